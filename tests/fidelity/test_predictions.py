@@ -12,6 +12,7 @@ from typing import Any
 
 import google.auth
 import pytest
+from google.api_core.exceptions import GoogleAPICallError
 from google.auth.transport.requests import AuthorizedSession
 from google.cloud import aiplatform_v1 as vertex
 
@@ -105,7 +106,7 @@ def test_a_dedicated_endpoint_has_an_address_and_limits_of_its_own(client):
     address = client.get().dedicated_endpoint_dns
     own = vertex.PredictionServiceClient(transport="rest", client_options={"api_endpoint": address})
     assert own.predict(endpoint=ENDPOINT, instances=["x" * 2_000_000]).deployed_model_id == "1"
-    refused("INVALID_ARGUMENT", "exceeds the limit", _over_rest(own), "x" * 11_000_000)
+    assert _refusal_over_rest(own, "x" * 11_000_000) == (400, "Request payload size exceeds the limit: 10485760 bytes.")
 
     def limit(seconds: float) -> Any:
         config = {"inference_timeout": {"seconds": int(seconds), "nanos": int(seconds % 1 * 1e9)}}
@@ -114,11 +115,14 @@ def test_a_dedicated_endpoint_has_an_address_and_limits_of_its_own(client):
 
     refused("INVALID_ARGUMENT", "3600 seconds", limit, 3601)
     assert not limit(0.2).error.message
-    refused("UNAVAILABLE", "Took too long", _over_rest(own), 1)
+    status, message = _refusal_over_rest(own, 1)
+    assert (status, message.partition(" endpoint_id")[0]) == (503, "Took too long to respond when processing")
 
 
-def _over_rest(client: vertex.PredictionServiceClient) -> Any:
-    return lambda instance: client.predict(endpoint=ENDPOINT, instances=[instance], retry=None)
+def _refusal_over_rest(client: vertex.PredictionServiceClient, instance: Any) -> tuple[int, str]:
+    with pytest.raises(GoogleAPICallError) as error:
+        client.predict(endpoint=ENDPOINT, instances=[instance], retry=None)
+    return int(error.value.code or 0), error.value.message.partition("predict: ")[2]
 
 
 def test_no_request_is_lost_while_traffic_replicas_and_models_change(client, deploy):

@@ -203,6 +203,7 @@ class Servers:
         self._running: set[ModelServer] = set()
         self._copies: dict[str, str] = {}
         self._lock = threading.Lock()
+        self._closed = False
         # The kernel kills a process when the thread that has started it ends: this one ends with `close`.
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="model-servers")
 
@@ -225,6 +226,9 @@ class Servers:
             endpoint: The id of its endpoint; "" in a batch prediction.
             deployed_model: The id of its deployed model.
             account: The service account that it runs as, instead of one without access to the project.
+
+        Raises:
+            RuntimeError: The servers were closed.
         """
         spec = model.container_spec
         default = f"/v1/endpoints/{endpoint}/deployedModels/{deployed_model}"
@@ -258,8 +262,10 @@ class Servers:
         def start() -> Process:
             return self._starter.submit(Process, command, environment, hear).result()
 
-        server = ModelServer(start, ports, health_route, predict_route)
         with self._lock:
+            if self._closed:
+                raise RuntimeError("the servers are closed")
+            server = ModelServer(start, ports, health_route, predict_route)
             self._running.add(server)
         return server
 
@@ -272,7 +278,9 @@ class Servers:
             self._running.difference_update(servers)
 
     def close(self) -> None:
-        """End all servers."""
+        """End all servers; none starts any more."""
+        with self._lock:
+            self._closed = True
         self.stop(list(self._running))
         self._starter.shutdown()
 
