@@ -93,7 +93,7 @@ def test_a_server_predicts_once_it_is_healthy(start):
 
 def test_a_server_that_never_becomes_healthy_or_is_slow_is_waited_for_in_vain(start):
     assert not start("--never-healthy").wait_until_healthy(0.5)
-    slow = start("--seconds", "5")
+    slow = start("--seconds", "1")
     assert slow.wait_until_healthy(20)
     with pytest.raises(TimeoutError):
         slow.predict(INSTANCES, seconds=0.2)

@@ -14,7 +14,7 @@ from tests.fakes.vertex.endpoint_checks import failed_precondition
 from tests.fakes.vertex.serving import Answer, ModelServer, Servers
 
 # A container that ends so often before it is healthy is given up.
-RESTARTS = 3
+RESTARTS = 2
 POLL_SECONDS = 0.05
 
 
