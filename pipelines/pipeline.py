@@ -1,4 +1,4 @@
-"""The training pipeline: its seven steps in order, independent of the platform."""
+"""The training pipeline: its steps in order, independent of the platform."""
 
 from __future__ import annotations
 
@@ -71,4 +71,5 @@ def training_steps(
     )
     if platform.registers:
         with dsl.If(evaluation.outputs["Output"] == PROMOTE):
-            platform.register_model(config, model, evaluation, run_id, champion)
+            registered = platform.register_model(config, model, evaluation, run_id, champion)
+            platform.deploy(config, registered)

@@ -26,6 +26,7 @@ from kfp.dsl.python_component import PythonComponent
 from kfp.dsl.structures import InputSpec
 from pydantic import BaseModel, ValidationError
 
+from slipway.components.deploy import component as _deploy
 from slipway.components.evaluate import component as _evaluate
 from slipway.components.inputs import PREFIX, reference
 from slipway.components.plan_training import component as _plan_training
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from kfp.dsl import PipelineTask
     from kfp.dsl.base_component import BaseComponent
 
+    from slipway.components.deploy.settings import Deployment
     from slipway.components.evaluate.gate import EvaluateSettings
     from slipway.components.prepare_data.settings import DataSettings
     from slipway.components.register_model.registry import RegisterSettings
@@ -55,6 +57,7 @@ Place: TypeAlias = "str | Callable[[BaseComponent], Callable[..., PipelineTask]]
 __all__ = [
     "Place",
     "collect_model",
+    "deploy_model",
     "evaluate",
     "find_champion",
     "find_champion_folder",
@@ -335,6 +338,26 @@ def register_version(
         champion=champion,
         model=model,
         metrics=metrics,
+    )
+
+
+def deploy_model(
+    registered: Artifact,
+    *,
+    connection: Mapping[str, object],
+    deployment: Deployment,
+    image: Place = "",
+) -> PipelineTask:
+    """Deploy a registered champion to an endpoint on Vertex AI, step by step. Output: `Output`, the version's name.
+
+    Args:
+        registered: The version of `register_version`; one that is not the champion is not deployed.
+        connection: As for `find_champion`.
+        deployment: The endpoint, as `slipway.pipelines.endpoints.files` reads it from its file.
+        image: The container image of the task.
+    """
+    return on_image(_deploy.deploy_model, image)(
+        place=json.dumps(connection), deployment=deployment.model_dump_json(), registered=registered
     )
 
 

@@ -16,6 +16,7 @@ from pydantic.config import JsonDict
 from slipway.components.build_image.reference import check_pinned
 from slipway.components.build_image.settings import BuildSettings, ContainerSettings, ContentSettings
 from slipway.components.cloud.connection import SERVICES, Connection, check_endpoints
+from slipway.components.deploy.settings import DeploySettings
 from slipway.components.evaluate.gate import EvaluateSettings
 from slipway.components.notify.settings import NotifySettings
 from slipway.components.prepare_data.settings import DataSettings
@@ -207,6 +208,9 @@ class RunConfig(Settings):
         default=RegisterSettings(), alias="register", description="Where model versions are registered."
     )
     serve: ServeSettings = Field(default=ServeSettings(), description="How the registered model is served.")
+    deploy: DeploySettings | None = Field(
+        default=None, description="Where a promoted model is deployed after it was registered; null: nowhere."
+    )
     notify: NotifySettings | None = Field(
         default=None, description="Whom to notify when a run has ended; null: nobody."
     )

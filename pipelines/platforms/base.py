@@ -178,3 +178,7 @@ class Platform(ABC):
             champion=champion.version,
             serve_module=config.serve.module,
         )
+
+    def deploy(self, config: RunConfig, registered: PipelineTask) -> PipelineTask | None:  # noqa: ARG002
+        """Add the deployment of the registered model; None if there is none, as on platforms without endpoints."""
+        return None

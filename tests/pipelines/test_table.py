@@ -13,6 +13,7 @@ from kfp import compiler
 
 from slipway.components.build_image.build import ImageRequest
 from slipway.components.build_image.cloud_build import CloudBuildSettings, Source
+from slipway.components.deploy.settings import DeploySettings
 from slipway.pipelines.config.config import RunConfig, validate
 from slipway.pipelines.images.images import Images, VerifiedBuild
 from slipway.pipelines.platforms.kubeflow import steps as kubeflow
@@ -57,7 +58,9 @@ def pipeline_for(platform: PlatformName, notify: dict[str, Any] | None = None) -
         return kubeflow.pipeline(configuration(notify=notify))
     digits = {**yaml.safe_load(Path("configs/digits.yaml").read_text()), "notify": notify}
     config: RunConfig = validate(digits | {"vertex": {**VERTEX, "retries": 2}}, "the test's configuration")
-    return local.pipeline(config) if platform == "local" else vertex.pipeline(config, IMAGES)
+    if platform == "local":
+        return local.pipeline(config)
+    return vertex.pipeline(config.model_copy(update={"deploy": DeploySettings(endpoint="digits")}), IMAGES)
 
 
 @pytest.fixture(scope="module", params=PLATFORMS)

@@ -23,6 +23,7 @@ from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.setup_access.component import setup_access
 from slipway.pipelines.config.config import RunConfig, VertexSettings, vertex_of
 from slipway.pipelines.config.resources import VertexStepResources, resources_of
+from slipway.pipelines.endpoints.files import read_one
 from slipway.pipelines.hardware.quotas import step_machine
 from slipway.pipelines.images.images import Images
 from slipway.pipelines.parameters import Channels, with_parameters
@@ -199,6 +200,13 @@ class VertexPlatform(Platform):
             encryption_key=self.settings.encryption_key,
             champion=champion.version,
         )
+
+    def deploy(self, config: RunConfig, registered: dsl.PipelineTask) -> dsl.PipelineTask | None:
+        if config.deploy is None:
+            return None
+        deployment = read_one(config.deploy.endpoint).deployment
+        artifact = registered.outputs["registered"]
+        return self.add(steps.deploy_model, artifact, connection=self._connection, deployment=deployment)
 
     @property
     def _connection(self) -> dict[str, object]:
