@@ -134,7 +134,7 @@ def test_what_cannot_be_deployed_is_refused(client):
     refused("FAILED_PRECONDITION", "'automatic_resources' is not", deploy, endpoint=ENDPOINT, deployed_model=deployed)
     del deployed["automatic_resources"]
     refused("INVALID_ARGUMENT", "must be specified", deploy, endpoint=ENDPOINT, deployed_model=deployed)
-    assert not client.google.region.endpoints._all()
+    assert not client.google.region.endpoints.all()
 
 
 def test_deployed_models_draw_on_the_quota_with_all_their_replicas(client):
