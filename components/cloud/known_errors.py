@@ -174,8 +174,8 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
         # vertex-ai-samples#3485 and #2254, python-aiplatform#4559.
         r"[Mm]odel server (?:never became ready|terminated|exited unexpectedly)",
         "The model's container ended instead of serving, or did not become ready in time.",
-        "slipway predict MODEL INPUT tries the model on this machine; the container's logs are in Cloud Logging: gcloud "
-        "logging read resource.type=aiplatform.googleapis.com/Endpoint --project={project} --limit=50",
+        "slipway predict MODEL INPUT tries the model on this machine; the container's log: gcloud logging read "
+        "resource.type=aiplatform.googleapis.com/Endpoint --project={project} --limit=50",
     ),
     _known(
         "try again",

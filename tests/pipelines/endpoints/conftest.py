@@ -45,14 +45,14 @@ class Workspace:
         values = {"configuration": "configs/digits.yaml", "canary": [20, 60, 100], "hold": 0, "check": check}
         (self.folder / "configs/endpoints/digits.yaml").write_text(yaml.safe_dump(values | settings))
 
-    def register(self, *arguments: str, **spec: Any) -> None:
+    def register(self, *arguments: str, uri: str = f"gs://{BUCKET}/runs/digits-1/model") -> None:
         """Register a version of the model digits as the champion, whose server has these arguments."""
         models = self.connection.models
         first = not self.google.region.models.models
         model = {
             "display_name": "digits",
-            "artifact_uri": f"gs://{BUCKET}/runs/digits-1/model",
-            "container_spec": {"image_uri": SERVING_IMAGE, "args": arguments, **spec},
+            "artifact_uri": uri,
+            "container_spec": {"image_uri": SERVING_IMAGE, "args": arguments},
             "version_aliases": ["champion"],
         }
         target = {"model_id": "digits"} if first else {"parent_model": f"{PARENT}/models/digits"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -122,18 +123,16 @@ def test_the_step_deploys_the_champion_and_fails_if_it_is_withdrawn(workspace):
     place = json.dumps({"project": PROJECT, "region": REGION, "endpoints": dict(workspace.google.endpoints)})
     deployment = read_one(None).deployment.model_dump_json()
 
-    class Registered:
-        metadata = {"resourceName": "projects/p/locations/l/models/digits@1", "champion": False}
-
-    assert deploy_model.python_func(place, deployment, Registered) == ""
+    registered = SimpleNamespace(metadata={"resourceName": "projects/p/models/digits@1", "champion": False})
+    assert deploy_model.python_func(place, deployment, registered) == ""
     assert workspace.endpoints.all() == []
-    Registered.metadata["champion"] = True
-    assert deploy_model.python_func(place, deployment, Registered) == "digits@1"
+    registered.metadata["champion"] = True
+    assert deploy_model.python_func(place, deployment, registered) == "digits@1"
     assert workspace.traffic == {"digits@1": 100}
     workspace.register("--failing", "1")
-    Registered.metadata["resourceName"] = "projects/p/locations/l/models/digits@2"
+    registered.metadata["resourceName"] = "projects/p/models/digits@2"
     with pytest.raises(SystemExit):
-        deploy_model.python_func(place, deployment, Registered)
+        deploy_model.python_func(place, deployment, registered)
     assert workspace.traffic == {"digits@1": 100}
 
 

@@ -83,7 +83,7 @@ def test_the_id_of_a_deployed_model_depends_on_what_cannot_be_changed_in_it(writ
         ({"machine": "l4x1+flex"}, "machine", None),
         ({"machine": "tpu-v5e-2x4"}, "machine", None),
         ({"configuration": "configs/digit.yaml"}, "configuration", "configs/digits.yaml"),
-        ({"replicas": 3}, "replicas", "max_replicas"),
+        ({"max_replica": 3}, "max_replica", "max_replicas"),
         ({"check": {"requests": "none.json"}}, "check.requests", None),
     ],
     ids=str,
