@@ -60,7 +60,15 @@ def training_steps(
         return
     model = trained.outputs["model"]
     gate = section("evaluate", config.evaluate, config, parameters)
-    evaluation = platform.add(steps.evaluate, model, dataset, uri=uri, settings=gate, champion=champion.uri)
+    evaluation = platform.add(
+        steps.evaluate,
+        model,
+        dataset,
+        uri=uri,
+        settings=gate,
+        champion=champion.uri,
+        serve_module=config.serve.module,
+    )
     if platform.registers:
         with dsl.If(evaluation.outputs["Output"] == PROMOTE):
             registered = platform.register_model(config, model, evaluation, run_id, champion)

@@ -25,6 +25,7 @@ CHECKS = (
     Check("data source", configuration.data_source, of_run=True),
     Check("model builder", model_builder.model_builder, of_run=True),
     Check("evaluation", model_builder.evaluation, of_run=True),
+    Check("serving", model_builder.serving, of_run=True),
     Check("model memory", configuration.model_memory),
     Check("stages", configuration.stages),
     Check("image context", configuration.image_context, of_run=True),

@@ -176,6 +176,7 @@ class Platform(ABC):
             run_id=run_id,
             settings=self.registry(config),
             champion=champion.version,
+            serve_module=config.serve.module,
         )
 
     def deploy(self, config: RunConfig, registered: PipelineTask) -> PipelineTask | None:  # noqa: ARG002

@@ -102,6 +102,13 @@ class FakeGoogle:
 
         region = Region(self.vertex, self.world, self.location, self.log, self.storage)
         region.endpoints.dedicated_dns = self.prediction_endpoint
+        region.servers.environment = {
+            **self.environment,
+            "API_ENDPOINT_OVERRIDE": f"https://{self.endpoints['storage']}",
+        }
+        region.servers.key_file = functools.cache(
+            lambda email: service_account_file(self.folder, PROJECT, email, self.token_uri)
+        )
         return region
 
     def service(self, name: str) -> HttpService:

@@ -15,7 +15,6 @@ import threading
 import time
 import urllib.parse
 from http.server import HTTPServer
-from pathlib import Path
 from typing import Any
 
 import google_crc32c
@@ -101,20 +100,17 @@ class FakeStorage:
         """Return the names of a bucket's objects."""
         return {found["name"] for found in self._objects.get_file_list(bucket)[0]}
 
-    def download(self, uri: str, folder: Path) -> None:
-        """Copy the objects below a gs:// URI into a new folder, as another Google service does."""
-        bucket, _, prefix = uri.removeprefix("gs://").rstrip("/").partition("/")
-        folder.mkdir(parents=True)
-        if bucket not in self._world.buckets:
-            return
+    def copy(self, uri: str, bucket: str, prefix: str) -> None:
+        """Copy the objects below a gs:// URI to another bucket, as another Google service does."""
+        source, _, folder = uri.removeprefix("gs://").rstrip("/").partition("/")
         with self._world.lock:
+            if source not in self._world.buckets:
+                return
             if self.mount is not None:
-                self.mount.take_in(bucket)
-            for name in self.names(bucket):
-                if name.startswith(f"{prefix}/") and not name.endswith("/"):
-                    target = folder / name.removeprefix(f"{prefix}/")
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    target.write_bytes(self.read(bucket, name)[0])
+                self.mount.take_in(source)
+            for name in self.names(source):
+                if name.startswith(f"{folder}/"):
+                    self.write(bucket, f"{prefix}{name.removeprefix(folder)}", self.read(source, name)[0])
 
     def remove(self, bucket: str, name: str) -> None:
         """Delete an object."""

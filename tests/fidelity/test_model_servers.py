@@ -18,7 +18,7 @@ from google.cloud import aiplatform_v1 as vertex
 
 from tests.fakes.google import NUMBER, REGION, FakeGoogle
 from tests.fakes.ready import BUCKET, SERVING_IMAGE
-from tests.fakes.vertex.serving import STAND_IN, ModelServer, Servers, expanded
+from tests.fakes.vertex.serving import ACCOUNT, STAND_IN, ModelServer, Servers, expanded
 
 MACHINE = vertex.MachineSpec(machine_type="n1-standard-4")
 INSTANCES = json.dumps({"instances": [1]}).encode()
@@ -59,8 +59,9 @@ def test_the_container_has_the_variables_of_the_service(ready_google, start):
     server = start(command=[sys.executable, "-S", "-c", PRINTED], env=variables)
     _until(lambda: bool(server.process.tail))
     told = json.loads(server.process.tail[0])
-    folder = Path(told.pop("AIP_STORAGE_URI"))
-    assert [str(path.relative_to(folder)) for path in folder.rglob("*")] == ["weights", "weights/part"]
+    bucket, _, folder = told.pop("AIP_STORAGE_URI").removeprefix("gs://").partition("/")
+    assert (bucket != BUCKET, ready_google.storage.names(bucket)) == (True, {f"{folder}/weights/part"})
+    assert json.loads(Path(told["GOOGLE_APPLICATION_CREDENTIALS"]).read_text())["client_email"] == ACCOUNT
     assert told["GREETING"] == "hello 12 $(NOBODY) $(AIP_MODE)"
     assert {name: value for name, value in told.items() if name.startswith("AIP_")} == {
         "AIP_DEPLOYED_MODEL_ID": "345",
@@ -92,7 +93,7 @@ def test_a_server_predicts_once_it_is_healthy(start):
 
 def test_a_server_that_never_becomes_healthy_or_is_slow_is_waited_for_in_vain(start):
     assert not start("--never-healthy").wait_until_healthy(0.5)
-    slow = start("--seconds", "5")
+    slow = start("--seconds", "1")
     assert slow.wait_until_healthy(20)
     with pytest.raises(TimeoutError):
         slow.predict(INSTANCES, seconds=0.2)

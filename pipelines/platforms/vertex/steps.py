@@ -30,7 +30,7 @@ from slipway.pipelines.parameters import Channels, with_parameters
 from slipway.pipelines.pipeline import training_steps
 from slipway.pipelines.platforms.base import Champion, Platform
 from slipway.pipelines.platforms.vertex.access import access_settings, uses_dataflow
-from slipway.pipelines.platforms.vertex.submission import console_url, facts_of, serving_image_of
+from slipway.pipelines.platforms.vertex.submission import console_url, facts_of, serving_container
 from slipway.pipelines.table import STEPS, TASKS, Role, Task
 
 
@@ -193,7 +193,7 @@ class VertexPlatform(Platform):
             evaluation.outputs["Output"],
             connection=self._connection,
             model_name=config.model_name,
-            serving_image=serving_image_of(self.settings, config.train),
+            container=serving_container(config, self.images),
             run_id=run_id,
             job=dsl.PIPELINE_JOB_RESOURCE_NAME_PLACEHOLDER,
             labels=self.settings.labels,

@@ -14,7 +14,7 @@ from tests.fakes.vertex.endpoint_checks import failed_precondition
 from tests.fakes.vertex.serving import Answer, ModelServer, Servers
 
 # A container that ends so often before it is healthy is given up.
-RESTARTS = 3
+RESTARTS = 2
 POLL_SECONDS = 0.05
 
 
@@ -127,7 +127,12 @@ class Deployment:
     def _start(self) -> ModelServer:
         machine = self.message.dedicated_resources.machine_spec
         return self._servers.start(
-            self.model, machine, self._hear, endpoint=self._endpoint, deployed_model=self.message.id
+            self.model,
+            machine,
+            self._hear,
+            endpoint=self._endpoint,
+            deployed_model=self.message.id,
+            account=self.message.service_account,
         )
 
     def _failure(self, new: list[ModelServer], deadline: float) -> ServiceError | None:

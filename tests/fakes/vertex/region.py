@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.fakes.grpc_service import GrpcServer
 from tests.fakes.logging import Log
 from tests.fakes.storage import FakeStorage
+from tests.fakes.vertex.deployed_models import DeployedModels
 from tests.fakes.vertex.endpoints import EndpointService
 from tests.fakes.vertex.jobs import JobService
 from tests.fakes.vertex.metadata import MetadataService
@@ -26,15 +27,16 @@ class Region:
         self.world = world
         self.name = name
         self.operations = Operations(world)
-        self.servers = Servers(storage)
+        self.servers = Servers(world, storage, name)
         self.jobs = JobService(world, name, log)
         self.metadata = MetadataService(world, name)
         self.pipelines = PipelineService(world, name, self.jobs, self.metadata)
         self.models = ModelService(world, name, self.operations)
         self.schedules = ScheduleService(world, name, self.pipelines, self.operations)
-        self.endpoints = EndpointService(world, name, self.operations, self.models, self.servers, log)
+        self.endpoints = EndpointService(world, name, self.operations)
+        deployed = DeployedModels(self.endpoints, self.operations, self.models, self.servers, log)
         self.predictions = PredictionService(self.endpoints)
-        server.add(f"{PACKAGE}.EndpointService", self.endpoints.methods())
+        server.add(f"{PACKAGE}.EndpointService", {**self.endpoints.methods(), **deployed.methods()})
         server.add(f"{PACKAGE}.PredictionService", self.predictions.methods())
         server.add(f"{PACKAGE}.JobService", self.jobs.methods())
         server.add(f"{PACKAGE}.PipelineService", self.pipelines.methods())

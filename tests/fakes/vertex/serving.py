@@ -12,7 +12,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import deque
@@ -25,6 +24,7 @@ from google.cloud import aiplatform_v1 as vertex
 
 from slipway.core.supervision import Ports
 from tests.fakes.storage import FakeStorage
+from tests.fakes.world import World
 
 # The entry point of every image, unless a test names another.
 SERVING = (sys.executable, "-m", "slipway.serving")
@@ -33,6 +33,8 @@ STAND_IN = (sys.executable, "-S", str(Path(__file__).with_name("stand_in.py")))
 HEALTH_SECONDS = 10
 GRACE_SECONDS = 15
 POLL_SECONDS = 0.05
+# The account of a container that has none of its own; it reads the copies of artifacts.
+ACCOUNT = "custom-online-prediction@tenant-tp.iam.gserviceaccount.com"
 # A container that has ended is started again after this time, doubled each time.
 RESTART_SECONDS = 0.25
 LONGEST_RESTART_SECONDS = 10
@@ -190,18 +192,20 @@ class Servers:
 
     A server runs the model's `container_spec.command`, or else what `commands` has for its version ("digits@2"), for
     its model ("digits") or for its image, or else `SERVING`. `environment` is added to that of every process.
+    `key_file` returns the credentials of an account.
     """
 
-    def __init__(self, storage: FakeStorage) -> None:
+    def __init__(self, world: World, storage: FakeStorage, region: str) -> None:
         self.commands: dict[str, Sequence[str]] = {}
         self.environment: dict[str, str] = {}
-        self._storage = storage
+        self.key_file: Callable[[str], Path] | None = None
+        self._world, self._storage, self._region = world, storage, region
         self._running: set[ModelServer] = set()
-        self._copies: dict[str, Path] = {}
+        self._copies: dict[str, str] = {}
         self._lock = threading.Lock()
+        self._closed = False
         # The kernel kills a process when the thread that has started it ends: this one ends with `close`.
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="model-servers")
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def start(
         self,
@@ -211,6 +215,7 @@ class Servers:
         *,
         endpoint: str = "",
         deployed_model: str = "",
+        account: str = "",
     ) -> ModelServer:
         """Start a container of a model's version on a free port, whichever port its specification names.
 
@@ -220,6 +225,10 @@ class Servers:
             hear: Receives each line of its output.
             endpoint: The id of its endpoint; "" in a batch prediction.
             deployed_model: The id of its deployed model.
+            account: The service account that it runs as, instead of one without access to the project.
+
+        Raises:
+            RuntimeError: The servers were closed.
         """
         spec = model.container_spec
         default = f"/v1/endpoints/{endpoint}/deployedModels/{deployed_model}"
@@ -237,7 +246,7 @@ class Servers:
             "AIP_MODEL_NAME": endpoint,
             "AIP_PREDICT_ROUTE": predict_route,
             "AIP_PROJECT_NUMBER": model.name.split("/")[1],
-            "AIP_STORAGE_URI": self._artifacts(model),
+            "AIP_STORAGE_URI": self._artifacts(model, account or ACCOUNT),
             "AIP_VERSION_NAME": deployed_model,
         }
         if machine.accelerator_type:
@@ -247,12 +256,16 @@ class Servers:
         command = [expanded(part, told) for part in [*self._command(model), *spec.args]]
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("AIP_")}
         environment = {**inherited, "PYTHONUNBUFFERED": "1", **self.environment, **told}
+        if self.key_file is not None:
+            environment["GOOGLE_APPLICATION_CREDENTIALS"] = str(self.key_file(account or ACCOUNT))
 
         def start() -> Process:
             return self._starter.submit(Process, command, environment, hear).result()
 
-        server = ModelServer(start, ports, health_route, predict_route)
         with self._lock:
+            if self._closed:
+                raise RuntimeError("the servers are closed")
+            server = ModelServer(start, ports, health_route, predict_route)
             self._running.add(server)
         return server
 
@@ -265,11 +278,11 @@ class Servers:
             self._running.difference_update(servers)
 
     def close(self) -> None:
-        """End all servers, and remove the copies of artifacts."""
+        """End all servers; none starts any more."""
+        with self._lock:
+            self._closed = True
         self.stop(list(self._running))
         self._starter.shutdown()
-        if self._folder is not None:
-            self._folder.cleanup()
 
     def _command(self, model: vertex.Model) -> Sequence[str]:
         if model.container_spec.command:
@@ -280,22 +293,26 @@ class Servers:
                 return self.commands[key]
         return SERVING
 
-    def _artifacts(self, model: vertex.Model) -> str:
-        """Return the folder with a copy of the model's artifacts; "" if it has none.
+    def _artifacts(self, model: vertex.Model, account: str) -> str:
+        """Return the URI of a copy of the model's artifacts, which the account may read; "" if it has none.
 
-        "AIP_STORAGE_URI points to a copy of your model artifact directory in a different Cloud Storage bucket".
+        "AIP_STORAGE_URI points to a copy of your model artifact directory in a different Cloud Storage bucket". The
+        service copies them when the model is uploaded, here when it is first deployed.
         """
         if not model.artifact_uri:
             return ""
-        with self._lock:
-            if self._folder is None:
-                self._folder = tempfile.TemporaryDirectory(prefix="models-")
-            version = f"{model.name}@{model.version_id}"
+        version = f"{model.name}@{model.version_id}"
+        bucket = f"caip-tenant-{model.name.split('/')[1]}-{self._region}"
+        with self._world.lock:
+            if bucket not in self._world.buckets:
+                self._storage.add_bucket(bucket, self._world.project(model.name.split("/")[1]), self._region)
+            bindings = self._world.policies[f"buckets/{bucket}"]["bindings"]
+            bindings.append({"role": "roles/storage.objectViewer", "members": [f"serviceAccount:{account}"]})
             if version not in self._copies:
-                folder = Path(self._folder.name) / str(len(self._copies))
-                self._storage.download(model.artifact_uri, folder)
-                self._copies[version] = folder
-            return str(self._copies[version])
+                folder = f"models/{len(self._copies)}"
+                self._storage.copy(model.artifact_uri, bucket, folder)
+                self._copies[version] = f"gs://{bucket}/{folder}"
+            return self._copies[version]
 
 
 def expanded(text: str, variables: Mapping[str, str]) -> str:

@@ -58,7 +58,7 @@ def main() -> None:
 
     server = Server(("127.0.0.1", int(os.environ["AIP_HTTP_PORT"])), Handler)
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=server.shutdown).start())
-    print("the stand-in listens", flush=True)
+    print(options.say, flush=True)
     server.serve_forever(poll_interval=0.05)
     server.server_close()  # waits for the requests in progress
 
@@ -80,6 +80,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--never-healthy", action="store_true")
     parser.add_argument("--exit", type=int, help="end at once, with this status")
     parser.add_argument("--bytes", type=int, default=0, help="more bytes in each prediction")
+    parser.add_argument("--say", default="the stand-in listens", help="what it prints when it starts")
     parser.add_argument("--raw", action="store_true", help="answer the body as it is")
     return parser.parse_args()
 
