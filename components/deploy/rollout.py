@@ -92,8 +92,7 @@ def roll_out(endpoints: Endpoints, deployment: Deployment, version: Version, say
             rollout.withdraw(current, fault)
             outcome.status, outcome.reason = "rolled back", fault
             return outcome
-    endpoints.move(deployment.endpoint_id, lambda now: Traffic(dict(now.traffic_split), previous=current))
-    say(f"{rollout.text} is deployed to {deployment.name}")
+    rollout.finish(current)
     return outcome
 
 
@@ -142,6 +141,7 @@ class _Rollout:
         self.text = version.display_name.removeprefix(DISPLAY_PREFIX)
         self.again = f"slipway deploy --endpoint {deployment.name} --version {version.number}"
         self.back = f"slipway rollback --endpoint {deployment.name}"
+        self._started = False
 
     def current(self, endpoint: Endpoint) -> str:
         """Return the id of the model that serves now, to which a fault returns; "" if there is none.
@@ -149,11 +149,12 @@ class _Rollout:
         Raises:
             UserError: Several other models have traffic, such as in another model's rollout.
         """
-        unfinished = endpoint.labels.get(ROLLOUT, "")
+        unfinished, previous = (endpoint.labels.get(label, "") for label in (ROLLOUT, PREVIOUS))
         if unfinished == self.candidate:
-            return str(endpoint.labels.get(PREVIOUS, ""))
+            return previous if model_of(endpoint, previous) is not None else ""
         serving = [name for name, percent in endpoint.traffic_split.items() if percent and name != self.candidate]
-        if unfinished and model_of(endpoint, unfinished) is not None:
+        # The rollout of the first model has no previous one: that model serves.
+        if previous and model_of(endpoint, unfinished) is not None:
             text = version_text(endpoint, unfinished)
             raise UserError(
                 f"The rollout of {text} on {self.deployment.name} is not finished: it has "
@@ -227,8 +228,6 @@ class _Rollout:
         self._started = True
         self.say(f"{self.text} has {percent}% of the traffic of {self.deployment.name}")
 
-    _started = False
-
     def check_unchanged(self, endpoint: Endpoint) -> None:
         """Check that the endpoint is still in this rollout.
 
@@ -265,6 +264,18 @@ class _Rollout:
         if tally.enough or sent < PATIENCE * expected:
             return ""
         return f"{self.text} answered {len(tally.seconds)} of {sent:,} requests, instead of about {percent}%."
+
+    def finish(self, current: str) -> None:
+        """Record that the candidate has replaced the current model."""
+
+        def ended(endpoint: Endpoint) -> Traffic:
+            done = ROLLOUT not in endpoint.labels and endpoint.traffic_split.get(self.candidate) == ALL
+            if not done:  # by a write whose response was lost
+                self.check_unchanged(endpoint)
+            return Traffic(dict(endpoint.traffic_split), previous=current)
+
+        self.endpoints.move(self.deployment.endpoint_id, ended)
+        self.say(f"{self.text} is deployed to {self.deployment.name}")
 
     def withdraw(self, current: str, fault: str) -> None:
         """Return all traffic to the current model, then stop the candidate's machines."""

@@ -149,6 +149,16 @@ def test_an_interrupted_rollout_continues_where_it_stopped(workspace, monkeypatc
     assert workspace.google.world.writes["deployedModel"] == writes, "nothing is deployed twice"
 
 
+def test_a_first_rollout_that_was_interrupted_does_not_keep_the_next_version_waiting(workspace, monkeypatch):
+    workspace.register()
+    interrupted_at(workspace, monkeypatch, 100)
+    assert ROLLOUT in workspace.endpoint.labels
+    workspace.register()
+    workspace.deployed()
+    assert workspace.traffic == {"digits@2": 100}
+    assert workspace.versions == ["digits@1", "digits@2"]
+
+
 def test_an_interrupted_rollout_can_be_rolled_back(workspace, monkeypatch):
     workspace.register()
     workspace.deployed()
