@@ -1,4 +1,4 @@
-"""The training pipeline: its seven steps in order, independent of the platform."""
+"""The training pipeline: its steps in order, independent of the platform."""
 
 from __future__ import annotations
 
@@ -60,7 +60,16 @@ def training_steps(
         return
     model = trained.outputs["model"]
     gate = section("evaluate", config.evaluate, config, parameters)
-    evaluation = platform.add(steps.evaluate, model, dataset, uri=uri, settings=gate, champion=champion.uri)
+    evaluation = platform.add(
+        steps.evaluate,
+        model,
+        dataset,
+        uri=uri,
+        settings=gate,
+        champion=champion.uri,
+        serve_module=config.serve.module,
+    )
     if platform.registers:
         with dsl.If(evaluation.outputs["Output"] == PROMOTE):
-            platform.register_model(config, model, evaluation, run_id, champion)
+            registered = platform.register_model(config, model, evaluation, run_id, champion)
+            platform.deploy(config, registered)

@@ -124,6 +124,14 @@ STEPS: Mapping[str, Step] = {
                 "kubeflow": (_REGISTER_MODEL,),
             },
         ),
+        Step(
+            "deploy",
+            "deploying the model",
+            outputs=("Output",),
+            # A repeated step would deploy a model again that was withdrawn; `slipway deploy` continues any other.
+            tasks={"vertex": (Task("deploy-model", retried=False),)},
+            starts_machines=True,
+        ),
     )
 }
 # Tasks that run after the steps, however these ended, to notify of the outcome. They belong to no step: their own

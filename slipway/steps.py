@@ -26,6 +26,7 @@ from kfp.dsl.python_component import PythonComponent
 from kfp.dsl.structures import InputSpec
 from pydantic import BaseModel, ValidationError
 
+from slipway.components.deploy import component as _deploy
 from slipway.components.evaluate import component as _evaluate
 from slipway.components.inputs import PREFIX, reference
 from slipway.components.plan_training import component as _plan_training
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from kfp.dsl import PipelineTask
     from kfp.dsl.base_component import BaseComponent
 
+    from slipway.components.deploy.settings import Deployment
     from slipway.components.evaluate.gate import EvaluateSettings
     from slipway.components.prepare_data.settings import DataSettings
     from slipway.components.register_model.registry import RegisterSettings
@@ -55,6 +57,7 @@ Place: TypeAlias = "str | Callable[[BaseComponent], Callable[..., PipelineTask]]
 __all__ = [
     "Place",
     "collect_model",
+    "deploy_model",
     "evaluate",
     "find_champion",
     "find_champion_folder",
@@ -200,6 +203,7 @@ def evaluate(
     uri: Text | None = None,
     settings: EvaluateSettings | Fields | None = None,
     champion: Text = "none",
+    serve_module: str | None = None,
     image: Place = "",
 ) -> PipelineTask:
     """Measure a model, by default on the test split, and apply the gate.
@@ -212,6 +216,8 @@ def evaluate(
         uri: The data of such a program, for `evaluate.module`; None for none.
         settings: The `evaluate` section of a run's configuration; None for the defaults.
         champion: Folder or gs:// URI of the registered model to beat; "" or "none" for none.
+        serve_module: What loads a custom program's model for serving, as module:function; a model that it cannot serve
+            is rejected.
         image: The container image of the task.
     """
     from slipway.components.evaluate.gate import EvaluateSettings
@@ -224,6 +230,7 @@ def evaluate(
         model=model,
         dataset=dataset,
         champion=champion,
+        serve_module=serve_module or "",
     )
 
 
@@ -241,6 +248,7 @@ def register_model(
     run_id: Text,
     settings: RegisterSettings | Fields | None = None,
     champion: Text = "none",
+    serve_module: str | None = None,
     image: Place = "",
 ) -> PipelineTask:
     """Register a promoted model as the champion in a registry that is a folder. Output: `registered`.
@@ -253,6 +261,7 @@ def register_model(
         run_id: The run that trained it; each run is registered once.
         settings: The `register` section of a run's configuration; None for the defaults.
         champion: The champion that `evaluate` compared with; "" if there was none, "none" to skip the comparison.
+        serve_module: What loads a custom program's model, as module:function.
         image: The container image of the task.
     """
     from slipway.components.register_model.registry import RegisterSettings
@@ -267,6 +276,7 @@ def register_model(
         champion=champion,
         model=model,
         metrics=metrics,
+        serve_module=serve_module or "",
     )
 
 
@@ -288,7 +298,7 @@ def register_version(
     *,
     connection: Mapping[str, object],
     model_name: str,
-    serving_image: str,
+    container: Mapping[str, object],
     run_id: Text,
     job: Text,
     labels: Mapping[str, str] | None = None,
@@ -304,7 +314,8 @@ def register_version(
         verdict: The verdict of `evaluate`; must be "promote".
         connection: As for `find_champion`.
         model_name: The model's name in the registry.
-        serving_image: The container image that serves the model.
+        container: The container that serves the model, with the fields of Vertex AI's ModelContainerSpec: `image_uri`;
+            `ports`, `predict_route`, `health_route` and `env`, if the image needs them.
         run_id: The run that trained it; each run is registered once.
         job: The pipeline job's resource name, such as `dsl.PIPELINE_JOB_RESOURCE_NAME_PLACEHOLDER`.
         labels: The model's labels.
@@ -314,7 +325,7 @@ def register_version(
     """
     candidate = {
         "model": model_name,
-        "serving_image": serving_image,
+        "container": dict(container),
         "labels": dict(labels or {}),
         "encryption_key": encryption_key,
     }
@@ -327,6 +338,26 @@ def register_version(
         champion=champion,
         model=model,
         metrics=metrics,
+    )
+
+
+def deploy_model(
+    registered: Artifact,
+    *,
+    connection: Mapping[str, object],
+    deployment: Deployment,
+    image: Place = "",
+) -> PipelineTask:
+    """Deploy a registered champion to an endpoint on Vertex AI, step by step. Output: `Output`, the version's name.
+
+    Args:
+        registered: The version of `register_version`; one that is not the champion is not deployed.
+        connection: As for `find_champion`.
+        deployment: The endpoint, as `slipway.pipelines.endpoints.files` reads it from its file.
+        image: The container image of the task.
+    """
+    return on_image(_deploy.deploy_model, image)(
+        place=json.dumps(connection), deployment=deployment.model_dump_json(), registered=registered
     )
 
 

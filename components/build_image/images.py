@@ -1,4 +1,4 @@
-"""The kinds of images: for the steps and the trainer, by accelerator and engine."""
+"""The kinds of images: for the steps, the trainer and the prediction server, by accelerator and engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from slipway.core.errors import UserError, nearest
 ANY_USER = "65534:65534"
 # Slipway's code in an image, with the same paths as in a checkout or beside the installed package.
 TRAINER_CODE = ("slipway/__init__.py", "slipway/core", "slipway/trainer", "slipway/training.py")
-CODE = {"steps": (*TRAINER_CODE, "slipway/serving", "slipway/components"), "trainer": TRAINER_CODE}
+SERVING_CODE = (*TRAINER_CODE, "slipway/serving")
+CODE = {"steps": (*SERVING_CODE, "slipway/components"), "trainer": TRAINER_CODE, "serving": SERVING_CODE}
+# The Dockerfile's stage of a role, if it is not the default one.
+STAGES = {"serving": "server"}
 REQUIREMENTS = "slipway/requirements"
 
 
@@ -40,7 +43,7 @@ def image_kind(
 
     Args:
         source: The folder that contains the package slipway, whose requirements determine the available images.
-        role: "steps" or "trainer".
+        role: "steps", "trainer" or "serving".
         accelerator: "cpu", "gpu" or "tpu".
         engine: The training engine.
         run_as: The image's user, as UID:GID.
@@ -71,4 +74,5 @@ def image_kind(
             allowed=ROOT_USER,
             fix=f"--set vertex.build.run_as={ROOT_USER}",
         )
-    return ImageKind(name, CODE[role], {"REQUIREMENTS": name, "RUN_AS": run_as})
+    arguments = {"REQUIREMENTS": name, "RUN_AS": run_as}
+    return ImageKind(name, CODE[role], {**arguments, "STAGE": STAGES[role]} if role in STAGES else arguments)

@@ -151,6 +151,17 @@ class Connection:
         return self._vertex("ModelServiceClient")
 
     @functools.cached_property
+    def serving(self) -> aiplatform_v1.EndpointServiceClient:
+        """Vertex AI's EndpointServiceClient."""
+        return self._vertex("EndpointServiceClient")
+
+    def predictions(self, host: str = "") -> aiplatform_v1.PredictionServiceClient:
+        """Return Vertex AI's PredictionServiceClient; `host` is the DNS name of a dedicated endpoint."""
+        if not host:
+            return self._vertex("PredictionServiceClient")
+        return self._vertex("PredictionServiceClient", address=host, transport="rest")
+
+    @functools.cached_property
     def metadata(self) -> aiplatform_v1.MetadataServiceClient:
         """Vertex AI's MetadataServiceClient."""
         return self._vertex("MetadataServiceClient")
@@ -160,11 +171,13 @@ class Connection:
         """The parent of Vertex AI's resource names: projects/…/locations/…."""
         return f"projects/{self.project}/locations/{self.region}"
 
-    def _vertex(self, client: str) -> Any:
+    def _vertex(self, client: str, *, address: str = "", transport: str = "grpc") -> Any:
         from google.cloud import aiplatform_v1
 
         return getattr(aiplatform_v1, client)(
-            credentials=self.credentials, client_options={"api_endpoint": self.endpoint("aiplatform")}
+            credentials=self.credentials,
+            transport=transport,
+            client_options={"api_endpoint": address or self.endpoint("aiplatform")},
         )
 
 

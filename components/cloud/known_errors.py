@@ -169,6 +169,15 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
         "smaller --set train.batch_size, for another step --set vertex.steps.STEP.memory=32G",
     ),
     _known(
+        "model server",
+        "the container of a deployed model ended or did not become ready",
+        # vertex-ai-samples#3485 and #2254, python-aiplatform#4559.
+        r"[Mm]odel server (?:never became ready|terminated|exited unexpectedly)",
+        "The model's container ended instead of serving, or did not become ready in time.",
+        "slipway predict MODEL INPUT tries the model on this machine; the container's log: gcloud logging read "
+        "resource.type=aiplatform.googleapis.com/Endpoint --project={project} --limit=50",
+    ),
+    _known(
         "try again",
         "a replica asked for another try more often than Vertex AI allows",
         ASKED_AGAIN,

@@ -13,6 +13,7 @@ def evaluate(
     classification: Output[ClassificationMetrics],
     report: Output[HTML],
     uri: str = "",
+    serve_module: str = "",
     dataset: Input[Dataset] = None,
 ) -> str:
     """Return the gate's decision: "promote" or "reject".
@@ -25,6 +26,7 @@ def evaluate(
         classification: Its confusion matrix and ROC curve.
         report: The HTML report.
         uri: The data of a custom program, for evaluate.module, if no data set is prepared; "" for none.
+        serve_module: What loads a custom program's model for serving (serve.module); "" for none.
         dataset: The prepared data set, whose test split Slipway's evaluation uses; None if there is none.
     """
     from pathlib import Path
@@ -45,11 +47,12 @@ def evaluate(
         how, folder = read(EvaluateSettings, "evaluate", settings), Path(model.path)
         opponent = None if champion in ("", "none") else local_path(champion)
         if dataset is None or custom.is_custom(how, folder):
-            judged = custom.evaluate(how, folder, Path(dataset.path) if dataset else uri or None, opponent)
+            data = Path(dataset.path) if dataset else uri or None
+            judged = custom.evaluate(how, folder, data, opponent, serve_module)
             events.phase("writing the report")
             page, evaluation = custom.render(judged), cast("CustomEvaluation | Evaluation", judged)
         else:
-            evaluation = work(how, model=folder, data=Path(dataset.path), champion=opponent)
+            evaluation = work(how, folder, Path(dataset.path), opponent, serve_module)
             log_classification(evaluation, classification)
             events.phase("writing the report")
             from slipway.components.evaluate.report import render

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
+from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from numpy.typing import NDArray
 
 from slipway.components.evaluate.served_model import Batch
 from slipway.serving import instances
-from slipway.serving.model import Model, read_json
+from slipway.serving.model import INSTANCES, PREDICTIONS, Model, load, read_json
 from slipway.trainer.export.examples import FILE_NAME
 
 TOLERANCE = 1e-4
@@ -37,6 +39,48 @@ def fault(model: Model, sample: Batch) -> str | None:
                 f"{difference:.2g} from {whose}, more than {TOLERANCE:g}."
             )
     return None
+
+
+def module_fault(folder: Path, module: str) -> str | None:
+    """Return the sentence that says why a model that the function `module` loads cannot be served; None if it can.
+
+    It is loaded. If its program has written instances to examples.json, they are predicted; if it has written
+    predictions as well, these are compared.
+
+    Raises:
+        UserError: The function does not exist, cannot be called with the folder, or fails.
+    """
+    model, stored = load(folder, module), read_json(folder / FILE_NAME)
+    if not stored.get(INSTANCES):
+        return None
+    try:
+        given = instances.arrays(model, instances.read(json.dumps({INSTANCES: stored[INSTANCES]}).encode()))
+        answers = json.loads(json.dumps(instances.predictions(model, model.predict(given))))
+    except Exception as error:  # of the user's function or of any library
+        logging.exception("predicting with %s", module)
+        return f"The model cannot be served: {module} fails with the instances in {FILE_NAME}: {_told(error)}."
+    for index, (ours, theirs) in enumerate(zip_longest(answers, stored.get(PREDICTIONS, answers))):
+        if not _alike(ours, theirs):
+            return (
+                f"The model cannot be served: {module} does not return the prediction {index} in {FILE_NAME}: it "
+                f"returns {json.dumps(ours):.200}, not {json.dumps(theirs):.200}."
+            )
+    return None
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {instances.sentence(error)}"
+
+
+def _alike(ours: object, theirs: object) -> bool:
+    """Return whether two JSON values are the same, with numbers that may differ by the tolerance."""
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        return ours.keys() == theirs.keys() and all(_alike(value, theirs[name]) for name, value in ours.items())
+    if isinstance(ours, list) and isinstance(theirs, list):
+        return len(ours) == len(theirs) and all(map(_alike, ours, theirs))
+    if isinstance(ours, int | float) and isinstance(theirs, int | float):
+        return bool(np.isclose(ours, theirs, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True))
+    return ours == theirs
 
 
 def _served(model: Model, sample: Batch) -> list[NDArray[np.float64]]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from slipway.components import page
-from slipway.components.evaluate import charts
+from slipway.components.evaluate import charts, contract
 from slipway.components.evaluate.evaluation import NO_CHAMPION_ASKED, NO_CHAMPION_YET
 from slipway.components.evaluate.gate import MAXIMIZED, MINIMIZED, EvaluateSettings, Opponent, Verdict, decide
 from slipway.components.evaluate.served_model import ModelFolder
@@ -95,7 +95,9 @@ def is_custom(settings: EvaluateSettings, model: Path) -> bool:
     return settings.module is not None or (model / METRICS_FILE).is_file() or not served
 
 
-def evaluate(settings: EvaluateSettings, model: Path, data: Data, champion: Path | None) -> CustomEvaluation:
+def evaluate(
+    settings: EvaluateSettings, model: Path, data: Data, champion: Path | None, serve_module: str = ""
+) -> CustomEvaluation:
     """Measure the model in folder `model`, and the champion, and apply the gate.
 
     Args:
@@ -103,9 +105,10 @@ def evaluate(settings: EvaluateSettings, model: Path, data: Data, champion: Path
         model: The model's folder.
         data: What `evaluate.module` receives.
         champion: The folder of the registered version to beat, or None.
+        serve_module: What loads the model for serving (serve.module); "" if Slipway does.
 
     Raises:
-        UserError: The function cannot be called, fails, or returns no finite metrics; metrics.json is missing or
+        UserError: A function cannot be called, fails, or returns no finite metrics; metrics.json is missing or
             malformed; a metric that the gate needs is missing.
     """
     opponent_folder = champion if settings.champion == "registered" else None
@@ -127,6 +130,8 @@ def evaluate(settings: EvaluateSettings, model: Path, data: Data, champion: Path
     beaten = Opponent(opponent.name, opponent.metrics, opponent.has_weights_of(challenger)) if opponent else None
     without = NO_CHAMPION_YET if settings.champion == "registered" else NO_CHAMPION_ASKED
     verdict = decide(settings.gate, challenger.metrics, beaten, without, measured)
+    if serve_module:
+        verdict = verdict.unless(contract.module_fault(model, serve_module))
     return CustomEvaluation(challenger, opponent, verdict, settings, data, measured)
 
 

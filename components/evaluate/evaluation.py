@@ -121,7 +121,9 @@ def log_classification(evaluation: Evaluation, classification: Classification) -
         )
 
 
-def evaluate(settings: EvaluateSettings, model: Path, data: Path, champion: Path | None) -> Evaluation:
+def evaluate(
+    settings: EvaluateSettings, model: Path, data: Path, champion: Path | None, serve_module: str = ""
+) -> Evaluation:
     """Measure the model in folder `model`, and the champion, on the test split of the data set in `data`.
 
     Args:
@@ -129,10 +131,11 @@ def evaluate(settings: EvaluateSettings, model: Path, data: Path, champion: Path
         model: The model's folder.
         data: The prepared data set's folder.
         champion: The folder of the registered version to beat, or None.
+        serve_module: What loads the model for serving (serve.module); "" if Slipway does.
 
     Raises:
         UserError: The data set has no test split or a damaged shard; a model fails to load, has other classes than
-            the data set, or returns NaN or infinite probabilities; an image cannot be decoded.
+            the data set, or returns NaN or infinite probabilities; an image cannot be decoded; serve.module fails.
     """
     description = manifest.read(data)
     split = _test_split(description, data)
@@ -156,8 +159,10 @@ def evaluate(settings: EvaluateSettings, model: Path, data: Path, champion: Path
     gate = settings.gate.of(description.task)
     _check_defined(gate, description, measured)
     verdict = decide(gate, measured.metrics, _as_opponent(beaten, measured, gate.name), without)
-    if challenger.sample and (reason := contract.fault(challenger.model, challenger.sample)):
-        verdict = Verdict("reject", [*verdict.reasons, reason])
+    if serve_module:
+        verdict = verdict.unless(contract.module_fault(model, serve_module))
+    elif challenger.sample:
+        verdict = verdict.unless(contract.fault(challenger.model, challenger.sample))
     settings = settings.model_copy(update={"gate": gate})
     return Evaluation(description, measured, beaten, verdict, settings, unseen.found())
 

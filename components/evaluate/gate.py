@@ -230,6 +230,10 @@ class Verdict:
     def as_dict(self) -> JsonObject:
         return asdict(self)
 
+    def unless(self, fault: str | None) -> Verdict:
+        """Return a rejection for the reason `fault`, or this verdict if it is None."""
+        return self if fault is None else Verdict("reject", [*self.reasons, fault])
+
 
 def decide(
     gate: GateSettings,

@@ -18,6 +18,7 @@ def register_model(
     model: Input[Model],
     metrics: Input[Metrics],
     registered: Output[Artifact],
+    serve_module: str = "",
 ) -> None:
     """Register a model that the gate promoted, and make it the champion.
 
@@ -31,6 +32,7 @@ def register_model(
         model: The trained model.
         metrics: Its metrics on the test split.
         registered: The version's folder.
+        serve_module: What loads a custom program's model (serve.module); "" for none.
     """
     from pathlib import Path
 
@@ -49,6 +51,7 @@ def register_model(
             champion=champion,
             source=Path(model.path),
             metrics=metrics.metadata,
+            serve_module=serve_module,
         )
         version = registration.version
         registered.uri = str(version.folder)
@@ -110,7 +113,7 @@ def register_version(
 
     Args:
         place: See find_champion.
-        candidate: The values shared by all runs of the configuration, as JSON: model, serving_image, labels,
+        candidate: The values shared by all runs of the configuration, as JSON: model, container, labels and
             encryption_key.
         run_id: The run that trained it; a repeated step registers it once.
         job: The pipeline job's resource name.

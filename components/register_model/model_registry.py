@@ -43,14 +43,15 @@ class RegisteredVersion:
 class Candidate:
     """A trained model to register.
 
-    `uri` is its folder in Cloud Storage. `job` is the resource name of its pipeline job (lineage). `metrics` on
-    the test split, their 95% confidence `intervals` and `note`, a sentence, go into the version's description.
+    `uri` is its folder in Cloud Storage, `container` what serves it (ModelContainerSpec). `job` is the resource name of
+    its pipeline job (lineage). `metrics` on the test split, their 95% confidence `intervals` and `note`, a sentence, go
+    into the version's description.
     """
 
     model: str
     run_id: str
     uri: str
-    serving_image: str
+    container: JsonObject
     job: str
     metrics: Mapping[str, float]
     labels: Mapping[str, str]
@@ -126,7 +127,7 @@ class ModelRegistry:
         model: JsonObject = {
             "display_name": candidate.model,
             "artifact_uri": candidate.uri,
-            "container_spec": {"image_uri": candidate.serving_image},
+            "container_spec": dict(candidate.container),
             "labels": {**candidate.labels, RUN_LABEL: label(candidate.run_id)},
             "version_description": _description(candidate),
             "pipeline_job": candidate.job,

@@ -8,7 +8,14 @@ from pathlib import Path
 from slipway.components.cloud.connection import Connection
 from slipway.components.evaluate.gate import INTERVALS, UNCHECKED
 from slipway.components.register_model.model_registry import Candidate, ModelRegistry, RegisteredVersion
-from slipway.components.register_model.registry import PromoteOver, RegisterSettings, Registration, Registry, git_commit
+from slipway.components.register_model.registry import (
+    SERVE_MODULE,
+    PromoteOver,
+    RegisterSettings,
+    Registration,
+    Registry,
+    git_commit,
+)
 from slipway.components.train.result import trainer_record
 from slipway.core import events
 from slipway.core.errors import UserError
@@ -30,6 +37,7 @@ def register(
     champion: str,
     source: Path,
     metrics: JsonObject,
+    serve_module: str = "",
 ) -> Registration:
     """Register the model in the folder `source`; see the component for the arguments.
 
@@ -47,6 +55,7 @@ def register(
         "weights_checksum": description.get("weights_checksum"),
         "data_fingerprint": description.get("data_fingerprint"),
         "git_commit": git_commit(Path.cwd()),
+        **({SERVE_MODULE: serve_module} if serve_module else {}),
     }
     registration = registry.register(model_name, source, metadata, _measured_against(registry, model_name, champion))
     if registration.note:

@@ -23,6 +23,8 @@ from slipway.core.values import JsonObject
 from slipway.trainer.settings import Settings
 
 METADATA = "metadata.json"
+# Its key with the function that loads a custom program's model.
+SERVE_MODULE = "serve_module"
 CHAMPION = "champion"
 LOCK = ".lock"
 MOST_DIGITS = 10

@@ -243,7 +243,7 @@ def _agents(settings: AccessSettings, number: int) -> Iterator[Binding]:
         repository = Resource("repository", settings.repository)
         reader = "roles/artifactregistry.reader"
         why = "service agents, not the run-as account, pull the image"
-        yield Binding(repository, reader, vertex, f"{why} of the steps")
+        yield Binding(repository, reader, vertex, f"{why} of the steps and of serving")
         yield Binding(repository, reader, custom_code, f"{why} of training", later=True)
     if settings.tpu:
         tpu = f"serviceAccount:{_agent(number, 'cloud-tpu')}"

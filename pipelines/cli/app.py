@@ -15,7 +15,15 @@ from slipway.pipelines.cli.preparation import doctor, hardware_, migrate, setup
 from slipway.pipelines.cli.project import init
 from slipway.pipelines.cli.serving import predict, serve
 from slipway.pipelines.cli.start import rehearse, run
-from slipway.pipelines.cli.terminal import HELP_OPTIONS, Commands, print_any_character, show_help_alone
+from slipway.pipelines.cli.terminal import (
+    HELP_OPTIONS,
+    Commands,
+    print_any_character,
+    show_help_alone,
+    user_errors,
+)
+from slipway.pipelines.endpoints.commands import app as endpoints_app
+from slipway.pipelines.endpoints.commands import deploy, rollback
 from slipway.pipelines.schedules.commands import app as schedule_app
 
 # In the order of --help: group, command, function, examples.
@@ -35,6 +43,13 @@ COMMANDS = (
         ("slipway predict digits image.png folder", "slipway predict digits/1 table.csv --output predictions.csv"),
     ),
     ("Use models", "serve", serve, ("slipway serve", "slipway serve digits --port 9000")),
+    (
+        "Use models",
+        "deploy",
+        user_errors(deploy),
+        ("slipway deploy", "slipway deploy --endpoint digits --version 3"),
+    ),
+    ("Use models", "rollback", user_errors(rollback), ("slipway rollback --endpoint digits",)),
     ("Follow runs", "list", list_, ("slipway list",)),
     ("Follow runs", "status", status, ("slipway status", "slipway status --follow RUN", "slipway status --json")),
     ("Follow runs", "logs", logs, ("slipway logs --step train", "slipway logs --follow")),
@@ -53,6 +68,7 @@ COMMANDS = (
     ("Build and schedule", "build", build, ("slipway build --target vertex -c my.yaml", "slipway build --no-push")),
 )
 SCHEDULE_EXAMPLES = ("slipway schedule diff", "slipway schedule apply nightly", "slipway schedule pause nightly")
+ENDPOINT_EXAMPLES = ("slipway endpoints list", "slipway endpoints diff digits", "slipway endpoints apply digits")
 EXAMPLES = (
     "slipway init         write a small project that runs at once",
     "slipway doctor       check this machine and slipway.yaml",
@@ -91,6 +107,7 @@ for group, name, function, lines in COMMANDS:
     app.command(name, rich_help_panel=group, epilog=_examples(lines))(function)
 app.add_typer(config_group, name="config", rich_help_panel="Prepare")
 app.add_typer(data_group, name="data", rich_help_panel="Prepare")
+app.add_typer(endpoints_app, name="endpoints", rich_help_panel="Use models", epilog=_examples(ENDPOINT_EXAMPLES))
 app.add_typer(schedule_app, name="schedule", rich_help_panel="Build and schedule", epilog=_examples(SCHEDULE_EXAMPLES))
 
 

@@ -32,6 +32,7 @@ class Kind(StrEnum):
 
     run = "run"
     schedule = "schedule"
+    endpoint = "endpoint"
 
 
 @config.command(epilog="[bold]Examples[/]\n\nslipway config show my.yaml --set train.epochs=5")
@@ -60,7 +61,9 @@ def show(
 @config.command(epilog="[bold]Examples[/]\n\nslipway config schema > schema.json\n\nslipway config schema schedule")
 @user_errors
 def schema(
-    kind: Annotated[Kind, typer.Argument(metavar="[KIND]", help="The kind of file: run or schedule.")] = Kind.run,
+    kind: Annotated[
+        Kind, typer.Argument(metavar="[KIND]", help="The kind of file: run, schedule or endpoint.")
+    ] = Kind.run,
 ) -> None:
     """Print the JSON Schema of configuration files, with which editors complete and check them."""
     from slipway.pipelines.config.schema import schema_text
@@ -69,6 +72,10 @@ def schema(
         from slipway.pipelines.config.schedule import ScheduleSettings
 
         sys.stdout.write(schema_text(ScheduleSettings))
+    elif kind is Kind.endpoint:
+        from slipway.components.deploy.settings import EndpointSettings
+
+        sys.stdout.write(schema_text(EndpointSettings))
     else:
         from slipway.pipelines.config.config import RunConfig
 

@@ -67,6 +67,8 @@ def _outcome(step: StepRecord, *, judged: bool) -> str:
         place = "the champion" if outputs["champion"] else "not the champion: another was promoted in the meantime"
         text = f"{_short(outputs['model'])}, {place}"
         text += "" if outputs.get("checked", True) else " (unchecked: the gate has no limit)"
+    elif step.name == "deploy" and "version" in outputs:
+        text = outputs["version"] or "not deployed: not the champion"
     if step.reused:
         text = f"{text} (reused)".lstrip()
     return text

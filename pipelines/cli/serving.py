@@ -111,18 +111,17 @@ def serve(
     installed.verify_extra("serving")
     chosen = models.find(model, registry)
     from slipway.serving import app
-    from slipway.serving.batching import Limits
+    from slipway.serving.settings import Limits, ServerSettings
 
     _import_from_here(module)
     _check_port(host, port)
 
-    def source() -> tuple[str, Path]:
-        found = models.find(model, registry) if chosen.follow else chosen
-        return str(found), found.folder
+    def served(found: models.Chosen) -> app.Served:
+        return app.Served(str(found), found.folder, module or found.module)
 
-    settings = app.ServerSettings(host, port, limits=Limits(max_batch=max_batch, max_delay=max_delay / 1000))
-    server = app.Server(settings, source, module)
-    server.use(_load(chosen, module, server.warm_sizes), str(chosen))
+    settings = ServerSettings(host, port, limits=Limits(max_batch=max_batch, max_delay=max_delay / 1000))
+    server = app.Server(settings, lambda: served(models.find(model, registry) if chosen.follow else chosen))
+    server.use(_load(chosen, module, server.warm_sizes), served(chosen))
     app.log_as_json()
     address = f"http://{'localhost' if host in ('127.0.0.1', '0.0.0.0') else host}:{port}"
     say(f"{chosen} on {address}; predictions: POST {address}{settings.predict_route}; to stop: Ctrl+C")
@@ -175,6 +174,7 @@ def _load(chosen: Chosen, module: str | None, sizes: tuple[int, ...] = (1,)) -> 
     from slipway.serving import instances
     from slipway.serving.model import load
 
+    module = module or chosen.module
     _import_from_here(module)
     try:
         with without_stderr():
@@ -187,6 +187,7 @@ def _load(chosen: Chosen, module: str | None, sizes: tuple[int, ...] = (1,)) -> 
             f"The model in {chosen.folder} cannot be served: {instances.sentence(error)}.",
             setting="MODEL",
             value=str(chosen),
-            fix="--module MODULE:FUNCTION, if a custom program wrote it; otherwise train it again: slipway run",
+            fix="serve.module or --module MODULE:FUNCTION, if a custom program wrote it; otherwise train it again: "
+            "slipway run",
         ) from error
     return loaded

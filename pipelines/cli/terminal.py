@@ -129,6 +129,11 @@ def say(line: str) -> None:
     error_console.print(escape(line), highlight=False, soft_wrap=True)
 
 
+def is_terminal() -> bool:
+    """Return whether stdin is a terminal."""
+    return sys.stdin.isatty()
+
+
 def command_group(description: str) -> typer.Typer:
     """Return an empty group of commands, which shows its help if called without a command."""
     group = typer.Typer(help=description, context_settings=HELP_OPTIONS)

@@ -16,6 +16,7 @@ from pydantic.config import JsonDict
 from slipway.components.build_image.reference import check_pinned
 from slipway.components.build_image.settings import BuildSettings, ContainerSettings, ContentSettings
 from slipway.components.cloud.connection import SERVICES, Connection, check_endpoints
+from slipway.components.deploy.settings import DeploySettings
 from slipway.components.evaluate.gate import EvaluateSettings
 from slipway.components.notify.settings import NotifySettings
 from slipway.components.prepare_data.settings import DataSettings
@@ -27,6 +28,7 @@ from slipway.pipelines.config.kubeflow import KubeflowSettings
 from slipway.pipelines.config.program import check_evaluation, check_program
 from slipway.pipelines.config.resources import VertexStepResources, check_vertex_steps
 from slipway.pipelines.config.values import read_values
+from slipway.serving.settings import ServeSettings
 from slipway.trainer.config import ModelSettings, TrainSettings
 from slipway.trainer.settings import Settings
 from slipway.trainer.tasks import check_settings
@@ -70,8 +72,8 @@ class VertexSettings(Settings):
     )
     serving_image: str | None = Field(
         default=None,
-        description="Container image that serves the registered model, by digest or by an immutable tag; required to "
-        "register a model.",
+        description="Container image that serves the registered model, by digest or by an immutable tag; null: "
+        "Slipway's own is built according to `build`.",
     )
     build: BuildSettings = Field(default=BuildSettings(), description="How images are built; not with `image`.")
     service_account: str | None = Field(
@@ -204,6 +206,10 @@ class RunConfig(Settings):
     )
     register_: RegisterSettings = Field(
         default=RegisterSettings(), alias="register", description="Where model versions are registered."
+    )
+    serve: ServeSettings = Field(default=ServeSettings(), description="How the registered model is served.")
+    deploy: DeploySettings | None = Field(
+        default=None, description="Where a promoted model is deployed after it was registered; null: nowhere."
     )
     notify: NotifySettings | None = Field(
         default=None, description="Whom to notify when a run has ended; null: nobody."

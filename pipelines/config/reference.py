@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from pydantic.json_schema import JsonSchemaValue
 
+from slipway.components.deploy.settings import EndpointSettings
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.config.schedule import ScheduleSettings
 from slipway.pipelines.config.schema import schema_of
@@ -54,6 +55,12 @@ SCHEDULE = """
 The settings of a file in `configs/schedules/`; see [schedules.md](schedules.md). `slipway config schema schedule`
 prints its JSON Schema.
 """
+ENDPOINT = """
+## Endpoint
+
+The settings of a file in `configs/endpoints/`; see [endpoints.md](endpoints.md). `slipway config schema endpoint`
+prints its JSON Schema.
+"""
 # Keywords of JSON Schema, in words.
 LIMITS = {
     "minimum": "≥ {}",
@@ -72,7 +79,8 @@ TYPES = {"object": "mapping", "array": "list"}
 
 def page() -> str:
     """Return docs/configuration.md."""
-    return "".join([PAGE, *_tables(schema_of(RunConfig)), SCHEDULE, *_tables(schema_of(ScheduleSettings))])
+    kinds = ((PAGE, RunConfig), (SCHEDULE, ScheduleSettings), (ENDPOINT, EndpointSettings))
+    return "".join(text for heading, settings in kinds for text in (heading, *_tables(schema_of(settings))))
 
 
 def _tables(schema: JsonSchemaValue) -> Iterator[str]:

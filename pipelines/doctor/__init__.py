@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from slipway.components.cloud.refusals import refusal
 from slipway.core.errors import UserError
-from slipway.pipelines.doctor import configuration, machine, model_builder, quotas, vertex
+from slipway.pipelines.doctor import configuration, endpoints, machine, model_builder, quotas, vertex
 from slipway.pipelines.doctor.check import Check, Context, Finding, examine
 
 CHECKS = (
@@ -25,6 +25,7 @@ CHECKS = (
     Check("data source", configuration.data_source, of_run=True),
     Check("model builder", model_builder.model_builder, of_run=True),
     Check("evaluation", model_builder.evaluation, of_run=True),
+    Check("serving", model_builder.serving, of_run=True),
     Check("model memory", configuration.model_memory),
     Check("stages", configuration.stages),
     Check("image context", configuration.image_context, of_run=True),
@@ -32,6 +33,8 @@ CHECKS = (
     Check("notification", configuration.notification, of_run=True),
     Check("kubeflow server", configuration.kubeflow_server),
     Check("champion", configuration.champion, of_run=True),
+    Check("endpoint", endpoints.deployment, of_run=True),
+    Check("endpoint machine", endpoints.machine, of_run=True),
     Check("credentials", vertex.credentials, of_run=True, cloud=True),
     Check("project", vertex.project_exists, of_run=True, cloud=True),
     Check("APIs", vertex.apis, of_run=True, cloud=True),
@@ -47,6 +50,7 @@ CHECKS = (
     Check("roles", vertex.roles, cloud=True),
     Check("data disk", vertex.data_disk, of_run=True, cloud=True),
     Check("quota", quotas.run_quota, of_run=True, cloud=True),
+    Check("endpoint quota", endpoints.quota, of_run=True, cloud=True),
     Check("schedule quota", quotas.schedule_quota, cloud=True),
     Check("first job", vertex.first_job, cloud=True),
 )

@@ -187,12 +187,13 @@ def image_context(context: Context) -> str:
 
 
 def serving_image(context: Context) -> str:
-    """A serving image is configured for Vertex AI that can serve the engine's models; registering requires one."""
+    """On Vertex AI, an image can serve the registered model: the configured one, or one that is built."""
     if context.target != "vertex" or context.config.vertex is None:
         raise NotApplicableError("the model is not registered on Vertex AI")
-    from slipway.pipelines.platforms.vertex.submission import serving_image_of
+    from slipway.pipelines.platforms.vertex.submission import check_serving_image
 
-    return serving_image_of(context.config.vertex, context.config.train)
+    check_serving_image(context.config.vertex, context.config)
+    return context.config.vertex.serving_image or f"Slipway's, for {context.config.serve.accelerator}"
 
 
 def notification(context: Context) -> str:

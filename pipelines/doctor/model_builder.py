@@ -1,4 +1,4 @@
-"""The checks of the user's code (network, program, evaluation), which is found without being imported."""
+"""The checks of the user's code (network, program, evaluation, serving), which is found without being imported."""
 
 from __future__ import annotations
 
@@ -47,6 +47,19 @@ def evaluation(context: Context) -> str:
     source, signature = _function(module, "evaluate.module", context.folder)
     if signature is not None:
         custom.check_signature(module, signature)
+    return f"{module} in {source}"
+
+
+def serving(context: Context) -> str:
+    """The function of `serve.module` exists and accepts a model's folder."""
+    module = context.config.serve.module
+    if module is None:
+        raise NotApplicableError("serve.module is not set")
+    from slipway.serving.model import MODULE_SETTING, check_signature  # imports numpy
+
+    source, signature = _function(module, MODULE_SETTING, context.folder)
+    if signature is not None:
+        check_signature(module, signature)
     return f"{module} in {source}"
 
 

@@ -137,7 +137,7 @@ def _images(config: RunConfig) -> Images:
 
     settings = vertex_of(config)
     if settings.image is not None or settings.build.builder != "cloud-build":
-        return Images.one("image")
+        return Images("image", "image", "image", "image")
     build = VerifiedBuild(
         ImageRequest(repository="repository", name="image", tag="tag", arguments={}, labels={}),
         Source(bucket="bucket", name="source", generation="1"),
@@ -145,7 +145,7 @@ def _images(config: RunConfig) -> Images:
             project=settings.project, region=settings.region, endpoints={}, bucket="bucket", service_account=None
         ),
     )
-    return Images("image", "image", "image", build)
+    return Images("image", "image", "image", "image", build)
 
 
 def _suffices(limits: dict[str, int], region: str, demand: Demand) -> bool:

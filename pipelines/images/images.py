@@ -49,15 +49,16 @@ class VerifiedBuild:
 
 @dataclass(frozen=True)
 class Images:
-    """The images in a run's spec: for the steps, for training, and for the step evaluate.
+    """The images in a run's spec: for the steps, for training, for the step evaluate, and for serving the model.
 
-    `evaluation` equals `steps` unless the engine's models need additional packages. `build` is None if nothing is built
-    during the run.
+    `evaluation` equals `steps` unless the engine's models need additional packages. `serving` is None if
+    `vertex.serving_image` is set. `build` is None if nothing is built during the run.
     """
 
     steps: str
     trainer: str
     evaluation: str
+    serving: str | None = None
     build: VerifiedBuild | None = None
 
     @classmethod
@@ -68,12 +69,15 @@ class Images:
     @classmethod
     def of(cls, uris: Mapping[str, str], build: VerifiedBuild | None) -> Images:
         """Return images from URIs by role; the roles are those of `wanted_images`."""
-        return cls(uris["steps"], uris["trainer"], uris.get("evaluation", uris["steps"]), build)
+        evaluation = uris.get("evaluation", uris["steps"])
+        return cls(uris["steps"], uris["trainer"], evaluation, uris.get("serving"), build)
 
     def by_role(self) -> dict[str, str]:
         """Return the distinct URIs by role."""
-        uris = {"steps": self.steps, "trainer": self.trainer, "evaluation": self.evaluation}
-        return uris if self.evaluation != self.steps else {name: uris[name] for name in ("steps", "trainer")}
+        uris = {"steps": self.steps, "trainer": self.trainer}
+        if self.evaluation != self.steps:
+            uris["evaluation"] = self.evaluation
+        return uris if self.serving is None else {**uris, "serving": self.serving}
 
 
 @dataclass(frozen=True)
@@ -92,9 +96,9 @@ def accelerator_of(hardware: Hardware) -> str:
 
 
 def wanted_images(config: RunConfig, say: Say) -> dict[str, Wanted]:
-    """Return the images for a run on Vertex AI by role: steps, trainer, and evaluation if it needs a separate one.
+    """Return the images for a run on Vertex AI by role: steps, trainer, evaluation if it needs a separate one, serving.
 
-    With an image of the user's own (`train.image`), no trainer.
+    With an image of the user's own for training (`train.image`) or serving (`vertex.serving_image`), none for that.
 
     Raises:
         UserError: No image can be built: no checkout, files that git does not track, or no such image.
@@ -108,8 +112,15 @@ def wanted_images(config: RunConfig, say: Say) -> dict[str, Wanted]:
     }
     if config.train.image is None:
         wanted["trainer"] = wanted_image(config, "trainer", accelerator, base, repository, say, user, content=content)
-    if not ENGINES[config.train.engine].exports_saved_model:
+    needs_engine = not ENGINES[config.train.engine].exports_saved_model
+    if needs_engine:
         wanted["evaluation"] = wanted_image(config, "steps", "cpu", base, repository, say, user, content=content)
+    if settings.serving_image is None:
+        served = content if config.serve.module else ({}, None)  # other models need nothing of the project
+        kind = config.serve.accelerator
+        wanted["serving"] = wanted_image(
+            config, "serving", kind, base, repository, say, with_engine=needs_engine, content=served
+        )
     return wanted
 
 
@@ -220,7 +231,7 @@ def own_content(config: RunConfig) -> tuple[dict[str, Path], ProjectContent | No
 def own_code(config: RunConfig) -> dict[str, Path]:
     """Return the user's packages and modules that a run imports, by name: a folder or a .py file."""
     trained = None if config.train.image else config.train.module  # an image of one's own contains it
-    programs = (config.model and config.model.builder, trained, config.evaluate.module)
+    programs = (config.model and config.model.builder, trained, config.evaluate.module, config.serve.module)
     names = [name for name in (*programs, *functions(config.train).values()) if name]
     if config.prepared and not source_kind(config.prepared.source).prefix:
         names.append(config.prepared.source)

@@ -198,14 +198,11 @@ def _vertex(job: LegacyJob, hardware: Hardware, notes: Notes) -> dict[str, objec
     project = job.project or PROJECT
     if job.project is None:
         notes.decisions.append("vertex.project: the job names no project.")
-    repository = f"{region}-docker.pkg.dev/{project}/slipway"
     vertex: dict[str, object] = {
         "project": project,
         "region": region,
         "bucket": _bucket(job, notes),
-        "serving_image": f"{repository}/serving:1",
     }
-    notes.decisions.append("vertex.serving_image: set the image that serves the model.")
     for setting, key, value in (
         ("service_account", "serviceAccount", job.service_account),
         ("network", "network", job.network),

@@ -176,4 +176,9 @@ class Platform(ABC):
             run_id=run_id,
             settings=self.registry(config),
             champion=champion.version,
+            serve_module=config.serve.module,
         )
+
+    def deploy(self, config: RunConfig, registered: PipelineTask) -> PipelineTask | None:  # noqa: ARG002
+        """Add the deployment of the registered model; None if there is none, as on platforms without endpoints."""
+        return None

@@ -6,10 +6,10 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipway.components.register_model.registry import CHAMPION, METADATA, Registry
+from slipway.components.register_model.registry import CHAMPION, METADATA, SERVE_MODULE, Registry, Version
 from slipway.core.errors import UserError, nearest
 from slipway.pipelines.runs import record as runs
-from slipway.serving.model import is_model
+from slipway.serving.model import is_model, read_json
 
 MEANINGS = "NAME (its champion), NAME/VERSION, a run's id, or a model's folder"
 
@@ -18,13 +18,15 @@ MEANINGS = "NAME (its champion), NAME/VERSION, a run's id, or a model's folder"
 class Chosen:
     """A model's folder; `name` and `version` if it is registered.
 
-    With `follow`, the version is the champion, which may change.
+    With `follow`, the version is the champion, which may change. `module` is the function that loads a custom program's
+    model (serve.module).
     """
 
     folder: Path
     name: str
     version: int | None = None
     follow: bool = False
+    module: str | None = None
 
     def __str__(self) -> str:
         return self.name if self.version is None else f"{self.name}/{self.version}"
@@ -53,7 +55,7 @@ def find(model: str | None, registry: Path) -> Chosen:
         if (folder / CHAMPION).is_file():
             return _champion(Registry(folder.absolute().parent), folder.absolute().name)
         if is_model(folder) or any((folder / name).is_file() for name in ("model.json", METADATA)):
-            return Chosen(folder.absolute(), folder.name)
+            return Chosen(folder.absolute(), folder.name, module=read_json(folder / METADATA).get(SERVE_MODULE))
     name, _, version = model.partition("/")
     if name in known.models():
         return _version(known, name, version) if version else _champion(known, name)
@@ -82,13 +84,18 @@ def _champion(known: Registry, name: str) -> Chosen:
             allowed=", ".join(f"{name}/{each.number}" for each in known.versions(name)),
             fix=f"name a version, such as {name}/{known.versions(name)[-1].number}",
         )
-    return Chosen(champion.folder.absolute(), name, champion.number, follow=True)
+    return _registered(champion, follow=True)
+
+
+def _registered(version: Version, *, follow: bool = False) -> Chosen:
+    module = version.metadata.get(SERVE_MODULE)
+    return Chosen(version.folder.absolute(), version.model, version.number, follow, module)
 
 
 def _version(known: Registry, name: str, version: str) -> Chosen:
     for each in known.versions(name):
         if str(each.number) == version:
-            return Chosen(each.folder.absolute(), name, each.number)
+            return _registered(each)
     numbers = [f"{name}/{each.number}" for each in known.versions(name)]
     raise UserError.unknown("version", f"{name}/{version}", numbers, setting="MODEL", fix=f"name {numbers[-1]}")
 
@@ -109,4 +116,12 @@ def _of_run(run_id: str) -> Chosen | None:
             value=run_id,
             fix=f"slipway status {folder.run_id}",
         )
-    return Chosen(Path(path), folder.run_id)
+    return Chosen(Path(path), folder.run_id, module=_configured(folder.configuration_file))
+
+
+def _configured(configuration: Path) -> str | None:
+    """Return the setting serve.module of a run."""
+    import yaml
+
+    module = (yaml.safe_load(configuration.read_bytes()).get("serve") or {}).get("module")
+    return None if module is None else str(module)

@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from slipway.core.errors import UserError
 from slipway.pipelines.cli.options import Json
-from slipway.pipelines.cli.terminal import EXIT_INTERRUPTED, command_group, console, say, user_errors
+from slipway.pipelines.cli.terminal import EXIT_INTERRUPTED, command_group, console, is_terminal, say, user_errors
 
 if TYPE_CHECKING:
     from slipway.pipelines.schedules.operations import Result
@@ -88,11 +88,6 @@ def delete(
         if not typer.confirm(f"Delete {'it' if len(doomed) == 1 else f'these {len(doomed)}'}?", err=True):
             raise typer.Exit(EXIT_INTERRUPTED)
     _show(operations.delete(doomed), as_json=as_json)
-
-
-def is_terminal() -> bool:
-    """Return whether stdin is a terminal."""
-    return sys.stdin.isatty()
 
 
 def _names(name: str | None) -> tuple[str, ...]:

@@ -13,11 +13,10 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import prometheus_client as prometheus
 import uvicorn
@@ -32,9 +31,10 @@ from slipway.core.manifest import signature_name
 from slipway.core.values import JsonObject
 from slipway.serving import instances
 from slipway.serving import model as models
-from slipway.serving.batching import Batcher, Busy, Limits, ModelFailed, Stopping
+from slipway.serving.batching import Batcher, Busy, ModelFailed, Stopping
 from slipway.serving.instances import BadRequest
 from slipway.serving.model import Model, NotServable
+from slipway.serving.settings import ServerSettings
 
 PAGE = Path(__file__).with_name("page.html")
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -47,56 +47,6 @@ SWITCH_SECONDS = 0.0002
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class ServerSettings:
-    """How the server answers.
-
-    Attributes:
-        host: The address it listens on.
-        port: Its port.
-        health_route: Answers 200 once the model has predicted, 503 before and while stopping.
-        predict_route: Accepts POST of JSON, or of an image.
-        limits: How requests are batched.
-        max_body: The most bytes of a request's body.
-        max_bodies: The most bytes of all requests in progress.
-        linger: Seconds in which a stopping server still accepts requests, so that nobody sends to a closed port.
-        watch: Seconds between two checks whether the model has changed.
-    """
-
-    host: str = "0.0.0.0"
-    port: int = 8080
-    health_route: str = "/health"
-    predict_route: str = "/predict"
-    limits: Limits = field(default_factory=Limits)
-    max_body: int = 10 << 20
-    max_bodies: int = 256 << 20
-    linger: float = 1.0
-    watch: float = 1.0
-
-    @classmethod
-    def of(cls, environment: Mapping[str, str]) -> ServerSettings:
-        """Return the settings of Vertex AI's variables, which any platform may set.
-
-        Raises:
-            UserError: The port is not a number, or a route does not begin with a slash.
-        """
-        port = environment.get("AIP_HTTP_PORT") or "8080"
-        if not port.isdigit() or int(port) > 65535:
-            raise UserError(f"{port!r} is not a port.", setting="AIP_HTTP_PORT", value=port, fix="AIP_HTTP_PORT=8080")
-        return cls(
-            port=int(port),
-            health_route=_route(environment, "AIP_HEALTH_ROUTE", cls.health_route),
-            predict_route=_route(environment, "AIP_PREDICT_ROUTE", cls.predict_route),
-        )
-
-
-def _route(environment: Mapping[str, str], variable: str, default: str) -> str:
-    route = environment.get(variable) or default
-    if not route.startswith("/"):
-        raise UserError(f"{route!r} is not a route.", setting=variable, value=route, fix=f"{variable}=/{route}")
-    return route
-
-
 class _Refused(Exception):
     """A request that is answered with an error; `status` is its HTTP code."""
 
@@ -105,24 +55,35 @@ class _Refused(Exception):
         self.status = status
 
 
+class Served(NamedTuple):
+    """What is to be served: a name for the log, the model's folder, and the function of a custom model."""
+
+    name: str
+    folder: Path
+    module: str | None = None
+
+
 class Server:
     """The state of the server, and the handlers of its routes.
 
     Args:
         settings: How it answers.
-        source: Returns the name and the folder of the model to serve now; called again to see whether it has changed.
-        module: The function of a custom model.
+        source: Returns the model to serve now; called again to see whether it has changed.
+
+    Attributes:
+        model: The model that is served; None until the first one has been loaded.
+        failure: Why the newest model could not be loaded; None if it was.
+        refusal: The user's mistake for which nothing can be served, and the server stops; None if there is none.
     """
 
-    def __init__(
-        self, settings: ServerSettings, source: Callable[[], tuple[str, Path]], module: str | None = None
-    ) -> None:
+    def __init__(self, settings: ServerSettings, source: Callable[[], Served]) -> None:
         self.settings = settings
         self.model: Model | None = None
         self.name = ""
         self.failure: Exception | None = None
+        self.refusal: UserError | None = None
         self.stopping = False
-        self._source, self._module = source, module
+        self._source = source
         self._seen: object = None
         self._bodies = 0
         self._registry = prometheus.CollectorRegistry()
@@ -156,10 +117,10 @@ class Server:
         """Batch sizes whose prediction prepares the model for any batch."""
         return (1, self.settings.limits.max_batch)
 
-    def use(self, model: Model, name: str) -> None:
+    def use(self, model: Model, served: Served) -> None:
         """Serve a model that is loaded and warm, until another replaces it."""
-        self.model, self.name, self.failure = model, name, None
-        self._seen = _identity(model.folder)
+        self.model, self.name, self.failure = model, served.name, None
+        self._seen = _identity(served)
 
     def app(self) -> Starlette:
         """Return the ASGI application."""
@@ -188,23 +149,26 @@ class Server:
         """Load the model, and again whenever it has changed; a model that cannot be loaded replaces none."""
         while True:
             try:
-                name, folder = await asyncio.to_thread(self._source)
-                found = await asyncio.to_thread(_identity, folder)
+                served = await asyncio.to_thread(self._source)
+                found = await asyncio.to_thread(_identity, served)
                 if found != self._seen:
                     self._seen = found
-                    self.model = await asyncio.to_thread(self._load, folder)
-                    self.name, self.failure = name, None
+                    self.model = await asyncio.to_thread(self._load, served)
+                    self.name, self.failure = served.name, None
                     self._loads.labels("ok").inc()
-                    logger.info("serving %s", name)
+                    logger.info("serving %s", served.name)
             except Exception as error:  # TensorFlow and PyTorch may raise anything for a damaged file
                 if type(error) is not type(self.failure) or str(error) != str(self.failure):
                     logger.error("the model cannot be loaded: %s", instances.sentence(error))
                     self._loads.labels("error").inc()
                 self.failure = error
+                if self.model is None and isinstance(error, UserError):
+                    self.refusal = error
+                    return
             await asyncio.sleep(self.settings.watch)
 
-    def _load(self, folder: Path) -> Model:
-        loaded = models.load(folder, self._module)
+    def _load(self, served: Served) -> Model:
+        loaded = models.load(served.folder, served.module)
         instances.warm_up(loaded, self.warm_sizes)
         return loaded
 
@@ -335,15 +299,15 @@ class _Endpoint:
         await self._function(scope, receive, send)
 
 
-def _identity(folder: Path) -> tuple[object, ...]:
+def _identity(served: Served) -> tuple[object, ...]:
     """Return what changes when a model's folder is replaced."""
-    found: list[object] = [folder]
-    for path in sorted(folder.iterdir()):
+    files = []
+    for path in sorted(served.folder.iterdir()):
         status = path.stat()
-        found.append((path.name, status.st_ino, status.st_mtime_ns, status.st_size))
-    if len(found) == 1:
-        raise NotServable(f"{folder} is empty")
-    return tuple(found)
+        files.append((path.name, status.st_ino, status.st_mtime_ns, status.st_size))
+    if not files:
+        raise NotServable(f"{served.folder} is empty")
+    return served.folder, served.module, *files
 
 
 class _Uvicorn(uvicorn.Server):
@@ -369,9 +333,16 @@ class _Uvicorn(uvicorn.Server):
     def _exit(self) -> None:
         self.should_exit = True
 
+    async def on_tick(self, counter: int) -> bool:
+        return await super().on_tick(counter) or self._server.refusal is not None
+
 
 def run(server: Server) -> None:
-    """Serve until SIGTERM or SIGINT; finish the accepted requests before returning."""
+    """Serve until SIGTERM or SIGINT; finish the accepted requests before returning.
+
+    Raises:
+        UserError: There is no model to serve until the user has fixed something.
+    """
     settings = server.settings
     sys.setswitchinterval(SWITCH_SECONDS)
     config = uvicorn.Config(
@@ -387,6 +358,8 @@ def run(server: Server) -> None:
         server_header=False,
     )
     _Uvicorn(config, server).run()
+    if server.refusal is not None:
+        raise server.refusal
 
 
 class JsonLines(logging.Formatter):

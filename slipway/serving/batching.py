@@ -22,6 +22,7 @@ import numpy as np
 from slipway.serving import instances
 from slipway.serving.instances import BadRequest
 from slipway.serving.model import Arrays, Model
+from slipway.serving.settings import Limits
 
 POLL_SECONDS = 0.01
 Answer: TypeAlias = list[Any] | Exception
@@ -39,23 +40,6 @@ class Stopping(Exception):
 
 class ModelFailed(Exception):
     """The model raised an exception, or returned NaN; the message says which."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How requests are batched.
-
-    Attributes:
-        max_batch: The most examples in a batch.
-        max_delay: The longest time, in seconds, that requests wait for others while the model is idle.
-        max_queue: The most examples that wait.
-        timeout: Seconds after which a waiting request fails.
-    """
-
-    max_batch: int = 64
-    max_delay: float = 0.002
-    max_queue: int = 1024
-    timeout: float = 30.0
 
 
 @dataclass(eq=False)

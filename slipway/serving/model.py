@@ -8,7 +8,9 @@ here, so a model is judged as it will be served.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import inspect
 import json
 import sys
 from collections.abc import Callable, Mapping
@@ -33,7 +35,7 @@ IMAGE_SUFFIX = "_bytes"
 TYPES = {"image": "string", "number": "float32", "integer": "int64", "category": "string"}
 # The input and the output of a model with a custom function.
 INSTANCES, PREDICTIONS = "instances", "predictions"
-MODULE_OPTION = "--module"
+MODULE_SETTING = "serve.module"
 CONTRACT = "a function of (folder: Path) that returns a function from a list of instances to a list of predictions"
 
 # [batch, …] by the name of an input: NumPy arrays (bytes in arrays of objects), or TensorFlow's tensors.
@@ -282,13 +284,29 @@ def _manifest(folder: Path, description: JsonObject) -> Manifest:
     )
 
 
+def check_signature(module: str, signature: inspect.Signature) -> None:
+    """Raise UserError if a function with this signature cannot be called with the model's folder."""
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        raise UserError(
+            f"The function {module} cannot be called with (folder): {error}.",
+            setting=MODULE_SETTING,
+            value=module,
+            allowed=CONTRACT,
+            fix=f"def {module.partition(':')[2]}(folder): …",
+        ) from None
+
+
 def _custom(folder: Path, module: str) -> Model:
     """Load a model with the user's function.
 
     Raises:
         UserError: The function cannot be imported, fails, or returns nothing that can be called.
     """
-    make = builder.load(module, MODULE_OPTION, CONTRACT)
+    make = builder.load(module, MODULE_SETTING, CONTRACT)
+    with contextlib.suppress(ValueError):  # a C function without a signature
+        check_signature(module, inspect.signature(make))
     try:
         with builder.user_code():
             predict = make(folder)
@@ -297,14 +315,14 @@ def _custom(folder: Path, module: str) -> Model:
     except Exception as error:
         raise UserError(
             f"The function {module} {builder.what_happened(error)}",
-            setting=MODULE_OPTION,
+            setting=MODULE_SETTING,
             value=module,
             fix=f"fix the function; it was called with {folder}",
         ) from error
     if not callable(predict):
         raise UserError(
             f"The function {module} returned a {type(predict).__name__}, which cannot be called.",
-            setting=MODULE_OPTION,
+            setting=MODULE_SETTING,
             value=module,
             allowed=CONTRACT,
         )

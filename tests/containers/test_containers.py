@@ -165,7 +165,9 @@ print(json.dumps({"packages": packages, "user": os.getuid(), "code": sorted(os.l
 """
 
 
-def test_the_trainer_image_has_no_cloud_packages(slipway: Slipway, containers: dict[str, Any]) -> None:
+def test_trainer_and_serving_images_have_no_packages_of_the_pipeline(
+    slipway: Slipway, containers: dict[str, Any]
+) -> None:
     import docker
 
     repository = f"{slipway.engine.registry}/vertex"
@@ -182,12 +184,13 @@ def test_the_trainer_image_has_no_cloud_packages(slipway: Slipway, containers: d
         print(image, f"{client.images.get(image).attrs['Size'] / 1e9:.2f} GB")
     client.close()
     cloud = {"kfp", "google-cloud-aiplatform", "google-cloud-pipeline-components", "google-api-python-client", "pip"}
-    assert cloud & set(found["trainer"]["packages"]) == set()
+    assert cloud & set(found["trainer"]["packages"]) == cloud & set(found["serving"]["packages"]) == set()
     assert cloud & set(found["steps"]["packages"]) == cloud - {"google-cloud-pipeline-components", "pip"}
     assert [name for name in found["steps"]["packages"] if name.startswith("nvidia")] == []
     assert found["trainer"]["code"] == ["__init__.py", "core", "trainer", "training.py"]
     assert found["steps"]["code"] == ["__init__.py", "components", "core", "serving", "trainer", "training.py"]
-    assert {found[role]["user"] for role in found} == {0}
+    assert found["serving"]["code"] == ["__init__.py", "core", "serving", "trainer", "training.py"]
+    assert {role: found[role]["user"] for role in found} == {"steps": 0, "trainer": 0, "serving": 65534}
 
 
 NETWORK = """

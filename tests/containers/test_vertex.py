@@ -51,8 +51,7 @@ class Cloud:
         self.folder = folder
         self.docker = docker.DockerClient(base_url=engine.environment["DOCKER_HOST"])
         values = yaml.safe_load((sources.folder / "configs/digits.yaml").read_text())
-        vertex = vertex_settings(google, build={"base": engine.base})
-        del vertex["image"]
+        vertex = vertex_settings(google, image=None, serving_image=None, build={"base": engine.base})
         values |= {"hardware": "cpu*2", "vertex": vertex}
         (folder / "run.yaml").write_text(yaml.safe_dump(values))
         self.environment = {**os.environ, **google.environment, "PYTHONPATH": str(sources.folder)}
@@ -138,6 +137,9 @@ def test_every_step_ran_in_a_container(cloud: Cloud, submitted: dict[str, Any]) 
     [version] = cloud.versions()
     assert version.artifact_uri == steps(submitted)["train"]["outputs"]["model"]
     assert "champion" in version.version_aliases
+    served = version.container_spec
+    assert served.image_uri.rpartition("/")[2].startswith("serving-cpu@sha256:")
+    assert (served.health_route, [port.container_port for port in served.ports]) == ("/health", [8080])
 
 
 def test_the_executed_spec_is_the_compiled_one(cloud: Cloud, submitted: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from click import Command, Group
 from pydantic import BaseModel
 from typer.testing import CliRunner
 
+from slipway.components.deploy.settings import EndpointSettings
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.config.config import RunConfig, validate
 from slipway.pipelines.config.schedule import ScheduleSettings
@@ -187,6 +188,8 @@ def test_yaml_examples_are_valid(page: Path) -> None:
         if "cron" in values:
             schedule = ScheduleSettings.model_validate(values)
             apply_overrides(read_yaml(ROOT / schedule.configuration), schedule.set)
+        elif "canary" in values:
+            EndpointSettings.model_validate(values)
         elif "trainingInput" in values or any("/" in key for key in values):
             continue  # a job of AI Platform Training, a description of features: not a run's settings
         elif {"name", "train"} <= values.keys():

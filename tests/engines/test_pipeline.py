@@ -6,11 +6,14 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from tests.components.evaluate.conftest import png
 from tests.end_to_end.workspace import Workspace, steps
 from tests.engines.conftest import ENGINE, Bench
 from tests.engines.test_engine import check_agreement
+from tests.serving.client import ask, health, logged, process, until
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +46,22 @@ def test_the_digits_exported_model_is_the_trained_one(workspace: Workspace, benc
     assert newest is not None
     engine.load_state(newest.state)
     check_agreement(own, served_model.load(workspace.path / "models" / "digits" / "1", own.manifest), own.share, "test")
+
+
+def test_the_registered_model_is_served_over_http(workspace: Workspace) -> None:
+    from slipway.serving import instances, model
+
+    folder = workspace.path / "models" / "digits" / "1"
+    image = png(np.random.default_rng(0).integers(0, 256, (8, 8)))
+    loaded = model.load(folder)
+    outputs = loaded.predict(instances.arrays(loaded, [image, image]))
+    expected = instances.predictions(loaded, outputs)[0]["probabilities"]
+    with process(folder) as (server, port):
+        until(lambda: health(port) == 200 or server.poll() is not None, 120)
+        assert server.poll() is None, logged(server)
+        status, found = ask(port, "/predict", image, "image/png")
+    assert status == 200
+    assert found["predictions"][0]["probabilities"] == pytest.approx(expected, abs=1e-4)
 
 
 def test_two_replicas_end_with_the_same_weights(workspace: Workspace) -> None:

@@ -12,6 +12,7 @@ import pytest
 from slipway.components.evaluate import contract, evaluation
 from slipway.core import manifest as manifests
 from slipway.core.errors import UserError
+from slipway.serving import instances
 from slipway.serving import model as serving
 from slipway.trainer.export import examples
 from tests.engines.conftest import ENGINE, HERE, Bench
@@ -95,6 +96,8 @@ def test_the_exported_model_predicts_from_raw_values_what_was_validated(
     )
     model = serving.load(tmp_path)
     assert contract.fault(model, sample.first(examples.EXAMPLES)) is None
+    answers = model.predict_padded(instances.arrays(model, stored["instances"]), len(stored["instances"]))
+    np.testing.assert_allclose(answers[model.values], stored["values"], rtol=1e-4, atol=1e-4)
     stored["values"][1] = (np.array(stored["values"][1]) * 1.01 + 0.01).tolist()
     (tmp_path / examples.FILE_NAME).write_text(json.dumps(stored))
     assert "differs by" in str(contract.fault(model, sample.first(examples.EXAMPLES)))

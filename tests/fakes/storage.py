@@ -100,6 +100,18 @@ class FakeStorage:
         """Return the names of a bucket's objects."""
         return {found["name"] for found in self._objects.get_file_list(bucket)[0]}
 
+    def copy(self, uri: str, bucket: str, prefix: str) -> None:
+        """Copy the objects below a gs:// URI to another bucket, as another Google service does."""
+        source, _, folder = uri.removeprefix("gs://").rstrip("/").partition("/")
+        with self._world.lock:
+            if source not in self._world.buckets:
+                return
+            if self.mount is not None:
+                self.mount.take_in(source)
+            for name in self.names(source):
+                if name.startswith(f"{folder}/"):
+                    self.write(bucket, f"{prefix}{name.removeprefix(folder)}", self.read(source, name)[0])
+
     def remove(self, bucket: str, name: str) -> None:
         """Delete an object."""
         self._objects.delete_file(bucket, name)

@@ -13,6 +13,7 @@ from kfp import compiler
 
 from slipway.components.build_image.build import ImageRequest
 from slipway.components.build_image.cloud_build import CloudBuildSettings, Source
+from slipway.components.deploy.settings import DeploySettings
 from slipway.pipelines.config.config import RunConfig, validate
 from slipway.pipelines.images.images import Images, VerifiedBuild
 from slipway.pipelines.platforms.kubeflow import steps as kubeflow
@@ -35,6 +36,10 @@ class Compiled:
         self.executors = spec["deploymentSpec"]["executors"]
         dags = [spec["root"]["dag"], *(one["dag"] for one in self.components.values() if "dag" in one)]
         tasks = {name: task for dag in dags for name, task in dag["tasks"].items()}
+        for task in tasks.values():  # what is inside a condition also waits for what the condition waits for
+            inner = self.components[task["componentRef"]["name"]].get("dag", {}).get("tasks", {})
+            for one in inner.values():
+                one["dependentTasks"] = [*one.get("dependentTasks", []), *task.get("dependentTasks", [])]
         self.tasks = {name: task for name, task in tasks.items() if not name.startswith("condition")}
 
     def image(self, task: str) -> str:
@@ -57,7 +62,9 @@ def pipeline_for(platform: PlatformName, notify: dict[str, Any] | None = None) -
         return kubeflow.pipeline(configuration(notify=notify))
     digits = {**yaml.safe_load(Path("configs/digits.yaml").read_text()), "notify": notify}
     config: RunConfig = validate(digits | {"vertex": {**VERTEX, "retries": 2}}, "the test's configuration")
-    return local.pipeline(config) if platform == "local" else vertex.pipeline(config, IMAGES)
+    if platform == "local":
+        return local.pipeline(config)
+    return vertex.pipeline(config.model_copy(update={"deploy": DeploySettings(endpoint="digits")}), IMAGES)
 
 
 @pytest.fixture(scope="module", params=PLATFORMS)
@@ -120,7 +127,8 @@ def test_what_starts_machines_waits_for_the_permissions_and_the_image(
 ) -> None:
     digits = yaml.safe_load(Path("configs/digits.yaml").read_text())
     place = {**VERTEX, "steps": {"prepare_data": {"disk": disk}, "evaluate": {"disk": disk}}}
-    values = digits | {"vertex": place, "hardware": hardware, "data": {**digits["data"], "beam": beam}}
+    more = {"data": {**digits["data"], "beam": beam}, "deploy": {"endpoint": "digits"}}
+    values = digits | {"vertex": place, "hardware": hardware, **more}
     config: RunConfig = validate(values, "the test's configuration")
     tasks = Compiled(tmp_path, vertex.pipeline(config, replace(IMAGES, build=build))).tasks
     expensive = {step.tasks["vertex"][0].name for step in STEPS.values() if step.starts_machines}

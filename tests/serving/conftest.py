@@ -50,9 +50,8 @@ def classifier(classifier_folder: Path) -> Model:
     return model.load(classifier_folder)
 
 
-@pytest.fixture(scope="session")
-def houses_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A regression that returns the sum of its standardized inputs."""
+def export_houses(folder: Path) -> Path:
+    """Export a regression that returns the sum of its standardized inputs."""
     model.import_tensorflow()
     import tensorflow as tf
 
@@ -63,11 +62,15 @@ def houses_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         numbers = inputs["area"] + tf.reduce_sum(inputs["sides"], axis=1)
         return (numbers + tf.cast(inputs["rooms"] + inputs["street"], tf.float32))[:, tf.newaxis]
 
-    folder = tmp_path_factory.mktemp("models") / "houses"
     folder.mkdir()
     saved_model.write(folder, network, [], HOUSES)
     (folder / "model.json").write_text(json.dumps(inputs_and_classes(HOUSES)))
     return folder
+
+
+@pytest.fixture(scope="session")
+def houses_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export_houses(tmp_path_factory.mktemp("models") / "houses")
 
 
 @pytest.fixture(scope="session")

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from slipway.serving.batching import Batcher, Busy, Limits, ModelFailed, Stopping
+from slipway.serving.batching import Batcher, Busy, ModelFailed, Stopping
 from slipway.serving.instances import BadRequest
 from slipway.serving.model import Field, Model
+from slipway.serving.settings import Limits
 
 
 class Slow:

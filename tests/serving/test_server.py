@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import http.client
 import json
-import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 pytest.importorskip("starlette")
@@ -27,20 +24,15 @@ from slipway.components.register_model.registry import Registry
 from slipway.core.errors import UserError
 from slipway.pipelines.prediction import models
 from slipway.serving import app, model
-from slipway.serving.app import Server, ServerSettings
-from slipway.serving.batching import Limits
+from slipway.serving.app import Served, Server
 from slipway.serving.model import Field, Model
+from slipway.serving.settings import Limits, ServerSettings
 from tests.components.evaluate.conftest import export_model, png
+from tests.serving.client import Load, ask, free_port, health, logged, predict, process, until
 from tests.serving.conftest import HOUSE, HOUSE_PRICE
 
 pytestmark = pytest.mark.slow
 IMAGE = png(np.random.default_rng(0).integers(0, 256, (8, 8)))
-
-
-def free_port() -> int:
-    with socket.socket() as trial:
-        trial.bind(("127.0.0.1", 0))
-        return trial.getsockname()[1]
 
 
 @contextlib.contextmanager
@@ -59,34 +51,13 @@ def serving(server: Server) -> Iterator[int]:
         assert not thread.is_alive()
 
 
-def until(true: Any, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def ask(port: int, path: str, body: bytes | None = None, kind: str = "application/json") -> tuple[int, Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.request("GET" if body is None else "POST", path, body, {"Content-Type": kind} if body else {})
-    answer = connection.getresponse()
-    content = answer.read()
-    connection.close()
-    is_json = answer.getheader("content-type", "").startswith("application/json")
-    return answer.status, json.loads(content) if is_json else content.decode()
-
-
-def predict(port: int, *instances: Any) -> tuple[int, Any]:
-    return ask(port, "/predict", json.dumps({"instances": instances}).encode())
-
-
 def settings(**values: Any) -> ServerSettings:
     return ServerSettings(**{"host": "127.0.0.1", "port": free_port(), "watch": 0.05, "linger": 0.0, **values})
 
 
 @pytest.fixture(scope="module")
 def port(classifier_folder: Path) -> Iterator[int]:
-    with serving(Server(settings(max_body=1 << 20), lambda: ("digits/1", classifier_folder))) as port:
+    with serving(Server(settings(max_body=1 << 20), lambda: Served("digits/1", classifier_folder))) as port:
         yield port
 
 
@@ -154,7 +125,7 @@ def test_clients_that_do_not_read_or_finish_hold_up_nobody(port: int) -> None:
 def test_named_inputs_and_the_variables_of_vertex_ai(houses_folder: Path) -> None:
     environment = {"AIP_HTTP_PORT": str(free_port()), "AIP_PREDICT_ROUTE": "/v1/predict", "AIP_HEALTH_ROUTE": "/ping"}
     own = ServerSettings.of(environment)
-    with serving(Server(own, lambda: ("houses", houses_folder))) as port:
+    with serving(Server(own, lambda: Served("houses", houses_folder))) as port:
         assert ask(port, "/ping") == (200, "ok")
         status, found = ask(port, "/v1/predict", json.dumps({"instances": [HOUSE], "parameters": {}}).encode())
         assert (status, found["predictions"][0]["prediction"]) == (200, pytest.approx(HOUSE_PRICE))
@@ -167,7 +138,7 @@ def test_named_inputs_and_the_variables_of_vertex_ai(houses_folder: Path) -> Non
 
 def test_it_is_not_healthy_before_the_first_prediction(tmp_path: Path) -> None:
     (tmp_path / "saved_model.pb").write_bytes(b"damaged")
-    with serving(Server(settings(), lambda: ("damaged", tmp_path))) as port:
+    with serving(Server(settings(), lambda: Served("damaged", tmp_path))) as port:
         assert ask(port, "/health")[0] == 503
         assert ask(port, "/predict", IMAGE, "image/png")[0] == 503
 
@@ -182,8 +153,8 @@ def test_a_full_queue_is_429(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
     slow = Model(tmp_path, "regression", {"x": Field("number", np.dtype(np.float32))}, ("prediction",), {}, function)
     (tmp_path / "weights").touch()
-    server = Server(settings(limits=Limits(max_batch=1, max_queue=2)), lambda: ("slow", tmp_path))
-    server.use(slow, "slow")
+    server = Server(settings(limits=Limits(max_batch=1, max_queue=2)), lambda: Served("slow", tmp_path))
+    server.use(slow, Served("slow", tmp_path))
     with serving(server) as port:
         found: list[int] = []
         threads = [threading.Thread(target=lambda: found.append(predict(port, 1)[0])) for _ in range(6)]
@@ -201,9 +172,9 @@ def test_a_moved_champion_is_served_without_a_failed_request(tmp_path: Path, cla
     registry.register("digits", classifier_folder, {"run_id": "one"}, None)
     other = export_model(tmp_path / "other", np.zeros((64, 10)), np.zeros(10))
 
-    def source() -> tuple[str, Path]:
+    def source() -> Served:
         found = models.find("digits", tmp_path / "models")
-        return str(found), found.folder
+        return Served(str(found), found.folder)
 
     with serving(Server(settings(), source)) as port:
         before = ask(port, "/predict", IMAGE, "image/png")[1]["predictions"][0]
@@ -230,7 +201,7 @@ def test_a_moved_champion_is_served_without_a_failed_request(tmp_path: Path, cla
 def test_a_replaced_folder_is_served_and_a_damaged_one_is_not(tmp_path: Path, classifier_folder: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(classifier_folder, folder)
-    server = Server(settings(), lambda: ("model", folder))
+    server = Server(settings(), lambda: Served("model", folder))
     with serving(server) as port:
         before = ask(port, "/predict", IMAGE, "image/png")
         shutil.rmtree(folder)
@@ -247,56 +218,63 @@ def test_a_replaced_folder_is_served_and_a_damaged_one_is_not(tmp_path: Path, cl
 
 
 def test_sigterm_under_load_loses_no_accepted_request(classifier_folder: Path) -> None:
-    port = free_port()
-    environment = {**os.environ, "AIP_HTTP_PORT": str(port), "AIP_STORAGE_URI": str(classifier_folder)}
-    process = subprocess.Popen([sys.executable, "-m", "slipway.serving"], env=environment, stderr=subprocess.PIPE)
-    statuses: list[int] = []
-    lost: list[Exception] = []
+    with process(classifier_folder) as (server, port):
+        until(lambda: health(port) == 200, 60)
+        load = Load(port, IMAGE)
+        load.start()
+        server.send_signal(signal.SIGTERM)
+        until(lambda: health(port) != 200)
+        load.join()
+        assert server.wait(20) == 0
+        log = logged(server)
+    assert (load.lost, set(load.statuses)) == ([], {200})
+    assert '"message": "stopped"' in log
+    assert base64.b64encode(IMAGE).decode()[:40] not in log
 
-    def client() -> None:
-        """Send requests on one connection until the server closes it between two of them."""
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-        while True:
-            try:
-                connection.request("POST", "/predict", IMAGE, {"Content-Type": "image/png"})
-                answer = connection.getresponse()
-                answer.read()
-            except Exception as error:
-                lost.append(error)
-                return
-            statuses.append(answer.status)
-            if answer.getheader("connection") == "close":
-                return
 
-    def healthy() -> bool:
-        with contextlib.suppress(OSError):
-            return ask(port, "/health")[0] == 200
-        return False
+def test_bodies_of_50_mb_use_no_memory_and_a_killed_server_starts_again_on_its_port(classifier_folder: Path) -> None:
+    body = json.dumps({"instances": [{"b64": "A" * 50_000_000}]}).encode()
+    with process(classifier_folder) as (server, port):
+        until(lambda: health(port) == 200, 60)
+        before = psutil.Process(server.pid).memory_info().rss
+        for _ in range(5):
+            assert ask(port, "/predict", body)[0] == 413
+        assert psutil.Process(server.pid).memory_info().rss - before < 20 << 20
+        load = Load(port, IMAGE)
+        load.start()
+        server.kill()
+        load.join()
+        assert len(load.lost) == 16  # each client is told at once, none waits
+    with process(classifier_folder, AIP_HTTP_PORT=str(port)):
+        until(lambda: health(port) == 200, 60)
+        assert ask(port, "/predict", IMAGE, "image/png")[0] == 200
 
-    try:
-        until(healthy, 60)
-        threads = [threading.Thread(target=client) for _ in range(16)]
-        for thread in threads:
-            thread.start()
-        until(lambda: len(statuses) > 100)
-        process.send_signal(signal.SIGTERM)
-        until(lambda: not healthy())
-        for thread in threads:
-            thread.join(60)
-        assert process.wait(60) == 0
-    finally:
-        process.kill()
-    assert process.stderr is not None
-    logged = process.stderr.read().decode()
-    assert (lost, set(statuses)) == ([], {200})
-    assert '"message": "stopped"' in logged
-    assert base64.b64encode(IMAGE).decode()[:40] not in logged
+
+def test_sigterm_ends_a_server_that_is_still_starting(classifier_folder: Path) -> None:
+    def handles_sigterm(server: Any) -> bool:
+        status = Path(f"/proc/{server.pid}/status").read_text()
+        caught = int(status.partition("SigCgt:")[2].split()[0], 16)
+        return bool(caught >> (signal.SIGTERM - 1) & 1)
+
+    with process(classifier_folder) as (server, port):
+        until(lambda: handles_sigterm(server), 60)
+        assert health(port) is None
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(20) == 0
+
+
+def test_a_function_that_cannot_be_imported_ends_the_server(tmp_path: Path) -> None:
+    (tmp_path / "weights").touch()
+    with process(tmp_path, SLIPWAY_SERVE_MODULE="nowhere:load") as (server, _):
+        assert server.wait(60) == 2
+        error = json.loads(logged(server).splitlines()[-1])
+    assert (error["message"], error["setting"]) == ("There is no module 'nowhere'.", "serve.module")
 
 
 def test_the_model_is_loaded_once_more_only_if_it_has_changed(classifier_folder: Path, monkeypatch: Any) -> None:
     loads: list[Path] = []
     load = model.load
     monkeypatch.setattr(model, "load", lambda folder, module: loads.append(folder) or load(folder, module))
-    with serving(Server(settings(), lambda: ("digits", classifier_folder))):
+    with serving(Server(settings(), lambda: Served("digits", classifier_folder))):
         time.sleep(0.5)
     assert loads == [classifier_folder]

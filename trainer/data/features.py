@@ -93,14 +93,14 @@ class Features:
         """
         manifest = self._manifest
         label = tf.float32 if manifest.task == "regression" else tf.int64
-        features = tf.io.parse_example(
-            raw,
-            {
-                **{name: tf.io.FixedLenFeature(*_stored(one)) for name, one in manifest.all_inputs.items()},
-                "label": tf.io.FixedLenFeature(_label_shape(manifest), label),
-            },
-        )
+        features = self.raw(raw, label=tf.io.FixedLenFeature(_label_shape(manifest), label))
         return self._decoded(features, decode_prepared, encoded=encoded), self._labels(features["label"])
+
+    def raw(self, raw: tf.Tensor, **others: tf.io.FixedLenFeature) -> dict[str, tf.Tensor]:
+        """Parse serialized records, string [n], to the values that they hold, with `others` besides the inputs."""
+        inputs = {name: tf.io.FixedLenFeature(*_stored(one)) for name, one in self._manifest.all_inputs.items()}
+        found: dict[str, tf.Tensor] = tf.io.parse_example(raw, {**inputs, **others})
+        return found
 
     def resizes(self, name: str) -> bool:
         """Return whether images of the input `name` may have another size than the network's."""

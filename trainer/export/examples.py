@@ -1,11 +1,13 @@
 """What the trained network itself predicts on a few examples of the test split, stored beside the exported model.
 
 The step evaluate sends the same examples through the serving code and compares: a model that answers otherwise when it
-is served is not promoted. The predictions are computed on the CPU, as GPUs round differently.
+is served is not promoted. The step deploy sends `instances`, the examples as a request has them, to the endpoint. The
+predictions are computed on the CPU, as GPUs round differently.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 from collections.abc import Callable
@@ -15,7 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.core.manifest import Manifest
+from slipway.core.manifest import Manifest, signature_name
+from slipway.core.values import JsonObject
 
 FILE_NAME = "examples.json"
 SPLIT = "test"
@@ -25,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 def write(folder: Path, data: Path, manifest: Manifest, network: Callable[[Any], Any]) -> None:
-    """Write the keys of the split's first examples, and the network's predictions on them, to `folder`.
+    """Write the split's first examples, their keys and the network's predictions on them, to `folder`.
 
     A data set without the split has no such file. A network that fails here is reported in the log only.
 
@@ -39,11 +42,12 @@ def write(folder: Path, data: Path, manifest: Manifest, network: Callable[[Any],
     if split is None or not split.shards:
         return
     try:
-        keys, outputs = _predicted(data / split.shards[0].file, manifest, network)
+        keys, instances, outputs = _predicted(data / split.shards[0].file, manifest, network)
     except Exception as error:  # of any library; the training has succeeded
         logger.warning("no predictions to compare the served model with: %s", error)
         return
-    content = {"split": SPLIT, "keys": keys, "values": predictions(outputs, manifest).tolist()}
+    values = predictions(outputs, manifest).tolist()
+    content = {"split": SPLIT, "keys": keys, "instances": instances, "values": values}
     (folder / FILE_NAME).write_text(json.dumps(content) + "\n")
 
 
@@ -57,15 +61,34 @@ def predictions(outputs: NDArray[np.float64], manifest: Manifest) -> NDArray[np.
     return exponentials / exponentials.sum(axis=1, keepdims=True)
 
 
-def _predicted(shard: Path, manifest: Manifest, network: Callable[[Any], Any]) -> tuple[list[str], NDArray[np.float64]]:
+def _predicted(
+    shard: Path, manifest: Manifest, network: Callable[[Any], Any]
+) -> tuple[list[str], list[JsonObject], NDArray[np.float64]]:
+    """Return the keys of a shard's first examples, their instances, and the network's outputs."""
     import tensorflow as tf
 
     from slipway.trainer.data.features import Features, scaled
 
+    features = Features(manifest)
     with tf.device("CPU:0"):
         records = list(tf.data.TFRecordDataset(str(shard)).take(EXAMPLES))
         raw = tf.stack(records)
         key = tf.io.parse_example(raw, {"key": tf.io.FixedLenFeature([], tf.string)})["key"]
-        inputs, _ = Features(manifest).parse(raw)
+        inputs, _ = features.parse(raw)
         outputs = np.asarray(network(scaled(inputs)), np.float64)
-    return [each.decode(errors="replace") for each in key.numpy()], outputs
+        stored = {name: values.numpy() for name, values in features.raw(raw).items()}
+    names = {name: signature_name(name, one) for name, one in manifest.all_inputs.items()}
+    instances = [
+        {names[name]: _in_json(one.kind, stored[name][index]) for name, one in manifest.all_inputs.items()}
+        for index in range(len(records))
+    ]
+    return [each.decode(errors="replace") for each in key.numpy()], instances, outputs
+
+
+def _in_json(kind: str, value: Any) -> Any:
+    """Return a record's value as a request has it: an image as {"b64": "…"}."""
+    if isinstance(value, np.ndarray):
+        return [_in_json(kind, one) for one in value]
+    if kind == "image":
+        return {"b64": base64.b64encode(value).decode()}
+    return value.decode() if isinstance(value, bytes) else value.item()

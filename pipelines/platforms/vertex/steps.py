@@ -23,13 +23,14 @@ from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.setup_access.component import setup_access
 from slipway.pipelines.config.config import RunConfig, VertexSettings, vertex_of
 from slipway.pipelines.config.resources import VertexStepResources, resources_of
+from slipway.pipelines.endpoints.files import read_one
 from slipway.pipelines.hardware.quotas import step_machine
 from slipway.pipelines.images.images import Images
 from slipway.pipelines.parameters import Channels, with_parameters
 from slipway.pipelines.pipeline import training_steps
 from slipway.pipelines.platforms.base import Champion, Platform
 from slipway.pipelines.platforms.vertex.access import access_settings, uses_dataflow
-from slipway.pipelines.platforms.vertex.submission import console_url, facts_of, serving_image_of
+from slipway.pipelines.platforms.vertex.submission import console_url, facts_of, serving_container
 from slipway.pipelines.table import STEPS, TASKS, Role, Task
 
 
@@ -192,13 +193,20 @@ class VertexPlatform(Platform):
             evaluation.outputs["Output"],
             connection=self._connection,
             model_name=config.model_name,
-            serving_image=serving_image_of(self.settings, config.train),
+            container=serving_container(config, self.images),
             run_id=run_id,
             job=dsl.PIPELINE_JOB_RESOURCE_NAME_PLACEHOLDER,
             labels=self.settings.labels,
             encryption_key=self.settings.encryption_key,
             champion=champion.version,
         )
+
+    def deploy(self, config: RunConfig, registered: dsl.PipelineTask) -> dsl.PipelineTask | None:
+        if config.deploy is None:
+            return None
+        deployment = read_one(config.deploy.endpoint).deployment
+        artifact = registered.outputs["registered"]
+        return self.add(steps.deploy_model, artifact, connection=self._connection, deployment=deployment)
 
     @property
     def _connection(self) -> dict[str, object]:

@@ -11,15 +11,15 @@ from slipway.components.cloud.retries import is_conflict, retried
 from slipway.components.register_model.model_registry import label
 from slipway.components.register_model.registry import git_commit
 from slipway.core.errors import UserError
+from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig, VertexSettings, vertex_of
 from slipway.pipelines.images.images import Images
 from slipway.pipelines.parameters import values_of
+from slipway.serving.settings import container_spec
 from slipway.trainer.engines.table import ENGINES
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.types import PipelineJob
-
-    from slipway.trainer.config import TrainSettings
 
 CONFIGURATION_LABEL = "slipway-configuration"
 COMMIT_LABEL = "slipway-commit"
@@ -32,30 +32,53 @@ EXPERIMENT = {"schema_title": "system.Experiment", "schema_version": "0.0.1", "m
 PREBUILT_PREDICTION = re.compile(r"(?:[a-z0-9-]+-)?docker\.pkg\.dev/vertex-ai(?:-restricted)?/prediction/([^:@/]+)")
 
 
-def serving_image_of(settings: VertexSettings, train: TrainSettings) -> str:
-    """Return the image that serves the registered model.
+def check_serving_image(settings: VertexSettings, config: RunConfig) -> None:
+    """Check that an image serves the registered model: the configured one, or one that is built.
 
     Raises:
-        UserError: It is not set, or it cannot serve the engine's models.
+        UserError: None is built, or the configured one cannot serve the model.
     """
     if settings.serving_image is None:
+        if settings.image is None:
+            return
         raise UserError(
-            "Registering a model requires a serving image.",
+            "With vertex.image no images are built, but registering a model requires one that serves it.",
             setting="vertex.serving_image",
             value=None,
-            allowed="an image that serves a SavedModel, by digest or by an immutable tag",
+            allowed="an image that serves the model, by digest or by an immutable tag; or null, without vertex.image",
             fix="--set vertex.serving_image=IMAGE",
         )
-    prebuilt = PREBUILT_PREDICTION.match(settings.serving_image)
-    if prebuilt and train.program is None and (reason := ENGINES[train.engine].not_prebuilt):
-        raise UserError(
-            f"Google's prebuilt image {prebuilt[1]} cannot serve models of the engine {train.engine}: {reason}.",
-            setting="vertex.serving_image",
-            value=settings.serving_image,
-            allowed="a custom image that serves them; with the engine tensorflow, also tf2-cpu.2-15",
-            fix="--set train.engine=tensorflow",
-        )
-    return settings.serving_image
+    prebuilt, train = PREBUILT_PREDICTION.match(settings.serving_image), config.train
+    if prebuilt is None:
+        return
+    if train.program is None and (reason := ENGINES[train.engine].not_prebuilt):
+        what = f"models of the engine {train.engine}: {reason}"
+    elif config.serve.module is not None:
+        what = f"a model that {config.serve.module} loads: it has neither Slipway nor your code"
+    else:
+        return
+    raise UserError(
+        f"Google's prebuilt image {prebuilt[1]} cannot serve {what}.",
+        setting="vertex.serving_image",
+        value=settings.serving_image,
+        allowed="null, for Slipway's image, which is built; or a custom image that serves them",
+        fix="--set vertex.serving_image=null",
+    )
+
+
+def serving_container(config: RunConfig, images: Images) -> JsonObject:
+    """Return the container that serves the registered model.
+
+    Raises:
+        UserError: See `check_serving_image`.
+    """
+    settings, module = vertex_of(config), config.serve.module
+    check_serving_image(settings, config)
+    if settings.serving_image is None:
+        assert images.serving is not None  # one of `wanted_images`
+        return container_spec(images.serving, module)
+    own = {"env": container_spec("", module)["env"]} if module else {}
+    return {"image_uri": settings.serving_image, **own}
 
 
 def facts_of(config: RunConfig) -> dict[str, str | None]:

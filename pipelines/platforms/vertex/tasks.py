@@ -115,6 +115,8 @@ def _outputs(step: str, tasks: Mapping[str, PipelineTaskDetail]) -> JsonObject:
         registered = metadata["registered"]
         said = {name: bool(registered.get(name, default)) for name, default in (("champion", False), ("checked", True))}
         return {"model": registered["resourceName"], **said}
+    if step == "deploy":
+        return {"version": str((last.execution.metadata or {}).get("output:Output", ""))}
     return {}
 
 

@@ -85,6 +85,11 @@ WORDS: dict[str, tuple[str, str, str]] = {
         "The replica workerpool1-2 ran out of memory.",
         "--set train.batch_size",
     ),
+    "model server": (
+        "Model server exited unexpectedly. Model server logs can be found at https://console.cloud.google.com/logs",
+        "The model's container ended instead of serving",
+        "slipway predict",
+    ),
     "try again": (
         "The replica workerpool1-0 exited with a non-zero status of 134(SIGABRT). Termination reason: Error.",
         "The replica workerpool1-0 asked for another try",

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from slipway.components.evaluate import custom
 from slipway.components.evaluate.evaluation import Evaluation, evaluate
 from slipway.components.evaluate.gate import EvaluateSettings, GateSettings
 from slipway.components.evaluate.report import render
 from slipway.core import manifest
+from slipway.core.errors import UserError
 from slipway.serving import instances
 from slipway.trainer.export.examples import EXAMPLES, FILE_NAME
 
@@ -77,3 +80,69 @@ def test_without_the_networks_predictions_the_evaluations_are_compared(
     verdict = judged(model_folder, data_set).verdict
     assert verdict.decision == "reject"
     assert "from the evaluation's prediction" in verdict.reasons[-1]
+
+
+FUNCTION = """
+import json
+
+def load(folder):
+    factor = json.loads((folder / "factor.json").read_text())
+    return lambda instances: [{"price": factor * each["area"]} for each in instances]
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A custom program's model that `own_serving:load` loads."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "own_serving", raising=False)
+    (tmp_path / "own_serving.py").write_text(FUNCTION)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "factor.json").write_text("2.5")
+    (folder / "metrics.json").write_text('{"rmse": 0.1}')
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("examples", "fault"),
+    [
+        ({}, None),
+        ({"instances": [{"area": 2}, {"area": 4}]}, None),
+        ({"instances": [{"area": 2}], "predictions": [{"price": 5.00001}]}, None),
+        ({"instances": [{"area": 2}], "predictions": [{"price": 5.1}]}, 'returns {"price": 5.0}, not {"price": 5.1}'),
+        ({"instances": [{"area": 2}], "predictions": [{"price": [5.0]}]}, "does not return the prediction 0"),
+        ({"instances": [{"area": 2}], "predictions": [{"price": 5.0}, 3]}, "does not return the prediction 1"),
+        ({"instances": [{"size": 2}]}, "own_serving:load fails with the instances in examples.json: KeyError: 'area'"),
+    ],
+)
+def test_a_custom_model_is_loaded_by_its_function_and_predicts_its_programs_examples(
+    own: Path, examples: dict[str, Any], fault: str | None
+) -> None:
+    (own / FILE_NAME).write_text(json.dumps(examples))
+    settings = EvaluateSettings(gate=GateSettings(metric="rmse", maximum=1.0))
+    verdict = custom.evaluate(settings, own, None, None, "own_serving:load").verdict
+    assert verdict.decision == ("promote" if fault is None else "reject")
+    if fault is not None:
+        assert verdict.reasons[-1].startswith("The model cannot be served: ")
+        assert fault in verdict.reasons[-1]
+
+
+def test_a_function_that_fails_ends_the_step_with_what_to_fix(own: Path) -> None:
+    (own / "factor.json").unlink()
+    settings = EvaluateSettings(gate=GateSettings(metric="rmse", maximum=1.0))
+    with pytest.raises(UserError, match="own_serving:load raised FileNotFoundError") as error:
+        custom.evaluate(settings, own, None, None, "own_serving:load")
+    assert error.value.setting == "serve.module"
+
+
+def test_a_function_replaces_slipways_own_serving_code(
+    own: Path, data_set: Path, model_folder: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "saved"
+    shutil.copytree(model_folder, folder)
+    (folder / "factor.json").write_text("2.5")
+    (folder / FILE_NAME).write_text(json.dumps({"instances": [{"area": 2}], "predictions": [{"price": 6}]}))
+    verdict = evaluate(SETTINGS, folder, data_set, None, "own_serving:load").verdict
+    assert verdict.decision == "reject"
+    assert verdict.reasons[-1].startswith("The model cannot be served: own_serving:load does not return")

@@ -14,8 +14,11 @@ from slipway.components.register_model import model_registry
 from slipway.components.register_model.component import find_champion, register_version
 from slipway.components.register_model.model_registry import Candidate, ModelRegistry, label
 from slipway.components.register_model.registration import register_in_model_registry
+from slipway.serving.settings import container_spec
 from tests.fakes.google import NUMBER, PROJECT, REGION, FakeGoogle
 from tests.fakes.ready import SERVING_IMAGE
+
+CONTAINER = container_spec(SERVING_IMAGE, "houses:load")
 
 MODEL = f"projects/{NUMBER}/locations/{REGION}/models/digits"
 JOB = f"projects/{NUMBER}/locations/{REGION}/pipelineJobs/digits-1"
@@ -26,7 +29,7 @@ def candidate(run: int) -> Candidate:
         model="digits",
         run_id=f"digits-{run}",
         uri=f"gs://bucket/runs/digits-{run}/model",
-        serving_image=SERVING_IMAGE,
+        container=CONTAINER,
         job=JOB,
         metrics={"accuracy": 0.98, "loss": 0.06},
         labels={"team": "vision"},
@@ -53,7 +56,10 @@ def test_the_first_model_is_registered_with_where_it_comes_from(ready_google: Fa
     assert (version.name, version.champion, note) == (f"{MODEL}@1", True, None)
     (kept,) = versions(ready_google)
     assert kept.pipeline_job == JOB
-    assert kept.container_spec.image_uri == SERVING_IMAGE
+    served = kept.container_spec
+    assert (served.image_uri, served.predict_route, served.health_route) == (SERVING_IMAGE, "/predict", "/health")
+    assert [port.container_port for port in served.ports] == [8080]
+    assert {variable.name: variable.value for variable in served.env} == {"SLIPWAY_SERVE_MODULE": "houses:load"}
     assert kept.artifact_uri == "gs://bucket/runs/digits-1/model"
     assert dict(kept.labels) == {"team": "vision", "slipway-run": "digits-1"}
     assert kept.version_description == "accuracy 0.9800, loss 0.0600"
@@ -112,7 +118,7 @@ def test_whatever_answers_are_lost_each_run_has_one_version(
 
 def test_a_rejected_model_is_not_registered(ready_google: FakeGoogle):
     connection = Connection(PROJECT, REGION, ready_google.endpoints)
-    given = {"model": "digits", "serving_image": SERVING_IMAGE, "labels": {}, "encryption_key": None}
+    given = {"model": "digits", "container": CONTAINER, "labels": {}, "encryption_key": None}
     with pytest.raises(ValueError, match="reject"):
         register_in_model_registry(
             connection, given, run_id="r", job=JOB, verdict="reject", champion="", uri="gs://b/m", metrics={}
@@ -123,7 +129,7 @@ def test_a_rejected_model_is_not_registered(ready_google: FakeGoogle):
 def test_the_steps_find_the_champion_and_take_its_place(ready_google: FakeGoogle, tmp_path: Path):
     place = json.dumps({"project": PROJECT, "region": REGION, "endpoints": dict(ready_google.endpoints)})
     assert tuple(find_champion.python_func(place, "digits")) == ("", "")
-    given = {"model": "digits", "serving_image": SERVING_IMAGE, "labels": {}, "encryption_key": None}
+    given = {"model": "digits", "container": CONTAINER, "labels": {}, "encryption_key": None}
     registered = SimpleNamespace(uri="", metadata={})
     register_version.python_func(
         place=place,

@@ -110,6 +110,17 @@ CASES = {
     "a builder of one argument": builder("own_builders:one", "too many positional arguments"),
     "an unknown argument": builder("own_builders:narrow", "unexpected keyword", "--set", "model.arguments={unit: 3}"),
     "a missing argument": builder("own_builders:more", "missing a required"),
+    "no such serving function": builder(
+        "own_builders:build",
+        "has no lod",
+        "--set",
+        "serve.module=own_builders:lod",
+        target="vertex",
+        more=(("vertex", VERTEX),),
+    ),
+    "a serving function of two arguments": Case(
+        "cannot be called with (folder)", ("--set", "serve.module=own_builders:narrow"), make=builders
+    ),
     "accelerators of this machine": Case("t4x1 needs 1 NVIDIA T4 here", ("--hardware", "t4x1")),
     "a batch that is not shared evenly": Case("cannot be split evenly", ("--hardware", "cpu*3")),
     "a setting that the engine lacks": Case(".", ("--set", "train.engine=jax", "--set", "train.xla=false")),
@@ -121,7 +132,7 @@ CASES = {
     ),
     "no Docker": Case("No Docker API answers", ("--runner", "docker"), compiled=False),
     "no place on Vertex AI": Case("has no section vertex", target="vertex"),
-    "no serving image": vertex("requires a serving image", image="e.g/trainer:1", serving_image=None),
+    "no serving image": vertex("With vertex.image no images are built", image="e.g/trainer:1", serving_image=None),
     "an image that cannot serve": vertex(
         "cannot serve models of the engine jax: TensorFlow 2.15 and 2.17 load",
         *("--set", "train.engine=jax"),

@@ -47,10 +47,11 @@ def configuration(google: FakeGoogle, folder: Path, **vertex: Any) -> Path:
     return path
 
 
-def compiled(path: Path) -> tuple[str, dict[str, Any], str]:
+def compiled(path: Path, *settings: str) -> tuple[str, dict[str, Any], str]:
     """Run compile; return its output, the spec and stderr."""
     spec = path.with_name("spec.yaml")
-    result = CliRunner().invoke(app, ["compile", "-c", str(path), "--target", "vertex", "-o", str(spec)])
+    options = [part for setting in settings for part in ("--set", setting)]
+    result = CliRunner().invoke(app, ["compile", "-c", str(path), "--target", "vertex", "-o", str(spec), *options])
     assert result.exit_code == 0, result.output
     return spec.read_text(), yaml.safe_load(spec.read_text()), result.stderr
 
@@ -112,6 +113,65 @@ def test_pytorch_models_are_evaluated_in_an_image_with_pytorch(project: FakeGoog
     assert executors["exec-evaluate"]["container"]["image"] == images.evaluation
     assert executors["exec-prepare-data"]["container"]["image"] == images.steps
     assert "steps-gpu-pytorch@sha256:" in images.evaluation
+
+
+def test_without_another_image_the_model_is_served_by_slipways(
+    project: FakeGoogle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = configuration(project, tmp_path, serving_image=None)
+
+    def name(**settings: str) -> str:
+        config = load(path, [f"{key.replace('_', '.')}={value}" for key, value in settings.items()])
+        return wanted_images(config, print)["serving"].request.name
+
+    assert name() == name(train_engine="jax") == "serving-cpu"
+    assert name(serve_accelerator="gpu") == "serving-gpu"
+    assert name(train_engine="pytorch") == "serving-gpu-pytorch"
+    image = wanted_images(load(path), print)["serving"]
+    assert image.context.arguments["RUN_AS"] == "65534:65534"
+    assert {each.split("/")[2] for each in image.context.files if each.startswith("code/slipway/")} == {
+        "__init__.py", "core", "serving", "trainer", "training.py",
+    }  # fmt: skip
+    images = ensure_images(load(path), io.StringIO(), print)
+    assert images.by_role().keys() == {"steps", "trainer", "serving"}
+    _, specification, said = compiled(path)
+    assert "not built" not in said
+    assert candidate(specification)["container"] == {
+        "image_uri": images.serving,
+        "ports": [{"container_port": 8080}],
+        "predict_route": "/predict",
+        "health_route": "/health",
+        "env": [],
+    }
+    assert f"{PREFIX}/serving-cpu@sha256:" in str(images.serving)
+
+
+def candidate(specification: dict[str, Any]) -> dict[str, Any]:
+    """Return what the step register_model registers."""
+    branch = specification["components"]["comp-condition-1"]["dag"]["tasks"]["register-version"]
+    return json.loads(branch["inputs"]["parameters"]["candidate"]["runtimeValue"]["constant"])
+
+
+def test_only_the_image_of_a_custom_serving_function_contains_the_project(
+    project: FakeGoogle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = configuration(project, tmp_path, serving_image=None)
+    (tmp_path / "nets.py").write_text("def build(image_shape, classes): ...\n")
+    (tmp_path / "my_serving.py").write_text("def load(folder): ...\n")
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "add", ".")
+    monkeypatch.chdir(tmp_path)
+
+    def project_of(*settings: str) -> set[str]:
+        config = load(path, ("model.builder=nets:build", *settings))
+        return set(wanted_images(config, print)["serving"].context.project)
+
+    assert project_of() == set()
+    own = ("serve.module=my_serving:load",)
+    assert project_of(*own) >= {"code/nets.py", "code/my_serving.py"}
+    _, specification, _ = compiled(path, "model.builder=nets:build", *own)
+    [variable] = candidate(specification)["container"]["env"]
+    assert variable == {"name": "SLIPWAY_SERVE_MODULE", "value": "my_serving:load"}
 
 
 def test_compile_uses_digests_of_built_images_and_tags_otherwise(project: FakeGoogle, tmp_path: Path) -> None:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import csv
 import json
 import socket
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from slipway.components.register_model.registry import Registry
+from slipway.components.register_model.registration import register
+from slipway.components.register_model.registry import RegisterSettings, Registry
 from slipway.pipelines.cli.app import app
+from slipway.pipelines.config.config import validate
 from slipway.pipelines.prediction import models, prediction, sources
+from slipway.pipelines.runs.record import RunRecord, StepRecord, create
 from slipway.serving import instances, model
 from slipway.serving.model import Model
 from slipway.trainer.engines import installed
@@ -207,3 +211,36 @@ def test_serve_names_the_missing_extra_and_a_port_that_is_taken(project: Path, m
     assert result.exit_code == 2
     assert "starlette is not installed" in result.stderr
     assert "pip install 'slipway-ml[serving]'" in result.stderr
+
+
+def test_a_registered_models_and_a_runs_own_function_load_them(project: Path) -> None:
+    (project / "own_loading.py").write_text(
+        "def load(folder):\n    return lambda instances: [len(one) for one in instances]\n"
+    )
+    folder = project / "program"
+    folder.mkdir()
+    (folder / "weights").write_text("in a format of its own")
+    registration = register(
+        RegisterSettings(), model_name="own", run_id="one", verdict="promote", champion="", source=folder, metrics={},
+        serve_module="own_loading:load",
+    )  # fmt: skip
+    for name in ("own", "own/1", str(registration.version.folder)):
+        assert lines(run(name, "-", stdin='"four"\n[1]\n')) == [
+            {"input": "line 1", "prediction": 4},
+            {"input": "line 2", "prediction": 1},
+        ]
+    program = {"model": None, "train": {"module": "own_loading"}, "serve": {"module": "own_loading:load"}}
+    made = create(validate({"name": "mine", **program}, "the test"))
+    trained = StepRecord(name="train", status="succeeded", outputs={"model": str(folder)})
+    made.write(
+        RunRecord(
+            run_id=made.run_id,
+            name="mine",
+            platform="local",
+            hardware="cpu",
+            created=datetime.now(UTC),
+            steps=[trained],
+        )
+    )
+    assert models.find(made.run_id, Path("models")).module == "own_loading:load"
+    assert run(str(folder), "-", stdin='"four"').exit_code == 2

@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -109,7 +110,8 @@ def test_a_replica_ends_with_the_status_of_the_process_that_failed(
     program = tmp_path / "python"
     program.write_text(DEVICE.format(body=body, seconds=60 if status else 0))
     program.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(program))
+    # Not sys.executable itself, which starts the processes.
+    monkeypatch.setattr(processes, "sys", SimpleNamespace(executable=str(program), stderr=sys.stderr))
     # Other tests may have left a handler that writes to their own, closed output.
     monkeypatch.setattr(logging.getLogger(), "handlers", [caplog.handler])
     with caplog.at_level(logging.ERROR):

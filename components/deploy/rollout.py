@@ -1,0 +1,297 @@
+"""The rollout of a model on an endpoint, step by step, and the way back.
+
+All state is in the endpoint (see `service`), so a repeated call continues where an interrupted one stopped. At most two
+models are deployed: the one that is rolled out, and the one to which `roll_back` returns.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
+
+from slipway.components.cloud.operations import StillRunningError
+from slipway.components.cloud.retries import paced
+from slipway.components.deploy.probes import LONGEST_SECONDS, Prober, Tally, examples
+from slipway.components.deploy.service import (
+    DRAIN_SECONDS,
+    PREVIOUS,
+    ROLLOUT,
+    Endpoints,
+    Traffic,
+    Version,
+    model_of,
+    version_text,
+)
+from slipway.components.deploy.settings import ALL, DISPLAY_PREFIX, Deployment
+from slipway.core.errors import UserError
+from slipway.core.values import JsonObject
+
+if TYPE_CHECKING:
+    from google.cloud.aiplatform_v1.types import Endpoint
+
+# How much longer than expected a step waits for the new model's answers.
+PATIENCE = 5
+Say = Callable[[str], None]
+
+
+@dataclass
+class Outcome:
+    """What a rollout came to.
+
+    Attributes:
+        endpoint: The endpoint's resource name.
+        version: The deployed version: digits@3.
+        deployed: The id of the deployed model.
+        status: Whether it has all traffic now, had it before, or was removed again.
+        reason: Why it was removed.
+        previous: The version that `slipway rollback` returns to.
+        figures: What the requests showed, by percentage of the traffic.
+    """
+
+    endpoint: str
+    version: str
+    deployed: str
+    status: str = "deployed"
+    reason: str = ""
+    previous: str = ""
+    figures: dict[str, str] = field(default_factory=dict)
+
+    def as_dict(self) -> JsonObject:
+        return asdict(self)
+
+
+def roll_out(endpoints: Endpoints, deployment: Deployment, version: Version, say: Say) -> Outcome:
+    """Deploy a version and give it the traffic step by step; on a fault, all traffic returns to the previous model.
+
+    Raises:
+        UserError: Another model is being rolled out, the traffic was changed by another command, the model has no
+            examples, or its machines do not start in time.
+    """
+    found = examples(endpoints.connection, version.uri, deployment)
+    endpoint = endpoints.ensure(deployment)
+    rollout = _Rollout(endpoints, deployment, version, say)
+    current = rollout.current(endpoint)
+    outcome = Outcome(endpoint.name, rollout.text, rollout.candidate)
+    outcome.previous = version_text(endpoint, current) if current else ""
+    if endpoint.traffic_split.get(rollout.candidate) == ALL and endpoint.labels.get(ROLLOUT) != rollout.candidate:
+        say(f"{rollout.text} already has all traffic of {deployment.name}")
+        outcome.status = "unchanged"
+        outcome.previous = version_text(endpoint, before) if (before := endpoint.labels.get(PREVIOUS, "")) else ""
+        return outcome
+    rollout.deploy(current)
+    endpoint = endpoints.existing(deployment.endpoint_id)
+    prober = Prober(endpoints.connection, endpoint, found, deployment.settings.request_timeout or LONGEST_SECONDS)
+    for percent in rollout.steps(endpoint, current):
+        rollout.give(percent, current)
+        tally = rollout.watch(prober, percent)
+        outcome.figures[str(percent)] = str(tally)
+        rollout.check_unchanged(endpoints.existing(deployment.endpoint_id))
+        if fault := tally.fault() or rollout.silence(tally, percent):
+            rollout.withdraw(current, fault)
+            outcome.status, outcome.reason = "rolled back", fault
+            return outcome
+    rollout.finish(current)
+    return outcome
+
+
+def roll_back(endpoints: Endpoints, endpoint_id: str, say: Say) -> Outcome:
+    """Return all traffic to the previous model, in one update of the endpoint.
+
+    The model that had the traffic stays deployed, so that a second call returns to it.
+
+    Raises:
+        UserError: There is no previous model.
+    """
+    left: list[str] = []
+
+    def back(endpoint: Endpoint) -> Traffic:
+        previous = endpoint.labels.get(PREVIOUS, "")
+        if model_of(endpoint, previous) is None:
+            raise _nothing_to_return_to(endpoint, endpoint_id)
+        left[:] = [name for name, percent in endpoint.traffic_split.items() if percent and name != previous]
+        # Of an unfinished rollout, the model that is rolled out; else the one that has the traffic.
+        leaving = endpoint.labels.get(ROLLOUT) or (left[0] if left else "")
+        return Traffic({previous: ALL}, previous=leaving)
+
+    endpoint = endpoints.move(endpoint_id, back)
+    deployed = next(iter(endpoint.traffic_split))
+    outcome = Outcome(endpoint.name, version_text(endpoint, deployed), deployed)
+    outcome.previous = ", ".join(version_text(endpoint, one) for one in left)
+    say(f"{outcome.version} has all traffic again; {outcome.previous} has none and stays deployed")
+    return outcome
+
+
+def _nothing_to_return_to(endpoint: Endpoint, endpoint_id: str) -> UserError:
+    names = ", ".join(version_text(endpoint, one.id) for one in endpoint.deployed_models)
+    return UserError(
+        f"The endpoint {endpoint_id} has no previous model to return to.",
+        allowed=f"deployed: {names}" if names else "no model is deployed",
+        fix="slipway deploy --version VERSION",
+    )
+
+
+class _Rollout:
+    """One rollout: its endpoint, the candidate, and the commands that continue it."""
+
+    def __init__(self, endpoints: Endpoints, deployment: Deployment, version: Version, say: Say) -> None:
+        self.endpoints, self.deployment, self.version, self.say = endpoints, deployment, version, say
+        self.candidate = deployment.deployed_id(version.name, version.run_id)
+        self.text = version.display_name.removeprefix(DISPLAY_PREFIX)
+        self.again = f"slipway deploy --endpoint {deployment.name} --version {version.number}"
+        self.back = f"slipway rollback --endpoint {deployment.name}"
+        self._started = False
+
+    def current(self, endpoint: Endpoint) -> str:
+        """Return the id of the model that serves now, to which a fault returns; "" if there is none.
+
+        Raises:
+            UserError: Several other models have traffic, such as in another model's rollout.
+        """
+        unfinished, previous = (endpoint.labels.get(label, "") for label in (ROLLOUT, PREVIOUS))
+        if unfinished == self.candidate:
+            return previous if model_of(endpoint, previous) is not None else ""
+        serving = [name for name, percent in endpoint.traffic_split.items() if percent and name != self.candidate]
+        # The rollout of the first model has no previous one: that model serves.
+        if previous and model_of(endpoint, unfinished) is not None:
+            text = version_text(endpoint, unfinished)
+            raise UserError(
+                f"The rollout of {text} on {self.deployment.name} is not finished: it has "
+                f"{endpoint.traffic_split.get(unfinished, 0)}% of the traffic.",
+                fix=f"slipway deploy --endpoint {self.deployment.name} --version {text.rpartition('@')[2]}, which "
+                f"continues it, or {self.back}",
+            )
+        if len(serving) > 1:
+            names = ", ".join(f"{version_text(endpoint, name)} {endpoint.traffic_split[name]}%" for name in serving)
+            raise UserError(
+                f"Several models share the traffic of {self.deployment.name}: {names}.",
+                allowed="one model with all traffic",
+                fix="give one of them all traffic in the Google Cloud console, then deploy again",
+            )
+        return serving[0] if serving else ""
+
+    def deploy(self, current: str) -> None:
+        """Start the candidate's machines, after stopping those of models that nothing returns to any more."""
+        settings, until = self.deployment.settings, time.monotonic() + 60 * self.deployment.settings.timeout
+        endpoint = self.endpoints.existing(self.deployment.endpoint_id)
+        try:
+            for one in self._unneeded(endpoint, current):
+                self.say(f"undeploying {version_text(endpoint, one)}")
+                self.endpoints.undeploy(self.deployment.endpoint_id, one, until)
+            if model_of(endpoint, self.candidate) is None:
+                count = f"{settings.min_replicas} to {settings.max_replicas} replicas"
+                self.say(f"deploying {self.text} to {self.deployment.name} ({settings.machine}, {count})")
+            self.endpoints.deploy(self.deployment, self.version, self.candidate)
+        except StillRunningError as error:
+            raise UserError(
+                f"{self.text} is not deployed after {settings.timeout:g} minutes; Vertex AI continues ({error}).",
+                setting="timeout",
+                value=settings.timeout,
+                fix=f"{self.again}, which waits for it and continues",
+            ) from None
+
+    def _unneeded(self, endpoint: Endpoint, current: str) -> Iterator[str]:
+        """Yield Slipway's deployed models that have no traffic and that are not part of this rollout."""
+        for one in endpoint.deployed_models:
+            ours = one.display_name.startswith(DISPLAY_PREFIX)
+            if ours and one.id not in (current, self.candidate) and not endpoint.traffic_split.get(one.id):
+                yield one.id
+
+    def steps(self, endpoint: Endpoint, current: str) -> list[int]:
+        """Return the percentages that are still to come, with the one that an interrupted rollout has reached."""
+        if not current:
+            return [ALL]
+        reached = endpoint.traffic_split.get(self.candidate, 0)
+        return [percent for percent in self.deployment.settings.canary if percent >= reached]
+
+    def give(self, percent: int, current: str) -> None:
+        """Give the candidate its percentage of the traffic, and the current model the rest.
+
+        Raises:
+            UserError: Another command has changed the traffic or removed the candidate.
+        """
+        rest = {current: ALL - percent} if current else {}
+        wanted = Traffic({self.candidate: percent, **rest}, self.candidate, current)
+
+        def checked(endpoint: Endpoint) -> Traffic:
+            others = {name for name, share in endpoint.traffic_split.items() if share} - {self.candidate, current}
+            if self._started:
+                self.check_unchanged(endpoint)
+            elif others or model_of(endpoint, self.candidate) is None:
+                raise self._changed()
+            if endpoint.traffic_split.get(self.candidate, 0) > percent:  # the same command runs a second time
+                return Traffic(dict(endpoint.traffic_split), self.candidate, current)
+            return wanted
+
+        self.endpoints.move(self.deployment.endpoint_id, checked)
+        self._started = True
+        self.say(f"{self.text} has {percent}% of the traffic of {self.deployment.name}")
+
+    def check_unchanged(self, endpoint: Endpoint) -> None:
+        """Check that the endpoint is still in this rollout.
+
+        Raises:
+            UserError: Another command has changed it.
+        """
+        if endpoint.labels.get(ROLLOUT) != self.candidate or model_of(endpoint, self.candidate) is None:
+            raise self._changed()
+
+    def _changed(self) -> UserError:
+        return UserError(
+            f"The rollout of {self.text} has ended: another command has changed {self.deployment.name}.",
+            fix=f"slipway endpoints show {self.deployment.name}; to roll it out again: {self.again}",
+        )
+
+    def watch(self, prober: Prober, percent: int) -> Tally:
+        """Send requests until the time of a step has passed and the candidate has answered enough of them."""
+        settings = self.deployment.settings
+        tally = Tally(self.candidate, settings.check)
+        ends = time.monotonic() + 60 * settings.hold
+        following = time.monotonic()
+        while time.monotonic() < ends or not (tally.enough or self.silence(tally, percent)):
+            time.sleep(max(0.0, following - time.monotonic()))
+            following = max(following + 1 / settings.check.rate, time.monotonic())
+            tally.add(*prober.send())
+            if tally.fault():
+                break
+        self.say(f"at {percent}%: {tally}")
+        return tally
+
+    def silence(self, tally: Tally, percent: int) -> str:
+        """Return the sentence that says that the candidate answers too rarely; "" if it does not."""
+        sent, expected = tally.requests + tally.others, tally.check.answers * ALL / percent
+        if tally.enough or sent < PATIENCE * expected:
+            return ""
+        return f"{self.text} answered {len(tally.seconds)} of {sent:,} requests, instead of about {percent}%."
+
+    def finish(self, current: str) -> None:
+        """Record that the candidate has replaced the current model."""
+
+        def ended(endpoint: Endpoint) -> Traffic:
+            done = ROLLOUT not in endpoint.labels and endpoint.traffic_split.get(self.candidate) == ALL
+            if not done:  # by a write whose response was lost
+                self.check_unchanged(endpoint)
+            return Traffic(dict(endpoint.traffic_split), previous=current)
+
+        self.endpoints.move(self.deployment.endpoint_id, ended)
+        self.say(f"{self.text} is deployed to {self.deployment.name}")
+
+    def withdraw(self, current: str, fault: str) -> None:
+        """Return all traffic to the current model, then stop the candidate's machines."""
+
+        def back(endpoint: Endpoint) -> Traffic:
+            done = set(endpoint.traffic_split) == ({current} if current else set())
+            if not done:  # by a write whose response was lost
+                self.check_unchanged(endpoint)
+            return Traffic({current: ALL} if current else {})
+
+        self.endpoints.move(self.deployment.endpoint_id, back)
+        rest = "no model has traffic now" if not current else "the previous model has all traffic again"
+        self.say(f"{fault} {self.text} is withdrawn: {rest}")
+        time.sleep(paced(DRAIN_SECONDS))
+        until = time.monotonic() + 60 * self.deployment.settings.timeout
+        try:
+            self.endpoints.undeploy(self.deployment.endpoint_id, self.candidate, until)
+        except StillRunningError as error:
+            self.say(f"{self.text} is still being undeployed ({error})")

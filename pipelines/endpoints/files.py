@@ -1,0 +1,164 @@
+"""Load and validate endpoint files."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from slipway.components.cloud.connection import Connection
+from slipway.components.deploy.settings import Deployment, EndpointSettings
+from slipway.core.errors import UserError, nearest
+from slipway.pipelines.config.config import RunConfig, load, vertex_of
+from slipway.pipelines.config.errors import explain_validation
+from slipway.pipelines.config.values import read_yaml
+from slipway.pipelines.endpoints.machines import ServingMachine, machine_of
+
+FOLDER = Path("configs/endpoints")
+NAME_PATTERN = r"^[a-z]([a-z0-9-]*[a-z0-9])?$"
+LONGEST_NAME = 50
+
+
+@dataclass(frozen=True)
+class EndpointFile:
+    """A validated endpoint file: its run configuration, its replicas' machine, and the deployment that it describes."""
+
+    path: Path
+    config: RunConfig
+    machine: ServingMachine
+    deployment: Deployment
+
+    @property
+    def name(self) -> str:
+        """The endpoint's name."""
+        return self.path.stem
+
+    @property
+    def settings(self) -> EndpointSettings:
+        """The file's settings."""
+        return self.deployment.settings
+
+    @property
+    def connection(self) -> Connection:
+        """The connection to the endpoint's project and region."""
+        return vertex_of(self.config).connection
+
+
+def read_all(names: Sequence[str] = (), folder: Path = FOLDER) -> list[EndpointFile]:
+    """Load the endpoint files called `names`, or all of them.
+
+    Raises:
+        UserError: A file is missing or invalid.
+    """
+    paths = {path.stem: path for path in sorted(folder.glob("*.yaml"))} if folder.is_dir() else {}
+    if not paths:
+        raise UserError(
+            f"No endpoints found: {folder} contains no YAML files.",
+            setting="--endpoint",
+            value=names[0] if names else None,
+            fix=f"write {folder}/NAME.yaml; see docs/endpoints.md",
+        )
+    for name in names:
+        if name not in paths:
+            raise UserError.unknown("endpoint", name, paths, setting="--endpoint", fix=f"write {folder}/{name}.yaml")
+    return [read(paths[name]) for name in names or paths]
+
+
+def read_one(name: str | None, folder: Path = FOLDER) -> EndpointFile:
+    """Load the endpoint file called `name`; without a name, the only one that there is.
+
+    Raises:
+        UserError: A file is missing or invalid, or there are several.
+    """
+    files = sorted(path.stem for path in folder.glob("*.yaml")) if folder.is_dir() else []
+    if name is None and len(files) > 1:
+        raise UserError(
+            f"{folder} has {len(files)} endpoints.",
+            setting="--endpoint",
+            value=None,
+            allowed=", ".join(files),
+            fix=f"--endpoint {files[0]}",
+        )
+    return read_all(() if name is None else (name,), folder)[0]
+
+
+def read(path: Path) -> EndpointFile:
+    """Load and validate one endpoint file.
+
+    Raises:
+        UserError: The file or the run's configuration is invalid.
+    """
+    _check_name(path)
+    values = read_yaml(path)
+    try:
+        settings = EndpointSettings.model_validate(values)
+        machine = machine_of(settings.machine)
+    except ValidationError as error:
+        raise _in_file(explain_validation(EndpointSettings, error, str(path), values), path) from None
+    except UserError as error:
+        raise _in_file(error, path) from None
+    if not settings.configuration.is_file():
+        raise UserError(
+            f"{path}: configuration {settings.configuration} does not exist.",
+            setting="configuration",
+            value=str(settings.configuration),
+            allowed="the path of a run configuration, relative to the working directory",
+            nearest=nearest(str(settings.configuration), map(str, Path("configs").glob("*.yaml"))),
+            fix=f"correct configuration in {path}",
+        )
+    config = load(settings.configuration, settings.set)
+    vertex = vertex_of(config)
+    deployment = Deployment(
+        name=path.stem,
+        settings=settings,
+        model=settings.model or config.model_name,
+        machine_spec=machine.spec,
+        spot=machine.spot,
+        labels={**vertex.labels, **settings.labels},
+        encryption_key=vertex.encryption_key,
+        instances=_instances(settings.check.requests, path),
+    )
+    return EndpointFile(path, config, machine, deployment)
+
+
+def _instances(requests: Path | None, path: Path) -> list[object] | None:
+    """Return the instances in the file `check.requests`."""
+    if requests is None:
+        return None
+    try:
+        found = json.loads(requests.read_bytes())["instances"]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(
+            f"{path}: {requests} has no instances: {type(error).__name__}: {error}.",
+            setting="check.requests",
+            value=str(requests),
+            allowed='a JSON file of the form {"instances": […]}',
+            fix=f"correct {requests}, or check.requests in {path}",
+        ) from None
+    return list(found) or None
+
+
+def _in_file(problem: UserError, path: Path) -> UserError:
+    """Return an error with a fix in the file, instead of an option of run configurations."""
+    if not problem.message.startswith(str(path)):
+        problem.message = f"{path}: {problem.message}"
+    if problem.fix is None or str(problem.fix).startswith("--set"):
+        problem.fix = f"{problem.setting}: {problem.nearest or 'VALUE'} in {path}"
+    return problem
+
+
+def _check_name(path: Path) -> None:
+    if re.match(NAME_PATTERN, path.stem) is None or len(path.stem) > LONGEST_NAME:
+        raise UserError(
+            f"{path.stem!r} is not a valid endpoint name.",
+            setting="--endpoint",
+            value=path.stem,
+            allowed=f"lowercase letters, digits and hyphens, starting with a letter and ending with a letter or digit; "
+            f"at most {LONGEST_NAME} characters",
+            nearest=re.sub(r"[^a-z0-9-]+", "-", path.stem.lower()).strip("-0123456789") or None,
+            fix=f"rename {path}",
+        )

@@ -1,0 +1,107 @@
+"""Clients of a prediction server in tests."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+def free_port() -> int:
+    with socket.socket() as trial:
+        trial.bind(("127.0.0.1", 0))
+        return trial.getsockname()[1]
+
+
+def until(true: Any, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def ask(port: int, path: str, body: bytes | None = None, kind: str = "application/json") -> tuple[int, Any]:
+    """Return the status and the body, as JSON if it is."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("GET" if body is None else "POST", path, body, {"Content-Type": kind} if body else {})
+    answer = connection.getresponse()
+    content = answer.read()
+    connection.close()
+    is_json = answer.getheader("content-type", "").startswith("application/json")
+    return answer.status, json.loads(content) if is_json else content.decode()
+
+
+def predict(port: int, *instances: Any) -> tuple[int, Any]:
+    return ask(port, "/predict", json.dumps({"instances": instances}).encode())
+
+
+def health(port: int) -> int | None:
+    """Return the status of the health route; None if nobody listens."""
+    with contextlib.suppress(OSError):
+        return ask(port, "/health")[0]
+    return None
+
+
+@contextlib.contextmanager
+def process(folder: Path | str, **environment: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """`python -m slipway.serving` of a model, and its port."""
+    port = free_port()
+    variables = {**os.environ, "AIP_HTTP_PORT": str(port), "AIP_STORAGE_URI": str(folder), **environment}
+    command = [sys.executable, "-m", "slipway.serving"]
+    with subprocess.Popen(command, env=variables, stderr=subprocess.PIPE) as server:
+        try:
+            yield server, port
+        finally:
+            server.kill()
+
+
+def logged(server: subprocess.Popen[bytes]) -> str:
+    """Return the log of a server that has ended."""
+    assert server.stderr is not None
+    return server.stderr.read().decode()
+
+
+class Load:
+    """Clients, each of which sends images on one connection until the server closes it between two requests.
+
+    `lost` are the errors of requests without an answer.
+    """
+
+    def __init__(self, port: int, image: bytes, clients: int = 16) -> None:
+        self._port, self._image = port, image
+        self.statuses: list[int] = []
+        self.lost: list[Exception] = []
+        self._threads = [threading.Thread(target=self._client) for _ in range(clients)]
+
+    def start(self) -> None:
+        """Start the clients, and return when the server is answering them."""
+        for thread in self._threads:
+            thread.start()
+        until(lambda: len(self.statuses) > 100 or self.lost)
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(60)
+
+    def _client(self) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
+        while True:
+            try:
+                connection.request("POST", "/predict", self._image, {"Content-Type": "image/png"})
+                answer = connection.getresponse()
+                answer.read()
+            except Exception as error:
+                self.lost.append(error)
+                return
+            self.statuses.append(answer.status)
+            if answer.getheader("connection") == "close":
+                return
