@@ -97,7 +97,7 @@ class FakeGoogle:
         """Return Vertex AI's services at `location`, started on first use because their imports take seconds."""
         from tests.fakes.vertex.region import Region
 
-        return Region(self.vertex, self.world, self.location, self.log)
+        return Region(self.vertex, self.world, self.location, self.log, self.storage)
 
     def service(self, name: str) -> HttpService:
         """Return the HTTP service of that name, to add routes."""
@@ -130,6 +130,8 @@ class FakeGoogle:
         servers = [*self.http.values(), self.vertex, self.storage, self.tokens]
         with ThreadPoolExecutor(len(servers)) as pool:  # all at once: each waits until its thread notices
             list(pool.map(lambda server: server.stop(), servers))
+        if "region" in self.__dict__:
+            self.region.stop()
 
 
 def _token(request: Request) -> Any:

@@ -15,6 +15,7 @@ import threading
 import time
 import urllib.parse
 from http.server import HTTPServer
+from pathlib import Path
 from typing import Any
 
 import google_crc32c
@@ -99,6 +100,21 @@ class FakeStorage:
     def names(self, bucket: str) -> set[str]:
         """Return the names of a bucket's objects."""
         return {found["name"] for found in self._objects.get_file_list(bucket)[0]}
+
+    def download(self, uri: str, folder: Path) -> None:
+        """Copy the objects below a gs:// URI into a new folder, as another Google service does."""
+        bucket, _, prefix = uri.removeprefix("gs://").rstrip("/").partition("/")
+        folder.mkdir(parents=True)
+        if bucket not in self._world.buckets:
+            return
+        with self._world.lock:
+            if self.mount is not None:
+                self.mount.take_in(bucket)
+            for name in self.names(bucket):
+                if name.startswith(f"{prefix}/") and not name.endswith("/"):
+                    target = folder / name.removeprefix(f"{prefix}/")
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    target.write_bytes(self.read(bucket, name)[0])
 
     def remove(self, bucket: str, name: str) -> None:
         """Delete an object."""

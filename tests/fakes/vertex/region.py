@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from tests.fakes.grpc_service import GrpcServer
 from tests.fakes.logging import Log
+from tests.fakes.storage import FakeStorage
 from tests.fakes.vertex.jobs import JobService
 from tests.fakes.vertex.metadata import MetadataService
 from tests.fakes.vertex.models import ModelService
 from tests.fakes.vertex.operations import Operations
 from tests.fakes.vertex.pipelines import PipelineService
 from tests.fakes.vertex.schedules import ScheduleService
+from tests.fakes.vertex.serving import Servers
 from tests.fakes.world import World
 
 PACKAGE = "google.cloud.aiplatform.v1"
@@ -18,10 +20,11 @@ PACKAGE = "google.cloud.aiplatform.v1"
 class Region:
     """Pipelines, schedules, jobs and models of one region, on `server`."""
 
-    def __init__(self, server: GrpcServer, world: World, name: str, log: Log) -> None:
+    def __init__(self, server: GrpcServer, world: World, name: str, log: Log, storage: FakeStorage) -> None:
         self.world = world
         self.name = name
         self.operations = Operations(world)
+        self.servers = Servers(storage)
         self.jobs = JobService(world, name, log)
         self.metadata = MetadataService(world, name)
         self.pipelines = PipelineService(world, name, self.jobs, self.metadata)
@@ -33,3 +36,7 @@ class Region:
         server.add(f"{PACKAGE}.ScheduleService", self.schedules.methods())
         server.add(f"{PACKAGE}.MetadataService", self.metadata.methods())
         server.add("google.longrunning.Operations", self.operations.methods())
+
+    def stop(self) -> None:
+        """End the processes of all models."""
+        self.servers.close()
