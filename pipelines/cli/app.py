@@ -39,7 +39,10 @@ COMMANDS = (
         "Use models",
         "batch",
         batch,
-        ("slipway batch digits --input photos --output predictions --processes 8",),
+        (
+            "slipway batch digits --input photos --output predictions --processes 8",
+            "slipway batch digits --target vertex --input gs://bucket/in.jsonl --output gs://bucket/out",
+        ),
     ),
     ("Use models", "serve", serve, ("slipway serve", "slipway serve digits --port 9000")),
     ("Follow runs", "list", list_, ("slipway list",)),

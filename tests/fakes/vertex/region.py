@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.fakes.grpc_service import GrpcServer
 from tests.fakes.logging import Log
 from tests.fakes.storage import FakeStorage
+from tests.fakes.vertex.batch_predictions import BatchPredictions
 from tests.fakes.vertex.jobs import JobService
 from tests.fakes.vertex.metadata import MetadataService
 from tests.fakes.vertex.models import ModelService
@@ -30,7 +31,9 @@ class Region:
         self.pipelines = PipelineService(world, name, self.jobs, self.metadata)
         self.models = ModelService(world, name, self.operations)
         self.schedules = ScheduleService(world, name, self.pipelines, self.operations)
-        server.add(f"{PACKAGE}.JobService", self.jobs.methods())
+        self.batches = BatchPredictions(world, name, self.models, self.servers, storage)
+        server.add(f"{PACKAGE}.JobService", {**self.jobs.methods(), **self.batches.methods()})
+        server.add(f"{PACKAGE}beta1.JobService", self.batches.beta_methods())
         server.add(f"{PACKAGE}.PipelineService", self.pipelines.methods())
         server.add(f"{PACKAGE}.ModelService", self.models.methods())
         server.add(f"{PACKAGE}.ScheduleService", self.schedules.methods())
