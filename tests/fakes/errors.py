@@ -33,6 +33,11 @@ class ServiceError(Exception):
         self.message = message
         self.reason = reason or CODES[status].name
 
+    @property
+    def code(self) -> grpc.StatusCode:
+        """The google.rpc.Code."""
+        return getattr(grpc.StatusCode, self.reason, CODES[self.status])
+
     def as_json(self) -> dict[str, object]:
         """The body of Google's HTTP errors."""
         return {"error": {"code": self.status, "message": self.message, "status": self.reason}}

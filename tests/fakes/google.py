@@ -91,13 +91,18 @@ class FakeGoogle:
         self.tokens = HttpService("tokens", Faults(), lambda _headers: "")
         self.token_uri = ""
         self.dataflow_endpoint = ""
+        # Vertex AI's predictions over REST, which is also the address of dedicated endpoints.
+        self.prediction_endpoint = ""
+        add_predictions(self)
 
     @functools.cached_property
     def region(self) -> Region:
         """Return Vertex AI's services at `location`, started on first use because their imports take seconds."""
         from tests.fakes.vertex.region import Region
 
-        return Region(self.vertex, self.world, self.location, self.log, self.storage)
+        region = Region(self.vertex, self.world, self.location, self.log, self.storage)
+        region.endpoints.dedicated_dns = self.prediction_endpoint
+        return region
 
     def service(self, name: str) -> HttpService:
         """Return the HTTP service of that name, to add routes."""
@@ -113,6 +118,8 @@ class FakeGoogle:
             port = service.start(self.certificates.server_context)
             if name == "dataflow":  # called by Beam, which does not know vertex.endpoints
                 self.dataflow_endpoint = f"localhost:{port}"
+            elif name == "prediction":
+                self.prediction_endpoint = f"localhost:{port}"
             else:
                 self.endpoints[name] = f"localhost:{port}"
         self.token_uri = f"http://localhost:{token_port}/token"
@@ -132,6 +139,15 @@ class FakeGoogle:
             list(pool.map(lambda server: server.stop(), servers))
         if "region" in self.__dict__:
             self.region.stop()
+
+
+def add_predictions(google: FakeGoogle) -> None:
+    """Add the routes of Vertex AI's predictions over REST."""
+
+    @google.service("prediction").route("POST", "/v1/{endpoint=**}:predict")
+    @google.service("prediction").route("POST", "/v1/{endpoint=**}:rawPredict")
+    def predict(request: Request) -> Any:
+        return google.region.predictions.rest(request)
 
 
 def _token(request: Request) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from tests.fakes.certificates import Certificates
-from tests.fakes.errors import CODES, ConnectionReset, Faults, ServiceError
+from tests.fakes.errors import ConnectionReset, Faults, ServiceError
 
 
 class GrpcServer:
@@ -51,17 +51,13 @@ class GrpcServer:
                 self._faults.after(method)
                 return answer
             except ServiceError as error:
-                context.abort(_code(error), error.message)
+                context.abort(error.code, error.message)
             except ConnectionReset:
                 context.abort(grpc.StatusCode.UNAVAILABLE, "recvmsg:Connection reset by peer")
 
         return grpc.unary_unary_rpc_method_handler(
             call, request_deserializer=_deserializer(request_type), response_serializer=_serialize
         )
-
-
-def _code(error: ServiceError) -> grpc.StatusCode:
-    return getattr(grpc.StatusCode, error.reason, CODES[error.status])
 
 
 def _deserializer(message: Any) -> Callable[[bytes], Any]:

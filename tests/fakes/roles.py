@@ -27,6 +27,10 @@ PERMISSIONS: dict[str, frozenset[str]] = {
             "aiplatform.models.list",
             "aiplatform.models.update",
             "aiplatform.contexts.create",
+            *(
+                f"aiplatform.endpoints.{verb}"
+                for verb in ("create", "get", "list", "update", "delete", "deploy", "undeploy", "predict")
+            ),
             "resourcemanager.projects.get",
         }
     ),

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from slipway.components.cloud import policies
 from slipway.components.cloud.connection import Connection
@@ -30,7 +30,9 @@ from slipway.pipelines.platforms.vertex.batch_files import Inputs, Results
 from slipway.pipelines.platforms.vertex.submission import labels_of
 
 if TYPE_CHECKING:
-    from google.cloud.aiplatform_v1.types import BatchPredictionJob as Job
+    from google.cloud.aiplatform_v1.types import BatchPredictionJob
+
+    Job: TypeAlias = BatchPredictionJob
 
 DEFAULT_HARDWARE = "n1-standard-4"
 BATCH_LABEL = "slipway-batch"

@@ -11,7 +11,6 @@ import base64
 import contextlib
 import fnmatch
 import json
-import re
 import threading
 import time
 from collections.abc import Iterator
@@ -29,6 +28,7 @@ from tests.fakes.errors import ServiceError
 from tests.fakes.filters import matcher
 from tests.fakes.paging import page_of
 from tests.fakes.storage import FakeStorage
+from tests.fakes.vertex.endpoint_checks import check_machine
 from tests.fakes.vertex.models import ModelService
 from tests.fakes.vertex.serving import ModelServer, Servers
 from tests.fakes.vertex.shapes import check_act_as, check_display_name, check_key, check_labels, invalid, project_of
@@ -44,8 +44,6 @@ READ = ("jsonl", "file-list")
 # BatchDedicatedResources.max_replica_count, ManualBatchTuningParameters.batch_size
 DEFAULT_REPLICAS = 10
 DEFAULT_BATCH = 64
-# MachineSpec.machine_type: the machine types of online prediction.
-MACHINE = re.compile(r"(e2|n1|n2|n2d|c2|c2d|c3|a2|a3|g2)-[a-z]+-\d+g?")
 # "Exceeded retries: … retry=3": the troubleshooting page.
 RETRIES = 3
 MULTI_REGIONS = {"US": "us-", "EU": "europe-", "ASIA": "asia-"}
@@ -123,7 +121,7 @@ class BatchPredictions:
         model = self._models._version(job.model, caller, "aiplatform.models.get")
         self._check_input(job)
         self._check_output(job)
-        _check_resources(job.dedicated_resources)
+        _check_resources(job.dedicated_resources, self.region)
         if job.manual_batch_tuning_parameters.batch_size < 0:
             raise invalid("manual_batch_tuning_parameters.batch_size must be positive.")
         with self.world.lock:
@@ -227,7 +225,7 @@ class BatchPredictions:
             self._predict(job, model, servers)
             self._end(job)
         except ServiceError as error:
-            self._end(job, status_pb2.Status(code=error_number(error), message=error.message))
+            self._end(job, status_pb2.Status(code=error.code.value[0], message=error.message))
         finally:
             self._servers.stop(servers)
 
@@ -340,11 +338,6 @@ class BatchPredictions:
             job.end_time = job.update_time = datetime.now(UTC)
 
 
-def error_number(error: ServiceError) -> int:
-    """Return the number of google.rpc.Code: INVALID_ARGUMENT, or NOT_FOUND."""
-    return 5 if error.status == 404 else 3
-
-
 def _instance(line: Any, how: Any) -> tuple[dict[str, Any], Any]:
     sent = dict(line) if isinstance(line, dict) else line
     if not how.key_field:
@@ -361,14 +354,11 @@ def _as_struct(value: Any) -> Any:
     return json_format.MessageToDict(json_format.ParseDict(value, struct_pb2.Value()))
 
 
-def _check_resources(resources: vertex.BatchDedicatedResources) -> None:
+def _check_resources(resources: vertex.BatchDedicatedResources, region: str) -> None:
     spec = resources.machine_spec
     if not spec.machine_type:
         raise invalid("dedicated_resources.machine_spec.machine_type is required.")
-    if not MACHINE.fullmatch(spec.machine_type):
-        raise invalid(f"Machine type {spec.machine_type} is not supported.")
-    if bool(spec.accelerator_type) != bool(spec.accelerator_count):
-        raise invalid("Both `accelerator_type` and `accelerator_count` should be specified or none.")
+    check_machine(spec, region)
     most = resources.max_replica_count or DEFAULT_REPLICAS
     if resources.starting_replica_count > most:
         raise invalid("starting_replica_count must not be greater than max_replica_count.")

@@ -77,6 +77,8 @@ class ModelService:
             versions = self.models.setdefault(name, [])
             added = vertex.Model(model)
             added.name, added.version_id = name, str(len(versions) + 1)
+            # Of models with a custom container, as in the JSON of GoogleCloudPlatform/data-science-on-gcp#154.
+            added.supported_deployment_resources_types = [vertex.Model.DeploymentResourcesType.DEDICATED_RESOURCES]
             added.create_time = added.version_create_time = datetime.now(UTC)
             wanted = [*model.version_aliases, *([] if versions else ["default"])]
             added.version_aliases = []
@@ -86,7 +88,7 @@ class ModelService:
             return vertex.UploadModelResponse(model=name, model_version_id=added.version_id)
 
     def _get(self, request: vertex.GetModelRequest, caller: str) -> vertex.Model:
-        return self._version(request.name, caller, "aiplatform.models.get")
+        return self.version(request.name, caller, "aiplatform.models.get")
 
     def _list(self, request: vertex.ListModelsRequest, caller: str) -> vertex.ListModelsResponse:
         project = project_of(self.world, request.parent, self.region)
@@ -98,14 +100,14 @@ class ModelService:
 
     def _list_versions(self, request: vertex.ListModelVersionsRequest, caller: str) -> vertex.ListModelVersionsResponse:
         self._operations.pass_time()
-        name = self._version(request.name, caller, "aiplatform.models.list").name
+        name = self.version(request.name, caller, "aiplatform.models.list").name
         passes = matcher(request.filter)
         found = [version for version in reversed(self.models[name]) if passes(_fields(version))]
         page, following = page_of(found, request.page_size, request.page_token)
         return vertex.ListModelVersionsResponse(models=page, next_page_token=following)
 
     def _merge(self, request: vertex.MergeVersionAliasesRequest, caller: str) -> vertex.Model:
-        version = self._version(request.name, caller, "aiplatform.models.update")
+        version = self.version(request.name, caller, "aiplatform.models.update")
         for alias in request.version_aliases:
             _check_alias(alias.removeprefix("-"))
         with self.world.lock:
@@ -121,7 +123,7 @@ class ModelService:
             version.version_aliases = [alias for alias in version.version_aliases if alias not in aliases]
         to.version_aliases = [*to.version_aliases, *aliases]
 
-    def _version(self, name: str, caller: str, permission: str) -> vertex.Model:
+    def version(self, name: str, caller: str, permission: str) -> vertex.Model:
         """Return a version by its number or alias after @; by default the default version."""
         base, _, wanted = name.partition("@")
         parent, _, identity = base.rpartition("/models/")

@@ -6,11 +6,13 @@ from tests.fakes.grpc_service import GrpcServer
 from tests.fakes.logging import Log
 from tests.fakes.storage import FakeStorage
 from tests.fakes.vertex.batch_predictions import BatchPredictions
+from tests.fakes.vertex.endpoints import EndpointService
 from tests.fakes.vertex.jobs import JobService
 from tests.fakes.vertex.metadata import MetadataService
 from tests.fakes.vertex.models import ModelService
 from tests.fakes.vertex.operations import Operations
 from tests.fakes.vertex.pipelines import PipelineService
+from tests.fakes.vertex.prediction import PredictionService
 from tests.fakes.vertex.schedules import ScheduleService
 from tests.fakes.vertex.serving import Servers
 from tests.fakes.world import World
@@ -19,7 +21,7 @@ PACKAGE = "google.cloud.aiplatform.v1"
 
 
 class Region:
-    """Pipelines, schedules, jobs and models of one region, on `server`."""
+    """Pipelines, schedules, jobs, models and endpoints of one region, on `server`."""
 
     def __init__(self, server: GrpcServer, world: World, name: str, log: Log, storage: FakeStorage) -> None:
         self.world = world
@@ -32,6 +34,10 @@ class Region:
         self.models = ModelService(world, name, self.operations)
         self.schedules = ScheduleService(world, name, self.pipelines, self.operations)
         self.batches = BatchPredictions(world, name, self.models, self.servers, storage)
+        self.endpoints = EndpointService(world, name, self.operations, self.models, self.servers, log)
+        self.predictions = PredictionService(self.endpoints)
+        server.add(f"{PACKAGE}.EndpointService", self.endpoints.methods())
+        server.add(f"{PACKAGE}.PredictionService", self.predictions.methods())
         server.add(f"{PACKAGE}.JobService", {**self.jobs.methods(), **self.batches.methods()})
         server.add(f"{PACKAGE}beta1.JobService", self.batches.beta_methods())
         server.add(f"{PACKAGE}.PipelineService", self.pipelines.methods())
