@@ -105,7 +105,7 @@ def _of_hardware(text: str, hardware: Hardware) -> ServingMachine:
                 f"The machine of an endpoint cannot have {option}.",
                 setting="machine",
                 value=text,
-                allowed="one machine with its GPUs, +spot and +reservation; replicas are min_replicas, max_replicas",
+                allowed="one machine with its GPUs, +spot and +reservation; min_replicas and max_replicas",
             )
     if hardware.is_tpu:
         raise UserError(
