@@ -87,9 +87,6 @@ def batch(
     as_json: Json = False,
 ) -> None:
     """Predict on many inputs in several processes, or as a job on Vertex AI. The same command continues a batch."""
-    from slipway.pipelines.prediction import batch as batches
-    from slipway.pipelines.prediction import models
-
     _check_options(context, target)
     if target == "vertex":
         from slipway.pipelines.config.config import load
@@ -106,9 +103,11 @@ def batch(
         )
         _on_vertex(asked, dry_run=dry_run, no_wait=no_wait, cancel=cancel, strict=strict, as_json=as_json)
         return
-
     if "-" in inputs:
         raise UserError("A batch cannot read from stdin.", setting="--input", value="-", fix="slipway predict MODEL -")
+    from slipway.pipelines.prediction import batch as batches
+    from slipway.pipelines.prediction import models
+
     what = batches.Batch(
         chosen=models.find(model, registry),
         inputs=tuple(inputs),
@@ -120,6 +119,12 @@ def batch(
         key=key,
         module=module,
     )
+    _on_this_machine(what, processes, strict=strict, as_json=as_json)
+
+
+def _on_this_machine(what: Batch, processes: int | None, *, strict: bool, as_json: bool) -> None:
+    from slipway.pipelines.prediction import batch as batches
+
     outcome = _predict(what, processes)
     if outcome.kept == outcome.parts:
         say(f"{what.folder} is complete")

@@ -42,8 +42,8 @@ def predict(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="The file to write; stdout by default.")
     ] = None,
-    kind: Annotated[Format | None, typer.Option("--format", metavar="FORMAT", help="jsonl (default) or csv.")] = None,
-    split: Annotated[str, typer.Option(metavar="SPLIT", help="Split of a prepared data set, or all.")] = "test",
+    kind: Annotated[Format | None, typer.Option("--format", metavar="FORMAT", help=FORMAT)] = None,
+    split: Annotated[str, typer.Option(metavar="SPLIT", help=SPLIT)] = "test",
     batch_size: Annotated[int, typer.Option(min=1, metavar="COUNT", help="Examples per batch.")] = 256,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if any input has an error.")] = False,
     module: Module = None,

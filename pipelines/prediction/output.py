@@ -48,7 +48,7 @@ def opened(path: Path | None) -> Iterator[IO[str]]:
 def lines(answers: list[Answer], kind: Format, model: Model, *, errors: bool = True) -> str:
     """Return the lines of a chunk's answers; see `header`."""
     if kind is Format.jsonl:
-        return "".join(json_line(answer) for answer in answers)
+        return "".join(_json_line(answer) for answer in answers)
     return _csv([[*_row(answer, model), *([answer.error or ""] if errors else [])] for answer in answers])
 
 
@@ -63,8 +63,7 @@ def header(kind: Format, model: Model, *, errors: bool = True) -> str:
     return _csv([["input", *_columns(model), *(["error"] if errors else [])]]) if kind is Format.csv else ""
 
 
-def json_line(answer: Answer) -> str:
-    """Return an answer as a line of JSON."""
+def _json_line(answer: Answer) -> str:
     what = {"prediction": answer.prediction} if answer.error is None else {"error": answer.error}
     return json.dumps({"input": answer.key, **what}, ensure_ascii=False) + "\n"
 

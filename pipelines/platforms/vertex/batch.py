@@ -10,21 +10,18 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from slipway.components.cloud import policies
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.known_errors import as_user_error, first_recognised
-from slipway.components.cloud.refusals import is_absent, member_of, refusal
-from slipway.components.cloud.retries import is_transient, paced, retried, status_of
-from slipway.components.register_model.registry import CHAMPION
-from slipway.core.errors import UserError, nearest
+from slipway.components.cloud.refusals import refusal
+from slipway.components.cloud.retries import is_transient, paced, retried
+from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig, vertex_of
-from slipway.pipelines.endpoints.machines import ServingMachine, machine_of
+from slipway.pipelines.doctor import batch as checks
 from slipway.pipelines.platforms.vertex import batch_files
 from slipway.pipelines.platforms.vertex.batch_files import Inputs, Results
 from slipway.pipelines.platforms.vertex.submission import labels_of
@@ -40,7 +37,6 @@ HASH_LETTERS = 32
 POLL_SECONDS = 10.0
 # After a lost answer, the job may appear in the list only after a while.
 LIST_POLLS = 4
-MOST_REPLICAS = 1000
 # Instances in a request: Vertex AI's default (ManualBatchTuningParameters), or as many as Slipway's server accepts.
 # A file list does not tell how large the files are.
 BATCH_SIZE = 64
@@ -48,14 +44,6 @@ FILES_BATCH_SIZE = 4
 MOST_BODY = 10 << 20
 SUCCEEDED = ("JOB_STATE_SUCCEEDED", "JOB_STATE_PARTIALLY_SUCCEEDED")
 ENDED = (*SUCCEEDED, "JOB_STATE_FAILED", "JOB_STATE_CANCELLED", "JOB_STATE_EXPIRED")
-# The checks of `slipway doctor` that apply to a job which trains nothing.
-CHECKS = ("credentials", "project", "APIs", "service agents", "run-as account", "encryption key")
-PERMISSIONS = (
-    *(f"aiplatform.batchPredictionJobs.{verb}" for verb in ("cancel", "create", "get", "list")),
-    "aiplatform.models.get",
-)
-ROLE = "roles/aiplatform.user"
-MULTI_REGIONS = {"us": "us-", "eu": "europe-", "asia": "asia-"}
 
 
 @dataclass(frozen=True)
@@ -95,7 +83,7 @@ def prepare(asked: Asked) -> Prepared:
     """
     vertex = vertex_of(asked.config)
     connection = vertex.connection
-    machine, replicas = _machine(asked.hardware, vertex.region)
+    machine, replicas = checks.machine(asked.hardware, vertex.region)
     if not re.fullmatch(r"gs://[^/]+/.+", asked.output):
         raise UserError(
             f"The output {asked.output} is not a folder in a bucket.",
@@ -104,10 +92,11 @@ def prepare(asked: Asked) -> Prepared:
             allowed="gs://BUCKET/FOLDER",
             fix=f"--output {vertex.bucket}/predictions",
         )
-    _check_project(asked.config, connection)
-    version = _version(connection, asked.model)
-    for uri in (*asked.inputs, asked.output):
-        _check_bucket(connection, uri)
+    checks.check_project(asked.config, connection)
+    version = checks.version(connection, asked.model)
+    for uri in asked.inputs:
+        checks.check_bucket(connection, uri, "--input")
+    checks.check_bucket(connection, asked.output, "--output")
     inputs = batch_files.find_inputs(connection, asked.inputs, asked.key)
     supported = list(version.supported_input_storage_formats)
     if supported and inputs.format not in supported:
@@ -214,12 +203,10 @@ def failure(prepared: Prepared, job: Job) -> UserError:
     """Return why a job has not succeeded."""
     texts = [job.error.message, *(one.message for one in job.partial_failures)]
     found = first_recognised(texts, _facts(prepared.connection))
-    state = job.state.name.removeprefix("JOB_STATE_").lower()
-    message = found.sentence if found else next((text for text in texts if text), f"The job has {state}.")
-    stats = job.completion_stats
-    counted = f" {stats.successful_count:,} inputs were predicted, {stats.failed_count:,} failed." if stats else ""
+    ended = "was cancelled" if job.state.name == "JOB_STATE_CANCELLED" else "failed"
+    reason = found.sentence if found else " ".join(next((text for text in texts if text), "").split())
     return UserError(
-        f"The batch prediction has {state}: {' '.join(message.split())}{counted}",
+        f"The batch prediction {ended}{f': {reason}' if reason else '.'}",
         fix=found.fix if found else f"see its page: {console_url(prepared.connection, job)}",
     )
 
@@ -273,36 +260,6 @@ def _summary(prepared: Prepared, job: Job, found: Results) -> JsonObject:
     }
 
 
-def _machine(hardware: str, region: str) -> tuple[ServingMachine, int]:
-    """Return the machine of a replica, and the number of replicas, of a choice such as l4x1*2+spot."""
-    count = re.search(r"\*(\d+)", hardware)
-    replicas = int(count[1]) if count else 1
-    if not 1 <= replicas <= MOST_REPLICAS:
-        raise UserError(
-            f"Replicas must be between 1 and {MOST_REPLICAS:,}; got {replicas:,}.", setting="--hardware", value=hardware
-        )
-    try:
-        machine = machine_of(hardware.replace(count[0], "") if count else hardware)
-    except UserError as error:
-        near = f"{error.nearest}*{replicas}" if error.nearest and replicas > 1 else error.nearest
-        raise UserError(
-            error.message,
-            setting="--hardware",
-            value=hardware,
-            allowed=error.allowed,
-            nearest=near,
-            fix=f"--hardware '{near}'" if near else None,
-        ) from None
-    if machine.regions is not None and region not in machine.regions:
-        raise UserError(
-            f"{hardware} is not available in {region}.",
-            setting="--hardware",
-            value=hardware,
-            allowed=f"in {', '.join(machine.regions)}",
-        )
-    return machine, replicas
-
-
 def _batch_size(asked: int | None, inputs: Inputs) -> int:
     """Return the number of instances in a request."""
     if inputs.format == "file-list":
@@ -317,93 +274,6 @@ def _batch_size(asked: int | None, inputs: Inputs) -> int:
             fix=f"--batch-size {most}",
         )
     return asked or min(BATCH_SIZE, most or BATCH_SIZE)
-
-
-def _check_project(config: RunConfig, connection: Connection) -> None:
-    """Make the doctor's checks that apply, and check the caller's rights."""
-    from slipway.pipelines import doctor
-    from slipway.pipelines.doctor.check import Context
-
-    context = Context(config, "vertex", rehearsal=False, folder=Path.cwd())
-    checks = [check for check in doctor.CHECKS if check.name in CHECKS]
-    for finding in doctor.examine_side_by_side(checks, context):
-        if finding.error is not None:
-            raise finding.error
-    where = policies.Resource("project", connection.project)
-    try:
-        missing = sorted(set(PERMISSIONS) - policies.permitted(connection, where, PERMISSIONS))
-    except Exception as error:
-        raise refusal(error, connection, "see your rights") from error
-    if missing:
-        raise UserError(
-            f"{connection.caller or 'Your account'} lacks {', '.join(missing)}.",
-            setting="vertex.project",
-            value=connection.project,
-            fix=policies.grant_command(where, member_of(connection), ROLE),
-        )
-
-
-def _version(connection: Connection, model: str) -> Any:
-    """Return the version of a model: its champion, NAME/VERSION, NAME@ALIAS, or a resource name."""
-    name, _, version = model.rpartition("@") if "@" in model else (model, "", "")
-    if "/models/" not in name:
-        short, _, number = name.partition("/")
-        name, version = f"{connection.parent}/models/{short}", version or number
-    try:
-        return retried(lambda: connection.models.get_model(name=f"{name}@{version or CHAMPION}"))
-    except Exception as error:
-        if not is_absent(error):
-            raise refusal(error, connection, f"see the model {model}") from error
-    return _no_such_model(connection, model, name)
-
-
-def _no_such_model(connection: Connection, model: str, name: str) -> Any:
-    known: Sequence[Any] = retried(lambda: list(connection.models.list_models({"parent": connection.parent})))
-    names = [one.name.rpartition("/")[2].partition("@")[0] for one in known]
-    short = name.rpartition("/")[2]
-    if short not in names:
-        near = nearest(short, names)
-        raise UserError(
-            f"There is no model {model} in {connection.project} in {connection.region}.",
-            setting="MODEL",
-            value=model,
-            allowed=f"NAME (its champion), NAME/VERSION or NAME@ALIAS; registered: {', '.join(names) or 'none'}",
-            nearest=near,
-            fix=f"name {near}" if near else "slipway run --target vertex, which registers a model",
-        )
-    versions = retried(lambda: list(connection.models.list_model_versions({"name": name})))
-    numbers = [f"{short}/{one.version_id}" for one in versions]
-    raise UserError.unknown("version", model, numbers, setting="MODEL", fix=f"name {numbers[-1]}")
-
-
-def _check_bucket(connection: Connection, uri: str) -> None:
-    """Check that a bucket exists in the job's region, or in the multi-region around it.
-
-    "Your input and output must also be in the same region or multi-region as your model."
-    https://cloud.google.com/vertex-ai/docs/predictions/get-batch-predictions
-    """
-    if not uri.startswith("gs://"):
-        return  # which the check of its format reports
-    name = uri.removeprefix("gs://").partition("/")[0]
-    try:
-        location = retried(lambda: connection.storage.get_bucket(name)).location.lower()
-    except Exception as error:
-        if status_of(error) == 403:
-            return  # reading the bucket's location is a right of its own
-        if is_absent(error):
-            raise UserError(f"There is no bucket {name}.", value=uri, setting="gs://") from None
-        raise refusal(error, connection, f"see the bucket {name}") from error
-    around = MULTI_REGIONS.get(location)
-    single = re.fullmatch(r"[a-z]+-[a-z]+\d+", location)
-    if location != connection.region and (single or (around and not connection.region.startswith(around))):
-        raise UserError(
-            f"The bucket {name} is in {location}, the model in {connection.region}; batch predictions read and write "
-            "in the model's region.",
-            setting="gs://",
-            value=uri,
-            allowed=f"a bucket in {connection.region}",
-            fix=f"gcloud storage buckets create gs://NEW_NAME --location={connection.region}",
-        )
 
 
 def _facts(connection: Connection) -> dict[str, str]:

@@ -28,9 +28,9 @@ from tests.fakes.errors import ServiceError
 from tests.fakes.filters import matcher
 from tests.fakes.paging import page_of
 from tests.fakes.storage import FakeStorage
-from tests.fakes.vertex.endpoint_checks import check_machine
+from tests.fakes.vertex.endpoint_checks import check_machine, failed_precondition
 from tests.fakes.vertex.models import ModelService
-from tests.fakes.vertex.serving import ModelServer, Servers
+from tests.fakes.vertex.serving import POLL_SECONDS, ModelServer, Servers
 from tests.fakes.vertex.shapes import check_act_as, check_display_name, check_key, check_labels, invalid, project_of
 from tests.fakes.world import Project, World
 
@@ -40,7 +40,7 @@ ENDED = (State.JOB_STATE_SUCCEEDED, State.JOB_STATE_FAILED, State.JOB_STATE_CANC
 INPUTS = ("jsonl", "csv", "tf-record", "tf-record-gzip", "file-list")
 OUTPUTS = ("jsonl", "csv")
 # The formats whose conversion is written below; the others are valid, and no test uses them.
-READ = ("jsonl", "file-list")
+READ = ("jsonl", "file-list", "tf-record")
 # BatchDedicatedResources.max_replica_count, ManualBatchTuningParameters.batch_size
 DEFAULT_REPLICAS = 10
 DEFAULT_BATCH = 64
@@ -118,7 +118,7 @@ class BatchPredictions:
             check_act_as(self.world, project, caller, job.service_account)
         if bool(job.model) == bool(job.unmanaged_container_model.artifact_uri):
             raise invalid("Exactly one of model and unmanaged_container_model must be set.")
-        model = self._models._version(job.model, caller, "aiplatform.models.get")
+        model = self._models.version(job.model, caller, "aiplatform.models.get")
         self._check_input(job)
         self._check_output(job)
         _check_resources(job.dedicated_resources, self.region)
@@ -219,15 +219,24 @@ class BatchPredictions:
         count = resources.starting_replica_count or resources.max_replica_count or DEFAULT_REPLICAS
         servers = [self._servers.start(model, resources.machine_spec, lambda _line: None) for _ in range(min(count, 2))]
         try:
-            if not all(server.wait_until_healthy(self.start_seconds) for server in servers):
-                self._end(job, status_pb2.Status(code=9, message=NEVER_READY))
-                return
-            self._predict(job, model, servers)
+            if self._wait_until_healthy(job, servers):
+                self._predict(job, model, servers)
             self._end(job)
         except ServiceError as error:
             self._end(job, status_pb2.Status(code=error.code.value[0], message=error.message))
         finally:
             self._servers.stop(servers)
+
+    def _wait_until_healthy(self, job: vertex.BatchPredictionJob, servers: list[ModelServer]) -> bool:
+        """Return whether all servers became healthy; False if the job is cancelled meanwhile."""
+        deadline = time.monotonic() + self.start_seconds
+        while not all(server.is_healthy() for server in servers):
+            if job.state == State.JOB_STATE_CANCELLING:
+                return False
+            if time.monotonic() > deadline:
+                raise failed_precondition(NEVER_READY)
+            time.sleep(POLL_SECONDS)
+        return True
 
     def _predict(self, job: vertex.BatchPredictionJob, model: vertex.Model, servers: list[ModelServer]) -> None:
         instances = self._instances(job)
@@ -299,14 +308,21 @@ class BatchPredictions:
             if not names:
                 raise ServiceError(400, f"No files match {uri}.")
             for name in names:
-                for line in self._storage.read(bucket, name)[0].decode().splitlines():
+                content = self._storage.read(bucket, name)[0]
+                if kind == "tf-record":
+                    # InstanceConfig.instance_type: "each record will be converted to … {"b64": <value>}".
+                    for record in _records(content):
+                        sent = {"b64": base64.b64encode(record).decode()}
+                        yield {"instance": sent}, sent
+                    continue
+                for line in content.decode().splitlines():
                     if not line.strip():
                         continue
                     if kind == "file-list":
                         source, _, path = line.strip().removeprefix("gs://").partition("/")
-                        content = self._storage.read(source, path)[0]
+                        image = self._storage.read(source, path)[0]
                         # InstanceConfig.instance_type: "each file in the list will be converted to {"b64": <value>}".
-                        yield {"instance": line.strip()}, {"b64": base64.b64encode(content).decode()}
+                        yield {"instance": line.strip()}, {"b64": base64.b64encode(image).decode()}
                         continue
                     yield _instance(json.loads(line), how)
 
@@ -347,6 +363,14 @@ def _instance(line: Any, how: Any) -> tuple[dict[str, Any], Any]:
     key = sent.pop(how.key_field)
     # PredictionResult.key is a string.
     return {"key": key if isinstance(key, str) else json.dumps(key)}, sent
+
+
+def _records(content: bytes) -> Iterator[bytes]:
+    """Yield the records of a TFRecord file: length, checksum of the length, data, checksum of the data."""
+    while content:
+        length = int.from_bytes(content[:8], "little")
+        yield content[12 : 12 + length]
+        content = content[16 + length :]
 
 
 def _as_struct(value: Any) -> Any:
