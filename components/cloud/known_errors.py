@@ -101,15 +101,6 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
         "504, a smaller --batch-size or a larger --hardware",
     ),
     _known(
-        "model server",
-        "the model's container did not become healthy",
-        # https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/predictions/get-batch-predictions
-        # and python-aiplatform#4559.
-        r"[Mm]odel server (?:never became ready|exited unexpectedly)",
-        "The model's container did not become healthy: it ended, or could not load the model.",
-        "look at its log, which the message links to; slipway serve MODEL_FOLDER runs the same server on this machine",
-    ),
-    _known(
         "capacity",
         "the region has no free machines of that kind",
         r"Resources are insufficient in region: (?P<where>[a-z]+-[a-z]+\d+)|(?P<stockout>STOCKOUT)",
@@ -192,6 +183,15 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
         "The replica {replica} ran out of memory.",
         "use a machine with more memory: for train --hardware 'CHOICE@MACHINE' (slipway hardware lists them) or a "
         "smaller --set train.batch_size, for another step --set vertex.steps.STEP.memory=32G",
+    ),
+    _known(
+        "model server",
+        "the container of a deployed model ended or did not become ready",
+        # vertex-ai-samples#3485 and #2254, python-aiplatform#4559.
+        r"[Mm]odel server (?:never became ready|terminated|exited unexpectedly)",
+        "The model's container ended instead of serving, or did not become ready in time.",
+        "slipway predict MODEL INPUT tries the model on this machine; the container's log: gcloud logging read "
+        "resource.type=aiplatform.googleapis.com/Endpoint --project={project} --limit=50",
     ),
     _known(
         "try again",

@@ -42,12 +42,6 @@ WORDS: dict[str, tuple[str, str, str]] = {
         "with the status 504: upstream request timeout.",
         "a smaller --batch-size",
     ),
-    "model server": (
-        "Error: model server never became ready. Please validate that your model file or container configuration are "
-        "valid. Model server logs can be found at (link).",
-        "did not become healthy",
-        "slipway serve",
-    ),
     "capacity": (
         "Resources are insufficient in region: us-west1. Try a different region or use a different accelerator.",
         "in us-west1 at the moment",
@@ -102,6 +96,11 @@ WORDS: dict[str, tuple[str, str, str]] = {
         "The replica workerpool1-2 ran out of memory and exited with a non-zero status of 9(SIGKILL).",
         "The replica workerpool1-2 ran out of memory.",
         "--set train.batch_size",
+    ),
+    "model server": (
+        "Model server exited unexpectedly. Model server logs can be found at https://console.cloud.google.com/logs",
+        "The model's container ended instead of serving",
+        "slipway predict",
     ),
     "try again": (
         "The replica workerpool1-0 exited with a non-zero status of 134(SIGABRT). Termination reason: Error.",

@@ -159,7 +159,7 @@ def test_failed_jobs_are_explained_and_the_next_command_starts_another(ready_goo
     ready_google.region.servers.commands["digits"] = (*STAND_IN, "--never-healthy")
     ready_google.region.batches.start_seconds = 0.5
     result = batch()
-    assert result.exit_code == 1 and "did not become healthy" in result.stderr
+    assert result.exit_code == 1 and "did not become ready in time" in result.stderr
     assert len(jobs(ready_google)) == 2
     ready_google.faults.plan("CreateBatchPredictionJob", ServiceError(403, "Permission denied on x."))
     result = batch()
