@@ -85,10 +85,8 @@ def _unknown(text: str, name: str) -> UserError:
     if row is not None and row.accelerators:
         accelerator, counts = next(iter(row.accelerators.items()))
         near = f"{accelerator}x{counts[0]}@{name}"
-        return UserError(
-            f"{name} has GPUs: name them, too.", setting="machine", value=text, nearest=near, fix=f"machine: {near}"
-        )
-    return UserError.unknown("machine type for online prediction", name, MACHINES, setting="machine", fix=" ")
+        return UserError(f"{name} has GPUs: name them, too.", setting="machine", value=text, nearest=near)
+    return UserError.unknown("machine type for online prediction", name, MACHINES, setting="machine")
 
 
 def _of_hardware(text: str, hardware: Hardware) -> ServingMachine:
