@@ -7,6 +7,7 @@ libraries are imported on first use.
 from __future__ import annotations
 
 import functools
+import importlib
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from slipway.components.cloud.retries import retried
 from slipway.core.errors import UserError
 
 if TYPE_CHECKING:
-    from google.cloud import aiplatform_v1
+    from google.cloud import aiplatform_v1, aiplatform_v1beta1
 
 # Services in use, by the first part of their host name.
 SERVICES = (
@@ -141,6 +142,11 @@ class Connection:
         return self._vertex("JobServiceClient")
 
     @functools.cached_property
+    def beta_jobs(self) -> aiplatform_v1beta1.JobServiceClient:
+        """Vertex AI's JobServiceClient of v1beta1, which has fields that v1 lacks."""
+        return self._vertex("JobServiceClient", "aiplatform_v1beta1")
+
+    @functools.cached_property
     def schedules(self) -> aiplatform_v1.ScheduleServiceClient:
         """Vertex AI's ScheduleServiceClient."""
         return self._vertex("ScheduleServiceClient")
@@ -171,10 +177,10 @@ class Connection:
         """The parent of Vertex AI's resource names: projects/…/locations/…."""
         return f"projects/{self.project}/locations/{self.region}"
 
-    def _vertex(self, client: str, *, address: str = "", transport: str = "grpc") -> Any:
-        from google.cloud import aiplatform_v1
-
-        return getattr(aiplatform_v1, client)(
+    def _vertex(
+        self, client: str, package: str = "aiplatform_v1", *, address: str = "", transport: str = "grpc"
+    ) -> Any:
+        return getattr(importlib.import_module(f"google.cloud.{package}"), client)(
             credentials=self.credentials,
             transport=transport,
             client_options={"api_endpoint": address or self.endpoint("aiplatform")},

@@ -85,6 +85,22 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
         f"request more quota in {{region}} at {QUOTA_PAGE}, or use a region that has some: slipway doctor lists them",
     ),
     _known(
+        "batch quota",
+        "Google's own quota for batch predictions is used up",
+        # https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/troubleshooting
+        r"Quota exhausted\..{0,120}batch prediction quota increase",
+        "The quota of batch predictions, which Google holds for the project, is used up in {region}.",
+        "fewer replicas or other hardware (--hardware), or ask ai-platform-unified-feedback@google.com for more quota",
+    ),
+    _known(
+        "prediction request",
+        "the model's container refused a batch's request, or was too slow",
+        r"Exceeded retries: Non-OK\s+result (?P<status>\d+)(?: \((?P<answer>.*?)\) from server)?",
+        "The model's container answered requests with the status {status}: {answer}.",
+        "for 400, correct the instances: errors.jsonl lists them, and --batch-size 1 keeps others of their batch; for "
+        "504, a smaller --batch-size or a larger --hardware",
+    ),
+    _known(
         "capacity",
         "the region has no free machines of that kind",
         r"Resources are insufficient in region: (?P<where>[a-z]+-[a-z]+\d+)|(?P<stockout>STOCKOUT)",
@@ -213,6 +229,7 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
 UNKNOWN = {
     "account": "the run-as account",
     "agent": "AGENT",
+    "answer": "its log has the reason",
     "bucket": "the bucket",
     "project": "PROJECT",
     "region": "this region",

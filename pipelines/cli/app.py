@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperArgument
 
 from slipway.pipelines.cli.artifacts import build, compile_
+from slipway.pipelines.cli.batch import batch
 from slipway.pipelines.cli.configuration import config as config_group
 from slipway.pipelines.cli.existing_runs import cancel, explain, list_, logs, status
 from slipway.pipelines.cli.preparation import data as data_group
@@ -41,6 +42,15 @@ COMMANDS = (
         "predict",
         predict,
         ("slipway predict digits image.png folder", "slipway predict digits/1 table.csv --output predictions.csv"),
+    ),
+    (
+        "Use models",
+        "batch",
+        batch,
+        (
+            "slipway batch digits --input photos --output predictions --processes 8",
+            "slipway batch digits --target vertex --input gs://bucket/in.jsonl --output gs://bucket/out",
+        ),
     ),
     ("Use models", "serve", serve, ("slipway serve", "slipway serve digits --port 9000")),
     (

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from slipway.core.errors import UserError
-from slipway.core.noise import without_stderr
 from slipway.pipelines.cli.options import check_folder_of
 from slipway.pipelines.cli.terminal import EXIT_FAILED, error_console, say, user_errors
 from slipway.pipelines.prediction.output import Format
@@ -19,9 +18,10 @@ from slipway.pipelines.prediction.output import Format
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from slipway.pipelines.prediction.models import Chosen
-    from slipway.serving.model import Model
 
+MODEL = "NAME of a registered model (its champion), NAME/VERSION, a run's id, or a folder."
+SPLIT = "Split of a prepared data set, or all."
+FORMAT = "jsonl (default) or csv."
 Registry = Annotated[Path, typer.Option("--registry", metavar="FOLDER", help="Folder of the registered models.")]
 Module = Annotated[
     str | None,
@@ -31,9 +31,7 @@ Module = Annotated[
 
 @user_errors
 def predict(
-    model: Annotated[
-        str, typer.Argument(help="NAME of a registered model (its champion), NAME/VERSION, a run's id, or a folder.")
-    ],
+    model: Annotated[str, typer.Argument(help=MODEL)],
     inputs: Annotated[
         list[str],
         typer.Argument(
@@ -44,8 +42,8 @@ def predict(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="The file to write; stdout by default.")
     ] = None,
-    kind: Annotated[Format | None, typer.Option("--format", metavar="FORMAT", help="jsonl (default) or csv.")] = None,
-    split: Annotated[str, typer.Option(metavar="SPLIT", help="Split of a prepared data set, or all.")] = "test",
+    kind: Annotated[Format | None, typer.Option("--format", metavar="FORMAT", help=FORMAT)] = None,
+    split: Annotated[str, typer.Option(metavar="SPLIT", help=SPLIT)] = "test",
     batch_size: Annotated[int, typer.Option(min=1, metavar="COUNT", help="Examples per batch.")] = 256,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if any input has an error.")] = False,
     module: Module = None,
@@ -60,12 +58,12 @@ def predict(
     chosen = models.find(model, registry)
     if kind is None:
         kind = Format.csv if output is not None and output.suffix.lower() == ".csv" else Format.jsonl
-    loaded = _load(chosen, module)
+    loaded = models.ready(chosen, module)
     source = sources.open_all(inputs, loaded, batch_size, split, sys.stdin)
     done = failed = 0
     started = time.monotonic()
     try:
-        with _progress() as progress, files.opened(output) as file:
+        with progress_bar() as progress, files.opened(output) as file:
             task = progress.add_task(str(chosen), total=source.examples)
             for answers in prediction.predict(loaded, source.chunks):
                 if not done:
@@ -113,7 +111,7 @@ def serve(
     from slipway.serving import app
     from slipway.serving.settings import Limits, ServerSettings
 
-    _import_from_here(module)
+    models.import_from_here(module)
     _check_port(host, port)
 
     def served(found: models.Chosen) -> app.Served:
@@ -121,7 +119,7 @@ def serve(
 
     settings = ServerSettings(host, port, limits=Limits(max_batch=max_batch, max_delay=max_delay / 1000))
     server = app.Server(settings, lambda: served(models.find(model, registry) if chosen.follow else chosen))
-    server.use(_load(chosen, module, server.warm_sizes), served(chosen))
+    server.use(models.ready(chosen, module, server.warm_sizes), served(chosen))
     app.log_as_json()
     address = f"http://{'localhost' if host in ('127.0.0.1', '0.0.0.0') else host}:{port}"
     say(f"{chosen} on {address}; predictions: POST {address}{settings.predict_route}; to stop: Ctrl+C")
@@ -145,13 +143,8 @@ def _check_port(host: str, port: int) -> None:
             ) from None
 
 
-def _import_from_here(module: str | None) -> None:
-    """Let the modules in this folder be imported, as for the module of a run."""
-    if module is not None and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-
-
-def _progress() -> Progress:
+def progress_bar() -> Progress:
+    """Return a progress bar that counts examples; only a terminal shows it."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     return Progress(
@@ -163,31 +156,3 @@ def _progress() -> Progress:
         transient=True,
         disable=not error_console.is_terminal,
     )
-
-
-def _load(chosen: Chosen, module: str | None, sizes: tuple[int, ...] = (1,)) -> Model:
-    """Load the model and predict once in batches of each size.
-
-    Raises:
-        UserError: It cannot be loaded, or does not run.
-    """
-    from slipway.serving import instances
-    from slipway.serving.model import load
-
-    module = module or chosen.module
-    _import_from_here(module)
-    try:
-        with without_stderr():
-            loaded = load(chosen.folder, module)
-            instances.warm_up(loaded, sizes)
-    except UserError:
-        raise
-    except Exception as error:  # TensorFlow and PyTorch may raise anything for a damaged file
-        raise UserError(
-            f"The model in {chosen.folder} cannot be served: {instances.sentence(error)}.",
-            setting="MODEL",
-            value=str(chosen),
-            fix="serve.module or --module MODULE:FUNCTION, if a custom program wrote it; otherwise train it again: "
-            "slipway run",
-        ) from error
-    return loaded

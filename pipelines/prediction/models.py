@@ -1,15 +1,18 @@
-"""Find the model that a command names: a registered one, a run's, or a folder."""
+"""Find the model that a command names, a registered one, a run's, or a folder, and load it."""
 
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from slipway.components.register_model.registry import CHAMPION, METADATA, SERVE_MODULE, Registry, Version
 from slipway.core.errors import UserError, nearest
+from slipway.core.noise import without_stderr
 from slipway.pipelines.runs import record as runs
-from slipway.serving.model import is_model, read_json
+from slipway.serving import instances
+from slipway.serving import model as served
 
 MEANINGS = "NAME (its champion), NAME/VERSION, a run's id, or a model's folder"
 
@@ -54,8 +57,8 @@ def find(model: str | None, registry: Path) -> Chosen:
     if folder.is_dir():
         if (folder / CHAMPION).is_file():
             return _champion(Registry(folder.absolute().parent), folder.absolute().name)
-        if is_model(folder) or any((folder / name).is_file() for name in ("model.json", METADATA)):
-            return Chosen(folder.absolute(), folder.name, module=read_json(folder / METADATA).get(SERVE_MODULE))
+        if served.is_model(folder) or any((folder / name).is_file() for name in ("model.json", METADATA)):
+            return Chosen(folder.absolute(), folder.name, module=served.read_json(folder / METADATA).get(SERVE_MODULE))
     name, _, version = model.partition("/")
     if name in known.models():
         return _version(known, name, version) if version else _champion(known, name)
@@ -72,6 +75,37 @@ def find(model: str | None, registry: Path) -> Chosen:
         nearest=near,
         fix=f"name {near}" if near else "slipway list, which shows the runs",
     )
+
+
+def ready(chosen: Chosen, module: str | None, sizes: tuple[int, ...] = (1,)) -> served.Model:
+    """Load the model and predict once in batches of each size.
+
+    Raises:
+        UserError: It cannot be loaded, or does not run.
+    """
+    module = module or chosen.module
+    import_from_here(module)
+    try:
+        with without_stderr():
+            loaded = served.load(chosen.folder, module)
+            instances.warm_up(loaded, sizes)
+    except UserError:
+        raise
+    except Exception as error:  # TensorFlow and PyTorch may raise anything for a damaged file
+        raise UserError(
+            f"The model in {chosen.folder} cannot be served: {instances.sentence(error)}.",
+            setting="MODEL",
+            value=str(chosen),
+            fix="serve.module or --module MODULE:FUNCTION, if a custom program wrote it; otherwise train it again: "
+            "slipway run",
+        ) from error
+    return loaded
+
+
+def import_from_here(module: str | None) -> None:
+    """Let the modules in this folder be imported, as for the module of a run."""
+    if module is not None and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
 
 
 def _champion(known: Registry, name: str) -> Chosen:

@@ -1,4 +1,4 @@
-"""The lines that `slipway predict` writes: JSON, or CSV with a column per class or label."""
+"""The lines that `slipway predict` and `slipway batch` write: JSON, or CSV with a column per class or label."""
 
 from __future__ import annotations
 
@@ -38,21 +38,29 @@ def opened(path: Path | None) -> Iterator[IO[str]]:
     try:
         with unfinished.open("w", encoding="utf-8", newline="") as file:
             yield file
+            file.flush()
+            os.fsync(file.fileno())
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
 
 
-def lines(answers: list[Answer], kind: Format, model: Model) -> str:
-    """Return the lines of a chunk's answers."""
+def lines(answers: list[Answer], kind: Format, model: Model, *, errors: bool = True) -> str:
+    """Return the lines of a chunk's answers; see `header`."""
     if kind is Format.jsonl:
         return "".join(_json_line(answer) for answer in answers)
-    return _csv([_row(answer, model) for answer in answers])
+    return _csv([[*_row(answer, model), *([answer.error or ""] if errors else [])] for answer in answers])
 
 
-def header(kind: Format, model: Model) -> str:
-    """Return what the file begins with; the model's names are known after the first prediction."""
-    return _csv([["input", *_columns(model), "error"]]) if kind is Format.csv else ""
+def header(kind: Format, model: Model, *, errors: bool = True) -> str:
+    """Return what the file begins with; the model's names are known after the first prediction.
+
+    Args:
+        kind: The file's format.
+        model: The model, after a prediction.
+        errors: Whether the file also has the inputs with an error.
+    """
+    return _csv([["input", *_columns(model), *(["error"] if errors else [])]]) if kind is Format.csv else ""
 
 
 def _json_line(answer: Answer) -> str:
@@ -71,7 +79,7 @@ def _columns(model: Model) -> list[str]:
 
 def _row(answer: Answer, model: Model) -> list[Any]:
     if answer.error is not None:
-        return [answer.key, *("" for _ in _columns(model)), answer.error]
+        return [answer.key, *("" for _ in _columns(model))]
     found = answer.prediction
     match model.task:
         case "classification":
@@ -83,7 +91,7 @@ def _row(answer: Answer, model: Model) -> list[Any]:
             values = [found["prediction"]]
         case _:
             values = [json.dumps(found, ensure_ascii=False)]
-    return [answer.key, *values, ""]
+    return [answer.key, *values]
 
 
 def _csv(rows: list[list[Any]]) -> str:

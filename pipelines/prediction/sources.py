@@ -1,4 +1,4 @@
-"""What `slipway predict` reads: image files, folders of them, a CSV file, JSON lines, or a prepared data set.
+"""Reading of examples: image files, rows of a CSV file, lines of JSON, and records of a prepared data set.
 
 A source yields chunks of as many examples as one prediction has. An example that cannot be read has a fault instead of
 values, so that it gets a line in the output, too.
@@ -6,12 +6,13 @@ values, so that it gets a line in the output, too.
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import io
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -19,16 +20,15 @@ from typing import IO, Any, TypeVar
 from slipway.core import manifest as manifests
 from slipway.core.errors import UserError, nearest
 from slipway.core.manifest import Manifest, signature_name
+from slipway.pipelines.prediction import parts
+from slipway.pipelines.prediction.parts import STANDARD_INPUT, Part
 from slipway.serving import instances
 from slipway.serving.instances import BadRequest
 from slipway.serving.model import Arrays, Model
 
-ENDINGS = (".png", ".jpg", ".jpeg")
 # Columns of a CSV file with the path of an image, besides the input's own name.
 IMAGE_COLUMNS = ("image", "path", "file")
-STANDARD_INPUT = "-"
 READERS = 4
-EVERY_SPLIT = "all"
 
 Item = TypeVar("Item")
 
@@ -61,58 +61,36 @@ def open_all(inputs: Sequence[str], model: Model, size: int, split: str, stdin: 
     Raises:
         UserError: One does not exist, or does not have what the model needs.
     """
-    files: list[Path] = []
-    sources: list[Source] = []
-    for given in inputs:
-        path = Path(given).expanduser()
-        if given != STANDARD_INPUT and not path.exists():
-            raise _unreadable(given, "does not exist")
-        if path.is_file() and path.suffix.lower() not in (".csv", ".jsonl"):
-            files.append(path)
-        elif path.is_dir() and not (path / manifests.FILE_NAME).is_file():
-            found = list(_images_in(path))
-            if not found:
-                raise _unreadable(given, f"has no images ({', '.join(ENDINGS)})")
-            files += found
-        else:
-            sources.append(_open(given, path, model, size, split, stdin))
-    if files:
-        sources.insert(0, _files(files, model, size))
-    counts = [source.examples for source in sources]
+    found = parts.listed(inputs, split)
+    counts = [part.examples for part in found]
     total = None if None in counts else sum(count or 0 for count in counts)
-    return Source((chunk for source in sources for chunk in source.chunks), total)
+    return Source((chunk for part in found for chunk in read(part, model, size, stdin=stdin)), total)
 
 
-def _open(given: str, path: Path, model: Model, size: int, split: str, stdin: IO[str]) -> Source:
-    if given == STANDARD_INPUT:
-        return Source(_json_lines(stdin, model, size), None)
-    if path.is_dir():
-        return _prepared_set(path, model, size, split)
-    if path.suffix.lower() == ".csv":
-        return Source(_csv(path, model, size), None)
-    return Source(_json_lines(path.open(encoding="utf-8", errors="replace"), model, size), None)
+def read(
+    part: Part, model: Model, size: int, *, key: str | None = None, stdin: IO[str] | None = None
+) -> Iterator[Chunk]:
+    """Return the examples of a part in chunks of `size`.
 
+    Args:
+        part: Where they are.
+        model: The model that predicts on them.
+        size: Number of examples in a chunk.
+        key: The field of instances, or column of rows, with an example's key; it is not an input of the model.
+        stdin: What is read for `STANDARD_INPUT`.
 
-def _unreadable(given: str, what: str) -> UserError:
-    return UserError(
-        f"The input {given} {what}.",
-        setting="INPUT",
-        value=given,
-        allowed=f"images, folders of images, a CSV file, a JSONL file, a prepared data set, or {STANDARD_INPUT}",
-    )
-
-
-def _images_in(folder: Path) -> Iterator[Path]:
-    """Yield the images in a folder and below, in order, without hidden files."""
-    with os.scandir(folder) as listed:
-        entries = sorted(listed, key=lambda entry: entry.name)
-    for entry in entries:
-        if entry.name.startswith("."):
-            continue
-        if entry.is_dir():
-            yield from _images_in(Path(entry.path))
-        elif entry.name.lower().endswith(ENDINGS):
-            yield Path(entry.path)
+    Raises:
+        UserError: They do not have what the model needs.
+    """
+    match part.kind:
+        case "images":
+            return _files(part, model, size)
+        case "instances":
+            return _json_lines(part, model, size, key, stdin)
+        case "rows":
+            return _csv(part, model, size, key)
+        case "records":
+            return _records(part, model, size)
 
 
 def _image_input(model: Model) -> str:
@@ -132,23 +110,19 @@ def _image_input(model: Model) -> str:
     return name
 
 
-def _files(paths: list[Path], model: Model, size: int) -> Source:
+def _files(part: Part, model: Model, size: int) -> Iterator[Chunk]:
     name = None if model.is_custom else _image_input(model)
 
-    def read(path: Path) -> Any:
+    def content(path: str) -> Any:
         try:
-            data = path.read_bytes()
+            data = Path(path).read_bytes()
         except OSError as error:
             return BadRequest(f"The file cannot be read: {error.strerror}")
         return instances.of_image(data) if name is None else {name: data}
 
-    def chunks() -> Iterator[Chunk]:
-        with ThreadPoolExecutor(READERS) as pool:
-            for part in _parts(paths, size):
-                keys = [str(path) for path in part]
-                yield _chunk(model, list(zip(keys, pool.map(read, part), strict=True)))
-
-    return Source(chunks(), len(paths))
+    with ThreadPoolExecutor(READERS) as pool:
+        for paths in _chunks(part.paths, size):
+            yield _chunk(model, list(zip(paths, pool.map(content, paths), strict=True)))
 
 
 def _chunk(model: Model, examples: list[tuple[str, Any]]) -> Chunk:
@@ -168,38 +142,60 @@ def _chunk(model: Model, examples: list[tuple[str, Any]]) -> Chunk:
     return Chunk(keys, arrays, faults)
 
 
-def _parts(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+def _chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
     remaining = iter(items)
-    while part := list(islice(remaining, size)):
-        yield part
+    while chunk := list(islice(remaining, size)):
+        yield chunk
 
 
-def _json_lines(file: IO[str], model: Model, size: int) -> Iterator[Chunk]:
-    """Yield the instances in lines of JSON; the key is the line's number."""
+def _text(part: Part) -> IO[str]:
+    """Open the file of a part at its first example."""
+    file = part.path.open("rb")
+    file.seek(part.offset)
+    # Only the file's start may have a byte order mark.
+    return io.TextIOWrapper(file, "utf-8" if part.offset else "utf-8-sig", errors="replace", newline="")
 
-    def instance(line: str) -> Any:
+
+def _json_lines(part: Part, model: Model, size: int, field: str | None, stdin: IO[str] | None) -> Iterator[Chunk]:
+    """Yield the instances in lines of JSON; the key is the line's number, or the value of a field."""
+
+    def example(number: int, line: str) -> tuple[str, Any]:
+        key = f"{part.name}line {number}"
         try:
-            return json.loads(line)
+            instance = json.loads(line)
         except ValueError as error:
-            return BadRequest(f"The line is not JSON: {error}")
+            return key, BadRequest(f"The line is not JSON: {error}")
+        if field is None:
+            return key, instance
+        if not isinstance(instance, dict) or field not in instance:
+            return key, BadRequest(f"The instance has no field {field}, the key")
+        own = instance.pop(field)
+        return own if isinstance(own, str) else json.dumps(own), instance
 
-    lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())
-    for part in _parts(lines, size):
-        yield _chunk(model, [(f"line {number}", instance(line)) for number, line in part])
+    with contextlib.ExitStack() as stack:
+        file = stdin if part.paths[0] == STANDARD_INPUT and stdin is not None else stack.enter_context(_text(part))
+        lines = ((number, line) for number, line in enumerate(file, part.line + 1) if line.strip())
+        for chunk in _chunks(islice(lines, part.examples), size):
+            yield _chunk(model, [example(number, line) for number, line in chunk])
 
 
-def _csv(path: Path, model: Model, size: int) -> Iterator[Chunk]:
+def _csv(part: Part, model: Model, size: int, key: str | None) -> Iterator[Chunk]:
     """Yield the rows of a CSV file whose columns are the model's inputs, or have the paths of images.
 
-    The key is the path of the image, or the line's number.
+    The key is the path of the image, or the line's number, or the value of a column.
     """
-    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+    with _text(replace(part, offset=0)) as file:
+        header = [name.strip() for name in next(csv.reader(file), [])]
+    if key is not None and key not in header:
+        raise UserError.unknown("column", key, header, setting="--key")
+    columns = {} if model.is_custom else _columns(header, model, part.path)
+    with _text(part) as file:
         reader = csv.reader(file)
-        header = [name.strip() for name in next(reader, [])]
-        columns = {} if model.is_custom else _columns(header, model, path)
-        rows = ((reader.line_num, row) for row in reader if row)
-        for part in _parts(rows, size):
-            yield _chunk(model, [_of_row(model, path, header, columns, line, row) for line, row in part])
+        if not part.offset:
+            next(reader, None)
+        rows = ((part.line + reader.line_num, row) for row in reader if row)
+        for chunk in _chunks(islice(rows, part.examples), size):
+            yield _chunk(model, [_of_row(model, part, header, columns, key, line, row) for line, row in chunk])
 
 
 def _columns(header: list[str], model: Model, path: Path) -> dict[str, int]:
@@ -225,29 +221,31 @@ def _columns(header: list[str], model: Model, path: Path) -> dict[str, int]:
 
 
 def _of_row(
-    model: Model, path: Path, header: list[str], columns: dict[str, int], line: int, row: list[str]
+    model: Model, part: Part, header: list[str], columns: dict[str, int], key: str | None, line: int, row: list[str]
 ) -> tuple[str, Any]:
-    key = f"line {line}"
+    name = f"{part.name}line {line}"
     if len(row) != len(header):
-        return key, BadRequest(f"The line has {len(row)} columns; line 1 has {len(header)}")
+        return name, BadRequest(f"The line has {len(row)} columns; line 1 has {len(header)}")
+    if key is not None:
+        name = row[header.index(key)]
     if model.is_custom:
-        return key, dict(zip(header, row, strict=True))
+        return name, {column: value for column, value in zip(header, row, strict=True) if column != key}
     values: dict[str, Any] = {}
-    for name, position in columns.items():
-        each, text = model.inputs[name], row[position].strip()
+    for column, position in columns.items():
+        each, text = model.inputs[column], row[position].strip()
         try:
             if each.kind == "image":
-                key = text
-                values[name] = (path.parent / text).read_bytes()
+                name = text if key is None else name
+                values[column] = (part.path.parent / text).read_bytes()
             elif each.shape:
-                values[name] = [_cell(each.type_name, cell) for cell in text.replace(";", " ").split()]
+                values[column] = [_cell(each.type_name, cell) for cell in text.replace(";", " ").split()]
             else:
-                values[name] = _cell(each.type_name, text)
+                values[column] = _cell(each.type_name, text)
         except OSError as error:
-            return key, BadRequest(f"The file cannot be read: {error.strerror}", field=name)
+            return name, BadRequest(f"The file cannot be read: {error.strerror}", field=column)
         except ValueError:
-            return key, BadRequest(f"{text!r:.80} is not a number", field=name)
-    return key, values
+            return name, BadRequest(f"{text!r:.80} is not a number", field=column)
+    return name, values
 
 
 def _cell(kind: str, text: str) -> Any:
@@ -256,15 +254,13 @@ def _cell(kind: str, text: str) -> Any:
     return int(text) if kind.startswith("int") and "." not in text else float(text)
 
 
-def _prepared_set(folder: Path, model: Model, size: int, split: str) -> Source:
-    """Read a prepared data set as the evaluation does."""
+def _records(part: Part, model: Model, size: int) -> Iterator[Chunk]:
+    """Read the shards of a prepared data set as the evaluation does."""
     from slipway.components.evaluate.evaluation import batches
     from slipway.serving.model import import_tensorflow
 
+    folder = part.path.parent
     description: Manifest = manifests.read(folder)
-    if split != EVERY_SPLIT and split not in description.splits:
-        raise UserError.unknown("split", split, [*description.splits, EVERY_SPLIT], setting="--split")
-    parts = description.splits if split == EVERY_SPLIT else {split: description.splits[split]}
     given = {signature_name(name, each) for name, each in description.all_inputs.items()}
     if missing := [name for name in model.inputs if name not in given]:
         raise UserError(
@@ -273,12 +269,10 @@ def _prepared_set(folder: Path, model: Model, size: int, split: str) -> Source:
             value=str(folder),
             allowed=f"a data set with the inputs {', '.join(model.inputs)}; it has {', '.join(sorted(given))}",
         )
-    shards = [shard for part in parts.values() for shard in part.shards]
-    manifests.verify(folder, shards)
+    paths = [Path(path).expanduser() for path in part.paths]
+    names = {path.name for path in paths}
+    every = (shard for split in description.splits.values() for shard in split.shards)
+    manifests.verify(folder, (shard for shard in every if shard.file in names))
     import_tensorflow()
-
-    def chunks() -> Iterator[Chunk]:
-        for batch in batches([folder / shard.file for shard in shards], description, size):
-            yield Chunk([key.decode(errors="replace") for key in batch.keys], batch.features, {})
-
-    return Source(chunks(), sum(part.examples for part in parts.values()))
+    for batch in batches(paths, description, size):
+        yield Chunk([key.decode(errors="replace") for key in batch.keys], batch.features, {})

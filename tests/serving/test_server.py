@@ -225,7 +225,7 @@ def test_sigterm_under_load_loses_no_accepted_request(classifier_folder: Path) -
         server.send_signal(signal.SIGTERM)
         until(lambda: health(port) != 200)
         load.join()
-        assert server.wait(20) == 0
+        assert server.wait(60) == 0
         log = logged(server)
     assert (load.lost, set(load.statuses)) == ([], {200})
     assert '"message": "stopped"' in log
@@ -260,7 +260,7 @@ def test_sigterm_ends_a_server_that_is_still_starting(classifier_folder: Path) -
         until(lambda: handles_sigterm(server), 60)
         assert health(port) is None
         server.send_signal(signal.SIGTERM)
-        assert server.wait(20) == 0
+        assert server.wait(60) == 0
 
 
 def test_a_function_that_cannot_be_imported_ends_the_server(tmp_path: Path) -> None:

@@ -30,6 +30,18 @@ WORDS: dict[str, tuple[str, str, str]] = {
         "aiplatform.googleapis.com/custom_model_training_pd_ssd.",
         "quotas?project=p",
     ),
+    "batch quota": (
+        "Quota exhausted. Please reach out to ai-platform-unified-feedback@google.com for batch prediction quota "
+        "increase.",
+        "is used up in europe-west4",
+        "ai-platform-unified-feedback@google.com",
+    ),
+    "prediction request": (
+        "('Post request fails. Cannot get predictions. Error: Exceeded retries: Non-OK result 504 (upstream request "
+        "timeout) from server, retry=3, elapsed=600.04s.', 16)",
+        "with the status 504: upstream request timeout.",
+        "a smaller --batch-size",
+    ),
     "capacity": (
         "Resources are insufficient in region: us-west1. Try a different region or use a different accelerator.",
         "in us-west1 at the moment",

@@ -157,7 +157,7 @@ def check_deployed_model(
 def check_resources(resources: vertex.DedicatedResources, region: str) -> None:
     """Check machine, accelerators and numbers of replicas. Source: DedicatedResources in machine_resources.proto."""
     check_replicas(resources)
-    _check_machine(resources.machine_spec, region)
+    check_machine(resources.machine_spec, region)
     for spec in resources.autoscaling_metric_specs:
         if spec.metric_name not in METRICS or not 0 <= spec.target <= 100:
             raise invalid(f"Invalid autoscaling metric {spec.metric_name!r} with target {spec.target}.")
@@ -174,7 +174,8 @@ def check_replicas(resources: vertex.DedicatedResources) -> None:
         raise invalid("required_replica_count must be less than or equal to min_replica_count.")
 
 
-def _check_machine(spec: vertex.MachineSpec, region: str) -> None:
+def check_machine(spec: vertex.MachineSpec, region: str) -> None:
+    """Check a machine type and its accelerators, of online or batch prediction."""
     name, kind, count = spec.machine_type, spec.accelerator_type.name, spec.accelerator_count
     kind = "" if kind == "ACCELERATOR_TYPE_UNSPECIFIED" else kind
     if name not in CORES:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.fakes.grpc_service import GrpcServer
 from tests.fakes.logging import Log
 from tests.fakes.storage import FakeStorage
+from tests.fakes.vertex.batch_predictions import BatchPredictions
 from tests.fakes.vertex.deployed_models import DeployedModels
 from tests.fakes.vertex.endpoints import EndpointService
 from tests.fakes.vertex.jobs import JobService
@@ -33,12 +34,14 @@ class Region:
         self.pipelines = PipelineService(world, name, self.jobs, self.metadata)
         self.models = ModelService(world, name, self.operations)
         self.schedules = ScheduleService(world, name, self.pipelines, self.operations)
+        self.batches = BatchPredictions(world, name, self.models, self.servers, storage)
         self.endpoints = EndpointService(world, name, self.operations)
         deployed = DeployedModels(self.endpoints, self.operations, self.models, self.servers, log)
         self.predictions = PredictionService(self.endpoints)
         server.add(f"{PACKAGE}.EndpointService", {**self.endpoints.methods(), **deployed.methods()})
         server.add(f"{PACKAGE}.PredictionService", self.predictions.methods())
-        server.add(f"{PACKAGE}.JobService", self.jobs.methods())
+        server.add(f"{PACKAGE}.JobService", {**self.jobs.methods(), **self.batches.methods()})
+        server.add(f"{PACKAGE}beta1.JobService", self.batches.beta_methods())
         server.add(f"{PACKAGE}.PipelineService", self.pipelines.methods())
         server.add(f"{PACKAGE}.ModelService", self.models.methods())
         server.add(f"{PACKAGE}.ScheduleService", self.schedules.methods())

@@ -1,0 +1,234 @@
+"""Predictions on many inputs, on this machine or on Vertex AI: `slipway batch`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from slipway.core.cores import available_cores
+from slipway.core.errors import UserError
+from slipway.pipelines.cli.options import Configuration, Json, Overrides, configuration_path
+from slipway.pipelines.cli.serving import FORMAT, MODEL, SPLIT, Module, Registry, progress_bar
+from slipway.pipelines.cli.terminal import EXIT_FAILED, EXIT_INTERRUPTED, say, show_error, user_errors
+from slipway.pipelines.prediction.output import Format
+from slipway.pipelines.table import PlatformName
+
+if TYPE_CHECKING:
+    from slipway.pipelines.platforms.vertex.batch import Asked, Job, Prepared
+    from slipway.pipelines.prediction.batch import Batch, Outcome
+
+ONLY_LOCAL = ("kind", "split", "processes", "part_size", "module", "registry")
+ONLY_VERTEX = ("config", "hardware", "overrides", "dry_run", "no_wait", "cancel")
+
+
+@user_errors
+def batch(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(help=f"{MODEL} On Vertex AI, NAME, NAME/VERSION or NAME@ALIAS.")],
+    inputs: Annotated[
+        list[str],
+        typer.Option(
+            "--input",
+            metavar="INPUT",
+            help="Images, a folder of images, a CSV file, a JSONL file of instances, or a prepared data set. "
+            "On Vertex AI, gs:// URIs of JSONL, TFRecord or lists of files (.txt). Can be repeated.",
+        ),
+    ],
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FOLDER",
+            help="The folder for the predictions, the errors and the summary. One with an unfinished batch is "
+            "completed. On Vertex AI, gs://BUCKET/FOLDER.",
+        ),
+    ],
+    kind: Annotated[Format, typer.Option("--format", metavar="FORMAT", help=FORMAT)] = Format.jsonl,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            "--key",
+            metavar="FIELD",
+            help="Field of the instances, or column, that identifies them in the output; not an input of the model.",
+        ),
+    ] = None,
+    split: Annotated[str, typer.Option(metavar="SPLIT", help=SPLIT)] = "test",
+    processes: Annotated[
+        int | None, typer.Option(min=1, metavar="COUNT", help="Processes; default: one per core, or one with a GPU.")
+    ] = None,
+    part_size: Annotated[int, typer.Option(min=1, metavar="COUNT", help="Examples per file of the output.")] = 4096,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, metavar="COUNT", help="Examples per batch: 256; on Vertex AI, up to 64.")
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if any input has an error.")] = False,
+    module: Module = None,
+    registry: Registry = Path("models"),
+    target: Annotated[
+        PlatformName, typer.Option("--target", metavar="PLATFORM", help="Where it runs: local or vertex.")
+    ] = "local",
+    config: Configuration = None,
+    overrides: Overrides = None,
+    hardware: Annotated[
+        str | None,
+        typer.Option(
+            "--hardware",
+            metavar="CHOICE",
+            help="On Vertex AI: n1-standard-4 (default), or such as 'e2-standard-8*4' or 'l4x1*2+spot'.",
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="On Vertex AI: check, and print the job.")] = False,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="On Vertex AI: do not watch the job.")] = False,
+    cancel: Annotated[bool, typer.Option("--cancel", help="On Vertex AI: cancel this job.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Predict on many inputs in several processes, or as a job on Vertex AI. The same command continues a batch."""
+    _check_options(context, target)
+    if target == "vertex":
+        from slipway.pipelines.config.config import load
+        from slipway.pipelines.platforms.vertex import batch as vertex
+
+        asked = vertex.Asked(
+            config=load(configuration_path(None, config), overrides or ()),
+            model=model,
+            inputs=tuple(inputs),
+            output=output,
+            hardware=hardware or vertex.DEFAULT_HARDWARE,
+            batch_size=batch_size,
+            key=key,
+        )
+        _on_vertex(asked, dry_run=dry_run, no_wait=no_wait, cancel=cancel, strict=strict, as_json=as_json)
+        return
+    if "-" in inputs:
+        raise UserError("A batch cannot read from stdin.", setting="--input", value="-", fix="slipway predict MODEL -")
+    from slipway.pipelines.prediction import batch as batches
+    from slipway.pipelines.prediction import models
+
+    what = batches.Batch(
+        chosen=models.find(model, registry),
+        inputs=tuple(inputs),
+        folder=Path(output),
+        kind=kind,
+        size=part_size,
+        batch_size=batch_size or 256,
+        split=split,
+        key=key,
+        module=module,
+    )
+    _on_this_machine(what, processes, strict=strict, as_json=as_json)
+
+
+def _on_this_machine(what: Batch, processes: int | None, *, strict: bool, as_json: bool) -> None:
+    from slipway.pipelines.prediction import batch as batches
+
+    outcome = _predict(what, processes)
+    if outcome.kept == outcome.parts:
+        say(f"{what.folder} is complete")
+    elif outcome.kept:
+        say(f"kept {outcome.kept} of {outcome.parts} parts from before")
+    errors = f", {outcome.failed:,} in {what.folder / batches.ERRORS}" if outcome.failed else ""
+    say(f"{what.chosen}: {outcome.inputs:,} inputs: {outcome.done:,} predicted in {what.folder}{errors}")
+    if as_json:
+        sys.stdout.write((what.folder / batches.SUMMARY).read_text(encoding="utf-8"))
+    if outcome.failed and (strict or not outcome.done):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _predict(what: Batch, processes: int | None) -> Outcome:
+    from slipway.pipelines.prediction import batch as batches
+
+    if processes is None:  # TensorFlow reserves a GPU's memory for one process
+        processes = 1 if Path("/dev/nvidia0").exists() else available_cores()
+    try:
+        with progress_bar() as progress:
+            task = progress.add_task(str(what.chosen), total=None)
+            return batches.run(what, processes, lambda done, total: progress.update(task, completed=done, total=total))
+    except KeyboardInterrupt:
+        say("stopped; the same command continues")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def _check_options(context: typer.Context, target: PlatformName) -> None:
+    """Raise UserError for a platform without batches, and for options of the other one."""
+    if target == "kubeflow":
+        raise UserError(
+            "There are no batch predictions on Kubeflow.", setting="--target", value=target, allowed="local, vertex"
+        )
+    others = ONLY_LOCAL if target == "vertex" else ONLY_VERTEX
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.name in others and source is not None and source.name == "COMMANDLINE":
+            option = parameter.opts[0]
+            fix = f"remove {option}" if target == "vertex" else f"--target vertex, or remove {option}"
+            raise UserError(f"{option} does not apply to a batch on {target}.", setting=option, fix=fix)
+
+
+def _on_vertex(asked: Asked, *, dry_run: bool, no_wait: bool, cancel: bool, strict: bool, as_json: bool) -> None:
+    from slipway.pipelines.platforms.vertex import batch as vertex
+
+    prepared = vertex.prepare(asked)
+    if dry_run:
+        sys.stdout.write(json.dumps(prepared.job, indent=2) + "\n")
+        return
+    job = vertex.find(prepared)
+    if cancel:
+        if job is None or job.state.name in vertex.ENDED:
+            raise UserError("This batch is not running.", setting="--cancel", fix="the options of the running one")
+        vertex.cancel(prepared, job)
+        say(f"{job.name} is being cancelled; predictions that it has written are kept")
+        return
+    if job is None:
+        job = vertex.submit(prepared)
+        say(f"batch prediction with {prepared.job['model'].rpartition('/')[2]} on {asked.hardware}, submitted")
+    else:
+        say(f"this batch was submitted before: {job.name}")
+    say(f"  console: {vertex.console_url(prepared.connection, job)}")
+    if no_wait:
+        say("  watch: the same command without --no-wait")
+        return
+    job = _watch(prepared, job)
+    if job.state.name not in vertex.SUCCEEDED:
+        show_error(vertex.failure(prepared, job), as_json=as_json)
+        raise typer.Exit(EXIT_INTERRUPTED if job.state.name == "JOB_STATE_CANCELLED" else EXIT_FAILED)
+    _report(prepared, job, strict=strict, as_json=as_json)
+
+
+def _watch(prepared: Prepared, job: Job) -> Job:
+    from slipway.pipelines.platforms.vertex import batch as vertex
+
+    seen: list[str] = []
+    with progress_bar() as progress:
+        task = progress.add_task("waiting", total=prepared.inputs.examples)
+
+        def show(state: str, done: int) -> None:
+            progress.update(task, description=state, completed=done)
+            if state not in seen:
+                seen.append(state)
+                say(f"  {state}")
+
+        try:
+            return vertex.watch(prepared, job, show)
+        except KeyboardInterrupt:
+            say("  the job continues; to watch it: the same command; to cancel it: the same command with --cancel")
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def _report(prepared: Prepared, job: Job, *, strict: bool, as_json: bool) -> None:
+    from slipway.pipelines.platforms.vertex import batch as vertex
+
+    summary, folder = vertex.results(prepared, job)
+    where = f"{folder}/errors.jsonl" if summary["listed"] else f"{folder}/prediction.errors_stats-*"
+    errors = f", {summary['failed']:,} in {where}" if summary["failed"] else ""
+    say(f"{summary['examples']:,} inputs: {summary['done']:,} predicted in {folder}{errors}")
+    if summary["done"] + summary["failed"] != summary["examples"]:
+        say(f"warning: {summary['examples'] - summary['done'] - summary['failed']:,} inputs are in neither")
+    for message, count in summary["messages"].items():
+        say(f"  {count:,}: {message[:300]}")
+    if as_json:
+        sys.stdout.write(json.dumps(summary, indent=2) + "\n")
+    if summary["failed"] and (strict or not summary["done"]):
+        raise typer.Exit(EXIT_FAILED)

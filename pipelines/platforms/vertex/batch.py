@@ -1,0 +1,280 @@
+"""Batch predictions on Vertex AI: a BatchPredictionJob is checked, created once, watched, and its inputs are counted.
+
+A job has the hash of what it predicts as a label. The same command finds it by that: it watches a job that runs,
+reports one that has succeeded, and creates another after one that has failed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from slipway.components.cloud.connection import Connection
+from slipway.components.cloud.known_errors import as_user_error, first_recognised
+from slipway.components.cloud.refusals import refusal
+from slipway.components.cloud.retries import is_transient, paced, retried
+from slipway.core.errors import UserError
+from slipway.core.values import JsonObject
+from slipway.pipelines.config.config import RunConfig, vertex_of
+from slipway.pipelines.doctor import batch as checks
+from slipway.pipelines.platforms.vertex import batch_files
+from slipway.pipelines.platforms.vertex.batch_files import Inputs, Results
+from slipway.pipelines.platforms.vertex.submission import labels_of
+
+if TYPE_CHECKING:
+    from google.cloud.aiplatform_v1.types import BatchPredictionJob
+
+    Job: TypeAlias = BatchPredictionJob
+
+DEFAULT_HARDWARE = "n1-standard-4"
+BATCH_LABEL = "slipway-batch"
+HASH_LETTERS = 32
+POLL_SECONDS = 10.0
+# After a lost answer, the job may appear in the list only after a while.
+LIST_POLLS = 4
+# Instances in a request: Vertex AI's default (ManualBatchTuningParameters), or as many as Slipway's server accepts.
+# A file list does not tell how large the files are.
+BATCH_SIZE = 64
+FILES_BATCH_SIZE = 4
+MOST_BODY = 10 << 20
+SUCCEEDED = ("JOB_STATE_SUCCEEDED", "JOB_STATE_PARTIALLY_SUCCEEDED")
+ENDED = (*SUCCEEDED, "JOB_STATE_FAILED", "JOB_STATE_CANCELLED", "JOB_STATE_EXPIRED")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command asks for; see its options."""
+
+    config: RunConfig
+    model: str
+    inputs: tuple[str, ...]
+    output: str
+    hardware: str
+    batch_size: int | None
+    key: str | None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A job that has passed the checks: its fields, the hash in its label, whether it runs on Spot VMs, its inputs."""
+
+    connection: Connection
+    job: JsonObject
+    identity: str
+    spot: bool
+    inputs: Inputs
+
+
+def pause() -> None:
+    """Wait before the next poll."""
+    time.sleep(POLL_SECONDS)
+
+
+def prepare(asked: Asked) -> Prepared:
+    """Check everything that Vertex AI would refuse later, without changing anything.
+
+    Raises:
+        UserError: A check failed.
+    """
+    vertex = vertex_of(asked.config)
+    connection = vertex.connection
+    machine, replicas = checks.machine(asked.hardware, vertex.region)
+    if not re.fullmatch(r"gs://[^/]+/.+", asked.output):
+        raise UserError(
+            f"The output {asked.output} is not a folder in a bucket.",
+            setting="--output",
+            value=asked.output,
+            allowed="gs://BUCKET/FOLDER",
+            fix=f"--output {vertex.bucket}/predictions",
+        )
+    checks.check_project(asked.config, connection)
+    version = checks.version(connection, asked.model)
+    for uri in asked.inputs:
+        checks.check_bucket(connection, uri, "--input")
+    checks.check_bucket(connection, asked.output, "--output")
+    inputs = batch_files.find_inputs(connection, asked.inputs, asked.key)
+    supported = list(version.supported_input_storage_formats)
+    if supported and inputs.format not in supported:
+        raise UserError(
+            f"The model {asked.model} does not accept {inputs.format}.", setting="--input", allowed=", ".join(supported)
+        )
+    name = f"{version.name.partition('@')[0]}@{version.version_id}"
+    job: JsonObject = {
+        "model": name,
+        "input_config": {"instances_format": inputs.format, "gcs_source": {"uris": list(asked.inputs)}},
+        "output_config": {
+            "predictions_format": "jsonl",
+            "gcs_destination": {"output_uri_prefix": asked.output.rstrip("/")},
+        },
+        "dedicated_resources": {
+            "machine_spec": machine.spec,
+            "starting_replica_count": replicas,
+            "max_replica_count": replicas,
+        },
+        "manual_batch_tuning_parameters": {"batch_size": _batch_size(asked.batch_size, inputs)},
+    }
+    if machine.spot:
+        job["dedicated_resources"]["spot"] = True
+    if asked.key is not None:
+        job["instance_config"] = {"key_field": asked.key}
+    if vertex.service_account:
+        job["service_account"] = vertex.service_account
+    if vertex.encryption_key:
+        job["encryption_spec"] = {"kms_key_name": vertex.encryption_key}
+    what = json.dumps(job, sort_keys=True) + inputs.fingerprint
+    identity = hashlib.sha256(what.encode()).hexdigest()[:HASH_LETTERS]
+    job["display_name"] = f"{version.display_name[:100]}-{version.version_id}-{identity[:8]}"
+    job["labels"] = {**labels_of(asked.config), BATCH_LABEL: identity}
+    return Prepared(connection, job, identity, machine.spot, inputs)
+
+
+def find(prepared: Prepared) -> Job | None:
+    """Return the job that runs or has succeeded with exactly this work, or None."""
+    connection = prepared.connection
+    request = {"parent": connection.parent, "filter": f'labels.{BATCH_LABEL}="{prepared.identity}"'}
+    found = retried(lambda: list(connection.jobs.list_batch_prediction_jobs(request)))
+    return next((job for job in found if job.state.name not in ENDED or job.state.name in SUCCEEDED), None)
+
+
+def submit(prepared: Prepared) -> Job:
+    """Create the job; after a lost answer, use the job that the lost call has created.
+
+    Raises:
+        UserError: Vertex AI refuses the job.
+    """
+    connection = prepared.connection
+    # Spot VMs are a field of v1beta1 only. The job is the same resource.
+    client: Any = connection.beta_jobs if prepared.spot else connection.jobs
+    request = {"parent": connection.parent, "batch_prediction_job": prepared.job}
+
+    def create() -> str:
+        try:
+            return str(client.create_batch_prediction_job(request).name)
+        except Exception as error:
+            if not is_transient(error):
+                raise
+            for _ in range(LIST_POLLS):
+                if (job := find(prepared)) is not None:
+                    return job.name
+                time.sleep(paced(1.0))
+            raise
+
+    try:
+        name = retried(create)
+        return retried(lambda: connection.jobs.get_batch_prediction_job(name=name))
+    except Exception as error:
+        if is_transient(error):
+            raise refusal(error, connection, "create the job") from error
+        raise as_user_error(error, "Vertex AI refused the batch prediction", _facts(connection)) from error
+
+
+def watch(prepared: Prepared, job: Job, show: Callable[[str, int], object]) -> Job:
+    """Poll the job until it has ended; return it.
+
+    Args:
+        prepared: What it predicts.
+        job: The job.
+        show: Receives its state and the number of inputs that it has processed, at each poll.
+    """
+    connection, name = prepared.connection, job.name
+    while True:
+        stats = job.completion_stats
+        show(job.state.name.removeprefix("JOB_STATE_").lower(), stats.successful_count + stats.failed_count)
+        if job.state.name in ENDED:
+            return job
+        pause()
+        job = retried(lambda: connection.jobs.get_batch_prediction_job(name=name))
+
+
+def cancel(prepared: Prepared, job: Job) -> None:
+    """Ask Vertex AI to cancel the job; predictions that it has written are kept."""
+    try:
+        retried(lambda: prepared.connection.jobs.cancel_batch_prediction_job(name=job.name))
+    except Exception as error:
+        raise refusal(error, prepared.connection, f"cancel {job.name}") from error
+
+
+def failure(prepared: Prepared, job: Job) -> UserError:
+    """Return why a job has not succeeded."""
+    texts = [job.error.message, *(one.message for one in job.partial_failures)]
+    found = first_recognised(texts, _facts(prepared.connection))
+    ended = "was cancelled" if job.state.name == "JOB_STATE_CANCELLED" else "failed"
+    reason = found.sentence if found else " ".join(next((text for text in texts if text), "").split())
+    return UserError(
+        f"The batch prediction {ended}{f': {reason}' if reason else '.'}",
+        fix=found.fix if found else f"see its page: {console_url(prepared.connection, job)}",
+    )
+
+
+def results(prepared: Prepared, job: Job) -> tuple[JsonObject, str]:
+    """Compare the predictions with the inputs; write errors.jsonl and summary.json beside them.
+
+    Returns:
+        The summary, and the folder.
+    """
+    folder = job.output_info.gcs_output_directory
+    found = batch_files.read_results(prepared.connection, folder, prepared.inputs)
+    summary = _summary(prepared, job, found)
+    bucket, _, prefix = folder.removeprefix("gs://").partition("/")
+    lines = "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in found.failed)
+    files = {"summary.json": json.dumps(summary, indent=2, ensure_ascii=False) + "\n"}
+    if found.matched:
+        files["errors.jsonl"] = lines
+    for name, text in files.items():
+        blob = prepared.connection.storage.bucket(bucket).blob(f"{prefix.rstrip('/')}/{name}")
+        try:
+            retried(lambda blob=blob, text=text: blob.upload_from_string(text.encode(), "application/json"))  # type: ignore[misc]
+        except Exception as error:
+            raise refusal(error, prepared.connection, f"write {name} to {folder}") from error
+    return summary, folder
+
+
+def console_url(connection: Connection, job: Job) -> str:
+    """Return the URL of a job's page in the console."""
+    return (
+        f"https://console.cloud.google.com/vertex-ai/locations/{connection.region}/batch-predictions/"
+        f"{job.name.rpartition('/')[2]}?project={connection.project}"
+    )
+
+
+def _summary(prepared: Prepared, job: Job, found: Results) -> JsonObject:
+    stats = job.completion_stats
+    counted = {name: int(getattr(stats, f"{name}_count")) for name in ("successful", "failed", "incomplete")}
+    failed = len(found.failed) if found.matched else counted["failed"] + max(0, counted["incomplete"])
+    return {
+        "job": job.name,
+        "model": prepared.job["model"],
+        "inputs": list(prepared.inputs.uris),
+        "examples": prepared.inputs.examples if prepared.inputs.examples is not None else found.done + failed,
+        "done": found.done,
+        "failed": failed,
+        "listed": found.matched,
+        "messages": dict(found.messages),
+        "statistics": counted,
+        "partial_failures": [one.message for one in job.partial_failures],
+    }
+
+
+def _batch_size(asked: int | None, inputs: Inputs) -> int:
+    """Return the number of instances in a request."""
+    if inputs.format == "file-list":
+        return asked or FILES_BATCH_SIZE
+    most = max(1, MOST_BODY // (inputs.largest + 2)) if inputs.largest else None
+    if asked is not None and most is not None and asked > most:
+        raise UserError(
+            f"{asked} instances do not fit into a request of {MOST_BODY >> 20} MiB: one has {inputs.largest:,} bytes.",
+            setting="--batch-size",
+            value=asked,
+            allowed=f"up to {most}",
+            fix=f"--batch-size {most}",
+        )
+    return asked or min(BATCH_SIZE, most or BATCH_SIZE)
+
+
+def _facts(connection: Connection) -> dict[str, str]:
+    return {"project": connection.project, "region": connection.region}

@@ -1,0 +1,310 @@
+"""Predictions on many inputs in several processes: a folder with a file for each part of the inputs.
+
+A part is finished once its record is written; a batch that was stopped continues with the other parts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing.sharedctypes import Synchronized
+from pathlib import Path
+from typing import Any
+
+from slipway.core import cores
+from slipway.core.atomic import replace_file
+from slipway.core.errors import UserError
+from slipway.core.forking import dying_with_parent
+from slipway.core.values import JsonObject
+from slipway.pipelines.prediction import output, parts
+from slipway.pipelines.prediction.models import Chosen
+from slipway.pipelines.prediction.output import Format
+from slipway.pipelines.prediction.parts import Part
+
+SUMMARY = "summary.json"
+ERRORS = "errors.jsonl"
+# Exists until every part is finished: the plan, and a record of each finished part.
+UNFINISHED = ".unfinished"
+PLAN = "plan.json"
+POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What to predict, and where to.
+
+    Attributes:
+        chosen: The model.
+        inputs: What to predict on; see `parts.listed`.
+        folder: The folder that receives the predictions.
+        kind: The format of the files with predictions.
+        size: Examples in a part.
+        batch_size: Examples in one call of the model.
+        split: The split of prepared data sets.
+        key: The field or column with an example's key.
+        module: The function of a custom model.
+    """
+
+    chosen: Chosen
+    inputs: tuple[str, ...]
+    folder: Path
+    kind: Format
+    size: int
+    batch_size: int
+    split: str
+    key: str | None = None
+    module: str | None = None
+
+    def part_file(self, number: int) -> Path:
+        """Return the file with the predictions of a part."""
+        return self.folder / f"part-{number:05d}.{self.kind}"
+
+    def record_file(self, number: int) -> Path:
+        """Return the file that says that a part is finished, and lists its inputs with an error."""
+        return self.folder / UNFINISHED / f"{number:05d}.json"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of the inputs: every one has a prediction (`done`) or a line in the errors file (`failed`)."""
+
+    inputs: int
+    done: int
+    failed: int
+    parts: int
+    kept: int = 0
+
+
+def run(batch: Batch, processes: int, show: Callable[[int, int], object]) -> Outcome:
+    """Predict all parts that are not finished, and write the errors file and the summary.
+
+    Args:
+        batch: What to predict.
+        processes: Number of processes.
+        show: Receives the number of finished examples, and of all, as they change.
+
+    Returns:
+        The outcome; `kept` counts the parts that an earlier call had finished.
+
+    Raises:
+        UserError: The folder has something else, an input or the model is not usable, or a process was killed.
+    """
+    every = [part for one in parts.listed(batch.inputs, batch.split) for part in parts.divided(one, batch.size)]
+    if not every:
+        raise parts.unreadable(batch.inputs[0], "has no examples")
+    plan = _plan(batch, every)
+    if finished := _finished(batch, plan):
+        shutil.rmtree(batch.folder / UNFINISHED, ignore_errors=True)
+        return finished
+    with _locked(batch.folder):
+        missing = _begin(batch, plan, len(every))
+        counts = [part.examples or 0 for part in every]
+        total, before = sum(counts), sum(counts) - sum(counts[number] for number in missing)
+        _predict(batch, [(number, every[number]) for number in missing], processes, lambda n: show(before + n, total))
+        outcome = _end(batch, plan, len(every), total, len(every) - len(missing))
+    shutil.rmtree(batch.folder / UNFINISHED)
+    return outcome
+
+
+def _plan(batch: Batch, every: Sequence[Part]) -> JsonObject:
+    """Return what must be the same in a call that continues a batch."""
+    seen = hashlib.sha256()
+    for path in sorted({path for part in every for path in part.paths}):
+        status = Path(path).expanduser().stat()
+        seen.update(f"{path}\n{status.st_size} {status.st_mtime_ns}\n".encode())
+    return {
+        "model": str(batch.chosen),
+        "folder": str(batch.chosen.folder),
+        "module": batch.module,
+        "inputs": list(batch.inputs),
+        "content": seen.hexdigest(),
+        "split": batch.split,
+        "key": batch.key,
+        "format": str(batch.kind),
+        "part_size": batch.size,
+    }
+
+
+def _finished(batch: Batch, plan: JsonObject) -> Outcome | None:
+    """Return the outcome of a batch that is complete; None if it has to be begun or continued.
+
+    Raises:
+        UserError: The folder has the predictions of another batch, or other files.
+    """
+    for path in (batch.folder / SUMMARY, batch.folder / UNFINISHED / PLAN):
+        try:
+            found = json.loads(path.read_bytes())
+        except (OSError, ValueError):
+            continue
+        _check_same(batch, plan, found)
+        if path.name == PLAN:
+            return None
+        return Outcome(found["examples"], found["done"], found["failed"], found["parts"], kept=found["parts"])
+    others = sorted(each.name for each in batch.folder.iterdir()) if batch.folder.is_dir() else []
+    if others and others != [UNFINISHED]:
+        raise UserError(
+            f"The folder {batch.folder} has other files, such as {others[0]}.",
+            setting="--output",
+            value=str(batch.folder),
+            allowed="a new folder, an empty one, or one with a batch to continue",
+        )
+    return None
+
+
+def _check_same(batch: Batch, plan: JsonObject, found: JsonObject) -> None:
+    different = next((name for name, value in plan.items() if found.get(name) != value), None)
+    if different == "content":
+        raise UserError(
+            f"The inputs have changed since the batch in {batch.folder} was begun.",
+            setting="--input",
+            value=", ".join(batch.inputs),
+            fix=f"--output with another folder, or rm -r {batch.folder}",
+        )
+    if different is not None:
+        raise UserError(
+            f"The batch in {batch.folder} has another {different.replace('_', ' ')}: {found.get(different)}.",
+            setting="--output",
+            value=str(batch.folder),
+            fix=f"--output with another folder, or rm -r {batch.folder}",
+        )
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Return a context in which no other process writes to the folder."""
+    (folder / UNFINISHED).mkdir(parents=True, exist_ok=True)
+    with (folder / UNFINISHED / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"Another process is writing to {folder}.", setting="--output", value=str(folder)) from None
+        yield
+
+
+def _begin(batch: Batch, plan: JsonObject, count: int) -> list[int]:
+    """Store the plan; return the numbers of the parts that are not finished."""
+    for leftover in batch.folder.glob(".part-*"):
+        leftover.unlink()
+    replace_file(batch.folder / UNFINISHED / PLAN, json.dumps(plan).encode())
+    return [
+        number
+        for number in range(count)
+        if not (batch.record_file(number).is_file() and batch.part_file(number).is_file())
+    ]
+
+
+def _end(batch: Batch, plan: JsonObject, count: int, total: int, kept: int) -> Outcome:
+    """Write the errors file and the summary from the records of the parts."""
+    done = failed = 0
+    with output.opened(batch.folder / ERRORS) as file:
+        for number in range(count):
+            record = json.loads(batch.record_file(number).read_bytes())
+            done += record["done"]
+            failed += len(record["errors"])
+            file.writelines(json.dumps(error, ensure_ascii=False) + "\n" for error in record["errors"])
+    if done + failed != total:
+        raise UserError(
+            f"{total:,} inputs were listed, but {done + failed:,} were read: they changed meanwhile.",
+            setting="--input",
+            value=", ".join(batch.inputs),
+            fix=f"rm -r {batch.folder}, and run the command again",
+        )
+    summary = {**plan, "examples": total, "done": done, "failed": failed, "parts": count}
+    replace_file(batch.folder / SUMMARY, (json.dumps(summary, indent=2, ensure_ascii=False) + "\n").encode())
+    return Outcome(total, done, failed, count, kept)
+
+
+def _predict(batch: Batch, tasks: list[tuple[int, Part]], processes: int, show: Callable[[int], object]) -> None:
+    """Predict parts in processes.
+
+    Raises:
+        UserError: The model or an input is not usable, or a process was killed.
+    """
+    if not tasks:
+        return
+    context = multiprocessing.get_context("spawn")
+    examples, members = context.Value("q", 0), context.Value("i", 0)
+    processes = min(processes, len(tasks))
+    with ProcessPoolExecutor(processes, context, _begin_process, (batch, processes, members, examples)) as pool:
+        waiting = {pool.submit(_predict_part, number, part) for number, part in tasks}
+        try:
+            while waiting:
+                ended, waiting = wait(waiting, POLL_SECONDS, FIRST_COMPLETED)
+                for future in ended:
+                    if error := future.result():
+                        raise UserError.from_dict(error)
+                show(examples.value)
+        except BrokenProcessPool:
+            raise UserError(
+                "A process that was predicting was killed, perhaps for lack of memory.",
+                setting="--processes",
+                value=processes,
+                fix=f"--processes {max(1, processes // 2)}; the same command continues with the missing parts",
+            ) from None
+        finally:
+            for process in multiprocessing.active_children() if waiting else ():
+                process.kill()
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+# The state of a process of the pool: what it predicts, its model once loaded, and where it counts.
+_batch: Batch
+_examples: Synchronized[int]
+_model: Any = None
+
+
+def _begin_process(batch: Batch, processes: int, members: Synchronized[int], examples: Synchronized[int]) -> None:
+    global _batch, _examples
+    if ask := dying_with_parent():
+        ask()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is for the process that started this one
+    with members.get_lock():
+        number = members.value
+        members.value += 1
+    if processes > 1:
+        cores.take_part(number, processes)
+    os.environ.setdefault("OMP_NUM_THREADS", str(cores.available_cores()))
+    _batch, _examples = batch, examples
+
+
+def _predict_part(number: int, part: Part) -> JsonObject | None:
+    """Predict a part and record it as finished; return the user's error that prevents this, if any."""
+    global _model
+    from slipway.pipelines.prediction import models
+
+    try:
+        if _model is None:
+            _model = models.ready(_batch.chosen, _batch.module)
+        _write_part(number, part)
+    except UserError as error:
+        return error.as_dict()
+    return None
+
+
+def _write_part(number: int, part: Part) -> None:
+    from slipway.pipelines.prediction import prediction, sources
+
+    done, errors = 0, []
+    with output.opened(_batch.part_file(number)) as file:
+        chunks = sources.read(part, _model, _batch.batch_size, key=_batch.key)
+        for index, answers in enumerate(prediction.predict(_model, chunks)):
+            if not index:
+                file.write(output.header(_batch.kind, _model, errors=False))
+            found = [answer for answer in answers if answer.error is None]
+            file.write(output.lines(found, _batch.kind, _model, errors=False))
+            done += len(found)
+            errors += [{"input": answer.key, "error": answer.error} for answer in answers if answer.error is not None]
+            with _examples.get_lock():
+                _examples.value += len(answers)
+    record = json.dumps({"done": done, "errors": errors}, ensure_ascii=False)
+    replace_file(_batch.record_file(number), record.encode())
