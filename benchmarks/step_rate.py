@@ -17,7 +17,8 @@ Three comparisons, each with the same network, batch size and number of processe
 - processes: one replica per core (two, and four where there are four cores), compared with one process on one core and
   with the limit: as many independent processes at once, each with a replica's batch on a core of its own. All train the
   same network on the same examples per step, for each of three networks. With --explain, the replicas also run without
-  all-reduce, on the same batch in every step, and with a single step per call.
+  all-reduce (not on jax, where XLA inserts it), on the same batch in every step, and with a single step per call; a
+  table shows the milliseconds of a step for each.
 
 Every variant runs in its own process. The variants take turns over several rounds, so that other work on the machine
 affects all of them. The output shows medians over the rounds, of the rates and of each round's ratios. Time is measured
@@ -58,7 +59,7 @@ NETWORKS = {
 }  # fmt: skip
 # Number of processes, where there are as many cores.
 PROCESSES = {2: "two", 4: "four"}
-# What --explain takes away from the replicas' steps, and its effect on the job.
+# The changes to the replicas' steps with --explain, and what each omits or sets.
 EXPLANATIONS = {
     "without all-reduce": ("no_all_reduce", {}),
     "on the same batch": ("same_batch", {}),
@@ -108,6 +109,8 @@ def main() -> None:
                 rates.setdefault(name, []).append(measure())
                 print(f"round {number + 1}: {name} {rates[name][-1].a_second:.1f}", file=sys.stderr, flush=True)
     show(rates, ratios)
+    if options.explain:
+        show_steps(rates)
 
 
 def dense(place: Path) -> dict[str, Callable[[], Rate]]:
@@ -165,8 +168,8 @@ def processes(
             sides[together] = replicas
             ratios += [f"{limit} / {alone}", f"{together} / {alone}", f"{together} / {limit}"]
             for text, (without, settings) in EXPLANATIONS.items() if explain else ():
-                sides[f"{together}, {text}"] = functools.partial(replicas, without=without, settings=settings)
-                ratios.append(f"{together}, {text} / {together}")
+                if (engine, without) != ("jax", "no_all_reduce"):
+                    sides[f"{together}, {text}"] = functools.partial(replicas, without=without, settings=settings)
     return sides, ratios
 
 
@@ -341,6 +344,19 @@ def show(rates: dict[str, list[Rate]], names: Sequence[str]) -> None:
     load = [round(value, 1) for value in os.getloadavg()]
     print(f"\nload average (1, 5, 15 minutes): {load}, cores: {len(os.sched_getaffinity(0))}")
     print(json.dumps({"ratios": ratios, "targets": TARGETS, "load": load}))
+
+
+def show_steps(rates: dict[str, list[Rate]]) -> None:
+    """Print the milliseconds of a step for the limit, the replicas, and the replicas with each of `EXPLANATIONS`."""
+    columns = ("limit", "replicas", *EXPLANATIONS)
+    print("".join([f"\n{'milliseconds per step':<36}", *(f"{column:>20}" for column in columns)]))
+    for together in [name for name in rates if name.endswith(" replicas")]:
+        batch = NETWORKS[together.partition(":")[0]][0]
+        variants = [together.replace("replicas", "independent"), together]
+        variants += [f"{together}, {text}" for text in EXPLANATIONS]
+        each = [[1000 * batch / rate.a_second for rate in rates.get(name, [])] for name in variants]
+        texts = [f"{statistics.median(values):.2f}" if values else "" for values in each]
+        print("".join([f"{together:<36}", *(f"{text:>20}" for text in texts)]))
 
 
 def _show_ratio(name: str, each: list[float], target: str) -> float:

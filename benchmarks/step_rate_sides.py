@@ -182,19 +182,25 @@ def flowers_layers() -> list[float]:
     return [FLOWERS_BATCH * LAYERS_STEPS / seconds for seconds in watch.seconds()]
 
 
-def _without_all_reduce() -> None:
-    """Let every replica of the tensorflow engine keep its own gradients, the only list that it reduces."""
+def _without_all_reduce(engine: str) -> None:
+    """Let every replica of the tensorflow or pytorch engine keep its own gradients."""
+    if engine == "pytorch":
+        from slipway.trainer.engines.pytorch.engine import PyTorchEngine
+
+        PyTorchEngine._wrapped = lambda self: self._network  # type: ignore[method-assign]
+        return
     import tensorflow as tf
 
     reduce = tf.distribute.ReplicaContext.all_reduce
 
+    # Gradients are the only list that the engine reduces.
     def all_reduce(self: Any, operation: Any, values: Any, *options: Any) -> Any:
         return values if isinstance(values, list) else reduce(self, operation, values, *options)
 
     tf.distribute.ReplicaContext.all_reduce = all_reduce
 
 
-def _on_the_same_batch() -> None:
+def _on_the_same_batch(_engine: str) -> None:
     """Train on the first examples in every step: nothing is drawn, and they stay in the cache."""
     import numpy as np
 
@@ -207,8 +213,8 @@ def _on_the_same_batch() -> None:
 
 
 # What a training can omit, to show how long that takes.
-OMISSIONS: dict[str, Callable[[], None]] = {
-    "nothing": lambda: None, "no_all_reduce": _without_all_reduce, "same_batch": _on_the_same_batch,
+OMISSIONS: dict[str, Callable[[str], None]] = {
+    "nothing": lambda _engine: None, "no_all_reduce": _without_all_reduce, "same_batch": _on_the_same_batch,
 }  # fmt: skip
 
 
@@ -220,7 +226,7 @@ def run_trainer(file: Path, job: str, without: str) -> int:
 
     def imported(engine: str) -> None:  # not earlier than the trainer imports them
         import_libraries(engine)
-        OMISSIONS[without]()
+        OMISSIONS[without](engine)
         _watch(file)
 
     worker.import_tensorflow = imported  # type: ignore[assignment]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from slipway.core import manifest as manifests
 from slipway.core.errors import UserError
@@ -60,6 +61,25 @@ def test_the_order_of_a_step_does_not_depend_on_the_calls(tiny: Path) -> None:
     whole = training.order(0, 200)
     np.testing.assert_array_equal(training.order(70, 90), whole[70:160])
     np.testing.assert_array_equal(np.concatenate([training.order(step, 1) for step in range(74, 78)]), whole[74:78])
+
+
+def test_an_epoch_is_shuffled_once_for_all_its_steps(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from slipway.trainer.data import inputs
+
+    shuffled = []
+    shuffle = inputs._permutation
+
+    def counted(seed: int, epoch: int, *others: int) -> NDArray[np.int64]:
+        shuffled.append(epoch)
+        return shuffle(seed, epoch, *others)
+
+    monkeypatch.setattr(inputs, "_permutation", counted)
+    training = inputs.training(share_of(tiny), batch=8, steps_per_epoch=75, seed=1234)
+    shuffled.clear()  # the examples are decoded in the first epoch's order
+    inputs._epoch_order.cache_clear()
+    for step in range(70, 90):
+        training.order(step, 1)
+    assert shuffled == [0, 1]
 
 
 def test_workers_read_different_shards_and_as_many_batches(tiny: Path) -> None:
