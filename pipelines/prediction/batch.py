@@ -24,7 +24,7 @@ from typing import Any
 from slipway.core import cores
 from slipway.core.atomic import replace_file
 from slipway.core.errors import UserError
-from slipway.core.forking import dying_with_parent
+from slipway.core.parent_death import die_with_parent
 from slipway.core.values import JsonObject
 from slipway.pipelines.prediction import output, parts
 from slipway.pipelines.prediction.models import Chosen
@@ -265,8 +265,7 @@ _model: Any = None
 
 def _begin_process(batch: Batch, processes: int, members: Synchronized[int], examples: Synchronized[int]) -> None:
     global _batch, _examples
-    if ask := dying_with_parent():
-        ask()
+    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is for the process that started this one
     with members.get_lock():
         number = members.value
