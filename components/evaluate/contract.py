@@ -1,7 +1,8 @@
 """Contract test: a few test examples are predicted as a request would be, from JSON to JSON, and compared.
 
 The other side is what the trained network itself predicted on them when it was exported; for a model of a custom
-program, what the evaluation predicts from the records' values.
+program, what the evaluation predicts from the records' values. A model that the user's function loads is tested with
+the instances that its program has written, if any.
 """
 
 from __future__ import annotations

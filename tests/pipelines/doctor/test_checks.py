@@ -110,14 +110,7 @@ CASES = {
     "a builder of one argument": builder("own_builders:one", "too many positional arguments"),
     "an unknown argument": builder("own_builders:narrow", "unexpected keyword", "--set", "model.arguments={unit: 3}"),
     "a missing argument": builder("own_builders:more", "missing a required"),
-    "no such serving function": builder(
-        "own_builders:build",
-        "has no lod",
-        "--set",
-        "serve.module=own_builders:lod",
-        target="vertex",
-        more=(("vertex", VERTEX),),
-    ),
+    "no such serving function": Case("has no lod", ("--set", "serve.module=own_builders:lod"), make=builders),
     "a serving function of two arguments": Case(
         "cannot be called with (folder)", ("--set", "serve.module=own_builders:narrow"), make=builders
     ),
