@@ -104,21 +104,25 @@ def roll_back(endpoints: Endpoints, endpoint_id: str, say: Say) -> Outcome:
     Raises:
         UserError: There is no previous model.
     """
-    left: list[str] = []
+    decided: list[Traffic] = []
 
     def back(endpoint: Endpoint) -> Traffic:
-        previous = endpoint.labels.get(PREVIOUS, "")
-        if model_of(endpoint, previous) is None:
-            raise _nothing_to_return_to(endpoint, endpoint_id)
-        left[:] = [name for name, percent in endpoint.traffic_split.items() if percent and name != previous]
-        # Of an unfinished rollout, the model that is rolled out; else the one that has the traffic.
-        leaving = endpoint.labels.get(ROLLOUT) or (left[0] if left else "")
-        return Traffic({previous: ALL}, previous=leaving)
+        # The labels decide once: after a write whose response was lost, or that another rollback has made, they name the
+        # model that was left.
+        if not decided:
+            previous = endpoint.labels.get(PREVIOUS, "")
+            others = [name for name, percent in endpoint.traffic_split.items() if percent and name != previous]
+            # Of an unfinished rollout, the model that is rolled out; else the one that has the traffic.
+            leaving = endpoint.labels.get(ROLLOUT) or next(iter(others), "")
+            if model_of(endpoint, previous) is None or not leaving:
+                raise _nothing_to_return_to(endpoint, endpoint_id)
+            decided.append(Traffic({previous: ALL}, previous=leaving))
+        return decided[0]
 
     endpoint = endpoints.move(endpoint_id, back)
     deployed = next(iter(endpoint.traffic_split))
     outcome = Outcome(endpoint.name, version_text(endpoint, deployed), deployed)
-    outcome.previous = ", ".join(version_text(endpoint, one) for one in left)
+    outcome.previous = version_text(endpoint, decided[0].previous)
     say(f"{outcome.version} has all traffic again; {outcome.previous} has none and stays deployed")
     return outcome
 

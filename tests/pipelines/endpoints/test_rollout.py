@@ -223,11 +223,12 @@ def test_a_deployment_that_takes_longer_is_waited_for_by_the_next_command(worksp
     assert workspace.google.world.writes["deployedModel"] == 1
 
 
-def test_lost_responses_deploy_nothing_twice(workspace, monkeypatch):
+def lose_responses(workspace, monkeypatch, *names):
+    """Lose the first response of these methods."""
     from google.api_core.exceptions import ServiceUnavailable
 
     client = workspace.connection.serving.__class__
-    for name in ("create_endpoint", "deploy_model", "update_endpoint"):
+    for name in names:
         call, lost = getattr(client, name), []
 
         def losing(self, *arguments, _call=call, _lost=lost, **options):
@@ -238,6 +239,21 @@ def test_lost_responses_deploy_nothing_twice(workspace, monkeypatch):
             return answer
 
         monkeypatch.setattr(client, name, losing)
+
+
+def test_a_rollback_whose_response_is_lost_does_not_return_to_the_bad_model(workspace, monkeypatch):
+    for _ in range(2):
+        workspace.register()
+        workspace.deployed()
+    lose_responses(workspace, monkeypatch, "update_endpoint")
+    result = workspace.slipway("rollback")
+    assert result.exit_code == 0, result.output
+    assert "digits@1 has all traffic again; digits@2 has none" in result.stderr
+    assert workspace.traffic == {"digits@1": 100}
+
+
+def test_lost_responses_deploy_nothing_twice(workspace, monkeypatch):
+    lose_responses(workspace, monkeypatch, "create_endpoint", "deploy_model", "update_endpoint")
     workspace.register()
     workspace.deployed()
     assert workspace.versions == ["digits@1"]
