@@ -145,7 +145,7 @@ class _Rollout:
         self.text = version.display_name.removeprefix(DISPLAY_PREFIX)
         self.again = f"slipway deploy --endpoint {deployment.name} --version {version.number}"
         self.back = f"slipway rollback --endpoint {deployment.name}"
-        self._started = False
+        self._given = 0
 
     def current(self, endpoint: Endpoint) -> str:
         """Return the id of the model that serves now, to which a fault returns; "" if there is none.
@@ -154,9 +154,11 @@ class _Rollout:
             UserError: Several other models have traffic, such as in another model's rollout.
         """
         unfinished, previous = (endpoint.labels.get(label, "") for label in (ROLLOUT, PREVIOUS))
+        serving = [name for name, percent in endpoint.traffic_split.items() if percent and name != self.candidate]
+        if set(serving) - {unfinished, previous}:  # somebody has given the traffic to other models since
+            unfinished = ""
         if unfinished == self.candidate:
             return previous if model_of(endpoint, previous) is not None else ""
-        serving = [name for name, percent in endpoint.traffic_split.items() if percent and name != self.candidate]
         # The rollout of the first model has no previous one: that model serves.
         if previous and model_of(endpoint, unfinished) is not None:
             text = version_text(endpoint, unfinished)
@@ -220,30 +222,31 @@ class _Rollout:
 
         def checked(endpoint: Endpoint) -> Traffic:
             others = {name for name, share in endpoint.traffic_split.items() if share} - {self.candidate, current}
-            if self._started:
-                self.check_unchanged(endpoint)
-            elif others or model_of(endpoint, self.candidate) is None:
+            if others or model_of(endpoint, self.candidate) is None:
                 raise self._changed()
+            if self._given:
+                self.check_unchanged(endpoint)
             if endpoint.traffic_split.get(self.candidate, 0) > percent:  # the same command runs a second time
                 return Traffic(dict(endpoint.traffic_split), self.candidate, current)
             return wanted
 
         self.endpoints.move(self.deployment.endpoint_id, checked)
-        self._started = True
+        self._given = percent
         self.say(f"{self.text} has {percent}% of the traffic of {self.deployment.name}")
 
     def check_unchanged(self, endpoint: Endpoint) -> None:
-        """Check that the endpoint is still in this rollout.
+        """Check that the endpoint is still in this rollout, and that nobody has taken traffic from the candidate.
 
         Raises:
-            UserError: Another command has changed it.
+            UserError: Another command, or a user in the console, has changed it.
         """
-        if endpoint.labels.get(ROLLOUT) != self.candidate or model_of(endpoint, self.candidate) is None:
+        share = endpoint.traffic_split.get(self.candidate, 0)
+        if endpoint.labels.get(ROLLOUT) != self.candidate or share < self._given:
             raise self._changed()
 
     def _changed(self) -> UserError:
         return UserError(
-            f"The rollout of {self.text} has ended: another command has changed {self.deployment.name}.",
+            f"The rollout of {self.text} has ended: another command or user has changed {self.deployment.name}.",
             fix=f"slipway endpoints show {self.deployment.name}; to roll it out again: {self.again}",
         )
 

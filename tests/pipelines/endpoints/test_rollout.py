@@ -8,6 +8,7 @@ import pytest
 
 from slipway.components.deploy import rollout, service
 from slipway.components.deploy.service import PREVIOUS, ROLLOUT, Traffic
+from slipway.pipelines.endpoints.files import read_one
 
 
 def moves(workspace, monkeypatch):
@@ -184,8 +185,55 @@ def test_a_rollout_ends_if_another_command_changes_the_traffic(workspace, monkey
     monkeypatch.setattr(rollout._Rollout, "watch", meanwhile)
     result = workspace.slipway("deploy")
     assert result.exit_code == 2, result.output
-    assert "another command has changed digits" in result.stderr
+    assert "another command or user has changed digits" in result.stderr
     assert workspace.traffic == {"digits@1": 100}
+
+
+def give_by_hand(workspace, deployed):
+    """Give a deployed model all traffic, as in the console: the labels stay."""
+    endpoint = {"name": workspace.endpoint.name, "traffic_split": {deployed: 100}}
+    workspace.connection.serving.update_endpoint(
+        request={"endpoint": endpoint, "update_mask": {"paths": ["traffic_split"]}}
+    )
+
+
+def test_a_rollout_does_not_take_back_what_somebody_changes_by_hand(workspace, monkeypatch):
+    workspace.register()
+    workspace.deployed()
+    workspace.register()
+    watch = rollout._Rollout.watch
+
+    def meanwhile(self, prober, percent):
+        tally = watch(self, prober, percent)
+        give_by_hand(workspace, workspace.endpoint.labels[PREVIOUS])
+        return tally
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rollout._Rollout, "watch", meanwhile)
+        result = workspace.slipway("deploy")
+    assert result.exit_code == 2, result.output
+    assert "another command or user has changed digits" in result.stderr
+    assert workspace.traffic == {"digits@1": 100}
+    back = workspace.slipway("rollback")
+    assert back.exit_code == 0, back.output
+    assert "digits@1 has all traffic again; digits@2 has none" in back.stderr
+    again = workspace.slipway("rollback")
+    assert "digits@2 has all traffic again; digits@1 has none" in again.stderr
+
+
+def test_a_rollout_that_somebody_ended_by_hand_does_not_block_the_next_one(workspace, monkeypatch):
+    for _ in range(2):
+        workspace.register()
+        workspace.deployed()
+    workspace.register()
+    third = workspace.endpoints.version("digits", "3")
+    interrupted_at(workspace, monkeypatch, 20)
+    deployment = read_one(None).deployment
+    workspace.endpoints.deploy(deployment, third, "12345")  # as in the console
+    give_by_hand(workspace, "12345")
+    workspace.deployed()
+    assert workspace.endpoint.labels[PREVIOUS] == "12345", "the model that somebody gave the traffic to"
+    assert workspace.versions == ["digits@3", "digits@3"]
 
 
 def test_a_write_with_an_old_etag_is_repeated_on_the_endpoint_as_it_is(workspace):
