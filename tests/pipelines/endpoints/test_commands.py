@@ -172,6 +172,9 @@ def test_what_decides_a_step(check, outcomes, fault):
         ({"probabilities": [0.1, float("nan")]}, "An answer differs by nan"),
         ({"probabilities": [1.0]}, "An answer has none of"),
         ("text", "An answer has none of"),
+        ({"prediction": "cat"}, "An answer has none of"),
+        ({"probabilities": [[0.1, 0.9]]}, "An answer has none of"),
+        ({"prediction": None}, "An answer has none of"),
     ],
 )
 def test_a_wrong_answer_decides_at_once(prediction, wrong):
