@@ -107,8 +107,8 @@ def roll_back(endpoints: Endpoints, endpoint_id: str, say: Say) -> Outcome:
     decided: list[Traffic] = []
 
     def back(endpoint: Endpoint) -> Traffic:
-        # The labels decide once: after a write whose response was lost, or that another rollback has made, they name the
-        # model that was left.
+        # Decided once: after a write whose response was lost, or by another rollback, the labels name the model that
+        # was left.
         if not decided:
             previous = endpoint.labels.get(PREVIOUS, "")
             others = [name for name, percent in endpoint.traffic_split.items() if percent and name != previous]

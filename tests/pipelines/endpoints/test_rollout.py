@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
 from slipway.components.deploy import rollout, service
 from slipway.components.deploy.service import PREVIOUS, ROLLOUT, Traffic
+from slipway.core.errors import UserError
 from slipway.pipelines.endpoints.files import read_one
 
 
@@ -251,6 +253,15 @@ def test_a_write_with_an_old_etag_is_repeated_on_the_endpoint_as_it_is(workspace
     workspace.endpoints.move("slipway-digits", wanted)
     assert len(set(calls)) == 2
     assert workspace.endpoint.labels[PREVIOUS] == only.id
+
+
+def test_a_model_that_has_traffic_again_is_not_undeployed(workspace):
+    workspace.register()
+    workspace.deployed()
+    (only,) = workspace.endpoint.deployed_models
+    with pytest.raises(UserError, match="digits@1 has 100% of the traffic again, so it stays deployed"):
+        workspace.endpoints.undeploy("slipway-digits", only.id, time.monotonic() + 10)
+    assert workspace.traffic == {"digits@1": 100}
 
 
 def test_traffic_that_does_not_sum_to_100_is_never_sent(workspace):
