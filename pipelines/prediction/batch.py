@@ -265,7 +265,9 @@ _model: Any = None
 
 def _begin_process(batch: Batch, processes: int, members: Synchronized[int], examples: Synchronized[int]) -> None:
     global _batch, _examples
-    die_with_parent()
+    parent = multiprocessing.parent_process()
+    assert parent is not None and parent.pid is not None
+    die_with_parent(parent.pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is for the process that started this one
     with members.get_lock():
         number = members.value
