@@ -105,6 +105,14 @@ def batch(
         return
     if "-" in inputs:
         raise UserError("A batch cannot read from stdin.", setting="--input", value="-", fix="slipway predict MODEL -")
+    for option, given in (*(("--input", each) for each in inputs), ("--output", output)):
+        if given.startswith("gs://"):
+            raise UserError(
+                f"A batch on this machine has files of this machine, not {given}.",
+                setting=option,
+                value=given,
+                fix="--target vertex",
+            )
     from slipway.pipelines.prediction import batch as batches
     from slipway.pipelines.prediction import models
 
