@@ -187,8 +187,11 @@ def _difference(example: Example, prediction: object, tolerance: float) -> str:
     if example.expected is None:
         return ""
     fields = prediction if isinstance(prediction, Mapping) else {}
-    found = next((_numbers(fields[name]) for name in NUMBERS if name in fields), None)
-    if found is None or len(found) != len(example.expected):
+    try:
+        found = next((_numbers(fields[name]) for name in NUMBERS if name in fields), ())
+    except (TypeError, ValueError):  # {"prediction": "cat"}
+        found = ()
+    if len(found) != len(example.expected):
         return f"An answer has none of {' and '.join(NUMBERS)}, or another number of values than the trained network."
     differences = [abs(ours - theirs) for ours, theirs in zip(found, example.expected, strict=True)]
     limit = tolerance * max(1.0, *map(abs, example.expected))

@@ -104,21 +104,25 @@ def roll_back(endpoints: Endpoints, endpoint_id: str, say: Say) -> Outcome:
     Raises:
         UserError: There is no previous model.
     """
-    left: list[str] = []
+    decided: list[Traffic] = []
 
     def back(endpoint: Endpoint) -> Traffic:
-        previous = endpoint.labels.get(PREVIOUS, "")
-        if model_of(endpoint, previous) is None:
-            raise _nothing_to_return_to(endpoint, endpoint_id)
-        left[:] = [name for name, percent in endpoint.traffic_split.items() if percent and name != previous]
-        # Of an unfinished rollout, the model that is rolled out; else the one that has the traffic.
-        leaving = endpoint.labels.get(ROLLOUT) or (left[0] if left else "")
-        return Traffic({previous: ALL}, previous=leaving)
+        # Decided once: after a write whose response was lost, or by another rollback, the labels name the model that
+        # was left.
+        if not decided:
+            previous = endpoint.labels.get(PREVIOUS, "")
+            others = [name for name, percent in endpoint.traffic_split.items() if percent and name != previous]
+            # Of an unfinished rollout, the model that is rolled out; else the one that has the traffic.
+            leaving = endpoint.labels.get(ROLLOUT) or next(iter(others), "")
+            if model_of(endpoint, previous) is None or not leaving:
+                raise _nothing_to_return_to(endpoint, endpoint_id)
+            decided.append(Traffic({previous: ALL}, previous=leaving))
+        return decided[0]
 
     endpoint = endpoints.move(endpoint_id, back)
     deployed = next(iter(endpoint.traffic_split))
     outcome = Outcome(endpoint.name, version_text(endpoint, deployed), deployed)
-    outcome.previous = ", ".join(version_text(endpoint, one) for one in left)
+    outcome.previous = version_text(endpoint, decided[0].previous)
     say(f"{outcome.version} has all traffic again; {outcome.previous} has none and stays deployed")
     return outcome
 
@@ -141,7 +145,7 @@ class _Rollout:
         self.text = version.display_name.removeprefix(DISPLAY_PREFIX)
         self.again = f"slipway deploy --endpoint {deployment.name} --version {version.number}"
         self.back = f"slipway rollback --endpoint {deployment.name}"
-        self._started = False
+        self._given = 0
 
     def current(self, endpoint: Endpoint) -> str:
         """Return the id of the model that serves now, to which a fault returns; "" if there is none.
@@ -150,9 +154,11 @@ class _Rollout:
             UserError: Several other models have traffic, such as in another model's rollout.
         """
         unfinished, previous = (endpoint.labels.get(label, "") for label in (ROLLOUT, PREVIOUS))
+        serving = [name for name, percent in endpoint.traffic_split.items() if percent and name != self.candidate]
+        if set(serving) - {unfinished, previous}:  # somebody has given the traffic to other models since
+            unfinished = ""
         if unfinished == self.candidate:
             return previous if model_of(endpoint, previous) is not None else ""
-        serving = [name for name, percent in endpoint.traffic_split.items() if percent and name != self.candidate]
         # The rollout of the first model has no previous one: that model serves.
         if previous and model_of(endpoint, unfinished) is not None:
             text = version_text(endpoint, unfinished)
@@ -216,30 +222,31 @@ class _Rollout:
 
         def checked(endpoint: Endpoint) -> Traffic:
             others = {name for name, share in endpoint.traffic_split.items() if share} - {self.candidate, current}
-            if self._started:
-                self.check_unchanged(endpoint)
-            elif others or model_of(endpoint, self.candidate) is None:
+            if others or model_of(endpoint, self.candidate) is None:
                 raise self._changed()
+            if self._given:
+                self.check_unchanged(endpoint)
             if endpoint.traffic_split.get(self.candidate, 0) > percent:  # the same command runs a second time
                 return Traffic(dict(endpoint.traffic_split), self.candidate, current)
             return wanted
 
         self.endpoints.move(self.deployment.endpoint_id, checked)
-        self._started = True
+        self._given = percent
         self.say(f"{self.text} has {percent}% of the traffic of {self.deployment.name}")
 
     def check_unchanged(self, endpoint: Endpoint) -> None:
-        """Check that the endpoint is still in this rollout.
+        """Check that the endpoint is still in this rollout, and that nobody has taken traffic from the candidate.
 
         Raises:
-            UserError: Another command has changed it.
+            UserError: Another command, or a user in the console, has changed it.
         """
-        if endpoint.labels.get(ROLLOUT) != self.candidate or model_of(endpoint, self.candidate) is None:
+        share = endpoint.traffic_split.get(self.candidate, 0)
+        if endpoint.labels.get(ROLLOUT) != self.candidate or share < self._given:
             raise self._changed()
 
     def _changed(self) -> UserError:
         return UserError(
-            f"The rollout of {self.text} has ended: another command has changed {self.deployment.name}.",
+            f"The rollout of {self.text} has ended: another command or user has changed {self.deployment.name}.",
             fix=f"slipway endpoints show {self.deployment.name}; to roll it out again: {self.again}",
         )
 

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.operations import StillRunningError, completed
-from slipway.components.cloud.retries import is_conflict, is_transient, paced, retried, status_of
+from slipway.components.cloud.retries import (
+    LONGEST_WAIT_SECONDS,
+    is_conflict,
+    is_transient,
+    paced,
+    retried,
+    status_of,
+)
 from slipway.components.deploy.settings import ALL, DISPLAY_PREFIX, Deployment
 from slipway.components.register_model.model_registry import RUN_LABEL
 from slipway.core.errors import UserError
@@ -26,7 +33,7 @@ if TYPE_CHECKING:
 NAME_LABEL = "slipway-endpoint"
 ROLLOUT, PREVIOUS = "slipway-rollout", "slipway-previous"
 NOT_FOUND = 404
-# Fresh reads after a write that was refused because the endpoint had changed, and the pause between them.
+# Fresh reads after a write that was refused because the endpoint had changed, and the first, doubling pause.
 ROUNDS, ROUND_SECONDS = 20, 1.0
 # Creating, changing and deleting an endpoint without models takes seconds.
 ENDPOINT_SECONDS = 300.0
@@ -153,7 +160,7 @@ class Endpoints:
                 raise
         while (found := self.get(deployment.endpoint_id)) is None:
             if time.monotonic() > until:
-                raise TimeoutError(f"{self._name(deployment.endpoint_id)} does not exist after it was created")
+                raise StillRunningError(self._name(deployment.endpoint_id))
             time.sleep(paced(POLL_SECONDS))
         return found
 
@@ -218,15 +225,26 @@ class Endpoints:
         return True
 
     def undeploy(self, endpoint_id: str, deployed: str, until: float) -> None:
-        """Stop the machines of a deployed model, which has no traffic; does nothing if it is not deployed."""
+        """Stop the machines of a deployed model, which has no traffic; does nothing if it is not deployed.
+
+        Raises:
+            UserError: Another command has given it traffic.
+        """
         client = self.connection.serving
         request = {"endpoint": self._name(endpoint_id), "deployed_model_id": deployed}
-        self._repeat(
-            lambda: client.undeploy_model(request=request).operation,
-            lambda: not self._has(endpoint_id, deployed),
-            until,
-            ends=NOT_FOUND,
-        )
+
+        def gone() -> bool:
+            endpoint = self.existing(endpoint_id)
+            # Vertex AI would undeploy an endpoint's last model in spite of its traffic.
+            if share := endpoint.traffic_split.get(deployed, 0):
+                raise UserError(
+                    f"{version_text(endpoint, deployed)} has {share}% of the traffic again, so it stays deployed: "
+                    f"another command or user has changed {endpoint_id}.",
+                    fix=SHOW,
+                )
+            return model_of(endpoint, deployed) is None
+
+        self._repeat(lambda: client.undeploy_model(request=request).operation, gone, until, ends=NOT_FOUND)
 
     def _repeat(self, start: Callable[[], Any], done: Callable[[], bool], until: float, ends: int = 0) -> None:
         """Start an operation and wait for it, or for what an earlier or concurrent call has started.
@@ -282,7 +300,8 @@ class Endpoints:
             UserError: It does not exist, or keeps changing.
         """
         client = self.connection.serving
-        for _ in range(ROUNDS):
+        reason: BaseException | None = None
+        for attempt in range(ROUNDS):
             endpoint = self.existing(endpoint_id)
             changed = fields(endpoint)
             if all(dict(getattr(endpoint, name)) == value for name, value in changed.items()):
@@ -297,10 +316,11 @@ class Endpoints:
                 # A lost response shows in the next read.
                 if not (is_transient(error) or is_outdated(error)):
                     raise
-            time.sleep(paced(ROUND_SECONDS))
+                reason = error
+            time.sleep(paced(min(ROUND_SECONDS * 2**attempt, LONGEST_WAIT_SECONDS)))
         raise UserError(
-            f"The endpoint {endpoint_id} keeps changing: another command is working on it.",
-            fix=f"repeat the command when the other one has ended; {SHOW}",
+            f"Could not change the endpoint {endpoint_id} in {ROUNDS} attempts: {reason}",
+            fix=f"{SHOW}; repeat the command when no other one is working on it",
         )
 
     def existing(self, endpoint_id: str) -> Endpoint:

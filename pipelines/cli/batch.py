@@ -105,6 +105,14 @@ def batch(
         return
     if "-" in inputs:
         raise UserError("A batch cannot read from stdin.", setting="--input", value="-", fix="slipway predict MODEL -")
+    for option, given in (*(("--input", each) for each in inputs), ("--output", output)):
+        if given.startswith("gs://"):
+            raise UserError(
+                f"A batch on this machine has files of this machine, not {given}.",
+                setting=option,
+                value=given,
+                fix="--target vertex",
+            )
     from slipway.pipelines.prediction import batch as batches
     from slipway.pipelines.prediction import models
 
@@ -224,8 +232,10 @@ def _report(prepared: Prepared, job: Job, *, strict: bool, as_json: bool) -> Non
     where = f"{folder}/errors.jsonl" if summary["listed"] else f"{folder}/prediction.errors_stats-*"
     errors = f", {summary['failed']:,} in {where}" if summary["failed"] else ""
     say(f"{summary['examples']:,} inputs: {summary['done']:,} predicted in {folder}{errors}")
-    if summary["done"] + summary["failed"] != summary["examples"]:
-        say(f"warning: {summary['examples'] - summary['done'] - summary['failed']:,} inputs are in neither")
+    difference = summary["examples"] - summary["done"] - summary["failed"]
+    if difference:
+        what = "inputs are in neither" if difference > 0 else "more predictions than inputs"
+        say(f"warning: {abs(difference):,} {what}")
     for message, count in summary["messages"].items():
         say(f"  {count:,}: {message[:300]}")
     if as_json:

@@ -121,26 +121,30 @@ def serve(
     server = app.Server(settings, lambda: served(models.find(model, registry) if chosen.follow else chosen))
     server.use(models.ready(chosen, module, server.warm_sizes), served(chosen))
     app.log_as_json()
-    address = f"http://{'localhost' if host in ('127.0.0.1', '0.0.0.0') else host}:{port}"
+    name = "localhost" if host in ("127.0.0.1", "0.0.0.0") else f"[{host}]" if ":" in host else host
+    address = f"http://{name}:{port}"
     say(f"{chosen} on {address}; predictions: POST {address}{settings.predict_route}; to stop: Ctrl+C")
     app.run(server)
 
 
 def _check_port(host: str, port: int) -> None:
-    """Raise UserError if another process listens on the port."""
+    """Raise UserError if the server cannot listen on the port, such as because another process does."""
+    import errno
     import socket
 
-    with socket.socket() as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            trial.bind((host, port))
-        except OSError as error:
-            raise UserError(
-                f"Could not listen on {host}:{port}: {error.strerror}.",
-                setting="--port",
-                value=port,
-                fix=f"--port {port + 1 if port < 65535 else 8080}",
-            ) from None
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind(address)
+    except OSError as error:
+        other = {errno.EADDRINUSE: port + 1 if port < 65535 else 8080, errno.EACCES: 8080}.get(error.errno or 0)
+        raise UserError(
+            f"Could not listen on {host}:{port}: {error.strerror}.",
+            setting="--port" if other else "--host",
+            value=port if other else host,
+            fix=f"--port {other}" if other else "--host 127.0.0.1, or 0.0.0.0 for all addresses",
+        ) from None
 
 
 def progress_bar() -> Progress:

@@ -62,7 +62,7 @@ def training_engine(context: Context) -> str:
     if own_data:
         return "the program's own"
     if context.target == "local" and hardware.accelerators_per_replica and not context.rehearsal:
-        return f"{train.engine}, built for {this_machine.check_engine(train.engine)}"
+        return f"{train.engine}, built for {this_machine.check_engine(train.engine, hardware.accelerators_per_replica)}"
     return train.engine
 
 

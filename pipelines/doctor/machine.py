@@ -84,9 +84,14 @@ def accelerators(context: Context) -> str:
     chips = sorted(Path("/dev").glob("accel[0-9]*"))
     if chips:
         return f"{len(chips)} TPU chips"
-    if not (gpus := this_machine.describe()):
+    try:
+        gpus = this_machine.describe()
+    except UserError as error:  # the check `hardware` refuses a run that needs them
+        raise DoubtError(str(error), error.fix or "") from error
+    if not gpus:
         raise NotApplicableError("no accelerator found; local runs train on the CPU")
-    if context.target == "local" and not context.config.parsed_hardware.accelerators_per_replica:
+    trains_here = context.target == "local" and context.runner == "process" and not context.rehearsal
+    if trains_here and not context.config.parsed_hardware.accelerators_per_replica:
         raise DoubtError(f"{context.config.hardware} leaves this machine's GPUs unused: {gpus}", "--hardware gpu")
     return gpus
 

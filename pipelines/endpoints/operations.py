@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slipway.components.cloud.known_errors import recognise
+from slipway.components.cloud.operations import StillRunningError
 from slipway.components.cloud.refusals import refusal
 from slipway.components.deploy.rollout import Outcome, roll_back, roll_out
 from slipway.components.deploy.service import NAME_LABEL, PREVIOUS, ROLLOUT, Endpoints, version_text
@@ -184,11 +185,16 @@ def check(file: EndpointFile, say: Say, *, deploys: bool = True) -> None:
 
 @contextlib.contextmanager
 def refusals(config: RunConfig, doing: str) -> Iterator[None]:
-    """Convert errors from Google's clients to UserError."""
+    """Convert errors from Google's clients, and operations that take too long, to UserError."""
     from google.api_core.exceptions import GoogleAPIError
 
     try:
         yield
+    except StillRunningError as error:
+        raise UserError(
+            f"Could not {doing} in time; Vertex AI continues ({error}).",
+            fix="repeat the command later; it continues",
+        ) from None
     except GoogleAPIError as error:
         if (known := recognise(str(error), facts_of(config))) is not None:
             raise UserError(f"Could not {doing}: {known.sentence}", fix=known.fix) from None

@@ -21,6 +21,7 @@ from slipway.pipelines.hardware.catalogue import (
     load,
 )
 from slipway.pipelines.hardware.choice import Hardware
+from slipway.pipelines.hardware.grammar import HERE
 from slipway.pipelines.hardware.placement import nearest_region, validate_for
 from slipway.pipelines.hardware.rules import parse
 from slipway.pipelines.hardware.sizes import sizes
@@ -95,8 +96,12 @@ def show_list(
 
 
 def _gpus_here() -> str:
-    gpus = this_machine.describe()
-    return f"{gpus}: --hardware gpu, gpux2 …" if gpus else "no GPU"
+    try:
+        gpus, count = this_machine.describe(), len(this_machine.find())
+    except UserError as error:
+        return f"no usable GPU: {error}"
+    most = f" to {HERE}x{count}" if count > 1 else ""
+    return f"{gpus}: --hardware {HERE}{most}" if gpus else "no GPU"
 
 
 def list_as_json(region: str | None = None, accelerator: str | None = None, engine: str | None = None) -> str:

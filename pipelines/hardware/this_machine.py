@@ -8,12 +8,12 @@ import re
 import shutil
 import subprocess
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from slipway.core.errors import UserError
 from slipway.pipelines.hardware.choice import Hardware
@@ -39,13 +39,13 @@ OLDEST_DRIVER = {12: "525.60.13", 13: "580.65.06"}
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU that programs on this machine see; its memory in MiB."""
+    """A GPU that programs on this machine see; its memory in MiB. What the driver does not know is None."""
 
     index: int
     uuid: str
     title: str
-    memory: int
-    compute_capability: float
+    memory: float | None
+    compute_capability: float | None
     driver: str
 
     @property
@@ -58,92 +58,125 @@ class Gpu:
 
 
 def find() -> tuple[Gpu, ...]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves visible, in the driver's order; none without NVIDIA's driver.
+    """Return the GPUs that CUDA sees, in the order of CUDA_VISIBLE_DEVICES or nvidia-smi; none without NVIDIA's driver.
 
     Raises:
-        UserError: The driver is installed and does not respond.
+        UserError: nvidia-smi is installed and lists no GPU.
     """
     visible = os.environ.get(VISIBLE_GPUS_VARIABLE)
     found = _installed()
+    if isinstance(found, UserError):
+        raise found
     if visible is None:
         return found
-    names = [name.strip() for name in visible.split(",") if name.strip()]
-    return tuple(gpu for name in names for gpu in found if name == str(gpu.index) or gpu.uuid.startswith(name))
+    chosen: list[Gpu] = []
+    for name in visible.split(","):
+        gpu = _named(name.strip(), found)
+        if gpu is None:  # CUDA ignores an invalid name and all after it
+            break
+        chosen.append(gpu)
+    return tuple(chosen)
+
+
+def _named(name: str, found: tuple[Gpu, ...]) -> Gpu | None:
+    """Return the GPU that a name in CUDA_VISIBLE_DEVICES means: an index, the start of a UUID, or a MIG device."""
+    if name.startswith("MIG-") and found:  # nvidia-smi's query lists only whole GPUs
+        return replace(found[0], uuid=name, title=f"MIG device of {found[0].title}", memory=None)
+    return next(
+        (gpu for gpu in found if name == str(gpu.index) or (name.startswith("GPU-") and gpu.uuid.startswith(name))),
+        None,
+    )
 
 
 @lru_cache(maxsize=1)
-def _installed() -> tuple[Gpu, ...]:
+def _installed() -> tuple[Gpu, ...] | UserError:
+    """Return the GPUs that nvidia-smi lists; an error, too, so that a driver that hangs is waited for only once."""
     if shutil.which("nvidia-smi") is None:
         return ()
     command = ["nvidia-smi", f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits"]
-    fix = "check that the driver is loaded: nvidia-smi"
+    fix = "install or update NVIDIA's driver until nvidia-smi lists the GPUs"
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     except subprocess.TimeoutExpired:
-        raise UserError(f"nvidia-smi did not answer within {TIMEOUT:g} s.", fix=fix) from None
-    rows = [[cell.strip() for cell in line.split(",")] for line in answer.stdout.splitlines() if line.count(",") >= 5]
+        return UserError(f"nvidia-smi did not respond within {TIMEOUT:g} s.", fix=fix)
+    except OSError as error:
+        return UserError(f"nvidia-smi cannot be run: {error}.", fix=fix)
+    rows = [[cell.strip() for cell in line.split(",")] for line in answer.stdout.splitlines()]
+    rows = [row for row in rows if len(row) == len(QUERY) and row[0].isdecimal()]
     if answer.returncode or not rows:
-        said = (answer.stderr or answer.stdout).strip()[:200]
-        raise UserError(f"nvidia-smi is installed but finds no GPU: {said}", fix=fix)
+        said = " ".join((answer.stderr or answer.stdout).split())[:200]
+        return UserError(f"nvidia-smi is installed but lists no GPU: {said or f'status {answer.returncode}'}", fix=fix)
     return tuple(
-        Gpu(int(index), uuid, title, int(memory), float(capability), driver)
+        Gpu(int(index), uuid, title, _number(memory), _number(capability), driver)
         for index, uuid, title, memory, capability, driver in rows
     )
 
 
+def _number(text: str) -> float | None:
+    """Return a number of nvidia-smi; None for "[N/A]", "[Not Supported]" and "[Unknown Error]"."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
 def kind() -> str | None:
-    """Return the kind of this machine's GPUs, or None if there is none, or if they differ."""
-    kinds = {gpu.kind for gpu in find()}
+    """Return the kind of this machine's GPUs, or None if there is none, if they differ, or nvidia-smi fails."""
+    try:
+        kinds = {gpu.kind for gpu in find()}
+    except UserError:
+        return None
     return kinds.pop() if len(kinds) == 1 else None
 
 
 def describe() -> str:
     """Return this machine's GPUs in words, "" without any: "2 x NVIDIA L4, 22 GiB each, driver 580.95"."""
-    alike = Counter((gpu.title, gpu.memory, gpu.driver) for gpu in find())
-    return "; ".join(
-        f"{count} x {title}, {memory / 1024:.0f} GiB{' each' * (count > 1)}, driver {driver}"
-        for (title, memory, driver), count in alike.items()
-    )
+    texts = []
+    for (title, memory, driver), count in Counter((gpu.title, gpu.memory, gpu.driver) for gpu in find()).items():
+        size = f", {memory / 1024:.0f} GiB{' each' * (count > 1)}" if memory else ""
+        texts.append(f"{count} x {title}{size}, driver {driver}")
+    return "; ".join(texts)
 
 
 def check(hardware: Hardware) -> str:
     """Return the GPUs on which a run on this machine trains, in words.
 
     Raises:
-        UserError: This machine has not as many of that kind.
+        UserError: This machine does not have as many of that kind.
     """
     found, needed = find(), hardware.accelerators_per_replica * hardware.replicas
     row = hardware.accelerator_row
     assert row is not None
+    near = {0: "cpu", 1: HERE}.get(usable := min(needed, len(found)), f"{HERE}x{usable}")
     if hardware.replicas > 1:
         raise UserError(
             f"{hardware} has {hardware.replicas} replicas; on one machine, one replica trains on all of its GPUs.",
             setting="hardware",
             value=str(hardware),
             allowed="one replica",
-            nearest=f"{HERE}x{needed}",
-            fix=f"--hardware {HERE}x{needed}",
+            nearest=near,
+            fix=f"--hardware {near}",
         )
     alike = [gpu for gpu in found if row.name == HERE or row.name.replace("-", "").startswith(gpu.kind)]
     if len(alike) == len(found) >= needed:
         return f"{needed} of {describe()}" if len(found) > needed else describe()
-    near = {0: "cpu", 1: HERE}.get(len(found), f"{HERE}x{len(found)}")
+    most = f"{HERE} to {HERE}x{len(found)}" if len(found) > 1 else HERE
     rehearse = f"slipway rehearse --hardware '{hardware}'"
     raise UserError(
         f"{hardware} needs {needed} {row.title}{'s' * (needed > 1)} here; this machine has {describe() or 'no GPU'}.",
         setting="hardware",
         value=str(hardware),
-        allowed=", ".join(["cpu", "cpu*2 …", *[f"{HERE} to {near}" if len(found) > 1 else HERE] * bool(found)]),
+        allowed=", ".join(["cpu", "cpu*2 …", *[most] * bool(found)]),
         nearest=near,
         fix=f"--hardware {near}; or, to try the layout on the CPU: {rehearse}",
     )
 
 
-def check_engine(engine: str) -> str:
-    """Return the CUDA version that the engine's library is built for, in words.
+def check_engine(engine: str, count: int) -> str:
+    """Return the CUDA version that the engine's library is built for, in words; it trains on the first `count` GPUs.
 
     Raises:
-        UserError: The library is not built for GPUs, or for newer ones, or needs a newer driver.
+        UserError: The library is built for CPUs only or for newer GPUs, or needs a newer driver.
     """
     cuda = _cuda_of(engine)
     libraries = ENGINES[engine].libraries.partition(" and ")[0]
@@ -156,8 +189,8 @@ def check_engine(engine: str) -> str:
             fix=f"pip install -U {CUDA_INSTALL[engine]}",
         )
     lowest = ENGINES[engine].compute_capability
-    for gpu in find():
-        if gpu.compute_capability < lowest:
+    for gpu in find()[:count]:
+        if gpu.compute_capability is not None and gpu.compute_capability < lowest:
             raise UserError(
                 f"{gpu.title} has compute capability {gpu.compute_capability}; {engine} needs {lowest} or later.",
                 setting="hardware",
@@ -165,13 +198,20 @@ def check_engine(engine: str) -> str:
                 allowed=f"GPUs of compute capability {lowest} or later",
                 fix="--hardware cpu",
             )
-        if Version(gpu.driver) < Version(OLDEST_DRIVER[cuda]):
+        if _is_older(gpu.driver, OLDEST_DRIVER[cuda]):
             raise UserError(
                 f"{libraries} is built for CUDA {cuda}, which needs driver {OLDEST_DRIVER[cuda]} or later; "
                 f"{gpu.title} has {gpu.driver}.",
                 fix=f"update NVIDIA's driver, or install {package(ENGINES[engine].extra)} for an earlier CUDA",
             )
     return f"CUDA {cuda}"
+
+
+def _is_older(driver: str, oldest: str) -> bool:
+    try:
+        return Version(driver) < Version(oldest)
+    except InvalidVersion:  # "[N/A]"
+        return False
 
 
 def _cuda_of(engine: str) -> int | None:

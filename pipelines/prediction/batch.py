@@ -14,7 +14,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing.sharedctypes import Synchronized
@@ -107,12 +107,14 @@ def run(batch: Batch, processes: int, show: Callable[[int, int], object]) -> Out
         shutil.rmtree(batch.folder / UNFINISHED, ignore_errors=True)
         return finished
     with _locked(batch.folder):
+        if finished := _finished(batch, plan):  # by another process, meanwhile
+            return finished
         missing = _begin(batch, plan, len(every))
         counts = [part.examples or 0 for part in every]
         total, before = sum(counts), sum(counts) - sum(counts[number] for number in missing)
         _predict(batch, [(number, every[number]) for number in missing], processes, lambda n: show(before + n, total))
         outcome = _end(batch, plan, len(every), total, len(every) - len(missing))
-    shutil.rmtree(batch.folder / UNFINISHED)
+        shutil.rmtree(batch.folder / UNFINISHED)
     return outcome
 
 
@@ -120,8 +122,10 @@ def _plan(batch: Batch, every: Sequence[Part]) -> JsonObject:
     """Return what must be the same in a call that continues a batch."""
     seen = hashlib.sha256()
     for path in sorted({path for part in every for path in part.paths}):
-        status = Path(path).expanduser().stat()
-        seen.update(f"{path}\n{status.st_size} {status.st_mtime_ns}\n".encode())
+        seen.update(f"{path}\n".encode(errors="surrogateescape"))
+        with contextlib.suppress(OSError):  # reading the file reports it
+            status = Path(path).expanduser().stat()
+            seen.update(f"{status.st_size} {status.st_mtime_ns}\n".encode())
     return {
         "model": str(batch.chosen),
         "folder": str(batch.chosen.folder),
@@ -146,6 +150,8 @@ def _finished(batch: Batch, plan: JsonObject) -> Outcome | None:
             found = json.loads(path.read_bytes())
         except (OSError, ValueError):
             continue
+        if path.name == PLAN and not any(path.parent.glob("[0-9]*.json")):
+            return None
         _check_same(batch, plan, found)
         if path.name == PLAN:
             return None
@@ -182,7 +188,15 @@ def _check_same(batch: Batch, plan: JsonObject, found: JsonObject) -> None:
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Return a context in which no other process writes to the folder."""
-    (folder / UNFINISHED).mkdir(parents=True, exist_ok=True)
+    try:
+        (folder / UNFINISHED).mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, FileNotFoundError, NotADirectoryError) as error:
+        raise UserError(
+            f"The folder {folder} cannot be created: {error.strerror}.",
+            setting="--output",
+            value=str(folder),
+            allowed="a folder on this machine",
+        ) from None
     with (folder / UNFINISHED / "lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -193,8 +207,10 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _begin(batch: Batch, plan: JsonObject, count: int) -> list[int]:
     """Store the plan; return the numbers of the parts that are not finished."""
-    for leftover in batch.folder.glob(".part-*"):
-        leftover.unlink()
+    for leftover in (*batch.folder.glob(".part-*"), *batch.folder.glob("part-*")):
+        number = leftover.stem.rpartition("-")[2]
+        if leftover.name.startswith(".") or not (batch.folder / UNFINISHED / f"{number}.json").is_file():
+            leftover.unlink()
     replace_file(batch.folder / UNFINISHED / PLAN, json.dumps(plan).encode())
     return [
         number
@@ -220,7 +236,7 @@ def _end(batch: Batch, plan: JsonObject, count: int, total: int, kept: int) -> O
             fix=f"rm -r {batch.folder}, and run the command again",
         )
     summary = {**plan, "examples": total, "done": done, "failed": failed, "parts": count}
-    replace_file(batch.folder / SUMMARY, (json.dumps(summary, indent=2, ensure_ascii=False) + "\n").encode())
+    replace_file(batch.folder / SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
     return Outcome(total, done, failed, count, kept)
 
 
@@ -236,8 +252,14 @@ def _predict(batch: Batch, tasks: list[tuple[int, Part]], processes: int, show: 
     examples, members = context.Value("q", 0), context.Value("i", 0)
     processes = min(processes, len(tasks))
     with ProcessPoolExecutor(processes, context, _begin_process, (batch, processes, members, examples)) as pool:
-        waiting = {pool.submit(_predict_part, number, part) for number, part in tasks}
+        waiting: set[Future[JsonObject | None]] = set()
         try:
+            # The processes inherit the blocked signal: Ctrl+C is for this one.
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+            try:
+                waiting = {pool.submit(_predict_part, number, part) for number, part in tasks}
+            finally:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
             while waiting:
                 ended, waiting = wait(waiting, POLL_SECONDS, FIRST_COMPLETED)
                 for future in ended:
@@ -245,11 +267,12 @@ def _predict(batch: Batch, tasks: list[tuple[int, Part]], processes: int, show: 
                         raise UserError.from_dict(error)
                 show(examples.value)
         except BrokenProcessPool:
+            name, most = ("processes", processes) if processes > 1 else ("batch-size", batch.batch_size)
             raise UserError(
                 "A process that was predicting was killed, perhaps for lack of memory.",
-                setting="--processes",
-                value=processes,
-                fix=f"--processes {max(1, processes // 2)}; the same command continues with the missing parts",
+                setting=f"--{name}",
+                value=most,
+                fix=f"--{name} {max(1, most // 2)}; the same command continues with the missing parts",
             ) from None
         finally:
             for process in multiprocessing.active_children() if waiting else ():
@@ -265,8 +288,9 @@ _model: Any = None
 
 def _begin_process(batch: Batch, processes: int, members: Synchronized[int], examples: Synchronized[int]) -> None:
     global _batch, _examples
-    die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is for the process that started this one
+    parent = multiprocessing.parent_process()
+    assert parent is not None and parent.pid is not None
+    die_with_parent(parent.pid)
     with members.get_lock():
         number = members.value
         members.value += 1
@@ -305,5 +329,4 @@ def _write_part(number: int, part: Part) -> None:
             errors += [{"input": answer.key, "error": answer.error} for answer in answers if answer.error is not None]
             with _examples.get_lock():
                 _examples.value += len(answers)
-    record = json.dumps({"done": done, "errors": errors}, ensure_ascii=False)
-    replace_file(_batch.record_file(number), record.encode())
+    replace_file(_batch.record_file(number), json.dumps({"done": done, "errors": errors}).encode())

@@ -36,7 +36,8 @@ def opened(path: Path | None) -> Iterator[IO[str]]:
         return
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with unfinished.open("w", encoding="utf-8", newline="") as file:
+        # A file name may not be UTF-8; its bytes are written as \udcXX, which JSON reads.
+        with unfinished.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -53,11 +53,12 @@ class Forked:
         sys.stdout.flush()
         sys.stderr.flush()
         ends = os.pipe() if piped else None
+        parent = os.getpid()
         self.pid = os.fork()
         if not self.pid:
             try:
                 _redirect(ends[1] if ends else None, own_group=own_group)
-                become(command, environment)
+                become(command, environment, parent)
             finally:
                 os._exit(FAILED)
         if own_group:  # here, too, because either process may be first
@@ -84,14 +85,14 @@ class Forked:
         return self._status
 
 
-def become(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+def become(command: Sequence[str], environment: Mapping[str, str], parent: int) -> NoReturn:
     """Run a module in this fork as a new interpreter, started as `python -m MODULE ARGUMENT…`, would; then end.
 
     The libraries' objects are not freed one by one, which would take a fifth of a second after TensorFlow.
     """
     status = FAILED
     try:
-        die_with_parent()
+        die_with_parent(parent)
         for number in signal.valid_signals():
             if callable(signal.getsignal(number)) and number != signal.SIGINT:
                 signal.signal(number, signal.SIG_DFL)

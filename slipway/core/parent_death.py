@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux's prctl
 SIGKILL, SIGPIPE, SIGXFSZ = 9, 13, 25  # importing the module signal would take longer
+NOT_FOUND, NOT_EXECUTABLE = 127, 126  # a shell's exit codes
 
 
 def dying_with_parent(command: Sequence[str]) -> list[str]:
@@ -23,16 +24,20 @@ def dying_with_parent(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
 
 
-def die_with_parent() -> None:
-    """Let the kernel kill this process when its parent dies."""
+def die_with_parent(parent: int) -> None:
+    """Let the kernel kill this process when its parent dies; end it if that has happened already."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, SIGKILL)
+        if os.getppid() != parent:
+            os._exit(128 + SIGKILL)
 
 
 if __name__ == "__main__":
-    die_with_parent()
-    if os.getppid() != int(sys.argv[1]):  # it died before
-        os._exit(128 + SIGKILL)
+    die_with_parent(int(sys.argv[1]))
     for number in (SIGPIPE, SIGXFSZ):  # ignored by Python, and by default not by other programs
         ctypes.CDLL(None).signal(number, None)
-    os.execvp(sys.argv[2], sys.argv[2:])
+    try:
+        os.execvp(sys.argv[2], sys.argv[2:])
+    except OSError as error:
+        sys.stderr.write(f"{sys.argv[2]}: {error.strerror}\n")
+        sys.exit(NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE)

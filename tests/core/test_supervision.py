@@ -95,6 +95,17 @@ def test_a_child_starts_without_the_fork_handlers_of_its_parents_libraries() -> 
     assert (ended.stdout, ended.stderr) == ("0 True\n", "")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, subprocess raises the error")
+@pytest.mark.parametrize(
+    ("command", "status", "text"),
+    [("no-such-command", 127, "No such file or directory"), (os.devnull, 126, "Permission denied")],
+)
+def test_a_command_that_cannot_be_run_ends_as_in_a_shell(command: str, status: int, text: str) -> None:
+    child = Child("missing", [command], {}, lambda _: None)
+    child.finish()
+    assert (child.status, list(child.tail)) == (status, [f"{command}: {text}"])
+
+
 def test_ports_are_kept_from_others_and_let_our_servers_in():
     with Ports(3) as ports:
         assert len(set(ports)) == 3

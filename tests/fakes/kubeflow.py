@@ -118,7 +118,7 @@ class FakeKubeflow:
         if label is None:
             return None
         if task in _exit_tasks(_specification(given)):
-            notify(self._exit_inputs(run, task))
+            notify(self._exit_inputs(run, task), {})
         pods = given.get("platform_spec", {}).get("platforms", {}).get("kubernetes", {})
         pod = pods.get("deploymentSpec", {}).get("executors", {}).get(label, {})
         container = specification["deploymentSpec"]["executors"][label]["container"]

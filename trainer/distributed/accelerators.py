@@ -20,6 +20,7 @@ DEFAULT_TPU_SECONDS = 600.0
 # Device files of a TPU VM's chips (up to v4; from v5e on) and of GPUs.
 _TPU_FILES = (re.compile(r"accel\d+"), re.compile(r"vfio/\d+"))
 _GPU_FILES = (re.compile(r"nvidia\d+"),)
+_WSL_FILE = "dxg"  # of all GPUs together, in Windows Subsystem for Linux
 _RETRY_SECONDS = 5.0
 _REPORT_SECONDS = 15.0
 
@@ -77,19 +78,16 @@ def find(environment: Mapping[str, str], devices: Path = Path("/dev")) -> Accele
         return Accelerators("tpu", chips, "device files")
     visible = environment.get(VISIBLE_GPUS_VARIABLE)
     cards = _count(devices, _GPU_FILES)
-    if cards and visible is not None:
+    if visible is not None and (cards or (devices / _WSL_FILE).exists()):
         listed = [name for name in visible.split(",") if name.strip() not in ("", "-1")]
-        return Accelerators("gpu" if listed else "cpu", min(cards, len(listed)), VISIBLE_GPUS_VARIABLE)
+        return Accelerators("gpu" if listed else "cpu", min(cards or len(listed), len(listed)), VISIBLE_GPUS_VARIABLE)
     return Accelerators("gpu", cards, "device files") if cards else Accelerators("cpu", 0, "nothing")
 
 
-def first_gpus(environment: Mapping[str, str], count: int, devices: Path = Path("/dev")) -> dict[str, str]:
+def first_gpus(environment: Mapping[str, str], count: int) -> dict[str, str]:
     """Return the variables that let a process see only the first `count` of the GPUs that this one sees; 0 for none."""
-    found = find(environment, devices)
-    if found.kind != "gpu":
-        return {}
     visible = environment.get(VISIBLE_GPUS_VARIABLE)
-    names = visible.split(",") if visible is not None else [str(number) for number in range(found.count)]
+    names = visible.split(",") if visible is not None else [str(number) for number in range(count)]
     return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", VISIBLE_GPUS_VARIABLE: ",".join(names[:count]) or "-1"}
 
 

@@ -102,13 +102,14 @@ def main() -> None:
         forking.announce(TRAINER)
     else:
         _import(EVALUATION)
+    server = os.getpid()
     command = _serve(socket.socket(fileno=arguments.channel))
     if command:
         source, *options = command
         program = Path(tempfile.mkdtemp(), "ephemeral_component.py")
         program.write_text(source)
         command = [sys.executable, "-m", EXECUTOR, "--component_module_path", str(program), *options]
-        forking.become(command, os.environ)
+        forking.become(command, os.environ, server)
 
 
 def _serve(channel: socket.socket) -> list[str]:

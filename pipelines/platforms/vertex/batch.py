@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from slipway.components.cloud.connection import Connection
@@ -23,7 +24,7 @@ from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig, vertex_of
 from slipway.pipelines.doctor import batch as checks
 from slipway.pipelines.platforms.vertex import batch_files
-from slipway.pipelines.platforms.vertex.batch_files import Inputs, Results
+from slipway.pipelines.platforms.vertex.batch_files import Inputs, Results, called
 from slipway.pipelines.platforms.vertex.submission import labels_of
 
 if TYPE_CHECKING:
@@ -137,7 +138,8 @@ def find(prepared: Prepared) -> Job | None:
     """Return the job that runs or has succeeded with exactly this work, or None."""
     connection = prepared.connection
     request = {"parent": connection.parent, "filter": f'labels.{BATCH_LABEL}="{prepared.identity}"'}
-    found = retried(lambda: list(connection.jobs.list_batch_prediction_jobs(request)))
+    list_jobs = connection.jobs.list_batch_prediction_jobs
+    found = called(connection, "list the batch predictions", lambda: list(list_jobs(request)))
     return next((job for job in found if job.state.name not in ENDED or job.state.name in SUCCEEDED), None)
 
 
@@ -166,11 +168,14 @@ def submit(prepared: Prepared) -> Job:
 
     try:
         name = retried(create)
-        return retried(lambda: connection.jobs.get_batch_prediction_job(name=name))
+    except UserError:
+        raise
     except Exception as error:
         if is_transient(error):
             raise refusal(error, connection, "create the job") from error
         raise as_user_error(error, "Vertex AI refused the batch prediction", _facts(connection)) from error
+    what = f"see {name}, which was submitted"
+    return called(connection, what, lambda: connection.jobs.get_batch_prediction_job(name=name))
 
 
 def watch(prepared: Prepared, job: Job, show: Callable[[str, int], object]) -> Job:
@@ -188,15 +193,14 @@ def watch(prepared: Prepared, job: Job, show: Callable[[str, int], object]) -> J
         if job.state.name in ENDED:
             return job
         pause()
-        job = retried(lambda: connection.jobs.get_batch_prediction_job(name=name))
+        what = f"watch {name}, which continues"
+        job = called(connection, what, lambda: connection.jobs.get_batch_prediction_job(name=name))
 
 
 def cancel(prepared: Prepared, job: Job) -> None:
     """Ask Vertex AI to cancel the job; predictions that it has written are kept."""
-    try:
-        retried(lambda: prepared.connection.jobs.cancel_batch_prediction_job(name=job.name))
-    except Exception as error:
-        raise refusal(error, prepared.connection, f"cancel {job.name}") from error
+    connection = prepared.connection
+    called(connection, f"cancel {job.name}", lambda: connection.jobs.cancel_batch_prediction_job(name=job.name))
 
 
 def failure(prepared: Prepared, job: Job) -> UserError:
@@ -227,10 +231,8 @@ def results(prepared: Prepared, job: Job) -> tuple[JsonObject, str]:
         files["errors.jsonl"] = lines
     for name, text in files.items():
         blob = prepared.connection.storage.bucket(bucket).blob(f"{prefix.rstrip('/')}/{name}")
-        try:
-            retried(lambda blob=blob, text=text: blob.upload_from_string(text.encode(), "application/json"))  # type: ignore[misc]
-        except Exception as error:
-            raise refusal(error, prepared.connection, f"write {name} to {folder}") from error
+        upload = partial(blob.upload_from_string, text.encode(), "application/json")
+        called(prepared.connection, f"write {name} to {folder}", upload)
     return summary, folder
 
 

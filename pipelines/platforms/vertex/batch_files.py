@@ -16,15 +16,16 @@ import re
 import struct
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, TypeVar
 
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.refusals import is_absent, refusal
 from slipway.components.cloud.retries import retried
 from slipway.core.errors import UserError
 
+Result = TypeVar("Result")
 Format = Literal["jsonl", "file-list", "tf-record"]
 # The format of the inputs by the end of their names. CSV rows become arrays, which Slipway's server does not accept.
 FORMATS: dict[str, Format] = {
@@ -80,6 +81,23 @@ class Results:
     matched: bool = True
 
 
+def called(connection: Connection, what: str, call: Callable[[], Result]) -> Result:
+    """Return the result of an idempotent call, which is retried.
+
+    Args:
+        connection: The connection of the call.
+        what: What the call is for, as a verb phrase.
+        call: The call.
+
+    Raises:
+        UserError: It failed.
+    """
+    try:
+        return retried(call)
+    except Exception as error:
+        raise refusal(error, connection, what) from error
+
+
 def find_inputs(connection: Connection, uris: Sequence[str], key: str | None) -> Inputs:
     """List the inputs and check each instance, unless they are too large.
 
@@ -104,7 +122,7 @@ def find_inputs(connection: Connection, uris: Sequence[str], key: str | None) ->
         return inputs
     seen: set[bytes] = set()
     count = largest = 0
-    for name, identity, size in instances(inputs):
+    for name, identity, size in instances(connection, inputs):
         count += 1
         largest = max(largest, size)
         if key is not None:
@@ -116,7 +134,7 @@ def find_inputs(connection: Connection, uris: Sequence[str], key: str | None) ->
     return replace(inputs, examples=count, largest=largest)
 
 
-def instances(inputs: Inputs) -> Iterator[tuple[str, Any, int]]:
+def instances(connection: Connection, inputs: Inputs) -> Iterator[tuple[str, Any, int]]:
     """Yield each instance: its name, what identifies it in the predictions, and its bytes in a request if known.
 
     Raises:
@@ -124,7 +142,7 @@ def instances(inputs: Inputs) -> Iterator[tuple[str, Any, int]]:
     """
     for blob in inputs.blobs:
         where = f"gs://{blob.bucket.name}/{blob.name}"
-        with _opened(blob) as file:
+        with _opened(connection, blob) as file:
             if inputs.format == "tf-record":
                 for number, record in enumerate(_records(file, where), 1):
                     text = base64.b64encode(record).decode()
@@ -146,11 +164,12 @@ def read_results(connection: Connection, folder: str, inputs: Inputs) -> Results
     predicted: Counter[bytes] = Counter()
     reasons: dict[bytes, str] = {}
     bucket, _, prefix = folder.removeprefix("gs://").partition("/")
-    for blob in retried(lambda: list(connection.storage.list_blobs(bucket, prefix=prefix.rstrip("/") + "/"))):
+    objects = connection.storage.list_blobs
+    for blob in called(connection, f"list {folder}", lambda: list(objects(bucket, prefix=prefix.rstrip("/") + "/"))):
         name = blob.name.rpartition("/")[2]
         if not RESULTS.match(name) and not ERRORS.match(name):
             continue
-        with _opened(blob) as file:
+        with _opened(connection, blob) as file:
             for line in file:
                 row = _row(line)
                 identity = _digest(row.get("key", row.get("instance")))
@@ -165,7 +184,7 @@ def read_results(connection: Connection, folder: str, inputs: Inputs) -> Results
         results.matched = False
         return results
     default = next(iter(results.messages)) if len(results.messages) == 1 else "there is no prediction"
-    for name, identity, _ in instances(inputs):
+    for name, identity, _ in instances(connection, inputs):
         digest = _digest(identity)
         if predicted[digest] > 0:
             predicted[digest] -= 1
@@ -207,11 +226,12 @@ def _listed(connection: Connection, uri: str) -> list[Any]:
     return blobs
 
 
-def _opened(blob: Any) -> IO[bytes]:
+def _opened(connection: Connection, blob: Any) -> IO[bytes]:
     """Return the content of an object as a file."""
     file = tempfile.TemporaryFile()  # noqa: SIM115 (the caller closes it)
     try:
-        retried(lambda: (file.seek(0), file.truncate(), blob.download_to_file(file)))
+        where = f"gs://{blob.bucket.name}/{blob.name}"
+        called(connection, f"read {where}", lambda: (file.seek(0), file.truncate(), blob.download_to_file(file)))
     except BaseException:
         file.close()
         raise

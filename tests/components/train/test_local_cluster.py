@@ -23,7 +23,6 @@ from slipway.components.worker_pools import cluster_environment, replicas_of
 from slipway.core.errors import UserError
 from slipway.core.exit_codes import on_vertex
 from slipway.trainer.config import RestartSettings
-from slipway.trainer.distributed import accelerators
 
 NEVER = RestartSettings(at_most=0)
 
@@ -100,7 +99,6 @@ def test_a_single_replica_has_no_tf_config(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("count", "virtual", "seen"), [(2, 0, "0,1"), (None, 0, "-1"), (2, 2, None)])
 def test_a_replica_sees_the_gpus_of_its_hardware(tmp_path, monkeypatch, count, virtual, seen):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(accelerators, "find", lambda *_: accelerators.Accelerators("gpu", 4, "device files"))
     log = io.StringIO()
     (pool,) = pools(TELL.replace('"TF_CONFIG", ', '"CUDA_VISIBLE_DEVICES", '), 1)
     pool["machine_spec"] |= {"accelerator_count": count} if count else {}

@@ -217,13 +217,18 @@ class BatchPredictions:
         (model,) = (version for version in versions if version.version_id == job.model_version_id)
         resources = job.dedicated_resources
         count = resources.starting_replica_count or resources.max_replica_count or DEFAULT_REPLICAS
-        servers = [self._servers.start(model, resources.machine_spec, lambda _line: None) for _ in range(min(count, 2))]
+        servers: list[ModelServer] = []
         try:
+            machine = resources.machine_spec
+            servers += [self._servers.start(model, machine, lambda _line: None) for _ in range(min(count, 2))]
             if self._wait_until_healthy(job, servers):
                 self._predict(job, model, servers)
             self._end(job)
         except ServiceError as error:
             self._end(job, status_pb2.Status(code=error.code.value[0], message=error.message))
+        except Exception as error:
+            self._end(job, status_pb2.Status(code=13, message=f"The fake failed: {error!r}"))  # not polled for ever
+            raise
         finally:
             self._servers.stop(servers)
 

@@ -124,7 +124,7 @@ class PipelineService:
         return empty_pb2.Empty()
 
     def _give_way(self, name: str) -> None:
-        """Let the exit task of a job, which calls this service itself, have the lock."""
+        """Let a task of a job that calls this service itself have the lock."""
         if self._executions[name].is_busy:
             time.sleep(0.02)
 

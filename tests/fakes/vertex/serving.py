@@ -22,6 +22,7 @@ from pathlib import Path
 
 from google.cloud import aiplatform_v1 as vertex
 
+from slipway.core.parent_death import dying_with_parent
 from slipway.core.supervision import Ports
 from tests.fakes.storage import FakeStorage
 from tests.fakes.world import World
@@ -39,18 +40,6 @@ ACCOUNT = "custom-online-prediction@tenant-tp.iam.gserviceaccount.com"
 RESTART_SECONDS = 0.25
 LONGEST_RESTART_SECONDS = 10
 KEPT_LINES = 100
-# Runs its arguments as a program that the kernel kills when its parent dies. A function between fork and exec would
-# not do: the parent's threads talk gRPC, which does not survive a fork.
-DYING_WITH_PARENT = (
-    (
-        sys.executable,
-        "-S",
-        "-c",
-        "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execvp(sys.argv[1], sys.argv[1:])",
-    )
-    if sys.platform == "linux"
-    else ()
-)
 VARIABLE = re.compile(r"\$\$|\$\((\w+)\)")
 
 
@@ -69,7 +58,7 @@ class Process:
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], hear: Callable[[str], object]) -> None:
         self.tail: deque[str] = deque(maxlen=KEPT_LINES)
         self._popen = subprocess.Popen(
-            [*DYING_WITH_PARENT, *command],
+            dying_with_parent(command),
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

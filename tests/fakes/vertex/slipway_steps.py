@@ -1,9 +1,9 @@
-"""Outputs of Slipway's steps without running them; only the plan is computed."""
+"""Outputs of Slipway's steps without running them; only the plan is computed, and BACKGROUND is run for real."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ def artifacts_of(task: str, root: str, outputs: Mapping[str, Any]) -> dict[str, 
     return {}
 
 
-def notify(inputs: dict[str, Any]) -> None:
+def notify(inputs: dict[str, Any], _: Mapping[str, vertex.Artifact]) -> dict[str, Any]:
     """Run the exit task notify for real, by kfp's executor: it converts the final status for the function."""
     from kfp.dsl.executor import Executor
 
@@ -74,6 +74,21 @@ def notify(inputs: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         outputs = {"outputFile": f"{folder}/outputs.json"}
         Executor({"inputs": {"parameterValues": inputs}, "outputs": outputs}, component.python_func).execute()
+    return {}
+
+
+def deploy(inputs: dict[str, Any], artifacts: Mapping[str, vertex.Artifact]) -> dict[str, Any]:
+    """Run the step deploy for real; return its output."""
+    from slipway.components.deploy.component import deploy_model
+
+    return {"Output": deploy_model.python_func(**inputs, registered=artifacts["registered"])}
+
+
+# Tasks that call the service themselves, by name.
+BACKGROUND: Mapping[str, Callable[[dict[str, Any], Mapping[str, vertex.Artifact]], dict[str, Any]]] = {
+    "notify": notify,
+    "deploy-model": deploy,
+}
 
 
 def _manifest() -> Manifest:

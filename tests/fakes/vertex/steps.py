@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from google.cloud import aiplatform_v1 as vertex
@@ -16,7 +16,7 @@ from slipway.pipelines.hardware.catalogue import load
 from tests.fakes.errors import ServiceError
 from tests.fakes.vertex.jobs import ENDED, JobService
 from tests.fakes.vertex.script import Script, StepScript
-from tests.fakes.vertex.slipway_steps import artifacts_of, notify, outputs_of
+from tests.fakes.vertex.slipway_steps import BACKGROUND, artifacts_of, outputs_of
 from tests.fakes.vertex.task import Task
 from tests.fakes.vertex.work import ScriptedWork, Work
 
@@ -62,6 +62,7 @@ class ScriptedSteps:
         self._jobs = jobs
         self._script = script
         self._given: dict[str, Mapping[str, vertex.Artifact]] = {}
+        self._failed: set[str] = set()
 
     def launch(
         self,
@@ -76,9 +77,9 @@ class ScriptedSteps:
         script = self._script[task.name]
         if MAIL in container.get("args", []):
             self._mail(inputs)
-        if task.name == "notify":
+        if (run := BACKGROUND.get(task.name)) is not None:
             # It calls the service, whose lock this thread has.
-            task.work = threading.Thread(target=notify, args=(dict(inputs),), daemon=True)
+            task.work = threading.Thread(target=self._run, args=(run, task, dict(inputs), artifacts), daemon=True)
             task.work.start()
         launcher = "--payload" in container.get("args", []) and "CustomJob" in container["args"]
         own = StepScript(looks=1_000_000) if launcher else script
@@ -93,6 +94,9 @@ class ScriptedSteps:
     def advance(self, task: Task) -> bool:
         if task.is_busy:
             return False
+        if task.name in self._failed:
+            self._jobs.end(task.job, failed=True)
+            raise StepFailed("The replica workerpool0-0 exited with a non-zero status of 1.")
         followed = self._jobs.advance(task.child or task.job)
         if followed.state not in ENDED:
             return False
@@ -115,6 +119,19 @@ class ScriptedSteps:
         made = work(inputs) if work else artifacts_of(task.name, root_of(self._pipeline), task.outputs)
         for name, (uri, metadata) in made.items():
             task.artifacts[name] = vertex.Artifact(display_name=name, uri=uri, metadata=metadata)
+
+    def _run(
+        self,
+        run: Callable[[dict[str, Any], Mapping[str, vertex.Artifact]], dict[str, Any]],
+        task: Task,
+        inputs: dict[str, Any],
+        artifacts: Mapping[str, vertex.Artifact],
+    ) -> None:
+        """Run a component for real; a failed one exits."""
+        try:
+            task.outputs |= run(inputs, artifacts)
+        except SystemExit:
+            self._failed.add(task.name)
 
     def _mail(self, inputs: Mapping[str, Any]) -> None:
         """Send the e-mail of Google's component, which works only as an exit task and for three recipients at most."""

@@ -88,6 +88,15 @@ def test_delete_asks_and_removes_everything(workspace):
     assert workspace.slipway("endpoints", "delete", "digits", "--yes").exit_code == 0
 
 
+def test_what_vertex_ai_does_not_end_in_time_is_no_traceback(workspace):
+    workspace.register()
+    workspace.deployed()
+    workspace.write(min_replicas=2, max_replicas=2, timeout=0.0001)
+    result = workspace.slipway("endpoints", "apply")
+    assert result.exit_code == 2, result.output
+    assert "Could not apply the endpoint digits in time; Vertex AI continues (projects/" in result.stderr
+
+
 def test_what_cannot_be_deployed_is_refused_before_anything_costs_money(workspace):
     refused = workspace.slipway("deploy")
     assert "The Model Registry in europe-west4 has no model digits." in refused.stderr
@@ -172,6 +181,9 @@ def test_what_decides_a_step(check, outcomes, fault):
         ({"probabilities": [0.1, float("nan")]}, "An answer differs by nan"),
         ({"probabilities": [1.0]}, "An answer has none of"),
         ("text", "An answer has none of"),
+        ({"prediction": "cat"}, "An answer has none of"),
+        ({"probabilities": [[0.1, 0.9]]}, "An answer has none of"),
+        ({"prediction": None}, "An answer has none of"),
     ],
 )
 def test_a_wrong_answer_decides_at_once(prediction, wrong):

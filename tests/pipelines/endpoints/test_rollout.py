@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
 from slipway.components.deploy import rollout, service
 from slipway.components.deploy.service import PREVIOUS, ROLLOUT, Traffic
+from slipway.core.errors import UserError
+from slipway.pipelines.endpoints.files import read_one
 
 
 def moves(workspace, monkeypatch):
@@ -184,8 +187,55 @@ def test_a_rollout_ends_if_another_command_changes_the_traffic(workspace, monkey
     monkeypatch.setattr(rollout._Rollout, "watch", meanwhile)
     result = workspace.slipway("deploy")
     assert result.exit_code == 2, result.output
-    assert "another command has changed digits" in result.stderr
+    assert "another command or user has changed digits" in result.stderr
     assert workspace.traffic == {"digits@1": 100}
+
+
+def give_by_hand(workspace, deployed):
+    """Give a deployed model all traffic, as in the console: the labels stay."""
+    endpoint = {"name": workspace.endpoint.name, "traffic_split": {deployed: 100}}
+    workspace.connection.serving.update_endpoint(
+        request={"endpoint": endpoint, "update_mask": {"paths": ["traffic_split"]}}
+    )
+
+
+def test_a_rollout_does_not_take_back_what_somebody_changes_by_hand(workspace, monkeypatch):
+    workspace.register()
+    workspace.deployed()
+    workspace.register()
+    watch = rollout._Rollout.watch
+
+    def meanwhile(self, prober, percent):
+        tally = watch(self, prober, percent)
+        give_by_hand(workspace, workspace.endpoint.labels[PREVIOUS])
+        return tally
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rollout._Rollout, "watch", meanwhile)
+        result = workspace.slipway("deploy")
+    assert result.exit_code == 2, result.output
+    assert "another command or user has changed digits" in result.stderr
+    assert workspace.traffic == {"digits@1": 100}
+    back = workspace.slipway("rollback")
+    assert back.exit_code == 0, back.output
+    assert "digits@1 has all traffic again; digits@2 has none" in back.stderr
+    again = workspace.slipway("rollback")
+    assert "digits@2 has all traffic again; digits@1 has none" in again.stderr
+
+
+def test_a_rollout_that_somebody_ended_by_hand_does_not_block_the_next_one(workspace, monkeypatch):
+    for _ in range(2):
+        workspace.register()
+        workspace.deployed()
+    workspace.register()
+    third = workspace.endpoints.version("digits", "3")
+    interrupted_at(workspace, monkeypatch, 20)
+    deployment = read_one(None).deployment
+    workspace.endpoints.deploy(deployment, third, "12345")  # as in the console
+    give_by_hand(workspace, "12345")
+    workspace.deployed()
+    assert workspace.endpoint.labels[PREVIOUS] == "12345", "the model that somebody gave the traffic to"
+    assert workspace.versions == ["digits@3", "digits@3"]
 
 
 def test_a_write_with_an_old_etag_is_repeated_on_the_endpoint_as_it_is(workspace):
@@ -203,6 +253,15 @@ def test_a_write_with_an_old_etag_is_repeated_on_the_endpoint_as_it_is(workspace
     workspace.endpoints.move("slipway-digits", wanted)
     assert len(set(calls)) == 2
     assert workspace.endpoint.labels[PREVIOUS] == only.id
+
+
+def test_a_model_that_has_traffic_again_is_not_undeployed(workspace):
+    workspace.register()
+    workspace.deployed()
+    (only,) = workspace.endpoint.deployed_models
+    with pytest.raises(UserError, match="digits@1 has 100% of the traffic again, so it stays deployed"):
+        workspace.endpoints.undeploy("slipway-digits", only.id, time.monotonic() + 10)
+    assert workspace.traffic == {"digits@1": 100}
 
 
 def test_traffic_that_does_not_sum_to_100_is_never_sent(workspace):
@@ -223,11 +282,12 @@ def test_a_deployment_that_takes_longer_is_waited_for_by_the_next_command(worksp
     assert workspace.google.world.writes["deployedModel"] == 1
 
 
-def test_lost_responses_deploy_nothing_twice(workspace, monkeypatch):
+def lose_responses(workspace, monkeypatch, *names):
+    """Lose the first response of these methods."""
     from google.api_core.exceptions import ServiceUnavailable
 
     client = workspace.connection.serving.__class__
-    for name in ("create_endpoint", "deploy_model", "update_endpoint"):
+    for name in names:
         call, lost = getattr(client, name), []
 
         def losing(self, *arguments, _call=call, _lost=lost, **options):
@@ -238,6 +298,21 @@ def test_lost_responses_deploy_nothing_twice(workspace, monkeypatch):
             return answer
 
         monkeypatch.setattr(client, name, losing)
+
+
+def test_a_rollback_whose_response_is_lost_does_not_return_to_the_bad_model(workspace, monkeypatch):
+    for _ in range(2):
+        workspace.register()
+        workspace.deployed()
+    lose_responses(workspace, monkeypatch, "update_endpoint")
+    result = workspace.slipway("rollback")
+    assert result.exit_code == 0, result.output
+    assert "digits@1 has all traffic again; digits@2 has none" in result.stderr
+    assert workspace.traffic == {"digits@1": 100}
+
+
+def test_lost_responses_deploy_nothing_twice(workspace, monkeypatch):
+    lose_responses(workspace, monkeypatch, "create_endpoint", "deploy_model", "update_endpoint")
     workspace.register()
     workspace.deployed()
     assert workspace.versions == ["digits@1"]

@@ -11,6 +11,7 @@ import yaml
 from typer.testing import CliRunner
 
 from slipway.pipelines.cli.app import app
+from tests.pipelines.endpoints.conftest import PARENT, Workspace
 from tests.pipelines.platforms.vertex.test_spec import VERTEX
 
 
@@ -77,3 +78,50 @@ def test_an_endpoint_that_does_not_exist_is_named(compile_: Any) -> None:
     result, _ = compile_(deploy="digit")
     assert result.exit_code == 2
     assert "There is no endpoint 'digit'." in result.stderr
+
+
+@pytest.fixture
+def run(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Run a pipeline that registers digits@N and deploys it, on the fake Vertex AI; return result and record."""
+    from slipway.pipelines.platforms.vertex import run as watch
+
+    monkeypatch.setattr(watch, "pause", lambda: None)
+    # The step in this process leaves its signal handlers and logging alone.
+    monkeypatch.setattr("slipway.components.step.stop_signals", tuple)
+    monkeypatch.setattr("slipway.components.step.logging.basicConfig", lambda **_: None)
+    configuration = workspace.folder / "configs/digits.yaml"
+    configuration.write_text(configuration.read_text() + "deploy:\n  endpoint: digits\n")
+
+    def ran(version: int, *, champion: bool = True) -> tuple[Any, dict[str, Any]]:
+        name = f"{PARENT}/models/digits@{version}"
+        registered = {"registered": (f"https://vertex/{name}", {"resourceName": name, "champion": champion})}
+        workspace.google.region.pipelines.script["register-version"].work = lambda _: registered
+        result = workspace.slipway("run", "-c", "configs/digits.yaml", "--target", "vertex")
+        return result, json.loads((workspace.folder / "runs/latest/run.json").read_text())
+
+    return ran
+
+
+def test_a_run_deploys_what_it_registers_and_fails_if_that_is_withdrawn(workspace: Workspace, run: Any) -> None:
+    workspace.register()
+    result, record = run(1)
+    assert result.exit_code == 0, result.output
+    steps = [step["name"] for step in record["steps"]]
+    assert steps[-2:] == ["register_model", "deploy"]
+    assert workspace.traffic == {"digits@1": 100}
+    workspace.register("--failing", "1")
+    result, record = run(2)
+    assert result.exit_code == 1, result.output
+    assert [step["name"] for step in record["steps"] if step["status"] == "failed"] == ["deploy"]
+    assert workspace.traffic == {"digits@1": 100}
+
+
+@pytest.mark.parametrize(("decision", "champion"), [("reject", True), ("promote", False)])
+def test_a_run_deploys_nothing_that_is_not_the_champion(
+    workspace: Workspace, run: Any, decision: str, champion: bool
+) -> None:
+    workspace.register()
+    workspace.google.region.pipelines.script["evaluate"].outputs = {"Output": decision}
+    result, _ = run(1, champion=champion)
+    assert result.exit_code == 0, result.output
+    assert workspace.endpoints.all() == []

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from slipway.core.errors import UserError
+from slipway.pipelines.cli.app import app
 from slipway.pipelines.doctor import CHECKS
 from slipway.pipelines.hardware import parse, this_machine, validate_for
 from slipway.trainer.engines.table import ENGINES
@@ -89,6 +91,8 @@ def test_a_kind_of_the_cloud_is_used_here_if_this_machine_has_it(smi):
         ((), "gpu", "gpu needs 1 GPU here; this machine has no GPU", "cpu"),
         ((RTX, RTX), "gpux4", "gpux4 needs 4 GPUs here; this machine has 2 x", "gpux2"),
         ((RTX, RTX), "gpux1*2", "one replica trains on all of its GPUs", "gpux2"),
+        ((RTX,), "gpux1*2", "one replica trains on all of its GPUs", "gpu"),
+        ((L4, L4), "t4x1", "t4x1 needs 1 NVIDIA T4 here; this machine has 2 x", "gpu"),
     ],
 )
 def test_more_than_there_is_is_refused(smi, cards, choice, said, near):
@@ -105,14 +109,60 @@ def test_only_visible_cards_count(smi, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-1a")
     assert [gpu.index for gpu in this_machine.find()] == [2, 1]
     assert this_machine.kind() == "rtx4090"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    assert this_machine.find() == ()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,-1,2")
+    assert [gpu.index for gpu in this_machine.find()] == [1]
+    for none in ("-1", "", "G"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", none)
+        assert this_machine.find() == ()
 
 
-def test_a_driver_that_does_not_respond_is_said(smi):
+def test_a_mig_device_is_a_gpu_of_unknown_size(smi, monkeypatch):
+    smi("NVIDIA A100-SXM4-40GB, 40960, 8.0, 580.95.05")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1c2d")
+    assert this_machine.check(parse("gpu")) == "1 x MIG device of NVIDIA A100-SXM4-40GB, driver 580.95.05"
+    with pytest.raises(UserError, match="a100x1 needs 1 NVIDIA A100"):
+        this_machine.check(parse("a100x1"))
+
+
+def test_what_the_driver_does_not_know_is_not_checked(smi, monkeypatch):
+    smi("NVIDIA GB10, [N/A], [N/A], [N/A]")
+    monkeypatch.setattr(this_machine, "_cuda_of", lambda _engine: 13)
+    assert this_machine.check(parse("gpu")) == "1 x NVIDIA GB10, driver [N/A]"
+    assert this_machine.check_engine("jax", 1) == "CUDA 13"
+
+
+def test_only_the_gpus_of_the_run_have_to_fit(smi, monkeypatch):
+    smi(RTX, V100)
+    monkeypatch.setattr(this_machine, "_cuda_of", lambda _engine: 13)
+    assert this_machine.check_engine("jax", 1) == "CUDA 13"
+    with pytest.raises(UserError, match="V100"):
+        this_machine.check_engine("jax", 2)
+
+
+def test_a_broken_driver_stops_only_runs_that_need_it(smi, tmp_path):
     smi(fails="Failed to initialize NVML: Driver/library version mismatch")
-    with pytest.raises(UserError, match="finds no GPU: Failed to initialize NVML"):
+    said = "lists no GPU: Failed to initialize NVML"
+    with pytest.raises(UserError, match=said):
+        this_machine.check(parse("gpu"))
+    with pytest.raises(UserError, match="There is no hardware rtx4090x1"):
+        parse("rtx4090x1")
+    listed = CliRunner().invoke(app, ["hardware"])
+    assert listed.exit_code == 0
+    assert "no usable GPU: nvidia-smi is installed but" in listed.output
+    assert finding_of("accelerators", subject(tmp_path)).status == "warning"
+    assert finding_of("hardware", subject(tmp_path)).status == "pass"
+    assert finding_of("hardware", subject(tmp_path, hardware="gpu")).status == "fail"
+
+
+@pytest.mark.parametrize("answer", ["echo No devices were found", "sleep 5", "exit 3"])
+def test_an_nvidia_smi_that_lists_nothing_is_said(smi, tmp_path, monkeypatch, answer):
+    monkeypatch.setattr(this_machine, "TIMEOUT", 0.5)
+    smi()
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{answer}\n")
+    with pytest.raises(UserError, match=r"No devices were found|did not respond within 0\.5 s|status 3"):
         this_machine.find()
+    (tmp_path / "nvidia-smi").unlink()
+    assert this_machine.kind() is None, "asked once"
 
 
 @pytest.mark.parametrize(
@@ -130,10 +180,10 @@ def test_driver_card_and_library_have_to_fit(smi, monkeypatch, engine, card, cud
     smi(card)
     monkeypatch.setattr(this_machine, "_cuda_of", lambda _engine: cuda)
     if said is None:
-        assert this_machine.check_engine(engine) == f"CUDA {cuda}"
+        assert this_machine.check_engine(engine, 1) == f"CUDA {cuda}"
     else:
         with pytest.raises(UserError, match=said):
-            this_machine.check_engine(engine)
+            this_machine.check_engine(engine, 1)
 
 
 @pytest.mark.parametrize(("built", "cuda"), [("'13.0'", 13), ("'12.9'", 12), ("None", None)])

@@ -124,6 +124,38 @@ def test_other_files_and_stdin_are_refused(project: Path) -> None:
     assert "fix:      slipway predict MODEL -" in batch("digits", "--input", "-", "-o", "out").stderr
     Path("empty.jsonl").touch()
     assert "empty.jsonl has no examples" in batch("digits", "--input", "empty.jsonl", "-o", "new").stderr
+    on_a_file = batch("digits", "--input", "images", "-o", "out/mine.txt")
+    assert on_a_file.exit_code == 2 and "out/mine.txt cannot be created: Not a directory" in on_a_file.stderr
+
+
+@pytest.mark.parametrize("given", [("images", "gs://bucket/out"), ("gs://bucket/a.jsonl", "out")])
+def test_files_in_cloud_storage_are_refused_on_this_machine(project: Path, given: tuple[str, str]) -> None:
+    result = batch("digits", "--input", given[0], "-o", given[1])
+    assert result.exit_code == 2 and "fix:      --target vertex" in result.stderr
+    assert not Path("gs:").exists() and not Path("out").exists()
+
+
+def test_inputs_that_failed_at_once_can_be_corrected(project: Path, here: None) -> None:
+    Path("images.csv").write_text("img\nimages/inner/1.png\n")
+    arguments = ("digits", "--input", "images.csv", "-o", "out")
+    assert "rename the column img to image" in batch(*arguments).stderr
+    Path("out/part-00001.csv").touch()  # of a part that was killed before its record was written
+    Path("images.csv").write_text("image\nimages/inner/1.png\n")
+    result = batch(*arguments)
+    assert result.exit_code == 0, result.stderr
+    assert names() == ["errors.jsonl", "part-00000.jsonl", "summary.json"]
+
+
+def test_names_that_are_not_utf8_and_broken_links_have_a_line(project: Path, here: None) -> None:
+    image = Path("images/inner/1.png").read_bytes()
+    Path("odd").mkdir()
+    Path("odd/broken.png").symlink_to("nowhere")
+    Path(os.fsdecode(b"odd/\xff.png")).write_bytes(image)
+    Path(os.fsdecode(b"odd/\xffbad.png")).write_bytes(image[:20])
+    result = batch("digits", "--input", "odd", "-o", "out")
+    assert result.exit_code == 0, result.stderr
+    assert [each["input"] for each in predictions()] == ["odd/\udcff.png"]
+    assert [each["input"] for each in errors()] == ["odd/broken.png", "odd/\udcffbad.png"]
 
 
 def test_rows_with_a_key_in_two_files(project: Path, here: None, houses_folder: Path) -> None:
@@ -170,6 +202,9 @@ def test_each_shard_of_a_prepared_set_is_a_part(project: Path, here: None) -> No
     shard.write_bytes(shard.read_bytes()[:-1])
     result = batch("digits", "--input", "set", "-o", "other")
     assert result.exit_code == 2 and "is damaged" in result.stderr
+    shard.unlink()
+    result = batch("digits", "--input", "set", "-o", "third")
+    assert result.exit_code == 2 and "is missing" in result.stderr
 
 
 def test_a_killed_command_leaves_no_process_and_is_continued(project: Path) -> None:

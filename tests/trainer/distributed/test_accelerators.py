@@ -68,13 +68,10 @@ def test_a_process_sees_only_as_many_gpus_as_it_trains_on(
 ) -> None:
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     folder = devices(tmp_path, "nvidia0", "nvidia1", "nvidia2")
-    told = first_gpus(environment, count, folder)
+    told = first_gpus(environment, count)
     assert told == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": seen}
     assert find({**environment, **told}, folder).count == count
-
-
-def test_without_gpus_nothing_is_set(tmp_path: Path) -> None:
-    assert first_gpus({}, 0, devices(tmp_path)) == {}
+    assert find({**environment, **told}, devices(tmp_path / "wsl", "dxg")).count == count
 
 
 @pytest.mark.parametrize("text", ["no JSON", "{}", "[]", "3"])

@@ -166,6 +166,22 @@ def test_failed_jobs_are_explained_and_the_next_command_starts_another(ready_goo
     assert result.exit_code == 2 and "Vertex AI refused the batch prediction: Permission denied" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("method", "status", "sentence"),
+    [
+        ("GetBatchPredictionJob", 403, "which was submitted"),
+        ("ListBatchPredictionJobs", 403, "may not list the batch predictions"),
+        ("GET /download", 403, f"may not read gs://{BUCKET}/inputs/a.jsonl"),
+    ],
+)
+def test_calls_that_keep_failing_are_explained(
+    ready_google: FakeGoogle, batch, method: str, status: int, sentence: str
+):
+    ready_google.faults.plan(method, ServiceError(status, "No."), times=99)
+    result = batch()
+    assert result.exit_code == 2 and sentence in " ".join(result.stderr.split()), result.stderr
+
+
 def test_a_running_batch_is_left_and_cancelled_by_the_same_command(
     ready_google: FakeGoogle, batch, monkeypatch: pytest.MonkeyPatch
 ):
