@@ -87,7 +87,7 @@ def accelerators(context: Context) -> str:
     try:
         gpus = this_machine.describe()
     except UserError as error:  # the check `hardware` refuses a run that needs them
-        raise DoubtError(str(error), error.fix or "") from error
+        raise DoubtError(error.message, error.fix or "") from error
     if not gpus:
         raise NotApplicableError("no accelerator found; local runs train on the CPU")
     trains_here = context.target == "local" and context.runner == "process" and not context.rehearsal

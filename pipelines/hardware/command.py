@@ -99,7 +99,7 @@ def _gpus_here() -> str:
     try:
         gpus, count = this_machine.describe(), len(this_machine.find())
     except UserError as error:
-        return f"no usable GPU: {error}"
+        return f"no usable GPU: {error.message}"
     most = f" to {HERE}x{count}" if count > 1 else ""
     return f"{gpus}: --hardware {HERE}{most}" if gpus else "no GPU"
 

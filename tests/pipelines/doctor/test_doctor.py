@@ -36,6 +36,9 @@ def finding_of(name: str, context: Context) -> Finding:
 # Also what this configuration does not ask for.
 NOT_LOCAL = (
     "evaluation",
+    "serving",
+    "endpoint",
+    "endpoint machine",
     "model memory",
     "stages",
     "image context",

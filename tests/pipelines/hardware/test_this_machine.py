@@ -149,7 +149,8 @@ def test_a_broken_driver_stops_only_runs_that_need_it(smi, tmp_path):
     listed = CliRunner().invoke(app, ["hardware"])
     assert listed.exit_code == 0
     assert "no usable GPU: nvidia-smi is installed but" in listed.output
-    assert finding_of("accelerators", subject(tmp_path)).status == "warning"
+    warned = finding_of("accelerators", subject(tmp_path))
+    assert (warned.status, "fix:" in warned.found, "nvidia-smi lists" in str(warned.fix)) == ("warning", False, True)
     assert finding_of("hardware", subject(tmp_path)).status == "pass"
     assert finding_of("hardware", subject(tmp_path, hardware="gpu")).status == "fail"
 
