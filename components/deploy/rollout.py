@@ -230,9 +230,10 @@ class _Rollout:
                 return Traffic(dict(endpoint.traffic_split), self.candidate, current)
             return wanted
 
-        self.endpoints.move(self.deployment.endpoint_id, checked)
+        endpoint = self.endpoints.move(self.deployment.endpoint_id, checked)
         self._given = percent
-        self.say(f"{self.text} has {percent}% of the traffic of {self.deployment.name}")
+        share = endpoint.traffic_split[self.candidate]
+        self.say(f"{self.text} has {share}% of the traffic of {self.deployment.name}")
 
     def check_unchanged(self, endpoint: Endpoint) -> None:
         """Check that the endpoint is still in this rollout, and that nobody has taken traffic from the candidate.

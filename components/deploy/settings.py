@@ -10,6 +10,7 @@ from typing import Annotated
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
+from slipway.components.cloud.labels import check_labels
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
 from slipway.trainer.settings import Settings
@@ -128,6 +129,12 @@ class EndpointSettings(Settings):
                 nearest=json.dumps(sorted({*canary, ALL})),
             )
         return canary
+
+    @field_validator("labels")
+    @classmethod
+    def _labels_of_google(cls, labels: dict[str, str]) -> dict[str, str]:
+        check_labels(labels, "labels")
+        return labels
 
     @model_validator(mode="after")
     def _range_of_replicas(self) -> EndpointSettings:

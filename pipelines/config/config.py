@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -16,6 +15,7 @@ from pydantic.config import JsonDict
 from slipway.components.build_image.reference import check_pinned
 from slipway.components.build_image.settings import BuildSettings, ContainerSettings, ContentSettings
 from slipway.components.cloud.connection import SERVICES, Connection, check_endpoints
+from slipway.components.cloud.labels import check_labels
 from slipway.components.deploy.settings import DeploySettings
 from slipway.components.evaluate.gate import EvaluateSettings
 from slipway.components.notify.settings import NotifySettings
@@ -145,14 +145,7 @@ class VertexSettings(Settings):
     @field_validator("labels")
     @classmethod
     def _labels_of_google(cls, labels: dict[str, str]) -> dict[str, str]:
-        for key, value in labels.items():
-            if not re.fullmatch(r"[a-z][a-z0-9_-]{0,62}", key) or not re.fullmatch(r"[a-z0-9_-]{0,63}", value):
-                raise UserError(
-                    f"{key}: {value} cannot be a label.",
-                    setting="vertex.labels",
-                    value=f"{key}: {value}",
-                    allowed="up to 63 lower-case letters, digits, dashes and underscores; a key begins with a letter",
-                )
+        check_labels(labels, "vertex.labels")
         return labels
 
     @field_validator("image", "serving_image")

@@ -65,8 +65,9 @@ def quota(context: Context, file: EndpointFile | None = None) -> str:
         limit = limits.get(region, limits.get("", 0))
         if limit not in (UNLIMITED, None) and limit < wanted:
             raise UserError(
-                f"The quota in {region} is too small: {models} deployed models of up to {file.settings.max_replicas} "
-                f"replicas need {wanted:,} of {metric}, the limit is {limit:,}.",
+                f"The quota in {region} is too small: for {models} deployed model{'s'[: models - 1]} of up to "
+                f"{file.settings.max_replicas} replicas, Vertex AI reserves {wanted:,} of {metric}; the limit is "
+                f"{limit:,}.",
                 setting="max_replicas",
                 value=file.settings.max_replicas,
                 fix=f"fewer or smaller replicas in {file.path}, or request more in {region} at "

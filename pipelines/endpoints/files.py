@@ -131,6 +131,8 @@ def _instances(requests: Path | None, path: Path) -> list[object] | None:
         return None
     try:
         found = json.loads(requests.read_bytes())["instances"]
+        if not isinstance(found, list) or not found:
+            raise ValueError("instances is not a list with at least one")
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(
             f"{path}: {requests} has no instances: {type(error).__name__}: {error}.",
@@ -139,7 +141,7 @@ def _instances(requests: Path | None, path: Path) -> list[object] | None:
             allowed='a JSON file of the form {"instances": […]}',
             fix=f"correct {requests}, or check.requests in {path}",
         ) from None
-    return list(found) or None
+    return found
 
 
 def _in_file(problem: UserError, path: Path) -> UserError:

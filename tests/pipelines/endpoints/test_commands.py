@@ -107,7 +107,9 @@ def test_what_cannot_be_deployed_is_refused_before_anything_costs_money(workspac
     workspace.write(max_replicas=2)
     refused = workspace.slipway("deploy")
     assert refused.exit_code == 2
-    assert f"1 deployed models of up to 2 replicas need 4 of {QUOTA}, the limit is 3" in refused.stderr
+    assert (
+        f"for 1 deployed model of up to 2 replicas, Vertex AI reserves 4 of {QUOTA}; the limit is 3" in refused.stderr
+    )
     workspace.write(id="12345")
     refused = workspace.slipway("deploy")
     assert "There is no endpoint 12345" in refused.stderr

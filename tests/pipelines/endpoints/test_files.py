@@ -85,6 +85,9 @@ def test_the_id_of_a_deployed_model_depends_on_what_cannot_be_changed_in_it(writ
         ({"configuration": "configs/digit.yaml"}, "configuration", "configs/digits.yaml"),
         ({"max_replica": 3}, "max_replica", "max_replicas"),
         ({"check": {"requests": "none.json"}}, "check.requests", None),
+        ({"check": {"requests": "empty.json"}}, "check.requests", None),
+        ({"check": {"requests": "number.json"}}, "check.requests", None),
+        ({"labels": {"Team": "a"}}, "labels", None),
     ],
     ids=str,
 )
@@ -92,6 +95,8 @@ def test_what_is_not_possible_is_rejected_with_the_file_and_a_fix(
     write: Any, settings: dict[str, Any], setting: str, near: str | None
 ) -> None:
     path = write(**settings)
+    Path("empty.json").write_text('{"instances": []}')
+    Path("number.json").write_text('{"instances": 5}')
     with pytest.raises(UserError) as caught:
         read(path)
     problem = caught.value
