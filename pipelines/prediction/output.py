@@ -13,6 +13,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from slipway.core.errors import UserError
+
 if TYPE_CHECKING:
     from slipway.pipelines.prediction.prediction import Answer
     from slipway.serving.model import Model
@@ -66,7 +68,7 @@ def header(kind: Format, model: Model, *, errors: bool = True) -> str:
 
 def _json_line(answer: Answer) -> str:
     what = {"prediction": answer.prediction} if answer.error is None else {"error": answer.error}
-    return json.dumps({"input": answer.key, **what}, ensure_ascii=False) + "\n"
+    return _json({"input": answer.key, **what}) + "\n"
 
 
 def _columns(model: Model) -> list[str]:
@@ -91,8 +93,24 @@ def _row(answer: Answer, model: Model) -> list[Any]:
         case "regression":
             values = [found["prediction"]]
         case _:
-            values = [json.dumps(found, ensure_ascii=False)]
+            values = [_json(found)]
     return [answer.key, *values]
+
+
+def _json(value: Any) -> str:
+    """Return a value as JSON.
+
+    Raises:
+        UserError: It is none, which only a custom model's prediction may be.
+    """
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"A prediction is not JSON: {error}.",
+            setting="serve.module",
+            fix="convert it in the function, such as NumPy's values with .tolist()",
+        ) from None
 
 
 def _csv(rows: list[list[Any]]) -> str:

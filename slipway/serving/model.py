@@ -329,7 +329,10 @@ def _custom(folder: Path, module: str) -> Model:
 
     def function(arrays: Arrays) -> tuple[None, Outputs]:
         instances = list(arrays[INSTANCES])
-        found = list(predict(instances))
+        try:
+            found = list(predict(instances))
+        except SystemExit as error:  # would end the server, or the command without a word
+            raise NotServable(f"{module} raised SystemExit: {error}") from error
         if len(found) != len(instances):
             raise NotServable(f"{module} returned {len(found)} predictions for {len(instances)} instances")
         answers = np.empty(len(found), object)

@@ -246,6 +246,27 @@ def _others(mark: str) -> list[str]:
     return found
 
 
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        ("return np.float32(1)", "A prediction is not JSON: Object of type float32 is not JSON serializable"),
+        ("raise SystemExit(3)", "does not run"),
+    ],
+)
+def test_a_custom_function_that_fails_is_explained(
+    project: Path, here: None, monkeypatch: pytest.MonkeyPatch, body: str, sentence: str
+) -> None:
+    name = f"failing_{body[:3]}"
+    code = (
+        f"import numpy as np\ndef one():\n    {body}\ndef load(folder):\n    return lambda rows: [one() for _ in rows]"
+    )
+    Path(f"{name}.py").write_text(code)
+    monkeypatch.syspath_prepend(project)
+    Path("one.jsonl").write_text("1\n")
+    result = batch("digits", "--input", "one.jsonl", "-o", "out", "--module", f"{name}:load")
+    assert result.exit_code == 2 and sentence in result.stderr, result.output
+
+
 def test_a_killed_process_is_one_error(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("deadly.py").write_text("import os\ndef load(folder):\n    return lambda instances: os.kill(os.getpid(), 9)\n")
     Path("format").mkdir()
