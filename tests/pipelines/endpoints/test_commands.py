@@ -11,6 +11,7 @@ from slipway.components.deploy.component import deploy_model
 from slipway.components.deploy.probes import Answer, Example, Tally
 from slipway.components.deploy.settings import CheckSettings
 from slipway.core.errors import UserError
+from slipway.pipelines.cli.terminal import console
 from slipway.pipelines.endpoints.files import read_one
 from tests.fakes.google import PROJECT, REGION
 from tests.fakes.ready import BUCKET
@@ -57,7 +58,7 @@ def test_a_dedicated_endpoint_has_its_own_time_out(workspace):
 
 
 def test_list_shows_traffic_versions_replicas_and_what_a_day_costs(workspace, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "150")
+    monkeypatch.setattr(console, "_width", 150)
     for _ in range(2):
         workspace.register()
         workspace.deployed()
