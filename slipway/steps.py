@@ -315,7 +315,7 @@ def register_version(
         connection: As for `find_champion`.
         model_name: The model's name in the registry.
         container: The container that serves the model, with the fields of Vertex AI's ModelContainerSpec: `image_uri`;
-            `ports`, `predict_route`, `health_route` and `env`, if the image needs them.
+            `command`, `ports`, `predict_route`, `health_route` and `env`, if the image needs them.
         run_id: The run that trained it; each run is registered once.
         job: The pipeline job's resource name, such as `dsl.PIPELINE_JOB_RESOURCE_NAME_PLACEHOLDER`.
         labels: The model's labels.

@@ -15,9 +15,6 @@ ANY_USER = "65534:65534"
 TRAINER_CODE = ("slipway/__init__.py", "slipway/core", "slipway/trainer", "slipway/training.py")
 SERVING_CODE = (*TRAINER_CODE, "slipway/serving")
 CODE = {"steps": (*SERVING_CODE, "slipway/components"), "trainer": TRAINER_CODE, "serving": SERVING_CODE}
-# The Dockerfile's last stage by role. Always passed to the builder: buildah 1.28 skips a stage that only the argument's
-# default value names.
-STAGES = {"steps": "job", "trainer": "job", "serving": "server"}
 REQUIREMENTS = "slipway/requirements"
 
 
@@ -75,4 +72,4 @@ def image_kind(
             allowed=ROOT_USER,
             fix=f"--set vertex.build.run_as={ROOT_USER}",
         )
-    return ImageKind(name, CODE[role], {"REQUIREMENTS": name, "RUN_AS": run_as, "STAGE": STAGES[role]})
+    return ImageKind(name, CODE[role], {"REQUIREMENTS": name, "RUN_AS": run_as})

@@ -27,15 +27,6 @@ def hardware_choice(context: Context) -> str:
         return elsewhere.check_hardware(config)
     if not hardware.accelerators_per_replica or context.rehearsal:
         return str(hardware)
-    if context.runner == "docker":
-        raise UserError(
-            "Containers on this machine train on the CPU.",
-            setting="hardware",
-            value=config.hardware,
-            allowed="cpu, cpu*2 …",
-            nearest="cpu",
-            fix="--hardware cpu; or, to use GPUs, leave out --runner docker",
-        )
     return f"{hardware}: {this_machine.check(hardware)}"
 
 
@@ -61,7 +52,8 @@ def training_engine(context: Context) -> str:
     check_engine(hardware, train.engine, own_program=train.program is not None, own_build=image is not None)
     if own_data:
         return "the program's own"
-    if context.target == "local" and hardware.accelerators_per_replica and not context.rehearsal:
+    on_gpu = context.target == "local" and hardware.accelerators_per_replica and not context.rehearsal
+    if on_gpu and context.runner != "docker":  # there, the image has the library
         return f"{train.engine}, built for {this_machine.check_engine(train.engine, hardware.accelerators_per_replica)}"
     return train.engine
 

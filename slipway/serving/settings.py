@@ -24,6 +24,7 @@ STORAGE_VARIABLE = "AIP_STORAGE_URI"
 # The function of a custom program's model.
 MODULE_VARIABLE = "SLIPWAY_SERVE_MODULE"
 
+COMMAND = ("python", "-m", "slipway.serving")
 PORT, HEALTH_ROUTE, PREDICT_ROUTE = 8080, "/health", "/predict"
 
 
@@ -48,6 +49,7 @@ def container_spec(image: str, module: str | None = None) -> JsonObject:
     """Return Slipway's serving image as a container of Vertex AI's Model Registry (ModelContainerSpec)."""
     return {
         "image_uri": image,
+        "command": list(COMMAND),
         "ports": [{"container_port": PORT}],
         "health_route": HEALTH_ROUTE,
         "predict_route": PREDICT_ROUTE,

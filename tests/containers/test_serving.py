@@ -20,6 +20,7 @@ from docker.models.containers import Container
 from slipway.components.build_image import local
 from slipway.pipelines.config.config import validate
 from slipway.pipelines.images.images import wanted_images
+from slipway.serving.settings import COMMAND
 from tests.components.evaluate.conftest import export_model, png
 from tests.containers.conftest import PROJECT
 from tests.containers.engine import Engine
@@ -66,6 +67,7 @@ def serving(
     client = docker.DockerClient(base_url=engine.environment["DOCKER_HOST"])
     container = client.containers.run(
         image,
+        list(COMMAND),
         environment={"AIP_HTTP_PORT": str(port), "AIP_STORAGE_URI": uri, **environment},
         volumes={str(path): {"bind": place, "mode": "ro"} for path, place in mounts.items()},
         network_mode="host",

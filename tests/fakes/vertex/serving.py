@@ -179,8 +179,8 @@ class ModelServer:
 class Servers:
     """Starts the servers of models, and ends them all with `close`.
 
-    A server runs the model's `container_spec.command`, or else what `commands` has for its version ("digits@2"), for
-    its model ("digits") or for its image, or else `SERVING`. `environment` is added to that of every process.
+    A server runs what `commands` has for its model's version ("digits@2"), for the model ("digits") or for its image,
+    or else the model's `container_spec.command`, or `SERVING`. `environment` is added to that of every process.
     `key_file` returns the credentials of an account.
     """
 
@@ -274,13 +274,12 @@ class Servers:
         self._starter.shutdown()
 
     def _command(self, model: vertex.Model) -> Sequence[str]:
-        if model.container_spec.command:
-            return list(model.container_spec.command)
         name = model.name.rpartition("/")[2]
         for key in (f"{name}@{model.version_id}", name, model.container_spec.image_uri):
             if key in self.commands:
                 return self.commands[key]
-        return SERVING
+        program, *arguments = model.container_spec.command or SERVING
+        return [sys.executable if program == "python" else program, *arguments]
 
     def _artifacts(self, model: vertex.Model, account: str) -> str:
         """Return the URI of a copy of the model's artifacts, which the account may read; "" if it has none.
