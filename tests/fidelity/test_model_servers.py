@@ -56,6 +56,7 @@ def test_the_container_has_the_variables_of_the_service(ready_google, start):
     ready_google.storage.write(BUCKET, "runs/digits-1/model/weights/part", b"weights")
     ready_google.storage.write(BUCKET, "runs/digits-1/model-2/other", b"another's")
     variables = [{"name": "GREETING", "value": "hello $(AIP_ENDPOINT_ID) $(NOBODY) $$(AIP_MODE)"}]
+    ready_google.region.servers.commands.clear()
     server = start(command=[sys.executable, "-S", "-c", PRINTED], env=variables)
     _until(lambda: bool(server.process.tail))
     told = json.loads(server.process.tail[0])
