@@ -9,7 +9,9 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,12 +25,15 @@ from slipway.trainer.checkpoint.store import pointed_step
 from tests.containers.conftest import Sources
 from tests.containers.engine import Engine
 from tests.containers.loopback import build_launcher, vertex_on_loopback
+from tests.end_to_end.test_endpoints import Client
 from tests.end_to_end.test_migration import CLASSIC, write_digits
 from tests.end_to_end.test_migration import change as change_program
 from tests.end_to_end.workspace import steps, wait_for
 from tests.fakes.google import FakeGoogle
 from tests.fakes.ready import BUCKET, vertex_settings
 from tests.fakes.vertex.replicas import REPLICA_LABEL
+from tests.fakes.vertex.serving import ACCOUNT, STAND_IN
+from tests.pipelines.endpoints.conftest import PARENT, Workspace
 
 REPLICAS = ("workerpool0-0", "workerpool1-0")
 MODELS = """
@@ -171,6 +176,64 @@ def test_each_replica_ran_in_a_separate_container(cloud: Cloud, submitted: dict[
     assert all(f"{name} | " in shown for name in REPLICAS)
 
 
+def container(engine: Engine, google: FakeGoogle, image: str, command: Sequence[str]) -> list[str]:
+    """Return what runs a model server's command in a container until it ends, or is sent SIGTERM."""
+    assert google.region.servers.key_file is not None
+    key = google.region.servers.key_file(ACCOUNT)
+    key.chmod(0o644)
+    authority, server = Path(google.certificates.authority_file), Path(STAND_IN[-1])
+    files = {key: "/key.json", authority: "/authority.pem", server: "/server.py"}
+    names = ("HTTP_PORT", "HEALTH_ROUTE", "PREDICT_ROUTE", "STORAGE_URI", "DEPLOYED_MODEL_ID")
+    variables = {f"AIP_{name}": "" for name in names} | {"API_ENDPOINT_OVERRIDE": ""}
+    variables |= {"GOOGLE_APPLICATION_CREDENTIALS": "=/key.json", "REQUESTS_CA_BUNDLE": "=/authority.pem"}
+    options = [part for name, value in variables.items() for part in ("--env", f"{name}{value}")]
+    options += [part for path, place in files.items() for part in ("--volume", f"{path}:{place}:ro")]
+    podman = ["podman", "--remote", "--url", engine.environment["DOCKER_HOST"], "run", "--rm", "--network=host"]
+    return [*podman, *options, image, *command]
+
+
+def test_a_model_is_rolled_out_in_containers_and_a_failing_one_withdrawn_while_a_client_sends_requests(
+    cloud: Cloud, engine: Engine, submitted: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The registered model is deployed, then a second version of it, then one whose server fails."""
+    for name, value in cloud.google.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    workspace = Workspace(cloud.google, tmp_path)
+    workspace.write(canary=[5, 25, 100], hold=0.05, check={"requests": None, "rate": 30, "answers": 8})
+    [first] = cloud.versions()
+    spec = first.container_spec
+    commands = cloud.google.region.servers.commands
+    commands["digits"] = container(engine, cloud.google, spec.image_uri, list(spec.command))
+    model = cloud.path(steps(submitted)["train"]["outputs"]["model"])
+    stored = json.loads((model / "examples.json").read_text())
+    workspace.deployed("--version", "1")
+    workspace.register(uri=first.artifact_uri)
+    with Client(workspace, stored["instances"][0]) as client:
+        new = json.loads(workspace.deployed("--json").stdout)["deployed"]
+    counts = Counter(deployed for _, deployed, *_ in client.answers)
+    print(counts)
+    assert not [error for *_, error in client.answers if error]
+    assert len(counts) == 2 and min(counts.values()) > 20
+
+    commands["digits@3"] = container(
+        engine, cloud.google, spec.image_uri, ["python", "-S", "/server.py", "--failing", "1"]
+    )
+    workspace.register(uri=first.artifact_uri)
+    with Client(workspace, stored["instances"][0]) as client:
+        result = workspace.slipway("deploy", "--json")
+        decided = time.monotonic()
+        time.sleep(2)
+    assert result.exit_code == 3, result.output
+    print(json.loads(result.stdout)["reason"])
+    after = [(deployed, error) for began, deployed, _, error in client.answers if began > decided]
+    assert len(after) > 20 and set(after) == {(new, "")}
+    assert workspace.versions == ["digits@2"]
+    assert workspace.slipway("endpoints", "delete", "digits", "--yes").exit_code == 0
+    wait_for(lambda: not cloud.docker.containers.list(filters={"ancestor": spec.image_uri}), seconds=60)
+    workspace.connection.models.merge_version_aliases(name=f"{PARENT}/models/digits@1", version_aliases=["champion"])
+
+
 def test_a_replica_that_raises_is_explained_with_its_traceback(cloud: Cloud, submitted: dict[str, Any]) -> None:
     (cloud.folder / "own_models.py").write_text(MODELS)
     for command in (("init", "--quiet"), ("add", "own_models.py")):
@@ -203,7 +266,7 @@ def test_a_lost_and_a_preempted_replica_of_a_scheduled_run_restart_and_training_
     (cloud.folder / "configs/schedules/nightly.yaml").write_text(yaml.safe_dump(schedule))
     made = cloud("schedule", "apply")
     assert made.returncode == 0, made.stdout + made.stderr
-    before = set(cloud.training_jobs())
+    before, versions = set(cloud.training_jobs()), len(cloud.versions())
     [job] = cloud.google.region.schedules.move(timedelta(days=1))
     [training] = wait_for(lambda: [name for name in cloud.training_jobs() if name not in before], seconds=300)
     output = cloud.path(f"gs://{BUCKET}/runs/{job.name.rpartition('/')[2]}")
@@ -220,7 +283,7 @@ def test_a_lost_and_a_preempted_replica_of_a_scheduled_run_restart_and_training_
     assert len(retries(cloud, training)) == 2
     for name in REPLICAS:
         assert [line for line in lines[name] if "resuming from the checkpoint" in line], lines[name]
-    assert len(cloud.versions()) == 2
+    assert len(cloud.versions()) == versions + 1
 
 
 @pytest.fixture(scope="module")
