@@ -238,6 +238,7 @@ def run(chaos: Chaos, folder: Path) -> Result:
     pools, spec = _job(chaos, folder)
     calm = _start(pools, spec, folder / "calm")
     output = folder / "attacked"
+    before = psutil.Process().children(recursive=True)  # such as the resource tracker of multiprocessing
     with Attacker(chaos, output, calm.start_seconds) as attacker:
         attacked = _start(pools, spec, output)
         while not attacker.is_done:  # it ended before a strike: when restarted, it must detect that all is done
@@ -251,7 +252,7 @@ def run(chaos: Chaos, folder: Path) -> Result:
         problems.append(f"{chaos.kills} kills were planned and only {len(attacker.killed)} struck")
     if len(attacked.restarts) < len(attacker.struck):
         problems.append(f"{len(attacker.struck)} groups were killed, and there were {len(attacked.restarts)} restarts")
-    if left := [process.pid for process in psutil.Process().children(recursive=True)]:
+    if left := [each.pid for each in psutil.Process().children(recursive=True) if each not in before]:
         problems.append(f"processes are left: {left}")
     checksum = json.loads((output / "model" / "model.json").read_text())["weights_checksum"]
     return Result(problems, attacker.killed, len(attacker.struck), attacked.restarts, checksum)

@@ -81,10 +81,12 @@ def test_the_container_has_the_variables_of_the_service(ready_google, start):
 
 
 def test_variables_are_expanded_as_in_kubernetes():
+    """Source: ModelContainerSpec.command in model.proto."""
     assert expanded("$(A)/$$(A)/$(B)/$C", {"A": "a"}) == "a/$(A)/$(B)/$C"
 
 
 def test_a_server_predicts_once_it_is_healthy(start):
+    """Source: "Health checks" on the page."""
     server = start("--start-seconds", "0.3", predict_route="/predict", health_route="/health")
     assert not server.is_healthy()
     assert server.wait_until_healthy(20)
@@ -93,6 +95,7 @@ def test_a_server_predicts_once_it_is_healthy(start):
 
 
 def test_a_server_that_never_becomes_healthy_or_is_slow_is_waited_for_in_vain(start):
+    """Source: "Health checks" on the page."""
     assert not start("--never-healthy").wait_until_healthy(0.5)
     slow = start("--seconds", "1")
     assert slow.wait_until_healthy(20)
@@ -110,7 +113,7 @@ def test_a_process_that_ends_is_started_again(start):
 
 
 def test_nothing_runs_once_the_servers_are_closed(start, servers):
-    """SIGTERM ends a server after the requests in progress."""
+    """SIGTERM ends a server after the requests in progress. Source: none; as Kubernetes ends a container."""
     running = [start(), start("--never-healthy"), start("--exit", "1")]
     assert running[0].wait_until_healthy(20)
     servers.close()

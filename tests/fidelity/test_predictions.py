@@ -125,7 +125,10 @@ def _refused_over_rest(status: int, sentence: str, client: vertex.PredictionServ
 
 
 def test_no_request_is_lost_while_traffic_replicas_and_models_change(client, deploy):
-    """A model that is undeployed, and a replica that is removed, answer what they have received."""
+    """A model that is undeployed, and a replica that is removed, answer what they have received.
+
+    Source: none; an assumption.
+    """
     deploy("1", "--seconds", "0.1", min_replica_count=2)
     stopped = threading.Event()
     found: Counter[str] = Counter()
@@ -156,7 +159,10 @@ def test_no_request_is_lost_while_traffic_replicas_and_models_change(client, dep
 
 
 def test_replicas_take_turns_and_a_killed_one_is_passed_over_until_it_runs_again(client, deploy):
-    """A request that its server had received is lost with it: the container is one process."""
+    """A request that its server had received is lost with it: the container is one process.
+
+    Source: "restarts your container", as in test_model_servers.py.
+    """
     deploy("1", "--seconds", "0.5", min_replica_count=2)
     replicas = client.google.region.endpoints.deployment("digits", "1").replicas
     with ThreadPoolExecutor(2) as pool:

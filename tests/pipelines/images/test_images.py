@@ -138,6 +138,7 @@ def test_without_another_image_the_model_is_served_by_slipways(
     assert "not built" not in said
     assert candidate(specification)["container"] == {
         "image_uri": images.serving,
+        "command": ["python", "-m", "slipway.serving"],
         "ports": [{"container_port": 8080}],
         "predict_route": "/predict",
         "health_route": "/health",
