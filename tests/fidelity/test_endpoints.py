@@ -297,7 +297,7 @@ def test_replicas_are_mutated_within_the_rules(client):
 
 
 def test_models_are_deployed_at_the_same_time(client):
-    """Source: none; an assumption, named in docs/vertex-first-run.md."""
+    """Source: none; an assumption on which no command relies."""
     client.create()
     client.register("--start-seconds", "0.3")
     started = [client.start_deploying(identity) for identity in ("1", "2", "3")]
