@@ -3,6 +3,8 @@
 kfp reads a pipeline's annotations as objects, so they are not postponed here.
 """
 
+import os
+
 import psutil
 from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
@@ -16,6 +18,8 @@ from slipway.pipelines.platforms.local.containers import HOST
 from slipway.pipelines.platforms.local.replica import in_container
 from slipway.pipelines.table import Role, Task
 from slipway.trainer.config import TrainSettings
+from slipway.trainer.distributed.accelerators import find
+from slipway.trainer.engines import table
 
 # Fraction of the free memory for the batches of a rehearsal; the replicas need the rest.
 MEMORY_SHARE = 0.5
@@ -49,6 +53,14 @@ class LocalPlatform(Platform):
 
     def evaluates(self, config: RunConfig) -> bool:
         return not self.rehearsal or config.train.program is None  # a rehearsed program may not have exported a model
+
+    def readers(self, config: RunConfig) -> int:
+        if self.rehearsal:
+            return config.readers
+        # TPUs and virtual devices of this machine, which the configuration does not contain; it contains GPUs.
+        here = find(os.environ)
+        devices = 0 if here.kind == "gpu" else here.count
+        return max(config.readers, table.readers(config.train.engine, 1, devices))
 
     def virtual_devices(self, config: RunConfig) -> int:
         return config.parsed_hardware.accelerators_per_replica if self.rehearsal else 0
