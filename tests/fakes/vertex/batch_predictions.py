@@ -31,8 +31,16 @@ from tests.fakes.storage import FakeStorage
 from tests.fakes.vertex.endpoint_checks import check_machine, failed_precondition
 from tests.fakes.vertex.models import ModelService
 from tests.fakes.vertex.serving import POLL_SECONDS, ModelServer, Servers
-from tests.fakes.vertex.shapes import check_act_as, check_display_name, check_key, check_labels, invalid, project_of
-from tests.fakes.world import Project, World
+from tests.fakes.vertex.shapes import (
+    check_act_as,
+    check_display_name,
+    check_key,
+    check_labels,
+    invalid,
+    project_of,
+    resource_of,
+)
+from tests.fakes.world import World
 
 State = vertex.JobState
 ENDED = (State.JOB_STATE_SUCCEEDED, State.JOB_STATE_FAILED, State.JOB_STATE_CANCELLED)
@@ -64,7 +72,7 @@ class Preemption:
 
 
 class BatchPredictions:
-    """Batch prediction jobs by name; a job starts when it is first polled, and goes on in a thread.
+    """Batch prediction jobs by name; a job starts when it is first polled, and continues in a thread.
 
     Attributes:
         start_seconds: The time in which a container must become healthy.
@@ -200,10 +208,7 @@ class BatchPredictions:
         return empty_pb2.Empty()
 
     def _named(self, name: str, caller: str, permission: str) -> vertex.BatchPredictionJob:
-        parent, _, identity = name.rpartition("/batchPredictionJobs/")
-        project: Project = project_of(self.world, parent, self.region)
-        self.world.require(caller, permission, f"projects/{project.id}")
-        full = f"projects/{project.number}/locations/{self.region}/batchPredictionJobs/{identity}"
+        _, full = resource_of(self.world, self.region, name, "batchPredictionJobs", caller, permission)
         if full not in self.jobs:
             raise ServiceError(404, f"The BatchPredictionJob does not exist: {name}")
         return self.jobs[full]

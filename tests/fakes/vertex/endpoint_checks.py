@@ -13,10 +13,11 @@ from collections.abc import Collection, Iterable, Mapping
 
 from google.cloud import aiplatform_v1 as vertex
 
+from slipway.pipelines.endpoints.machines import MACHINES, SERVING_PREFIX
 from slipway.pipelines.hardware.catalogue import load
 from tests.fakes.errors import ServiceError
 from tests.fakes.vertex.shapes import check_act_as, check_display_name, check_key, check_labels, check_network, invalid
-from tests.fakes.vertex.worker_pools import UNLIMITED
+from tests.fakes.vertex.worker_pools import check_demand
 from tests.fakes.world import Project, World
 
 # CreateEndpointRequest.endpoint_id
@@ -26,7 +27,6 @@ DEPLOYED_ID = re.compile(r"[0-9]{1,10}")
 ALL_TRAFFIC = 100
 # In DeployModelRequest.traffic_split, the model that is being deployed.
 NEW = "0"
-QUOTA_PREFIX = "aiplatform.googleapis.com/custom_model_serving_"
 # ModelContainerSpec.deployment_timeout: "Limit for deployment timeout is 2 hours."
 LONGEST_DEPLOYMENT = 7200
 # Choose an endpoint type: "Configurable up to 1 hour" on dedicated endpoints.
@@ -44,27 +44,7 @@ METRICS = tuple(
     for name in ("cpu/utilization", "accelerator/duty_cycle", "request_count")
 )
 
-# "Machine types" on the page above: vCPUs by series.
-_CPU_SERIES = {
-    "e2-standard": (2, 4, 8, 16, 32),
-    "e2-highmem": (2, 4, 8, 16),
-    "e2-highcpu": (2, 4, 8, 16, 32),
-    "n1-standard": (2, 4, 8, 16, 32),
-    "n1-highmem": (2, 4, 8, 16, 32),
-    "n1-highcpu": (2, 4, 8, 16, 32),
-    "n2-standard": (2, 4, 8, 16, 32, 48, 64, 80, 96, 128),
-    "n2-highmem": (2, 4, 8, 16, 32, 48, 64, 80, 96, 128),
-    "n2-highcpu": (2, 4, 8, 16, 32, 48, 64, 80, 96),
-    "n2d-standard": (2, 4, 8, 16, 32, 48, 64, 80, 96, 128, 224),
-    "n2d-highmem": (2, 4, 8, 16, 32, 48, 64, 80, 96),
-    "n2d-highcpu": (2, 4, 8, 16, 32, 48, 64, 80, 96, 128, 224),
-    "c2-standard": (4, 8, 16, 30, 60),
-    "c2d-standard": (2, 4, 8, 16, 32, 56, 112),
-    "c2d-highmem": (2, 4, 8, 16, 32, 56, 112),
-    "c2d-highcpu": (2, 4, 8, 16, 32, 56, 112),
-    "c3-highcpu": (4, 8, 22, 44, 88, 176),
-}
-# The same page: vCPUs, and the accelerators that a machine has.
+# "Machine types" on the page above, besides those without accelerators: vCPUs, and a machine's accelerators.
 _GPU_MACHINES = {
     **{f"a2-highgpu-{n}g": (12 * n, "NVIDIA_TESLA_A100", n) for n in (1, 2, 4, 8)},
     "a2-megagpu-16g": (96, "NVIDIA_TESLA_A100", 16),
@@ -76,9 +56,7 @@ _GPU_MACHINES = {
     **{f"g2-standard-{n}": (n, "NVIDIA_L4", {24: 2, 48: 4, 96: 8}.get(n, 1)) for n in (4, 8, 12, 16, 24, 32, 48, 96)},
     **{f"g4-standard-{48 * n}": (48 * n, "NVIDIA_RTX_PRO_6000", n) for n in (1, 2, 4, 8)},
 }
-CORES = {f"{series}-{n}": n for series, sizes in _CPU_SERIES.items() for n in sizes} | {
-    name: cores for name, (cores, _, _) in _GPU_MACHINES.items()
-}
+CORES = MACHINES | {name: cores for name, (cores, _, _) in _GPU_MACHINES.items()}
 # "Optional GPU accelerators": counts on N1 machines of up to 8, of 16 and of 32 vCPUs.
 _OPTIONAL_GPUS = {
     "NVIDIA_TESLA_P100": ((1, 2, 4), (1, 2, 4), (2, 4)),
@@ -203,13 +181,7 @@ def check_quota(
 ) -> None:
     """Raise the service's error if a deployed model exceeds `world.quotas`, with `others` that have their part."""
     held = sum((demand(one) for one in others), Counter[str]())
-    exceeded = []
-    for metric, amount in sorted(demand(wanted).items()):
-        limit = world.quotas.get((project, region, metric), UNLIMITED)
-        if limit != UNLIMITED and held[metric] + amount > limit:
-            exceeded.append(metric)
-    if exceeded:
-        raise ServiceError(429, f"The following quota metrics exceed quota limits: {','.join(exceeded)}")
+    check_demand(world, demand(wanted), held, project, region)
 
 
 def demand(deployed: vertex.DeployedModel) -> Counter[str]:
@@ -224,7 +196,7 @@ def demand(deployed: vertex.DeployedModel) -> Counter[str]:
     machine = resources.machine_spec
     replicas = max(resources.max_replica_count, resources.min_replica_count)
     family = load().cpu_quotas.get(machine.machine_type.partition("-")[0], "cpus")
-    prefix = QUOTA_PREFIX + "preemptible_" * resources.spot
+    prefix = SERVING_PREFIX + "preemptible_" * resources.spot
     taken = Counter({prefix + ("cpus" if resources.spot else family): CORES[machine.machine_type] * replicas})
     row = load().accelerator(machine.accelerator_type.name) if machine.accelerator_type else None
     if row is not None and row.quota:

@@ -30,7 +30,7 @@ from tests.fakes.vertex.endpoint_checks import (
     failed_precondition,
 )
 from tests.fakes.vertex.operations import Operations
-from tests.fakes.vertex.shapes import check_display_name, check_labels, invalid, project_of
+from tests.fakes.vertex.shapes import check_display_name, check_labels, invalid, project_of, resource_of
 from tests.fakes.world import World
 
 ORDERS = ("display_name", "create_time", "update_time")
@@ -202,10 +202,7 @@ class EndpointService:
             return self._operations.start(endpoint.name, remove, vertex.DeleteOperationMetadata())
 
     def endpoint(self, name: str, caller: str, permission: str) -> vertex.Endpoint:
-        parent, _, identity = name.rpartition("/endpoints/")
-        project = project_of(self.world, parent, self.region)
-        self.world.require(caller, permission, f"projects/{project.id}")
-        full = f"projects/{project.number}/locations/{self.region}/endpoints/{identity}"
+        _, full = resource_of(self.world, self.region, name, "endpoints", caller, permission)
         if full not in self.endpoints:
             raise not_found(f"Endpoint {name}")
         return self.endpoints[full]

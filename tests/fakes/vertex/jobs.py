@@ -27,6 +27,7 @@ from tests.fakes.vertex.shapes import (
     check_object,
     invalid,
     project_of,
+    resource_of,
 )
 from tests.fakes.vertex.work import ScriptedWork, Work
 from tests.fakes.vertex.worker_pools import check_quota, check_worker_pools, demand
@@ -191,12 +192,9 @@ class JobService:
         return empty_pb2.Empty()
 
     def _named(self, name: str, caller: str, permission: str) -> vertex.CustomJob:
-        parent, _, identity = name.rpartition("/customJobs/")
-        project = project_of(self.world, parent, self.region)
-        self.world.require(caller, permission, f"projects/{project.id}")
-        if not identity.isdigit():
+        _, full = resource_of(self.world, self.region, name, "customJobs", caller, permission)
+        if not full.rpartition("/")[2].isdigit():
             raise invalid(f"Invalid CustomJob name: {name}.")
-        full = f"projects/{project.number}/locations/{self.region}/customJobs/{identity}"
         if full not in self.jobs:
             raise ServiceError(404, f"The CustomJob does not exist: {name}")
         return self.jobs[full]

@@ -21,6 +21,7 @@ from tests.fakes.vertex.shapes import (
     check_object,
     invalid,
     project_of,
+    resource_of,
 )
 from tests.fakes.world import World
 
@@ -126,10 +127,7 @@ class ModelService:
     def version(self, name: str, caller: str, permission: str) -> vertex.Model:
         """Return a version by its number or alias after @; by default the default version."""
         base, _, wanted = name.partition("@")
-        parent, _, identity = base.rpartition("/models/")
-        project = project_of(self.world, parent, self.region)
-        self.world.require(caller, permission, f"projects/{project.id}")
-        full = f"projects/{project.number}/locations/{self.region}/models/{identity}"
+        _, full = resource_of(self.world, self.region, base, "models", caller, permission)
         for version in self.models.get(full, []):
             if (wanted or "default") in (version.version_id, *version.version_aliases):
                 return version

@@ -19,7 +19,7 @@ from tests.fakes.vertex.jobs import JobService
 from tests.fakes.vertex.metadata import MetadataService
 from tests.fakes.vertex.pipeline_checks import check_pipeline_job
 from tests.fakes.vertex.script import Script
-from tests.fakes.vertex.shapes import project_of
+from tests.fakes.vertex.shapes import project_of, resource_of
 from tests.fakes.vertex.steps import ScriptedSteps, Steps
 from tests.fakes.world import World
 
@@ -129,10 +129,7 @@ class PipelineService:
             time.sleep(0.02)
 
     def _named(self, name: str, caller: str, permission: str) -> vertex.PipelineJob:
-        parent, _, identity = name.rpartition("/pipelineJobs/")
-        project = project_of(self.world, parent, self.region)
-        self.world.require(caller, permission, f"projects/{project.id}")
-        full = f"projects/{project.number}/locations/{self.region}/pipelineJobs/{identity}"
+        _, full = resource_of(self.world, self.region, name, "pipelineJobs", caller, permission)
         if full not in self.jobs:
             raise ServiceError(404, f"The PipelineJob does not exist: {name}")
         return self.jobs[full]

@@ -19,7 +19,7 @@ from tests.fakes.vertex.execution import PIPELINE_ENDED
 from tests.fakes.vertex.operations import Operations
 from tests.fakes.vertex.pipeline_checks import check_pipeline_job
 from tests.fakes.vertex.pipelines import PipelineService
-from tests.fakes.vertex.shapes import check_display_name, invalid, project_of
+from tests.fakes.vertex.shapes import check_display_name, invalid, project_of, resource_of
 from tests.fakes.vertex.stored import Stored
 from tests.fakes.world import Project, World
 
@@ -247,10 +247,8 @@ class ScheduleService:
         return self._operations.start(schedule.name, work)
 
     def _named(self, name: str, caller: str, right: str) -> tuple[Project, vertex.Schedule]:
-        parent, _, identity = name.rpartition("/schedules/")
-        project = project_of(self.world, parent, self.region)
-        self.world.require(caller, f"aiplatform.schedules.{right}", f"projects/{project.id}")
-        full = f"projects/{project.number}/locations/{self.region}/schedules/{identity}"
+        permission = f"aiplatform.schedules.{right}"
+        project, full = resource_of(self.world, self.region, name, "schedules", caller, permission)
         if full not in self.schedules:
             raise ServiceError(404, f"The Schedule does not exist: {name}")
         return project, self.schedules[full]

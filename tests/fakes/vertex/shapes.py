@@ -43,6 +43,16 @@ def project_of(world: World, parent: str, region: str) -> Project:
     return project
 
 
+def resource_of(
+    world: World, region: str, name: str, collection: str, caller: str, permission: str
+) -> tuple[Project, str]:
+    """Return the project and the full name of a resource in this region; the caller needs the permission."""
+    parent, _, identity = name.rpartition(f"/{collection}/")
+    project = project_of(world, parent, region)
+    world.require(caller, permission, f"projects/{project.id}")
+    return project, f"projects/{project.number}/locations/{region}/{collection}/{identity}"
+
+
 def check_display_name(name: str) -> None:
     if not name or len(name) > 128:
         raise invalid("The display_name must be 1 to 128 characters long.")

@@ -37,10 +37,15 @@ def check_worker_pools(spec: vertex.CustomJobSpec, region: str) -> None:
 
 def check_quota(world: World, spec: vertex.CustomJobSpec, project: str, region: str, running: Counter[str]) -> None:
     """Raise the service's error if the pools exceed `world.quotas`; `running` is the usage of other jobs."""
+    check_demand(world, demand(spec), running, project, region)
+
+
+def check_demand(world: World, wanted: Counter[str], held: Counter[str], project: str, region: str) -> None:
+    """Raise the service's error if what is `wanted`, besides what others have (`held`), exceeds `world.quotas`."""
     exceeded = []
-    for metric, wanted in sorted(demand(spec).items()):
+    for metric, amount in sorted(wanted.items()):
         limit = world.quotas.get((project, region, metric), UNLIMITED)
-        if limit != UNLIMITED and running[metric] + wanted > limit:
+        if limit != UNLIMITED and held[metric] + amount > limit:
             exceeded.append(metric)
     if exceeded:
         raise ServiceError(429, f"The following quota metrics exceed quota limits: {','.join(exceeded)}")
