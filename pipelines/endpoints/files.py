@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,15 +11,22 @@ from pydantic import ValidationError
 
 from slipway.components.cloud.connection import Connection
 from slipway.components.deploy.settings import Deployment, EndpointSettings
-from slipway.core.errors import UserError, nearest
+from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig, load, vertex_of
 from slipway.pipelines.config.errors import explain_validation
+from slipway.pipelines.config.files import Kind, check_configuration
 from slipway.pipelines.config.values import read_yaml
 from slipway.pipelines.endpoints.machines import ServingMachine, machine_of
 
 FOLDER = Path("configs/endpoints")
-NAME_PATTERN = r"^[a-z]([a-z0-9-]*[a-z0-9])?$"
-LONGEST_NAME = 50
+KIND = Kind(
+    name="endpoint",
+    setting="--endpoint",
+    docs="docs/endpoints.md",
+    pattern=r"^[a-z]([a-z0-9-]*[a-z0-9])?$",
+    longest=50,
+    allowed="lowercase letters, digits and hyphens, starting with a letter and ending with a letter or digit",
+)
 
 
 @dataclass(frozen=True)
@@ -54,18 +60,7 @@ def read_all(names: Sequence[str] = (), folder: Path = FOLDER) -> list[EndpointF
     Raises:
         UserError: A file is missing or invalid.
     """
-    paths = {path.stem: path for path in sorted(folder.glob("*.yaml"))} if folder.is_dir() else {}
-    if not paths:
-        raise UserError(
-            f"No endpoints found: {folder} contains no YAML files.",
-            setting="--endpoint",
-            value=names[0] if names else None,
-            fix=f"write {folder}/NAME.yaml; see docs/endpoints.md",
-        )
-    for name in names:
-        if name not in paths:
-            raise UserError.unknown("endpoint", name, paths, setting="--endpoint", fix=f"write {folder}/{name}.yaml")
-    return [read(paths[name]) for name in names or paths]
+    return [read(path) for path in KIND.paths(names, folder)]
 
 
 def read_one(name: str | None, folder: Path = FOLDER) -> EndpointFile:
@@ -74,8 +69,9 @@ def read_one(name: str | None, folder: Path = FOLDER) -> EndpointFile:
     Raises:
         UserError: A file is missing or invalid, or there are several.
     """
-    files = sorted(path.stem for path in folder.glob("*.yaml")) if folder.is_dir() else []
-    if name is None and len(files) > 1:
+    paths = KIND.paths(() if name is None else (name,), folder)
+    if len(paths) > 1:
+        files = [path.stem for path in paths]
         raise UserError(
             f"{folder} has {len(files)} endpoints.",
             setting="--endpoint",
@@ -83,7 +79,7 @@ def read_one(name: str | None, folder: Path = FOLDER) -> EndpointFile:
             allowed=", ".join(files),
             fix=f"--endpoint {files[0]}",
         )
-    return read_all(() if name is None else (name,), folder)[0]
+    return read(paths[0])
 
 
 def read(path: Path) -> EndpointFile:
@@ -92,7 +88,7 @@ def read(path: Path) -> EndpointFile:
     Raises:
         UserError: The file or the run's configuration is invalid.
     """
-    _check_name(path)
+    KIND.check_name(path)
     values = read_yaml(path)
     try:
         settings = EndpointSettings.model_validate(values)
@@ -101,15 +97,7 @@ def read(path: Path) -> EndpointFile:
         raise _in_file(explain_validation(EndpointSettings, error, str(path), values), path) from None
     except UserError as error:
         raise _in_file(error, path) from None
-    if not settings.configuration.is_file():
-        raise UserError(
-            f"{path}: configuration {settings.configuration} does not exist.",
-            setting="configuration",
-            value=str(settings.configuration),
-            allowed="the path of a run configuration, relative to the working directory",
-            nearest=nearest(str(settings.configuration), map(str, Path("configs").glob("*.yaml"))),
-            fix=f"correct configuration in {path}",
-        )
+    check_configuration(settings.configuration, path)
     config = load(settings.configuration, settings.set)
     vertex = vertex_of(config)
     deployment = Deployment(
@@ -151,16 +139,3 @@ def _in_file(problem: UserError, path: Path) -> UserError:
     if problem.fix is None or str(problem.fix).startswith("--set"):
         problem.fix = f"{problem.setting}: {problem.nearest or 'VALUE'} in {path}"
     return problem
-
-
-def _check_name(path: Path) -> None:
-    if re.match(NAME_PATTERN, path.stem) is None or len(path.stem) > LONGEST_NAME:
-        raise UserError(
-            f"{path.stem!r} is not a valid endpoint name.",
-            setting="--endpoint",
-            value=path.stem,
-            allowed=f"lowercase letters, digits and hyphens, starting with a letter and ending with a letter or digit; "
-            f"at most {LONGEST_NAME} characters",
-            nearest=re.sub(r"[^a-z0-9-]+", "-", path.stem.lower()).strip("-0123456789") or None,
-            fix=f"rename {path}",
-        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,14 +13,21 @@ from pydantic import ValidationError
 from slipway.core.errors import UserError, nearest
 from slipway.pipelines.config.config import RunConfig, load, vertex_of
 from slipway.pipelines.config.errors import explain_validation
+from slipway.pipelines.config.files import Kind, check_configuration
 from slipway.pipelines.config.schedule import ScheduleSettings
 from slipway.pipelines.config.values import read_yaml
 from slipway.pipelines.parameters import is_parameter
 from slipway.pipelines.schedules.cron import Cron, parse
 
 FOLDER = Path("configs/schedules")
-NAME_PATTERN = r"^[a-z][a-z0-9-]*$"
-LONGEST_NAME = 100
+KIND = Kind(
+    name="schedule",
+    setting="NAME",
+    docs="docs/schedules.md",
+    pattern=r"^[a-z][a-z0-9-]*$",
+    longest=100,
+    allowed="lowercase letters, digits and hyphens, starting with a letter",
+)
 
 
 @dataclass(frozen=True)
@@ -68,18 +74,7 @@ def read_all(names: Sequence[str] = (), folder: Path = FOLDER) -> list[ScheduleF
     Raises:
         UserError: A file is missing or invalid.
     """
-    paths = {path.stem: path for path in sorted(folder.glob("*.yaml"))} if folder.is_dir() else {}
-    if not paths:
-        raise UserError(
-            f"No schedules found: {folder} contains no YAML files.",
-            setting="NAME",
-            value=names[0] if names else None,
-            fix=f"write {folder}/NAME.yaml; see docs/schedules.md",
-        )
-    for name in names:
-        if name not in paths:
-            raise UserError.unknown("schedule", name, paths, setting="NAME", fix=f"write {folder}/{name}.yaml")
-    return [read(paths[name]) for name in names or paths]
+    return [read(path) for path in KIND.paths(names, folder)]
 
 
 def read(path: Path) -> ScheduleFile:
@@ -88,7 +83,7 @@ def read(path: Path) -> ScheduleFile:
     Raises:
         UserError: The file or the run's configuration is invalid.
     """
-    _check_name(path)
+    KIND.check_name(path)
     settings = _settings(path)
     try:
         cron = parse(settings.cron, "cron")
@@ -104,15 +99,7 @@ def read(path: Path) -> ScheduleFile:
             allowed=f"a time before end, {end.isoformat()}",
             fix=f"correct start or end in {path}",
         )
-    if not settings.configuration.is_file():
-        raise UserError(
-            f"{path}: configuration {settings.configuration} does not exist.",
-            setting="configuration",
-            value=str(settings.configuration),
-            allowed="the path of a run configuration, relative to the working directory",
-            nearest=nearest(str(settings.configuration), map(str, Path("configs").glob("*.yaml"))),
-            fix=f"correct configuration in {path}",
-        )
+    check_configuration(settings.configuration, path)
     config = load(settings.configuration, settings.set, settings.hardware)
     vertex_of(config)
     return ScheduleFile(path, settings, config, _defaults(settings, config), cron, zone, start, end)
@@ -135,18 +122,6 @@ def _settings(path: Path) -> ScheduleSettings:
         if str(problem.fix).startswith("--set"):  # valid for run configurations only
             problem.fix = f"{problem.setting}: {problem.nearest or 'VALUE'} in {path}"
         raise problem from None
-
-
-def _check_name(path: Path) -> None:
-    if re.match(NAME_PATTERN, path.stem) is None or len(path.stem) > LONGEST_NAME:
-        raise UserError(
-            f"{path.stem!r} is not a valid schedule name.",
-            setting="NAME",
-            value=path.stem,
-            allowed=f"lowercase letters, digits and hyphens, starting with a letter; at most {LONGEST_NAME} characters",
-            nearest=re.sub(r"[^a-z0-9-]+", "-", path.stem.lower()).strip("-0123456789") or None,
-            fix=f"rename {path}",
-        )
 
 
 def _zone(name: str, path: Path) -> ZoneInfo:
