@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import click
 import typer
@@ -18,6 +18,7 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from slipway.core.errors import UserError, system_error
+from slipway.core.values import JsonObject
 from slipway.trainer.engines.installed import missing_extra
 
 console = Console()
@@ -31,6 +32,17 @@ EXIT_INTERRUPTED = 130
 
 JSON_OPTION = "--json"
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
+
+
+class Described(Protocol):
+    """A result that is shown as lines, or as JSON."""
+
+    def lines(self) -> list[str]:
+        """Return the lines of output."""
+
+    def as_dict(self) -> JsonObject:
+        """Return it as JSON."""
+
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -132,6 +144,34 @@ def say(line: str) -> None:
 def is_terminal() -> bool:
     """Return whether stdin is a terminal."""
     return sys.stdin.isatty()
+
+
+def confirm_deletion(question: str) -> None:
+    """Ask before something is deleted.
+
+    Raises:
+        UserError: stdin is not a terminal.
+        typer.Exit: The answer is no.
+    """
+    if not is_terminal():
+        raise UserError(
+            "Deleting requires confirmation, and stdin is not a terminal.",
+            setting="--yes",
+            value=False,
+            fix="--yes",
+        )
+    if not typer.confirm(question, err=True):
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def print_results(results: Sequence[Described], *, as_json: bool) -> None:
+    """Print the lines of results, such as differences or actions, or all of them as JSON."""
+    if as_json:
+        sys.stdout.write(json.dumps([result.as_dict() for result in results], indent=2) + "\n")
+        return
+    for result in results:
+        for line in result.lines():
+            console.print(escape(line), highlight=False, soft_wrap=True)
 
 
 def command_group(description: str) -> typer.Typer:

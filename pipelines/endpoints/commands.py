@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from slipway.core.errors import UserError
 from slipway.pipelines.cli.options import Json
 from slipway.pipelines.cli.terminal import (
     EXIT_INTERRUPTED,
     EXIT_REJECTED,
     command_group,
+    confirm_deletion,
     console,
-    is_terminal,
+    print_results,
     say,
     user_errors,
 )
@@ -77,7 +77,7 @@ def diff(name: Name = None, as_json: Json = False) -> None:
     """Compare the endpoints on Vertex AI with the files, field by field."""
     from slipway.pipelines.endpoints import operations
 
-    _print(operations.compare(_names(name)), as_json=as_json)
+    print_results(operations.compare(_names(name)), as_json=as_json)
 
 
 @app.command()
@@ -86,7 +86,7 @@ def apply(name: Name = None, as_json: Json = False) -> None:
     """Create or change the endpoints on Vertex AI to match the files; slipway deploy deploys the models."""
     from slipway.pipelines.endpoints import operations
 
-    _print(operations.apply(_names(name), say), as_json=as_json)
+    print_results(operations.apply(_names(name), say), as_json=as_json)
 
 
 @app.command(name="list")
@@ -107,7 +107,7 @@ def show(name: Name = None, as_json: Json = False) -> None:
     results = operations.compare(_names(name))
     _table(results, as_json=as_json)
     if not as_json:
-        _print(results, as_json=False)
+        print_results(results, as_json=False)
 
 
 @app.command()
@@ -124,36 +124,18 @@ def delete(
     for model in result.models():
         say(f"{name}: {model['version']} with {model['traffic']}% of the traffic")
     if result.endpoint is not None and not yes:
-        if not is_terminal():
-            raise UserError(
-                "Deleting requires confirmation, and stdin is not a terminal.",
-                setting="--yes",
-                value=False,
-                fix="--yes",
-            )
-        if not typer.confirm(f"Delete the endpoint {name}?", err=True):
-            raise typer.Exit(EXIT_INTERRUPTED)
-    _print(operations.delete([(file, result)], say), as_json=as_json)
+        confirm_deletion(f"Delete the endpoint {name}?")
+    print_results(operations.delete([(file, result)], say), as_json=as_json)
 
 
 def _names(name: str | None) -> tuple[str, ...]:
     return () if name is None else (name,)
 
 
-def _print(results: list[Result], *, as_json: bool) -> None:
-    """Print each endpoint's differences or actions."""
-    if as_json:
-        sys.stdout.write(json.dumps([result.as_dict() for result in results], indent=2) + "\n")
-        return
-    for result in results:
-        for line in result.lines():
-            console.print(escape(line), highlight=False, soft_wrap=True)
-
-
 def _table(results: list[Result], *, as_json: bool) -> None:
     """Print one line per deployed model."""
     if as_json:
-        _print(results, as_json=True)
+        print_results(results, as_json=True)
         return
     from rich.table import Table
 

@@ -180,7 +180,7 @@ def test_delete_asks_for_confirmation(
 ) -> None:
     write()
     slipway("schedule", "apply")
-    monkeypatch.setattr("slipway.pipelines.schedules.commands.is_terminal", lambda: True)
+    monkeypatch.setattr("slipway.pipelines.cli.terminal.is_terminal", lambda: True)
     answers = iter([False, True])
     monkeypatch.setattr("typer.confirm", lambda *_, **__: next(answers))
     assert slipway("schedule", "delete").exit_code == 130
