@@ -61,17 +61,9 @@ class Client:
     def get(self) -> vertex.Endpoint:
         return self.endpoints.get_endpoint(name=ENDPOINT)
 
-    def deploy(
-        self,
-        identity: str = "",
-        traffic: dict[str, int] | None = None,
-        *,
-        model: str = "digits",
-        resources: dict[str, Any] | None = None,
-        **fields: Any,
-    ) -> Any:
-        """Deploy a model; return the operation, done."""
-        return self.done(self.start_deploying(identity, traffic, model=model, resources=resources, **fields))
+    def deploy(self, *arguments: Any, **options: Any) -> Any:
+        """Deploy a model as `start_deploying` does; return the operation, done."""
+        return self.done(self.start_deploying(*arguments, **options))
 
     def start_deploying(
         self,
