@@ -167,6 +167,11 @@ class Service:
 
         return int(wait_for(saved, seconds=240))
 
+    def wait_for_retry(self, job: str, name: str) -> int:
+        """Wait until the service retries a job; return the step of the last checkpoint, which the first try saved."""
+        wait_for(lambda: self.client.get_custom_job(name=job) and self.lines(job, "service"), seconds=240)
+        return pointed_step(self.output(name) / "checkpoints") or 0
+
     def lines(self, job: str, replica: str) -> list[str]:
         identity = job.rpartition("/")[2]
         labels = [(entry, entry["resource"]["labels"]) for entry in self.google.log.entries]
@@ -191,9 +196,10 @@ def test_a_job_of_which_one_replica_is_lost_and_one_preempted_ends_with_the_undi
     assert undisturbed.state.name == "JOB_STATE_SUCCEEDED", undisturbed.error
 
     job = service.submit("disturbed")
-    saved = service.wait_for_checkpoint(job, "disturbed", 0)
+    service.wait_for_checkpoint(job, "disturbed", 0)
     service.google.region.jobs.lose(job, "workerpool1-1", noticed_after=60.0)
-    saved = service.wait_for_checkpoint(job, "disturbed", saved)
+    saved = service.wait_for_retry(job, "disturbed")
+    service.wait_for_checkpoint(job, "disturbed", saved)
     preempted = [machine.child for machine in service.machines.started if machine.child.name == "workerpool1-0"][-1]
     preempted.signal(signal.SIGTERM)
     ended = service.end(job)
