@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-PlatformName = Literal["local", "vertex", "kubeflow"]
+PlatformName = Literal["local", "vertex", "kubeflow", "tpu"]
 PLATFORMS: tuple[PlatformName, ...] = get_args(PlatformName)
+# The platforms whose steps run on this machine.
+HERE: tuple[PlatformName, ...] = ("local", "tpu")
 Role = Literal["steps", "trainer", "evaluation"]
 
 
@@ -71,7 +73,7 @@ STEPS: Mapping[str, Step] = {
             "build_image",
             "building the image",
             outputs=("Output",),
-            tasks={"local": (), "vertex": (Task("build-image"),)},
+            tasks={"local": (), "vertex": (Task("build-image"),), "tpu": ()},
         ),
         Step(
             "setup_access",
@@ -101,6 +103,7 @@ STEPS: Mapping[str, Step] = {
                 # The custom job restarts its own replicas.
                 "vertex": (Task("custom-training-job", image="trainer", retried=False), Task("collect-model")),
                 "kubeflow": (_TRAIN,),
+                "tpu": (Task("train-on-tpu"),),
             },
             starts_machines=True,
         ),
@@ -112,6 +115,7 @@ STEPS: Mapping[str, Step] = {
                 "local": (_EVALUATE,),
                 "vertex": (Task("find-champion", concurrent=True), _EVALUATE),
                 "kubeflow": (Task("find-champion-folder", concurrent=True), _EVALUATE),
+                "tpu": (_EVALUATE,),
             },
         ),
         Step(
@@ -122,6 +126,7 @@ STEPS: Mapping[str, Step] = {
                 "local": (_REGISTER_MODEL,),
                 "vertex": (Task("register-version"),),
                 "kubeflow": (_REGISTER_MODEL,),
+                "tpu": (_REGISTER_MODEL,),
             },
         ),
         Step(

@@ -71,6 +71,10 @@ class BuildSettings(Settings):
         "not allow the project to build there.",
     )
 
+    def place(self, region: str, project: str) -> str:
+        """Return the repository as host/path."""
+        return self.repository if "/" in self.repository else f"{region}-docker.pkg.dev/{project}/{self.repository}"
+
 
 class ContainerSettings(Settings):
     """Images for `--runner docker`."""

@@ -55,6 +55,51 @@ def train(
 
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)
+def train_on_tpu(
+    worker_pool_specs: list,  # type: ignore[type-arg]
+    output: str,
+    request: str,
+    restarts: str,
+    model: Output[Model],
+    metrics: Output[Metrics],
+    dataset: Input[Dataset] = None,
+) -> None:
+    """Run the worker pool on a Cloud TPU, which is requested and deleted; this step only watches it.
+
+    Args:
+        worker_pool_specs: The output of plan_training: one pool.
+        output: The folder of the training in the run's folder on this machine.
+        request: TpuRequest as JSON.
+        restarts: RestartSettings as JSON.
+        model: The trained model.
+        metrics: Its metrics on the validation split.
+        dataset: The prepared data set, which is copied to the bucket; None if there is none.
+    """
+    from dataclasses import asdict
+    from pathlib import Path
+
+    from slipway.components.inputs import read
+    from slipway.components.step import step
+    from slipway.components.train.result import publish
+    from slipway.components.train.tpu.job import train_on_tpu as work
+    from slipway.components.train.tpu.settings import TpuRequest
+    from slipway.core.values import whole_numbers, write_metadata
+    from slipway.trainer.config import RestartSettings
+
+    with step("train") as outcome:
+        restarted = work(
+            read(TpuRequest, "tpu", request),
+            whole_numbers(worker_pool_specs)[0],
+            Path(output),
+            Path(dataset.path) if dataset else None,
+            read(RestartSettings, "train.restarts", restarts),
+        )
+        outcome.outputs = {"data": dataset.uri if dataset else None, **publish(output, model, metrics)}
+        outcome.outputs["restarts"] = [asdict(restart) for restart in restarted]
+        write_metadata(metrics)
+
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
 def collect_model(job: str, output: str, model: Output[Model], metrics: Output[Metrics]) -> str:
     """Publish the model in a custom job's base output directory (a gs:// URI); return the model's URI.
 

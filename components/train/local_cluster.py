@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TextIO
 
 from slipway.components.step import WorkFailed, raise_if_terminated, termination_deferred, termination_requested
-from slipway.components.train.restarts import Restart, Restarts
+from slipway.components.train.restarts import Ended, Restart, Restarts
 from slipway.components.worker_pools import Replica, WorkerPool, cluster_environment, count_processes, replicas_of
 from slipway.core import events
 from slipway.core.exit_codes import LOCAL_CLUSTER_VARIABLE
@@ -63,7 +63,7 @@ def run_local_cluster(
         while True:
             workers, failed = _try(worker_pool_specs, output, virtual_devices, rehearsed, log)
             if not failed or rehearsed.is_file():  # the chief's end lets the others fail
-                _check_same_weights(workers)
+                check_same_weights(workers)
                 return policy.done
             raise_if_terminated()  # the signal may have been sent to this process as well
             restart = policy.next(workers, failed)
@@ -129,7 +129,7 @@ def _environment(replica: Replica, replicas: list[Replica], output: Path, virtua
     return environment
 
 
-def _check_same_weights(workers: Sequence[Child]) -> None:
+def check_same_weights(workers: Sequence[Ended]) -> None:
     """Raise WorkFailed if the replicas report different weight checksums."""
     said = {worker.name: found[-1] for worker in workers if (found := CHECKSUM.findall("\n".join(worker.tail)))}
     if len(set(said.values())) > 1:

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Protocol
 
 from slipway.components.step import WorkFailed
 from slipway.core import exit_codes
 from slipway.core.errors import ERROR_PREFIX, UserError
-from slipway.core.supervision import Child
 from slipway.trainer.checkpoint.store import pointed_step
 from slipway.trainer.config import RestartSettings
 from slipway.trainer.distributed.signals import ASKED_TO_STOP
@@ -32,6 +32,17 @@ class Restart:
     waited_seconds: float
 
 
+class Ended(Protocol):
+    """What is known of a replica's process that has ended."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def status(self) -> int: ...
+    @property
+    def tail(self) -> Iterable[str]: ...
+
+
 class Restarts:
     """The restarts of one job. Each replica may cause at most `settings.at_most`."""
 
@@ -41,12 +52,13 @@ class Restarts:
         self._by_replica: Counter[str] = Counter()
         self._without_progress = 0
 
-    def next(self, workers: Sequence[Child], failed: Sequence[Child]) -> Restart:
+    def next(self, workers: Sequence[Ended], failed: Sequence[Ended], how: str | None = None) -> Restart:
         """Return the restart to make after a failed attempt.
 
         Args:
             workers: All replicas; none is running.
             failed: Those that failed by themselves, earliest first.
+            how: What happened to them, as a verb phrase; None: what their exit statuses say.
 
         Raises:
             UserError: A replica reported a user error.
@@ -57,7 +69,7 @@ class Restarts:
                 raise mistake
         cause = min(failed, key=_innocence)
         trace = last_traceback(cause.tail)
-        how = exit_codes.describe(cause.status)
+        how = how or exit_codes.describe(cause.status)
         if trace and not exit_codes.can_restart(cause.status):
             how += f": {trace[-1]}"
         self._by_replica[cause.name] += 1
@@ -83,7 +95,7 @@ class Restarts:
         )
 
 
-def _innocence(worker: Child) -> tuple[int, bool, bool]:
+def _innocence(worker: Ended) -> tuple[int, bool, bool]:
     """Rank how likely another replica caused this one's failure.
 
     Of equal exit statuses, the replica that received the signal itself is the cause, or the one with a traceback.

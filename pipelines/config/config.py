@@ -21,6 +21,7 @@ from slipway.components.evaluate.gate import EvaluateSettings
 from slipway.components.notify.settings import NotifySettings
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.register_model.registry import RegisterSettings
+from slipway.components.train.tpu.settings import TpuSettings
 from slipway.core.errors import UserError
 from slipway.core.manifest import TaskName
 from slipway.pipelines.config.errors import explain_validation
@@ -156,8 +157,7 @@ class VertexSettings(Settings):
     @property
     def image_repository(self) -> str:
         """The repository for built images: host/path."""
-        repository = self.build.repository
-        return repository if "/" in repository else f"{self.region}-docker.pkg.dev/{self.project}/{repository}"
+        return self.build.place(self.region, self.project)
 
     @property
     def connection(self) -> Connection:
@@ -213,6 +213,7 @@ class RunConfig(Settings):
     kubeflow: KubeflowSettings | None = Field(
         default=None, description="A Kubeflow cluster; required for `--target kubeflow`."
     )
+    tpu: TpuSettings | None = Field(default=None, description="Cloud TPU VMs; required for `--target tpu`.")
     build: ContentSettings = Field(default=ContentSettings(), description="What your project adds to the images.")
     containers: ContainerSettings = Field(
         default=ContainerSettings(), description="Images for local runs with `--runner docker`."

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
+from slipway.pipelines.table import HERE
+
 if TYPE_CHECKING:
     from slipway.pipelines.config.config import RunConfig
     from slipway.pipelines.runs.record import RunFolder, RunRecord, Watcher
@@ -44,7 +46,7 @@ class Remote(Protocol):
 
 
 def remote(platform: str) -> Remote | None:
-    """Return the commands of a platform; None for the local one."""
-    if platform == "local":
+    """Return the commands of a platform; None for those whose steps run on this machine."""
+    if platform in HERE:
         return None
     return cast("Remote", importlib.import_module(f"slipway.pipelines.platforms.{platform}.commands"))

@@ -157,6 +157,21 @@ def request_delete(connection: Connection, zone: str, name: str) -> None:
             raise refusal(error, connection, f"delete the TPU {name} in {zone}") from error
 
 
+def node_state(connection: Connection, zone: str, name: str) -> str:
+    """Return the state of the TPU that a queued resource has, "" if there is none or the service does not say.
+
+    Raises:
+        UserError: It cannot be read.
+    """
+    request = _api(connection).nodes().get(name=f"{_parent(connection, zone)}/nodes/{name}")
+    try:
+        return str(retried(request.execute).get("state", ""))
+    except Exception as error:
+        if is_absent(error):
+            return ""
+        raise refusal(error, connection, f"read the TPU {name} in {zone}") from error
+
+
 def failure(status: JsonObject) -> str:
     """Return the text of a google.rpc.Status, "" if there is none."""
     return str(status.get("message") or status or "").strip().rstrip(".")

@@ -1,0 +1,113 @@
+"""Copies between a folder and a folder of the bucket. Both directions skip files that are already the same."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slipway.components.cloud.connection import Connection
+from slipway.components.cloud.refusals import is_absent, refusal
+from slipway.components.cloud.retries import retried
+from slipway.components.step import raise_if_terminated
+from slipway.core import events
+
+# Files copied at the same time; more do not raise the throughput of one machine much.
+AT_ONCE = 8
+SECONDS = 300
+
+
+@dataclass(frozen=True)
+class BucketFolder:
+    """The folder `path` of `bucket` (without gs://)."""
+
+    connection: Connection
+    bucket: str
+    path: str
+
+    @property
+    def uri(self) -> str:
+        """Its gs:// URI."""
+        return f"gs://{self.bucket}/{self.path}"
+
+    def below(self, name: str) -> BucketFolder:
+        """Return the folder `name` in it."""
+        return BucketFolder(self.connection, self.bucket, f"{self.path}/{name}")
+
+    def names(self, prefix: str = "", after: str = "") -> list[str]:
+        """Return the sorted names of the files that begin with `prefix` and sort after the name `after`."""
+        start = f"{self.path}/{after}" if after else None
+        found = [blob.name.removeprefix(f"{self.path}/") for blob in self._listed(prefix, start)]
+        return sorted(name for name in found if name > after)
+
+    def read(self, name: str) -> bytes | None:
+        """Return a file's content, or None if there is no such file."""
+        try:
+            return bytes(retried(lambda: self._blob(name).download_as_bytes(timeout=SECONDS)))
+        except Exception as error:
+            if is_absent(error):
+                return None
+            raise refusal(error, self.connection, f"read {self.uri}/{name}") from error
+
+    def upload(self, folder: Path) -> None:
+        """Copy the files of a folder that are not there yet, and report the progress; manifest.json comes last."""
+        there = {blob.name: blob.md5_hash for blob in self._listed()}
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        marked = [path for path in files if path.name == "manifest.json"]
+
+        def copy(path: Path) -> None:
+            name = path.relative_to(folder).as_posix()
+            if there.get(f"{self.path}/{name}") != _md5(path):
+                retried(lambda: self._blob(name).upload_from_filename(str(path), timeout=SECONDS))
+
+        self._each(copy, [path for path in files if path not in marked], f"copying the data set to {self.uri}")
+        self._each(copy, marked, "")
+
+    def download(self, folder: Path) -> None:
+        """Copy all files to a folder, each of them atomically."""
+
+        def copy(blob: Any) -> None:
+            path = folder / blob.name.removeprefix(f"{self.path}/")
+            if path.is_file() and _md5(path) == blob.md5_hash:
+                return
+            path.parent.mkdir(parents=True, exist_ok=True)
+            beside = path.with_name(f".{path.name}.copy")
+            retried(lambda: blob.download_to_filename(str(beside), timeout=SECONDS))
+            beside.replace(path)
+
+        blobs = [blob for blob in self._listed() if not blob.name.endswith("/")]
+        self._each(copy, blobs, f"copying {self.uri}")
+
+    def _each(self, copy: Any, things: Iterable[Any], what: str) -> None:
+        things = list(things)
+        if what and things:
+            events.phase(what)
+        try:
+            with ThreadPoolExecutor(AT_ONCE) as pool:
+                for done, _ in enumerate(pool.map(copy, things), 1):
+                    if what:
+                        events.progress(done, len(things), "files")
+                    raise_if_terminated()
+        except Exception as error:
+            raise refusal(error, self.connection, f"copy to or from {self.uri}") from error
+
+    def _blob(self, name: str) -> Any:
+        return self.connection.storage.bucket(self.bucket).blob(f"{self.path}/{name}")
+
+    def _listed(self, prefix: str = "", start: str | None = None) -> list[Any]:
+        bucket = self.connection.storage
+        try:
+            return retried(
+                lambda: list(bucket.list_blobs(self.bucket, prefix=f"{self.path}/{prefix}", start_offset=start))
+            )
+        except Exception as error:
+            raise refusal(error, self.connection, f"list {self.uri}") from error
+
+
+def _md5(path: Path) -> str:
+    with path.open("rb") as file:
+        return base64.b64encode(hashlib.file_digest(file, "md5").digest()).decode()

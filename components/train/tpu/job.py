@@ -1,0 +1,425 @@
+"""Train on a Cloud TPU: request it, wait for it, watch it, request it again after a preemption, delete it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TextIO
+
+from slipway.components.cloud.retries import is_out_of_quota, is_transient, paced
+from slipway.components.step import raise_if_terminated, termination_deferred
+from slipway.components.train.local_cluster import check_same_weights
+from slipway.components.train.restarts import Restart, Restarts
+from slipway.components.train.tpu import service
+from slipway.components.train.tpu.bucket import BucketFolder
+from slipway.components.train.tpu.lease import Holder, Lease
+from slipway.components.train.tpu.settings import TpuRequest
+from slipway.components.train.tpu.startup import HOSTS, Startup
+from slipway.components.worker_pools import Container, WorkerPool
+from slipway.core import events, manifest
+from slipway.core.errors import UserError
+from slipway.core.exit_codes import STOPPED, UNAVAILABLE
+from slipway.core.paths import DATA_VARIABLE
+from slipway.core.supervision import KEPT_LINES
+from slipway.core.values import JsonObject
+from slipway.trainer.checkpoint.store import POINTER
+from slipway.trainer.config import RestartSettings
+from slipway.trainer.distributed.cluster import slice_hosts
+
+POLL_SECONDS = 5.0
+# How long the other hosts have to end after the first one failed.
+GRACE_SECONDS = 60.0
+LONGEST_NAME = 63
+SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+STATES = {
+    "CREATING": "being created",
+    "ACCEPTED": "accepted",
+    "WAITING_FOR_RESOURCES": "waiting for capacity",
+    "PROVISIONING": "provisioning",
+    "ACTIVE": "active",
+    "SUSPENDING": "being preempted",
+    "SUSPENDED": "preempted",
+    "FAILED": "failed",
+    "DELETING": "being deleted",
+}
+LOST_NODES = ("PREEMPTED", "TERMINATED", "STOPPED", "STOPPING", "DELETING", "HIDDEN")
+# The last words of a host, from `startup.sh`.
+DELETING, TIME_OVER, FAILED = "slipway: deleting this TPU: ", "its time is over", "slipway: failed: "
+
+
+@dataclass
+class Host:
+    """A host of the TPU: the end of its log, and the exit status of its container; -1 if it has not ended."""
+
+    name: str
+    status: int = -1
+    last_part: str = ""
+    tail: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
+
+
+@dataclass
+class Loss:
+    """Why a TPU can no longer be used, as a verb phrase, and whether another request may help."""
+
+    how: str
+    again: bool = True
+
+
+def train_on_tpu(
+    request: TpuRequest,
+    pool: WorkerPool,
+    output: Path,
+    dataset: Path | None,
+    restarts: RestartSettings,
+    log: TextIO = sys.stdout,
+) -> list[Restart]:
+    """Train on a TPU, which is deleted whatever happens, and copy the model to `output`.
+
+    Args:
+        request: What to request.
+        pool: The worker pool with its container.
+        output: The training's folder in the run's folder, whose name is the run's id. Checkpoints stay in the bucket.
+        dataset: The prepared data set on this machine; None if there is none.
+        restarts: Limit and backoff of requests after a preemption or a lost host.
+        log: Receives the output of all hosts, each line prefixed with the host's name.
+
+    Returns:
+        The restarts.
+
+    Raises:
+        UserError: The service refuses the request, no zone has capacity, or the trainer reported a user error.
+        WorkFailed: The training failed, or the TPU was lost too often.
+    """
+    job = _Job(request, pool["container_spec"], output, log)
+    policy = Restarts(restarts, output / "checkpoints")
+    with termination_deferred():
+        left = job.lease.take()
+        with job.lease:
+            try:
+                job.current = left
+                job.delete()
+                job.delete_expired()
+                if dataset is not None:
+                    job.copy_data(dataset)
+                while True:
+                    loss = job.request() or job.watch()
+                    failed = [host for host in job.hosts if host.status > 0]
+                    if loss is None and not failed:
+                        break
+                    job.delete()
+                    job.wait(job.next_restart(policy, loss, failed))
+                check_same_weights(job.hosts)
+                for name in ("model", "logs"):
+                    job.folder.below(name).download(output / name)
+            finally:
+                job.delete()
+                job.lease.release()
+    return policy.done
+
+
+class _Job:
+    """The training of one run. `current` is the queued resource that it requested last."""
+
+    def __init__(self, request: TpuRequest, container: Container, output: Path, log: TextIO) -> None:
+        self.request_, self.settings, self.container = request, request.settings, container
+        self.connection = self.settings.connection
+        self.run_id = output.parent.name
+        self.bucket = self.settings.bucket.removeprefix("gs://")
+        self.folder = BucketFolder(self.connection, self.bucket, f"runs/{self.run_id}")
+        self.lease_seconds = 60 * self.settings.lease
+        self.lease = Lease(
+            self.connection, self.bucket, f"{self.folder.path}/lease", output / "launcher", self.lease_seconds
+        )
+        self.current = Holder()
+        self.hosts: list[Host] = []
+        self._output, self._log = output, log
+
+    @property
+    def name(self) -> str:
+        """The name of the current queued resource."""
+        return self.current.holder
+
+    def copy_data(self, dataset: Path) -> None:
+        """Copy the data set to the bucket, unless it is there, and let the container read it there."""
+        there = BucketFolder(self.connection, self.bucket, f"data/{manifest.read(dataset).fingerprint}")
+        there.upload(dataset)
+        self.container = _reading(self.container, there.uri)
+
+    def delete_expired(self) -> None:
+        """Delete this user's requests of any run that failed or expired: they count against the quota."""
+        for found in service.listed(self.connection, list(self.settings.zones)):
+            if found.is_expired and found.labels.get(service.OWNER_LABEL) == service.owner():
+                self._say(f"deleting the queued resource {found.name} of an earlier run: {STATES[found.state]}")
+                service.request_delete(self.connection, found.zone, found.name)
+
+    def request(self) -> Loss | None:
+        """Request a TPU in one zone after the other until one is active.
+
+        Raises:
+            UserError: The service refuses the request, or no zone has capacity.
+        """
+        refused = []
+        for zone in self.settings.zones:
+            attempt = self.current.attempt + 1
+            self.current = Holder(_name(self.run_id, attempt), zone, attempt)
+            self.hosts = [Host(_host_name(number, self._count)) for number in range(self._count)]
+            created = self.lease.hold(self.current).timestamp()
+            try:
+                service.create(self.connection, zone, self.name, self._body(created))
+                reason = self._until_active()
+            except UserError as error:
+                if error.__cause__ is None or not is_out_of_quota(error.__cause__):
+                    raise
+                reason = error.message
+            if not reason:
+                return None
+            self._say(f"no TPU in {zone}: {reason}")
+            refused.append(f"{zone}: {reason}")
+            self.delete()
+        raise UserError(
+            f"No zone has a TPU for this run. {'; '.join(refused)}.",
+            setting="tpu.zones",
+            value=", ".join(self.settings.zones),
+            fix=f"slipway run --resume {self.run_id}, later; or with --set tpu.zones=[…] or a larger tpu.valid_for",
+        )
+
+    def _until_active(self) -> str:
+        """Wait until the TPU is active; return "", or why it never will be."""
+        while True:
+            found = self._look()
+            if found is None:
+                return "the request was deleted, but not by this command"
+            if found.state == service.FAILED:
+                return found.error or "the request failed"
+            if found.state in service.SUSPENDED:
+                return f"the request is {STATES[found.state]}"
+            if found.state == "ACTIVE":
+                return ""
+
+    def watch(self) -> Loss | None:
+        """Copy the hosts' output to the log until all of them have ended; return why the TPU was lost, if it was."""
+        events.phase(f"training on {self.name}")
+        since = 0.0
+        while True:
+            gone = self._loss()
+            self._read_hosts()  # after the look, so that nothing that was written before the loss is missed
+            if all(host.status >= 0 for host in self.hosts):
+                return None
+            if gone is not None:
+                return self._explained(gone)
+            if any(host.status > 0 for host in self.hosts):
+                since = since or time.monotonic()
+                if time.monotonic() - since > paced(GRACE_SECONDS):
+                    return None
+
+    def _loss(self) -> Loss | None:
+        found = self._look()
+        if found is None:
+            return Loss("was deleted", again=False)
+        if found.state != "ACTIVE":
+            return Loss("was preempted" if found.state in service.SUSPENDED else STATES.get(found.state, found.state))
+        state = service.node_state(self.connection, self.current.zone, self.name)
+        if state in LOST_NODES:
+            return Loss("was preempted" if state == "PREEMPTED" else f"was lost (its state is {state})")
+        return None
+
+    def _explained(self, loss: Loss) -> Loss:
+        """Return a loss with the reason for which a host deleted the TPU.
+
+        Raises:
+            UserError: The TPU's time is over, or somebody else deleted it.
+        """
+        if loss.again:
+            return loss
+        said = [line.removeprefix(DELETING) for host in self.hosts for line in host.tail if line.startswith(DELETING)]
+        if TIME_OVER in said:
+            raise UserError(
+                f"The machines of the TPU {self.name} deleted it when its time was over.",
+                setting="tpu.max_hours",
+                value=self.settings.max_hours,
+                fix=f"slipway run --resume {self.run_id} --set tpu.max_hours={2 * self.settings.max_hours:g}",
+            )
+        if said:
+            return Loss(f"was deleted by its machines: {said[0]}")
+        raise UserError(
+            f"The TPU {self.name} was deleted, but not by this command.", fix=f"slipway run --resume {self.run_id}"
+        )
+
+    def next_restart(self, policy: Restarts, loss: Loss | None, failed: list[Host]) -> Restart:
+        """Return the restart to make.
+
+        Raises:
+            UserError: The trainer reported a user error, or the hosts could not start it.
+            WorkFailed: The training failed, or there were too many restarts.
+        """
+        for host in failed:
+            said = [line.removeprefix(FAILED) for line in host.tail if line.startswith(FAILED)]
+            if host.status == UNAVAILABLE and said:
+                raise UserError(
+                    f"The TPU's machines could not start the trainer: {said[-1]} failed.",
+                    fix=f"see the last lines of slipway logs {self.run_id} --step train; slipway doctor --target tpu",
+                )
+        pointer = self.folder.below("checkpoints").read(POINTER)
+        if pointer is not None:
+            (self._output / "checkpoints").mkdir(parents=True, exist_ok=True)
+            (self._output / "checkpoints" / POINTER).write_bytes(pointer)
+        lost = [Host("the TPU", STOPPED)] if loss else failed
+        restart = policy.next(self.hosts, lost, loss.how if loss else None)
+        self._say(policy.describe(restart))
+        return restart
+
+    def wait(self, restart: Restart) -> None:
+        """Wait as long as the restart says."""
+        until = time.monotonic() + restart.waited_seconds
+        while time.monotonic() < until:
+            raise_if_terminated()
+            time.sleep(min(1.0, restart.waited_seconds))
+
+    def delete(self) -> None:
+        """Delete the current queued resource, and wait until it no longer exists."""
+        if self.name:
+            events.phase(f"deleting {self.name}")
+            service.delete(self.connection, self.current.zone, self.name)
+            self.current = Holder(attempt=self.current.attempt)
+
+    def _look(self) -> service.QueuedResource | None:
+        """Return the queued resource after a pause, and show its state if it is another than before."""
+        while True:
+            time.sleep(paced(POLL_SECONDS))
+            raise_if_terminated()
+            self.lease.check()
+            try:
+                found = service.get(self.connection, self.current.zone, self.name)
+            except UserError as error:
+                if error.__cause__ is None or not is_transient(error.__cause__):
+                    raise
+                self._say(f"{error.message}; trying again")  # until the lease lapses, the TPU trains on
+                continue
+            state = found.state if found else "deleted"
+            if state != self._shown:
+                self._shown = state
+                self._say(f"{self.name} in {self.current.zone}: {state}")
+                events.phase(f"{self.name} in {self.current.zone}: {STATES.get(state, state)}")
+            return found
+
+    _shown = ""
+
+    def _read_hosts(self) -> None:
+        for number, host in enumerate(self.hosts):
+            place = f"{HOSTS}/{self.current.attempt}-{number}"
+            status = None if host.status >= 0 else self.folder.read(f"{place}.exit")
+            for part in self.folder.names(f"{place}/", host.last_part):
+                host.last_part = part
+                for line in (self.folder.read(part) or b"").decode(errors="replace").splitlines():
+                    host.tail.append(line)
+                    self._write(f"[{host.name}] {line}")
+            if status is not None:
+                host.status = int(status)
+
+    def _body(self, created: float) -> JsonObject:
+        """Return the request. Spot and guaranteed are exclusive; a reservation is of the guaranteed tier.
+
+        Source: QueuedResource in the API's discovery document.
+        """
+        settings, zone = self.settings, self.current.zone
+        startup = Startup(
+            project=settings.project,
+            zone=zone,
+            name=self.name,
+            attempt=self.current.attempt,
+            bucket=self.bucket,
+            folder=self.folder.path,
+            lease=f"{self.folder.path}/lease",
+            lease_seconds=round(self.lease_seconds),
+            max_seconds=round(3600 * settings.max_hours),
+            deadline=round(created + 3600 * (settings.valid_for + settings.max_hours)),
+            poll_seconds=paced(POLL_SECONDS),
+            container=self.container,
+            environment=_environment(self.folder),
+            addresses={name: self.connection.endpoint(name) for name in ("tpu", "storage")},
+        )
+        network = {"network": settings.network, "subnetwork": settings.subnetwork}
+        node: JsonObject = {
+            **self.request_.accelerator,
+            "runtimeVersion": self.request_.runtime_version,
+            "labels": {**settings.labels, service.RUN_LABEL: self.run_id, service.OWNER_LABEL: service.owner()},
+            "metadata": {"startup-script": startup.script()},
+            "networkConfig": {
+                **{key: value for key, value in network.items() if value},
+                "enableExternalIps": settings.external_ips,
+            },
+            "serviceAccount": {
+                **({"email": settings.service_account} if settings.service_account else {}),
+                "scope": [SCOPE],
+            },
+        }
+        parent = f"projects/{settings.project}/locations/{zone}"
+        body: JsonObject = {
+            "tpu": {"nodeSpec": [{"parent": parent, "nodeId": self.name, "node": node}]},
+            "queueingPolicy": {"validUntilDuration": f"{round(3600 * settings.valid_for)}s"},
+        }
+        if self.request_.spot:
+            body["spot"] = {}
+        elif settings.guaranteed or settings.reservation:
+            body["guaranteed"] = {}
+        if settings.reservation:
+            body["reservationName"] = settings.reservation
+        return body
+
+    @property
+    def _count(self) -> int:
+        variables = {variable["name"]: variable["value"] for variable in self.container.get("env", [])}
+        return slice_hosts(variables)
+
+    def _say(self, text: str) -> None:
+        self._write(text)
+        events.message(text)
+
+    def _write(self, line: str) -> None:
+        with contextlib.suppress(OSError):  # a full disk does not end the training
+            self._log.write(f"{line}\n")
+            self._log.flush()
+
+
+def _environment(folder: BucketFolder) -> Mapping[str, str]:
+    """Return the variables of a custom job's container: https://cloud.google.com/vertex-ai/docs/training/code-requirements"""
+    return {
+        "AIP_MODEL_DIR": folder.below("model").uri,
+        "AIP_CHECKPOINT_DIR": folder.below("checkpoints").uri,
+        "AIP_TENSORBOARD_LOG_DIR": folder.below("logs").uri,
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _reading(container: Container, uri: str) -> Container:
+    """Return a container that reads the data set at `uri`: in the trainer's configuration, or in the variable."""
+    arguments = list(container.get("args", []))
+    if "--config" in arguments:
+        place = arguments.index("--config") + 1
+        with contextlib.suppress(ValueError):  # another program's
+            arguments[place] = json.dumps({**json.loads(arguments[place]), "data": uri})
+    variables = [
+        {"name": variable["name"], "value": uri if variable["name"] == DATA_VARIABLE else variable["value"]}
+        for variable in container.get("env", [])
+    ]
+    return {**container, "args": arguments, "env": variables}
+
+
+def _name(run_id: str, attempt: int) -> str:
+    """Return the name of a queued resource; a long run id is shortened to what distinguishes it."""
+    name = f"{service.PREFIX}{run_id}-{attempt}"
+    if len(name) <= LONGEST_NAME:
+        return name
+    digest = hashlib.sha256(run_id.encode()).hexdigest()[:8]
+    return f"{service.PREFIX}{run_id[: LONGEST_NAME - len(service.PREFIX) - 13]}-{digest}-{attempt}"
+
+
+def _host_name(number: int, count: int) -> str:
+    return "workerpool0-0" + (f"-host{number}" if count > 1 else "")
