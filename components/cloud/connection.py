@@ -32,6 +32,7 @@ SERVICES = (
     "secretmanager",
     "serviceusage",
     "storage",
+    "tpu",
 )
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 LOG_IN = "gcloud auth application-default login"
