@@ -42,14 +42,18 @@ HTTP_SECONDS = 60
 
 @dataclass(frozen=True)
 class Connection:
-    """One project and region of Google Cloud; `endpoints` overrides the host[:port] of services."""
+    """One project and region of Google Cloud; `endpoints` overrides the host[:port] of services.
+
+    `section` is the section of the configuration that it comes from, for error messages.
+    """
 
     project: str
     region: str
     endpoints: Mapping[str, str] = field(default_factory=dict)
+    section: str = "vertex"
 
     def __post_init__(self) -> None:
-        check_endpoints(self.endpoints)
+        check_endpoints(self.endpoints, self.section)
 
     @functools.cached_property
     def credentials(self) -> Any:
@@ -188,15 +192,15 @@ class Connection:
         )
 
 
-def check_endpoints(endpoints: Mapping[str, str]) -> None:
+def check_endpoints(endpoints: Mapping[str, str], section: str = "vertex") -> None:
     """Raise UserError if a service is unknown or an endpoint is not host[:port]."""
     for service, endpoint in endpoints.items():
         if service not in SERVICES:
-            raise UserError.unknown("service", service, SERVICES, setting="vertex.endpoints")
+            raise UserError.unknown("service", service, SERVICES, setting=f"{section}.endpoints")
         if not endpoint or "/" in endpoint or " " in endpoint:
             raise UserError(
                 f"The endpoint of {service} is not a valid host.",
-                setting=f"vertex.endpoints.{service}",
+                setting=f"{section}.endpoints.{service}",
                 value=endpoint,
                 allowed="host or host:port, reached over TLS",
                 nearest=endpoint.removeprefix("https://").removeprefix("http://").partition("/")[0] or None,

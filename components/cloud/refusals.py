@@ -38,6 +38,7 @@ ROLES = {
     "serviceusage.": "roles/serviceusage.serviceUsageAdmin",
     "storage.objects.": "roles/storage.objectUser",
     "storage.": "roles/storage.admin",
+    "tpu.": "roles/tpu.admin",
 }
 
 
@@ -83,7 +84,7 @@ def refusal(error: BaseException, connection: Connection, what: str) -> UserErro
         name = service[1] if service else "SERVICE.googleapis.com"
         return UserError(
             f"Could not {what}: the API {name} is not enabled in {connection.project}.",
-            setting="vertex.project",
+            setting=f"{connection.section}.project",
             value=connection.project,
             fix=f"slipway setup --apply, or gcloud services enable {name} --project={connection.project}",
         )
@@ -96,7 +97,7 @@ def refusal(error: BaseException, connection: Connection, what: str) -> UserErro
             f"Could not {what}: Google kept returning transient errors: {text}.",
             fix="try again in a few minutes; https://status.cloud.google.com lists known outages",
         )
-    return UserError(f"Could not {what}: {text}.", fix="slipway doctor --target vertex")
+    return UserError(f"Could not {what}: {text}.", fix=f"slipway doctor --target {connection.section}")
 
 
 def member_of(connection: Connection) -> str:
@@ -113,7 +114,7 @@ def _forbidden(text: str, connection: Connection, what: str) -> UserError:
     missing = f": {permission[1]} is missing" if permission else f": {text}"
     return UserError(
         f"{connection.caller or 'Your account'} may not {what}{missing}.",
-        setting="vertex.project",
+        setting=f"{connection.section}.project",
         value=connection.project,
         fix="an owner grants it: " + grant_command(Resource("project", connection.project), member_of(connection), role)
         if role

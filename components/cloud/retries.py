@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -42,7 +43,9 @@ def is_transient(error: BaseException) -> bool:
 
 def is_out_of_quota(error: BaseException) -> bool:
     """Return whether a 429 is about a quota that waiting does not restore, such as accelerators."""
-    return status_of(error) == 429 and "quota metrics exceed quota limits" in str(error)
+    # Vertex AI's and the TPU API's words; those for calls per minute are others.
+    words = r"quota metrics exceed quota limits|Quota limit '\w+' has been exceeded"
+    return status_of(error) == 429 and re.search(words, str(error)) is not None
 
 
 def is_conflict(error: BaseException) -> bool:
