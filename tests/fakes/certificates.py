@@ -14,7 +14,14 @@ import trustme
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-HOSTS = ("localhost", "127.0.0.1", "us-central1-aiplatform.googleapis.com", "europe-west4-aiplatform.googleapis.com")
+HOSTS = (
+    "localhost",
+    "127.0.0.1",
+    *(
+        f"{name}.googleapis.com"
+        for name in ("us-central1-aiplatform", "europe-west4-aiplatform", "logging", "storage", "tpu")
+    ),
+)
 
 
 class Certificates:

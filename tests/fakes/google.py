@@ -25,6 +25,8 @@ from tests.fakes.resource_manager import add_resource_manager
 from tests.fakes.secret_manager import FakeSecrets
 from tests.fakes.service_usage import FakeServiceUsage
 from tests.fakes.storage import FakeStorage
+from tests.fakes.tpu.hosts import Machines
+from tests.fakes.tpu.service import FakeTpu
 from tests.fakes.world import Project, World
 
 if TYPE_CHECKING:
@@ -88,6 +90,7 @@ class FakeGoogle:
         self.secrets = FakeSecrets(self.service("secretmanager"), self.world)
         self.images = FakeImages(self.service("artifactregistry"), self.world)
         self.builds = FakeCloudBuild(self.service("cloudbuild"), self.world, self.storage, self.images, self.log)
+        self.tpu = FakeTpu(self.service("tpu"), self.world, Machines(self, folder / "tpu"))
         self.tokens = HttpService("tokens", Faults(), lambda _headers: "")
         self.token_uri = ""
         self.dataflow_endpoint = ""
@@ -141,6 +144,7 @@ class FakeGoogle:
         return self
 
     def __exit__(self, *_: Any) -> None:
+        self.tpu.stop()
         servers = [*self.http.values(), self.vertex, self.storage, self.tokens]
         with ThreadPoolExecutor(len(servers)) as pool:  # all at once: each waits until its thread notices
             list(pool.map(lambda server: server.stop(), servers))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 
 from tests.fakes.errors import Faults
 from tests.fakes.http_service import HttpService, Raw, Request
@@ -12,9 +13,20 @@ SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 
 
 class MetadataServer:
-    """A metadata server of `project` and the service account `email`; a context manager."""
+    """A metadata server of `project` and the service account `email`; a context manager.
 
-    def __init__(self, project: str, number: int, email: str) -> None:
+    `attributes` are the instance's, `instance` has further values of the instance, read at every request. Requests need
+    the header Metadata-Flavor: Google (https://cloud.google.com/compute/docs/metadata/querying-metadata).
+    """
+
+    def __init__(
+        self,
+        project: str,
+        number: int,
+        email: str,
+        attributes: Mapping[str, str] | None = None,
+        instance: Mapping[str, Callable[[], str]] | None = None,
+    ) -> None:
         self._service = HttpService("metadata", Faults(), lambda _headers: "")
         account = {"aliases": ["default"], "email": email, "scopes": [SCOPE]}
         token = {"access_token": f"fake.{email}", "expires_in": 3600, "token_type": "Bearer"}
@@ -26,6 +38,10 @@ class MetadataServer:
             self._add(f"{ACCOUNTS}/{name}/", account)
             self._add(f"{ACCOUNTS}/{name}/email", email)
             self._add(f"{ACCOUNTS}/{name}/token", token)
+        for name, value in (attributes or {}).items():
+            self._add(f"/computeMetadata/v1/instance/attributes/{name}", value)
+        for name, read in (instance or {}).items():
+            self._add(f"/computeMetadata/v1/instance/{name}", read)
         self.environment: dict[str, str] = {}
 
     def __enter__(self) -> MetadataServer:
@@ -37,9 +53,11 @@ class MetadataServer:
         self._service.stop()
 
     def _add(self, path: str, content: object) -> None:
-        text = content if isinstance(content, str) else json.dumps(content)
-        kind = "application/text" if isinstance(content, str) else "application/json"
-
         @self._service.route("GET", path)
-        def answer(_request: Request) -> Raw:
+        def answer(request: Request) -> Raw:
+            if request.headers.get("Metadata-Flavor") != "Google":
+                return Raw(b"Missing required header Metadata-Flavor: Google", 403)
+            found = content() if callable(content) else content
+            text = found if isinstance(found, str) else json.dumps(found)
+            kind = "application/text" if isinstance(found, str) else "application/json"
             return Raw(text.encode(), 200, {"Content-Type": kind, "Metadata-Flavor": "Google"})

@@ -69,6 +69,13 @@ PERMISSIONS: dict[str, frozenset[str]] = {
     "roles/dataflow.developer": frozenset({"dataflow.jobs.create", "dataflow.jobs.get", "dataflow.jobs.list"}),
     "roles/dataflow.worker": frozenset({"dataflow.workItems.lease", "dataflow.workItems.update"}),
     "roles/dataflow.serviceAgent": frozenset({"compute.instances.create", "iam.serviceAccounts.actAs"}),
+    "roles/tpu.admin": frozenset(
+        {
+            *(f"tpu.nodes.{verb}" for verb in ("create", "delete", "get", "list", "reset")),
+            *(f"tpu.{kind}.{verb}" for kind in ("acceleratortypes", "runtimeversions") for verb in ("get", "list")),
+            "tpu.operations.get",
+        }
+    ),
     "roles/compute.viewer": frozenset({"compute.machineTypes.get"}),
     "roles/cloudkms.cryptoKeyEncrypterDecrypter": frozenset(
         {"cloudkms.cryptoKeyVersions.useToDecrypt", "cloudkms.cryptoKeyVersions.useToEncrypt"}

@@ -1,0 +1,1 @@
+"""A stand-in for apt-get: gcsfuse and the rest are installed already."""

@@ -1,0 +1,35 @@
+"""Imported by every Python of a TPU host: the fakes are at Google's addresses, and buckets where docker mounts them."""
+
+import json
+import os
+import socket
+
+
+def _redirect(redirects):
+    connect, resolve = socket.create_connection, socket.getaddrinfo
+
+    def target(host, port):
+        name = host.decode() if isinstance(host, bytes) else host
+        address, _, number = redirects.get(f"{name}:{port}", "").rpartition(":")
+        return (address, int(number)) if address else (host, port)
+
+    def create_connection(address, *arguments, **options):
+        return connect(target(*address), *arguments, **options)
+
+    def getaddrinfo(host, port, *arguments, **options):
+        return resolve(*target(host, port), *arguments, **options)
+
+    socket.create_connection, socket.getaddrinfo = create_connection, getaddrinfo
+
+
+def _mount(mounts):
+    from slipway.core import paths
+
+    for scheme, folder in paths.MOUNTS.items():
+        paths.MOUNTS[scheme] = mounts.get(folder, folder)
+
+
+if "SLIPWAY_TEST_REDIRECTS" in os.environ:
+    _redirect(json.loads(os.environ["SLIPWAY_TEST_REDIRECTS"]))
+if "SLIPWAY_TEST_MOUNTS" in os.environ:
+    _mount(json.loads(os.environ["SLIPWAY_TEST_MOUNTS"]))

@@ -1,0 +1,423 @@
+"""The TPU API v2: queued resources and their nodes, which pass through their states with a shortened clock."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from tests.fakes.errors import ServiceError, not_found
+from tests.fakes.http_service import HttpService, Request
+from tests.fakes.paging import page_of
+from tests.fakes.tpu.catalogue import GENERATIONS, Slice
+from tests.fakes.tpu.checks import account_of, check_request, check_zone, valid_for
+from tests.fakes.tpu.hosts import Host, Machines, hosts_of
+from tests.fakes.world import Project, World
+
+PARENT = "/v2/projects/{project}/locations/{zone}"
+TYPE = "type.googleapis.com/google.cloud.tpu.v2"
+STARTING = ("CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE")
+# States in which a request may be deleted without `force`.
+IDLE = ("ACCEPTED", "FAILED", "SUSPENDED")
+TICK_SECONDS = 0.01
+
+
+@dataclass
+class Queued:
+    """A queued resource with its one node and the node's hosts."""
+
+    name: str
+    body: dict[str, Any]
+    slice: Slice
+    project: Project
+    entered: float
+    expires: float | None
+    node: dict[str, Any] | None = None
+    hosts: list[Host] = field(default_factory=list)
+    work: Future[None] | None = None
+    removed: bool = False
+
+    @property
+    def state(self) -> str:
+        return str(self.body["state"]["state"])
+
+    @property
+    def zone(self) -> str:
+        return self.name.split("/")[3]
+
+
+class FakeTpu:
+    """The service; the hosts of its nodes run on `machines`.
+
+    `seconds` is how long each state lasts at least. In the zones of `stocked_out` requests wait, in those of
+    `exhausted` provisioning fails. `second` is how long a second of the requests' `validUntilDuration` takes. `history`
+    has every state of every queued resource that there was: (name, state).
+    """
+
+    def __init__(self, service: HttpService, world: World, machines: Machines) -> None:
+        self.seconds = {
+            **dict.fromkeys(("CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES"), 0.02),
+            "PROVISIONING": 0.05,
+            "SUSPENDING": 0.1,
+            "DELETING": 0.05,
+        }
+        self.grace_seconds = 1.0
+        self.second = 1.0
+        self.stocked_out: set[str] = set()
+        self.exhausted: set[str] = set()
+        self.machines = machines
+        self.resources: dict[str, Queued] = {}
+        self.history: list[tuple[str, str]] = []
+        self._world = world
+        self._operations: dict[str, dict[str, Any]] = {}
+        self._requests: dict[str, dict[str, Any]] = {}
+        self._lock = threading.RLock()
+        self._over = threading.Event()
+        self._pool = ThreadPoolExecutor(64, thread_name_prefix="tpu")
+        self._clock: threading.Thread | None = None
+        self._add_queued_resources(service)
+        self._add_nodes(service)
+        self._add_catalogue(service)
+
+    def stop(self) -> None:
+        """Kill all hosts."""
+        self._over.set()
+        if self._clock is not None:
+            self._clock.join()
+        for resource in self.resources.values():
+            for host in resource.hosts:
+                host.stop(0.0)
+                host.close()
+        self._pool.shutdown()
+
+    def states(self, name: str) -> list[str]:
+        """Return the states of the queued resources of that id, in order."""
+        return [state for found, state in self.history if found.endswith(f"/{name}")]
+
+    def host(self, name: str, number: int) -> Host:
+        """Return a host of the active queued resource of that id."""
+        with self._lock:
+            return self._find(name).hosts[number]
+
+    def preempt(self, name: str) -> None:
+        """Take the TPU of a Spot request away, as the service does."""
+        with self._lock:
+            resource = self._find(name)
+            if resource.state != "ACTIVE" or "spot" not in resource.body:
+                raise AssertionError(f"{name} is {resource.state}, and only an active Spot TPU is preempted")
+            self._suspend(resource, "SERVICE", "PREEMPTED")
+
+    def kill_host(self, name: str, number: int) -> None:
+        """Crash a host: its processes are killed, and the machine restarts, which runs the start-up script again."""
+        self._reset(self.host(name, number))
+
+    def _find(self, name: str) -> Queued:
+        return next(each for each in self.resources.values() if name in (each.name, each.name.rpartition("/")[2]))
+
+    def _add_queued_resources(self, service: HttpService) -> None:
+        @service.route("POST", f"{PARENT}/queuedResources")
+        def create(request: Request) -> Any:
+            return self._create(request)
+
+        @service.route("GET", f"{PARENT}/queuedResources")
+        def list_(request: Request) -> Any:
+            project = self._project(request, "tpu.nodes.list")
+            parent = f"projects/{project.id}/locations/{request.parts['zone']}/"
+            with self._lock:
+                found = [self._shown(each) for each in self.resources.values() if each.name.startswith(parent)]
+            return _page("queuedResources", found, request)
+
+        @service.route("GET", f"{PARENT}/queuedResources/{{name}}")
+        def get(request: Request) -> Any:
+            with self._lock:
+                return self._shown(self._named(request, "tpu.nodes.get"))
+
+        @service.route("DELETE", f"{PARENT}/queuedResources/{{name}}")
+        def delete(request: Request) -> Any:
+            with self._lock:
+                if earlier := self._requests.get(request.query.get("requestId", "")):
+                    return earlier
+                resource = self._named(request, "tpu.nodes.delete")
+                if resource.state == "DELETING":
+                    raise _precondition(f"The queued resource {resource.name} is being deleted.")
+                idle = resource.state in IDLE or (resource.node is None and resource.state != "PROVISIONING")
+                if request.query.get("force") != "true" and not idle:
+                    raise _precondition(
+                        f"The queued resource {resource.name} is in state {resource.state} and has nodes. Delete its "
+                        "nodes first, or use force."
+                    )
+                self._delete(resource)
+                return self._operation(request, resource.name, "delete", lambda: {} if resource.removed else None)
+
+        @service.route("POST", f"{PARENT}/queuedResources/{{name}}:reset")
+        def reset(request: Request) -> Any:
+            with self._lock:
+                resource = self._named(request, "tpu.nodes.reset")
+                if resource.state != "ACTIVE":
+                    raise _precondition(f"The queued resource {resource.name} is not active.")
+                for host in resource.hosts:
+                    self._pool.submit(self._reset, host)
+                return self._operation(request, resource.name, "reset", lambda: {})
+
+    def _reset(self, host: Host) -> None:
+        host.stop(0.0)
+        host.boot()
+
+    def _create(self, request: Request) -> Any:
+        project = self._project(request, "tpu.nodes.create")
+        zone, identity = request.parts["zone"], request.query.get("queuedResourceId", "")
+        body = {name: value for name, value in request.json.items() if name not in ("name", "createTime", "state")}
+        found = check_request(self._world, project, zone, identity, body, request.caller)
+        name = f"projects/{project.id}/locations/{zone}/queuedResources/{identity}"
+        with self._lock:
+            if earlier := self._requests.get(request.query.get("requestId", "")):
+                return earlier
+            nodes = {each.body["tpu"]["nodeSpec"][0]["nodeId"] for each in self.resources.values() if each.zone == zone}
+            if name in self.resources:
+                raise ServiceError(409, f"Resource '{name}' already exists")
+            if (node := body["tpu"]["nodeSpec"][0]["nodeId"]) in nodes:
+                raise ServiceError(
+                    409, f"Resource 'projects/{project.id}/locations/{zone}/nodes/{node}' already exists"
+                )
+            self._check_quota(project, zone, found, "spot" in body)
+            seconds = valid_for(body)
+            now = time.monotonic()
+            expires = None if seconds is None else now + seconds * self.second
+            body |= {"name": name, "createTime": _now(), "state": {"state": "CREATING", "creatingData": {}}}
+            resource = self.resources[name] = Queued(name, body, found, project, now, expires)
+            self.history.append((name, "CREATING"))
+            if self._clock is None:
+                self._clock = threading.Thread(target=self._run_clock, daemon=True)
+                self._clock.start()
+
+            def created() -> dict[str, Any] | None:
+                return None if resource.state == "CREATING" else {"@type": f"{TYPE}.QueuedResource", **resource.body}
+
+            return self._operation(request, name, "create", created)
+
+    def _check_quota(self, project: Project, zone: str, wanted: Slice, spot: bool) -> None:
+        """Requests that failed or were suspended count until they are deleted."""
+        metric, name = wanted.generation.spot_quota if spot else wanted.generation.quota
+        limit = self._world.quotas.get((project.id, zone, metric))
+        used = sum(
+            each.slice.units
+            for each in self.resources.values()
+            if (each.zone, each.slice.generation, "spot" in each.body) == (zone, wanted.generation, spot)
+        )
+        if limit is not None and used + wanted.units > limit:
+            raise ServiceError(429, f"Quota '{name}' exhausted. Limit {limit} in zone {zone}")
+
+    def _add_nodes(self, service: HttpService) -> None:
+        @service.route("GET", f"{PARENT}/nodes")
+        def list_(request: Request) -> Any:
+            project = self._project(request, "tpu.nodes.list")
+            parent = f"projects/{project.id}/locations/{request.parts['zone']}/"
+            with self._lock:
+                nodes = [copy.deepcopy(each.node) for each in self.resources.values() if each.node]
+            return _page("nodes", [node for node in nodes if node["name"].startswith(parent)], request)
+
+        @service.route("GET", f"{PARENT}/nodes/{{name}}")
+        def get(request: Request) -> Any:
+            with self._lock:
+                return copy.deepcopy(self._with_node(request, "tpu.nodes.get").node)
+
+        @service.route("DELETE", f"{PARENT}/nodes/{{name}}")
+        def delete(request: Request) -> Any:
+            with self._lock:
+                resource = self._with_node(request, "tpu.nodes.delete")
+                if resource.state != "ACTIVE":
+                    raise _precondition(f"The queued resource {resource.name} is {resource.state}.")
+                self._suspend(resource, "USER", "DELETING")
+                return self._operation(request, resource.name, "delete", lambda: None if resource.node else {})
+
+    def _add_catalogue(self, service: HttpService) -> None:
+        @service.route("GET", f"{PARENT}/acceleratorTypes")
+        def accelerator_types(request: Request) -> Any:
+            self._project(request, "tpu.acceleratortypes.list")
+            zone = request.parts["zone"]
+            types = [
+                {"name": f"{request.path.removeprefix('/v2/')}/{each.accelerator_type}", "type": each.accelerator_type}
+                for generation in GENERATIONS
+                if zone in generation.zones
+                for each in (Slice(generation, chips) for chips in (*generation.single_host, 8, 16))
+            ]
+            return _page("acceleratorTypes", types, request)
+
+        @service.route("GET", f"{PARENT}/runtimeVersions")
+        def runtime_versions(request: Request) -> Any:
+            self._project(request, "tpu.runtimeversions.list")
+            zone = request.parts["zone"]
+            versions = {name for each in GENERATIONS if zone in each.zones for name in each.runtimes}
+            path = request.path.removeprefix("/v2/")
+            return _page(
+                "runtimeVersions", [{"name": f"{path}/{one}", "version": one} for one in sorted(versions)], request
+            )
+
+        @service.route("GET", f"{PARENT}/operations/{{name}}")
+        def operation(request: Request) -> Any:
+            self._project(request, "tpu.operations.get")
+            with self._lock:
+                found = self._operations.get(request.parts["name"])
+                if found is None:
+                    raise not_found(request.path)
+                if not found["done"] and (response := found["look"]()) is not None:
+                    found |= {"done": True, "response": response}
+                return {name: value for name, value in found.items() if name != "look"}
+
+    def _operation(self, request: Request, target: str, verb: str, look: Any) -> dict[str, Any]:
+        project, zone = target.split("/")[1::2][:2]
+        identity = f"operation-{self._world.number()}"
+        metadata = {"@type": f"{TYPE}.OperationMetadata", "createTime": _now(), "target": target, "verb": verb}
+        answer = {
+            "name": f"projects/{project}/locations/{zone}/operations/{identity}",
+            "metadata": metadata,
+            "done": False,
+        }
+        self._operations[identity] = {**answer, "look": look}
+        if request.query.get("requestId"):
+            self._requests[request.query["requestId"]] = answer
+        return answer
+
+    def _project(self, request: Request, permission: str) -> Project:
+        project = self._world.project(request.parts["project"])
+        self._world.require_service(project, "tpu.googleapis.com")
+        self._world.require(request.caller, permission, f"projects/{project.id}")
+        check_zone(request.parts["zone"])
+        return project
+
+    def _named(self, request: Request, permission: str) -> Queued:
+        project = self._project(request, permission)
+        name = f"projects/{project.id}/locations/{request.parts['zone']}/queuedResources/{request.parts['name']}"
+        if name not in self.resources:
+            raise ServiceError(404, f"Resource '{name}' was not found")
+        return self.resources[name]
+
+    def _with_node(self, request: Request, permission: str) -> Queued:
+        project = self._project(request, permission)
+        name = f"projects/{project.id}/locations/{request.parts['zone']}/nodes/{request.parts['name']}"
+        for resource in self.resources.values():
+            if resource.node and resource.node["name"] == name:
+                return resource
+        raise ServiceError(404, f"Resource '{name}' was not found")
+
+    def _shown(self, resource: Queued) -> dict[str, Any]:
+        return copy.deepcopy(resource.body)
+
+    def _run_clock(self) -> None:
+        while not self._over.wait(TICK_SECONDS):
+            with self._lock:
+                for resource in list(self.resources.values()):
+                    self._tick(resource)
+
+    def _tick(self, resource: Queued) -> None:
+        now, state = time.monotonic(), resource.state
+        if now - resource.entered < self.seconds.get(state, 0.0) or (resource.work and not resource.work.done()):
+            return
+        if resource.work:
+            resource.work.result()
+        if state == "DELETING":
+            resource.removed = True
+            del self.resources[resource.name]
+        elif state == "SUSPENDING":
+            resource.node, resource.hosts = None, []
+            self._enter(resource, "SUSPENDED", initiator=resource.body["state"]["stateInitiator"])
+        elif state == "WAITING_FOR_RESOURCES" and resource.zone in self.stocked_out:
+            if resource.expires is not None and now > resource.expires:
+                self._fail(resource, 4, "The queued resource request expired: its valid until time has passed.")
+        elif state == "PROVISIONING" and resource.zone in self.exhausted:
+            resource.node = None
+            self._fail(
+                resource,
+                8,
+                f'There is no more capacity in the zone "{resource.zone}"; you can try in another zone where Cloud TPU '
+                "Nodes are offered (see https://cloud.google.com/tpu/docs/regions)",
+            )
+        elif state in STARTING[:-1]:
+            self._enter(resource, STARTING[STARTING.index(state) + 1])
+            if resource.state == "PROVISIONING":
+                resource.node = _node(resource)
+            elif resource.state == "ACTIVE":
+                self._boot(resource)
+
+    def _boot(self, resource: Queued) -> None:
+        assert resource.node is not None
+        resource.node |= {"state": "READY", "health": "HEALTHY"}
+        email = account_of(resource.project, resource.node)
+        resource.hosts = hosts_of(self.machines, resource.node, resource.slice, resource.project, email)
+        for host in resource.hosts:
+            host.boot()
+
+    def _suspend(self, resource: Queued, initiator: str, node_state: str) -> None:
+        assert resource.node is not None
+        resource.node["state"] = node_state
+        self._enter(resource, "SUSPENDING", initiator=initiator)
+        for host in resource.hosts:
+            host.preempted = initiator == "SERVICE"
+        self._stop_hosts(resource)
+
+    def _delete(self, resource: Queued) -> None:
+        if resource.node:
+            resource.node["state"] = "DELETING"
+        self._enter(resource, "DELETING", initiator="USER")
+        self._stop_hosts(resource)
+
+    def _stop_hosts(self, resource: Queued) -> None:
+        """Stop the hosts on threads of their own; until they have ended, the resource keeps its state."""
+        hosts, earlier = resource.hosts, resource.work
+
+        def stop() -> None:
+            if earlier is not None:
+                earlier.result()
+            for stopping in [self._pool.submit(host.stop, self.grace_seconds) for host in hosts]:
+                stopping.result()
+
+        resource.work = self._pool.submit(stop)
+
+    def _fail(self, resource: Queued, code: int, message: str) -> None:
+        self._enter(resource, "FAILED")
+        resource.body["state"]["failedData"] = {"error": {"code": code, "message": message}}
+
+    def _enter(self, resource: Queued, state: str, initiator: str = "SERVICE") -> None:
+        words = state.split("_")
+        data = "".join([words[0].lower(), *(word.title() for word in words[1:])]) + "Data"
+        resource.body["state"] = {"state": state, data: {}, "stateInitiator": initiator}
+        if state == "WAITING_FOR_RESOURCES":
+            del resource.body["state"][data]
+        resource.entered = time.monotonic()
+        self.history.append((resource.name, state))
+
+
+def _node(resource: Queued) -> dict[str, Any]:
+    """Return a queued resource's node as it is shown: what was asked for, and where its hosts are."""
+    spec = resource.body["tpu"]["nodeSpec"][0]
+    parent = resource.name.partition("/queuedResources/")[0]
+    return {
+        **copy.deepcopy(spec["node"]),
+        "name": f"{parent}/nodes/{spec['nodeId']}",
+        "state": "CREATING",
+        "acceleratorType": resource.slice.accelerator_type,
+        "apiVersion": "V2",
+        "createTime": _now(),
+        "queuedResource": resource.name,
+        "schedulingConfig": {"spot": True} if "spot" in resource.body else {},
+        "networkEndpoints": [
+            {"ipAddress": f"10.130.0.{number + 2}", "port": 8470} for number in range(resource.slice.hosts)
+        ],
+    }
+
+
+def _page(name: str, things: list[Any], request: Request) -> dict[str, Any]:
+    page, token = page_of(things, int(request.query.get("pageSize", 0)), request.query.get("pageToken", ""))
+    return {name: page} | ({"nextPageToken": token} if token else {})
+
+
+def _precondition(message: str) -> ServiceError:
+    return ServiceError(400, message, "FAILED_PRECONDITION")
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
