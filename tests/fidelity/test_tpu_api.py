@@ -6,14 +6,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import psutil
 import pytest
 from googleapiclient.errors import HttpError
 
 from slipway.components.cloud.connection import Connection
 from tests.fakes.google import NUMBER, PROJECT, REGION, SUBMITTER, FakeGoogle
 from tests.fakes.ready import BUCKET, IMAGE, RUNNER, grant
-from tests.fakes.tpu.hosts import MARK
+from tests.fakes.tpu.hosts import survivors
 
 ZONE = "europe-west4-b"
 PARENT = f"projects/{PROJECT}/locations/{ZONE}"
@@ -414,15 +413,3 @@ def test_queued_resources_are_listed_in_pages_with_the_zones_runtime_versions(tp
     versions = tpus.locations.runtimeVersions().list(parent=PARENT).execute()["runtimeVersions"]
     assert [each["version"] for each in versions] == ["v2-alpha-tpuv5", "v2-alpha-tpuv5-lite"]
     assert str(NUMBER) not in page["queuedResources"][0]["name"]
-
-
-def survivors() -> list[int]:
-    """Return the processes that a host has left behind."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.status() != psutil.STATUS_ZOMBIE and MARK in process.environ():
-                found.append(process.pid)
-        except psutil.Error:
-            continue
-    return found

@@ -138,13 +138,7 @@ class Host:
 
     def processes(self) -> list[psutil.Process]:
         """Return the host's running processes."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error, OSError):
-                ended = process.status() == psutil.STATUS_ZOMBIE
-                if not ended and f"{MARK}={self._mark}".encode() in _environment_of(process.pid):
-                    found.append(process)
-        return found
+        return _marked(f"{MARK}={self._mark}")
 
     def stop(self, grace_seconds: float) -> None:
         """Shut the machine down: SIGTERM to all processes, then SIGKILL until there are none."""
@@ -246,8 +240,19 @@ def hosts_of(machines: Machines, node: dict[str, Any], tpu: Slice, project: Proj
     return hosts
 
 
-def _environment_of(pid: int) -> bytes:
-    return Path(f"/proc/{pid}/environ").read_bytes()
+def survivors() -> list[int]:
+    """Return the running processes of all hosts of this machine's tests."""
+    return [process.pid for process in _marked(f"{MARK}=")]
+
+
+def _marked(text: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            ended = process.status() == psutil.STATUS_ZOMBIE
+            if not ended and text.encode() in Path(f"/proc/{process.pid}/environ").read_bytes():
+                found.append(process)
+    return found
 
 
 def _signal(processes: list[psutil.Process], number: signal.Signals) -> None:
