@@ -1,8 +1,8 @@
-"""A training on TPUs whose launcher, hosts and API calls fail at random must end, with no TPU left and never two at once.
+"""A training on TPUs whose launcher, hosts and API calls fail must end, with no TPU left and never two at once.
 
-`python -m tests.chaos.tpus` runs it with 30 kills. The launcher is the train step of `--target tpu` in a process of its own,
-the TPU API is the fake one, whose hosts run the real start-up script. Kinds, victims and moments of the kills, and the
-calls that fail, are drawn from a seed; the machine's timing is not.
+`python -m tests.chaos.tpus` runs it with 30 kills. The launcher is the train step of `--target tpu` in a process of its
+own; the TPU API is the fake one, whose hosts run the real start-up script. Kinds, victims and moments of the kills, and
+the calls that fail, are drawn from a seed; the machine's timing is not.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from slipway.core.exit_codes import STOPPED
 from slipway.trainer.config import RestartSettings
 from tests.fakes.google import PROJECT, FakeGoogle
 from tests.fakes.ready import BUCKET, IMAGE, RUNNER, grant, make_ready
-from tests.fakes.tpu.hosts import survivors
 
 # Both have the TPU: the second one is used when the first has no capacity.
 ZONES = ("us-east5-a", "us-east5-b")
@@ -75,9 +74,9 @@ KINDS = ("launcher", "host", "preemption", "abandoned", "no capacity", "stock-ou
 class Strike:
     """One kill, `after` so many seconds of a launcher's life.
 
-    `kind` is "launcher" (killed and started again), "abandoned" (killed, and started again only when its TPU has deleted
-    itself), "host" (crashed and restarted) or "preemption". With "no capacity" in the first zone, and with a "stock-out"
-    in both, which last until the next strike, the launcher is killed, too.
+    `kind` is "launcher" (killed and started again), "abandoned" (killed, and started again only when its TPU has
+    deleted itself), "host" (crashed and restarted) or "preemption". With "no capacity" in the first zone, and with a
+    "stock-out" in both, which last until the next strike, the launcher is killed, too.
     """
 
     kind: str
@@ -254,7 +253,7 @@ class _Chaos:
 def _left(google: FakeGoogle) -> list[str]:
     """Return what is left of queued resources and their nodes, and of the processes of hosts."""
     left = [f"{name} is left: {resource.state}" for name, resource in google.tpu.resources.items()]
-    return left + [f"process {pid} of a host is left" for pid in survivors()]
+    return left + [f"process {pid} of a host is left" for pid in google.tpu.machines.processes()]
 
 
 def _two_at_once(history: list[tuple[str, str]]) -> list[str]:

@@ -12,7 +12,6 @@ from googleapiclient.errors import HttpError
 from slipway.components.cloud.connection import Connection
 from tests.fakes.google import NUMBER, PROJECT, REGION, SUBMITTER, FakeGoogle
 from tests.fakes.ready import BUCKET, IMAGE, RUNNER, grant
-from tests.fakes.tpu.hosts import survivors
 
 ZONE = "europe-west4-b"
 PARENT = f"projects/{PROJECT}/locations/{ZONE}"
@@ -324,7 +323,7 @@ def test_a_host_deletes_its_own_queued_resource_with_its_accounts_token(tpus: Tp
         "sleep 60 & nohup setsid sleep 60 & wait"
     )
     tpus.wait("")
-    assert survivors() == []
+    assert tpus.google.tpu.machines.processes() == []
 
 
 def test_a_preempted_queued_tpu_is_suspended_by_the_service_and_its_hosts_are_told(tpus: Tpus) -> None:
@@ -339,7 +338,7 @@ def test_a_preempted_queued_tpu_is_suspended_by_the_service_and_its_hosts_are_to
     tpus.wait("SUSPENDED")
     assert tpus.get()["state"]["stateInitiator"] == "SERVICE"
     assert "told" in host.output
-    assert survivors() == []
+    assert tpus.google.tpu.machines.processes() == []
     refused(404, "was not found", tpus.nodes.get(name=f"{PARENT}/nodes/tpu-1").execute)
 
 

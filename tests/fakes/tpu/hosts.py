@@ -56,7 +56,12 @@ class Machines:
 
     def __post_init__(self) -> None:
         self.mounted = self.folder / "buckets"
+        self.mark = uuid.uuid4().hex
         self._lock = threading.Lock()
+
+    def processes(self) -> list[int]:
+        """Return the ids of the running processes of all hosts."""
+        return [process.pid for process in _marked(f"{MARK}={self.mark}")]
 
     def addresses(self) -> dict[str, str]:
         """Return where Google's addresses lead, by host and port."""
@@ -102,7 +107,7 @@ class Host:
             attributes=metadata,
             instance={"preempted": lambda: str(self.preempted).upper(), "zone": lambda: metadata["zone"]},
         )
-        self._mark = uuid.uuid4().hex
+        self._mark = f"{machines.mark}-{uuid.uuid4().hex}"
         self._lock = threading.Lock()
         self._startup: subprocess.Popen[bytes] | None = None
         self.script = metadata.get("startup-script", "")
@@ -238,11 +243,6 @@ def hosts_of(machines: Machines, node: dict[str, Any], tpu: Slice, project: Proj
         folder = machines.folder / f"{tpu_env['NODE_ID']}-{uuid.uuid4().hex[:6]}-{number}"
         hosts.append(Host(machines, folder, email, metadata, slice_variables if len(addresses) > 1 else {}))
     return hosts
-
-
-def survivors() -> list[int]:
-    """Return the running processes of all hosts of this machine's tests."""
-    return [process.pid for process in _marked(f"{MARK}=")]
 
 
 def _marked(text: str) -> list[psutil.Process]:
