@@ -83,6 +83,8 @@ def run(
         if elsewhere := remote(record.platform):
             _run_remotely(elsewhere, folder, wait=wait, as_json=as_json, require_promotion=require_promotion)
             return
+        if record.platform == "tpu":
+            check_configuration(configuration, "tpu")
         check_runner(runner, Runner(record.runner), f"the run {record.run_id}")
         if record.runner == Runner.docker:
             from slipway.pipelines.platforms.local.containers import docker_client
@@ -100,7 +102,9 @@ def run(
         from slipway.pipelines.runs import record as runs
 
         folder = runs.create(configuration)
-        record = launch.new_record(folder, configuration, runner=runner.value)
+        if target == "tpu":
+            _find_image(folder, configuration, as_json=as_json)
+        record = launch.new_record(folder, configuration, runner=runner.value, platform=target)
     _run_and_exit(folder, configuration, record, as_json=as_json, require_promotion=require_promotion, timings=timings)
 
 
@@ -168,7 +172,7 @@ def _resumed_configuration(
             f"{fixed[0]} cannot be applied to a resumed run: its data and checkpoints depend on the original value.",
             setting=fixed[0].partition(" ")[0],
             value=fixed[0].partition(" ")[2],
-            allowed="evaluate.*, register.* and train.restarts.*, which do not affect the weights",
+            allowed="evaluate.*, register.*, train.restarts.* and tpu.*, which do not affect the weights",
             fix=new_run_with(record, " ".join(fixed)),
         )
     configuration = load(folder.configuration_file, overrides)
@@ -205,6 +209,33 @@ def _run_remotely(
     if as_json:
         sys.stdout.write(folder.record_file.read_text())
     shown.print(f"  watch: slipway status --follow {record.run_id}", highlight=False, soft_wrap=True)
+
+
+def _find_image(folder: RunFolder, configuration: RunConfig, *, as_json: bool) -> None:
+    """Build the trainer's image if it does not exist, and store its name in the run's folder.
+
+    Raises:
+        UserError: It cannot be built; the folder has been removed.
+    """
+    from slipway.components.step import WorkFailed
+    from slipway.pipelines.images.images import trainer_image
+    from slipway.pipelines.platforms.tpu.checks import settings_of
+    from slipway.pipelines.runs import record as runs
+
+    shown = Console(stderr=True) if as_json else console
+
+    def say(line: str) -> None:
+        shown.print(escape(line), highlight=False, soft_wrap=True)
+
+    try:
+        with (folder.logs / "build_image.log").open("w") as log:
+            folder.image_file.write_text(trainer_image(configuration, settings_of(configuration), log, say))
+    except BaseException as error:
+        tail = (folder.logs / "build_image.log").read_text()
+        runs.discard(folder)
+        if isinstance(error, WorkFailed):
+            raise UserError(f"{error.message}\n{tail}", fix="see the builder's output above") from None
+        raise
 
 
 def _run_and_exit(

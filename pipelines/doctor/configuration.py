@@ -14,15 +14,23 @@ from slipway.pipelines.hardware.memory import fits_memory
 from slipway.pipelines.hardware.placement import check_engine
 from slipway.pipelines.platforms.kubeflow.checks import settings_of
 from slipway.pipelines.platforms.remote import remote
+from slipway.pipelines.platforms.tpu.checks import request_of
+from slipway.pipelines.table import HERE
 from slipway.trainer.data.assignment import check_shared_evenly
 from slipway.trainer.engines import builder, installed, table
 from slipway.trainer.stages import check_patterns
+
+# Whose machines train in Google Cloud, by target.
+CLOUD = {"vertex": "Vertex AI", "tpu": "Cloud TPU"}
 
 
 def hardware_choice(context: Context) -> str:
     """The hardware is available on the run's platform."""
     config = context.config
     hardware = config.parsed_hardware
+    if context.target == "tpu":
+        request = request_of(config)
+        return f"{hardware} in {', '.join(request.settings.zones)}, with {request.runtime_version}"
     if elsewhere := remote(context.target):
         return elsewhere.check_hardware(config)
     if not hardware.accelerators_per_replica or context.rehearsal:
@@ -44,11 +52,13 @@ def training_engine(context: Context) -> str:
     """The engine is installed (for local runs) and supports the run's settings and hardware."""
     train, hardware = context.config.train, context.config.parsed_hardware
     own_data = context.config.prepared is None
-    if context.target == "local" and not own_data:
+    # The step evaluate runs here as well, with TensorFlow if the engine's models are SavedModels.
+    trains_here, evaluates_here = context.target == "local", context.target in HERE
+    if not own_data and (trains_here or (evaluates_here and not table.ENGINES[train.engine].exports_saved_model)):
         installed.verify(train.engine)
     table.refuse(train)
-    image = context.config.vertex.image if context.target == "vertex" and context.config.vertex else None
-    image = train.image or image
+    section = {"vertex": context.config.vertex, "tpu": context.config.tpu}.get(context.target)
+    image = train.image or (section.image if section else None)
     check_engine(hardware, train.engine, own_program=train.program is not None, own_build=image is not None)
     if own_data:
         return "the program's own"
@@ -65,7 +75,7 @@ def data_source(context: Context) -> str:
         raise NotApplicableError("the program has its own data")
     if data.uri is not None:
         return _passed_on(data.uri, context)
-    if context.target != "local":
+    if context.target not in HERE:
         raise NotApplicableError("the source is not read from this machine")
     from slipway.components.prepare_data.sources import check_source  # imports TensorFlow Datasets
 
@@ -92,9 +102,9 @@ def _passed_on(uri: str, context: Context) -> str:
                 allowed="an absolute path, or a URI",
                 fix=f"--set data.uri={(context.folder / uri).resolve()}",
             )
-        if context.target == "vertex" and not uri.startswith("/gcs/"):
+        if context.target in CLOUD and not uri.startswith("/gcs/"):
             raise UserError(
-                f"The machines of Vertex AI do not have {uri}, which is on this machine.",
+                f"The machines of {CLOUD[context.target]} do not have {uri}, which is on this machine.",
                 setting="data.uri",
                 value=uri,
                 allowed="a URI, such as gs://BUCKET/FOLDER, which is also mounted as /gcs/BUCKET/FOLDER",
@@ -167,6 +177,12 @@ def image_context(context: Context) -> str:
         check_builder(config.vertex, config.vertex.build.builder)
         images = wanted_images(config, lambda _line: None)
         return ", ".join(f"{image.request.name}:{image.request.tag}" for image in images.values())
+    if context.target == "tpu" and config.tpu is not None and not (config.tpu.image or config.train.image):
+        from slipway.pipelines.images.images import check_builder, wanted_trainer
+
+        check_builder(config.tpu, config.tpu.build.builder)
+        image = wanted_trainer(config, config.tpu, lambda _line: None)
+        return f"{image.request.name}:{image.request.tag}"
     if context.runner == "docker":
         from slipway.pipelines.images.images import wanted_image
         from slipway.pipelines.platforms.local.containers import docker_client, has_gpus
@@ -221,7 +237,7 @@ def notification(context: Context) -> str:
             "--set notify.webhook=projects/PROJECT/secrets/slipway-webhook",
         )
     used = [name for name in ("email", "webhook", "topic") if getattr(settings, name)]
-    if context.target == "local" and settings.email:
+    if context.target in HERE and settings.email:
         used[0] = "no e-mail from this machine"
     return ", ".join(used)
 
@@ -240,7 +256,7 @@ def kubeflow_server(context: Context) -> str:
 def champion(context: Context) -> str:
     """The champion that the model will be compared with can be read from the registry, and is of the same task."""
     config = context.config
-    if context.target != "local":
+    if context.target not in HERE:
         raise NotApplicableError("the registry is not on this machine")
     if context.rehearsal:
         raise NotApplicableError("a rehearsal is not compared with a champion")

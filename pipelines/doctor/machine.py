@@ -105,7 +105,7 @@ def packages(context: Context) -> str:
                 fix=f"pip uninstall {first} {second}, then make install",
             )
     installed.verify_extra(installed.NO_EXTRA)
-    if context.target == "vertex":
+    if context.target in ("vertex", "tpu"):
         installed.verify_extra("cloud")
     names = ("kfp", "tensorflow", "keras")
     return ", ".join(f"{name} {version}" for name in names if (version := _version(name)))

@@ -17,7 +17,7 @@ from slipway.core.values import JsonObject
 from slipway.trainer.engines import table
 
 Provisioning = Literal["standard", "spot", "flex"]
-Status = Literal["offered", "retired", "not-for-training", "enum-only", "here"]
+Status = Literal["offered", "tpu-vm", "retired", "not-for-training", "enum-only", "here"]
 
 QUOTA_PREFIX = "aiplatform.googleapis.com/custom_model_training_"
 CORES_PER_HOST = 8  # of TPU v2 and v3
@@ -33,6 +33,14 @@ class Slices:
     largest: int
     regions: tuple[str, ...]
     certainty: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TpuVm:
+    """A TPU generation in the TPU API: AcceleratorConfig.Type, and its runtime versions, the default first."""
+
+    type: str
+    runtime_versions: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +72,7 @@ class Accelerator:
     cores_per_chip: int = 1
     regions: tuple[str, ...] = ()
     slices: Slices | None = None
+    tpu_vm: TpuVm | None = None
     provisioning: tuple[Provisioning, ...] = ()
     engines: tuple[str, ...] = ENGINES
     quota: str | None = None
@@ -239,11 +248,12 @@ def build(values: JsonObject) -> Catalogue:
         ValueError: A row refers to a name that does not exist, or a name is used twice.
     """
     values = _frozen(values)
+    nested = {"slices": Slices, "tpu_vm": TpuVm}
     rows = {
         "checked": date.fromisoformat(values["checked"]),
         "families": tuple(Family(**row) for row in values["families"]),
         "accelerators": tuple(
-            Accelerator(**row | ({"slices": Slices(**row["slices"])} if "slices" in row else {}))
+            Accelerator(**row | {name: kind(**row[name]) for name, kind in nested.items() if name in row})
             for row in values["accelerators"]
         ),
         "machines": tuple(Machine(**row) for row in values["machines"]),

@@ -59,10 +59,20 @@ def validate_for(
 
 
 def check_sold(hardware: Hardware) -> None:
-    """Check that the choice names what Vertex AI has, not this machine's GPUs."""
+    """Check that the choice names what Vertex AI has, not this machine's GPUs or what only Cloud TPU VMs have."""
     row = hardware.accelerator_row
-    if row is None or row.status != "here":
+    if row is None or row.status == "offered":
         return
+    if row.status == "tpu-vm":
+        near = next((str(other) for other in alternatives(hardware)), None)
+        raise UserError(
+            f"{row.title} is not offered for training on Vertex AI ({load().certainties[row.certainty]}).",
+            setting="hardware",
+            value=str(hardware),
+            allowed=f"its replacement: {' or '.join(row.replacements)}",
+            nearest=near,
+            fix=f"--hardware {near}, or --target tpu",
+        )
     kinds = [other.name for other in load().accelerators if other.status == "offered" and not other.is_tpu]
     near = f"{kinds[0]}x1"
     raise UserError(

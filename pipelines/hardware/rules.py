@@ -172,7 +172,7 @@ def known_machine(request: Request) -> Machine | None:
 
 def check_offered(request: Request, accelerator: Accelerator | None) -> None:
     """Check that the accelerator is offered for training."""
-    if accelerator is None or accelerator.status in ("offered", "here"):
+    if accelerator is None or accelerator.status in ("offered", "tpu-vm", "here"):
         return
     reasons = {
         "retired": f"{accelerator.title} is retired",

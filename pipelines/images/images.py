@@ -25,6 +25,7 @@ from slipway.components.build_image.project import ProjectContent, project_conte
 from slipway.components.build_image.reference import ARTIFACT_REGISTRY
 from slipway.components.cloud.retries import is_transient
 from slipway.components.prepare_data.sources import source_kind
+from slipway.components.train.tpu.settings import TpuSettings
 from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig, VertexSettings, vertex_of
 from slipway.pipelines.hardware import Hardware
@@ -181,6 +182,32 @@ def ensure_images(config: RunConfig, log: TextIO, say: Say, builder: str | None 
     return _images(config, uris, _verified(settings, wanted.get("trainer"), upload=True))
 
 
+def trainer_image(config: RunConfig, settings: TpuSettings, log: TextIO, say: Say) -> str:
+    """Return the image that trains on Cloud TPU VMs by digest, building it if the registry does not have it.
+
+    Raises:
+        UserError: The user can fix it: missing permissions, a missing repository, untracked files.
+        WorkFailed: The build failed.
+    """
+    if own := config.train.image or settings.image:
+        return own
+    check_builder(settings, settings.build.builder)
+    image = wanted_trainer(config, settings, say)
+    registry = registry_of(settings.image_repository, settings.connection)
+    found = find(image.request, registry)
+    if found is None:
+        say(f"building {image.request.uri} with {settings.build.builder}")
+        found = ensure(image.request, registry, _builder(settings, image, log, None)).uri
+    say(f"image {found}")
+    return found
+
+
+def wanted_trainer(config: RunConfig, settings: TpuSettings, say: Say) -> Wanted:
+    """Return the trainer's image on Cloud TPU VMs; see `wanted_images` for the errors."""
+    build = settings.build
+    return wanted_image(config, "trainer", "tpu", build.base, settings.image_repository, say, build.run_as)
+
+
 def known_images(config: RunConfig, say: Say) -> Images:
     """Return the images for a spec that is only compiled; nothing is built or uploaded.
 
@@ -252,7 +279,7 @@ def _place(package: str, reference: str) -> Path:
     return Path(str(spec.origin))
 
 
-def _service(settings: VertexSettings) -> CloudBuildSettings:
+def _service(settings: VertexSettings | TpuSettings) -> CloudBuildSettings:
     return CloudBuildSettings(
         project=settings.project,
         region=settings.region,
@@ -263,12 +290,12 @@ def _service(settings: VertexSettings) -> CloudBuildSettings:
     )
 
 
-def check_builder(settings: VertexSettings, builder: str) -> None:
+def check_builder(settings: VertexSettings | TpuSettings, builder: str) -> None:
     """Raise UserError if a builder cannot push to the repository."""
     if builder == "cloud-build" and not ARTIFACT_REGISTRY.fullmatch(settings.image_repository):
         raise UserError(
             "Cloud Build can push only to Artifact Registry.",
-            setting="vertex.build.repository",
+            setting=f"{settings.connection.section}.build.repository",
             value=settings.build.repository,
             allowed="the name of an Artifact Registry repository, or another builder",
             nearest="slipway",
@@ -276,7 +303,7 @@ def check_builder(settings: VertexSettings, builder: str) -> None:
         )
 
 
-def _builder(settings: VertexSettings, image: Wanted, log: TextIO, builder: str | None) -> Build:
+def _builder(settings: VertexSettings | TpuSettings, image: Wanted, log: TextIO, builder: str | None) -> Build:
     chosen = builder or settings.build.builder
     if chosen != "cloud-build":
         return build_locally(chosen, image.context.archive, log)

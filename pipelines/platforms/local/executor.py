@@ -41,7 +41,12 @@ def execute(folder: RunFolder, output: Path, champion: str, *, rehearsal: bool, 
 
         docker_task_handler.run_docker_container = run_container
         runner = local.DockerRunner(**run_arguments(folder, config))
-    training = pipeline(config, rehearsal=rehearsal, image=folder.image_file.read_text() if containers else "")
+    if folder.read().platform == "tpu":
+        from slipway.pipelines.platforms.tpu.steps import TpuPlatform
+
+        training = pipeline(config, platform=TpuPlatform(folder.image_file.read_text()))
+    else:
+        training = pipeline(config, rehearsal=rehearsal, image=folder.image_file.read_text() if containers else "")
     compiler.Compiler().compile(training, str(folder.specification_file))
     local.init(
         runner=runner,

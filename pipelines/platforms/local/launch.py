@@ -31,11 +31,13 @@ from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.platforms.local.containers import stop_containers
 from slipway.pipelines.platforms.local.warm import warm_steps
 from slipway.pipelines.runs.record import ErrorRecord, ProcessRecord, RunFolder, RunRecord, StepRecord, Watcher
-from slipway.pipelines.table import steps_on
+from slipway.pipelines.table import PlatformName, steps_on
 from slipway.trainer.distributed.signals import stop_signals
 
 POLL_SECONDS = 0.1
 STOP_SECONDS = 20.0
+# How long the train step has to delete its TPU: the service needs minutes.
+TPU_STOP_SECONDS = 600.0
 # A frozen process is reported if two checks, this far apart, find it stopped.
 FROZEN_CHECK_SECONDS = 2.0
 # With less free space than this, the disk is assumed to be full when a step ended without a result.
@@ -48,7 +50,12 @@ class Interrupted(Exception):
 
 
 def new_record(
-    folder: RunFolder, config: RunConfig, *, rehearsal: int = 0, runner: Literal["process", "docker"] = "process"
+    folder: RunFolder,
+    config: RunConfig,
+    *,
+    rehearsal: int = 0,
+    runner: Literal["process", "docker"] = "process",
+    platform: PlatformName = "local",
 ) -> RunRecord:
     """Return the record of a run that is about to start, or of a rehearsal of `rehearsal` steps."""
     absent = {
@@ -59,12 +66,12 @@ def new_record(
     return RunRecord(
         run_id=folder.run_id,
         name=config.name,
-        platform="local",
+        platform=platform,
         hardware=config.hardware,
         rehearsal=rehearsal,
         runner=runner,
         created=datetime.now(UTC),
-        steps=[StepRecord(name=name) for name in steps_on("local") if name not in absent],
+        steps=[StepRecord(name=name) for name in steps_on(platform) if name not in absent],
     )
 
 
@@ -139,7 +146,7 @@ def _execute(
             follower.check_for_frozen(process.pid)
             time.sleep(POLL_SECONDS)
     finally:
-        stop_session(process)
+        stop_session(process, TPU_STOP_SECONDS if record.platform == "tpu" else STOP_SECONDS)
         if record.runner == "docker":
             stop_containers(folder.run_id)
         follower.follow()
@@ -189,14 +196,14 @@ def _discard_output_if_closed() -> None:
             os.close(discard)
 
 
-def stop_session(process: subprocess.Popen[bytes]) -> None:
-    """Stop the executing process and its session: SIGTERM, then SIGKILL after STOP_SECONDS."""
+def stop_session(process: subprocess.Popen[bytes], seconds: float = STOP_SECONDS) -> None:
+    """Stop the executing process and its session: SIGTERM, then SIGKILL after `seconds`."""
     members = _session(process.pid)
     for member in members:
         with contextlib.suppress(psutil.NoSuchProcess):
             member.terminate()
             member.resume()  # a frozen process handles no signal before it is continued
-    _, alive = psutil.wait_procs(members, timeout=STOP_SECONDS)
+    _, alive = psutil.wait_procs(members, timeout=seconds)
     for member in alive + _session(process.pid):
         with contextlib.suppress(psutil.NoSuchProcess):
             member.kill()

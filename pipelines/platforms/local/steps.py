@@ -66,12 +66,15 @@ class LocalPlatform(Platform):
         return config.parsed_hardware.accelerators_per_replica if self.rehearsal else 0
 
 
-def pipeline(config: RunConfig, *, rehearsal: bool = False, image: str = "") -> BaseComponent:
-    """Return the pipeline for this machine, in containers of `image` if it is set.
+def pipeline(
+    config: RunConfig, *, rehearsal: bool = False, image: str = "", platform: Platform | None = None
+) -> BaseComponent:
+    """Return the pipeline for this machine, in containers of `image` if it is set, or for `platform`.
 
     Its parameters are the run's id, its training output, the champion's folder and those of the configuration.
     """
-    platform = LocalPlatform(rehearsal=rehearsal, image=image, own_image=config.train.image is not None)
+    if platform is None:
+        platform = LocalPlatform(rehearsal=rehearsal, image=image, own_image=config.train.image is not None)
 
     @dsl.pipeline(name=config.name, description=f"Slipway: {config.title}")
     @with_parameters(config)
