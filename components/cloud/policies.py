@@ -44,6 +44,8 @@ PERMISSIONS: Mapping[str, tuple[str, ...]] = {
     "roles/logging.logWriter": ("logging.logEntries.create",),
     "roles/logging.viewer": ("logging.logEntries.list",),
     "roles/serviceusage.serviceUsageConsumer": ("serviceusage.services.use",),
+    # Queued resources have no permissions of their own.
+    "roles/tpu.admin": tuple(f"tpu.nodes.{verb}" for verb in ("create", "delete", "get", "list")),
     "roles/storage.objectUser": tuple(f"storage.objects.{verb}" for verb in ("create", "delete", "get", "list")),
     "roles/storage.objectViewer": ("storage.objects.get", "storage.objects.list"),
 }

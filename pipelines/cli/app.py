@@ -23,6 +23,7 @@ from slipway.pipelines.cli.terminal import (
     show_help_alone,
     user_errors,
 )
+from slipway.pipelines.cli.tpu import app as tpu_app
 from slipway.pipelines.endpoints.commands import app as endpoints_app
 from slipway.pipelines.endpoints.commands import deploy, rollback
 from slipway.pipelines.schedules.commands import app as schedule_app
@@ -79,6 +80,7 @@ COMMANDS = (
 )
 SCHEDULE_EXAMPLES = ("slipway schedule diff", "slipway schedule apply nightly", "slipway schedule pause nightly")
 ENDPOINT_EXAMPLES = ("slipway endpoints list", "slipway endpoints diff digits", "slipway endpoints apply digits")
+TPU_EXAMPLES = ("slipway tpu list -c my.yaml", "slipway tpu delete slipway-digits-1-1")
 EXAMPLES = (
     "slipway init         write a small project that runs at once",
     "slipway doctor       check this machine and slipway.yaml",
@@ -117,6 +119,7 @@ for group, name, function, lines in COMMANDS:
     app.command(name, rich_help_panel=group, epilog=_examples(lines))(function)
 app.add_typer(config_group, name="config", rich_help_panel="Prepare")
 app.add_typer(data_group, name="data", rich_help_panel="Prepare")
+app.add_typer(tpu_app, name="tpu", rich_help_panel="Follow runs", epilog=_examples(TPU_EXAMPLES))
 app.add_typer(endpoints_app, name="endpoints", rich_help_panel="Use models", epilog=_examples(ENDPOINT_EXAMPLES))
 app.add_typer(schedule_app, name="schedule", rich_help_panel="Build and schedule", epilog=_examples(SCHEDULE_EXAMPLES))
 

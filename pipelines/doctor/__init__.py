@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from slipway.components.cloud.refusals import refusal
 from slipway.core.errors import UserError
-from slipway.pipelines.doctor import configuration, endpoints, machine, model_builder, quotas, vertex
+from slipway.pipelines.doctor import configuration, endpoints, machine, model_builder, quotas, tpu, vertex
 from slipway.pipelines.doctor.check import Check, Context, Finding, examine
 
 CHECKS = (
@@ -35,32 +35,41 @@ CHECKS = (
     Check("champion", configuration.champion, of_run=True),
     Check("endpoint", endpoints.deployment, of_run=True),
     Check("endpoint machine", endpoints.machine, of_run=True),
-    Check("credentials", vertex.credentials, of_run=True, cloud=True),
-    Check("project", vertex.project_exists, of_run=True, cloud=True),
-    Check("APIs", vertex.apis, of_run=True, cloud=True),
-    Check("service agents", vertex.service_agents, of_run=True, cloud=True),
-    Check("own rights", vertex.own_rights, of_run=True, cloud=True),
-    Check("run-as account", vertex.run_as_account, of_run=True, cloud=True),
-    Check("bucket", vertex.bucket_place, of_run=True, cloud=True),
-    Check("bucket rights", vertex.bucket_rights, of_run=True, cloud=True),
-    Check("repository", vertex.repository, of_run=True, cloud=True),
-    Check("builder", vertex.builder, cloud=True),
-    Check("encryption key", vertex.encryption_key, of_run=True, cloud=True),
-    Check("image", vertex.image, of_run=True, cloud=True),
-    Check("roles", vertex.roles, cloud=True),
-    Check("data disk", vertex.data_disk, of_run=True, cloud=True),
-    Check("quota", quotas.run_quota, of_run=True, cloud=True),
-    Check("endpoint quota", endpoints.quota, of_run=True, cloud=True),
-    Check("schedule quota", quotas.schedule_quota, cloud=True),
-    Check("first job", vertex.first_job, cloud=True),
+    Check("credentials", vertex.credentials, of_run=True, cloud="vertex"),
+    Check("project", vertex.project_exists, of_run=True, cloud="vertex"),
+    Check("APIs", vertex.apis, of_run=True, cloud="vertex"),
+    Check("service agents", vertex.service_agents, of_run=True, cloud="vertex"),
+    Check("own rights", vertex.own_rights, of_run=True, cloud="vertex"),
+    Check("run-as account", vertex.run_as_account, of_run=True, cloud="vertex"),
+    Check("bucket", vertex.bucket_place, of_run=True, cloud="vertex"),
+    Check("bucket rights", vertex.bucket_rights, of_run=True, cloud="vertex"),
+    Check("repository", vertex.repository, of_run=True, cloud="vertex"),
+    Check("builder", vertex.builder, cloud="vertex"),
+    Check("encryption key", vertex.encryption_key, of_run=True, cloud="vertex"),
+    Check("image", vertex.image, of_run=True, cloud="vertex"),
+    Check("roles", vertex.roles, cloud="vertex"),
+    Check("data disk", vertex.data_disk, of_run=True, cloud="vertex"),
+    Check("quota", quotas.run_quota, of_run=True, cloud="vertex"),
+    Check("endpoint quota", endpoints.quota, of_run=True, cloud="vertex"),
+    Check("schedule quota", quotas.schedule_quota, cloud="vertex"),
+    Check("first job", vertex.first_job, cloud="vertex"),
+    Check("credentials", tpu.credentials, of_run=True, cloud="tpu"),
+    Check("APIs", tpu.apis, of_run=True, cloud="tpu"),
+    Check("own rights", tpu.rights, of_run=True, cloud="tpu"),
+    Check("machines' account", tpu.account, of_run=True, cloud="tpu"),
+    Check("machines' roles", tpu.account_roles, of_run=True, cloud="tpu"),
+    Check("bucket", tpu.bucket, of_run=True, cloud="tpu"),
+    Check("image", tpu.image, of_run=True, cloud="tpu"),
+    Check("runtime version", tpu.runtime_version, of_run=True, cloud="tpu"),
+    Check("quota", tpu.quota, of_run=True, cloud="tpu"),
 )
 SECONDS = 30.0
 
 
 def examine_all(context: Context) -> list[Finding]:
-    """Run all checks and return their findings in order; for Vertex AI, the cloud checks run in parallel."""
+    """Run all checks and return their findings in order; those of a cloud project run in parallel."""
     findings = [examine(check, context) for check in CHECKS if not check.cloud]
-    cloud = [check for check in CHECKS if check.cloud and context.target == "vertex"]
+    cloud = [check for check in CHECKS if check.cloud == context.target]
     return findings + examine_side_by_side(cloud, context)
 
 
@@ -76,8 +85,8 @@ def refuse_on_failure(context: Context, *, submitting: bool = False) -> list[Fin
     """
     checks = [check for check in CHECKS if check.of_run]
     findings = [_refuse(examine(check, context)) for check in checks if not check.cloud]
-    if submitting and context.target == "vertex":
-        cloud = examine_side_by_side([check for check in checks if check.cloud], context)
+    if submitting:
+        cloud = examine_side_by_side([check for check in checks if check.cloud == context.target], context)
         findings += [_refuse(finding) for finding in cloud]
     return [finding for finding in findings if finding.status == "warning"]
 
@@ -113,7 +122,7 @@ def _examine_cloud(check: Check, context: Context) -> Finding:
     try:
         return examine(check, context)
     except Exception as error:
-        problem = refusal(error, context.project.connection, f"check the {check.name}")
+        problem = refusal(error, context.connection, f"check the {check.name}")
         return Finding(check.name, "fail", problem.message, problem.fix, problem)
 
 

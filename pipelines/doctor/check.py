@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Literal
 
 from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig
+from slipway.pipelines.platforms.tpu.checks import settings_of
 from slipway.pipelines.table import PlatformName
 from slipway.trainer.engines.installed import missing_extra
 
 if TYPE_CHECKING:
+    from slipway.components.cloud.connection import Connection
     from slipway.pipelines.doctor.project import Project
 
 
@@ -33,6 +35,11 @@ class Context:
         from slipway.pipelines.doctor.project import Project
 
         return Project(self.config)
+
+    @functools.cached_property
+    def connection(self) -> Connection:
+        """The connection to the run's Google Cloud project, which its checks share."""
+        return settings_of(self.config).connection if self.target == "tpu" else self.project.connection
 
 
 @dataclass(frozen=True)
@@ -67,14 +74,14 @@ class NotApplicableError(Exception):
 class Check:
     """A check: a function that describes what it found, or raises UserError, DoubtError or NotApplicableError.
 
-    `of_run`: whether `slipway run` and `compile` make it, too, before anything starts. `cloud`: whether it calls the
-    run's Google Cloud project; then it is made only for runs on Vertex AI, and not by `compile`.
+    `of_run`: whether `slipway run` and `compile` make it, too, before anything starts. `cloud`: the target whose Google
+    Cloud project it calls; then it is made only for runs with this target, and not by `compile`.
     """
 
     name: str
     look: Callable[[Context], str]
     of_run: bool = False
-    cloud: bool = False
+    cloud: PlatformName | None = None
 
 
 def examine(check: Check, context: Context) -> Finding:

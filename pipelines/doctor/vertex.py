@@ -74,7 +74,7 @@ def own_rights(context: Context) -> str:
     _ = project.number
     connection = project.connection
     where = policies.Resource("project", connection.project)
-    missing = _lacking(connection, where, USER)
+    missing = lacking(connection, where, USER)
     if missing:
         raise UserError(
             f"{project.caller() or 'Your account'} lacks {', '.join(missing)}.",
@@ -83,7 +83,7 @@ def own_rights(context: Context) -> str:
     return "may submit and follow runs"
 
 
-def _lacking(connection: Connection, resource: policies.Resource, role: str) -> list[str]:
+def lacking(connection: Connection, resource: policies.Resource, role: str) -> list[str]:
     """Return the permissions of a role that the caller lacks, also counting inherited ones."""
     wanted = policies.PERMISSIONS[role]
     return sorted(set(wanted) - policies.permitted(connection, resource, wanted))
@@ -96,7 +96,7 @@ def run_as_account(context: Context) -> str:
     account, connection = project.account, project.connection
     resource = policies.Resource("account", account)
     try:
-        missing = _lacking(connection, resource, ACT_AS)
+        missing = lacking(connection, resource, ACT_AS)
     except Exception as error:
         if not is_absent(error):
             raise
@@ -180,11 +180,11 @@ def builder(context: Context) -> str:
     connection = project.connection
     where, member = policies.Resource("project", connection.project), member_of(connection)
     who = project.caller() or "Your account"
-    if missing := _lacking(connection, where, BUILD):
+    if missing := lacking(connection, where, BUILD):
         fix = policies.grant_command(where, member, BUILD)
         raise UserError(f"{who} may not start builds: it lacks {', '.join(missing)}.", fix=fix)
     account = policies.Resource("account", email)
-    if not is_legacy(email) and _lacking(connection, account, ACT_AS):
+    if not is_legacy(email) and lacking(connection, account, ACT_AS):
         raise UserError(
             f"{who} may not start builds that run as {email}.",
             setting="vertex.build.service_account",
@@ -214,7 +214,7 @@ def image(context: Context) -> str:
     if image.is_googles:
         raise NotApplicableError("it is one of Google's images")
     _ = project.number
-    if not _exists(image, project.connection):
+    if not image_exists(image, project.connection):
         raise UserError(
             f"There is no image {text}.",
             setting="vertex.image",
@@ -224,7 +224,12 @@ def image(context: Context) -> str:
     return text
 
 
-def _exists(image: ImageReference, connection: Connection) -> bool:
+def image_exists(image: ImageReference, connection: Connection) -> bool:
+    """Whether the registry has the image.
+
+    Raises:
+        NotApplicableError: The caller may not see it.
+    """
     from slipway.components.build_image.registry import ArtifactRegistry, HttpRegistry  # imports urllib.request
 
     if image.artifact_repository is None:

@@ -169,13 +169,13 @@ def check(file: EndpointFile, say: Say, *, deploys: bool = True) -> None:
 
     context = Context(file.config, "vertex", rehearsal=False, folder=Path.cwd())
     checks = [
-        Check("credentials", vertex.credentials, cloud=True),
-        Check("project", vertex.project_exists, cloud=True),
-        Check("APIs", vertex.apis, cloud=True),
-        Check("endpoint machine", lambda context: endpoints.machine(context, file), cloud=True),
+        Check("credentials", vertex.credentials, cloud="vertex"),
+        Check("project", vertex.project_exists, cloud="vertex"),
+        Check("APIs", vertex.apis, cloud="vertex"),
+        Check("endpoint machine", lambda context: endpoints.machine(context, file), cloud="vertex"),
     ]
     if deploys:
-        checks.append(Check("endpoint quota", lambda context: endpoints.quota(context, file), cloud=True))
+        checks.append(Check("endpoint quota", lambda context: endpoints.quota(context, file), cloud="vertex"))
     for finding in examine_side_by_side(checks, context):
         if finding.error is not None:
             raise finding.error

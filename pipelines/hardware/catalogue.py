@@ -37,10 +37,16 @@ class Slices:
 
 @dataclass(frozen=True, kw_only=True)
 class TpuVm:
-    """A TPU generation in the TPU API: AcceleratorConfig.Type, and its runtime versions, the default first."""
+    """A TPU generation in the TPU API: AcceleratorConfig.Type, its runtime versions (the default first) and quota.
+
+    `quota` is the metric of on-demand TPUs after tpu.googleapis.com/, None if it is not known; that of Spot ends with
+    -preemptible. A chip draws `quota_per_chip` on it.
+    """
 
     type: str
     runtime_versions: tuple[str, ...]
+    quota: str | None = None
+    quota_per_chip: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -137,11 +137,12 @@ class FakeServiceUsage:
         buckets: list[dict[str, Any]] = [
             {"effectiveLimit": str(self.metrics.get(metric, 0)), "defaultLimit": str(self.metrics.get(metric, 0))}
         ]
+        place = "zone" if service == "tpu.googleapis.com" else "region"
         for region, limit in regions.items():
-            buckets.append({"effectiveLimit": str(limit), "defaultLimit": "0", "dimensions": {"region": region}})
+            buckets.append({"effectiveLimit": str(limit), "defaultLimit": "0", "dimensions": {place: region}})
         limit = {
-            "name": f"{name}/limits/%2Fproject%2Fregion",
-            "unit": "1/{project}/{region}",
+            "name": f"{name}/limits/%2Fproject%2F{place}",
+            "unit": f"1/{{project}}/{{{place}}}",
             "metric": metric,
             "quotaBuckets": buckets,
         }

@@ -6,14 +6,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import psutil
 import pytest
 from googleapiclient.errors import HttpError
 
 from slipway.components.cloud.connection import Connection
 from tests.fakes.google import NUMBER, PROJECT, REGION, SUBMITTER, FakeGoogle
 from tests.fakes.ready import BUCKET, IMAGE, RUNNER, grant
-from tests.fakes.tpu.hosts import MARK
 
 ZONE = "europe-west4-b"
 PARENT = f"projects/{PROJECT}/locations/{ZONE}"
@@ -325,7 +323,7 @@ def test_a_host_deletes_its_own_queued_resource_with_its_accounts_token(tpus: Tp
         "sleep 60 & nohup setsid sleep 60 & wait"
     )
     tpus.wait("")
-    assert survivors() == []
+    assert tpus.google.tpu.machines.processes() == []
 
 
 def test_a_preempted_queued_tpu_is_suspended_by_the_service_and_its_hosts_are_told(tpus: Tpus) -> None:
@@ -340,7 +338,7 @@ def test_a_preempted_queued_tpu_is_suspended_by_the_service_and_its_hosts_are_to
     tpus.wait("SUSPENDED")
     assert tpus.get()["state"]["stateInitiator"] == "SERVICE"
     assert "told" in host.output
-    assert survivors() == []
+    assert tpus.google.tpu.machines.processes() == []
     refused(404, "was not found", tpus.nodes.get(name=f"{PARENT}/nodes/tpu-1").execute)
 
 
@@ -414,15 +412,3 @@ def test_queued_resources_are_listed_in_pages_with_the_zones_runtime_versions(tp
     versions = tpus.locations.runtimeVersions().list(parent=PARENT).execute()["runtimeVersions"]
     assert [each["version"] for each in versions] == ["v2-alpha-tpuv5", "v2-alpha-tpuv5-lite"]
     assert str(NUMBER) not in page["queuedResources"][0]["name"]
-
-
-def survivors() -> list[int]:
-    """Return the processes that a host has left behind."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.status() != psutil.STATUS_ZOMBIE and MARK in process.environ():
-                found.append(process.pid)
-        except psutil.Error:
-            continue
-    return found

@@ -57,6 +57,7 @@ class Lease:
         self._launcher = launcher.read_text()
         self._held = Holder()
         self._generation = 0
+        self._updated = datetime.now(UTC)
         self._lost = False
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -72,7 +73,7 @@ class Lease:
             earlier = self._read()
         except Exception as error:
             raise refusal(error, self._connection, f"read {self._name}") from error
-        age = (datetime.now(UTC) - self._blob.updated).total_seconds() if self._generation else 0.0
+        age = (datetime.now(UTC) - self._updated).total_seconds() if self._generation else 0.0
         if earlier.get("launcher", self._launcher) != self._launcher and earlier["holder"] and age < self._seconds:
             raise UserError(
                 f"Another command trains this run on the TPU {earlier['holder']} in {earlier['zone']}: it renewed "
@@ -133,9 +134,11 @@ class Lease:
                     logger.warning("could not renew %s: %s", self._name, error)
 
     def _read(self) -> dict[str, str]:
-        found = retried(lambda: self._blob.exists() and (self._blob.reload() or True), also=_changed_meanwhile)
-        self._generation = int(self._blob.generation) if found else 0
-        return dict(self._blob.metadata or {}) if found else {}
+        # Another blob: one that has been written asks for the generation that it knows.
+        found = retried(lambda: self._blob.bucket.get_blob(self._blob.name))
+        self._generation = int(found.generation) if found else 0
+        self._updated = found.updated if found else self._updated
+        return dict(found.metadata or {}) if found else {}
 
     def _write(self) -> datetime:
         """Write the object if nobody else has; an earlier write of ours may have succeeded without an answer."""
@@ -154,12 +157,8 @@ class Lease:
                 if self._read() != written:
                     self._lost = True
                     self.check()
+            else:
+                self._generation, self._updated = int(self._blob.generation), self._blob.updated
 
         retried(put)
-        self._generation = int(self._blob.generation)
-        updated: datetime = self._blob.updated
-        return updated
-
-
-def _changed_meanwhile(error: BaseException) -> bool:
-    return status_of(error) == 404
+        return self._updated

@@ -50,6 +50,11 @@ class QueuedResource:
         return self.labels.get(RUN_LABEL, "")
 
     @property
+    def owner(self) -> str:
+        """The user and machine that requested it."""
+        return self.labels.get(OWNER_LABEL, "")
+
+    @property
     def is_expired(self) -> bool:
         """Whether it failed or expired, or was preempted: it holds no TPU, but counts against the quota."""
         return self.state == FAILED or self.state in SUSPENDED

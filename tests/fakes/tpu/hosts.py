@@ -56,7 +56,12 @@ class Machines:
 
     def __post_init__(self) -> None:
         self.mounted = self.folder / "buckets"
+        self.mark = uuid.uuid4().hex
         self._lock = threading.Lock()
+
+    def processes(self) -> list[int]:
+        """Return the ids of the running processes of all hosts."""
+        return [process.pid for process in _marked(f"{MARK}={self.mark}")]
 
     def addresses(self) -> dict[str, str]:
         """Return where Google's addresses lead, by host and port."""
@@ -102,7 +107,7 @@ class Host:
             attributes=metadata,
             instance={"preempted": lambda: str(self.preempted).upper(), "zone": lambda: metadata["zone"]},
         )
-        self._mark = uuid.uuid4().hex
+        self._mark = f"{machines.mark}-{uuid.uuid4().hex}"
         self._lock = threading.Lock()
         self._startup: subprocess.Popen[bytes] | None = None
         self.script = metadata.get("startup-script", "")
@@ -138,13 +143,7 @@ class Host:
 
     def processes(self) -> list[psutil.Process]:
         """Return the host's running processes."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error, OSError):
-                ended = process.status() == psutil.STATUS_ZOMBIE
-                if not ended and f"{MARK}={self._mark}".encode() in _environment_of(process.pid):
-                    found.append(process)
-        return found
+        return _marked(f"{MARK}={self._mark}")
 
     def stop(self, grace_seconds: float) -> None:
         """Shut the machine down: SIGTERM to all processes, then SIGKILL until there are none."""
@@ -246,8 +245,14 @@ def hosts_of(machines: Machines, node: dict[str, Any], tpu: Slice, project: Proj
     return hosts
 
 
-def _environment_of(pid: int) -> bytes:
-    return Path(f"/proc/{pid}/environ").read_bytes()
+def _marked(text: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            ended = process.status() == psutil.STATUS_ZOMBIE
+            if not ended and text.encode() in Path(f"/proc/{process.pid}/environ").read_bytes():
+                found.append(process)
+    return found
 
 
 def _signal(processes: list[psutil.Process], number: signal.Signals) -> None:

@@ -55,7 +55,7 @@ class FakeTpu:
 
     `seconds` is how long each state lasts at least. In the zones of `stocked_out` requests wait, in those of
     `exhausted` provisioning fails. `second` is how long a second of the requests' `validUntilDuration` takes. `history`
-    has every state of every queued resource that there was: (name, state).
+    has every state of every queued resource that there was: (name, state), with "" when it was removed.
     """
 
     def __init__(self, service: HttpService, world: World, machines: Machines) -> None:
@@ -322,7 +322,12 @@ class FakeTpu:
         if state == "DELETING":
             resource.removed = True
             del self.resources[resource.name]
+            self.history.append((resource.name, ""))
+            for host in resource.hosts:
+                host.close()
         elif state == "SUSPENDING":
+            for host in resource.hosts:
+                host.close()
             resource.node, resource.hosts = None, []
             self._enter(resource, "SUSPENDED", initiator=resource.body["state"]["stateInitiator"])
         elif state == "WAITING_FOR_RESOURCES" and resource.zone in self.stocked_out:

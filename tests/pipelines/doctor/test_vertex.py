@@ -409,7 +409,7 @@ def test_an_unreachable_service_fails_only_its_check(ready, tmp_path):
         return "too late"
 
     asked = subject(ready, tmp_path)
-    both = [Check("hanging", hang, cloud=True), Check("credentials", checks.credentials, cloud=True)]
+    both = [Check("hanging", hang, cloud="vertex"), Check("credentials", checks.credentials, cloud=True)]
     slow, quick = examine_side_by_side(both, asked, seconds=3)
     hangs.set()
     assert (slow.status, quick.status) == ("fail", "pass")

@@ -1,0 +1,92 @@
+"""`slipway tpu …`: list and delete the TPUs that runs with `--target tpu` have requested."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from slipway.core.errors import UserError
+from slipway.pipelines.cli.options import Configuration, Json, Overrides, configuration_path
+from slipway.pipelines.cli.terminal import command_group, confirm_deletion, console, say, user_errors
+
+if TYPE_CHECKING:
+    from slipway.components.train.tpu.service import QueuedResource
+    from slipway.components.train.tpu.settings import TpuSettings
+
+app = command_group("List and delete the Cloud TPUs that runs with --target tpu have requested.")
+
+
+@app.command(name="list")
+@user_errors
+def list_(config: Configuration = None, overrides: Overrides = None, as_json: Json = False) -> None:
+    """List the requests of all users in the configuration's zones, with their states."""
+    from rich.table import Table
+
+    _, found = _listed(config, overrides)
+    if as_json:
+        _print_json(found)
+        return
+    if not found:
+        say("There are no TPUs.")
+        return
+    table = Table("TPU", "zone", "state", "hardware", "run", "owner", "since", box=None)
+    for each in found:
+        hardware = each.accelerator + (" (Spot)" if each.spot else "")
+        since = each.created.partition(".")[0].replace("T", " ")
+        table.add_row(each.name, each.zone, each.state, hardware, each.run_id, each.owner, since)
+    console.print(table)
+    if expired := [each for each in found if each.is_expired]:
+        say(f"{len(expired)} hold no TPU and count against the quota: slipway tpu delete")
+
+
+@app.command()
+@user_errors
+def delete(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME]", help="A TPU or a run's id; default: the requests that failed or expired."),
+    ] = None,
+    config: Configuration = None,
+    overrides: Overrides = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Delete TPUs and wait until they no longer exist. A run that trains on one fails; its checkpoints are kept."""
+    from slipway.components.train.tpu import service
+
+    settings, found = _listed(config, overrides)
+    if name is None:
+        doomed = [each for each in found if each.is_expired]
+    else:
+        doomed = [each for each in found if name in (each.name, each.run_id)]
+        if not doomed:
+            raise UserError.unknown("TPU", name, sorted({each.name for each in found}), setting="NAME")
+    for each in doomed:
+        say(f"{each.name} in {each.zone}: {each.state}, run {each.run_id} of {each.owner}")
+    if doomed and not yes:
+        confirm_deletion(f"Delete {'it' if len(doomed) == 1 else f'these {len(doomed)}'}?")
+    for each in doomed:
+        service.delete(settings.connection, each.zone, each.name)
+        say(f"{each.name}: deleted")
+    if not doomed:
+        say("There is no request that failed or expired.")
+    if as_json:
+        _print_json(doomed)
+
+
+def _listed(config: Configuration, overrides: Overrides) -> tuple[TpuSettings, list[QueuedResource]]:
+    """Return the section `tpu`, and what runs have requested in its zones."""
+    from slipway.components.train.tpu import service
+    from slipway.pipelines.config.config import load
+    from slipway.pipelines.platforms.tpu.checks import settings_of
+
+    settings = settings_of(load(configuration_path(None, config), overrides or ()))
+    return settings, list(service.listed(settings.connection, list(settings.zones)))
+
+
+def _print_json(found: list[QueuedResource]) -> None:
+    sys.stdout.write(json.dumps([asdict(each) for each in found], indent=2) + "\n")

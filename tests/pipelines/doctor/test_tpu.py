@@ -1,0 +1,167 @@
+"""The doctor's checks of a project for `--target tpu`: each names its problem and the fix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipway.core.errors import UserError
+from slipway.pipelines.config.config import RunConfig
+from slipway.pipelines.doctor import CHECKS, examine_all, refuse_on_failure
+from slipway.pipelines.doctor.check import Context, Finding
+from tests.fakes.google import COMPUTE_ACCOUNT, NUMBER, PROJECT, REGION, SUBMITTER, FakeGoogle
+from tests.fakes.ready import BUCKET, IMAGE, REPOSITORY, RUNNER, grant, make_ready, take_away
+
+ZONE = f"{REGION}-b"
+CLOUD = {check.name for check in CHECKS if check.cloud == "tpu"}
+SPOT = "tpu.googleapis.com/tpu-v5s-litepod-preemptible"
+
+
+@pytest.fixture
+def ready(google: FakeGoogle) -> FakeGoogle:
+    make_ready(google)
+    grant(google, f"projects/{PROJECT}", "roles/tpu.admin", RUNNER)
+    return google
+
+
+def context(google: FakeGoogle, folder: Path, hardware: str = "tpu-v5e-2x4+spot", **section: Any) -> Context:
+    tpu = {
+        "project": PROJECT,
+        "zones": [ZONE],
+        "bucket": f"gs://{BUCKET}",
+        "image": IMAGE,
+        "service_account": RUNNER,
+        "endpoints": dict(google.endpoints),
+        **section,
+    }
+    values = {
+        "name": "digits",
+        "hardware": hardware,
+        "data": {"source": "digits", "store": str(folder)},
+        "model": {"builder": "slipway.trainer.models.digits:build"},
+        "train": {"epochs": 1},
+        "tpu": tpu,
+    }
+    return Context(RunConfig.model_validate(values), "tpu", False, folder)
+
+
+def found(google: FakeGoogle, folder: Path, hardware: str = "tpu-v5e-2x4+spot", **section: Any) -> dict[str, Finding]:
+    findings = examine_all(context(google, folder, hardware, **section))
+    return {each.check: each for each in findings if each.check in CLOUD}
+
+
+def test_a_project_for_target_tpu_that_is_ready_passes(ready: FakeGoogle, tmp_path: Path) -> None:
+    ready.world.quotas[PROJECT, ZONE, SPOT] = 16
+    findings = found(ready, tmp_path)
+    assert {name: each.found for name, each in findings.items() if each.status != "pass"} == {}
+    assert findings.keys() == CLOUD
+    assert findings["quota"].found == f"8 of tpu-v5s-litepod: 16 in {ZONE}"
+    assert findings["runtime version"].found == f"v2-alpha-tpuv5-lite in {ZONE}"
+
+
+def _disable(google: FakeGoogle) -> None:
+    google.world.projects[PROJECT].services.remove("tpu.googleapis.com")
+
+
+def _no_rights(google: FakeGoogle) -> None:
+    google.world.owners.clear()
+    grant(google, f"projects/{PROJECT}", "roles/serviceusage.serviceUsageViewer", SUBMITTER)
+
+
+def _no_act_as(google: FakeGoogle) -> None:
+    _no_rights(google)
+    grant(google, f"projects/{PROJECT}", "roles/tpu.admin", SUBMITTER)
+
+
+def _far_bucket(google: FakeGoogle) -> None:
+    google.world.buckets[BUCKET]["location"] = "US-EAST5"
+
+
+def _no_quota(google: FakeGoogle) -> None:
+    google.world.quotas[PROJECT, ZONE, SPOT] = 4
+
+
+@pytest.mark.parametrize(
+    ("change", "section", "check", "sentence", "fix"),
+    [
+        (_disable, {}, "APIs", "tpu.googleapis.com", "gcloud services enable tpu.googleapis.com"),
+        (_no_rights, {}, "own rights", "lacks tpu.nodes.create", "--role=roles/tpu.admin"),
+        (_no_act_as, {}, "machines' account", "iam.serviceAccounts.actAs", "--role=roles/iam.serviceAccountUser"),
+        (None, {"service_account": "no@x.iam.gserviceaccount.com"}, "machines' account", "does not exist", "create no"),
+        (_far_bucket, {}, "bucket", "is in us-east5", f"--location={REGION}"),
+        (None, {"bucket": "gs://absent"}, "bucket", "does not exist", "gcloud storage buckets create gs://absent"),
+        (None, {"image": IMAGE.replace("0" * 64, "a" * 64)}, "image", "There is no image", "--set tpu.image=null"),
+        (None, {"zones": [f"{REGION}-c"]}, "runtime version", "list the runtime versions", None),
+        (_no_quota, {}, "quota", f"needs 8 of {SPOT}, and the limit is 4 in {ZONE}", "slipway tpu list"),
+    ],
+)
+def test_a_check_for_target_tpu_fails_with_its_fix(
+    ready: FakeGoogle,
+    tmp_path: Path,
+    change: Callable[[FakeGoogle], None] | None,
+    section: dict[str, Any],
+    check: str,
+    sentence: str,
+    fix: str | None,
+) -> None:
+    if change is not None:
+        change(ready)
+    finding = found(ready, tmp_path, **section)[check]
+    assert (finding.status, sentence in finding.found) == ("fail", True), finding
+    assert fix is None or fix in str(finding.fix), finding.fix
+
+
+@pytest.mark.parametrize(
+    ("resource", "role"),
+    [
+        (f"projects/{PROJECT}", "roles/tpu.admin"),
+        (f"buckets/{BUCKET}", "roles/storage.objectUser"),
+        (REPOSITORY, "roles/artifactregistry.reader"),
+    ],
+)
+def test_a_role_that_the_machines_of_target_tpu_lack_is_a_warning(
+    ready: FakeGoogle, tmp_path: Path, resource: str, role: str
+) -> None:
+    take_away(ready, resource, role)
+    finding = found(ready, tmp_path)["machines' roles"]
+    assert (finding.status, f"lacks {role} on" in finding.found) == ("warning", True), finding
+    assert finding.fix is not None
+    assert finding.fix.endswith(f"--member=serviceAccount:{RUNNER} --role={role}")
+    assert ("cannot delete itself" in finding.found) == (role == "roles/tpu.admin")
+
+
+def test_the_machines_of_target_tpu_run_as_compute_engines_account_by_default(
+    ready: FakeGoogle, tmp_path: Path
+) -> None:
+    findings = found(ready, tmp_path, service_account=None)
+    assert findings["machines' account"].found.startswith(COMPUTE_ACCOUNT)
+    assert str(NUMBER) in findings["machines' roles"].found
+
+
+@pytest.mark.parametrize(("hardware", "wanted"), [("tpu-v5p-2x2x2", 16), ("tpu-v5e-2x4", 8)])
+def test_quota_for_target_tpu_counts_what_the_generation_counts(
+    ready: FakeGoogle, tmp_path: Path, hardware: str, wanted: int
+) -> None:
+    metric = f"tpu.googleapis.com/{'tpu-v5p' if 'v5p' in hardware else 'tpu-v5s-litepod'}"
+    ready.world.quotas[PROJECT, ZONE, metric] = wanted
+    assert found(ready, tmp_path, hardware)["quota"].status == "pass"
+    ready.world.quotas[PROJECT, ZONE, metric] = wanted - 1
+    assert f"needs {wanted} of {metric}" in found(ready, tmp_path, hardware)["quota"].found
+
+
+def test_without_a_section_tpu_only_the_hardware_fails_for_target_tpu(ready: FakeGoogle, tmp_path: Path) -> None:
+    asked = context(ready, tmp_path)
+    asked = Context(asked.config.model_copy(update={"tpu": None}), "tpu", False, tmp_path)
+    findings = {each.check: each for each in examine_all(asked)}
+    assert findings["hardware"].status == "fail"
+    assert {findings[name].status for name in CLOUD} == {"skipped"}
+
+
+def test_a_run_with_target_tpu_is_refused_before_anything_is_requested(ready: FakeGoogle, tmp_path: Path) -> None:
+    _no_quota(ready)
+    with pytest.raises(UserError, match="The quota is too small"):
+        refuse_on_failure(context(ready, tmp_path), submitting=True)
+    assert ready.tpu.history == []
