@@ -44,7 +44,7 @@ def is_transient(error: BaseException) -> bool:
 def is_out_of_quota(error: BaseException) -> bool:
     """Return whether a 429 is about a quota that waiting does not restore, such as accelerators."""
     # Vertex AI's and the TPU API's words; those for calls per minute are others.
-    words = r"quota metrics exceed quota limits|Quota limit '\w+' has been exceeded"
+    words = r"quota metrics exceed quota limits|Quota (limit )?'\w+' (has been exceeded|exhausted)"
     return status_of(error) == 429 and re.search(words, str(error)) is not None
 
 

@@ -41,10 +41,9 @@ def test_a_run_with_target_tpu_that_is_preempted_twice_trains_the_same_weights(
     tpu: TpuRuns, finished: FinishedRun
 ) -> None:
     running = tpu.workspace.start("run", *tpu.arguments("tpu-v5e-1x1+spot", QUICK_RESTARTS))
-    known: set[str] = set()
+    checkpoints: set[str] = set()
     for attempt in (1, 2):
-        wait_for(lambda: {*tpu.objects("/state.npz")} - known or running.poll() is not None, 60)
-        known = tpu.objects("/state.npz")
+        checkpoints = tpu.wait_for_objects("/state.npz", besides=checkpoints)
         tpu.google.tpu.preempt(tpu.requested()[attempt - 1])
     output, error = running.communicate(timeout=120)
     assert running.returncode == 0, output + error

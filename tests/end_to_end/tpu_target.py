@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import Any
 
 from tests.end_to_end.workspace import Workspace, wait_for
@@ -47,10 +48,9 @@ class TpuRuns:
         """Return the names of all queued resources that there were, in order."""
         return [name.rpartition("/")[2] for name, state in self.google.tpu.history if state == "CREATING"]
 
-    def wait_for_objects(self, ending: str) -> set[str]:
-        """Wait until the bucket has objects whose names end like this; return them."""
-        wait_for(lambda: self.objects(ending), 60)
-        return self.objects(ending)
+    def wait_for_objects(self, ending: str, besides: Collection[str] = ()) -> set[str]:
+        """Wait until the bucket has objects whose names end like this, and which are not in `besides`; return them."""
+        return wait_for(lambda: self.objects(ending) - {*besides}, 60)
 
     def objects(self, ending: str) -> set[str]:
         storage = self.google.storage

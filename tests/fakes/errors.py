@@ -52,6 +52,7 @@ class _Planned:
     method: str
     error: Exception
     times: int
+    lost: bool
 
 
 class Faults:
@@ -75,26 +76,30 @@ class Faults:
         with self._lock:
             self._random.seed(seed)
 
-    def plan(self, method: str, error: Exception, times: int = 1) -> None:
-        """Respond to the next `times` calls of `method` with `error`."""
+    def plan(self, method: str, error: Exception, times: int = 1, *, lost: bool = False) -> None:
+        """Respond to the next `times` calls of `method` with `error`; with `lost`, after their work is done."""
         with self._lock:
-            self._planned.append(_Planned(method, error, times))
+            self._planned.append(_Planned(method, error, times, lost))
 
     def before(self, method: str) -> None:
         """Raise the fault of a call before its work is done."""
         with self._lock:
             self.calls[method] += 1
-            for planned in self._planned:
-                if planned.method in method and planned.times > 0:
-                    planned.times -= 1
-                    self.struck[method] += 1
-                    raise planned.error
+            self._raise_planned(method, lost=False)
             self._strike(method, self.share / 2)
 
     def after(self, method: str) -> None:
         """Raise the fault of a call after its work is done: the response is lost."""
         with self._lock:
+            self._raise_planned(method, lost=True)
             self._strike(method, self.share / 2)
+
+    def _raise_planned(self, method: str, *, lost: bool) -> None:
+        for planned in self._planned:
+            if planned.lost == lost and planned.method in method and planned.times > 0:
+                planned.times -= 1
+                self.struck[method] += 1
+                raise planned.error
 
     def _strike(self, method: str, share: float) -> None:
         if self._random.random() >= share:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
@@ -19,25 +16,21 @@ from slipway.components.train.local_cluster import check_same_weights
 from slipway.components.train.restarts import Restart, Restarts
 from slipway.components.train.tpu import service
 from slipway.components.train.tpu.bucket import BucketFolder
-from slipway.components.train.tpu.lease import Holder, Lease
+from slipway.components.train.tpu.lease import Holder, Lease, has_lapsed
+from slipway.components.train.tpu.request import LEASE, POLL_SECONDS, RUNS, body_of, name_of, reading
 from slipway.components.train.tpu.settings import TpuRequest
-from slipway.components.train.tpu.startup import HOSTS, Startup
+from slipway.components.train.tpu.startup import HOSTS
 from slipway.components.worker_pools import Container, WorkerPool
 from slipway.core import events, manifest
 from slipway.core.errors import UserError
 from slipway.core.exit_codes import STOPPED, UNAVAILABLE
-from slipway.core.paths import DATA_VARIABLE
 from slipway.core.supervision import KEPT_LINES
-from slipway.core.values import JsonObject
 from slipway.trainer.checkpoint.store import POINTER
 from slipway.trainer.config import RestartSettings
 from slipway.trainer.distributed.cluster import slice_hosts
 
-POLL_SECONDS = 5.0
 # How long the other hosts have to end after the first one failed.
 GRACE_SECONDS = 60.0
-LONGEST_NAME = 63
-SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 STATES = {
     "CREATING": "being created",
     "ACCEPTED": "accepted",
@@ -66,7 +59,7 @@ class Host:
 
 @dataclass
 class Loss:
-    """Why a TPU can no longer be used, as a verb phrase, and whether another request may help."""
+    """What happened to a TPU that can no longer be used, as a verb phrase, and whether another one is requested."""
 
     how: str
     again: bool = True
@@ -115,6 +108,7 @@ def train_on_tpu(
                         break
                     job.delete()
                     job.wait(job.next_restart(policy, loss, failed))
+                job.delete()  # before the copy, which does not need it
                 check_same_weights(job.hosts)
                 for name in ("model", "logs"):
                     job.folder.below(name).download(output / name)
@@ -132,10 +126,10 @@ class _Job:
         self.connection = self.settings.connection
         self.run_id = output.parent.name
         self.bucket = self.settings.bucket.removeprefix("gs://")
-        self.folder = BucketFolder(self.connection, self.bucket, f"runs/{self.run_id}")
+        self.folder = BucketFolder(self.connection, self.bucket, f"{RUNS}/{self.run_id}")
         self.lease_seconds = 60 * self.settings.lease
         self.lease = Lease(
-            self.connection, self.bucket, f"{self.folder.path}/lease", output / "launcher", self.lease_seconds
+            self.connection, self.bucket, f"{self.folder.path}/{LEASE}", output / "launcher", self.lease_seconds
         )
         self.current = Holder()
         self.hosts: list[Host] = []
@@ -150,17 +144,22 @@ class _Job:
         """Copy the data set to the bucket, unless it is there, and let the container read it there."""
         there = BucketFolder(self.connection, self.bucket, f"data/{manifest.read(dataset).fingerprint}")
         there.upload(dataset)
-        self.container = _reading(self.container, there.uri)
+        self.container = reading(self.container, there.uri)
 
     def delete_expired(self) -> None:
-        """Delete this user's requests of any run that failed or expired: they count against the quota."""
+        """Delete this user's requests of other runs that failed or expired, or were preempted after their launcher was
+        lost: they count against the quota.
+        """
         for found in service.listed(self.connection, list(self.settings.zones)):
-            if found.is_expired and found.labels.get(service.OWNER_LABEL) == service.owner():
+            if not found.is_expired or found.owner != service.owner():
+                continue
+            lease = f"{RUNS}/{found.run_id}/{LEASE}"
+            if has_lapsed(self.connection, self.bucket, lease, self.lease_seconds):
                 self._say(f"deleting the queued resource {found.name} of an earlier run: {STATES[found.state]}")
                 service.request_delete(self.connection, found.zone, found.name)
 
     def request(self) -> Loss | None:
-        """Request a TPU in one zone after the other until one is active.
+        """Request a TPU in one zone after the other until one is active; return why it was lost at once, if it was.
 
         Raises:
             UserError: The service refuses the request, or no zone has capacity.
@@ -168,20 +167,21 @@ class _Job:
         refused = []
         for zone in self.settings.zones:
             attempt = self.current.attempt + 1
-            self.current = Holder(_name(self.run_id, attempt), zone, attempt)
+            self.current = Holder(name_of(self.run_id, attempt), zone, attempt)
             self.hosts = [Host(_host_name(number, self._count)) for number in range(self._count)]
-            created = self.lease.hold(self.current).timestamp()
+            held = self.lease.hold(self.current)
             try:
-                service.create(self.connection, zone, self.name, self._body(created))
-                reason = self._until_active()
+                body = body_of(self.request_, self.run_id, self.folder, self.current, self.container, held)
+                service.create(self.connection, zone, self.name, body)
+                ended = self._until_active()
             except UserError as error:
                 if error.__cause__ is None or not is_out_of_quota(error.__cause__):
                     raise
-                reason = error.message
-            if not reason:
-                return None
-            self._say(f"no TPU in {zone}: {reason}")
-            refused.append(f"{zone}: {reason}")
+                ended = error.message
+            if not isinstance(ended, str):
+                return ended
+            self._say(f"no TPU in {zone}: {ended}")
+            refused.append(f"{zone}: {ended}")
             self.delete()
         raise UserError(
             f"No zone has a TPU for this run. {'; '.join(refused)}.",
@@ -190,18 +190,18 @@ class _Job:
             fix=f"slipway run --resume {self.run_id}, later; or with --set tpu.zones=[…] or a larger tpu.valid_for",
         )
 
-    def _until_active(self) -> str:
-        """Wait until the TPU is active; return "", or why it never will be."""
+    def _until_active(self) -> Loss | str | None:
+        """Wait until the TPU is active; return None, a preemption that came before, or why it never will be active."""
         while True:
             found = self._look()
-            if found is None:
+            if found is None or found.state == "DELETING":
                 return "the request was deleted, but not by this command"
             if found.state == service.FAILED:
                 return found.error or "the request failed"
             if found.state in service.SUSPENDED:
-                return f"the request is {STATES[found.state]}"
+                return Loss("was preempted")
             if found.state == "ACTIVE":
-                return ""
+                return None
 
     def watch(self) -> Loss | None:
         """Copy the hosts' output to the log until all of them have ended; return why the TPU was lost, if it was."""
@@ -221,7 +221,7 @@ class _Job:
 
     def _loss(self) -> Loss | None:
         found = self._look()
-        if found is None:
+        if found is None or found.state == "DELETING":
             return Loss("was deleted", again=False)
         if found.state != "ACTIVE":
             return Loss("was preempted" if found.state in service.SUSPENDED else STATES.get(found.state, found.state))
@@ -270,7 +270,7 @@ class _Job:
         if pointer is not None:
             (self._output / "checkpoints").mkdir(parents=True, exist_ok=True)
             (self._output / "checkpoints" / POINTER).write_bytes(pointer)
-        lost = [Host("the TPU", STOPPED)] if loss else failed
+        lost = [Host(_host_name(0, 1), STOPPED)] if loss else failed
         restart = policy.next(self.hosts, lost, loss.how if loss else None)
         self._say(policy.describe(restart))
         return restart
@@ -323,56 +323,6 @@ class _Job:
             if status is not None:
                 host.status = int(status)
 
-    def _body(self, created: float) -> JsonObject:
-        """Return the request. Spot and guaranteed are exclusive; a reservation is of the guaranteed tier.
-
-        Source: QueuedResource in the API's discovery document.
-        """
-        settings, zone = self.settings, self.current.zone
-        startup = Startup(
-            project=settings.project,
-            zone=zone,
-            name=self.name,
-            attempt=self.current.attempt,
-            bucket=self.bucket,
-            folder=self.folder.path,
-            lease=f"{self.folder.path}/lease",
-            lease_seconds=round(self.lease_seconds),
-            max_seconds=round(3600 * settings.max_hours),
-            deadline=round(created + 3600 * (settings.valid_for + settings.max_hours)),
-            poll_seconds=paced(POLL_SECONDS),
-            container=self.container,
-            environment=_environment(self.folder),
-            addresses={name: self.connection.endpoint(name) for name in ("tpu", "storage")},
-        )
-        network = {"network": settings.network, "subnetwork": settings.subnetwork}
-        node: JsonObject = {
-            **self.request_.accelerator,
-            "runtimeVersion": self.request_.runtime_version,
-            "labels": {**settings.labels, service.RUN_LABEL: self.run_id, service.OWNER_LABEL: service.owner()},
-            "metadata": {"startup-script": startup.script()},
-            "networkConfig": {
-                **{key: value for key, value in network.items() if value},
-                "enableExternalIps": settings.external_ips,
-            },
-            "serviceAccount": {
-                **({"email": settings.service_account} if settings.service_account else {}),
-                "scope": [SCOPE],
-            },
-        }
-        parent = f"projects/{settings.project}/locations/{zone}"
-        body: JsonObject = {
-            "tpu": {"nodeSpec": [{"parent": parent, "nodeId": self.name, "node": node}]},
-            "queueingPolicy": {"validUntilDuration": f"{round(3600 * settings.valid_for)}s"},
-        }
-        if self.request_.spot:
-            body["spot"] = {}
-        elif settings.guaranteed or settings.reservation:
-            body["guaranteed"] = {}
-        if settings.reservation:
-            body["reservationName"] = settings.reservation
-        return body
-
     @property
     def _count(self) -> int:
         variables = {variable["name"]: variable["value"] for variable in self.container.get("env", [])}
@@ -386,39 +336,6 @@ class _Job:
         with contextlib.suppress(OSError):  # a full disk does not end the training
             self._log.write(f"{line}\n")
             self._log.flush()
-
-
-def _environment(folder: BucketFolder) -> Mapping[str, str]:
-    """Return the variables of a custom job's container: https://cloud.google.com/vertex-ai/docs/training/code-requirements"""
-    return {
-        "AIP_MODEL_DIR": folder.below("model").uri,
-        "AIP_CHECKPOINT_DIR": folder.below("checkpoints").uri,
-        "AIP_TENSORBOARD_LOG_DIR": folder.below("logs").uri,
-        "PYTHONUNBUFFERED": "1",
-    }
-
-
-def _reading(container: Container, uri: str) -> Container:
-    """Return a container that reads the data set at `uri`: in the trainer's configuration, or in the variable."""
-    arguments = list(container.get("args", []))
-    if "--config" in arguments:
-        place = arguments.index("--config") + 1
-        with contextlib.suppress(ValueError):  # another program's
-            arguments[place] = json.dumps({**json.loads(arguments[place]), "data": uri})
-    variables = [
-        {"name": variable["name"], "value": uri if variable["name"] == DATA_VARIABLE else variable["value"]}
-        for variable in container.get("env", [])
-    ]
-    return {**container, "args": arguments, "env": variables}
-
-
-def _name(run_id: str, attempt: int) -> str:
-    """Return the name of a queued resource; a long run id is shortened to what distinguishes it."""
-    name = f"{service.PREFIX}{run_id}-{attempt}"
-    if len(name) <= LONGEST_NAME:
-        return name
-    digest = hashlib.sha256(run_id.encode()).hexdigest()[:8]
-    return f"{service.PREFIX}{run_id[: LONGEST_NAME - len(service.PREFIX) - 13]}-{digest}-{attempt}"
 
 
 def _host_name(number: int, count: int) -> str:

@@ -36,6 +36,19 @@ class Holder:
     attempt: int = 0
 
 
+def has_lapsed(connection: Connection, bucket: str, name: str, seconds: float) -> bool:
+    """Return whether no launcher renewed a run's lease in the last `seconds`.
+
+    Raises:
+        UserError: The bucket refuses the access.
+    """
+    try:
+        found = retried(lambda: connection.storage.bucket(bucket).get_blob(name))
+    except Exception as error:
+        raise refusal(error, connection, f"read gs://{bucket}/{name}") from error
+    return found is None or (datetime.now(UTC) - found.updated).total_seconds() > seconds
+
+
 class Lease:
     """The lease of one run; a context manager that renews it in a thread.
 
@@ -55,6 +68,7 @@ class Lease:
         if not launcher.exists():
             launcher.write_text(uuid.uuid4().hex)
         self._launcher = launcher.read_text()
+        self._writer = uuid.uuid4().hex
         self._held = Holder()
         self._generation = 0
         self._updated = datetime.now(UTC)
@@ -142,23 +156,23 @@ class Lease:
 
     def _write(self) -> datetime:
         """Write the object if nobody else has; an earlier write of ours may have succeeded without an answer."""
-        values = {key: str(value) for key, value in asdict(self._held).items()}
-        written = {**values, "launcher": self._launcher, "write": uuid.uuid4().hex}
 
         def put() -> None:
-            self._blob.metadata = written
             try:
-                self._blob.upload_from_string(
-                    b"", content_type="text/plain", if_generation_match=self._generation, retry=None
-                )
+                self._put()
             except Exception as error:
                 if status_of(error) != PRECONDITION_FAILED:
                     raise
-                if self._read() != written:
+                if self._read().get("writer") != self._writer:
                     self._lost = True
                     self.check()
-            else:
-                self._generation, self._updated = int(self._blob.generation), self._blob.updated
+                self._put()
 
         retried(put)
         return self._updated
+
+    def _put(self) -> None:
+        values = {key: str(value) for key, value in asdict(self._held).items()}
+        self._blob.metadata = {**values, "launcher": self._launcher, "writer": self._writer}
+        self._blob.upload_from_string(b"", content_type="text/plain", if_generation_match=self._generation, retry=None)
+        self._generation, self._updated = int(self._blob.generation), self._blob.updated

@@ -71,9 +71,9 @@ install_gcsfuse() {
 
 again() {
   local try
-  for try in 1 2 3 4 5; do
+  for try in {1..10}; do
     "$@" && return
-    sleep "$((try * 2))"
+    sleep "$POLL_SECONDS"
   done
   say "failed: $1 $2"
   return "$UNAVAILABLE"

@@ -1,0 +1,207 @@
+"""The train step with the target tpu: its requests of queued resources, and the ends of its TPUs."""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipway.components.step import WorkFailed
+from slipway.components.train.restarts import Restart
+from slipway.components.train.tpu import job, service
+from slipway.components.train.tpu.lease import Holder, Lease
+from slipway.components.train.tpu.settings import TpuRequest, TpuSettings
+from slipway.core.errors import UserError
+from slipway.trainer.config import RestartSettings
+from tests.end_to_end.tpu_target import let_use_tpus, tpu_settings
+from tests.end_to_end.workspace import wait_for
+from tests.fakes.errors import ConnectionReset
+from tests.fakes.google import PROJECT, FakeGoogle
+from tests.fakes.ready import BUCKET, IMAGE
+
+# Both have TPU v2.
+ZONES = ("us-central1-b", "us-central1-c")
+MODEL = """
+import os
+from slipway.core.paths import local_path
+folder = local_path(os.environ["AIP_MODEL_DIR"])
+folder.mkdir(parents=True, exist_ok=True)
+(folder / "model").write_text("trained")
+"""
+WAITING = "import time; time.sleep(60)"
+
+
+class Runs:
+    """Trainings of small programs on one TPU v2 with the fake service."""
+
+    def __init__(self, google: FakeGoogle, folder: Path) -> None:
+        self.google, self.folder = google, folder
+        self.log = io.StringIO()
+        let_use_tpus(google)
+
+    def output(self, run: str = "run-1") -> Path:
+        path = self.folder / run / "train"
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def train(
+        self, program: str = MODEL, run: str = "run-1", at_most: int = 0, spot: bool = False, **settings: Any
+    ) -> list[Restart]:
+        section = TpuSettings(**tpu_settings(self.google, zones=ZONES, **settings))
+        request = TpuRequest(
+            settings=section,
+            accelerator={"acceleratorType": "v2-8"},
+            runtime_version="tpu-ubuntu2204-base",
+            spot=spot,
+        )
+        container = {"image_uri": IMAGE, "command": ["python"], "args": ["-c", program]}
+        restarts = RestartSettings(at_most=at_most, backoff_seconds=0.0)
+        return job.train_on_tpu(request, {"container_spec": container}, self.output(run), None, restarts, self.log)  # type: ignore[typeddict-item]
+
+    @property
+    def requested(self) -> list[tuple[str, str]]:
+        """The names and zones of all queued resources that there were, in order."""
+        return [
+            (name.rpartition("/")[2], name.split("/")[3])
+            for name, state in self.google.tpu.history
+            if state == "CREATING"
+        ]
+
+    @property
+    def left(self) -> list[str]:
+        return [resource.state for resource in self.google.tpu.resources.values()]
+
+
+@pytest.fixture
+def runs(ready_google: FakeGoogle, tmp_path: Path) -> Runs:
+    return Runs(ready_google, tmp_path)
+
+
+def test_a_queued_request_that_expires_moves_on_to_the_next_zone(runs: Runs) -> None:
+    runs.google.tpu.stocked_out.add(ZONES[0])
+    runs.google.tpu.second = 0.0001
+    runs.train()
+    assert runs.requested == [("slipway-run-1-1", ZONES[0]), ("slipway-run-1-2", ZONES[1])]
+    assert f"no TPU in {ZONES[0]}: The queued resource request expired" in runs.log.getvalue()
+    assert not runs.left
+    assert (runs.output() / "model" / "model").read_text() == "trained"
+
+
+def test_no_zone_with_capacity_is_refused_and_no_queued_request_is_left(runs: Runs) -> None:
+    runs.google.tpu.exhausted.add(ZONES[0])
+    runs.google.world.quotas[PROJECT, ZONES[1], "tpu.googleapis.com/tpu-v2"] = 0
+    with pytest.raises(UserError, match="No zone has a TPU") as error:
+        runs.train()
+    assert all(f"{zone}: " in error.value.message for zone in ZONES)
+    assert "exhausted. Limit 0" in error.value.message
+    assert error.value.setting == "tpu.zones"
+    assert not runs.left
+
+
+def test_a_queued_request_whose_answer_was_lost_is_found_again(runs: Runs) -> None:
+    runs.google.faults.plan("POST /v2/projects", ConnectionReset(), lost=True)
+    runs.train()
+    assert len(runs.requested) == 1
+    assert not runs.left
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ("raise ValueError('a mistake')", r"workerpool0-0 failed with exit code 1: ValueError: a mistake"),
+        ("import os; os.kill(os.getpid(), 9)", r"was killed by SIGKILL, for the 2nd time"),
+    ],
+)
+def test_a_program_that_fails_with_target_tpu_leaves_no_tpu(runs: Runs, program: str, message: str) -> None:
+    with pytest.raises(WorkFailed, match=message):
+        runs.train(program, at_most=1)
+    assert len(runs.requested) == (2 if "2nd" in message else 1)
+    assert not runs.left
+
+
+def test_a_user_error_with_target_tpu_is_that_of_the_trainer(runs: Runs) -> None:
+    program = "from slipway.core.errors import UserError, report; report(UserError('No.', setting='train.x')); exit(1)"
+    with pytest.raises(UserError, match=r"No\.") as error:
+        runs.train(program, at_most=1)
+    assert error.value.setting == "train.x"
+    assert not runs.left
+
+
+def test_target_tpu_preempted_too_often_fails_and_leaves_no_tpu(runs: Runs) -> None:
+    def preempt() -> None:
+        wait_for(lambda: runs.left == ["ACTIVE"])
+        runs.google.tpu.preempt("slipway-run-1-1")
+
+    thread = threading.Thread(target=preempt)
+    thread.start()
+    with pytest.raises(WorkFailed, match="workerpool0-0 was preempted"):
+        runs.train(WAITING, spot=True)
+    thread.join()
+    assert not runs.left
+
+
+def test_a_tpu_deletes_itself_when_its_time_is_over(runs: Runs) -> None:
+    with pytest.raises(UserError, match="when its time was over") as error:
+        runs.train(WAITING, max_hours=2 / 3600)
+    assert error.value.setting == "tpu.max_hours"
+    assert not runs.left
+
+
+def test_a_queued_resource_that_somebody_deletes_ends_the_run(runs: Runs) -> None:
+    def delete() -> None:
+        wait_for(lambda: runs.left == ["ACTIVE"])
+        connection = TpuSettings(**tpu_settings(runs.google)).connection
+        service.delete(connection, ZONES[0], "slipway-run-1-1")
+
+    thread = threading.Thread(target=delete)
+    thread.start()
+    with pytest.raises(UserError, match="not by this command"):
+        runs.train(WAITING)
+    thread.join()
+    assert not runs.left
+
+
+def test_a_machine_that_cannot_pull_the_image_says_so(runs: Runs) -> None:
+    runs.google.images.untagged.clear()
+    with pytest.raises(UserError, match="docker pull failed"):
+        runs.train(at_most=3)
+    assert "Permission" in runs.log.getvalue()
+    assert len(runs.requested) == 1
+    assert not runs.left
+
+
+def test_an_expired_queued_request_of_a_lost_launcher_is_deleted_by_the_next_run(runs: Runs) -> None:
+    settings = TpuSettings(**tpu_settings(runs.google))
+    node = {
+        "acceleratorType": "v2-8",
+        "runtimeVersion": "tpu-ubuntu2204-base",
+        "serviceAccount": {"email": settings.service_account},
+        "labels": {"slipway-run": "lost", "slipway-owner": service.owner()},
+    }
+    parent = f"projects/{PROJECT}/locations/{ZONES[0]}"
+    body = {"tpu": {"nodeSpec": [{"parent": parent, "nodeId": "slipway-lost-1", "node": node}]}}
+    runs.google.tpu.exhausted.add(ZONES[0])
+    service.create(settings.connection, ZONES[0], "slipway-lost-1", body)
+    wait_for(lambda: runs.left == ["FAILED"])
+    runs.google.tpu.exhausted.clear()
+    runs.train()
+    assert "deleting the queued resource slipway-lost-1" in runs.log.getvalue()
+    wait_for(lambda: not runs.left)
+
+
+def test_a_run_that_another_launcher_trains_is_refused_before_a_tpu_is_requested(runs: Runs) -> None:
+    settings = TpuSettings(**tpu_settings(runs.google))
+    other = Lease(settings.connection, BUCKET, "runs/run-1/lease", runs.folder / "other", 60)
+    other.take()
+    other.hold(Holder("slipway-run-1-1", ZONES[0], 1))
+    with pytest.raises(UserError, match="Another command trains this run on the TPU slipway-run-1-1"):
+        runs.train()
+    assert not runs.requested
+    time.sleep(3.1)
+    runs.train(lease=0.05)  # the other one has lapsed
+    with pytest.raises(WorkFailed, match="taken over"):
+        other.hold(Holder("slipway-run-1-1", ZONES[0], 1))
