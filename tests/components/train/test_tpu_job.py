@@ -83,7 +83,7 @@ def runs(ready_google: FakeGoogle, tmp_path: Path) -> Runs:
 
 def test_a_queued_request_that_expires_moves_on_to_the_next_zone(runs: Runs) -> None:
     runs.google.tpu.stocked_out.add(ZONES[0])
-    runs.google.tpu.second = 0.0001
+    runs.google.tpu.second = 0.00001
     runs.train()
     assert runs.requested == [("slipway-run-1-1", ZONES[0]), ("slipway-run-1-2", ZONES[1])]
     assert f"no TPU in {ZONES[0]}: The queued resource request expired" in runs.log.getvalue()
