@@ -94,7 +94,7 @@ def _function(reference: str, setting: str, folder: Path) -> tuple[Path, inspect
 def _program(context: Context) -> str:
     """Return a description of where a custom program is."""
     train, folder = context.config.train, context.folder
-    in_containers = context.target == "vertex" or context.runner == "docker"
+    in_containers = context.target in ("vertex", "tpu") or context.runner == "docker"
     if train.image is not None and context.target == "kubeflow":
         raise UserError(
             "Training on Kubeflow runs in kubeflow.image, which contains Slipway's steps, too.",

@@ -2,50 +2,78 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
+import contextlib
 
+import psutil
 import pytest
 
-from tests.end_to_end.workspace import Workspace
-from tests.fakes.google import PROJECT, FakeGoogle
-from tests.fakes.ready import BUCKET, IMAGE, RUNNER, grant
+from tests.end_to_end.tpu_target import TpuRuns
+from tests.end_to_end.workspace import FinishedRun, Workspace, steps, wait_for
+from tests.fakes.google import FakeGoogle
 
-ZONE = "europe-west4-b"
-
-
-class Tpu:
-    """A working folder whose runs train on the fake TPUs."""
-
-    def __init__(self, workspace: Workspace, google: FakeGoogle) -> None:
-        self.workspace, self.google = workspace, google
-
-    def arguments(self, hardware: str = "tpu-v5e-1x1", **settings: Any) -> list[str]:
-        section = {
-            "project": PROJECT,
-            "zones": [ZONE],
-            "bucket": f"gs://{BUCKET}",
-            "image": IMAGE,
-            "service_account": RUNNER,
-            "endpoints": dict(self.google.endpoints),
-            **settings,
-        }
-        options = [f"tpu.{name}={json.dumps(value)}" for name, value in section.items()]
-        return ["-c", "configs/digits.yaml", "--target", "tpu", "--hardware", hardware, *(
-            word for option in options for word in ("--set", option)
-        )]  # fmt: skip
+QUICK_RESTARTS = "train.restarts.backoff_seconds=0"
 
 
 @pytest.fixture
-def tpu(workspace: Workspace, ready_google: FakeGoogle) -> Tpu:
-    grant(ready_google, f"projects/{PROJECT}", "roles/tpu.admin", RUNNER)
-    return Tpu(workspace, ready_google)
+def tpu(workspace: Workspace, ready_google: FakeGoogle) -> TpuRuns:
+    return TpuRuns(workspace, ready_google)
 
 
-def test_a_run_with_target_tpu_trains_on_a_machine_that_is_deleted(tpu: Tpu) -> None:
+def test_a_run_with_target_tpu_trains_the_weights_of_a_local_run_and_deletes_the_tpu(
+    tpu: TpuRuns, finished: FinishedRun
+) -> None:
     done = tpu.workspace.slipway("run", *tpu.arguments())
     assert done.returncode == 0, done.stdout + done.stderr
-    print(done.stdout, done.stderr)
-    print(tpu.workspace.log("train"))
-    print(tpu.google.tpu.history, tpu.google.tpu.resources, tpu.google.storage.names(BUCKET))
-    print(tpu.google.tpu.states("slipway-x"))
+    (name,) = tpu.requested()
+    assert f"{name} in europe-west4-b: ACTIVE" in done.stdout
+    assert tpu.google.tpu.states(name)[-1] == "DELETING"
+    assert not tpu.google.tpu.resources
+    record = tpu.workspace.record()
+    assert record["platform"] == "tpu"
+    trained = steps(record)["train"]["outputs"]
+    assert trained["weights_checksum"] == steps(finished.record)["train"]["outputs"]["weights_checksum"]
+    assert trained["model"] == str(tpu.workspace.path / "runs" / record["run_id"] / "train" / "model")
+    assert record["metrics"]["accuracy"] >= 0.97
+    assert "[workerpool0-0] weights checksum" in tpu.workspace.log("train")
+
+
+def test_a_run_with_target_tpu_that_is_preempted_twice_trains_the_same_weights(
+    tpu: TpuRuns, finished: FinishedRun
+) -> None:
+    running = tpu.workspace.start("run", *tpu.arguments("tpu-v5e-1x1+spot", QUICK_RESTARTS))
+    known: set[str] = set()
+    for attempt in (1, 2):
+        wait_for(lambda: {*tpu.objects("/state.npz")} - known or running.poll() is not None, 60)
+        known = tpu.objects("/state.npz")
+        tpu.google.tpu.preempt(tpu.requested()[attempt - 1])
+    output, error = running.communicate(timeout=120)
+    assert running.returncode == 0, output + error
+    assert len(tpu.requested()) == 3
+    assert not tpu.google.tpu.resources
+    trained = steps(tpu.workspace.record())["train"]["outputs"]
+    assert trained["weights_checksum"] == steps(finished.record)["train"]["outputs"]["weights_checksum"]
+    assert [restart["reason"] for restart in trained["restarts"]] == ["was preempted"] * 2
+    assert all(restart["step"] > 0 for restart in trained["restarts"])
+
+
+def test_a_tpu_whose_launcher_was_killed_is_deleted_by_its_lease_and_the_run_resumes(
+    tpu: TpuRuns, finished: FinishedRun
+) -> None:
+    arguments = tpu.arguments(lease=0.05)
+    running = tpu.workspace.start("run", *arguments)
+    tpu.wait_for_objects("/state.npz")
+    family = [psutil.Process(running.pid), *psutil.Process(running.pid).children(recursive=True)]
+    for process in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    running.communicate()
+    (name,) = tpu.requested()
+    wait_for(lambda: not tpu.google.tpu.resources, 30)
+    assert tpu.google.tpu.states(name)[-2:] == ["ACTIVE", "DELETING"]
+    done = tpu.workspace.slipway("run", "--resume", "latest")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(tpu.requested()) == 2
+    assert not tpu.google.tpu.resources
+    trained = steps(tpu.workspace.record())["train"]["outputs"]
+    assert trained["weights_checksum"] == steps(finished.record)["train"]["outputs"]["weights_checksum"]
+    assert "resuming" in tpu.workspace.log("train")

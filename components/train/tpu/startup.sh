@@ -82,7 +82,7 @@ again() {
 log_in() { token | docker login -u oauth2accesstoken --password-stdin "https://${IMAGE%%/*}"; }
 
 train() {
-  if ! command -v gcsfuse; then
+  if ! command -v gcsfuse >/dev/null; then
     say 'installing gcsfuse' && again install_gcsfuse '' || return
   fi
   mkdir -p "$WORK/gcs/$BUCKET"

@@ -22,7 +22,8 @@ def tpus(google: FakeGoogle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     make_ready(google)
     section = {"project": PROJECT, "zones": [ZONE], "bucket": f"gs://{BUCKET}", "image": IMAGE}
     section |= {"service_account": RUNNER, "endpoints": dict(google.endpoints)}
-    (tmp_path / "slipway.yaml").write_text(yaml.safe_dump({"name": "digits", "train": {"epochs": 1}, "tpu": section}))
+    values = {"name": "digits", "model": {"builder": "slipway.trainer.models.digits:build"}, "train": {"epochs": 1}}
+    (tmp_path / "slipway.yaml").write_text(yaml.safe_dump({**values, "data": {"source": "digits"}, "tpu": section}))
     monkeypatch.chdir(tmp_path)
     found = Tpus(google)
     for name, run in (("slipway-digits-1-1", "digits-1"), ("slipway-digits-2-1", "digits-2"), ("mine", "")):

@@ -1,0 +1,60 @@
+"""Runs with the target tpu against the fake TPU API."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.end_to_end.workspace import Workspace, wait_for
+from tests.fakes.google import PROJECT, FakeGoogle
+from tests.fakes.ready import BUCKET, IMAGE, RUNNER, grant
+
+ZONE = "europe-west4-b"
+
+
+def tpu_settings(google: FakeGoogle, **more: Any) -> dict[str, Any]:
+    """Return the section `tpu` of a configuration for the ready project."""
+    return {
+        "project": PROJECT,
+        "zones": [ZONE],
+        "bucket": f"gs://{BUCKET}",
+        "image": IMAGE,
+        "service_account": RUNNER,
+        "endpoints": dict(google.endpoints),
+        **more,
+    }
+
+
+def let_use_tpus(google: FakeGoogle) -> None:
+    """Grant the account of the TPU's machines the role with which it deletes them."""
+    grant(google, f"projects/{PROJECT}", "roles/tpu.admin", RUNNER)
+
+
+class TpuRuns:
+    """A working folder whose runs train on the fake TPUs."""
+
+    def __init__(self, workspace: Workspace, google: FakeGoogle) -> None:
+        self.workspace, self.google = workspace, google
+        let_use_tpus(google)
+
+    def arguments(self, hardware: str = "tpu-v5e-1x1", *settings: str, **section: Any) -> list[str]:
+        """Return the arguments of `slipway run`; `settings` are values for --set, `section` changes the section tpu."""
+        own = [f"tpu.{name}={json.dumps(value)}" for name, value in tpu_settings(self.google, **section).items()]
+        options = [word for value in (*own, *settings) for word in ("--set", value)]
+        return ["--target", "tpu", "--hardware", hardware, *options]
+
+    def requested(self) -> list[str]:
+        """Return the names of all queued resources that there were, in order."""
+        return [name.rpartition("/")[2] for name, state in self.google.tpu.history if state == "CREATING"]
+
+    def wait_for_objects(self, ending: str) -> set[str]:
+        """Wait until the bucket has objects whose names end like this; return them."""
+        wait_for(lambda: self.objects(ending), 60)
+        return self.objects(ending)
+
+    def objects(self, ending: str) -> set[str]:
+        storage = self.google.storage
+        with self.google.world.lock:
+            if storage.mount is not None:
+                storage.mount.take_in(BUCKET)
+            return {name for name in storage.names(BUCKET) if name.endswith(ending)}
