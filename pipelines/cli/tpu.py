@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from slipway.core.errors import UserError
 from slipway.pipelines.cli.options import Configuration, Json, Overrides, configuration_path
@@ -24,8 +25,6 @@ app = command_group("List and delete the Cloud TPUs that runs with --target tpu 
 @user_errors
 def list_(config: Configuration = None, overrides: Overrides = None, as_json: Json = False) -> None:
     """List the requests of all users in the configuration's zones, with their states."""
-    from rich.table import Table
-
     _, found = _listed(config, overrides)
     if as_json:
         _print_json(found)
@@ -33,12 +32,8 @@ def list_(config: Configuration = None, overrides: Overrides = None, as_json: Js
     if not found:
         say("There are no TPUs.")
         return
-    table = Table("TPU", "zone", "state", "hardware", "run", "owner", "since", box=None)
     for each in found:
-        hardware = each.accelerator + (" (Spot)" if each.spot else "")
-        since = each.created.partition(".")[0].replace("T", " ")
-        table.add_row(each.name, each.zone, each.state, hardware, each.run_id, each.owner, since)
-    console.print(table)
+        console.print(escape(_line(each)), highlight=False, soft_wrap=True)
     if expired := [each for each in found if each.is_expired]:
         say(f"{len(expired)} hold no TPU and count against the quota: slipway tpu delete")
 
@@ -66,7 +61,7 @@ def delete(
         if not doomed:
             raise UserError.unknown("TPU", name, sorted({each.name for each in found}), setting="NAME")
     for each in doomed:
-        say(f"{each.name} in {each.zone}: {each.state}, run {each.run_id} of {each.owner}")
+        say(_line(each))
     if doomed and not yes:
         confirm_deletion(f"Delete {'it' if len(doomed) == 1 else f'these {len(doomed)}'}?")
     for each in doomed:
@@ -86,6 +81,13 @@ def _listed(config: Configuration, overrides: Overrides) -> tuple[TpuSettings, l
 
     settings = settings_of(load(configuration_path(None, config), overrides or ()))
     return settings, list(service.listed(settings.connection, list(settings.zones)))
+
+
+def _line(found: QueuedResource) -> str:
+    hardware = found.accelerator + (" Spot" if found.spot else "")
+    since = found.created.partition(".")[0].replace("T", " ")
+    why = f": {found.error}" if found.error else ""
+    return f"{found.name} in {found.zone}: {found.state}, {hardware}, since {since} UTC, of {found.owner}{why}"
 
 
 def _print_json(found: list[QueuedResource]) -> None:

@@ -95,8 +95,8 @@ class FakeTpu:
         self._pool.shutdown()
 
     def states(self, name: str) -> list[str]:
-        """Return the states of the queued resources of that id, in order."""
-        return [state for found, state in self.history if found.endswith(f"/{name}")]
+        """Return the states that the queued resource of that id had, in order."""
+        return [state for found, state in self.history if state and found.endswith(f"/{name}")]
 
     def host(self, name: str, number: int) -> Host:
         """Return a host of the active queued resource of that id."""

@@ -22,7 +22,8 @@ def tpus(google: FakeGoogle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     make_ready(google)
     section = {"project": PROJECT, "zones": [ZONE], "bucket": f"gs://{BUCKET}", "image": IMAGE}
     section |= {"service_account": RUNNER, "endpoints": dict(google.endpoints)}
-    (tmp_path / "slipway.yaml").write_text(yaml.safe_dump({"name": "digits", "train": {"epochs": 1}, "tpu": section}))
+    values = {"name": "digits", "model": {"builder": "slipway.trainer.models.digits:build"}, "train": {"epochs": 1}}
+    (tmp_path / "slipway.yaml").write_text(yaml.safe_dump({**values, "data": {"source": "digits"}, "tpu": section}))
     monkeypatch.chdir(tmp_path)
     found = Tpus(google)
     for name, run in (("slipway-digits-1-1", "digits-1"), ("slipway-digits-2-1", "digits-2"), ("mine", "")):
@@ -40,11 +41,10 @@ def slipway(*words: str) -> Result:
 def test_queued_resources_of_runs_are_listed_with_their_states(tpus: Tpus) -> None:
     shown = slipway("list")
     assert shown.exit_code == 0, shown.output
-    rows = [line.split() for line in shown.stdout.splitlines()]
-    assert [row[:3] for row in rows[1:]] == [
-        ["slipway-digits-1-1", ZONE, "ACTIVE"],
-        ["slipway-digits-2-1", ZONE, "FAILED"],
-    ]
+    first, second = shown.stdout.splitlines()
+    assert first.startswith(f"slipway-digits-1-1 in {ZONE}: ACTIVE, v5litepod-8 Spot, since 20")
+    assert second.startswith(f"slipway-digits-2-1 in {ZONE}: FAILED, ")
+    assert "of me-here: There is no more capacity in the zone" in second
     assert "slipway tpu delete" in shown.stderr
     first, second = json.loads(slipway("list", "--json").stdout)
     assert (first["state"], second["error"].partition(" in ")[0]) == ("ACTIVE", "There is no more capacity")

@@ -17,6 +17,7 @@ from tests.fakes.ready import BUCKET, IMAGE, REPOSITORY, RUNNER, grant, make_rea
 
 ZONE = f"{REGION}-b"
 CLOUD = {check.name for check in CHECKS if check.cloud == "tpu"}
+DOMAIN = RUNNER.partition("@")[2]
 SPOT = "tpu.googleapis.com/tpu-v5s-litepod-preemptible"
 
 
@@ -90,7 +91,7 @@ def _no_quota(google: FakeGoogle) -> None:
         (_disable, {}, "APIs", "tpu.googleapis.com", "gcloud services enable tpu.googleapis.com"),
         (_no_rights, {}, "own rights", "lacks tpu.nodes.create", "--role=roles/tpu.admin"),
         (_no_act_as, {}, "machines' account", "iam.serviceAccounts.actAs", "--role=roles/iam.serviceAccountUser"),
-        (None, {"service_account": "no@x.iam.gserviceaccount.com"}, "machines' account", "does not exist", "create no"),
+        (None, {"service_account": f"no@{DOMAIN}"}, "machines' account", "does not exist", "create no"),
         (_far_bucket, {}, "bucket", "is in us-east5", f"--location={REGION}"),
         (None, {"bucket": "gs://absent"}, "bucket", "does not exist", "gcloud storage buckets create gs://absent"),
         (None, {"image": IMAGE.replace("0" * 64, "a" * 64)}, "image", "There is no image", "--set tpu.image=null"),
