@@ -59,7 +59,14 @@ def compile_(
 
         from slipway.pipelines.platforms.local.steps import pipeline
 
-        compiler.Compiler().compile(pipeline(configuration), str(output))
+        platform = None
+        if target == "tpu":
+            from slipway.pipelines.images.images import known_trainer
+            from slipway.pipelines.platforms.tpu.checks import settings_of
+            from slipway.pipelines.platforms.tpu.steps import TpuPlatform
+
+            platform = TpuPlatform(known_trainer(configuration, settings_of(configuration), say))
+        compiler.Compiler().compile(pipeline(configuration, platform=platform), str(output))
     made = f"{output}: {configuration.name} for {target} on {configuration.hardware}"
     console.print(made, highlight=False, soft_wrap=True)
 

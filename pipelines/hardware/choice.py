@@ -123,9 +123,10 @@ class Hardware:
 
     @property
     def provisioning_modes(self) -> tuple[Provisioning, ...]:
-        """The available provisioning modes. Multi-host TPUs are not offered as Spot."""
-        modes = self._offer.provisioning
-        return modes if self.machines_per_replica == 1 else tuple(mode for mode in modes if mode != "spot")
+        """The available provisioning modes. Vertex AI does not offer multi-host TPUs as Spot."""
+        modes, row = self._offer.provisioning, self.accelerator_row
+        only_vms = row is not None and row.status == "tpu-vm"
+        return modes if self.machines_per_replica == 1 or only_vms else tuple(mode for mode in modes if mode != "spot")
 
     @property
     def quotas(self) -> Counter[str]:

@@ -64,7 +64,7 @@ def check_sold(hardware: Hardware) -> None:
     if row is None or row.status == "offered":
         return
     if row.status == "tpu-vm":
-        near = next((str(other) for other in alternatives(hardware)), None)
+        near = next((str(other) for other in alternatives(hardware) if other.accelerator in row.replacements), None)
         raise UserError(
             f"{row.title} is not offered for training on Vertex AI ({load().certainties[row.certainty]}).",
             setting="hardware",

@@ -202,6 +202,11 @@ def trainer_image(config: RunConfig, settings: TpuSettings, log: TextIO, say: Sa
     return found
 
 
+def known_trainer(config: RunConfig, settings: TpuSettings, say: Say) -> str:
+    """Return the image for a spec that is only compiled, by its tag if it is one that a run builds."""
+    return config.train.image or settings.image or wanted_trainer(config, settings, say).request.uri
+
+
 def wanted_trainer(config: RunConfig, settings: TpuSettings, say: Say) -> Wanted:
     """Return the trainer's image on Cloud TPU VMs; see `wanted_images` for the errors."""
     build = settings.build

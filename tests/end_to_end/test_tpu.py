@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 
 import psutil
 import pytest
 
+from slipway.pipelines.cli.terminal import EXIT_INTERRUPTED
 from tests.end_to_end.tpu_target import TpuRuns
 from tests.end_to_end.workspace import FinishedRun, Workspace, steps, wait_for
 from tests.fakes.google import FakeGoogle
@@ -76,3 +78,13 @@ def test_a_tpu_whose_launcher_was_killed_is_deleted_by_its_lease_and_the_run_res
     trained = steps(tpu.workspace.record())["train"]["outputs"]
     assert trained["weights_checksum"] == steps(finished.record)["train"]["outputs"]["weights_checksum"]
     assert "resuming" in tpu.workspace.log("train")
+
+
+def test_ctrl_c_deletes_the_tpu_of_a_run_with_target_tpu(tpu: TpuRuns) -> None:
+    running = tpu.workspace.start("run", *tpu.arguments())
+    wait_for(lambda: [each.state for each in tpu.google.tpu.resources.values()] == ["ACTIVE"])
+    running.send_signal(signal.SIGINT)
+    output, error = running.communicate(timeout=60)
+    assert running.returncode == EXIT_INTERRUPTED, output + error
+    assert not tpu.google.tpu.resources
+    assert tpu.workspace.record()["status"] == "cancelled"

@@ -14,12 +14,14 @@ from kfp import compiler
 from slipway.components.build_image.build import ImageRequest
 from slipway.components.build_image.cloud_build import CloudBuildSettings, Source
 from slipway.components.deploy.settings import DeploySettings
+from slipway.components.train.tpu.settings import TpuSettings
 from slipway.pipelines.config.config import RunConfig, validate
 from slipway.pipelines.images.images import Images, VerifiedBuild
 from slipway.pipelines.platforms.kubeflow import steps as kubeflow
 from slipway.pipelines.platforms.local import steps as local
+from slipway.pipelines.platforms.tpu.steps import TpuPlatform
 from slipway.pipelines.platforms.vertex import steps as vertex
-from slipway.pipelines.table import EXIT_TASKS, PLATFORMS, STEPS, PlatformName, Step, Task
+from slipway.pipelines.table import EXIT_TASKS, HERE, PLATFORMS, STEPS, PlatformName, Step, Task
 from tests.pipelines.platforms.kubeflow.conftest import configuration
 from tests.pipelines.platforms.vertex.test_spec import VERTEX
 
@@ -64,6 +66,10 @@ def pipeline_for(platform: PlatformName, notify: dict[str, Any] | None = None) -
     config: RunConfig = validate(digits | {"vertex": {**VERTEX, "retries": 2}}, "the test's configuration")
     if platform == "local":
         return local.pipeline(config)
+    if platform == "tpu":
+        section = TpuSettings(project="p", zones=("us-west4-a",), bucket="gs://p-runs")
+        on_tpu = config.model_copy(update={"hardware": "tpu-v5e-2x2", "tpu": section})
+        return local.pipeline(on_tpu, platform=TpuPlatform(IMAGES.trainer))
     return vertex.pipeline(config.model_copy(update={"deploy": DeploySettings(endpoint="digits")}), IMAGES)
 
 
@@ -94,7 +100,7 @@ def test_the_last_task_of_a_step_has_its_outputs(platform: PlatformName, compile
 
 
 def test_only_this_machine_caches_and_only_as_the_table_says(platform: PlatformName, compiled: Compiled) -> None:
-    cached = {task.name for _, task in rows(platform) if task.cached} if platform == "local" else set()
+    cached = {task.name for _, task in rows(platform) if task.cached} if platform in HERE else set()
     assert {name for name in compiled.tasks if compiled.is_cached(name)} == cached
     assert "prepare-data" not in cached
 

@@ -16,6 +16,13 @@ TODAY = date(2026, 11, 20)
 IMAGES = "us-docker.pkg.dev/vertex-ai/training"
 
 
+def test_a_tpu_that_only_target_tpu_has_is_refused_on_vertex_ai():
+    with pytest.raises(UserError, match="TPU v5p is not offered for training on Vertex AI") as error:
+        validate_for(parse("tpu-v5p-2x2x2+spot"), region="us-central1")
+    assert error.value.nearest.startswith("tpu-v5e-")
+    assert "--target tpu" in error.value.fix
+
+
 @pytest.mark.parametrize(
     ("choice", "circumstances", "reason", "nearest", "fix"),
     [

@@ -80,9 +80,8 @@ def test_compatibility_table(machine, accelerator, allowed):
         ("k80x8@n1-standard-32*2", "NVIDIA K80 is retired", "l4x8*2"),
         ("p100x4@n1-highcpu-64", "end of support for 2026-09-15", "t4x4@n1-highcpu-64"),
         ("p100x4+flex", "NVIDIA P100 is retired", "l4x4+flex"),
-        ("tpu-v4-8", "TPU v4 is not offered for training", "tpu-v5e-2x2"),
-        ("tpu-v5p-2x2x2", "TPU v5p is not offered for training", "tpu-v5e-2x4"),
-        ("cpu@ct5p-hightpu-4t", "TPU v5p is not offered for training", "tpu-v5e-1x1"),
+        ("tpu-v4-8", "TPU v4 is chosen by topology, not by its number of chips", "tpu-v4-2x2x2"),
+        ("cpu@ct5p-hightpu-4t", "available only with accelerators: tpu-v5p", "tpu-v5p-2x2x1"),
         (
             {"accelerator_type": "TPU_V5_LITEPOD", "accelerator_count": 4},
             "training jobs use a topology instead",
