@@ -78,6 +78,10 @@ $(ENGINES_STAMP): $(LOCK) $(ENGINES_LOCK) pyproject.toml | $(STAMP)
 chaos: $(if $(filter tensorflow,$(ENGINE)),$(STAMP),$(ENGINES_STAMP)) ## Kill training workers at random and verify that the final weights are unchanged (ENGINE, PROCESSES, SLIPWAY_SEED)
 	$(if $(filter tensorflow,$(ENGINE)),$(BIN),$(ENGINES_BIN))/python -m tests.chaos --engine $(ENGINE) --processes $(PROCESSES)
 
+.PHONY: chaos-tpus
+chaos-tpus: $(STAMP) ## Kill launchers and hosts of TPUs at random while calls fail, and verify that no TPU is left (SLIPWAY_SEED)
+	$(BIN)/python -m tests.chaos.tpus
+
 .PHONY: test-containers
 test-containers: $(STAMP) ## Build images and run the pipeline in containers (skips what this machine lacks)
 	$(BIN)/python -m pytest -n 0 -ra --timeout 2400 tests/containers

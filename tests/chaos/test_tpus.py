@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.tpus import KINDS, _left, _two_at_once, plan_strikes, run
+from tests.chaos.tpus import KINDS, _left, _lost_steps, _two_at_once, plan_strikes, run
 from tests.fakes.google import PROJECT, FakeGoogle
 from tests.fakes.ready import make_ready
 from tests.fidelity.test_tpu_api import Tpus
@@ -19,7 +19,7 @@ from tests.fidelity.test_tpu_api import Tpus
 def test_kills_of_target_tpu_leave_no_tpu(tmp_path: Path) -> None:
     seed = int(os.environ.get("SLIPWAY_SEED") or random.randrange(2**31))
     print(f"seed {seed}")
-    result = run(seed, kills=4, steps=60, folder=tmp_path)
+    result = run(seed, kills=4, folder=tmp_path)
     assert result.problems == []
     assert sum(result.struck[kind] for kind in KINDS) == 4
     assert result.failed_calls > 0
@@ -45,3 +45,15 @@ def test_a_queued_resource_and_a_host_that_are_left_are_detected(google: FakeGoo
     assert resource == f"projects/{PROJECT}/locations/europe-west4-b/queuedResources/tpu-1 is left: ACTIVE"
     assert processes
     assert all(each.startswith("process ") for each in processes)
+
+
+def test_a_step_that_target_tpu_loses_is_detected(tmp_path: Path) -> None:
+    log = tmp_path / "launcher.log"
+    log.write_text("from step 0\nfrom step 12\n")
+    assert _lost_steps(tmp_path) == ["the model is not in the run's folder"]
+    model = tmp_path / "chaos" / "train" / "model" / "model.json"
+    model.parent.mkdir(parents=True)
+    model.write_text("12")
+    assert _lost_steps(tmp_path) == []
+    log.write_text("from step 0\nfrom step 12\nfrom step 3\n")
+    assert _lost_steps(tmp_path) == ["step 3 after step 12"]

@@ -8,9 +8,11 @@ the calls that fail, are drawn from a seed; the machine's timing is not.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -34,17 +36,18 @@ FAILING_CALLS = 0.2
 # Within this many seconds an attempt of the launcher has to end by itself: a hang is a failure.
 LIMIT_SECONDS = 120.0
 STEP_SECONDS = 0.05
-# What runs in the trainer's container: it counts its steps in a checkpoint, and continues from there.
+# What runs in the trainer's container: it counts its steps in a checkpoint, continues from there, and ends when told.
 TRAINER = """
 import os, sys, time
 from slipway.core.paths import local_path
 model, checkpoints = (local_path(os.environ[name]) for name in ("AIP_MODEL_DIR", "AIP_CHECKPOINT_DIR"))
 checkpoints.mkdir(parents=True, exist_ok=True)
-state, steps = checkpoints / "state", int(sys.argv[1])
-done = int(state.read_text()) if state.exists() else 0
-print(f"from step {done}", flush=True)
-for step in range(done + 1, steps + 1):
+state, finish = checkpoints / "state", sys.argv[1]
+step = int(state.read_text()) if state.exists() else 0
+print(f"from step {step}", flush=True)
+while not os.path.exists(finish):
     time.sleep(float(sys.argv[2]))
+    step += 1
     beside = checkpoints / f".state-{os.getpid()}"
     beside.write_text(str(step))
     beside.replace(state)
@@ -72,7 +75,7 @@ KINDS = ("launcher", "host", "preemption", "abandoned", "no capacity", "stock-ou
 
 @dataclass(frozen=True)
 class Strike:
-    """One kill, `after` so many seconds of a launcher's life.
+    """One kill, so many seconds `after` there is what it needs: a launcher, a request, or a TPU.
 
     `kind` is "launcher" (killed and started again), "abandoned" (killed, and started again only when its TPU has
     deleted itself), "host" (crashed and restarted) or "preemption". With "no capacity" in the first zone, and with a
@@ -91,7 +94,7 @@ def plan_strikes(seed: int, kills: int) -> list[Strike]:
     kinds = [KINDS[number % len(KINDS)] for number in range(kills)]
     chance.shuffle(kinds)
     return [
-        Strike(kind, chance.uniform(0.5, 5.0), signal.SIGKILL if kind == "abandoned" else chance.choice(signals))
+        Strike(kind, chance.uniform(0.0, 4.0), signal.SIGKILL if kind == "abandoned" else chance.choice(signals))
         for kind in kinds
     ]
 
@@ -107,7 +110,7 @@ class Result:
     failed_calls: int = 0
 
 
-def run(seed: int, kills: int, steps: int, folder: Path) -> Result:
+def run(seed: int, kills: int, folder: Path) -> Result:
     """Train in `folder` with kills, and check what is left."""
     google_folder = folder / "google"
     google_folder.mkdir()
@@ -118,21 +121,20 @@ def run(seed: int, kills: int, steps: int, folder: Path) -> Result:
         google.tpu.grace_seconds = 0.5
         result = Result()
         google.faults.share = FAILING_CALLS
-        _Chaos(google, folder, steps, result).run(plan_strikes(seed, kills))
+        _Chaos(google, folder, result).run(plan_strikes(seed, kills))
         google.faults.share = 0.0
         result.failed_calls = sum(google.faults.struck.values())
         result.requests = len({name for name, _ in google.tpu.history})
         result.problems += _left(google)
         result.problems += _two_at_once(google.tpu.history)
-        model = folder / RUN / "train" / "model" / "model.json"
-        if not model.is_file() or model.read_text() != str(steps):
-            result.problems.append(f"the model of step {steps} is not in the run's folder")
+        result.problems += _lost_steps(folder)
     return result
 
 
 class _Chaos:
-    def __init__(self, google: FakeGoogle, folder: Path, steps: int, result: Result) -> None:
+    def __init__(self, google: FakeGoogle, folder: Path, result: Result) -> None:
         self._google, self._result, self._folder = google, result, folder
+        self._finish = folder / "finish"
         output = folder / RUN / "train"
         output.mkdir(parents=True)
         settings = TpuSettings(
@@ -155,7 +157,7 @@ class _Chaos:
         container = {
             "image_uri": IMAGE,
             "command": ["python"],
-            "args": ["-c", TRAINER, str(steps), str(STEP_SECONDS)],
+            "args": ["-c", TRAINER, str(self._finish), str(STEP_SECONDS)],
         }
         plan = {
             "request": request.model_dump(mode="json"),
@@ -171,13 +173,17 @@ class _Chaos:
         """Execute the strikes one after the other, then let the last launcher finish."""
         launcher = self._start()
         for strike in strikes:
-            time.sleep(strike.after)
             self._have_capacity()
-            if launcher.poll() is not None:
-                launcher = self._started_again(launcher)
+            deadline = time.monotonic() + LIMIT_SECONDS
+            while not self._is_struck(strike):
+                if launcher.poll() is not None:
+                    launcher = self._started_again(launcher)
+                if time.monotonic() > deadline:
+                    self._result.problems.append(f"there was no TPU for a {strike.kind}")
+                    break
+                time.sleep(0.05)
             self._result.struck[strike.kind] += 1
             if strike.kind in ("host", "preemption"):
-                self._strike_tpu(strike.kind)
                 continue
             if strike.kind == "no capacity":
                 self._google.tpu.exhausted.add(ZONES[0])
@@ -189,6 +195,7 @@ class _Chaos:
                 self._check_deleted_by_itself()
             launcher = self._start()
         self._have_capacity()
+        self._finish.touch()
         while launcher.wait(LIMIT_SECONDS) != 0 and self._result.launchers < 3 * len(strikes) + 10:
             launcher = self._started_again(launcher)
 
@@ -215,17 +222,27 @@ class _Chaos:
         self._result.struck["ended with " + str(ended.returncode)] += 1
         return self._start()
 
-    def _strike_tpu(self, kind: str) -> None:
-        active = [each for each in list(self._google.tpu.resources.values()) if each.state == "ACTIVE"]
-        for resource in active:
-            name = resource.name.rpartition("/")[2]
-            try:
-                if kind == "host":
-                    self._google.tpu.kill_host(name, 0)
-                else:
-                    self._google.tpu.preempt(name)
-            except (AssertionError, StopIteration, IndexError):  # it has just ended
-                continue
+    def _is_struck(self, strike: Strike) -> bool:
+        """Wait for the moment of a strike, and execute it if it is one at a TPU; False if there was nothing to hit."""
+        tpu = self._google.tpu
+        states = {
+            each.name.rpartition("/")[2]: each.state
+            for each in list(tpu.resources.values())
+            if strike.kind == "abandoned" or each.state == "ACTIVE"
+        }
+        if not states and strike.kind in ("host", "preemption", "abandoned"):
+            return False
+        time.sleep(strike.after)
+        if strike.kind == "abandoned":
+            return bool(tpu.resources)
+        try:
+            if strike.kind == "host":
+                tpu.kill_host(next(iter(states)), 0)
+            elif strike.kind == "preemption":
+                tpu.preempt(next(iter(states)))
+        except (AssertionError, StopIteration, IndexError):  # it has ended meanwhile
+            return False
+        return True
 
     def _check_end(self, launcher: subprocess.Popen[bytes], strike: Strike) -> None:
         """A launcher that was asked to stop deletes its TPU before it ends."""
@@ -256,6 +273,16 @@ def _left(google: FakeGoogle) -> list[str]:
     return left + [f"process {pid} of a host is left" for pid in google.tpu.machines.processes()]
 
 
+def _lost_steps(folder: Path) -> list[str]:
+    """Return where a container did not continue from the newest step, and whether the model is of an older one."""
+    steps = [int(found) for found in re.findall(r"from step (\d+)", (folder / "launcher.log").read_text())]
+    model = folder / RUN / "train" / "model" / "model.json"
+    if not model.is_file():
+        return ["the model is not in the run's folder"]
+    steps.append(int(model.read_text()))
+    return [f"step {after} after step {before}" for before, after in itertools.pairwise(steps) if after < before]
+
+
 def _two_at_once(history: list[tuple[str, str]]) -> list[str]:
     """Return the moments at which the run had two queued resources."""
     there: set[str] = set()
@@ -270,7 +297,6 @@ def _two_at_once(history: list[tuple[str, str]]) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.tpus", description=__doc__)
     parser.add_argument("--kills", type=int, default=30)
-    parser.add_argument("--steps", type=int, default=900, help="training steps")
     parser.add_argument("--seed", type=int, default=int(os.environ.get("SLIPWAY_SEED") or random.randrange(2**31)))
     parser.add_argument("--keep", type=Path, help="an empty folder for the logs; default: a temporary folder")
     options = parser.parse_args()
@@ -279,14 +305,14 @@ def main() -> int:
     if options.keep:
         options.keep.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="chaos-") as temporary:
-        result = run(options.seed, options.kills, options.steps, options.keep or Path(temporary))
+        result = run(options.seed, options.kills, options.keep or Path(temporary))
     for problem in result.problems:
         print(f"  {problem}")
     struck = ", ".join(f"{count} {kind}" for kind, count in sorted(result.struck.items()))
     print(
         f"chaos of TPUs: {'FAILED' if result.problems else 'passed'}: {struck}; {result.failed_calls} calls failed, "
         f"{result.launchers} launchers made {result.requests} requests, {time.monotonic() - started:.0f} s, seed "
-        f"{options.seed}: " + ("; ".join(result.problems) or "no TPU left, never two at once")
+        f"{options.seed}: " + ("; ".join(result.problems) or "no TPU left, never two at once, no step lost")
     )
     return 1 if result.problems else 0
 
