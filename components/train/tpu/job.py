@@ -337,7 +337,8 @@ class _Job:
                     self._write(f"[{host.name}] {line}")
                 steps = STEPS.findall("\n".join(lines))
                 if steps and number == 0:
-                    events.progress(*map(int, steps[-1]), "steps")
+                    done, total = steps[-1]
+                    events.progress(int(done), int(total), "steps")
             if status is not None:
                 host.status = int(status)
 
