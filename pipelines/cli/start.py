@@ -219,6 +219,7 @@ def _find_image(folder: RunFolder, configuration: RunConfig, *, as_json: bool) -
     """
     from slipway.components.step import WorkFailed
     from slipway.pipelines.images.images import trainer_image
+    from slipway.pipelines.platforms.local import launch
     from slipway.pipelines.platforms.tpu.checks import settings_of
     from slipway.pipelines.runs import record as runs
 
@@ -231,10 +232,10 @@ def _find_image(folder: RunFolder, configuration: RunConfig, *, as_json: bool) -
         with (folder.logs / "build_image.log").open("w") as log:
             folder.image_file.write_text(trainer_image(configuration, settings_of(configuration), log, say))
     except BaseException as error:
-        tail = (folder.logs / "build_image.log").read_text()
+        tail = launch.last_lines(folder.logs / "build_image.log")
         runs.discard(folder)
         if isinstance(error, WorkFailed):
-            raise UserError(f"{error.message}\n{tail}", fix="see the builder's output above") from None
+            raise UserError(f"{error.message}\n{tail}", fix="see the end of the builder's output above") from None
         raise
 
 

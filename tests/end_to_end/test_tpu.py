@@ -43,10 +43,10 @@ def test_a_run_with_target_tpu_that_is_preempted_twice_trains_the_same_weights(
     tpu: TpuRuns, finished: FinishedRun
 ) -> None:
     running = tpu.workspace.start("run", *tpu.arguments("tpu-v5e-1x1+spot", QUICK_RESTARTS))
-    checkpoints: set[str] = set()
     for attempt in (1, 2):
-        checkpoints = tpu.wait_for_objects("/state.npz", besides=checkpoints)
-        tpu.google.tpu.preempt(tpu.requested()[attempt - 1])
+        name = tpu.wait_until_active(attempt)
+        tpu.wait_for_objects("/state.npz", besides=tpu.objects("/state.npz"))
+        tpu.google.tpu.preempt(name)
     output, error = running.communicate(timeout=120)
     assert running.returncode == 0, output + error
     assert len(tpu.requested()) == 3

@@ -48,6 +48,13 @@ class TpuRuns:
         """Return the names of all queued resources that there were, in order."""
         return [name.rpartition("/")[2] for name, state in self.google.tpu.history if state == "CREATING"]
 
+    def wait_until_active(self, attempt: int) -> str:
+        """Wait until the TPU of the run's request of that number is active; return its name."""
+        wait_for(lambda: len(self.requested()) >= attempt)
+        name = self.requested()[attempt - 1]
+        wait_for(lambda: "ACTIVE" in self.google.tpu.states(name))
+        return name
+
     def wait_for_objects(self, ending: str, besides: Collection[str] = ()) -> set[str]:
         """Wait until the bucket has objects whose names end like this, and which are not in `besides`; return them."""
         return wait_for(lambda: self.objects(ending) - {*besides}, 60)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, TypeVar
 
 from slipway.components.cloud.retries import is_out_of_quota, is_transient, paced
 from slipway.components.step import raise_if_terminated, termination_deferred
@@ -45,6 +47,11 @@ STATES = {
 LOST_NODES = ("PREEMPTED", "TERMINATED", "STOPPED", "STOPPING", "DELETING", "HIDDEN")
 # The last words of a host, from `startup.sh`.
 DELETING, TIME_OVER, FAILED = "slipway: deleting this TPU: ", "its time is over", "slipway: failed: "
+
+# In the trainer's lines about its progress.
+STEPS = re.compile(r"\bstep (\d+) of (\d+)\b")
+
+Result = TypeVar("Result")
 
 
 @dataclass
@@ -134,6 +141,7 @@ class _Job:
         self.current = Holder()
         self.hosts: list[Host] = []
         self._output, self._log = output, log
+        self._shown = ("", "")  # the name and the state that were shown last
 
     @property
     def name(self) -> str:
@@ -210,8 +218,12 @@ class _Job:
         while True:
             gone = self._loss()
             self._read_hosts()  # after the look, so that nothing that was written before the loss is missed
-            if all(host.status >= 0 for host in self.hosts):
+            if all(host.status == 0 for host in self.hosts):
                 return None
+            if all(host.status >= 0 for host in self.hosts):
+                # A preemption that stopped the hosts may show only now.
+                gone = gone or self._loss()
+                return gone if gone and gone.again else None
             if gone is not None:
                 return self._explained(gone)
             if any(host.status > 0 for host in self.hosts):
@@ -225,7 +237,7 @@ class _Job:
             return Loss("was deleted", again=False)
         if found.state != "ACTIVE":
             return Loss("was preempted" if found.state in service.SUSPENDED else STATES.get(found.state, found.state))
-        state = service.node_state(self.connection, self.current.zone, self.name)
+        state = self._patiently(lambda: service.node_state(self.connection, self.current.zone, self.name))
         if state in LOST_NODES:
             return Loss("was preempted" if state == "PREEMPTED" else f"was lost (its state is {state})")
         return None
@@ -291,37 +303,47 @@ class _Job:
 
     def _look(self) -> service.QueuedResource | None:
         """Return the queued resource after a pause, and show its state if it is another than before."""
+        time.sleep(paced(POLL_SECONDS))
+        found = self._patiently(lambda: service.get(self.connection, self.current.zone, self.name))
+        state = found.state if found else "deleted"
+        if (self.name, state) != self._shown:
+            self._shown = self.name, state
+            self._say(f"{self.name} in {self.current.zone}: {state}")
+            events.phase(f"{self.name} in {self.current.zone}: {STATES.get(state, state)}")
+        return found
+
+    def _patiently(self, call: Callable[[], Result]) -> Result:
+        """Return the result of a call; without an answer from Google, the TPU trains on until the lease lapses."""
         while True:
-            time.sleep(paced(POLL_SECONDS))
             raise_if_terminated()
             self.lease.check()
             try:
-                found = service.get(self.connection, self.current.zone, self.name)
+                return call()
             except UserError as error:
                 if error.__cause__ is None or not is_transient(error.__cause__):
                     raise
-                self._say(f"{error.message}; trying again")  # until the lease lapses, the TPU trains on
-                continue
-            state = found.state if found else "deleted"
-            if state != self._shown:
-                self._shown = state
-                self._say(f"{self.name} in {self.current.zone}: {state}")
-                events.phase(f"{self.name} in {self.current.zone}: {STATES.get(state, state)}")
-            return found
-
-    _shown = ""
+                self._say(f"{error.message}; trying again")
 
     def _read_hosts(self) -> None:
         for number, host in enumerate(self.hosts):
             place = f"{HOSTS}/{self.current.attempt}-{number}"
-            status = None if host.status >= 0 else self.folder.read(f"{place}.exit")
-            for part in self.folder.names(f"{place}/", host.last_part):
+            # The exit status first: it is written after the whole log.
+            status = None if host.status >= 0 else self._read(f"{place}.exit")
+            for part in self._patiently(lambda: self.folder.names(f"{place}/", host.last_part)):  # noqa: B023
+                lines = (self._read(part) or b"").decode(errors="replace").splitlines()
                 host.last_part = part
-                for line in (self.folder.read(part) or b"").decode(errors="replace").splitlines():
-                    host.tail.append(line)
+                host.tail.extend(lines)
+                for line in lines:
                     self._write(f"[{host.name}] {line}")
+                steps = STEPS.findall("\n".join(lines))
+                if steps and number == 0:
+                    done, total = steps[-1]
+                    events.progress(int(done), int(total), "steps")
             if status is not None:
                 host.status = int(status)
+
+    def _read(self, name: str) -> bytes | None:
+        return self._patiently(lambda: self.folder.read(name))
 
     @property
     def _count(self) -> int:

@@ -90,6 +90,7 @@ train() {
   case $IMAGE in *.pkg.dev/*) again log_in '' || return ;; esac
   say "pulling $IMAGE"
   again docker pull --quiet "$IMAGE" || return
+  docker rm --force slipway >/dev/null 2>&1 # of a machine that was restarted
   say 'starting the container'
   docker run --rm --name slipway --privileged --net=host -v "$WORK/gcs:/gcs" "${OPTIONS[@]}" "$IMAGE" "${ARGUMENTS[@]}"
 }
