@@ -43,6 +43,9 @@ TRY_ANNOTATION, OUTPUT_ANNOTATION = "slipway/try", "slipway/output"
 INDEX_VARIABLE = "SLIPWAY_REPLICA"
 # The replicas listen here, as on Vertex AI.
 PORT = 2222
+# A step that was killed renews its lease no more: the kubelet then stops the replicas. Its pod remains for a day, so
+# Kubernetes does not delete what it owns (TTL_SECONDS_AFTER_WORKFLOW_FINISH of Kubeflow Pipelines).
+LEASE_FILE, LEASE_SECONDS, PROBE_SECONDS, PROBE_FAILURES = "lease", 600.0, 60, 3
 # A pod's name is at most 63 characters: "-workerpool1-0-", an index up to 999 and a suffix of six follow this one.
 LONGEST_NAME = 63 - 24
 
@@ -94,7 +97,7 @@ def training_runtime(
         if pool
     }
     jobs = [
-        _job(number, pool, _variables(addresses, number, pool, output), settings)
+        _job(number, pool, _variables(addresses, number, pool, output), output, settings)
         for number, pool in enumerate(pools)
         if pool
     ]
@@ -119,18 +122,15 @@ def host_name(name: str, pool: int, index: int) -> str:
     return f"{name}-{pool_name(pool)}-0-{index}.{name}"
 
 
-def replica_name(pool: str, index: int, hosts: int) -> str:
-    """Return a replica's name as on Vertex AI; on a TPU slice of several hosts, all pods of a pool are one replica."""
-    return f"{pool}-0-host{index}" if hosts > 1 else f"{pool}-{index}"
-
-
 def _object(kind: str, name: str, owner: Owner, attempt: int, output: str) -> JsonObject:
     annotations = {TRY_ANNOTATION: str(attempt), OUTPUT_ANNOTATION: output}
     metadata = {"name": name, "annotations": annotations, "ownerReferences": [owner.reference]}
     return {"apiVersion": f"{GROUP}/{VERSION}", "kind": kind, "metadata": metadata}
 
 
-def _job(number: int, pool: WorkerPool, variables: list[JsonObject], settings: TrainJobSettings) -> JsonObject:
+def _job(
+    number: int, pool: WorkerPool, variables: list[JsonObject], output: str, settings: TrainJobSettings
+) -> JsonObject:
     """Return a pool as a ReplicatedJob: one pod per replica, or per host of a TPU slice."""
     hosts = slice_hosts(variables_of(pool))
     pods = pool["replica_count"] * hosts
@@ -140,7 +140,7 @@ def _job(number: int, pool: WorkerPool, variables: list[JsonObject], settings: T
             "completions": pods,
             "completionMode": "Indexed",
             "backoffLimit": 0,  # replicas restart together
-            "template": {"spec": _pod(pool, variables, settings)},
+            "template": {"spec": _pod(pool, variables, output, settings)},
         }
     }
     if hosts > 1:
@@ -148,7 +148,7 @@ def _job(number: int, pool: WorkerPool, variables: list[JsonObject], settings: T
     return {"name": pool_name(number), "replicas": 1, "template": template}
 
 
-def _pod(pool: WorkerPool, variables: list[JsonObject], settings: TrainJobSettings) -> JsonObject:
+def _pod(pool: WorkerPool, variables: list[JsonObject], output: str, settings: TrainJobSettings) -> JsonObject:
     given = pool["container_spec"]
     container: JsonObject = {
         "name": CONTAINER,
@@ -158,6 +158,8 @@ def _pod(pool: WorkerPool, variables: list[JsonObject], settings: TrainJobSettin
         "resources": {"limits": settings.resources},
         "volumeMounts": [{"name": "slipway", "mountPath": settings.folder}, {"name": "shm", "mountPath": "/dev/shm"}],
     }
+    if "slipway" in " ".join(given.get("command", ())):  # another image may not have Python
+        container["livenessProbe"] = _probe(f"{output}/{LEASE_FILE}")
     if given.get("command"):
         container["command"] = [_literal(argument) for argument in given["command"]]
     pod: JsonObject = {
@@ -181,9 +183,18 @@ def _pod(pool: WorkerPool, variables: list[JsonObject], settings: TrainJobSettin
     return pod
 
 
-def _variables(
-    addresses: Mapping[int, Sequence[str]], number: int, pool: WorkerPool, output: str
-) -> list[JsonObject]:
+def _probe(lease: str) -> JsonObject:
+    """Return the probe that fails once the lease has not been renewed."""
+    code = f"import os, sys, time; sys.exit(time.time() - os.stat(sys.argv[1]).st_mtime > {LEASE_SECONDS:g})"
+    return {
+        "exec": {"command": ["python", "-c", code, lease]},
+        "periodSeconds": PROBE_SECONDS,
+        "failureThreshold": PROBE_FAILURES,
+        "timeoutSeconds": 30,
+    }
+
+
+def _variables(addresses: Mapping[int, Sequence[str]], number: int, pool: WorkerPool, output: str) -> list[JsonObject]:
     """Return the environment of a pool's pods: as on Vertex AI, with the exit codes and waits of Slipway's clusters."""
     alone = len(addresses[number]) == 1
     place = f"$({INDEX_VARIABLE})"
@@ -197,7 +208,10 @@ def _variables(
         LOCAL_CLUSTER_VARIABLE: "1",
         PEER_SECONDS_VARIABLE: f"{VERTEX_PEER_SECONDS:g}",  # pods start when they have a node
     }
-    index = {"name": INDEX_VARIABLE, "valueFrom": {"fieldRef": {"fieldPath": f"metadata.annotations['{INDEX_ANNOTATION}']"}}}
+    index = {
+        "name": INDEX_VARIABLE,
+        "valueFrom": {"fieldRef": {"fieldPath": f"metadata.annotations['{INDEX_ANNOTATION}']"}},
+    }
     return [
         index,
         *({"name": name, "value": _literal(value)} for name, value in own.items()),
