@@ -182,7 +182,8 @@ class Cluster:
                 allowed=f"a cluster with the API {GROUP}/{VERSION}",
                 fix=INSTALL,
             )
-        if error.status in (401, 403):
+        # A refusal of an admission webhook has the same status.
+        if error.status == 401 or (error.status == 403 and "admission webhook" not in sentence(error)):
             return UserError(
                 f"The cluster does not allow the step to {what}: {sentence(error)}.",
                 allowed="the rights of the Role that slipway setup creates",

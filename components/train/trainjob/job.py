@@ -68,7 +68,6 @@ def run_train_job(
             fix="slipway run --target kubeflow",
         )
     training = _Training(Cluster(), owner, worker_pool_specs, output, settings, log)
-    training.cluster.check_operator()
     with termination_deferred(), training.deleted_at_the_end():
         return run_to_the_end(training.attempt, policy, log)
 
