@@ -247,12 +247,12 @@ def _is_transient(error: BaseException) -> bool:
 
 
 def _is_absent_group(error: ApiException) -> bool:
-    """Return whether the API does not know the kind of object: no Status object names a lost one."""
+    """Return whether the server does not serve the API at all: its response is not the Status of a lost object."""
     if error.status != NOT_FOUND:
         return False
     try:
-        return not json.loads(error.body).get("details", {}).get("name")
-    except (TypeError, ValueError, AttributeError):
+        return json.loads(error.body)["kind"] != "Status"
+    except (TypeError, ValueError, KeyError):
         return True
 
 

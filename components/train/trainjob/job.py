@@ -19,7 +19,7 @@ from slipway.components.train.restarts import Restart, Restarts, run_to_the_end
 from slipway.components.train.trainjob import manifest
 from slipway.components.train.trainjob.cluster import Cluster, own_pod
 from slipway.components.train.trainjob.manifest import LEASE_FILE, TRY_ANNOTATION, Owner, TrainJobSettings
-from slipway.components.train.trainjob.replica import Replica, replica_of
+from slipway.components.train.trainjob.replica import Replica, finish_logs, replica_of
 from slipway.components.worker_pools import WorkerPool, count_processes
 from slipway.core import events
 from slipway.core.errors import UserError
@@ -93,12 +93,15 @@ class _Training:
 
     @contextlib.contextmanager
     def deleted_at_the_end(self) -> Iterator[None]:
-        """Delete the TrainJob however the context ends."""
+        """Delete the TrainJob however the context ends; without a lease, its replicas would end, too."""
         try:
             yield
         finally:
-            self._delete()
             self._lease.unlink(missing_ok=True)
+            try:
+                self._delete()
+            except UserError as error:  # the reason for which the context ended is more important
+                self._say(f"could not delete the TrainJob {self._name}: {error.message}")
 
     def attempt(self) -> tuple[Sequence[Replica], Sequence[Replica]]:
         """Train once; return all replicas, and those that failed by themselves, earliest first."""
@@ -109,11 +112,8 @@ class _Training:
             self._wait_until_gone()
         self._create()
         replicas: dict[str, Replica] = {}
-        try:
-            job = self._follow(replicas)
-        finally:
-            for replica in replicas.values():
-                replica.finish()
+        job = self._follow(replicas)
+        finish_logs(replicas.values())
         condition = _condition(job, "Failed")
         if condition is None:
             return list(replicas.values()), []

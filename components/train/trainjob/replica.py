@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TextIO
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 # Between two attempts to follow a log.
 AGAIN_SECONDS = 1.0
-# For the rest of a log after its pod has ended.
+# For the rest of all logs once a job has ended.
 REST_SECONDS = 30.0
 
 
@@ -31,6 +32,13 @@ def replica_of(pod: V1Pod, pools: Sequence[WorkerPool]) -> str:
     pool, index = pod.metadata.labels[POOL_LABEL], int(pod.metadata.annotations[INDEX_ANNOTATION])
     hosts = next(slice_hosts(variables_of(each)) for number, each in enumerate(pools) if pool_name(number) == pool)
     return f"{pool}-0-host{index}" if hosts > 1 else f"{pool}-{index}"
+
+
+def finish_logs(replicas: Iterable[Replica]) -> None:
+    """Wait until the logs of replicas that have ended, or are being stopped, are complete."""
+    deadline = time.monotonic() + REST_SECONDS
+    for replica in replicas:
+        replica.finish(deadline)
 
 
 class Replica:
@@ -74,11 +82,11 @@ class Replica:
         if not self._has_ended:
             self._has_ended, self.status, self.ended_at = True, status, at or datetime.now(UTC)
 
-    def finish(self) -> None:
-        """Wait until the log is complete."""
+    def finish(self, deadline: float) -> None:
+        """Wait until the log is complete, at most until `deadline` (time.monotonic)."""
         self._over.set()
         if self._thread is not None:
-            self._thread.join(REST_SECONDS)
+            self._thread.join(max(0.0, deadline - time.monotonic()))
 
     def _copy(self) -> None:
         """Follow the log; after a lost connection, continue behind the last line."""

@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import re
+import signal
+import subprocess
+import sys
 import textwrap
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from slipway.components.plan_training.plan import plan_training
+from slipway.components.prepare_data.prepare import prepare
+from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.step import WorkFailed
+from slipway.components.train.local_cluster import run_local_cluster
 from slipway.components.train.trainjob import job as trainjob
 from slipway.components.train.trainjob import rights
 from slipway.components.train.trainjob.job import run_train_job
 from slipway.components.train.trainjob.manifest import TrainJobSettings
-from slipway.core.errors import UserError
-from slipway.trainer.config import RestartSettings
+from slipway.components.worker_pools import WorkerPool
+from slipway.core.errors import ERROR_PREFIX, UserError
+from slipway.pipelines.hardware.rules import parse
+from slipway.trainer.checkpoint.store import pointed_step
+from slipway.trainer.config import ModelSettings, RestartSettings, TrainSettings
 from tests.fakes.kubernetes.server import NAMESPACE, FakeKubernetes
-from tests.fakes.kubernetes.store import RESOURCES
-
-QUICKLY = RestartSettings(backoff_seconds=0.01)
+from tests.fakes.kubernetes.store import PODS, RESOURCES
 
 
 class Step:
@@ -31,9 +42,8 @@ class Step:
         self.volume = cluster.add_claim("slipway")
         self.output = self.volume / "runs" / "digits-20261122-233211-ab12"
         self.log = io.StringIO()
-        self.pod = cluster.add_step("train-step")
-        for name, value in cluster.step_environment(self.pod).items():
-            monkeypatch.setenv(name, value)
+        self._monkeypatch = monkeypatch
+        self.become(cluster.add_step("train-step"))
 
     def grant(self) -> None:
         """Create the Role and RoleBinding of `slipway setup`."""
@@ -41,9 +51,21 @@ class Step:
             kind = next(kind for kind in RESOURCES if kind.kind == body["kind"])
             self.cluster.store.create(kind, NAMESPACE, body)
 
-    def run(self, pools: list[dict], **settings: object) -> list:
+    def become(self, pod: dict) -> None:
+        """Let this process be the one in a pod."""
+        self.pod = pod
+        for name, value in self.cluster.step_environment(pod).items():
+            self._monkeypatch.setenv(name, value)
+
+    def run(self, pools: list[dict], at_most: int = 5, **settings: object) -> list:
         given = TrainJobSettings(volume="slipway", folder=str(self.volume), **settings)
-        return run_train_job(pools, str(self.output), given, restarts=QUICKLY, log=self.log)
+        restarts = RestartSettings(at_most=at_most, backoff_seconds=0.01)
+        return run_train_job(pools, str(self.output), given, restarts=restarts, log=self.log)
+
+    def running(self, replica: str) -> dict | None:
+        """Return the pod of a replica if it is running."""
+        pods = [pod for pod in self.cluster.store.all(PODS) if f"-{replica}-" in pod["metadata"]["name"]]
+        return next((pod for pod in pods if pod["status"]["phase"] == "Running"), None)
 
 
 @pytest.fixture
@@ -83,3 +105,134 @@ def test_trainjob_replicas_are_told_what_vertex_tells(step: Step) -> None:
     assert json.loads(seen["workerpool0-0"]["CLUSTER_SPEC"])["task"] == {"type": "workerpool0", "index": 0}
     assert seen["workerpool1-0"]["AIP_MODEL_DIR"] == f"{step.output}/model"
     step.cluster.wait(lambda: not step.cluster.left())
+
+
+def digits(volume: Path) -> list[WorkerPool]:
+    """Return the plan of a training on two replicas of two devices, with its data set on the volume."""
+    prepared = prepare(DataSettings(source="digits", store=str(volume / "datasets")), 4)
+    train = {
+        "steps": 300,
+        "batch_size": 32,
+        "augment": {"shift": 1},
+        "checkpoint": {"every_steps": 20, "every_seconds": None},
+    }
+    model = ModelSettings(builder="slipway.trainer.models.digits:build")
+    given = TrainSettings.model_validate(train)
+    hardware = parse("cpu*2").worker_pools()
+    planned = plan_training(hardware, 2, prepared.manifest, prepared.uri, model, given, "slipway:1").worker_pool_specs
+    for pool in planned:
+        pool["container_spec"]["env"] = [{"name": "SLIPWAY_VIRTUAL_DEVICES", "value": "2"}]
+    return planned
+
+
+def weights(log: io.StringIO) -> set[str]:
+    return set(re.findall(r"weights checksum ([0-9a-f]{64})", log.getvalue()))
+
+
+def meanwhile(work: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_trainjob_of_which_a_pod_is_killed_ends_with_the_weights_of_the_same_layout_here(step: Step) -> None:
+    step.grant()
+    planned = digits(step.volume)
+    here = io.StringIO()
+    run_local_cluster(planned, step.volume / "here", log=here)
+
+    def kill() -> None:
+        step.cluster.wait(lambda: (pointed_step(step.output / "checkpoints") or 0) >= 40, 120)
+        step.cluster.kubelets.kill(step.running("workerpool1-0-0"))
+
+    killer = meanwhile(kill)
+    (restart,) = step.run(planned)
+    killer.join()
+    assert (restart.replica, restart.reason) == ("workerpool1-0", "was killed by SIGKILL")
+    assert restart.step >= 40
+    assert len(weights(here)) == 1
+    assert weights(step.log) == weights(here)
+    assert (step.output / "model" / "model.json").is_file()
+    step.cluster.wait(lambda: not step.cluster.left())
+
+
+def test_a_users_error_in_a_trainjob_ends_it_at_once(step: Step) -> None:
+    step.grant()
+    said = ERROR_PREFIX + json.dumps(UserError("The learning rate is negative.", fix="set it").as_dict())
+    code = f"""
+        import os, time
+        if "workerpool1" in os.environ["CLUSTER_SPEC"].rpartition("task")[2] and os.environ["SLIPWAY_REPLICA"] == "1":
+            print({said!r}, flush=True)
+            raise SystemExit(1)
+        time.sleep(1000)
+    """
+    with pytest.raises(UserError, match="learning rate is negative"):
+        step.run(pools(code))
+    step.cluster.wait(lambda: not step.cluster.left())
+
+
+def test_a_trainjob_gives_up_after_as_many_restarts_as_are_allowed(step: Step) -> None:
+    step.grant()
+    with pytest.raises(WorkFailed, match="workerpool0-0 was killed by SIGKILL, for the 3rd time"):
+        step.run(pools("import os; os.kill(os.getpid(), 9)", 2), at_most=2)
+    assert step.log.getvalue().count("all start again") == 2
+    step.cluster.wait(lambda: not step.cluster.left())
+
+
+STEP = """
+import json, sys
+from slipway.components.step import step
+from slipway.components.train.trainjob.job import run_train_job
+from slipway.components.train.trainjob.manifest import TrainJobSettings
+pools, output, settings = json.loads(sys.argv[1])
+with step("train"):
+    run_train_job(pools, output, TrainJobSettings(**settings))
+"""
+
+
+def started(step: Step) -> subprocess.Popen[bytes]:
+    """Start the step train as a process, and wait until its replicas run."""
+    settings = {"volume": "slipway", "folder": str(step.volume)}
+    code = "import time; time.sleep(1000)"
+    given = json.dumps([pools(code, 2), str(step.output), settings])
+    environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
+    process = subprocess.Popen([sys.executable, "-c", STEP, given], env=environment, stdout=subprocess.DEVNULL)
+    step.cluster.wait(lambda: step.running("workerpool0-0-0") and step.running("workerpool1-0-0"))
+    return process
+
+
+def test_a_stopped_step_deletes_its_trainjob(step: Step) -> None:
+    step.grant()
+    process = started(step)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == 128 + signal.SIGTERM
+    step.cluster.wait(lambda: not step.cluster.left())
+
+
+def test_a_killed_steps_trainjob_is_deleted_with_its_pod_or_replaced_by_the_next_step(step: Step) -> None:
+    step.grant()
+    process = started(step)
+    process.kill()
+    process.wait()
+    step.become(step.cluster.add_step("train-step-2"))
+    assert step.run(pools("print('trained')", 2)) == []
+    assert "replacing the TrainJob of an earlier attempt" in step.log.getvalue()
+    step.cluster.wait(lambda: not step.cluster.left())
+    process = started(step)
+    process.kill()
+    process.wait()
+    step.cluster.delete_pod(step.pod)
+    step.cluster.wait(lambda: not step.cluster.left())
+
+
+def test_a_trainjob_without_the_operator_or_the_rights_is_refused_with_the_fix(step: Step) -> None:
+    step.grant()
+    step.cluster.installed.clear()
+    with pytest.raises(UserError, match="Kubeflow Trainer is not installed") as absent:
+        step.run(pools("pass"))
+    assert "kubectl apply --server-side" in str(absent.value.fix)
+    step.cluster.installed.add("trainer")
+    step.become(step.cluster.add_step("train-step-2", "default"))
+    with pytest.raises(UserError, match="does not allow") as denied:
+        step.run(pools("pass"))
+    assert denied.value.fix == "slipway setup --target kubeflow --apply"
