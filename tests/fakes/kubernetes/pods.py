@@ -54,12 +54,15 @@ class Container:
 
 
 class Kubelets:
-    """Starts the pods that are bound to a node, ends deleted ones, and has their logs."""
+    """Starts the pods that are bound to a node, ends deleted ones, and has their logs.
 
-    def __init__(self, store: Store, around: Surroundings, service: dict[str, str]) -> None:
+    `service`: the variables of every container, with the address of the API server.
+    """
+
+    def __init__(self, store: Store, around: Surroundings) -> None:
         self.store = store
+        self.service: dict[str, str] = {}
         self._around = around
-        self._service = service
         self._containers: dict[str, Container] = {}
         self._ending: set[str] = set()
         self._ports: dict[str, int] = {}
@@ -139,13 +142,12 @@ class Kubelets:
         threading.Thread(target=self._watch, args=(pod, name, running), daemon=True).start()
 
     def _watch(self, pod: Object, name: str, container: Container) -> None:
-        """Read the output of a container to its end, and report how it ended."""
-        for line in container.process.stdout or ():
-            with container.changed:
-                container.lines.append((_timestamp(), line.rstrip("\n")))
-                container.changed.notify_all()
+        """Wait for the end of a container's main process, with which all others end, and report it."""
+        reader = threading.Thread(target=_read, args=(container,), daemon=True)
+        reader.start()
         code = status_of(container.process.wait())
-        _signal(container, signal.SIGKILL)  # what the main process left behind ends with its container
+        _signal(container, signal.SIGKILL)
+        reader.join()
         reason = container.reason or ("Completed" if code == 0 else "Error")
         ended = {"exitCode": code, "reason": reason, "startedAt": container.started, "finishedAt": now()}
         again = pod["spec"].get("restartPolicy", "Always")
@@ -194,7 +196,7 @@ class Kubelets:
 
     def _environment(self, pod: Object, container: Object) -> dict[str, str]:
         """Return the variables that Kubernetes sets: its service, the host's name, and the container's in order."""
-        environment = {**self._service, "HOSTNAME": pod["spec"].get("hostname", pod["metadata"]["name"])}
+        environment = {**self.service, "HOSTNAME": pod["spec"].get("hostname", pod["metadata"]["name"])}
         if container.get("envFrom"):
             raise NotImplementedError("envFrom of containers")
         for variable in container.get("env", []):
@@ -251,16 +253,25 @@ class Kubelets:
         return f"127.0.0.1:{self._ports[key]}"
 
 
+def _read(container: Container) -> None:
+    for line in container.process.stdout or ():
+        with container.changed:
+            container.lines.append((_timestamp(), line.rstrip("\n")))
+            container.changed.notify_all()
+
+
 def _lines(container: Container, follow: bool) -> Iterator[tuple[str, str]]:
-    number = 0
+    """Yield the lines of a container so far; with `follow`, until it ends."""
+    sent = 0
+    ended = not follow
     while True:
         with container.changed:
-            if follow:
-                container.changed.wait_for(lambda: len(container.lines) > number or container.code is not None, 0.5)
-            found, ended = container.lines[number:], container.code is not None
+            if not ended and len(container.lines) == sent:
+                container.changed.wait(0.5)
+            found, ended = container.lines[sent:], ended or container.code is not None
         yield from found
-        number += len(found)
-        if not follow or (ended and not found):
+        sent += len(found)
+        if ended and not found:
             return
 
 
