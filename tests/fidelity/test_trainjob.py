@@ -597,7 +597,7 @@ GPU = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
     [
         (
             {"nodeSelector": {"cloud.google.com/gke-accelerator": "nvidia-l4"}},
-            "2 node(s) didn't match Pod's node affin",
+            "1 node(s) didn't match Pod's node affinity",
         ),
         (
             {"container": GPU},
