@@ -1,0 +1,99 @@
+"""A replica of a TrainJob: its pod, the copy of its log, and how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, TextIO
+
+from slipway.components.train.trainjob.manifest import CONTAINER, INDEX_ANNOTATION, POOL_LABEL
+from slipway.components.worker_pools import WorkerPool, variables_of
+from slipway.core.exit_codes import SIGKILLED
+from slipway.core.supervision import KEPT_LINES
+from slipway.trainer.distributed.cluster import pool_name, slice_hosts
+
+if TYPE_CHECKING:
+    from kubernetes.client import V1Pod
+
+    from slipway.components.train.trainjob.cluster import Cluster
+
+# Between two attempts to follow a log.
+AGAIN_SECONDS = 1.0
+# For the rest of a log after its pod has ended.
+REST_SECONDS = 30.0
+
+
+def replica_of(pod: V1Pod, pools: Sequence[WorkerPool]) -> str:
+    """Return the name of a pod's replica as on Vertex AI: workerpool1-0; of a slice's host workerpool0-0-host1."""
+    pool, index = pod.metadata.labels[POOL_LABEL], int(pod.metadata.annotations[INDEX_ANNOTATION])
+    hosts = next(slice_hosts(variables_of(each)) for number, each in enumerate(pools) if pool_name(number) == pool)
+    return f"{pool}-0-host{index}" if hosts > 1 else f"{pool}-{index}"
+
+
+class Replica:
+    """A replica; follows its pod's log in a thread of its own.
+
+    Attributes:
+        name: Its name in messages.
+        pod: The pod's name.
+        tail: The end of its output.
+        status: Its exit status; 0 until it has ended.
+        ended_at: When it ended.
+    """
+
+    def __init__(self, name: str, pod: str, cluster: Cluster, log: TextIO) -> None:
+        self.name, self.pod = name, pod
+        self.tail: deque[str] = deque(maxlen=KEPT_LINES)
+        self.status, self.ended_at = 0, datetime.max.replace(tzinfo=UTC)
+        self._has_ended = False
+        self._cluster, self._log = cluster, log
+        self._over = threading.Event()
+        self._last = ""
+        self._thread: threading.Thread | None = None
+
+    def update(self, pod: V1Pod) -> None:
+        """Start to follow the log of a pod that has started; keep the status of one that has ended."""
+        if pod.status.phase != "Pending" and self._thread is None:
+            self._thread = threading.Thread(target=self._copy, daemon=True)
+            self._thread.start()
+        statuses = [one for one in pod.status.container_statuses or () if one.name == CONTAINER]
+        ended = statuses[0].state.terminated if statuses else None
+        if ended is not None:
+            self._end(ended.exit_code, ended.finished_at)
+        elif pod.status.phase == "Failed":  # evicted, or its node is lost
+            self._end(SIGKILLED, None)
+
+    def lose(self) -> None:
+        """Note that the pod no longer exists; if it was not seen to end, it counts as killed."""
+        self._end(SIGKILLED, None)
+
+    def _end(self, status: int, at: datetime | None) -> None:
+        if not self._has_ended:
+            self._has_ended, self.status, self.ended_at = True, status, at or datetime.now(UTC)
+
+    def finish(self) -> None:
+        """Wait until the log is complete."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join(REST_SECONDS)
+
+    def _copy(self) -> None:
+        """Follow the log; after a lost connection, continue behind the last line."""
+        from kubernetes.client import ApiException
+        from urllib3.exceptions import HTTPError
+
+        while True:
+            is_rest = self._over.is_set()
+            with contextlib.suppress(ApiException, HTTPError, OSError):  # the pod has no log yet, or is gone
+                for stamp, line in self._cluster.log_lines(self.pod, self._last, follow=not is_rest):
+                    self._last = stamp
+                    self.tail.append(line)
+                    with contextlib.suppress(OSError):  # a full disk does not end the training
+                        self._log.write(f"[{self.name}] {line}\n")
+                        self._log.flush()
+            if is_rest:
+                return
+            self._over.wait(AGAIN_SECONDS)
