@@ -460,6 +460,26 @@ def test_a_killed_pod_of_a_trainjob_ends_with_code_137(admin: Clients, reason: s
     assert (ended.exit_code, ended.reason) == (137, reason)
 
 
+def test_a_trainjobs_pod_ends_when_its_liveness_probe_fails(admin: Clients) -> None:
+    """After failureThreshold failures in a row, the kubelet ends the container as if its pod was deleted.
+
+    Source: https://kubernetes.io/docs/tasks/configure-pod-container/configure-liveness-readiness-startup-probes/
+    """
+    folder = admin.cluster.add_claim("slipway")
+    (folder / "lease").touch()
+    admin.cluster.kubelets.probe_speed = 500
+    probe = {"exec": {"command": ["test", "-e", "/mnt/lease"]}, "periodSeconds": 20, "failureThreshold": 2}
+    mount = {"name": "data", "mountPath": "/mnt"}
+    volume = {"name": "data", "persistentVolumeClaim": {"claimName": "slipway"}}
+    script = "trap 'exit 143' TERM; while :; do sleep 0.01; done"
+    admin.submit(script, pods=1, volumes=[volume], container={"livenessProbe": probe, "volumeMounts": [mount]})
+    admin.wait_for_phase("Running", 1)
+    (folder / "lease").unlink()
+    (pod,) = admin.wait_for_phase("Failed", 1)
+    assert pod.status.container_statuses[0].state.terminated.exit_code == 143
+    assert "failed liveness probe" in admin.events("Killing")[0]
+
+
 # The end of a TrainJob
 
 

@@ -27,6 +27,7 @@ from slipway.core.parent_death import dying_with_parent
 from tests.fakes.kubernetes.nodes import Surroundings
 from tests.fakes.kubernetes.store import JOBS, PODS, ApiError, Object, Store, now, set_condition
 
+GRACE_SECONDS = 30
 ROOT = Path(__file__).parents[3]
 # Of this process's variables, those that stand for what an image has, or limit the load of this machine.
 IMAGE_VARIABLES = ("PATH", "HOME", "LANG", "OMP_NUM_THREADS", "TF_CPP_MIN_LOG_LEVEL", "CUDA_VISIBLE_DEVICES")
@@ -56,8 +57,11 @@ class Container:
 class Kubelets:
     """Starts the pods that are bound to a node, ends deleted ones, and has their logs.
 
-    `service`: the variables of every container, with the address of the API server.
+    `service`: the variables of every container, with the address of the API server. `probe_speed`: how much faster
+    than real time the periods of probes pass.
     """
+
+    probe_speed = 1.0
 
     def __init__(self, store: Store, around: Surroundings) -> None:
         self.store = store
@@ -114,21 +118,18 @@ class Kubelets:
         container = specification["containers"][0]
         uid, name = pod["metadata"]["uid"], container["name"]
         try:
-            environment = self._environment(pod, container)
+            own = self._environment(pod, container)
         except NotStarted as error:
             waiting = {"reason": "CreateContainerConfigError", "message": str(error)}
             self._set_state(pod, name, {"waiting": waiting}, "Pending")
             return
-        command = [_expand(part, environment) for part in [*container.get("command", []), *container.get("args", [])]]
         folders = self._folders(pod, container)
-        command = [self._translate(part, folders) for part in command]
-        if command[:1] in (["python"], ["python3"]):
-            command[0] = sys.executable
-        translated = {key: self._translate(value, folders) for key, value in environment.items()}
+        command = [_expand(part, own) for part in [*container.get("command", []), *container.get("args", [])]]
         image = {key: os.environ[key] for key in IMAGE_VARIABLES if key in os.environ} | {"PYTHONPATH": str(ROOT)}
+        environment = image | {key: self._translate(value, folders) for key, value in own.items()}
         process = subprocess.Popen(
-            dying_with_parent(command),
-            env=image | translated,
+            dying_with_parent(self._program(command, folders)),
+            env=environment,
             cwd=container.get("workingDir") or self._scratch_folder(uid, "work"),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -140,6 +141,31 @@ class Kubelets:
         self._containers[uid] = running = Container(process, now())
         self._set_state(pod, name, {"running": {"startedAt": running.started}}, "Running")
         threading.Thread(target=self._watch, args=(pod, name, running), daemon=True).start()
+        if probe := container.get("livenessProbe"):
+            program = self._program(probe["exec"]["command"], folders)
+            threading.Thread(target=self._probe, args=(pod, running, probe, program, environment), daemon=True).start()
+
+    def _probe(
+        self, pod: Object, container: Container, probe: Object, program: list[str], environment: dict[str, str]
+    ) -> None:
+        """Run a liveness probe periodically; end the container after so many failures in a row."""
+        failures = 0
+        pause = probe.get("initialDelaySeconds", 0)
+        while failures < probe.get("failureThreshold", 3):
+            with container.changed:
+                if container.changed.wait_for(lambda: container.code is not None, pause / self.probe_speed):
+                    return
+            pause = probe.get("periodSeconds", 10)
+            failed = subprocess.run(program, env=environment, capture_output=True, check=False).returncode
+            failures = failures + 1 if failed else 0
+        name = pod["spec"]["containers"][0]["name"]
+        self.store.say(PODS, pod, "Killing", f"Container {name} failed liveness probe, will be restarted", "Normal")
+        self._end(container, pod["spec"].get("terminationGracePeriodSeconds", GRACE_SECONDS))
+
+    def _program(self, command: list[str], folders: dict[str, Path]) -> list[str]:
+        """Return a command with the paths and addresses of this machine, and this interpreter as Python."""
+        program = [self._translate(part, folders) for part in command]
+        return [sys.executable, *program[1:]] if program[:1] in (["python"], ["python3"]) else program
 
     def _watch(self, pod: Object, name: str, container: Container) -> None:
         """Wait for the end of a container's main process, with which all others end, and report it."""
@@ -165,15 +191,19 @@ class Kubelets:
     def _terminate(self, pod: Object) -> None:
         """End a deleted pod: SIGTERM to its main process, SIGKILL after the grace period; then its object is gone."""
         container = self._containers.get(pod["metadata"]["uid"])
-        if container is not None and container.code is None:
-            container.process.terminate()
-            with container.changed:
-                seconds = pod["metadata"].get("deletionGracePeriodSeconds", 0)
-                container.changed.wait_for(lambda: container.code is not None, seconds)
-            _signal(container, signal.SIGKILL)
-            with container.changed:
-                container.changed.wait_for(lambda: container.code is not None)
+        if container is not None:
+            self._end(container, pod["metadata"].get("deletionGracePeriodSeconds", 0))
         self.store.remove(PODS, pod)
+
+    def _end(self, container: Container, seconds: float) -> None:
+        """Send SIGTERM to a container's main process, and SIGKILL to all of it after some seconds; wait for its end."""
+        with container.changed:
+            if container.code is None:
+                container.process.terminate()
+            container.changed.wait_for(lambda: container.code is not None, seconds)
+        _signal(container, signal.SIGKILL)
+        with container.changed:
+            container.changed.wait_for(lambda: container.code is not None)
 
     def _set_state(self, pod: Object, name: str, state: Object, phase: str, previous: Object | None = None) -> int:
         """Set a container's state and its pod's phase; return the number of its restarts."""
