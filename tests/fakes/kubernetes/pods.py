@@ -27,6 +27,7 @@ from slipway.core.parent_death import dying_with_parent
 from tests.fakes.kubernetes.nodes import Surroundings
 from tests.fakes.kubernetes.store import JOBS, PODS, ApiError, Object, Store, now, set_condition
 
+GRACE_SECONDS = 30
 ROOT = Path(__file__).parents[3]
 # Of this process's variables, those that stand for what an image has, or limit the load of this machine.
 IMAGE_VARIABLES = ("PATH", "HOME", "LANG", "OMP_NUM_THREADS", "TF_CPP_MIN_LOG_LEVEL", "CUDA_VISIBLE_DEVICES")
@@ -54,12 +55,18 @@ class Container:
 
 
 class Kubelets:
-    """Starts the pods that are bound to a node, ends deleted ones, and has their logs."""
+    """Starts the pods that are bound to a node, ends deleted ones, and has their logs.
 
-    def __init__(self, store: Store, around: Surroundings, service: dict[str, str]) -> None:
+    `service`: the variables of every container, with the address of the API server. `probe_speed`: how much faster
+    than real time the periods of probes pass.
+    """
+
+    probe_speed = 1.0
+
+    def __init__(self, store: Store, around: Surroundings) -> None:
         self.store = store
+        self.service: dict[str, str] = {}
         self._around = around
-        self._service = service
         self._containers: dict[str, Container] = {}
         self._ending: set[str] = set()
         self._ports: dict[str, int] = {}
@@ -111,21 +118,18 @@ class Kubelets:
         container = specification["containers"][0]
         uid, name = pod["metadata"]["uid"], container["name"]
         try:
-            environment = self._environment(pod, container)
+            own = self._environment(pod, container)
         except NotStarted as error:
             waiting = {"reason": "CreateContainerConfigError", "message": str(error)}
             self._set_state(pod, name, {"waiting": waiting}, "Pending")
             return
-        command = [_expand(part, environment) for part in [*container.get("command", []), *container.get("args", [])]]
         folders = self._folders(pod, container)
-        command = [self._translate(part, folders) for part in command]
-        if command[:1] in (["python"], ["python3"]):
-            command[0] = sys.executable
-        translated = {key: self._translate(value, folders) for key, value in environment.items()}
+        command = [_expand(part, own) for part in [*container.get("command", []), *container.get("args", [])]]
         image = {key: os.environ[key] for key in IMAGE_VARIABLES if key in os.environ} | {"PYTHONPATH": str(ROOT)}
+        environment = image | {key: self._translate(value, folders) for key, value in own.items()}
         process = subprocess.Popen(
-            dying_with_parent(command),
-            env=image | translated,
+            dying_with_parent(self._program(command, folders)),
+            env=environment,
             cwd=container.get("workingDir") or self._scratch_folder(uid, "work"),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -137,15 +141,39 @@ class Kubelets:
         self._containers[uid] = running = Container(process, now())
         self._set_state(pod, name, {"running": {"startedAt": running.started}}, "Running")
         threading.Thread(target=self._watch, args=(pod, name, running), daemon=True).start()
+        if probe := container.get("livenessProbe"):
+            program = self._program(probe["exec"]["command"], folders)
+            threading.Thread(target=self._probe, args=(pod, running, probe, program, environment), daemon=True).start()
+
+    def _probe(
+        self, pod: Object, container: Container, probe: Object, program: list[str], environment: dict[str, str]
+    ) -> None:
+        """Run a liveness probe periodically; end the container after so many failures in a row."""
+        failures = 0
+        pause = probe.get("initialDelaySeconds", 0)
+        while failures < probe.get("failureThreshold", 3):
+            with container.changed:
+                if container.changed.wait_for(lambda: container.code is not None, pause / self.probe_speed):
+                    return
+            pause = probe.get("periodSeconds", 10)
+            failed = subprocess.run(program, env=environment, capture_output=True, check=False).returncode
+            failures = failures + 1 if failed else 0
+        name = pod["spec"]["containers"][0]["name"]
+        self.store.say(PODS, pod, "Killing", f"Container {name} failed liveness probe, will be restarted", "Normal")
+        self._end(container, pod["spec"].get("terminationGracePeriodSeconds", GRACE_SECONDS))
+
+    def _program(self, command: list[str], folders: dict[str, Path]) -> list[str]:
+        """Return a command with the paths and addresses of this machine, and this interpreter as Python."""
+        program = [self._translate(part, folders) for part in command]
+        return [sys.executable, *program[1:]] if program[:1] in (["python"], ["python3"]) else program
 
     def _watch(self, pod: Object, name: str, container: Container) -> None:
-        """Read the output of a container to its end, and report how it ended."""
-        for line in container.process.stdout or ():
-            with container.changed:
-                container.lines.append((_timestamp(), line.rstrip("\n")))
-                container.changed.notify_all()
+        """Wait for the end of a container's main process, with which all others end, and report it."""
+        reader = threading.Thread(target=_read, args=(container,), daemon=True)
+        reader.start()
         code = status_of(container.process.wait())
-        _signal(container, signal.SIGKILL)  # what the main process left behind ends with its container
+        _signal(container, signal.SIGKILL)
+        reader.join()
         reason = container.reason or ("Completed" if code == 0 else "Error")
         ended = {"exitCode": code, "reason": reason, "startedAt": container.started, "finishedAt": now()}
         again = pod["spec"].get("restartPolicy", "Always")
@@ -163,15 +191,19 @@ class Kubelets:
     def _terminate(self, pod: Object) -> None:
         """End a deleted pod: SIGTERM to its main process, SIGKILL after the grace period; then its object is gone."""
         container = self._containers.get(pod["metadata"]["uid"])
-        if container is not None and container.code is None:
-            container.process.terminate()
-            with container.changed:
-                seconds = pod["metadata"].get("deletionGracePeriodSeconds", 0)
-                container.changed.wait_for(lambda: container.code is not None, seconds)
-            _signal(container, signal.SIGKILL)
-            with container.changed:
-                container.changed.wait_for(lambda: container.code is not None)
+        if container is not None:
+            self._end(container, pod["metadata"].get("deletionGracePeriodSeconds", 0))
         self.store.remove(PODS, pod)
+
+    def _end(self, container: Container, seconds: float) -> None:
+        """Send SIGTERM to a container's main process, and SIGKILL to all of it after some seconds; wait for its end."""
+        with container.changed:
+            if container.code is None:
+                container.process.terminate()
+            container.changed.wait_for(lambda: container.code is not None, seconds)
+        _signal(container, signal.SIGKILL)
+        with container.changed:
+            container.changed.wait_for(lambda: container.code is not None)
 
     def _set_state(self, pod: Object, name: str, state: Object, phase: str, previous: Object | None = None) -> int:
         """Set a container's state and its pod's phase; return the number of its restarts."""
@@ -194,7 +226,7 @@ class Kubelets:
 
     def _environment(self, pod: Object, container: Object) -> dict[str, str]:
         """Return the variables that Kubernetes sets: its service, the host's name, and the container's in order."""
-        environment = {**self._service, "HOSTNAME": pod["spec"].get("hostname", pod["metadata"]["name"])}
+        environment = {**self.service, "HOSTNAME": pod["spec"].get("hostname", pod["metadata"]["name"])}
         if container.get("envFrom"):
             raise NotImplementedError("envFrom of containers")
         for variable in container.get("env", []):
@@ -251,16 +283,25 @@ class Kubelets:
         return f"127.0.0.1:{self._ports[key]}"
 
 
+def _read(container: Container) -> None:
+    for line in container.process.stdout or ():
+        with container.changed:
+            container.lines.append((_timestamp(), line.rstrip("\n")))
+            container.changed.notify_all()
+
+
 def _lines(container: Container, follow: bool) -> Iterator[tuple[str, str]]:
-    number = 0
+    """Yield the lines of a container so far; with `follow`, until it ends."""
+    sent = 0
+    ended = not follow
     while True:
         with container.changed:
-            if follow:
-                container.changed.wait_for(lambda: len(container.lines) > number or container.code is not None, 0.5)
-            found, ended = container.lines[number:], container.code is not None
+            if not ended and len(container.lines) == sent:
+                container.changed.wait(0.5)
+            found, ended = container.lines[sent:], ended or container.code is not None
         yield from found
-        number += len(found)
-        if not follow or (ended and not found):
+        sent += len(found)
+        if ended and not found:
             return
 
 
