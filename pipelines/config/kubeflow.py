@@ -54,6 +54,12 @@ class KubeflowSettings(Settings):
         description="The profile's namespace, required on a multi-user server; on other servers, the namespace of "
         "the pods (null: the server's default).",
     )
+    context: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Context of your kubeconfig for this cluster, with which `slipway setup`, the doctor and, if it "
+        "is set, `slipway run` use the Kubernetes API. null: the current context.",
+    )
     image: str = Field(
         min_length=1,
         description="Container image of the steps and the trainer, by digest or by an immutable tag.",

@@ -42,19 +42,22 @@ class Cluster:
 
     Args:
         namespace: None for the namespace of this process's pod, or of the kubeconfig's context.
+        context: The context of the kubeconfig; None for the current one, or the pod's own cluster.
+        fix: What to do about missing rights.
     """
 
-    def __init__(self, namespace: str | None = None) -> None:
+    def __init__(self, namespace: str | None = None, *, context: str | None = None, fix: str = SETUP) -> None:
         from kubernetes import client
 
-        self._api, found = _connect()
+        self.api, found = _connect(context)
+        self._fix = fix
         self.namespace = namespace or found
-        self._core = client.CoreV1Api(self._api)
-        self._objects = client.CustomObjectsApi(self._api)
+        self.core = client.CoreV1Api(self.api)
+        self._objects = client.CustomObjectsApi(self.api)
 
     def check_operator(self) -> None:
         """Raise UserError if Kubeflow Trainer is not installed, or denies access."""
-        self._call(
+        self.call(
             "read the API of Kubeflow Trainer",
             lambda: self._objects.get_api_resources(GROUP, VERSION, _request_timeout=CALL_SECONDS),
         )
@@ -63,35 +66,41 @@ class Cluster:
         """Create a TrainJob or TrainingRuntime; return whether it did not exist."""
         plural = PLURALS[body["kind"]]
         try:
-            self._call(
+            self.call(
                 f"create the {body['kind']} {body['metadata']['name']}",
                 lambda: self._objects.create_namespaced_custom_object(
-                    GROUP, VERSION, self.namespace, plural, body, _request_timeout=CALL_SECONDS
+                    GROUP,
+                    VERSION,
+                    self.namespace,
+                    plural,
+                    body,
+                    field_validation="Strict",
+                    _request_timeout=CALL_SECONDS,
                 ),
                 but=CONFLICT,
             )
-        except _Expected:
+        except ExpectedError:
             return False
         return True
 
     def get(self, kind: str, name: str) -> JsonObject | None:
         """Return a TrainJob or TrainingRuntime; None if there is none."""
         try:
-            found: JsonObject = self._call(
+            found: JsonObject = self.call(
                 f"read the {kind} {name}",
                 lambda: self._objects.get_namespaced_custom_object(
                     GROUP, VERSION, self.namespace, PLURALS[kind], name, _request_timeout=CALL_SECONDS
                 ),
                 but=NOT_FOUND,
             )
-        except _Expected:
+        except ExpectedError:
             return None
         return found
 
     def delete(self, kind: str, name: str) -> None:
         """Request the deletion of a TrainJob or TrainingRuntime, and of what the operator made of it."""
-        with contextlib.suppress(_Expected):
-            self._call(
+        with contextlib.suppress(ExpectedError):
+            self.call(
                 f"delete the {kind} {name}",
                 lambda: self._objects.delete_namespaced_custom_object(
                     GROUP,
@@ -107,9 +116,9 @@ class Cluster:
 
     def pods(self, name: str) -> list[V1Pod]:
         """Return the pods of a TrainJob, also those that are being deleted."""
-        found: list[V1Pod] = self._call(
+        found: list[V1Pod] = self.call(
             f"list the pods of the TrainJob {name}",
-            lambda: self._core.list_namespaced_pod(
+            lambda: self.core.list_namespaced_pod(
                 self.namespace, label_selector=f"{JOBSET_LABEL}={name}", _request_timeout=CALL_SECONDS
             ),
         ).items
@@ -117,9 +126,9 @@ class Cluster:
 
     def warning(self, name: str) -> str | None:
         """Return the message of the last warning about what the operator made of a TrainJob; None if there is none."""
-        found = self._call(
+        found = self.call(
             f"list the events of the TrainJob {name}",
-            lambda: self._core.list_namespaced_event(
+            lambda: self.core.list_namespaced_event(
                 self.namespace, field_selector="type=Warning", _request_timeout=CALL_SECONDS
             ),
         ).items
@@ -139,7 +148,7 @@ class Cluster:
         if after:  # the API has no `sinceTime` in this client; the seconds are rounded, so some lines come again
             passed = datetime.now(UTC) - datetime.fromisoformat(after[:19] + "+00:00")
             since = {"since_seconds": max(1, int(passed.total_seconds()) + 60)}
-        response = self._core.read_namespaced_pod_log(
+        response = self.core.read_namespaced_pod_log(
             pod,
             self.namespace,
             container=CONTAINER,
@@ -158,12 +167,13 @@ class Cluster:
         finally:
             response.release_conn()
 
-    def _call(self, what: str, call: Callable[[], Result], *, but: int | None = None) -> Result:
+    def call(self, what: str, call: Callable[[], Result], *, but: int | None = None) -> Result:
         """Return the result of `call`, with retries.
 
         Raises:
-            _Expected: The response has the status `but`.
-            UserError: The API refused.
+            ExpectedError: The response has the status `but`.
+            DeniedError: The account lacks the right.
+            UserError: The API refused otherwise.
         """
         from kubernetes.client import ApiException
 
@@ -171,7 +181,7 @@ class Cluster:
             return retried(call, also=_is_transient)
         except ApiException as error:
             if error.status == but and not _is_absent_group(error):
-                raise _Expected from None
+                raise ExpectedError from None
             raise self._refusal(what, error) from None
 
     def _refusal(self, what: str, error: ApiException) -> UserError:
@@ -184,15 +194,14 @@ class Cluster:
             )
         # A refusal of an admission webhook has the same status.
         if error.status == 401 or (error.status == 403 and "admission webhook" not in sentence(error)):
-            return UserError(
-                f"The cluster does not allow the step to {what}: {sentence(error)}.",
-                allowed="the rights of the Role that slipway setup creates",
-                fix=SETUP,
+            return DeniedError(
+                f"The cluster does not allow this account to {what}: {sentence(error)}.",
+                fix=self._fix,
             )
         return UserError(f"The cluster refused to {what}: {sentence(error)}.")
 
 
-class _Expected(Exception):
+class ExpectedError(Exception):
     """The API returned the status that the caller handles."""
 
 
@@ -211,25 +220,35 @@ def sentence(error: ApiException) -> str:
     return text.rstrip(".")
 
 
-def _connect() -> tuple[Any, str]:
+class NoClusterError(UserError):
+    """No cluster is configured."""
+
+
+class DeniedError(UserError):
+    """The account lacks a right."""
+
+
+def _connect(context: str | None) -> tuple[Any, str]:
     """Return a client of the API, and the namespace: as the kubeconfig says, else as this pod's service account.
 
     Raises:
-        UserError: There is neither.
+        NoClusterError: There is neither.
     """
     from kubernetes import client, config
 
     configuration = client.Configuration()
+    file = os.environ.get(KUBECONFIG)
     try:
-        if os.environ.get(KUBECONFIG) or not NAMESPACE_FILE.is_file():
-            config.load_kube_config(os.environ.get(KUBECONFIG), client_configuration=configuration)
-            context = config.list_kube_config_contexts(os.environ.get(KUBECONFIG))[1]["context"]
-            namespace = context.get("namespace") or "default"
+        if file or context or not NAMESPACE_FILE.is_file():
+            config.load_kube_config(file, context, client_configuration=configuration)
+            contexts, active = config.list_kube_config_contexts(file)
+            used = next((one for one in contexts if one["name"] == context), active)
+            namespace = used["context"].get("namespace") or "default"
         else:
             config.load_incluster_config(client_configuration=configuration)
             namespace = NAMESPACE_FILE.read_text().strip()
     except config.ConfigException as error:
-        raise UserError(
+        raise NoClusterError(
             f"No Kubernetes cluster is configured: {str(error).rstrip('.')}.",
             allowed="a kubeconfig, or a pod with a service account",
             fix=f"kubectl config get-contexts; or export {KUBECONFIG}=PATH",
