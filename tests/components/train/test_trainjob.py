@@ -22,16 +22,17 @@ from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.step import WorkFailed
 from slipway.components.train.local_cluster import run_local_cluster
 from slipway.components.train.trainjob import job as trainjob
-from slipway.components.train.trainjob import rights
+from slipway.components.train.trainjob import manifest, rights
+from slipway.components.train.trainjob.cluster import Cluster
 from slipway.components.train.trainjob.job import run_train_job
-from slipway.components.train.trainjob.manifest import TrainJobSettings
+from slipway.components.train.trainjob.manifest import LEASE_FILE, TrainJobSettings
 from slipway.components.worker_pools import WorkerPool
 from slipway.core.errors import ERROR_PREFIX, UserError
 from slipway.pipelines.hardware.rules import parse
 from slipway.trainer.checkpoint.store import pointed_step
 from slipway.trainer.config import ModelSettings, RestartSettings, TrainSettings
 from tests.fakes.kubernetes.server import NAMESPACE, FakeKubernetes
-from tests.fakes.kubernetes.store import PODS, RESOURCES
+from tests.fakes.kubernetes.store import PODS, RESOURCES, TRAINJOBS
 
 
 class Step:
@@ -183,7 +184,7 @@ STEP = """
 import json, sys
 from slipway.components.step import step
 from slipway.components.train.trainjob.job import run_train_job
-from slipway.components.train.trainjob.manifest import TrainJobSettings
+from slipway.components.train.trainjob.manifest import LEASE_FILE, TrainJobSettings
 pools, output, settings = json.loads(sys.argv[1])
 with step("train"):
     run_train_job(pools, output, TrainJobSettings(**settings))
@@ -214,6 +215,7 @@ def test_a_killed_steps_trainjob_is_deleted_with_its_pod_or_replaced_by_the_next
     process = started(step)
     process.kill()
     process.wait()
+    assert (step.output / LEASE_FILE).is_file()
     step.become(step.cluster.add_step("train-step-2"))
     assert step.run(pools("print('trained')", 2)) == []
     assert "replacing the TrainJob of an earlier attempt" in step.log.getvalue()
@@ -236,3 +238,89 @@ def test_a_trainjob_without_the_operator_or_the_rights_is_refused_with_the_fix(s
     with pytest.raises(UserError, match="does not allow") as denied:
         step.run(pools("pass"))
     assert denied.value.fix == "slipway setup --target kubeflow --apply"
+
+
+def test_a_killed_step_that_renews_its_lease_no_more_ends_its_trainjob(
+    step: Step, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pod remains, so Kubernetes deletes nothing: the kubelets stop the replicas, which frees the nodes."""
+    step.grant()
+    monkeypatch.setattr(manifest, "LEASE_SECONDS", 1.0)
+    monkeypatch.setattr(manifest, "PROBE_SECONDS", 1)
+    given = TrainJobSettings(volume="slipway", folder=str(step.volume))
+    planned = pools("import time; time.sleep(1000)  # slipway", 2)
+    owner = manifest.Owner(step.pod["metadata"]["name"], step.pod["metadata"]["uid"])
+    name = manifest.name_of(str(step.output))
+    here = Cluster()
+    step.output.mkdir(parents=True)
+    (step.output / "lease").touch()
+    here.create(manifest.training_runtime(name, owner, 1, planned, str(step.output), given))
+    here.create(manifest.train_job(name, owner, 1, str(step.output), given))
+    step.cluster.wait(lambda: step.running("workerpool0-0-0"))
+    step.cluster.wait(lambda: _ended(here.get("TrainJob", name)), 60)
+    assert not step.running("workerpool0-0-0")
+
+
+def _ended(job: dict | None) -> bool:
+    return any(one["type"] == "Failed" for one in (job or {}).get("status", {}).get("conditions", ()))
+
+
+def test_a_trainjob_in_a_queue_waits_until_it_is_admitted(step: Step) -> None:
+    step.grant()
+    step.cluster.installed.add("kueue")
+
+    def admit() -> None:
+        step.cluster.wait(lambda: "waits in the queue team" in step.log.getvalue())
+        step.cluster.queues.add("team")
+
+    admitting = meanwhile(admit)
+    assert step.run(pools("print('trained')", 2), queue="team") == []
+    admitting.join()
+    assert step.log.getvalue().count("trained") == 2
+
+
+def test_each_host_of_a_slice_is_a_pod_of_the_trainjob_with_the_same_cluster(step: Step) -> None:
+    step.grant()
+    (pool, _) = pools("import os; print('told', os.environ['SLIPWAY_REPLICA'], os.environ['CLUSTER_SPEC'])", 2)
+    pool["container_spec"]["env"] = [{"name": "SLIPWAY_HOSTS", "value": "2"}]
+    step.run([pool])
+    told = sorted(line for line in step.log.getvalue().splitlines() if "told" in line)
+    assert [line.split()[:3] for line in told] == [
+        ["[workerpool0-0-host0]", "told", "0"],
+        ["[workerpool0-0-host1]", "told", "1"],
+    ]
+    first, second = (json.loads(line.partition(" {")[1] + line.partition(" {")[2]) for line in told)
+    assert first == second
+    assert len(first["cluster"]["workerpool0"]) == 1
+
+
+def test_a_pod_of_a_trainjob_that_fits_no_node_is_named_with_the_reason(step: Step) -> None:
+    step.grant()
+
+    def stop() -> None:
+        step.cluster.wait(lambda: "is waiting: 0/" in step.log.getvalue())
+        (job,) = step.cluster.store.all(TRAINJOBS)
+        step.cluster.store.delete(TRAINJOBS, job)
+
+    stopping = meanwhile(stop)
+    with pytest.raises(WorkFailed, match="was deleted while it was running"):
+        step.run(pools("pass"), resources={"nvidia.com/gpu": "4"}, node_selector={"x": "y"})
+    stopping.join()
+    assert "workerpool0-0 (and 2 more) is waiting" in step.log.getvalue()
+
+
+def test_text_with_dollars_reaches_the_replicas_of_a_trainjob_unchanged(step: Step) -> None:
+    step.grant()
+    (pool, _) = pools("import os, sys; print('told', sys.argv[1], os.environ['PATTERN'])", 2)
+    pool["container_spec"]["args"] = ["$(PATTERN)$$x"]
+    pool["container_spec"]["env"] = [{"name": "PATTERN", "value": "$(HOME)$"}]
+    step.run([pool])
+    assert "told $(PATTERN)$$x $(HOME)$" in step.log.getvalue()
+
+
+def test_calls_of_the_api_that_fail_do_not_end_a_trainjob(step: Step) -> None:
+    step.grant()
+    step.cluster.faults.share = 0.2
+    assert step.run(pools("print('trained')")) == []
+    assert step.log.getvalue().count("trained") == 3
+    step.cluster.wait(lambda: not step.cluster.left())
