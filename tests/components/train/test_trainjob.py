@@ -248,7 +248,7 @@ def test_a_killed_step_that_renews_its_lease_no_more_ends_its_trainjob(
     monkeypatch.setattr(manifest, "LEASE_SECONDS", 1.0)
     monkeypatch.setattr(manifest, "PROBE_SECONDS", 1)
     given = TrainJobSettings(volume="slipway", folder=str(step.volume))
-    planned = pools("import time; time.sleep(1000)  # slipway", 2)
+    planned = pools("import time; time.sleep(1000)", 2)
     owner = manifest.Owner(step.pod["metadata"]["name"], step.pod["metadata"]["uid"])
     name = manifest.name_of(str(step.output))
     here = Cluster()
