@@ -88,7 +88,14 @@ class Api:
             return _page_not_found()
         verbs = ["create", "delete", "get", "list", "patch", "update", "watch"]
         described = [
-            {"name": one.plural, "kind": one.kind, "namespaced": one.namespaced, "verbs": verbs} for one in found
+            {
+                "name": one.plural,
+                "singularName": one.kind.lower(),
+                "kind": one.kind,
+                "namespaced": one.namespaced,
+                "verbs": verbs,
+            }
+            for one in found
         ]
         return {"kind": "APIResourceList", "groupVersion": f"{group}/{version}", "resources": described}
 

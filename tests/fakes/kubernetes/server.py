@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from tests.fakes.kubernetes.api import Api
 from tests.fakes.kubernetes.jobs import JobController
 from tests.fakes.kubernetes.nodes import Surroundings, schedule
 from tests.fakes.kubernetes.pods import Kubelets
-from tests.fakes.kubernetes.store import JOBS, PODS, RESOURCES, Object, Store
+from tests.fakes.kubernetes.store import CLAIMS, JOBS, PODS, RESOURCES, Object, Store
 
 NAMESPACE = "kubeflow"
 
@@ -62,11 +62,13 @@ class FakeKubernetes:
         if self.problems:
             raise self.problems[0]
 
-    def add_claim(self, name: str) -> Path:
+    def add_claim(self, name: str, modes: Sequence[str] = ("ReadWriteMany",)) -> Path:
         """Create a PersistentVolumeClaim; return the folder with its contents."""
         folder = self.folder / f"claim-{name}"
         folder.mkdir()
         self.around.claims[name] = folder
+        claim = {"metadata": {"name": name}, "spec": {"accessModes": list(modes)}, "status": {"phase": "Bound"}}
+        self.store.create(CLAIMS, NAMESPACE, claim)
         return folder
 
     def add_step(self, name: str, account: str = "pipeline-runner") -> Object:

@@ -66,6 +66,7 @@ class Resource:
 
 PODS = Resource("", "v1", "pods", "Pod")
 EVENTS = Resource("", "v1", "events", "Event")
+CLAIMS = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
 JOBS = Resource("batch", "v1", "jobs", "Job")
 JOBSETS = Resource("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet", installed_by="trainer")
 TRAINJOBS = Resource("trainer.kubeflow.org", "v1alpha1", "trainjobs", "TrainJob", installed_by="trainer")
@@ -76,7 +77,7 @@ CLUSTER_RUNTIMES = Resource(
 RBAC = "rbac.authorization.k8s.io"
 ROLES = Resource(RBAC, "v1", "roles", "Role")
 ROLE_BINDINGS = Resource(RBAC, "v1", "rolebindings", "RoleBinding")
-RESOURCES = (PODS, EVENTS, JOBS, JOBSETS, TRAINJOBS, RUNTIMES, CLUSTER_RUNTIMES, ROLES, ROLE_BINDINGS)
+RESOURCES = (PODS, EVENTS, CLAIMS, JOBS, JOBSETS, TRAINJOBS, RUNTIMES, CLUSTER_RUNTIMES, ROLES, ROLE_BINDINGS)
 BY_KIND = {(resource.api_version, resource.kind): resource for resource in RESOURCES}
 
 

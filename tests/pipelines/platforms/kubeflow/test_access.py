@@ -62,7 +62,6 @@ def test_the_rights_for_a_trainjob_are_printed_as_a_manifest_and_applied(
     assert "RoleBinding slipway-train in kubeflow: changed" in setup(tmp_path, other, "--apply")[1]
     (binding,) = granted(cluster)["RoleBinding"]
     assert [subject["name"] for subject in binding["subjects"]] == ["pipeline-runner", "default"]
-    assert not cluster.pruned
 
 
 def test_the_doctor_names_what_a_trainjob_lacks_on_the_cluster(cluster: FakeKubernetes, tmp_path: Path) -> None:
