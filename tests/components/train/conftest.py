@@ -23,6 +23,13 @@ from tests.fakes.kubernetes.server import NAMESPACE, FakeKubernetes
 from tests.fakes.kubernetes.store import PODS, RESOURCES
 
 
+def grant(cluster: FakeKubernetes) -> None:
+    """Create the Role and RoleBinding of `slipway setup`."""
+    for body in (rights.role(NAMESPACE), rights.role_binding(NAMESPACE, "pipeline-runner")):
+        kind = next(kind for kind in RESOURCES if kind.kind == body["kind"])
+        cluster.store.create(kind, NAMESPACE, body)
+
+
 class Step:
     """The step train as a pod of the fake cluster."""
 
@@ -35,10 +42,7 @@ class Step:
         self.become(cluster.add_step("train-step"))
 
     def grant(self) -> None:
-        """Create the Role and RoleBinding of `slipway setup`."""
-        for body in (rights.role(NAMESPACE), rights.role_binding(NAMESPACE, "pipeline-runner")):
-            kind = next(kind for kind in RESOURCES if kind.kind == body["kind"])
-            self.cluster.store.create(kind, NAMESPACE, body)
+        grant(self.cluster)
 
     def become(self, pod: dict) -> None:
         """Let this process be the one in a pod."""
