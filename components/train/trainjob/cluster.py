@@ -142,22 +142,30 @@ class Cluster:
 
         Raises:
             ApiException: The pod has no log yet, or is gone.
+            UserError: The account lacks the right.
             HTTPError: Of urllib3: the connection broke.
         """
         since = {}
         if after:  # the API has no `sinceTime` in this client; the seconds are rounded, so some lines come again
             passed = datetime.now(UTC) - datetime.fromisoformat(after[:19] + "+00:00")
             since = {"since_seconds": max(1, int(passed.total_seconds()) + 60)}
-        response = self.core.read_namespaced_pod_log(
-            pod,
-            self.namespace,
-            container=CONTAINER,
-            follow=follow,
-            timestamps=True,
-            _preload_content=False,
-            _request_timeout=LOG_SECONDS,
-            **since,
-        )
+        from kubernetes.client import ApiException
+
+        try:
+            response = self.core.read_namespaced_pod_log(
+                pod,
+                self.namespace,
+                container=CONTAINER,
+                follow=follow,
+                timestamps=True,
+                _preload_content=False,
+                _request_timeout=LOG_SECONDS,
+                **since,
+            )
+        except ApiException as error:
+            if error.status == 403:
+                raise self._refusal(f"read the log of the pod {pod}", error) from None
+            raise
         rest = b""
         try:
             for part in response.stream():

@@ -113,16 +113,14 @@ class _Training:
             self._delete()
             self._wait_until_gone()
         self._create()
-        replicas: dict[str, Replica] = {}
-        job = self._follow(replicas)
-        finish_logs(replicas.values())
+        job, replicas = self._follow()
         condition = _condition(job, "Failed")
         if condition is None:
-            return list(replicas.values()), []
-        failed = sorted((one for one in replicas.values() if one.status), key=lambda one: one.ended_at)
+            return replicas, []
+        failed = sorted((one for one in replicas if one.status), key=lambda one: one.ended_at)
         if not failed:
             raise WorkFailed(f"The TrainJob {self._name} failed: {str(condition['message']).rstrip('.')}.")
-        return list(replicas.values()), failed
+        return replicas, failed
 
     def _create(self) -> None:
         """Create the runtime and the job; replace those of an earlier, killed step of the same run."""
@@ -142,25 +140,28 @@ class _Training:
         """Create an object; return whether it is this try's, also if the response to an earlier call was lost."""
         return self.cluster.create(body) or _is_same(self.cluster.get(body["kind"], self._name), body)
 
-    def _follow(self, replicas: dict[str, Replica]) -> JsonObject:
-        """Copy the logs of the pods until the job has ended; return the job."""
+    def _follow(self) -> tuple[JsonObject, list[Replica]]:
+        """Copy the logs of the pods until the job has ended; return the job and the replicas.
+
+        Kueue may suspend a running job and admit it again: of several pods of a replica, the last one counts.
+        """
+        followed: dict[str, Replica] = {}
         while True:
             self._pause()
             job = self.cluster.get("TrainJob", self._name)
             pods = self.cluster.pods(self._name)
             for pod in pods:
-                name = replica_of(pod, self._pools)
-                if name not in replicas:
-                    replicas[name] = Replica(name, pod.metadata.name, self.cluster, self._log)
-                replicas[name].update(pod)
-            seen = {pod.metadata.name for pod in pods}
-            for replica in replicas.values():
-                if replica.pod not in seen:
-                    replica.lose()
+                if pod.metadata.name not in followed:
+                    name = replica_of(pod, self._pools)
+                    followed[pod.metadata.name] = Replica(name, pod.metadata.name, self.cluster, self._log)
+                followed[pod.metadata.name].update(pod)
+            for lost in followed.keys() - {pod.metadata.name for pod in pods}:
+                followed[lost].lose()
             if job is None:
                 raise WorkFailed(f"The TrainJob {self._name} was deleted while it was running.")
             if _condition(job, "Complete") or _condition(job, "Failed"):
-                return job
+                finish_logs(followed.values())
+                return job, list({replica.name: replica for replica in followed.values()}.values())
             self._say(self._waiting_for(job, pods))
 
     def _waiting_for(self, job: JsonObject, pods: list[V1Pod]) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from slipway.components.train.trainjob.manifest import CONTAINER, INDEX_ANNOTATION, POOL_LABEL
 from slipway.components.worker_pools import WorkerPool, variables_of
+from slipway.core.errors import UserError
 from slipway.core.exit_codes import SIGKILLED
 from slipway.core.supervision import KEPT_LINES
 from slipway.trainer.distributed.cluster import pool_name, slice_hosts
@@ -61,9 +62,15 @@ class Replica:
         self._over = threading.Event()
         self._last = ""
         self._thread: threading.Thread | None = None
+        self._refusal: UserError | None = None
 
     def update(self, pod: V1Pod) -> None:
-        """Start to follow the log of a pod that has started; keep the status of one that has ended."""
+        """Start to follow the log of a pod that has started; keep the status of one that has ended.
+
+        Raises:
+            UserError: The cluster does not allow reading the log.
+        """
+        self._raise_refusal()
         if pod.status.phase != "Pending" and self._thread is None:
             self._thread = threading.Thread(target=self._copy, daemon=True)
             self._thread.start()
@@ -83,10 +90,19 @@ class Replica:
             self._has_ended, self.status, self.ended_at = True, status, at or datetime.now(UTC)
 
     def finish(self, deadline: float) -> None:
-        """Wait until the log is complete, at most until `deadline` (time.monotonic)."""
+        """Wait until the log is complete, at most until `deadline` (time.monotonic).
+
+        Raises:
+            UserError: The cluster does not allow reading the log.
+        """
         self._over.set()
         if self._thread is not None:
             self._thread.join(max(0.0, deadline - time.monotonic()))
+        self._raise_refusal()
+
+    def _raise_refusal(self) -> None:
+        if self._refusal is not None:
+            raise self._refusal
 
     def _copy(self) -> None:
         """Follow the log; after a lost connection, continue behind the last line."""
@@ -95,13 +111,18 @@ class Replica:
 
         while True:
             is_rest = self._over.is_set()
-            with contextlib.suppress(ApiException, HTTPError, OSError):  # the pod has no log yet, or is gone
+            try:
                 for stamp, line in self._cluster.log_lines(self.pod, self._last, follow=not is_rest):
                     self._last = stamp
                     self.tail.append(line)
                     with contextlib.suppress(OSError):  # a full disk does not end the training
                         self._log.write(f"[{self.name}] {line}\n")
                         self._log.flush()
+            except UserError as error:
+                self._refusal = error
+                return
+            except (ApiException, HTTPError, OSError):  # the pod has no log yet, or is gone
+                pass
             if is_rest:
                 return
             self._over.wait(AGAIN_SECONDS)

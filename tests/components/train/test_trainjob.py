@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
-import textwrap
-import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,71 +15,14 @@ from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.step import WorkFailed
 from slipway.components.train.local_cluster import run_local_cluster
-from slipway.components.train.trainjob import job as trainjob
-from slipway.components.train.trainjob import manifest, rights
-from slipway.components.train.trainjob.cluster import Cluster
-from slipway.components.train.trainjob.job import run_train_job
-from slipway.components.train.trainjob.manifest import LEASE_FILE, TrainJobSettings
+from slipway.components.train.trainjob.manifest import LEASE_FILE
 from slipway.components.worker_pools import WorkerPool
 from slipway.core.errors import ERROR_PREFIX, UserError
 from slipway.pipelines.hardware.rules import parse
 from slipway.trainer.checkpoint.store import pointed_step
-from slipway.trainer.config import ModelSettings, RestartSettings, TrainSettings
-from tests.fakes.kubernetes.server import NAMESPACE, FakeKubernetes
-from tests.fakes.kubernetes.store import PODS, RESOURCES, TRAINJOBS
-
-
-class Step:
-    """The step train as a pod of the fake cluster."""
-
-    def __init__(self, cluster: FakeKubernetes, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.cluster = cluster
-        self.volume = cluster.add_claim("slipway")
-        self.output = self.volume / "runs" / "digits-20261122-233211-ab12"
-        self.log = io.StringIO()
-        self._monkeypatch = monkeypatch
-        self.become(cluster.add_step("train-step"))
-
-    def grant(self) -> None:
-        """Create the Role and RoleBinding of `slipway setup`."""
-        for body in (rights.role(NAMESPACE), rights.role_binding(NAMESPACE, "pipeline-runner")):
-            kind = next(kind for kind in RESOURCES if kind.kind == body["kind"])
-            self.cluster.store.create(kind, NAMESPACE, body)
-
-    def become(self, pod: dict) -> None:
-        """Let this process be the one in a pod."""
-        self.pod = pod
-        for name, value in self.cluster.step_environment(pod).items():
-            self._monkeypatch.setenv(name, value)
-
-    def run(self, pools: list[dict], at_most: int = 5, **settings: object) -> list:
-        given = TrainJobSettings(volume="slipway", folder=str(self.volume), **settings)
-        restarts = RestartSettings(at_most=at_most, backoff_seconds=0.01)
-        return run_train_job(pools, str(self.output), given, restarts=restarts, log=self.log)
-
-    def running(self, replica: str) -> dict | None:
-        """Return the pod of a replica if it is running."""
-        pods = [pod for pod in self.cluster.store.all(PODS) if f"-{replica}-" in pod["metadata"]["name"]]
-        return next((pod for pod in pods if pod["status"]["phase"] == "Running"), None)
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[FakeKubernetes]:
-    with FakeKubernetes(tmp_path) as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def step(cluster: FakeKubernetes, monkeypatch: pytest.MonkeyPatch) -> Step:
-    monkeypatch.setenv("SLIPWAY_RETRY_SECONDS", "0.01")
-    monkeypatch.setattr(trainjob, "POLL_SECONDS", 0.05)
-    return Step(cluster, monkeypatch)
-
-
-def pools(code: str, replicas: int = 3) -> list[dict]:
-    container = {"image_uri": "slipway:1", "command": ["python", "-c", textwrap.dedent(code)]}
-    pool = {"machine_spec": {}, "container_spec": container, "replica_count": 1}
-    return [pool, {**pool, "replica_count": replicas - 1}]
+from slipway.trainer.config import ModelSettings, TrainSettings
+from tests.components.train.conftest import Step, meanwhile, pools, started
+from tests.fakes.kubernetes.store import TRAINJOBS
 
 
 def test_trainjob_replicas_are_told_what_vertex_tells(step: Step) -> None:
@@ -128,12 +65,6 @@ def digits(volume: Path) -> list[WorkerPool]:
 
 def weights(log: io.StringIO) -> set[str]:
     return set(re.findall(r"weights checksum ([0-9a-f]{64})", log.getvalue()))
-
-
-def meanwhile(work: Callable[[], object]) -> threading.Thread:
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    return thread
 
 
 def test_trainjob_of_which_a_pod_is_killed_ends_with_the_weights_of_the_same_layout_here(step: Step) -> None:
@@ -180,28 +111,6 @@ def test_a_trainjob_gives_up_after_as_many_restarts_as_are_allowed(step: Step) -
     step.cluster.wait(lambda: not step.cluster.left())
 
 
-STEP = """
-import json, sys
-from slipway.components.step import step
-from slipway.components.train.trainjob.job import run_train_job
-from slipway.components.train.trainjob.manifest import LEASE_FILE, TrainJobSettings
-pools, output, settings = json.loads(sys.argv[1])
-with step("train"):
-    run_train_job(pools, output, TrainJobSettings(**settings))
-"""
-
-
-def started(step: Step) -> subprocess.Popen[bytes]:
-    """Start the step train as a process, and wait until its replicas run."""
-    settings = {"volume": "slipway", "folder": str(step.volume)}
-    code = "import time; time.sleep(1000)"
-    given = json.dumps([pools(code, 2), str(step.output), settings])
-    environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
-    process = subprocess.Popen([sys.executable, "-c", STEP, given], env=environment, stdout=subprocess.DEVNULL)
-    step.cluster.wait(lambda: step.running("workerpool0-0-0") and step.running("workerpool1-0-0"))
-    return process
-
-
 def test_a_stopped_step_deletes_its_trainjob(step: Step) -> None:
     step.grant()
     process = started(step)
@@ -240,45 +149,6 @@ def test_a_trainjob_without_the_operator_or_the_rights_is_refused_with_the_fix(s
     assert denied.value.fix == "slipway setup --target kubeflow --apply"
 
 
-def test_a_killed_step_that_renews_its_lease_no_more_ends_its_trainjob(
-    step: Step, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its pod remains, so Kubernetes deletes nothing: the kubelets stop the replicas, which frees the nodes."""
-    step.grant()
-    monkeypatch.setattr(manifest, "LEASE_SECONDS", 1.0)
-    monkeypatch.setattr(manifest, "PROBE_SECONDS", 1)
-    given = TrainJobSettings(volume="slipway", folder=str(step.volume))
-    planned = pools("import time; time.sleep(1000)", 2)
-    owner = manifest.Owner(step.pod["metadata"]["name"], step.pod["metadata"]["uid"])
-    name = manifest.name_of(str(step.output))
-    here = Cluster()
-    step.output.mkdir(parents=True)
-    (step.output / "lease").touch()
-    here.create(manifest.training_runtime(name, owner, 1, planned, str(step.output), given))
-    here.create(manifest.train_job(name, owner, 1, str(step.output), given))
-    step.cluster.wait(lambda: step.running("workerpool0-0-0"))
-    step.cluster.wait(lambda: _ended(here.get("TrainJob", name)), 60)
-    assert not step.running("workerpool0-0-0")
-
-
-def _ended(job: dict | None) -> bool:
-    return any(one["type"] == "Failed" for one in (job or {}).get("status", {}).get("conditions", ()))
-
-
-def test_a_trainjob_in_a_queue_waits_until_it_is_admitted(step: Step) -> None:
-    step.grant()
-    step.cluster.installed.add("kueue")
-
-    def admit() -> None:
-        step.cluster.wait(lambda: "waits in the queue team" in step.log.getvalue())
-        step.cluster.queues.add("team")
-
-    admitting = meanwhile(admit)
-    assert step.run(pools("print('trained')", 2), queue="team") == []
-    admitting.join()
-    assert step.log.getvalue().count("trained") == 2
-
-
 def test_each_host_of_a_slice_is_a_pod_of_the_trainjob_with_the_same_cluster(step: Step) -> None:
     step.grant()
     (pool, _) = pools("import os; print('told', os.environ['SLIPWAY_REPLICA'], os.environ['CLUSTER_SPEC'])", 2)
@@ -294,21 +164,6 @@ def test_each_host_of_a_slice_is_a_pod_of_the_trainjob_with_the_same_cluster(ste
     assert len(first["cluster"]["workerpool0"]) == 1
 
 
-def test_a_pod_of_a_trainjob_that_fits_no_node_is_named_with_the_reason(step: Step) -> None:
-    step.grant()
-
-    def stop() -> None:
-        step.cluster.wait(lambda: "is waiting: 0/" in step.log.getvalue())
-        (job,) = step.cluster.store.all(TRAINJOBS)
-        step.cluster.store.delete(TRAINJOBS, job)
-
-    stopping = meanwhile(stop)
-    with pytest.raises(WorkFailed, match="was deleted while it was running"):
-        step.run(pools("pass"), resources={"nvidia.com/gpu": "4"}, node_selector={"x": "y"})
-    stopping.join()
-    assert "workerpool0-0 (and 2 more) is waiting" in step.log.getvalue()
-
-
 def test_text_with_dollars_reaches_the_replicas_of_a_trainjob_unchanged(step: Step) -> None:
     step.grant()
     (pool, _) = pools("import os, sys; print('told', sys.argv[1], os.environ['PATTERN'])", 2)
@@ -318,9 +173,29 @@ def test_text_with_dollars_reaches_the_replicas_of_a_trainjob_unchanged(step: St
     assert "told $(PATTERN)$$x $(HOME)$" in step.log.getvalue()
 
 
-def test_calls_of_the_api_that_fail_do_not_end_a_trainjob(step: Step) -> None:
+def test_a_trainjob_that_kueue_suspends_while_it_runs_is_followed_again_once_it_is_admitted(step: Step) -> None:
     step.grant()
-    step.cluster.faults.share = 0.2
-    assert step.run(pools("print('trained')")) == []
-    assert step.log.getvalue().count("trained") == 3
-    step.cluster.wait(lambda: not step.cluster.left())
+    step.cluster.installed.add("kueue")
+    step.cluster.queues.add("team")
+    code = """
+        import os, pathlib, time
+        name = os.environ["CLUSTER_SPEC"].rpartition("workerpool")[2][0]
+        first = pathlib.Path(os.environ["AIP_MODEL_DIR"]).parent / f"first-{name}"
+        if not first.exists():
+            first.touch()
+            time.sleep(1000)
+        print("trained")
+    """
+
+    def preempt() -> None:
+        step.cluster.wait(lambda: all((step.output / f"first-{number}").exists() for number in (0, 1)))
+        step.cluster.queues.clear()
+        (job,) = step.cluster.store.all(TRAINJOBS)
+        step.cluster.store.change(TRAINJOBS, job, lambda it: it["spec"].update(suspend=True))
+        step.cluster.wait(lambda: "waits in the queue team" in step.log.getvalue())
+        step.cluster.queues.add("team")
+
+    preempting = meanwhile(preempt)
+    assert step.run(pools(code, 2), queue="team") == []
+    preempting.join()
+    assert step.log.getvalue().count("] trained") == 2

@@ -7,6 +7,7 @@ import functools
 import json
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import yaml
@@ -285,7 +286,9 @@ class Api:
         if query.get("container", names[0]) not in names:
             raise ApiError(400, f"container {query['container']} is not valid for pod {pod['metadata']['name']}")
         lines = self.kubelets.log(pod, follow=query.get("follow") in ("true", "True"))
-        since = query.get("sinceTime", "")
+        since = ""
+        if "sinceSeconds" in query:
+            since = (datetime.now(UTC) - timedelta(seconds=int(query["sinceSeconds"]))).isoformat()
         if "tailLines" in query:
             lines = iter(list(lines)[-int(query["tailLines"]) :])
         stamped = query.get("timestamps") in ("true", "True")
