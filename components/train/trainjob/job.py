@@ -29,7 +29,8 @@ from slipway.trainer.config import RestartSettings
 if TYPE_CHECKING:
     from kubernetes.client import V1Pod
 
-POLL_SECONDS = 1.0
+POLL_SECONDS = 2.0
+RENEW_SECONDS = 30.0
 # How often a lasting reason to wait is repeated in the log.
 REPORT_SECONDS = 300.0
 # Objects of the operator, in the order of their creation.
@@ -89,6 +90,7 @@ class _Training:
         self._name = manifest.name_of(output)
         self._number = 0
         self._lease = Path(output, LEASE_FILE)
+        self._renew_at = 0.0
         self._said, self._say_again_at = "", 0.0
 
     @contextlib.contextmanager
@@ -129,16 +131,16 @@ class _Training:
             manifest.training_runtime(*arguments, self._pools, self._output, self._settings),
             manifest.train_job(*arguments, self._output, self._settings),
         )
-        for body in bodies:
-            while not self.cluster.create(body):
-                found = self.cluster.get(body["kind"], self._name)
-                if found is not None and _is_same(found, body):
-                    break  # the response to an earlier call was lost
-                self._say("replacing the TrainJob of an earlier attempt of this run")
-                self._delete()
-                self._wait_until_gone()
+        while not all(self._has_created(body) for body in bodies):
+            self._say("replacing the TrainJob of an earlier attempt of this run")
+            self._delete()
+            self._wait_until_gone()
         events.phase(f"running {count_processes(self._pools)} pods of the TrainJob {self._name}")
         self._say(f"created the TrainJob {self._name} in the namespace {self.cluster.namespace}")
+
+    def _has_created(self, body: JsonObject) -> bool:
+        """Create an object; return whether it is this try's, also if the response to an earlier call was lost."""
+        return self.cluster.create(body) or _is_same(self.cluster.get(body["kind"], self._name), body)
 
     def _follow(self, replicas: dict[str, Replica]) -> JsonObject:
         """Copy the logs of the pods until the job has ended; return the job."""
@@ -192,9 +194,13 @@ class _Training:
         self._renew_lease()
 
     def _renew_lease(self) -> None:
-        with contextlib.suppress(OSError):  # a full volume: the replicas leave once the lease is old
+        now = time.monotonic()
+        if now < self._renew_at:
+            return
+        self._renew_at = now + RENEW_SECONDS
+        with contextlib.suppress(OSError):  # on a full volume, the replicas end once the lease is old
             self._lease.parent.mkdir(parents=True, exist_ok=True)
-            self._lease.touch()
+            self._lease.write_text(f"{self._owner.name}\n")
 
     def _delete(self) -> None:
         """Request the deletion of the job, which stops its pods, and of the runtime."""
@@ -203,12 +209,15 @@ class _Training:
 
     def _wait_until_gone(self) -> None:
         """Wait until no pod is left: a second job must not write into the same checkpoints."""
+        self._say(f"waiting until the TrainJob {self._name} and its pods are gone")
         while any(self.cluster.get(kind, self._name) for kind in KINDS) or self.cluster.pods(self._name):
             self._pause()
 
 
-def _is_same(found: JsonObject, body: JsonObject) -> bool:
+def _is_same(found: JsonObject | None, body: JsonObject) -> bool:
     """Return whether an existing object is the one that this try wanted to create."""
+    if found is None:
+        return False
     owners = [owner.get("uid") for owner in found["metadata"].get("ownerReferences", ())]
     annotation = found["metadata"].get("annotations", {}).get(TRY_ANNOTATION)
     wanted = body["metadata"]

@@ -156,10 +156,9 @@ def _pod(pool: WorkerPool, variables: list[JsonObject], output: str, settings: T
         "args": [_literal(argument) for argument in given.get("args", ())],
         "env": variables,
         "resources": {"limits": settings.resources},
+        "livenessProbe": _probe(f"{output}/{LEASE_FILE}"),
         "volumeMounts": [{"name": "slipway", "mountPath": settings.folder}, {"name": "shm", "mountPath": "/dev/shm"}],
     }
-    if "slipway" in " ".join(given.get("command", ())):  # another image may not have Python
-        container["livenessProbe"] = _probe(f"{output}/{LEASE_FILE}")
     if given.get("command"):
         container["command"] = [_literal(argument) for argument in given["command"]]
     pod: JsonObject = {

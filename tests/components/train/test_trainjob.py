@@ -14,6 +14,7 @@ from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.step import WorkFailed
 from slipway.components.train.local_cluster import run_local_cluster
+from slipway.components.train.trainjob.manifest import LEASE_FILE
 from slipway.components.worker_pools import WorkerPool
 from slipway.core.errors import ERROR_PREFIX, UserError
 from slipway.pipelines.hardware.rules import parse
@@ -118,6 +119,7 @@ def test_a_killed_steps_trainjob_is_deleted_with_its_pod_or_replaced_by_the_next
     process = started(step)
     process.kill()
     process.wait()
+    assert (step.output / LEASE_FILE).is_file()
     step.become(step.cluster.add_step("train-step-2"))
     assert step.run(pools("print('trained')", 2)) == []
     assert "replacing the TrainJob of an earlier attempt" in step.log.getvalue()
@@ -140,3 +142,27 @@ def test_a_trainjob_without_the_operator_or_the_rights_is_refused_with_the_fix(s
     with pytest.raises(UserError, match="does not allow") as denied:
         step.run(pools("pass"))
     assert denied.value.fix == "slipway setup --target kubeflow --apply"
+
+
+def test_each_host_of_a_slice_is_a_pod_of_the_trainjob_with_the_same_cluster(step: Step) -> None:
+    step.grant()
+    (pool, _) = pools("import os; print('told', os.environ['SLIPWAY_REPLICA'], os.environ['CLUSTER_SPEC'])", 2)
+    pool["container_spec"]["env"] = [{"name": "SLIPWAY_HOSTS", "value": "2"}]
+    step.run([pool])
+    told = sorted(line for line in step.log.getvalue().splitlines() if "told" in line)
+    assert [line.split()[:3] for line in told] == [
+        ["[workerpool0-0-host0]", "told", "0"],
+        ["[workerpool0-0-host1]", "told", "1"],
+    ]
+    first, second = (json.loads(line.partition(" {")[1] + line.partition(" {")[2]) for line in told)
+    assert first == second
+    assert len(first["cluster"]["workerpool0"]) == 1
+
+
+def test_text_with_dollars_reaches_the_replicas_of_a_trainjob_unchanged(step: Step) -> None:
+    step.grant()
+    (pool, _) = pools("import os, sys; print('told', sys.argv[1], os.environ['PATTERN'])", 2)
+    pool["container_spec"]["args"] = ["$(PATTERN)$$x"]
+    pool["container_spec"]["env"] = [{"name": "PATTERN", "value": "$(HOME)$"}]
+    step.run([pool])
+    assert "told $(PATTERN)$$x $(HOME)$" in step.log.getvalue()
