@@ -85,6 +85,8 @@ class FakeKubeflow:
 
     def __exit__(self, *_: Any) -> None:
         self._service.stop()
+        if self.steps is not None:
+            self.steps.stop_all()
 
     def advance(self, run_id: str) -> None:
         """Advance a run by one task: end the running task and start the next; after the last, end the run."""

@@ -6,7 +6,6 @@ kfp resolves their arguments and outputs, as it does locally. The volume's path 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -18,7 +17,6 @@ from kfp.local import executor_input_utils, executor_output_utils, io, placehold
 from kfp.local.orchestrator.orchestrator_utils import OrchestratorUtils
 from kfp.pipeline_spec.pipeline_spec_pb2 import ComponentSpec, ExecutorInput, PipelineSpec, PipelineTaskSpec
 
-from slipway.core.parent_death import dying_with_parent
 from slipway.core.values import whole_numbers
 from tests.fakes.kubernetes.server import FakeKubernetes
 from tests.fakes.kubernetes.store import Object
@@ -102,9 +100,7 @@ class KubeflowSteps:
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), **self.cluster.step_environment(pod)}
         with (place / "log").open("wb") as log:
-            process = subprocess.Popen(
-                dying_with_parent(command), env=environment, stdout=log, stderr=subprocess.STDOUT, cwd=place
-            )
+            process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT, cwd=place)
         run.processes[task] = Process(process, pod, given, place / "log")
 
     def has_ended(self, run_id: str, task: str) -> bool:
@@ -132,8 +128,12 @@ class KubeflowSteps:
 
     def stop(self, run_id: str) -> None:
         """Send SIGTERM to a run's tasks, as a terminated run does, and wait for their end."""
-        for running in self._runs[run_id].processes.values():
-            if running.process.poll() is None:
-                running.process.send_signal(signal.SIGTERM)
-        for task in self._runs[run_id].processes:
-            self._runs[run_id].processes[task].process.wait()
+        running = [task.process for task in self._runs[run_id].processes.values() if task.process.poll() is None]
+        for process in running:
+            process.terminate()
+        for process in running:
+            process.wait()
+
+    def stop_all(self) -> None:
+        for run_id in self._runs:
+            self.stop(run_id)

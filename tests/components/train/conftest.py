@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -78,6 +79,10 @@ def pools(code: str, replicas: int = 3) -> list[dict]:
     container = {"image_uri": "slipway:1", "command": ["python", "-c", textwrap.dedent(code)]}
     pool = {"machine_spec": {}, "container_spec": container, "replica_count": 1}
     return [pool, {**pool, "replica_count": replicas - 1}]
+
+
+def weights(log: io.StringIO) -> set[str]:
+    return set(re.findall(r"weights checksum ([0-9a-f]{64})", log.getvalue()))
 
 
 def meanwhile(work: Callable[[], object]) -> threading.Thread:

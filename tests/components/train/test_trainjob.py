@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 import signal
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from slipway.core.errors import ERROR_PREFIX, UserError
 from slipway.pipelines.hardware.rules import parse
 from slipway.trainer.checkpoint.store import pointed_step
 from slipway.trainer.config import ModelSettings, TrainSettings
-from tests.components.train.conftest import Step, meanwhile, pools, started
+from tests.components.train.conftest import Step, meanwhile, pools, started, weights
 from tests.fakes.kubernetes.store import TRAINJOBS
 
 
@@ -45,10 +44,11 @@ def test_trainjob_replicas_are_told_what_vertex_tells(step: Step) -> None:
     step.cluster.wait(lambda: not step.cluster.left())
 
 
-def digits(volume: Path) -> list[WorkerPool]:
+def digits(volume: Path, engine: str = "tensorflow") -> list[WorkerPool]:
     """Return the plan of a training on two replicas of two devices, with its data set on the volume."""
     prepared = prepare(DataSettings(source="digits", store=str(volume / "datasets")), 4)
     train = {
+        "engine": engine,
         "steps": 300,
         "batch_size": 32,
         "augment": {"shift": 1},
@@ -61,10 +61,6 @@ def digits(volume: Path) -> list[WorkerPool]:
     for pool in planned:
         pool["container_spec"]["env"] = [{"name": "SLIPWAY_VIRTUAL_DEVICES", "value": "2"}]
     return planned
-
-
-def weights(log: io.StringIO) -> set[str]:
-    return set(re.findall(r"weights checksum ([0-9a-f]{64})", log.getvalue()))
 
 
 def test_trainjob_of_which_a_pod_is_killed_ends_with_the_weights_of_the_same_layout_here(step: Step) -> None:

@@ -69,6 +69,7 @@ class Kubelets:
         self._around = around
         self._containers: dict[str, Container] = {}
         self._ending: set[str] = set()
+        self._again: set[str] = set()
         self._ports: dict[str, int] = {}
         self._scratch: dict[str, Path] = {}
 
@@ -79,7 +80,8 @@ class Kubelets:
                 if uid not in self._ending:
                     self._ending.add(uid)
                     threading.Thread(target=self._terminate, args=(pod,), daemon=True).start()
-            elif pod["spec"].get("nodeName") and uid not in self._containers and pod["status"]["phase"] == "Pending":
+            elif uid in self._again or (pod["spec"].get("nodeName") and uid not in self._containers):
+                self._again.discard(uid)
                 self._start(pod)
 
     def kill(self, pod: Object, reason: str = "Error") -> None:
@@ -181,9 +183,7 @@ class Kubelets:
             count = self._set_state(pod, name, {"waiting": {"reason": "CrashLoopBackOff"}}, "Running", ended)
             container.end(code)
             time.sleep(0.1 * count)
-            current = self.store.find(PODS, pod["metadata"]["namespace"], pod["metadata"]["name"])
-            if current is not None and "deletionTimestamp" not in current["metadata"]:
-                self._start(current)
+            self._again.add(pod["metadata"]["uid"])  # a process dies with the thread that started it
             return
         self._set_state(pod, name, {"terminated": ended}, "Failed" if code else "Succeeded")
         container.end(code)

@@ -41,8 +41,9 @@ def test_a_run_on_kubeflow_trains_by_a_trainjob_and_registers_the_model(
     volume = cluster.add_claim("slipway")
     kubeflow.cluster.claims["slipway"] = 65534
     config = configuration("cpu*2", host=kubeflow.host, folder=str(volume), run_as_user=None)
-    config.train.epochs = 3
-    config.evaluate.gate.minimum = 0.3
+    few = config.train.model_copy(update={"epochs": 3})
+    low = config.evaluate.gate.model_copy(update={"minimum": 0.3})
+    config = config.model_copy(update={"train": few, "evaluate": config.evaluate.model_copy(update={"gate": low})})
     folder, _ = launch.submit(config)
     record = launch.watch(folder, Nobody())
     assert record.status == "succeeded", (record.error, cluster.describe())
