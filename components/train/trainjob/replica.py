@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TextIO
 
+from slipway.components.cloud.retries import TRIES, paced
 from slipway.components.train.trainjob.manifest import CONTAINER, INDEX_ANNOTATION, POOL_LABEL
 from slipway.components.worker_pools import WorkerPool, variables_of
 from slipway.core.errors import UserError
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 # Between two attempts to follow a log.
 AGAIN_SECONDS = 1.0
+# Statuses of a log that does not exist: its pod is gone, or has not started.
+NO_LOG = (404, 400)
 # For the rest of all logs once a job has ended.
 REST_SECONDS = 30.0
 
@@ -109,7 +112,8 @@ class Replica:
         from kubernetes.client import ApiException
         from urllib3.exceptions import HTTPError
 
-        while True:
+        tries = TRIES
+        while tries:
             is_rest = self._over.is_set()
             try:
                 for stamp, line in self._cluster.log_lines(self.pod, self._last, follow=not is_rest):
@@ -121,8 +125,11 @@ class Replica:
             except UserError as error:
                 self._refusal = error
                 return
-            except (ApiException, HTTPError, OSError):  # the pod has no log yet, or is gone
-                pass
+            except (ApiException, HTTPError, OSError) as error:
+                if is_rest and getattr(error, "status", None) not in NO_LOG:
+                    tries -= 1
+                    time.sleep(paced(AGAIN_SECONDS))
+                    continue
             if is_rest:
                 return
             self._over.wait(AGAIN_SECONDS)
