@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict
 
@@ -67,10 +67,11 @@ def count_replicas(pools: Sequence[WorkerPool]) -> int:
 
 def count_processes(pools: Sequence[WorkerPool]) -> int:
     """Return the number of processes that run the pools: one per replica, or one per machine of a TPU slice."""
-    return sum(int(pool.get("replica_count", 0)) * slice_hosts(_variables(pool)) for pool in pools)
+    return sum(int(pool.get("replica_count", 0)) * slice_hosts(variables_of(pool)) for pool in pools)
 
 
-def _variables(pool: WorkerPool) -> dict[str, str]:
+def variables_of(pool: WorkerPool) -> dict[str, str]:
+    """Return the environment variables of a pool's container specification."""
     container = pool.get("container_spec", {})
     return {variable["name"]: variable["value"] for variable in container.get("env", [])}
 
@@ -86,7 +87,7 @@ def replicas_of(pools: Sequence[WorkerPool], ports: list[int]) -> list[Replica]:
         command = [*container.get("command", []), *container.get("args", [])]
         if command and command[0] in ("python", "python3"):
             command[0] = sys.executable
-        variables = _variables(pool)
+        variables = variables_of(pool)
         replicas += [
             Replica(number, index, tuple(command), next(free), variables, host)
             for index in range(pool["replica_count"])
@@ -100,26 +101,34 @@ def cluster_environment(replica: Replica, replicas: list[Replica]) -> dict[str, 
 
     The hosts of a TPU slice have the same CLUSTER_SPEC, and the variables by which a TPU VM tells JAX of the others.
     """
-    pools: dict[str, list[str]] = {}
-    tasks: dict[str, list[str]] = {}
-    first = [other for other in replicas if other.host == 0]
-    for other in first:
-        pools.setdefault(pool_name(other.pool), []).append(other.address)
-        if POOL_TASK_TYPES[other.pool] != "evaluator":
-            tasks.setdefault(POOL_TASK_TYPES[other.pool], []).append(other.address)
-    specification = {
-        "cluster": pools,
-        "environment": "cloud",
-        "task": {"type": pool_name(replica.pool), "index": replica.index},
-    }
-    environment = {**replica.environment, "CLUSTER_SPEC": json.dumps(specification)}
+    pools: dict[int, list[str]] = {}
+    for other in replicas:
+        if other.host == 0:
+            pools.setdefault(other.pool, []).append(other.address)
+    environment = {**replica.environment, **cluster_variables(pools, replica.pool, replica.index)}
     if replica.hosts > 1:
         environment |= {
-            "JAX_COORDINATOR_ADDRESS": pools[pool_name(replica.pool)][replica.index],
+            "JAX_COORDINATOR_ADDRESS": pools[replica.pool][replica.index],
             "TPU_WORKER_HOSTNAMES": ",".join(["127.0.0.1"] * replica.hosts),
             "TPU_WORKER_ID": str(replica.host),
         }
-    if len(first) > 1:
-        task = {"type": POOL_TASK_TYPES[replica.pool], "index": replica.index}
-        environment["TF_CONFIG"] = json.dumps({"cluster": tasks, "task": task, "environment": "cloud"})
     return environment
+
+
+def cluster_variables(pools: Mapping[int, Sequence[str]], pool: int, index: int | str) -> dict[str, str]:
+    """Return CLUSTER_SPEC and, with several replicas, TF_CONFIG.
+
+    Args:
+        pools: The addresses (host:port) of all replicas by worker pool.
+        pool: The replica's worker pool.
+        index: Its number there.
+    """
+    task = {"type": pool_name(pool), "index": index}
+    cluster = {pool_name(number): list(addresses) for number, addresses in pools.items()}
+    variables = {"CLUSTER_SPEC": json.dumps({"cluster": cluster, "environment": "cloud", "task": task})}
+    if sum(len(addresses) for addresses in pools.values()) > 1:
+        kinds = {POOL_TASK_TYPES[number]: list(addresses) for number, addresses in pools.items()}
+        kinds.pop("evaluator", None)
+        task = {"type": POOL_TASK_TYPES[pool], "index": index}
+        variables["TF_CONFIG"] = json.dumps({"cluster": kinds, "task": task, "environment": "cloud"})
+    return variables

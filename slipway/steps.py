@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from slipway.components.evaluate.gate import EvaluateSettings
     from slipway.components.prepare_data.settings import DataSettings
     from slipway.components.register_model.registry import RegisterSettings
+    from slipway.components.train.trainjob.manifest import TrainJobSettings
     from slipway.core.manifest import TaskName
     from slipway.trainer.config import ModelSettings, RestartSettings, TrainSettings
 
@@ -158,11 +159,13 @@ def train(
     output: Text = "",
     restarts: RestartSettings | Fields | None = None,
     virtual_devices: int = 0,
+    train_job: TrainJobSettings | None = None,
     image: Place = "",
 ) -> PipelineTask:
     """Train on the machine of the task, one process per replica. Outputs: `model`, `metrics` of the validation split.
 
-    To train on machines of their own instead, pass the plan to `CustomTrainingJobOp` and its job to `collect_model`.
+    To train on machines of their own instead, pass `train_job` on Kubeflow; on Vertex AI, pass the plan to
+    `CustomTrainingJobOp` and its job to `collect_model`.
 
     Args:
         worker_pool_specs: The output of `plan_training`.
@@ -170,6 +173,8 @@ def train(
         output: Folder or URI for model, checkpoints and logs; "" for the task's artifacts.
         restarts: Limit and backoff of restarts; None for the defaults.
         virtual_devices: Number of virtual devices per replica in place of accelerators.
+        train_job: What the pods of a TrainJob have that trains on the task's cluster, with a pod per replica; `output`
+            must be on its volume, which the task has to mount. None to train in the task's container.
         image: The container image of the task.
     """
     from slipway.trainer.config import RestartSettings
@@ -181,6 +186,7 @@ def train(
         output=output,
         virtual_devices=virtual_devices,
         restarts=_section(RestartSettings, restarts),
+        train_job="" if train_job is None else train_job.model_dump_json(),
         dataset=dataset,
     )
 

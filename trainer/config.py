@@ -105,8 +105,8 @@ class RestartSettings(Settings):
 
     at_most: NonNegativeInt = Field(
         default=5,
-        description="Maximum number of restarts that each worker may cause in a local run; 0: none. Vertex AI allows "
-        "five restarts per worker.",
+        description="Maximum number of restarts that each worker may cause on this machine or Kubeflow; 0: none. "
+        "Vertex AI allows five restarts per worker.",
     )
     backoff_seconds: NonNegativeFloat = Field(
         default=1.0,

@@ -10,11 +10,12 @@ def train(
     output: str,
     virtual_devices: int,
     restarts: str,
+    train_job: str,
     model: Output[Model],
     metrics: Output[Metrics],
     dataset: Input[Dataset] = None,
 ) -> None:
-    """Run the worker pools as processes on this machine, or in this container.
+    """Run the worker pools as processes on this machine, or in this container, or as the pods of a TrainJob.
 
     In a rehearsal of a custom program (the environment variable SLIPWAY_REHEARSAL_STEPS), its model is not published.
 
@@ -24,6 +25,8 @@ def train(
             artifact `model`.
         virtual_devices: Number of virtual devices per replica in place of accelerators; 0 for none.
         restarts: RestartSettings as JSON.
+        train_job: TrainJobSettings as JSON, for the pods of a TrainJob on the cluster of this container; "" for
+            processes.
         model: The trained model.
         metrics: Its metrics on the validation split.
         dataset: The prepared data set that the pools' commands refer to; declared as an input so that the platform
@@ -42,12 +45,16 @@ def train(
 
     with step("train") as outcome:
         output = output or model.uri.rpartition("/")[0]
-        restarted = run_local_cluster(
-            whole_numbers(worker_pool_specs),
-            local_path(output),
-            virtual_devices=virtual_devices,
-            restarts=read(RestartSettings, "train.restarts", restarts),
-        )
+        pools, policy = whole_numbers(worker_pool_specs), read(RestartSettings, "train.restarts", restarts)
+        if train_job:
+            from slipway.components.train.trainjob.job import run_train_job
+            from slipway.components.train.trainjob.manifest import TrainJobSettings
+
+            pods = TrainJobSettings.model_validate_json(train_job)
+            restarted = run_train_job(pools, output, pods, restarts=policy)
+        else:
+            folder = local_path(output)
+            restarted = run_local_cluster(pools, folder, virtual_devices=virtual_devices, restarts=policy)
         result = rehearsed_steps(output) if REHEARSAL_VARIABLE in os.environ else publish(output, model, metrics)
         outcome.outputs = {"data": dataset.uri if dataset else None, **result}
         outcome.outputs["restarts"] = [asdict(restart) for restart in restarted]

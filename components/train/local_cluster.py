@@ -5,28 +5,22 @@ All start, stop and restart together.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from slipway.components.step import WorkFailed, raise_if_terminated, termination_deferred, termination_requested
-from slipway.components.train.restarts import Ended, Restart, Restarts
+from slipway.components.step import termination_deferred, termination_requested
+from slipway.components.train.restarts import Restart, Restarts, run_to_the_end
 from slipway.components.worker_pools import Replica, WorkerPool, cluster_environment, count_processes, replicas_of
 from slipway.core import events
 from slipway.core.exit_codes import LOCAL_CLUSTER_VARIABLE
 from slipway.core.forking import can_run
 from slipway.core.paths import DATA_VARIABLE, REHEARSED_FILE
-from slipway.core.supervision import POLL_SECONDS, Child, Children, Ports
+from slipway.core.supervision import Child, Children, Ports
 from slipway.trainer.config import RestartSettings
 from slipway.trainer.distributed.accelerators import VIRTUAL_DEVICES_VARIABLE, first_gpus
-
-# Printed by every replica of the trainer at the end.
-CHECKSUM = re.compile(r"weights checksum ([0-9a-f]{64})")
 
 
 def run_local_cluster(
@@ -59,23 +53,13 @@ def run_local_cluster(
     policy = Restarts(restarts or RestartSettings(), output / "checkpoints")
     rehearsed = output / "checkpoints" / REHEARSED_FILE
     rehearsed.unlink(missing_ok=True)  # of an earlier attempt
+
+    def attempt() -> tuple[Sequence[Child], Sequence[Child]]:
+        workers, failed = _try(worker_pool_specs, output, virtual_devices, rehearsed, log)
+        return workers, [] if rehearsed.is_file() else failed  # the chief's end lets the others fail
+
     with termination_deferred():
-        while True:
-            workers, failed = _try(worker_pool_specs, output, virtual_devices, rehearsed, log)
-            if not failed or rehearsed.is_file():  # the chief's end lets the others fail
-                check_same_weights(workers)
-                return policy.done
-            raise_if_terminated()  # the signal may have been sent to this process as well
-            restart = policy.next(workers, failed)
-            text = policy.describe(restart)
-            with contextlib.suppress(OSError):  # a full disk does not end the training
-                log.write(f"{text}\n")
-                log.flush()
-            events.message(text)
-            start_at = time.monotonic() + restart.waited_seconds
-            while time.monotonic() < start_at:
-                raise_if_terminated()
-                time.sleep(POLL_SECONDS)
+        return run_to_the_end(attempt, policy, log)
 
 
 def _try(
@@ -127,11 +111,3 @@ def _environment(replica: Replica, replicas: list[Replica], output: Path, virtua
     if virtual_devices:
         environment[VIRTUAL_DEVICES_VARIABLE] = str(virtual_devices // replica.hosts)
     return environment
-
-
-def check_same_weights(workers: Sequence[Ended]) -> None:
-    """Raise WorkFailed if the replicas report different weight checksums."""
-    said = {worker.name: found[-1] for worker in workers if (found := CHECKSUM.findall("\n".join(worker.tail)))}
-    if len(set(said.values())) > 1:
-        listed = ", ".join(f"{name} {checksum[:12]}" for name, checksum in said.items())
-        raise WorkFailed(f"The replicas ended with different weights: {listed}.")

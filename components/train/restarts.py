@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TextIO, TypeVar
 
-from slipway.components.step import WorkFailed
-from slipway.core import exit_codes
+from slipway.components.step import WorkFailed, raise_if_terminated
+from slipway.core import events, exit_codes
 from slipway.core.errors import ERROR_PREFIX, UserError
+from slipway.core.supervision import POLL_SECONDS
 from slipway.trainer.checkpoint.store import pointed_step
 from slipway.trainer.config import RestartSettings
 from slipway.trainer.distributed.signals import ASKED_TO_STOP
 
 MOST_BACKOFF_SECONDS = 60.0
+# Printed by every replica of the trainer at the end.
+CHECKSUM = re.compile(r"weights checksum ([0-9a-f]{64})")
 
 
 @dataclass(frozen=True)
@@ -33,14 +38,14 @@ class Restart:
 
 
 class Ended(Protocol):
-    """What is known of a replica's process that has ended."""
+    """A replica that has ended: a process, or a pod. `tail` is the end of its output."""
 
     @property
     def name(self) -> str: ...
     @property
-    def status(self) -> int: ...
-    @property
     def tail(self) -> Iterable[str]: ...
+    @property
+    def status(self) -> int: ...
 
 
 class Restarts:
@@ -93,6 +98,51 @@ class Restarts:
             f"{restart.replica} {restart.reason}: all start again from {start} in {restart.waited_seconds:g} s "
             f"(restart {self._by_replica[restart.replica]} of at most {self._settings.at_most} for this replica)"
         )
+
+
+Replica = TypeVar("Replica", bound=Ended)
+
+
+def run_to_the_end(
+    attempt: Callable[[], tuple[Sequence[Replica], Sequence[Replica]]], policy: Restarts, log: TextIO
+) -> list[Restart]:
+    """Run a job's replicas until all have succeeded; return the restarts.
+
+    Call this with termination deferred.
+
+    Args:
+        attempt: Runs the replicas once; returns all of them, and those that failed by themselves, earliest first.
+        policy: Decides whether to run them again.
+        log: Receives the messages about restarts.
+
+    Raises:
+        UserError: A replica reported an error that the user can fix.
+        WorkFailed: A replica failed, or was killed too often, or the replicas' weights differ.
+    """
+    while True:
+        workers, failed = attempt()
+        if not failed:
+            check_same_weights(workers)
+            return policy.done
+        raise_if_terminated()  # the signal may have been sent to this process as well
+        restart = policy.next(workers, failed)
+        text = policy.describe(restart)
+        with contextlib.suppress(OSError):  # a full disk does not end the training
+            log.write(f"{text}\n")
+            log.flush()
+        events.message(text)
+        start_at = time.monotonic() + restart.waited_seconds
+        while time.monotonic() < start_at:
+            raise_if_terminated()
+            time.sleep(POLL_SECONDS)
+
+
+def check_same_weights(workers: Sequence[Ended]) -> None:
+    """Raise WorkFailed if the replicas report different weight checksums."""
+    said = {worker.name: found[-1] for worker in workers if (found := CHECKSUM.findall("\n".join(worker.tail)))}
+    if len(set(said.values())) > 1:
+        listed = ", ".join(f"{name} {checksum[:12]}" for name, checksum in said.items())
+        raise WorkFailed(f"The replicas ended with different weights: {listed}.")
 
 
 def _innocence(worker: Ended) -> tuple[int, bool, bool]:

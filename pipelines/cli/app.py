@@ -68,7 +68,7 @@ COMMANDS = (
     ("Follow runs", "cancel", cancel, ("slipway cancel latest",)),
     ("Prepare", "doctor", doctor, ("slipway doctor -c my.yaml", "slipway doctor --target vertex --hardware l4x1")),
     ("Prepare", "hardware", hardware_, ("slipway hardware --region europe-west4", "slipway hardware 'l4x4*2'")),
-    ("Prepare", "setup", setup, ("slipway setup -c my.yaml", "slipway setup -c my.yaml --apply")),
+    ("Prepare", "setup", setup, ("slipway setup -c my.yaml --apply", "slipway setup --target kubeflow -c my.yaml")),
     (
         "Prepare",
         "migrate",

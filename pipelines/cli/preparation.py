@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -27,8 +27,13 @@ from slipway.trainer.engines.table import ENGINES
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from slipway.pipelines.config.config import RunConfig
     from slipway.pipelines.doctor.check import Finding
 
+SetupPlace = Annotated[
+    Literal["vertex", "kubeflow"],
+    typer.Option("--target", metavar="PLATFORM", help="Where the runs will execute: vertex or kubeflow."),
+]
 # Common names of data sets that TensorFlow Datasets calls something else.
 ALIASES = {"flowers": "tf_flowers"}
 
@@ -81,24 +86,53 @@ def findings_table(findings: list[Finding]) -> Table:
 def setup(
     file: ConfigurationFile = None,
     config: Configuration = None,
+    target: SetupPlace = "vertex",
     apply: Annotated[bool, typer.Option("--apply", help="Create what is missing instead of only showing it.")] = False,
     hardware: Hardware = None,
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
-    """Show or create what runs on Vertex AI need: APIs, bucket, accounts, roles."""
+    """Show or create what runs on Vertex AI need (APIs, bucket, accounts, roles), or on Kubeflow (a Role)."""
     from slipway.pipelines.config.config import load
+
+    configuration = load(configuration_path(file, config), overrides or (), hardware)
+    if target == "kubeflow":
+        _setup_kubeflow(configuration, make=apply, as_json=as_json)
+        return
     from slipway.pipelines.platforms.vertex import access
 
-    sound, rows = access.setup(
-        load(configuration_path(file, config), overrides or (), hardware), console, make=apply, as_json=as_json
-    )
+    sound, rows = access.setup(configuration, console, make=apply, as_json=as_json)
     if as_json:
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
     elif not apply and any(row["status"] == "missing" for row in rows):
         console.print("to create what is missing: run the same command with --apply", highlight=False)
     if not sound:
         raise typer.Exit(EXIT_FAILED)
+
+
+def _setup_kubeflow(config: RunConfig, *, make: bool, as_json: bool) -> None:
+    """Print the manifest of the rights that training by a TrainJob needs, or apply it with the kubeconfig."""
+    import yaml
+
+    from slipway.pipelines.platforms.kubeflow import access
+    from slipway.pipelines.platforms.kubeflow.checks import settings_of
+
+    settings = settings_of(config)
+    manifests = access.manifests(settings)
+    if not make:
+        sys.stdout.write(json.dumps(manifests, indent=2) + "\n" if as_json else yaml.safe_dump_all(manifests))
+        return
+    cluster = access.connect(settings)
+    rows = [
+        {"kind": body["kind"], "name": body["metadata"]["name"], "result": access.apply(cluster, body)}
+        for body in manifests
+    ]
+    if as_json:
+        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+    else:
+        for row in rows:
+            console.print(f"{row['kind']} {row['name']} in {cluster.namespace}: {row['result']}", highlight=False)
+    cluster.check_operator()
 
 
 @user_errors

@@ -54,6 +54,12 @@ class KubeflowSettings(Settings):
         description="The profile's namespace, required on a multi-user server; on other servers, the namespace of "
         "the pods (null: the server's default).",
     )
+    context: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Context of your kubeconfig for this cluster, with which `slipway setup`, the doctor and, if it "
+        "is set, `slipway run` use the Kubernetes API. null: the current context.",
+    )
     image: str = Field(
         min_length=1,
         description="Container image of the steps and the trainer, by digest or by an immutable tag.",
@@ -99,9 +105,29 @@ class KubeflowSettings(Settings):
         pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$",
         description="Resource name of the cluster's GPUs.",
     )
-    node_selector: dict[str, str] = Field(default_factory=dict, description="Labels of the training nodes.")
+    gpu_labels: Literal["gke", "nvidia"] | None = Field(
+        default=None,
+        description="Labels by which nodes with the kind of GPU in `hardware` are selected: GKE's "
+        "(cloud.google.com/gke-accelerator), or those of NVIDIA's GPU feature discovery (nvidia.com/gpu.product). "
+        "null: none; then `node_selector` selects the kind, or `hardware` is any GPU (gpu, gpux2).",
+    )
+    node_selector: dict[str, str] = Field(
+        default_factory=dict,
+        description="Labels of the training nodes; they replace labels of the same name that `hardware` implies.",
+    )
     tolerations: list[Toleration] = Field(
         default_factory=list, description="Taints of the training nodes that the training pod tolerates."
+    )
+    queue: str | None = Field(
+        default=None,
+        pattern=LABEL_NAME,
+        description="Kueue's LocalQueue in the namespace, which admits the training; null: none.",
+    )
+    priority_class: str | None = Field(
+        default=None,
+        pattern=LABEL_NAME,
+        description="Priority of the training: with `queue` a WorkloadPriorityClass of Kueue, otherwise the "
+        "PriorityClass of the training pods. null: the cluster's default.",
     )
     image_pull_secrets: list[Annotated[str, Field(pattern=LABEL_NAME)]] = Field(
         default_factory=list, description="Secrets in the namespace with the credentials of the image's registry."

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from slipway.components.cloud.refusals import refusal
 from slipway.core.errors import UserError
-from slipway.pipelines.doctor import configuration, endpoints, machine, model_builder, quotas, tpu, vertex
+from slipway.pipelines.doctor import configuration, endpoints, kubeflow, machine, model_builder, quotas, tpu, vertex
 from slipway.pipelines.doctor.check import Check, Context, Finding, examine
 
 CHECKS = (
@@ -31,7 +31,8 @@ CHECKS = (
     Check("image context", configuration.image_context, of_run=True),
     Check("serving image", configuration.serving_image, of_run=True),
     Check("notification", configuration.notification, of_run=True),
-    Check("kubeflow server", configuration.kubeflow_server),
+    Check("kubeflow server", kubeflow.server),
+    Check("kubeflow training", kubeflow.training),
     Check("champion", configuration.champion, of_run=True),
     Check("endpoint", endpoints.deployment, of_run=True),
     Check("endpoint machine", endpoints.machine, of_run=True),

@@ -12,7 +12,6 @@ from slipway.pipelines.doctor.check import Context, NotApplicableError
 from slipway.pipelines.hardware import this_machine
 from slipway.pipelines.hardware.memory import fits_memory
 from slipway.pipelines.hardware.placement import check_engine
-from slipway.pipelines.platforms.kubeflow.checks import settings_of
 from slipway.pipelines.platforms.remote import remote
 from slipway.pipelines.platforms.tpu.checks import request_of
 from slipway.pipelines.table import HERE
@@ -240,17 +239,6 @@ def notification(context: Context) -> str:
     if context.target in HERE and settings.email:
         used[0] = "no e-mail from this machine"
     return ", ".join(used)
-
-
-def kubeflow_server(context: Context) -> str:
-    """The Kubeflow Pipelines server responds and accepts the caller. Submitting a run checks this, too."""
-    if context.target != "kubeflow":
-        raise NotApplicableError("the run is not on Kubeflow")
-    from slipway.pipelines.platforms.kubeflow.server import Server
-
-    settings = settings_of(context.config)
-    Server(settings).check()
-    return settings.host
 
 
 def champion(context: Context) -> str:

@@ -66,7 +66,7 @@ class Accelerator:
 
     `memory_gb` is per chip, 0 if it depends on the machine at hand; `cores_per_chip` is the number of devices that a
     program sees per chip; `python` is the minimum version of its libraries, if they need a newer Python than others;
-    `compute_capability` is a GPU's.
+    `compute_capability` is a GPU's. `gke` and `product` are labels of Kubernetes nodes: a TPU's on GKE, and a GPU's.
     """
 
     name: str
@@ -89,6 +89,8 @@ class Accelerator:
     source: tuple[str, ...]
     python: str | None = None
     note: str | None = None
+    gke: str | None = None
+    product: str | None = None
 
     @property
     def names(self) -> list[str]:

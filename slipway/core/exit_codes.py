@@ -21,6 +21,8 @@ SIGNALLED = 128
 PEER_LOST = 138
 # SIGTERM or SIGHUP was received, and a checkpoint saved if there was something to save.
 STOPPED = SIGNALLED + signal.SIGTERM
+# The kernel or the cluster ended the process: no memory is left, or its machine is lost.
+SIGKILLED = SIGNALLED + signal.SIGKILL
 # What Vertex AI retries of the exit codes of a custom container is 134 and 139; any other than 0 ends the job for good.
 # https://cloud.google.com/vertex-ai/docs/training/understanding-training-service (table of common errors)
 TRY_AGAIN = SIGNALLED + signal.SIGABRT

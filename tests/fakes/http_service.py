@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import ssl
 import threading
 import urllib.parse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -25,6 +26,14 @@ class Raw:
     body: bytes
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A response that is sent in chunks, each as soon as it is there."""
+
+    chunks: Iterable[bytes]
+    content_type: str
 
 
 @dataclass(frozen=True)
@@ -108,6 +117,9 @@ class HttpService:
             return
         except ServiceError as error:
             answer = Raw(json.dumps(error.as_json()).encode(), error.status, {"Content-Type": "application/json"})
+        if isinstance(answer, Stream):
+            _send_chunks(handler, answer)
+            return
         if not isinstance(answer, Raw):
             answer = Raw(json.dumps(answer).encode(), 200, {"Content-Type": "application/json"})
         handler.send_response(answer.status)
@@ -140,6 +152,20 @@ class HttpService:
                 self.faults.after(name)
                 return answer
         raise ServiceError(404, f"{handler.command} {path} is nothing that {self.name} answers.")
+
+
+def _send_chunks(handler: Any, answer: Stream) -> None:
+    handler.send_response(200)
+    handler.send_header("Content-Type", answer.content_type)
+    handler.send_header("Transfer-Encoding", "chunked")
+    handler.end_headers()
+    with contextlib.suppress(OSError):  # the client has left
+        handler.wfile.flush()
+        for chunk in answer.chunks:
+            handler.wfile.write(b"%x\r\n%s\r\n" % (len(chunk), chunk))
+            handler.wfile.flush()
+        handler.wfile.write(b"0\r\n\r\n")
+        handler.wfile.flush()
 
 
 def _pattern(path: str) -> str:

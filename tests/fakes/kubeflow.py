@@ -19,6 +19,7 @@ from kfp.pipeline_spec.pipeline_spec_pb2 import ParameterType, PipelineSpec, Pla
 from tests.fakes.errors import Faults, ServiceError
 from tests.fakes.http_service import HttpService, Raw, Request
 from tests.fakes.kubeflow_pods import Cluster
+from tests.fakes.kubeflow_steps import KubeflowSteps
 from tests.fakes.vertex.pipeline_checks import is_of_type
 from tests.fakes.vertex.slipway_steps import notify
 
@@ -55,7 +56,8 @@ class FakeKubeflow:
 
     `multi_user`: every call must name a namespace of `profiles`. `token`: the bearer token that callers need. `hold`:
     polling does not advance runs. `failures`: the error of a task by its name. `rejected`: the gate rejects the model.
-    `cluster`: what the pods of the tasks meet. `knows_final_status`: the server is 2.14.0 or newer.
+    `cluster`: what the pods of the tasks meet. `knows_final_status`: the server is 2.14.0 or newer. `steps`: runs the
+    tasks for real; None: they succeed at once.
     """
 
     def __init__(self, *, multi_user: bool = False, token: str | None = None, seed: int = 0) -> None:
@@ -70,6 +72,7 @@ class FakeKubeflow:
         self.rejected = False
         self.cluster = Cluster()
         self.knows_final_status = True
+        self.steps: KubeflowSteps | None = None
         self.now = datetime(2026, 11, 21, 12, tzinfo=UTC)
         self.host = ""
         self._tasks: dict[str, list[dict[str, Any]]] = {}
@@ -82,6 +85,8 @@ class FakeKubeflow:
 
     def __exit__(self, *_: Any) -> None:
         self._service.stop()
+        if self.steps is not None:
+            self.steps.stop_all()
 
     def advance(self, run_id: str) -> None:
         """Advance a run by one task: end the running task and start the next; after the last, end the run."""
@@ -90,11 +95,15 @@ class FakeKubeflow:
         if run["state"] in ENDED:
             return
         if run["state"] == "CANCELING":
+            if self.steps is not None:
+                self.steps.stop(run_id)
             self._end(run, "CANCELED")
             return
         run["state"] = "RUNNING"
         running = next((task for task in tasks if task["state"] == "RUNNING"), None)
         if running is not None:
+            if self.steps is not None and not self.steps.has_ended(run_id, running["display_name"]):
+                return
             running["end_time"] = _text(self.now)
             problem = self.failures.get(running["display_name"]) or self._problem(run, running["display_name"])
             running["state"] = "FAILED" if problem else "SUCCEEDED"
@@ -109,6 +118,8 @@ class FakeKubeflow:
             self._end(run, "FAILED" if failed else "SUCCEEDED")
         else:
             waiting["state"], waiting["start_time"] = "RUNNING", _text(self.now)
+            if self.steps is not None:
+                self.steps.start(run_id, waiting["display_name"])
 
     def _problem(self, run: dict[str, Any], task: str) -> str | None:
         """Return why a task's pod fails on the cluster; None for a group of tasks, which has no pod."""
@@ -121,6 +132,8 @@ class FakeKubeflow:
             notify(self._exit_inputs(run, task), {})
         pods = given.get("platform_spec", {}).get("platforms", {}).get("kubernetes", {})
         pod = pods.get("deploymentSpec", {}).get("executors", {}).get(label, {})
+        if self.steps is not None and (failure := self.steps.finish(run["run_id"], task)):
+            return failure
         container = specification["deploymentSpec"]["executors"][label]["container"]
         return self.cluster.problem(task, run.get("service_account") or DEFAULT_ACCOUNT, container, pod)
 
@@ -221,6 +234,9 @@ class FakeKubeflow:
         ]  # fmt: skip
         created = {"run_id": run_id, "state": "PENDING", "created_at": _text(self.now), "finished_at": UNSET}
         self.runs[run_id] = {**body, **created}
+        if self.steps is not None:
+            values = (body.get("runtime_config") or {}).get("parameters", {})
+            self.steps.add(run_id, body["display_name"], specification, values)
         return self.runs[run_id]
 
     def _get_run(self, request: Request) -> Any:

@@ -58,12 +58,12 @@ class Cluster:
 
     def _untolerated(self, pod: dict[str, Any]) -> str | None:
         for key, value in self.taints.items():
-            if not any(_tolerates(toleration, key, value) for toleration in pod.get("tolerations", [])):
+            if not any(tolerates(toleration, key, value) for toleration in pod.get("tolerations", [])):
                 return f"{key}: {value}"
         return None
 
 
-def _tolerates(toleration: dict[str, Any], key: str, value: str) -> bool:
+def tolerates(toleration: dict[str, Any], key: str, value: str) -> bool:
     """Return whether a toleration matches a taint; the effect is NoSchedule, as cloud providers set it on GPU nodes."""
     if toleration.get("effect", "") not in ("", "NoSchedule") or toleration.get("key", key) != key:
         return False

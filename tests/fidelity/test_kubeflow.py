@@ -148,7 +148,7 @@ def test_a_tainted_node_needs_a_toleration(
     nvidia.com/gpu=present:NoSchedule (https://cloud.google.com/kubernetes-engine/docs/how-to/gpus).
     """
     kubeflow.cluster.taints["nvidia.com/gpu"] = "present"
-    status, step, message = outcome(kubeflow, "t4x1", tolerations=[toleration] if toleration else [])
+    status, step, message = outcome(kubeflow, "gpux1", tolerations=[toleration] if toleration else [])
     assert status == ("succeeded" if tolerated else "failed")
     if not tolerated:
         assert (step, "had untolerated taint {nvidia.com/gpu: present}" in message) == ("train", True)

@@ -14,8 +14,7 @@ from typing import TextIO, TypeVar
 
 from slipway.components.cloud.retries import is_out_of_quota, is_transient, paced
 from slipway.components.step import raise_if_terminated, termination_deferred
-from slipway.components.train.local_cluster import check_same_weights
-from slipway.components.train.restarts import Restart, Restarts
+from slipway.components.train.restarts import Restart, Restarts, check_same_weights
 from slipway.components.train.tpu import service
 from slipway.components.train.tpu.bucket import BucketFolder
 from slipway.components.train.tpu.lease import Holder, Lease, has_lapsed

@@ -6,6 +6,7 @@ from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.config.kubeflow import KubeflowSettings
 from slipway.pipelines.hardware.choice import Hardware, base_text
+from slipway.pipelines.platforms.kubeflow.training import uses_train_job
 
 
 def settings_of(config: RunConfig) -> KubeflowSettings:
@@ -22,37 +23,69 @@ def settings_of(config: RunConfig) -> KubeflowSettings:
             allowed="host, image, and volume or pipeline_root; see docs/kubeflow.md",
             fix="add a section kubeflow: with these keys to the configuration",
         )
-    check_hardware(config.parsed_hardware)
+    check_hardware(config.parsed_hardware, config.kubeflow)
     return config.kubeflow
 
 
-def check_hardware(hardware: Hardware) -> None:
-    """Raise UserError for hardware that is not one container on the GPUs of one node.
-
-    Kubeflow Pipelines has no jobs of several replicas.
-    """
-    base = base_text(hardware.accelerator_row, hardware.count, hardware.topology)
-    if hardware.is_tpu:
-        problem, near = "TPU training is not supported on Kubeflow.", "cpu"
-    elif hardware.replicas > 1:
-        problem = (
-            f"Training on Kubeflow is one container, but this hardware has {hardware.replicas} replicas, which "
-            "Kubeflow Pipelines does not support."
-        )
-        near = base
-    elif str(hardware) != base:
+def check_hardware(hardware: Hardware, settings: KubeflowSettings) -> None:
+    """Raise UserError for hardware that the cluster's nodes cannot be, or that the settings do not select."""
+    row = hardware.accelerator_row
+    base = base_text(row, hardware.count, hardware.topology)
+    plain = base if not hardware.is_tpu or "@" not in str(hardware) else f"{base}@{hardware.machine}"
+    near = plain + (f"*{hardware.replicas}" if hardware.replicas > 1 else "")
+    if hardware.is_tpu and (row is None or row.gke is None or hardware.topology is None):
+        problem, near = "On Kubeflow, TPUs are slices with a topology, as GKE has them.", "tpu-v5e-2x4"
+    elif str(hardware) != near:
         problem = (
             "Machine types, Spot, disks, reservations and time limits exist only on Vertex AI. On Kubeflow, "
             "kubeflow.node_selector, cpu and memory choose the nodes and limit what a step uses of them."
         )
-        near = base
     else:
+        _check_gpu_labels(hardware, settings)
+        _check_volume(hardware, settings)
         return
     raise UserError(
         problem,
         setting="hardware",
         value=str(hardware),
-        allowed="cpu, or one replica's GPUs, such as gpux2, t4x1 or a100x8",
+        allowed="cpu*2, l4x4*2, tpu-v5e-2x4, or any GPUs of the cluster, such as gpux2",
         nearest=near,
-        fix=f"--hardware {near}, or --target vertex",
+        fix=f"--hardware '{near}', or --target vertex",
+    )
+
+
+def _check_gpu_labels(hardware: Hardware, settings: KubeflowSettings) -> None:
+    """Raise UserError if nothing selects nodes with the kind of GPU."""
+    row = hardware.accelerator_row
+    if row is None or row.is_tpu or row.status == "here" or settings.node_selector:
+        return
+    any_gpu = str(hardware).replace(base_text(row, hardware.count, None), f"gpux{hardware.count}")
+    if settings.gpu_labels is None:
+        raise UserError(
+            f"Nothing selects nodes with {row.title}: by default, a GPU of the cluster is any GPU.",
+            setting="kubeflow.gpu_labels",
+            value=None,
+            allowed="gke; nvidia, with NVIDIA's GPU feature discovery; or kubeflow.node_selector",
+            fix=f"--set kubeflow.gpu_labels=gke, or --hardware '{any_gpu}'",
+        )
+    if settings.gpu_labels == "nvidia" and row.product is None:
+        raise UserError(
+            f"The label nvidia.com/gpu.product of {row.title} is not known.",
+            setting="hardware",
+            value=str(hardware),
+            fix=f"--hardware '{any_gpu}', and the nodes' label in kubeflow.node_selector",
+        )
+
+
+def _check_volume(hardware: Hardware, settings: KubeflowSettings) -> None:
+    """Raise UserError for a TrainJob without a volume."""
+    if settings.volume is not None or not uses_train_job(settings, hardware):
+        return
+    what = f"{hardware.hosts} pods train" if hardware.hosts > 1 else "a TrainJob trains"
+    raise UserError(
+        f"With {hardware}, {what}, which read the data set and write checkpoints on a volume, and none is configured.",
+        setting="kubeflow.volume",
+        value=None,
+        allowed="a PersistentVolumeClaim with the access mode ReadWriteMany",
+        fix="--set kubeflow.volume=CLAIM",
     )

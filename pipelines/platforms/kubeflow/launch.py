@@ -11,8 +11,10 @@ from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig, load
 from slipway.pipelines.parameters import values_of
+from slipway.pipelines.platforms.kubeflow.access import check_before_run
 from slipway.pipelines.platforms.kubeflow.checks import settings_of
 from slipway.pipelines.platforms.kubeflow.server import Server
+from slipway.pipelines.platforms.kubeflow.training import uses_train_job
 from slipway.pipelines.runs.record import (
     EVENTS,
     ErrorRecord,
@@ -53,6 +55,8 @@ def submit(config: RunConfig) -> tuple[RunFolder, RunRecord]:
     settings = settings_of(config)
     server = Server(settings)
     server.check()
+    if uses_train_job(settings, config.parsed_hardware):
+        check_before_run(settings)
     folder = create(config)
     absent = {"" if settings.registers else "register_model", "" if config.prepared else "prepare_data"}
     record = RunRecord(

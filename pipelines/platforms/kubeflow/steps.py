@@ -12,6 +12,7 @@ from slipway.components.notify.component import notify
 from slipway.components.notify.settings import ExitTask
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.register_model.registry import RegisterSettings
+from slipway.components.train.trainjob.manifest import TrainJobSettings
 from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.config.kubeflow import KubeflowSettings
@@ -21,18 +22,23 @@ from slipway.pipelines.pipeline import training_steps
 from slipway.pipelines.platforms.base import Champion, Platform
 from slipway.pipelines.platforms.kubeflow.checks import settings_of
 from slipway.pipelines.platforms.kubeflow.server import Server
-from slipway.pipelines.table import Role, Task
+from slipway.pipelines.platforms.kubeflow.training import limits_of, node_selector, tolerations, train_job_settings
+from slipway.pipelines.table import Role, Task, step_of
 
 # The tasks to which the limits of `kubeflow.cpu` and `kubeflow.memory` apply.
 WORKING = ("prepare-data", "train", "evaluate")
 
 
 class KubeflowPlatform(Platform):
-    """Containers of one image on a Kubernetes cluster. Training is one container, with the GPUs that it requests."""
+    """Containers of one image on a Kubernetes cluster.
 
-    def __init__(self, settings: KubeflowSettings) -> None:
+    Training is one container with the GPUs that it requests, or starts a TrainJob and waits for it.
+    """
+
+    def __init__(self, settings: KubeflowSettings, train_job: TrainJobSettings | None) -> None:
         self.settings = settings
         self.registers = settings.registers
+        self._train_job = train_job
 
     def image(self, role: Role) -> str:  # noqa: ARG002
         return self.settings.image
@@ -50,13 +56,20 @@ class KubeflowPlatform(Platform):
             name = self.settings.volume
             claim = {"constant": name, "pvcNameParameter": {"runtimeValue": {"constant": name}}}
             pod["pvcMount"] = [{**claim, "mountPath": self.settings.folder}]
-        common = StepResources(cpu=self.settings.cpu, memory=self.settings.memory) if row.name in WORKING else None
-        own = resources_of(row.name, self.settings.steps, "kubeflow")
-        if cpu := (own and own.cpu) or (common and common.cpu):
-            task.set_cpu_limit(str(cpu))
-        if memory := (own and own.memory) or (common and common.memory):
-            task.set_memory_limit(memory)
+        limits = self._limits(row)
+        if limits.cpu is not None:
+            task.set_cpu_limit(str(limits.cpu))
+        if limits.memory is not None:
+            task.set_memory_limit(limits.memory)
         return task
+
+    def _limits(self, row: Task) -> StepResources:
+        """Return a task's limits; those of the training are the TrainJob's, if there is one."""
+        if row.name == "train" and self._train_job is not None:
+            return StepResources()
+        if row.name in WORKING:
+            return limits_of(self.settings, str(step_of(row.name)))
+        return resources_of(row.name, self.settings.steps, "kubeflow") or StepResources()
 
     def exit_tasks(self, config: RunConfig, run_id: str | PipelineParameterChannel) -> list[dsl.PipelineTask]:
         if config.notify is None:
@@ -83,17 +96,19 @@ class KubeflowPlatform(Platform):
         output: str | PipelineParameterChannel,
         access: dsl.PipelineTask | None,
     ) -> dsl.PipelineTask:
+        if self._train_job is not None:
+            restarts = config.train.restarts
+            return self.add(
+                steps.train, worker_pool_specs, dataset, output=output, restarts=restarts, train_job=self._train_job
+            )
         task = super().train(config, worker_pool_specs, dataset, output, access)
         devices = config.parsed_hardware.accelerators_per_replica
         if devices:
             task.set_accelerator_type(self.settings.accelerator).set_accelerator_limit(devices)
-        if self.settings.node_selector:
-            self._pod(task)["nodeSelector"] = {"labels": self.settings.node_selector}
+        if labels := node_selector(self.settings, config.parsed_hardware):
+            self._pod(task)["nodeSelector"] = {"labels": labels}
         if self.settings.tolerations:
-            self._pod(task)["tolerations"] = [
-                taint.model_dump(exclude_defaults=True) | {"operator": taint.operator}
-                for taint in self.settings.tolerations
-            ]
+            self._pod(task)["tolerations"] = tolerations(self.settings)
         return task
 
     def find_champion(self, config: RunConfig) -> Champion:
@@ -122,7 +137,8 @@ def pipeline(config: RunConfig) -> BaseComponent:
     Raises:
         UserError: The configuration has no kubeflow section, or Kubeflow cannot run it.
     """
-    platform = KubeflowPlatform(settings_of(config))
+    settings = settings_of(config)
+    platform = KubeflowPlatform(settings, train_job_settings(config, settings))
 
     @dsl.pipeline(name=config.name, description=f"Slipway: {config.title}")
     @with_parameters(config)

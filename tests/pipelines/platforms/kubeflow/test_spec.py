@@ -14,9 +14,11 @@ import yaml
 from typer.testing import CliRunner
 
 from slipway.components.register_model.registration import champion_folder
+from slipway.components.train.trainjob.manifest import TrainJobSettings
 from slipway.core.errors import UserError
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.config.config import RunConfig
+from slipway.pipelines.platforms.kubeflow.checks import settings_of
 from slipway.pipelines.platforms.kubeflow.launch import parameters_of
 from tests.pipelines.platforms.kubeflow.conftest import DIGITS, configuration
 
@@ -104,13 +106,64 @@ def test_without_a_volume_nothing_is_registered_and_train_receives_the_data(tmp_
     assert inputs(specification, "evaluate")["champion"] == "none"
 
 
+def train_job(specification: dict[str, Any]) -> TrainJobSettings:
+    return TrainJobSettings.model_validate_json(inputs(specification, "train")["train_job"])
+
+
+def test_trainjob_pods_have_the_hardware_and_the_step_that_waits_for_them_has_not(tmp_path: Path) -> None:
+    own = {"cpu": 4, "steps": {"train": {"memory": "64Gi"}}, "queue": "team", "priority_class": "high"}
+    specification, pods = compiled(tmp_path, configuration("l4x4*2", gpu_labels="gke", folder="/data", **own))
+    job = train_job(specification)
+    assert job.resources == {"cpu": "4", "memory": "64Gi", "nvidia.com/gpu": "4"}
+    assert job.node_selector == {"cloud.google.com/gke-accelerator": "nvidia-l4"}
+    assert (job.volume, job.folder, job.queue, job.priority_class) == ("slipway", "/data", "team", "high")
+    assert "resources" not in specification["deploymentSpec"]["executors"]["exec-train"]["container"]
+    assert "nodeSelector" not in pods["exec-train"]
+    assert pods["exec-train"]["pvcMount"][0]["mountPath"] == "/data"
+
+
+def test_trainjob_of_a_tpu_slice_has_a_pod_per_host_with_its_chips(tmp_path: Path) -> None:
+    config = configuration("tpu-v5e-4x4")
+    config = config.model_copy(update={"train": config.train.model_copy(update={"engine": "jax"})})
+    specification, _ = compiled(tmp_path, config)
+    job = train_job(specification)
+    assert job.resources == {"google.com/tpu": "4"}
+    assert job.node_selector == {
+        "cloud.google.com/gke-tpu-accelerator": "tpu-v5-lite-podslice",
+        "cloud.google.com/gke-tpu-topology": "4x4",
+    }
+    assert inputs(specification, "plan-training")["hosts"] == 4
+
+
+def test_a_trainjob_trains_one_replica_only_for_what_a_step_cannot_have(tmp_path: Path) -> None:
+    specification, pods = compiled(tmp_path, configuration("a100x2", gpu_labels="nvidia"))
+    assert inputs(specification, "train")["train_job"] == ""
+    assert pods["exec-train"]["nodeSelector"] == {"labels": {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB"}}
+    for setting in ({"queue": "team"}, {"priority_class": "high"}):
+        specification, _ = compiled(tmp_path, configuration("cpu", **setting))
+        assert train_job(specification)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "settings", "fix"),
+    [
+        ("cpu*2", {"volume": None, "pipeline_root": "gs://bucket/x"}, "--set kubeflow.volume=CLAIM"),
+        ("l4x4*2", {}, "--set kubeflow.gpu_labels=gke, or --hardware 'gpux4*2'"),
+        ("rtx-pro-6000x1", {"gpu_labels": "nvidia"}, "--hardware 'gpux1', and the nodes' label"),
+    ],
+)
+def test_a_trainjob_is_refused_before_the_run(hardware: str, settings: dict[str, Any], fix: str) -> None:
+    with pytest.raises(UserError) as refused:
+        settings_of(configuration(hardware, **settings))
+    assert fix in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("hardware", "near"),
     [
-        ("cpu*2", "cpu"),
-        ("t4x2*3", "t4x2"),
-        ("tpu-v5e-2x4", "cpu"),
+        ("tpu-v3-8", "tpu-v5e-2x4"),
         ("a100x1+spot", "a100x1"),
+        ("l4x1*2+timeout=1h", "l4x1*2"),
         ("cpu@e2-highmem-8", "cpu"),
     ],
 )
@@ -159,6 +212,7 @@ from pathlib import Path
 from kfp import local
 from slipway.pipelines.config.config import load
 from slipway.pipelines.platforms.kubeflow.steps import pipeline
+from slipway.pipelines.platforms.kubeflow.checks import settings_of
 from slipway.pipelines.platforms.kubeflow.launch import parameters_of
 config = load(Path(sys.argv[1]))
 local.init(runner=local.SubprocessRunner(use_venv=False), pipeline_root=sys.argv[2])

@@ -1,0 +1,290 @@
+"""The Kubernetes API of the cluster on which the step train runs: TrainJobs, their pods, logs and events."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from slipway.components.cloud.retries import CONFLICT, TRANSIENT, retried
+from slipway.components.train.trainjob.manifest import CONTAINER, GROUP, JOBSET_LABEL, VERSION, Owner
+from slipway.core.errors import UserError
+from slipway.core.values import JsonObject
+
+if TYPE_CHECKING:
+    from kubernetes.client import ApiException, V1Pod
+
+KUBECONFIG = "KUBECONFIG"
+# Set by Kubeflow Pipelines on every pod of a pipeline (backend/src/v2/compiler/argocompiler/container.go).
+POD_NAME_VARIABLE, POD_UID_VARIABLE = "KFP_POD_NAME", "KFP_POD_UID"
+NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+# Seconds for connecting and for each part of a response.
+CALL_SECONDS = (10, 60)
+# A connection that follows a log is renewed when the pod has written nothing for this long.
+LOG_SECONDS = (10, 300)
+NOT_FOUND = 404
+PLURALS = {"TrainJob": "trainjobs", "TrainingRuntime": "trainingruntimes"}
+# https://www.kubeflow.org/docs/components/trainer/operator-guides/installation/
+INSTALL = (
+    'kubectl apply --server-side -k "https://github.com/kubeflow/trainer.git/manifests/overlays/manager?ref=v2.1.0"'
+)
+SETUP = "slipway setup --target kubeflow --apply"
+
+Result = TypeVar("Result")
+
+
+class Cluster:
+    """One namespace of a cluster.
+
+    Args:
+        namespace: None for the namespace of this process's pod, or of the kubeconfig's context.
+        context: The context of the kubeconfig; None for the current one, or the pod's own cluster.
+        fix: What to do about missing rights.
+    """
+
+    def __init__(self, namespace: str | None = None, *, context: str | None = None, fix: str = SETUP) -> None:
+        from kubernetes import client
+
+        self.api, found = _connect(context)
+        self._fix = fix
+        self.namespace = namespace or found
+        self.core = client.CoreV1Api(self.api)
+        self._objects = client.CustomObjectsApi(self.api)
+
+    def check_operator(self) -> None:
+        """Raise UserError if Kubeflow Trainer is not installed, or denies access."""
+        self.call(
+            "read the API of Kubeflow Trainer",
+            lambda: self._objects.get_api_resources(GROUP, VERSION, _request_timeout=CALL_SECONDS),
+        )
+
+    def create(self, body: JsonObject) -> bool:
+        """Create a TrainJob or TrainingRuntime; return whether it did not exist."""
+        plural = PLURALS[body["kind"]]
+        try:
+            self.call(
+                f"create the {body['kind']} {body['metadata']['name']}",
+                lambda: self._objects.create_namespaced_custom_object(
+                    GROUP,
+                    VERSION,
+                    self.namespace,
+                    plural,
+                    body,
+                    field_validation="Strict",
+                    _request_timeout=CALL_SECONDS,
+                ),
+                but=CONFLICT,
+            )
+        except ExpectedError:
+            return False
+        return True
+
+    def get(self, kind: str, name: str) -> JsonObject | None:
+        """Return a TrainJob or TrainingRuntime; None if there is none."""
+        try:
+            found: JsonObject = self.call(
+                f"read the {kind} {name}",
+                lambda: self._objects.get_namespaced_custom_object(
+                    GROUP, VERSION, self.namespace, PLURALS[kind], name, _request_timeout=CALL_SECONDS
+                ),
+                but=NOT_FOUND,
+            )
+        except ExpectedError:
+            return None
+        return found
+
+    def delete(self, kind: str, name: str) -> None:
+        """Request the deletion of a TrainJob or TrainingRuntime, and of what the operator made of it."""
+        with contextlib.suppress(ExpectedError):
+            self.call(
+                f"delete the {kind} {name}",
+                lambda: self._objects.delete_namespaced_custom_object(
+                    GROUP,
+                    VERSION,
+                    self.namespace,
+                    PLURALS[kind],
+                    name,
+                    propagation_policy="Background",
+                    _request_timeout=CALL_SECONDS,
+                ),
+                but=NOT_FOUND,
+            )
+
+    def pods(self, name: str) -> list[V1Pod]:
+        """Return the pods of a TrainJob, also those that are being deleted."""
+        found: list[V1Pod] = self.call(
+            f"list the pods of the TrainJob {name}",
+            lambda: self.core.list_namespaced_pod(
+                self.namespace, label_selector=f"{JOBSET_LABEL}={name}", _request_timeout=CALL_SECONDS
+            ),
+        ).items
+        return found
+
+    def warning(self, name: str) -> str | None:
+        """Return the message of the last warning about what the operator made of a TrainJob; None if there is none."""
+        found = self.call(
+            f"list the events of the TrainJob {name}",
+            lambda: self.core.list_namespaced_event(
+                self.namespace, field_selector="type=Warning", _request_timeout=CALL_SECONDS
+            ),
+        ).items
+        about = [event for event in found if event.involved_object.name.startswith(name)]
+        return about[-1].message if about else None
+
+    def log_lines(self, pod: str, after: str, *, follow: bool) -> Iterator[tuple[str, str]]:
+        """Yield a pod's log lines with their timestamps, those later than the timestamp `after` ("": all).
+
+        With `follow`, until the container or the connection ends.
+
+        Raises:
+            ApiException: The pod has no log yet, or is gone.
+            UserError: The account lacks the right.
+            HTTPError: Of urllib3: the connection broke.
+        """
+        since = {}
+        if after:  # the API has no `sinceTime` in this client; the seconds are rounded, so some lines come again
+            passed = datetime.now(UTC) - datetime.fromisoformat(after[:19] + "+00:00")
+            since = {"since_seconds": max(1, int(passed.total_seconds()) + 60)}
+        from kubernetes.client import ApiException
+
+        try:
+            response = self.core.read_namespaced_pod_log(
+                pod,
+                self.namespace,
+                container=CONTAINER,
+                follow=follow,
+                timestamps=True,
+                _preload_content=False,
+                _request_timeout=LOG_SECONDS,
+                **since,
+            )
+        except ApiException as error:
+            if error.status == 403:
+                raise self._refusal(f"read the log of the pod {pod}", error) from None
+            raise
+        rest = b""
+        try:
+            for part in response.stream():
+                *lines, rest = (rest + part).split(b"\n")
+                yield from _stamped(lines, after)
+            yield from _stamped([rest], after)
+        finally:
+            response.release_conn()
+
+    def call(self, what: str, call: Callable[[], Result], *, but: int | None = None) -> Result:
+        """Return the result of `call`, with retries.
+
+        Raises:
+            ExpectedError: The response has the status `but`.
+            DeniedError: The account lacks the right.
+            UserError: The API refused otherwise.
+        """
+        from kubernetes.client import ApiException
+
+        try:
+            return retried(call, also=_is_transient)
+        except ApiException as error:
+            if error.status == but and not _is_absent_group(error):
+                raise ExpectedError from None
+            raise self._refusal(what, error) from None
+
+    def _refusal(self, what: str, error: ApiException) -> UserError:
+        if _is_absent_group(error):
+            return UserError(
+                "Kubeflow Trainer is not installed on the cluster: it has no TrainJobs, which train on several "
+                "replicas and on TPUs.",
+                allowed=f"a cluster with the API {GROUP}/{VERSION}",
+                fix=INSTALL,
+            )
+        # A refusal of an admission webhook has the same status.
+        if error.status == 401 or (error.status == 403 and "admission webhook" not in sentence(error)):
+            return DeniedError(
+                f"The cluster does not allow this account to {what}: {sentence(error)}.",
+                fix=self._fix,
+            )
+        return UserError(f"The cluster refused to {what}: {sentence(error)}.")
+
+
+class ExpectedError(Exception):
+    """The API returned the status that the caller handles."""
+
+
+def own_pod() -> Owner | None:
+    """Return the pod that this process runs in; None outside of Kubeflow Pipelines."""
+    name, uid = os.environ.get(POD_NAME_VARIABLE), os.environ.get(POD_UID_VARIABLE)
+    return Owner(name, uid) if name and uid else None
+
+
+def sentence(error: ApiException) -> str:
+    """Return the message of the API's response."""
+    try:
+        text = str(json.loads(error.body)["message"])
+    except (TypeError, ValueError, KeyError):
+        text = str(error.reason)
+    return text.rstrip(".")
+
+
+class NoClusterError(UserError):
+    """No cluster is configured."""
+
+
+class DeniedError(UserError):
+    """The account lacks a right."""
+
+
+def _connect(context: str | None) -> tuple[Any, str]:
+    """Return a client of the API, and the namespace: as the kubeconfig says, else as this pod's service account.
+
+    Raises:
+        NoClusterError: There is neither.
+    """
+    from kubernetes import client, config
+
+    configuration = client.Configuration()
+    file = os.environ.get(KUBECONFIG)
+    try:
+        if file or context or not NAMESPACE_FILE.is_file():
+            config.load_kube_config(file, context, client_configuration=configuration)
+            contexts, active = config.list_kube_config_contexts(file)
+            used = next((one for one in contexts if one["name"] == context), active)
+            namespace = used["context"].get("namespace") or "default"
+        else:
+            config.load_incluster_config(client_configuration=configuration)
+            namespace = NAMESPACE_FILE.read_text().strip()
+    except config.ConfigException as error:
+        raise NoClusterError(
+            f"No Kubernetes cluster is configured: {str(error).rstrip('.')}.",
+            allowed="a kubeconfig, or a pod with a service account",
+            fix=f"kubectl config get-contexts; or export {KUBECONFIG}=PATH",
+        ) from None
+    return client.ApiClient(configuration), namespace
+
+
+def _is_transient(error: BaseException) -> bool:
+    import urllib3
+    from kubernetes.client import ApiException
+
+    if isinstance(error, ApiException):
+        return error.status in TRANSIENT
+    return isinstance(error, urllib3.exceptions.HTTPError)
+
+
+def _is_absent_group(error: ApiException) -> bool:
+    """Return whether the server does not serve the API at all: its response is not the Status of a lost object."""
+    if error.status != NOT_FOUND:
+        return False
+    try:
+        return json.loads(error.body)["kind"] != "Status"
+    except (TypeError, ValueError, KeyError):
+        return True
+
+
+def _stamped(lines: list[bytes], after: str) -> Iterator[tuple[str, str]]:
+    for line in lines:
+        stamp, _, text = line.decode(errors="replace").partition(" ")
+        if stamp > after:
+            yield stamp, text

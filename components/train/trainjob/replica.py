@@ -1,0 +1,135 @@
+"""A replica of a TrainJob: its pod, the copy of its log, and how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, TextIO
+
+from slipway.components.cloud.retries import TRIES, paced
+from slipway.components.train.trainjob.manifest import CONTAINER, INDEX_ANNOTATION, POOL_LABEL
+from slipway.components.worker_pools import WorkerPool, variables_of
+from slipway.core.errors import UserError
+from slipway.core.exit_codes import SIGKILLED
+from slipway.core.supervision import KEPT_LINES
+from slipway.trainer.distributed.cluster import pool_name, slice_hosts
+
+if TYPE_CHECKING:
+    from kubernetes.client import V1Pod
+
+    from slipway.components.train.trainjob.cluster import Cluster
+
+# Between two attempts to follow a log.
+AGAIN_SECONDS = 1.0
+# Statuses of a log that does not exist: its pod is gone, or has not started.
+NO_LOG = (404, 400)
+# For the rest of all logs once a job has ended.
+REST_SECONDS = 30.0
+
+
+def replica_of(pod: V1Pod, pools: Sequence[WorkerPool]) -> str:
+    """Return the name of a pod's replica as on Vertex AI: workerpool1-0; of a slice's host workerpool0-0-host1."""
+    pool, index = pod.metadata.labels[POOL_LABEL], int(pod.metadata.annotations[INDEX_ANNOTATION])
+    hosts = next(slice_hosts(variables_of(each)) for number, each in enumerate(pools) if pool_name(number) == pool)
+    return f"{pool}-0-host{index}" if hosts > 1 else f"{pool}-{index}"
+
+
+def finish_logs(replicas: Iterable[Replica]) -> None:
+    """Wait until the logs of replicas that have ended, or are being stopped, are complete."""
+    deadline = time.monotonic() + REST_SECONDS
+    for replica in replicas:
+        replica.finish(deadline)
+
+
+class Replica:
+    """A replica; follows its pod's log in a thread of its own.
+
+    Attributes:
+        name: Its name in messages.
+        pod: The pod's name.
+        tail: The end of its output.
+        status: Its exit status; 0 until it has ended.
+        ended_at: When it ended.
+    """
+
+    def __init__(self, name: str, pod: str, cluster: Cluster, log: TextIO) -> None:
+        self.name, self.pod = name, pod
+        self.tail: deque[str] = deque(maxlen=KEPT_LINES)
+        self.status, self.ended_at = 0, datetime.max.replace(tzinfo=UTC)
+        self._has_ended = False
+        self._cluster, self._log = cluster, log
+        self._over = threading.Event()
+        self._last = ""
+        self._thread: threading.Thread | None = None
+        self._refusal: UserError | None = None
+
+    def update(self, pod: V1Pod) -> None:
+        """Start to follow the log of a pod that has started; keep the status of one that has ended.
+
+        Raises:
+            UserError: The cluster does not allow reading the log.
+        """
+        self._raise_refusal()
+        if pod.status.phase != "Pending" and self._thread is None:
+            self._thread = threading.Thread(target=self._copy, daemon=True)
+            self._thread.start()
+        statuses = [one for one in pod.status.container_statuses or () if one.name == CONTAINER]
+        ended = statuses[0].state.terminated if statuses else None
+        if ended is not None:
+            self._end(ended.exit_code, ended.finished_at)
+        elif pod.status.phase == "Failed":  # evicted, or its node is lost
+            self._end(SIGKILLED, None)
+
+    def lose(self) -> None:
+        """Note that the pod no longer exists; if it was not seen to end, it counts as killed."""
+        self._end(SIGKILLED, None)
+
+    def _end(self, status: int, at: datetime | None) -> None:
+        if not self._has_ended:
+            self._has_ended, self.status, self.ended_at = True, status, at or datetime.now(UTC)
+
+    def finish(self, deadline: float) -> None:
+        """Wait until the log is complete, at most until `deadline` (time.monotonic).
+
+        Raises:
+            UserError: The cluster does not allow reading the log.
+        """
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join(max(0.0, deadline - time.monotonic()))
+        self._raise_refusal()
+
+    def _raise_refusal(self) -> None:
+        if self._refusal is not None:
+            raise self._refusal
+
+    def _copy(self) -> None:
+        """Follow the log; after a lost connection, continue behind the last line."""
+        from kubernetes.client import ApiException
+        from urllib3.exceptions import HTTPError
+
+        tries = TRIES
+        while tries:
+            is_rest = self._over.is_set()
+            try:
+                for stamp, line in self._cluster.log_lines(self.pod, self._last, follow=not is_rest):
+                    self._last = stamp
+                    self.tail.append(line)
+                    with contextlib.suppress(OSError):  # a full disk does not end the training
+                        self._log.write(f"[{self.name}] {line}\n")
+                        self._log.flush()
+            except UserError as error:
+                self._refusal = error
+                return
+            except (ApiException, HTTPError, OSError) as error:
+                if is_rest and getattr(error, "status", None) not in NO_LOG:
+                    tries -= 1
+                    time.sleep(paced(AGAIN_SECONDS))
+                    continue
+            if is_rest:
+                return
+            self._over.wait(AGAIN_SECONDS)

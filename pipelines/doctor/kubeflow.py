@@ -1,0 +1,47 @@
+"""Checks of the Kubeflow cluster of a run."""
+
+from __future__ import annotations
+
+from slipway.pipelines.config.kubeflow import KubeflowSettings
+from slipway.pipelines.doctor.check import Context, DoubtError, NotApplicableError
+from slipway.pipelines.platforms.kubeflow.checks import settings_of
+
+
+def server(context: Context) -> str:
+    """The Kubeflow Pipelines server responds and accepts the caller. Submitting a run checks this, too."""
+    from slipway.pipelines.platforms.kubeflow.server import Server
+
+    settings = _settings(context)
+    Server(settings).check()
+    return settings.host
+
+
+def training(context: Context) -> str:
+    """The cluster of the kubeconfig has Kubeflow Trainer, the rights of the step train, and a shared volume."""
+    from slipway.components.train.trainjob.cluster import SETUP, DeniedError, NoClusterError
+    from slipway.pipelines.platforms.kubeflow import access
+    from slipway.pipelines.platforms.kubeflow.training import uses_train_job
+
+    settings, hardware = _settings(context), context.config.parsed_hardware
+    if not uses_train_job(settings, hardware):
+        raise NotApplicableError("the step train needs no TrainJob")
+    try:
+        cluster = access.connect(settings)
+    except NoClusterError as error:
+        raise DoubtError(f"not checked: {error.message}", str(error.fix)) from None
+    cluster.check_operator()
+    try:
+        volume = access.check_volume(cluster, settings, hardware)
+        lacking = access.missing(cluster, access.manifests(settings))
+    except DeniedError as error:  # the step may have the rights that this account lacks
+        raise DoubtError(f"not checked: {error.message}", SETUP) from None
+    if lacking:
+        what = " and ".join(f"{body['kind']} {body['metadata']['name']}" for body in lacking)
+        raise DoubtError(f"the step train may lack rights: {cluster.namespace} has no {what}", SETUP)
+    return f"Kubeflow Trainer, and in {cluster.namespace} the Role of the step and the volume {volume}"
+
+
+def _settings(context: Context) -> KubeflowSettings:
+    if context.target != "kubeflow":
+        raise NotApplicableError("the run is not on Kubeflow")
+    return settings_of(context.config)

@@ -1,0 +1,1 @@
+"""A Kubernetes API server on loopback, with the controllers between a TrainJob and the processes of its pods."""

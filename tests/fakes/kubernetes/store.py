@@ -1,0 +1,326 @@
+"""The objects of a cluster with their versions, deletion and garbage collection, and the changes that watches read."""
+
+from __future__ import annotations
+
+import copy
+import json
+import secrets
+import string
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+Object = dict[str, Any]
+FOREGROUND = "foregroundDeletion"
+REASONS = {
+    400: "BadRequest",
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "NotFound",
+    409: "AlreadyExists",
+    410: "Expired",
+    415: "UnsupportedMediaType",
+    422: "Invalid",
+}
+
+
+class ApiError(Exception):
+    """A refusal in the format of Kubernetes, a Status object."""
+
+    def __init__(self, code: int, message: str, reason: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.status = {
+            "kind": "Status",
+            "apiVersion": "v1",
+            "metadata": {},
+            "status": "Failure",
+            "message": message,
+            "reason": reason or REASONS[code],
+            "code": code,
+        }
+
+
+@dataclass(frozen=True)
+class Resource:
+    """A kind of objects. `installed_by` is the operator that brings it; None for Kubernetes' own."""
+
+    group: str
+    version: str
+    plural: str
+    kind: str
+    namespaced: bool = True
+    installed_by: str | None = None
+
+    @property
+    def api_version(self) -> str:
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+
+PODS = Resource("", "v1", "pods", "Pod")
+EVENTS = Resource("", "v1", "events", "Event")
+CLAIMS = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
+JOBS = Resource("batch", "v1", "jobs", "Job")
+JOBSETS = Resource("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet", installed_by="trainer")
+TRAINJOBS = Resource("trainer.kubeflow.org", "v1alpha1", "trainjobs", "TrainJob", installed_by="trainer")
+RUNTIMES = Resource("trainer.kubeflow.org", "v1alpha1", "trainingruntimes", "TrainingRuntime", installed_by="trainer")
+CLUSTER_RUNTIMES = Resource(
+    "trainer.kubeflow.org", "v1alpha1", "clustertrainingruntimes", "ClusterTrainingRuntime", False, "trainer"
+)
+RBAC = "rbac.authorization.k8s.io"
+ROLES = Resource(RBAC, "v1", "roles", "Role")
+ROLE_BINDINGS = Resource(RBAC, "v1", "rolebindings", "RoleBinding")
+RESOURCES = (PODS, EVENTS, CLAIMS, JOBS, JOBSETS, TRAINJOBS, RUNTIMES, CLUSTER_RUNTIMES, ROLES, ROLE_BINDINGS)
+BY_KIND = {(resource.api_version, resource.kind): resource for resource in RESOURCES}
+
+
+@dataclass(frozen=True)
+class Change:
+    """One entry of the history that watches read."""
+
+    version: int
+    type: str
+    resource: Resource
+    object: Object
+
+
+class Store:
+    """All objects; every change has a version and wakes up those that wait on `changed`."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        self.version = 100
+        self.history: list[Change] = []
+        self.compacted = 0
+        self.stopped = False
+        self._objects: dict[tuple[Resource, str, str], Object] = {}
+
+    def create(self, resource: Resource, namespace: str, body: Object) -> Object:
+        """Store a new object and return a copy of it."""
+        with self.lock:
+            made = copy.deepcopy(body)
+            metadata = made.setdefault("metadata", {})
+            if not metadata.get("name"):
+                metadata["name"] = metadata["generateName"] + suffix()
+            key = (resource, namespace if resource.namespaced else "", metadata["name"])
+            if key in self._objects:
+                raise ApiError(409, f'{resource.full_name} "{metadata["name"]}" already exists')
+            made |= {"apiVersion": resource.api_version, "kind": resource.kind}
+            metadata |= {"uid": str(uuid.uuid4()), "creationTimestamp": now(), "generation": 1}
+            if resource.namespaced:
+                metadata["namespace"] = namespace
+            self._objects[key] = made
+            self._record("ADDED", resource, made)
+            return copy.deepcopy(made)
+
+    def find(self, resource: Resource, namespace: str, name: str) -> Object | None:
+        """Return a copy of an object, or None."""
+        with self.lock:
+            return copy.deepcopy(self._objects.get((resource, namespace if resource.namespaced else "", name)))
+
+    def get(self, resource: Resource, namespace: str, name: str) -> Object:
+        """Return a copy of an object; 404 if it is missing."""
+        found = self.find(resource, namespace, name)
+        if found is None:
+            raise ApiError(404, f'{resource.full_name} "{name}" not found')
+        return found
+
+    def all(self, resource: Resource, namespace: str | None = None) -> list[Object]:
+        """Return copies of a resource's objects, oldest first."""
+        with self.lock:
+            return [
+                copy.deepcopy(one)
+                for (kind, space, _), one in self._objects.items()
+                if kind is resource and namespace in (None, space)
+            ]
+
+    def owned(self, resource: Resource, owner: Object) -> list[Object]:
+        """Return the objects of a resource that an object owns."""
+        uid = owner["metadata"]["uid"]
+        space = owner["metadata"].get("namespace")
+        return [one for one in self.all(resource, space) if uid in {ref["uid"] for ref in owners(one)}]
+
+    def change(self, resource: Resource, given: Object, function: Callable[[Object], object]) -> Object | None:
+        """Apply `function` to the stored object; None if it is deleted. An object without changes keeps its version."""
+        metadata = given["metadata"]
+        key = (resource, metadata.get("namespace", ""), metadata["name"])
+        with self.lock:
+            one = self._objects.get(key)
+            if one is None or one["metadata"]["uid"] != metadata["uid"]:
+                return None
+            before = json.dumps(one, sort_keys=True)
+            specification = json.dumps(one.get("spec"), sort_keys=True)
+            function(one)
+            if json.dumps(one, sort_keys=True) == before:
+                return copy.deepcopy(one)
+            if json.dumps(one.get("spec"), sort_keys=True) != specification:
+                one["metadata"]["generation"] = one["metadata"].get("generation", 1) + 1
+            if "deletionTimestamp" in one["metadata"] and not one["metadata"].get("finalizers") and resource != PODS:
+                self._remove(key)
+            else:
+                self._record("MODIFIED", resource, one)
+            return copy.deepcopy(one)
+
+    def delete(self, resource: Resource, one: Object, policy: str = "Background", grace: int | None = None) -> bool:
+        """Delete an object; return whether it is already gone, not only marked (finalizers, a pod's grace period)."""
+        metadata = one["metadata"]
+        key = (resource, metadata.get("namespace", ""), metadata["name"])
+        with self.lock:
+            stored = self._objects.get(key)
+            if stored is None or stored["metadata"]["uid"] != metadata["uid"]:
+                return True
+            if policy == "Orphan":
+                for kind in RESOURCES:
+                    for dependent in self.owned(kind, stored):
+                        self.change(kind, dependent, lambda it: _disown(it, metadata["uid"]))
+            finalizers = stored["metadata"].setdefault("finalizers", [])
+            if policy == "Foreground" and FOREGROUND not in finalizers:
+                finalizers.append(FOREGROUND)
+            graceful = resource == PODS and stored.get("status", {}).get("phase") in ("Running", "Pending")
+            if graceful and stored["spec"].get("nodeName") and grace != 0:
+                seconds = stored["spec"].get("terminationGracePeriodSeconds", 30) if grace is None else grace
+                stored["metadata"]["deletionGracePeriodSeconds"] = seconds
+            elif not finalizers:
+                self._remove(key)
+                return True
+            if "deletionTimestamp" not in stored["metadata"]:
+                stored["metadata"]["deletionTimestamp"] = now()
+                self._record("MODIFIED", resource, stored)
+            return False
+
+    def remove(self, resource: Resource, one: Object) -> None:
+        """Remove an object at once."""
+        metadata = one["metadata"]
+        key = (resource, metadata.get("namespace", ""), metadata["name"])
+        with self.lock:
+            if key in self._objects and self._objects[key]["metadata"]["uid"] == metadata["uid"]:
+                self._remove(key)
+
+    def collect_garbage(self) -> None:
+        """Delete the objects whose owners are all gone, and finish the foreground deletions."""
+        with self.lock:
+            for (resource, _, _), one in list(self._objects.items()):
+                references = owners(one)
+                if references and not any(self._exists(reference, one) for reference in references):
+                    if "deletionTimestamp" not in one["metadata"]:
+                        self.delete(resource, one)
+                elif FOREGROUND in one["metadata"].get("finalizers", []):
+                    dependents = [(kind, it) for kind in RESOURCES for it in self.owned(kind, one)]
+                    for kind, dependent in dependents:
+                        if "deletionTimestamp" not in dependent["metadata"]:
+                            self.delete(kind, dependent, "Foreground" if kind != PODS else "Background")
+                    if not dependents:
+                        self.change(resource, one, lambda it: it["metadata"]["finalizers"].remove(FOREGROUND))
+
+    def changes_after(self, version: int) -> Iterator[Change]:
+        """Yield the changes after a version as they come; 410 if some of them are compacted."""
+        while True:
+            with self.changed:
+                if version < self.compacted:
+                    raise ApiError(410, f"too old resource version: {version} ({self.compacted})")
+                found = [change for change in self.history if change.version > version]
+                if not found:
+                    if self.stopped:
+                        return
+                    self.changed.wait(0.2)
+            yield from found
+            if found:
+                version = found[-1].version
+            else:
+                yield Change(version, "", PODS, {})  # lets the reader check its deadline
+
+    def compact(self) -> None:
+        """Forget the history, so that watches from an older version are answered with 410."""
+        with self.lock:
+            self.compacted = self.version
+            self.history.clear()
+
+    def say(self, resource: Resource, one: Object, reason: str, message: str, kind: str = "Warning") -> None:
+        """Record an event about an object, once per message."""
+        metadata = one["metadata"]
+        about = {"kind": resource.kind, "apiVersion": resource.api_version}
+        about |= {key: metadata[key] for key in ("name", "namespace", "uid") if key in metadata}
+        space = metadata.get("namespace", "default")
+        with self.lock:
+            for event in self.all(EVENTS, space):
+                if (event["involvedObject"]["uid"], event["message"]) == (metadata["uid"], message):
+                    return
+            name = f"{metadata['name']}.{secrets.token_hex(8)}"
+            body = {"involvedObject": about, "reason": reason, "message": message, "type": kind, "count": 1}
+            stamps = {"firstTimestamp": now(), "lastTimestamp": now()}
+            self.create(EVENTS, space, {"metadata": {"name": name}, **body, **stamps})
+
+    def stop(self) -> None:
+        with self.changed:
+            self.stopped = True
+            self.changed.notify_all()
+
+    def _exists(self, reference: Object, dependent: Object) -> bool:
+        """Return whether an owner exists: with this uid, and in the dependent's namespace."""
+        resource = BY_KIND.get((reference["apiVersion"], reference["kind"]))
+        if resource is None:
+            return False
+        space = dependent["metadata"].get("namespace", "") if resource.namespaced else ""
+        owner = self._objects.get((resource, space, reference["name"]))
+        return owner is not None and owner["metadata"]["uid"] == reference["uid"]
+
+    def _remove(self, key: tuple[Resource, str, str]) -> None:
+        self._record("DELETED", key[0], self._objects.pop(key))
+
+    def _record(self, kind: str, resource: Resource, one: Object) -> None:
+        with self.changed:
+            self.version += 1
+            one["metadata"]["resourceVersion"] = str(self.version)
+            if not one["metadata"].get("finalizers", True):
+                del one["metadata"]["finalizers"]
+            self.history.append(Change(self.version, kind, resource, copy.deepcopy(one)))
+            self.changed.notify_all()
+
+
+def owners(one: Object) -> list[Object]:
+    return one["metadata"].get("ownerReferences") or []
+
+
+def controlled_by(resource: Resource, owner: Object) -> list[Object]:
+    """Return the ownerReferences of an object that a controller makes for its own."""
+    reference = {"apiVersion": resource.api_version, "kind": resource.kind}
+    reference |= {key: owner["metadata"][key] for key in ("name", "uid")}
+    return [reference | {"controller": True, "blockOwnerDeletion": True}]
+
+
+def set_condition(status: Object, kind: str, value: str, reason: str, message: str) -> None:
+    """Set a condition; its time changes only with its value."""
+    conditions = status.setdefault("conditions", [])
+    made = {"type": kind, "status": value, "reason": reason, "message": message, "lastTransitionTime": now()}
+    for number, one in enumerate(conditions):
+        if one["type"] == kind:
+            if one["status"] == value:
+                made["lastTransitionTime"] = one["lastTransitionTime"]
+            conditions[number] = made
+            return
+    conditions.append(made)
+
+
+def has_condition(one: Object, kind: str, value: str = "True") -> bool:
+    conditions = one.get("status", {}).get("conditions", [])
+    return any(condition["type"] == kind and condition["status"] == value for condition in conditions)
+
+
+def suffix() -> str:
+    return "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(5))
+
+
+def now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _disown(one: Object, uid: str) -> None:
+    one["metadata"]["ownerReferences"] = [ref for ref in owners(one) if ref["uid"] != uid]
