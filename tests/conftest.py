@@ -31,17 +31,23 @@ TESTS = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark slow tests; where several processes share the files of tests, the longest come first."""
+    """Mark slow tests; where several processes share the files of tests, the longest come first.
+
+    The weights are about the seconds that a test takes.
+    """
     weights: Counter[Path] = Counter()
     for item in items:
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if item.get_closest_marker("timeout"):
+            weights[item.path] += 40
         if item.get_closest_marker("slow"):
             weights[item.path] += 5
         elif item.path.relative_to(TESTS).parts[0] in SLOW_FOLDERS:
             item.add_marker("slow")
-            weights[item.path] += 20
-        elif not SLOW_FIXTURES.isdisjoint(getattr(item, "fixturenames", ())):
+            weights[item.path] += 15
+        elif SLOW_FIXTURES & fixtures:
             item.add_marker("slow")
-            weights[item.path] += 1
+            weights[item.path] += 10 if "workers" in fixtures else 1
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: -weights[item.path])
 

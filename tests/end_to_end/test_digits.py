@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import io
 import json
-import os
 import re
 import subprocess
 import sys
@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from slipway.trainer.engines.quick_import import import_tensorflow
 from tests.end_to_end.workspace import QUICK_PROGRAM, FinishedRun, Workspace, steps
 
 
@@ -146,33 +147,20 @@ def test_two_runs_at_once_share_the_data_and_agree_on_one_champion(tmp_path):
     assert champion == "1", "the second was measured against no champion, so it does not take the first one's place"
 
 
-ALONE = """
-import json, sys, pathlib
-import tensorflow as tf
-assert "slipway" not in sys.modules
-model = tf.saved_model.load(sys.argv[1])
-answer = model.signatures["serving_default"](image_bytes=tf.constant([pathlib.Path(sys.argv[2]).read_bytes()]))
-print(json.dumps({"label": answer["label"][0].numpy().decode(), "sum": float(tf.reduce_sum(answer["probabilities"]))}))
-"""
-
-
-def test_the_registered_model_classifies_a_png_in_plain_tensorflow(finished, tmp_path):
+def test_the_registered_model_classifies_a_png(finished):
+    """tests/trainer/test_training.py loads one in a process without Slipway."""
     from PIL import Image
     from sklearn.datasets import load_digits
 
+    import_tensorflow(keras=False)
+    import tensorflow as tf
+
     digits = load_digits()
-    Image.fromarray((digits.images[0] * 255 / 16).astype("uint8"), "L").save(tmp_path / "digit.png")
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    result = subprocess.run(
-        [sys.executable, "-I", "-c", ALONE, str(finished.path / "models/digits/1"), str(tmp_path / "digit.png")],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stderr
-    answer = json.loads(result.stdout.splitlines()[-1])
-    assert answer["label"] == str(digits.target[0])
-    assert answer["sum"] == pytest.approx(1, abs=1e-4)
+    png = io.BytesIO()
+    Image.fromarray((digits.images[0] * 255 / 16).astype("uint8"), "L").save(png, "png")
+    model = tf.saved_model.load(finished.path / "models/digits/1")
+    answer = model.signatures["serving_default"](image_bytes=tf.constant([png.getvalue()]))
+    assert answer["label"][0].numpy().decode() == str(digits.target[0])
+    assert float(tf.reduce_sum(answer["probabilities"])) == pytest.approx(1, abs=1e-4)
     examples = json.loads((finished.path / "models/digits/1/examples.json").read_text())
     assert len(examples["values"]) == 4, "what the trained network predicts, for the comparison with the served model"

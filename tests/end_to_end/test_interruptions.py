@@ -18,6 +18,18 @@ from tests.end_to_end.workspace import Workspace, processes_of, steps, trainers,
 
 OFTEN = ("--set", "train.checkpoint.every_steps=20")
 LONG = ("run", "--set", "train.steps=200000", "--set", "train.checkpoint.every_steps=200")
+# A training without TensorFlow, of which these tests wait for the first checkpoint only.
+WAITING = """
+import os
+import time
+from pathlib import Path
+
+folder = Path(os.environ["AIP_CHECKPOINT_DIR"])
+folder.mkdir(parents=True, exist_ok=True)
+(folder / "latest").write_text("step-00000001")
+time.sleep(1000)
+"""
+PROGRAM = ("run", "--set", "model=null", "--set", "train={module: program}", "--set", "evaluate.gate.minimum=0")
 
 
 @pytest.fixture
@@ -67,7 +79,8 @@ def test_a_trainer_killed_in_mid_epoch_resumes_from_its_checkpoint(space, finish
 @pytest.mark.parametrize("how", ["Ctrl-C", "closed terminal", "cancel"])
 def test_a_stopped_run_leaves_no_processes_and_can_be_resumed(space, how):
     """`cancel` works while a replica and the command line are suspended, the latter as with Ctrl-Z."""
-    process, terminal = space.start_in_terminal(*LONG, "--hardware", "cpu*2")
+    (space.path / "program.py").write_text(WAITING)
+    process, terminal = space.start_in_terminal(*(LONG if how == "Ctrl-C" else PROGRAM), "--hardware", "cpu*2")
     shown = b""
 
     def read_until(condition):
@@ -108,7 +121,8 @@ def test_a_stopped_run_leaves_no_processes_and_can_be_resumed(space, how):
 
 def test_a_preempted_worker_restarts_and_the_run_reports_it(space):
     """Both replicas end with the same weights, as after a run without restarts."""
-    process = space.start("run", "--hardware", "cpu*2", *OFTEN)
+    short = ("--set", "train.epochs=8", "--set", "evaluate.gate.minimum=0.9")
+    process = space.start("run", "--hardware", "cpu*2", *OFTEN, *short)
     wait_for(lambda: checkpoint_pointer(space))
     trainers(space.path)[1].terminate()
     output, error = process.communicate(timeout=200)
@@ -124,13 +138,14 @@ def test_a_preempted_worker_restarts_and_the_run_reports_it(space):
     assert set(checksums) == {"workerpool0-0", "workerpool1-0"}
     assert len(set(checksums.values())) == 1
     record = space.record()
-    assert record["metrics"]["accuracy"] >= 0.97
+    assert record["metrics"]["accuracy"] >= 0.9
     assert record["hardware"] == "cpu*2"
     assert steps(record)["plan_training"]["outputs"]["batch_per_replica"] == 32
 
 
 def test_killing_the_command_ends_its_run(space):
-    process = space.start(*LONG)
+    (space.path / "program.py").write_text(WAITING)
+    process = space.start(*PROGRAM)
     wait_for(lambda: checkpoint_pointer(space))
     process.kill()
     process.wait()

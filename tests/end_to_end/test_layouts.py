@@ -8,13 +8,24 @@ import pytest
 
 from tests.end_to_end.workspace import Workspace, steps
 
+SMALL = """
+import keras
+from keras import layers
+
+def builder(image_shape, classes):
+    small, last = layers.Dense(4), layers.Dense(classes, name="last")
+    return keras.Sequential([keras.Input(image_shape), layers.Flatten(), small, last])
+"""
+
 
 @pytest.mark.parametrize(("hardware", "processes", "devices"), [("t4x2*3", 3, 2), ("tpu-v3-8", 1, 8)])
 def test_a_cloud_layout_is_rehearsed_with_virtual_devices(workspace: Workspace, hardware, processes, devices):
     """A rehearsal proves the layout, with steps of every stage, and registers nothing."""
-    stages = "train.stages=[{epochs: 1, trainable: ['dense*']}, {epochs: 2}]"
-    few = ("--set", "train.batch_size=48", "--set", stages, "--steps", "4")
-    result = workspace.slipway("rehearse", "--hardware", hardware, *few)
+    (workspace.path / "small.py").write_text(SMALL)
+    stages = "train.stages=[{epochs: 1, trainable: ['last']}, {epochs: 2}]"
+    settings = ("model.builder=small:builder", "train.batch_size=48", stages)
+    options = [option for setting in settings for option in ("--set", setting)]
+    result = workspace.slipway("rehearse", "--hardware", hardware, "--steps", "4", *options)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "not proven" in result.stdout
     assert "state of adam" in result.stdout

@@ -12,20 +12,19 @@ from tests.end_to_end.examples import Example
 from tests.end_to_end.workspace import Workspace, steps
 
 pytestmark = pytest.mark.timeout(900)  # of several runs, on a busy machine
+LENGTH = ("--set", "train.arguments=[--epochs, '20']")
 
 
 def test_the_keras_program_survives_a_kill_on_two_replicas(workspace: Workspace) -> None:
     example = Example(workspace, "Keras and TensorFlow on several replicas")
-    undisturbed = example.run("--set", "train.arguments=[--epochs, '40']")
+    undisturbed = example.run(*LENGTH)
     assert undisturbed["metrics"]["accuracy"] >= 0.95
     assert undisturbed["verdict"]["decision"] == "promote"
     assert (workspace.path / "models" / "keras-digits" / "1" / "saved_model.pb").is_file()
     report = Path(undisturbed["report"])
     assert "loss by step" in (report if report.is_absolute() else workspace.path / report).read_text()
 
-    killed = example.run(
-        "--set", "train.arguments=[--epochs, '40']", meanwhile=lambda: example.interrupt(signal.SIGKILL, rank=1)
-    )  # fmt: skip
+    killed = example.run(*LENGTH, meanwhile=lambda: example.interrupt(signal.SIGKILL, rank=1))
     (restart,) = steps(killed)["train"]["outputs"]["restarts"]
     assert (restart["replica"], restart["reason"]) == ("workerpool1-0", "was killed by SIGKILL")
     checksums = {steps(record)["train"]["outputs"]["weights_checksum"] for record in (undisturbed, killed)}

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -31,6 +32,7 @@ from tests.fakes.logging import Log
 from tests.fakes.ready import BUCKET, IMAGE
 from tests.fakes.vertex.containers import Containers
 from tests.fakes.vertex.replicas import Replicas
+from tests.trainer.forks import Popen
 
 REPLICAS = ("workerpool0-0", "workerpool1-0", "workerpool1-1")
 STEPS = 1200
@@ -183,7 +185,8 @@ class Service:
 
 
 @pytest.fixture
-def service(ready_google: FakeGoogle, tmp_path: Path) -> Service:
+def service(ready_google: FakeGoogle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Service:
+    monkeypatch.setattr(subprocess, "Popen", Popen)
     return Service(ready_google, tmp_path)
 
 

@@ -70,10 +70,9 @@ def test_a_new_project_trains_at_once(installed: Path, tmp_path: Path, template:
     project = tmp_path / "flowers"
     assert "models/flowers/1, the champion" in run(installed, project, "make", "run-pipeline")
     assert "OK" in run(installed, project, "make", "test")
-    if template != "program":  # which repeats its run in tests/end_to_end/test_training_examples.py
-        assert "reused" in run(installed, project, "slipway", "run")
-    rehearsed = run(installed, project, "slipway", "rehearse", "--hardware", "cpu*2")
-    assert "2 replicas" in rehearsed.partition("proven")[2]
+    if template == "tabular":
+        rehearsed = run(installed, project, "slipway", "rehearse", "--hardware", "cpu*2")
+        assert "2 replicas" in rehearsed.partition("proven")[2]
     for command in (["init", "--quiet"], ["add", "."]):
         run(installed, project, "git", *command)
     place = {"project": "my-project", "region": "europe-west4", "bucket": "gs://my-bucket", "serving_image": "e.g/i:1"}

@@ -134,4 +134,6 @@ def processes_of(path: Path) -> list[psutil.Process]:
 
 
 def trainers(path: Path) -> list[psutil.Process]:
-    return [process for process in processes_of(path) if "slipway.trainer" in process.cmdline()]
+    """Return the replicas' processes: of the trainer, or of the launcher of a custom program."""
+    commands = {"slipway.trainer", "slipway.trainer.launch"}
+    return [process for process in processes_of(path) if not commands.isdisjoint(process.cmdline())]

@@ -28,6 +28,7 @@ from slipway.trainer.config import JobConfig
 from slipway.trainer.data.assignment import Share
 from slipway.trainer.distributed.cluster import HOSTS_VARIABLE
 from slipway.trainer.engines.quick_import import import_tensorflow
+from tests.trainer.forks import Popen
 
 ROOT = Path(__file__).parents[2]
 NETWORKS = Path(__file__).parent / "networks"
@@ -208,7 +209,7 @@ class Workers:
             for name, value in os.environ.items()
             if name not in ("TF_CONFIG", "CLUSTER_SPEC") and not name.startswith("SLIPWAY_")
         }
-        process = subprocess.Popen(
+        process = Popen(
             [sys.executable, "-m", "slipway.trainer", "--config", config.model_dump_json()],
             cwd=ROOT,
             env={
