@@ -268,22 +268,22 @@ def memory_rates(share: Any, batch: int, epochs: int = SEVERAL_EPOCHS) -> dict[s
     import tensorflow as tf
 
     from slipway.trainer.data import inputs
+    from slipway.trainer.data.images import traced  # as the engine has it, and determinism too
 
-    tf.config.experimental.enable_op_determinism()  # as the engine has it
+    tf.config.experimental.enable_op_determinism()
     steps = share.examples("train") // batch
     clock = Clock()
     training = inputs.training(share, batch, steps, seed=0, budget=sys.maxsize)
     assert isinstance(training, inputs.MemoryTraining)
     images, labels = training.tensors(whole=False)
 
-    def run_steps(order: Any) -> Any:
-        seen = tf.constant(0, tf.int64)
-        for number in tf.range(tf.shape(order)[0]):
+    @traced(input_signature=[tf.TensorSpec([None, batch], tf.int32)])
+    def run(order: Any) -> Any:
+        def step(number: Any, seen: Any) -> tuple[Any, Any]:
             some_images, some_labels = tf.gather(images, order[number]), tf.gather(labels, order[number])
-            seen += tf.cast(some_images[0, 0, 0, 0], tf.int64) + tf.cast(some_labels[0], tf.int64)
-        return seen
+            return number + 1, seen + tf.cast(some_images[0, 0, 0, 0], tf.int64) + tf.cast(some_labels[0], tf.int64)
 
-    run = tf.function(run_steps, input_signature=[tf.TensorSpec([None, batch], tf.int32)])
+        return tf.while_loop(lambda number, _: number < tf.shape(order)[0], step, (0, tf.constant(0, tf.int64)))[1]
 
     def epoch(number: int) -> None:
         for step in range(0, steps, STEPS_PER_CALL):

@@ -21,8 +21,13 @@ from numpy.typing import NDArray
 from slipway.core.manifest import Manifest, ResizeMode
 
 _JPEG = b"\xff\xd8\xff"
-# Start of a lossless JPEG frame, which TensorFlow refuses; these bytes are not in the compressed data of other frames.
-_LOSSLESS = b"\xff\xc3"
+_MARKER = 0xFF
+# Second bytes of JPEG markers: of those that start a lossy frame (TensorFlow refuses lossless ones), and of those that
+# may precede it: tables, restart interval, comment and application data.
+_LOSSY_FRAMES = b"\xc0\xc1\xc2"
+_BEFORE_FRAME = b"\xc4\xdb\xdd\xfe" + bytes(range(0xE0, 0xF0))
+# Maximum number of images for which `decode_prepared` traces an operation each.
+_UNROLLED = 16
 
 # Used like tf.function, as a decorator or a call.
 traced = functools.partial(tf.function, autograph=False)
@@ -54,13 +59,22 @@ def decode_images(encoded: tf.Tensor, manifest: Manifest) -> tf.Tensor:
 def decode_prepared(encoded: tf.Tensor, manifest: Manifest) -> tf.Tensor:
     """Decode images from the data set's shards, string [n] with static n; same result as `decode_images`.
 
-    If no image needs resizing, this is one operation per image without a loop, which decodes small images twice as
-    fast.
+    If no image needs resizing, this is one operation per image in a loop over up to `_UNROLLED` images at a time. A
+    loop over single images takes a fifth longer for small images, and no loop three times as long to trace.
     """
     if manifest.resize:
         return decode_images(encoded, manifest)
-    images = [_decode_prepared(image, manifest.channels) for image in tf.unstack(encoded)]
-    return tf.stack([tf.ensure_shape(pixels, manifest.image_shape) for pixels in images])
+    count = encoded.shape[0]
+    together = max(size for size in range(1, _UNROLLED + 1) if count % size == 0)
+    shape = [together, *manifest.image_shape]
+
+    def decode(images: tf.Tensor) -> tf.Tensor:
+        decoded = [_decode_prepared(image, manifest.channels) for image in tf.unstack(images)]
+        return tf.ensure_shape(tf.stack(decoded), shape)
+
+    rows = tf.reshape(encoded, [count // together, together])
+    pixels = tf.map_fn(decode, rows, fn_output_signature=tf.TensorSpec(shape, tf.uint8))
+    return tf.reshape(pixels, [count, *manifest.image_shape])
 
 
 def decode_jpeg(image: bytes, pixels: NDArray[np.uint8]) -> bool:
@@ -69,17 +83,29 @@ def decode_jpeg(image: bytes, pixels: NDArray[np.uint8]) -> bool:
     Return False, with undefined pixels, for other formats and sizes, and where TensorFlow refuses the image or decodes
     it differently: damaged images, and colors other than YCbCr and grayscale.
     """
-    if not image.startswith(_JPEG) or _LOSSLESS in image:
-        return False
     height, width, channels = pixels.shape
     try:
+        if not image.startswith(_JPEG) or not _is_lossy(image):
+            return False
         *size, colors, _ = simplejpeg.decode_jpeg_header(image)
         if size != [height, width] or colors not in ("YCbCr", "Gray"):
             return False
         simplejpeg.decode_jpeg(image, "RGB" if channels == 3 else "GRAY", fastdct=True, buffer=pixels)
-    except ValueError:
+    except (ValueError, IndexError):
         return False
     return True
+
+
+def _is_lossy(image: bytes) -> bool:
+    """Return whether the first frame of a JPEG image is lossy; False if other bytes than usual precede it.
+
+    Raises:
+        IndexError: The image ends before it.
+    """
+    start = 2
+    while image[start] == _MARKER and image[start + 1] in _BEFORE_FRAME:
+        start += 2 + (image[start + 2] << 8) + image[start + 3]
+    return image[start] == _MARKER and image[start + 1] in _LOSSY_FRAMES
 
 
 def _decode(image: tf.Tensor, channels: int) -> tf.Tensor:

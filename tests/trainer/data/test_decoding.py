@@ -111,15 +111,51 @@ def test_what_tensorflow_refuses_or_decodes_differently_is_left_to_it() -> None:
         "no image": b"GIF" + good[3:],
         "empty": b"",
         "lossless": bytes(lossless),
+        "ends before its frame": good[: good.index(b"\xff\xc0")],
     }
     pixels = np.zeros((24, 24, 3), np.uint8)
     assert decode_jpeg(good, pixels)
     others = {"CMYK": inks.getvalue(), "PNG": png.getvalue(), "another size": jpeg(noise[:20, :20])}
     for name, file in {**broken, **others}.items():
         assert not decode_jpeg(file, pixels), name
-    for name in ("cut", "without its end", "no image", "empty", "lossless"):
+    for name in ("cut", "without its end", "no image", "empty", "lossless", "ends before its frame"):
         with pytest.raises(tf.errors.InvalidArgumentError):
             by_tensorflow(broken[name], (24, 24, 3))
+
+
+def test_a_thumbnail_before_the_frame_is_no_frame() -> None:
+    """A comment that contains a lossless frame's marker, as a thumbnail in the application data may."""
+    from slipway.trainer.data.images import decode_jpeg
+
+    pixels = np.random.default_rng(6).integers(0, 256, (24, 24, 3), np.uint8)
+    found = np.zeros_like(pixels)
+    file = jpeg(pixels, comment=b"\xff\xc3" * 200)
+    assert decode_jpeg(file, found)
+    np.testing.assert_array_equal(found, by_tensorflow(file, pixels.shape)[0])
+
+
+@pytest.mark.parametrize("count", [1, 13, 17, 48])
+def test_images_of_the_shards_are_decoded_in_a_loop_of_few_operations(count: int) -> None:
+    """Tracing an operation for each image of a group would take longer than decoding a small data set."""
+    import tensorflow as tf
+
+    from slipway.trainer.data import images
+
+    made = np.random.default_rng(7).integers(0, 256, (count, 8, 6, 3), np.uint8)
+    manifest = Manifest(
+        name="x", fingerprint="", source="", settings={}, classes=[], image_size=(8, 6), channels=3, resize=False,
+        encodings=["png"], splits={},
+    )  # fmt: skip
+    files = []
+    for pixels in made:
+        file = io.BytesIO()
+        Image.fromarray(pixels).save(file, "PNG")
+        files.append(file.getvalue())
+    decode = images.traced(lambda encoded: images.decode_prepared(encoded, manifest))
+    graph = decode.get_concrete_function(tf.TensorSpec([count], tf.string)).graph.as_graph_def()
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    assert 1 <= sum(node.op == "DecodeJpeg" for node in nodes) <= 16
+    np.testing.assert_array_equal(decode(tf.constant(files)).numpy(), made)
 
 
 def test_steps_run_while_the_rest_is_decoded(jpegs: Share, monkeypatch: pytest.MonkeyPatch) -> None:
