@@ -43,7 +43,7 @@ def list_(config: Configuration = None, overrides: Overrides = None, as_json: Js
 def delete(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME]", help="A TPU or a run's id; default: the requests that failed or expired."),
+        typer.Argument(metavar="[NAME]", help="A TPU or a run's id; default: your requests that failed or expired."),
     ] = None,
     config: Configuration = None,
     overrides: Overrides = None,
@@ -55,7 +55,7 @@ def delete(
 
     settings, found = _listed(config, overrides)
     if name is None:
-        doomed = [each for each in found if each.is_expired]
+        doomed = [each for each in found if each.is_expired and each.owner == service.owner()]
     else:
         doomed = [each for each in found if name in (each.name, each.run_id)]
         if not doomed:
@@ -68,7 +68,7 @@ def delete(
         service.delete(settings.connection, each.zone, each.name)
         say(f"{each.name}: deleted")
     if not doomed:
-        say("There is no request that failed or expired.")
+        say("There is no request of yours that failed or expired.")
     if as_json:
         _print_json(doomed)
 

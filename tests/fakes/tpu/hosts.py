@@ -109,6 +109,7 @@ class Host:
         )
         self._mark = f"{machines.mark}-{uuid.uuid4().hex}"
         self._lock = threading.Lock()
+        self._stopped = False
         self._startup: subprocess.Popen[bytes] | None = None
         self.script = metadata.get("startup-script", "")
         self.folder = folder
@@ -124,43 +125,57 @@ class Host:
     def boot(self) -> None:
         """Start the machine; without a start-up script it does nothing."""
         with self._lock:
-            self.boots += 1
-            self._prepare()
-            if not self.script:
-                return
-            script = self.folder / "startup-script"
-            script.write_text(self.script)
-            with (self.folder / "startup.log").open("a") as log:
-                self._startup = subprocess.Popen(
-                    ["bash", str(script)],
-                    env=self._environment(),
-                    cwd=self.folder / "root",
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
+            self._boot()
+
+    def restart(self) -> None:
+        """Kill its processes and start it again, unless it has been stopped for good."""
+        with self._lock:
+            if not self._stopped:
+                self._end(0.0)
+                self._boot()
 
     def processes(self) -> list[psutil.Process]:
         """Return the host's running processes."""
         return _marked(f"{MARK}={self._mark}")
 
     def stop(self, grace_seconds: float) -> None:
-        """Shut the machine down: SIGTERM to all processes, then SIGKILL until there are none."""
+        """Shut the machine down for good: SIGTERM to all processes, then SIGKILL until there are none."""
         with self._lock:
-            end = time.monotonic() + grace_seconds
-            if grace_seconds:
-                _signal(self.processes(), signal.SIGTERM)
-            while running := self.processes():
-                if time.monotonic() >= end:
-                    _signal(running, signal.SIGKILL)
-                time.sleep(POLL_SECONDS)
-            if self._startup is not None:
-                self._startup.wait()
+            self._stopped = True
+            self._end(grace_seconds)
 
     def close(self) -> None:
         """Stop the metadata server, after `stop`."""
         self._server.__exit__()
+
+    def _boot(self) -> None:
+        self.boots += 1
+        self._prepare()
+        if not self.script:
+            return
+        script = self.folder / "startup-script"
+        script.write_text(self.script)
+        with (self.folder / "startup.log").open("a") as log:
+            self._startup = subprocess.Popen(
+                ["bash", str(script)],
+                env=self._environment(),
+                cwd=self.folder / "root",
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def _end(self, grace_seconds: float) -> None:
+        end = time.monotonic() + grace_seconds
+        if grace_seconds:
+            _signal(self.processes(), signal.SIGTERM)
+        while running := self.processes():
+            if time.monotonic() >= end:
+                _signal(running, signal.SIGKILL)
+            time.sleep(POLL_SECONDS)
+        if self._startup is not None:
+            self._startup.wait()
 
     def _prepare(self) -> None:
         """Make the home folder, with curl's configuration and the stand-ins; a restarted machine has an empty /tmp."""

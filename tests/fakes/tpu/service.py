@@ -5,9 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tests.fakes.errors import ServiceError, not_found
@@ -16,6 +14,7 @@ from tests.fakes.paging import page_of
 from tests.fakes.tpu.catalogue import GENERATIONS, Slice
 from tests.fakes.tpu.checks import account_of, check_request, check_zone, valid_for
 from tests.fakes.tpu.hosts import Host, Machines, hosts_of
+from tests.fakes.tpu.queued import Queued, node_of, timestamp
 from tests.fakes.world import Project, World
 
 PARENT = "/v2/projects/{project}/locations/{zone}"
@@ -24,30 +23,6 @@ STARTING = ("CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING", "AC
 # States in which a request may be deleted without `force`.
 IDLE = ("ACCEPTED", "FAILED", "SUSPENDED")
 TICK_SECONDS = 0.01
-
-
-@dataclass
-class Queued:
-    """A queued resource with its one node and the node's hosts."""
-
-    name: str
-    body: dict[str, Any]
-    slice: Slice
-    project: Project
-    entered: float
-    expires: float | None
-    node: dict[str, Any] | None = None
-    hosts: list[Host] = field(default_factory=list)
-    work: Future[None] | None = None
-    removed: bool = False
-
-    @property
-    def state(self) -> str:
-        return str(self.body["state"]["state"])
-
-    @property
-    def zone(self) -> str:
-        return self.name.split("/")[3]
 
 
 class FakeTpu:
@@ -113,7 +88,7 @@ class FakeTpu:
 
     def kill_host(self, name: str, number: int) -> None:
         """Crash a host: its processes are killed, and the machine restarts, which runs the start-up script again."""
-        self._reset(self.host(name, number))
+        self.host(name, number).restart()
 
     def _find(self, name: str) -> Queued:
         return next(each for each in self.resources.values() if name in (each.name, each.name.rpartition("/")[2]))
@@ -160,12 +135,8 @@ class FakeTpu:
                 if resource.state != "ACTIVE":
                     raise _precondition(f"The queued resource {resource.name} is not active.")
                 for host in resource.hosts:
-                    self._pool.submit(self._reset, host)
+                    self._pool.submit(host.restart)
                 return self._operation(request, resource.name, "reset", lambda: {})
-
-    def _reset(self, host: Host) -> None:
-        host.stop(0.0)
-        host.boot()
 
     def _create(self, request: Request) -> Any:
         project = self._project(request, "tpu.nodes.create")
@@ -187,7 +158,7 @@ class FakeTpu:
             seconds = valid_for(body)
             now = time.monotonic()
             expires = None if seconds is None else now + seconds * self.second
-            body |= {"name": name, "createTime": _now(), "state": {"state": "CREATING", "creatingData": {}}}
+            body |= {"name": name, "createTime": timestamp(), "state": {"state": "CREATING", "creatingData": {}}}
             resource = self.resources[name] = Queued(name, body, found, project, now, expires)
             self.history.append((name, "CREATING"))
             if self._clock is None:
@@ -271,7 +242,7 @@ class FakeTpu:
     def _operation(self, request: Request, target: str, verb: str, look: Any) -> dict[str, Any]:
         project, zone = target.split("/")[1::2][:2]
         identity = f"operation-{self._world.number()}"
-        metadata = {"@type": f"{TYPE}.OperationMetadata", "createTime": _now(), "target": target, "verb": verb}
+        metadata = {"@type": f"{TYPE}.OperationMetadata", "createTime": timestamp(), "target": target, "verb": verb}
         answer = {
             "name": f"projects/{project}/locations/{zone}/operations/{identity}",
             "metadata": metadata,
@@ -344,7 +315,7 @@ class FakeTpu:
         elif state in STARTING[:-1]:
             self._enter(resource, STARTING[STARTING.index(state) + 1])
             if resource.state == "PROVISIONING":
-                resource.node = _node(resource)
+                resource.node = node_of(resource)
             elif resource.state == "ACTIVE":
                 self._boot(resource)
 
@@ -396,25 +367,6 @@ class FakeTpu:
         self.history.append((resource.name, state))
 
 
-def _node(resource: Queued) -> dict[str, Any]:
-    """Return a queued resource's node as it is shown: what was asked for, and where its hosts are."""
-    spec = resource.body["tpu"]["nodeSpec"][0]
-    parent = resource.name.partition("/queuedResources/")[0]
-    return {
-        **copy.deepcopy(spec["node"]),
-        "name": f"{parent}/nodes/{spec['nodeId']}",
-        "state": "CREATING",
-        "acceleratorType": resource.slice.accelerator_type,
-        "apiVersion": "V2",
-        "createTime": _now(),
-        "queuedResource": resource.name,
-        "schedulingConfig": {"spot": True} if "spot" in resource.body else {},
-        "networkEndpoints": [
-            {"ipAddress": f"10.130.0.{number + 2}", "port": 8470} for number in range(resource.slice.hosts)
-        ],
-    }
-
-
 def _page(name: str, things: list[Any], request: Request) -> dict[str, Any]:
     page, token = page_of(things, int(request.query.get("pageSize", 0)), request.query.get("pageToken", ""))
     return {name: page} | ({"nextPageToken": token} if token else {})
@@ -422,7 +374,3 @@ def _page(name: str, things: list[Any], request: Request) -> dict[str, Any]:
 
 def _precondition(message: str) -> ServiceError:
     return ServiceError(400, message, "FAILED_PRECONDITION")
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat().replace("+00:00", "Z")

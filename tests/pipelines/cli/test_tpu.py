@@ -18,7 +18,7 @@ from tests.fidelity.test_tpu_api import ZONE, Tpus
 
 @pytest.fixture
 def tpus(google: FakeGoogle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tpus:
-    """A project with one active TPU of a run, a request that failed, and a TPU that is not Slipway's."""
+    """A project with one active TPU of a run, two users' requests that failed, and a TPU that is not Slipway's."""
     make_ready(google)
     section = {"project": PROJECT, "zones": [ZONE], "bucket": f"gs://{BUCKET}", "image": IMAGE}
     section |= {"service_account": RUNNER, "endpoints": dict(google.endpoints)}
@@ -26,11 +26,16 @@ def tpus(google: FakeGoogle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "slipway.yaml").write_text(yaml.safe_dump({**values, "data": {"source": "digits"}, "tpu": section}))
     monkeypatch.chdir(tmp_path)
     found = Tpus(google)
-    for name, run in (("slipway-digits-1-1", "digits-1"), ("slipway-digits-2-1", "digits-2"), ("mine", "")):
-        google.tpu.exhausted = {ZONE} if run == "digits-2" else set()
-        labels = {service.RUN_LABEL: run, service.OWNER_LABEL: "me-here"} if run else {}
+    for name, run, owner, state in (
+        ("slipway-digits-1-1", "digits-1", service.owner(), "ACTIVE"),
+        ("slipway-digits-2-1", "digits-2", service.owner(), "FAILED"),
+        ("slipway-digits-3-1", "digits-3", "you-there", "FAILED"),
+        ("mine", "", "", "ACTIVE"),
+    ):
+        google.tpu.exhausted = {ZONE} if state == "FAILED" else set()
+        labels = {service.RUN_LABEL: run, service.OWNER_LABEL: owner} if run else {}
         found.create(name, {"labels": labels})
-        found.wait("FAILED" if run == "digits-2" else "ACTIVE", name)
+        found.wait(state, name)
     return found
 
 
@@ -41,21 +46,22 @@ def slipway(*words: str) -> Result:
 def test_queued_resources_of_runs_are_listed_with_their_states(tpus: Tpus) -> None:
     shown = slipway("list")
     assert shown.exit_code == 0, shown.output
-    first, second = shown.stdout.splitlines()
+    first, second, third = shown.stdout.splitlines()
     assert first.startswith(f"slipway-digits-1-1 in {ZONE}: ACTIVE, v5litepod-8 Spot, since 20")
     assert second.startswith(f"slipway-digits-2-1 in {ZONE}: FAILED, ")
-    assert "of me-here: There is no more capacity in the zone" in second
+    assert f"of {service.owner()}: There is no more capacity in the zone" in second
+    assert "of you-there: There is" in third
     assert "slipway tpu delete" in shown.stderr
-    first, second = json.loads(slipway("list", "--json").stdout)
+    first, second, _ = json.loads(slipway("list", "--json").stdout)
     assert (first["state"], second["error"].partition(" in ")[0]) == ("ACTIVE", "There is no more capacity")
 
 
 def test_queued_requests_that_failed_are_deleted_by_default(tpus: Tpus) -> None:
     done = slipway("delete", "--yes")
     assert done.exit_code == 0, done.output
-    names = ("slipway-digits-1-1", "slipway-digits-2-1", "mine")
-    assert [tpus.state(name) for name in names] == ["ACTIVE", "", "ACTIVE"]
-    assert "no request that failed" in slipway("delete", "--yes").stderr
+    names = ("slipway-digits-1-1", "slipway-digits-2-1", "slipway-digits-3-1", "mine")
+    assert [tpus.state(name) for name in names] == ["ACTIVE", "", "FAILED", "ACTIVE"]
+    assert "no request of yours that failed" in slipway("delete", "--yes").stderr
 
 
 @pytest.mark.parametrize("name", ["slipway-digits-1-1", "digits-1"])
