@@ -87,4 +87,5 @@ def test_ctrl_c_deletes_the_tpu_of_a_run_with_target_tpu(tpu: TpuRuns) -> None:
     output, error = running.communicate(timeout=60)
     assert running.returncode == EXIT_INTERRUPTED, output + error
     assert not tpu.google.tpu.resources
+    assert "a TPU that was requested is deleted first" in output
     assert tpu.workspace.record()["status"] == "cancelled"

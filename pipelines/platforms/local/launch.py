@@ -141,6 +141,8 @@ def _execute(
     try:
         while process.poll() is None:
             if stop.requested:
+                if record.platform == "tpu":
+                    follower.say("stopping; a TPU that was requested is deleted first, which can take minutes")
                 raise Interrupted
             follower.follow()
             follower.check_for_frozen(process.pid)
@@ -266,7 +268,7 @@ class _Follower:
             self._unsaved = True
             if not self._warned:
                 self._warned = True
-                self._say(f"warning: cannot write {self._folder.record_file}: {error.strerror}; retrying")
+                self.say(f"warning: cannot write {self._folder.record_file}: {error.strerror}; retrying")
 
     def check_for_frozen(self, leader: int) -> None:
         """Report the processes of the session of `leader` that were stopped by SIGSTOP: the run waits for them."""
@@ -277,7 +279,7 @@ class _Follower:
             pid: self._frozen.get(pid, 0) + 1 for pid in (process.pid for process in _session(leader, frozen=True))
         }
         for pid in (pid for pid, checks in self._frozen.items() if checks == 2):
-            self._say(
+            self.say(
                 f"warning: process {pid} of this run is frozen (SIGSTOP), and the run waits for it.\n"
                 f"  continue it: kill -CONT {pid}\n"
                 f"  or stop the run: slipway cancel {self._record.run_id}"
@@ -293,7 +295,8 @@ class _Follower:
         self._seen += len(whole)
         return json_lines(whole)
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
+        """Show one sentence for the user to read."""
         step = next((step for step in self._record.steps if step.status == "running"), self._record.steps[0])
         self._show({"event": "message", "step": step.name, "text": text})
 
