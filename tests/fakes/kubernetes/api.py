@@ -219,7 +219,7 @@ class Api:
             )
         self.pruned += unknown
         schema.check(self.store, resource, space, body, old)
-        return {"Warning": f'299 - "{"; ".join(unknown)}"'.replace('"', "'").replace("'", '"', 1)} if unknown else {}
+        return {"Warning": f"299 - {json.dumps('; '.join(unknown))}"} if unknown else {}
 
     def _delete(self, request: Request) -> Any:
         resource, space = self._target(request, "delete")
