@@ -144,8 +144,8 @@ CASES = {
     "no Kubeflow server": Case(
         "No Kubeflow Pipelines server", target="kubeflow", more=(("kubeflow", KUBEFLOW),), compiled=False
     ),
-    "replicas on Kubeflow": Case(
-        "Training on Kubeflow is one container", ("--hardware", "cpu*2"), "kubeflow", more=(("kubeflow", KUBEFLOW),)
+    "a kind of GPU on Kubeflow for a trainjob": Case(
+        "Nothing selects nodes with NVIDIA L4", ("--hardware", "l4x4*2"), "kubeflow", more=(("kubeflow", KUBEFLOW),)
     ),
 }
 
