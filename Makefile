@@ -62,8 +62,8 @@ test: $(STAMP) ## Run all tests
 
 .PHONY: test-engines
 test-engines: $(ENGINES_STAMP) ## Test the jax and pytorch engines, in a separate environment
-	SLIPWAY_TEST_ENGINE=jax $(ENGINES_BIN)/python -m pytest -n 0 tests/engines
-	SLIPWAY_TEST_ENGINE=pytorch $(ENGINES_BIN)/python -m pytest -n 0 tests/engines
+	SLIPWAY_TEST_ENGINE=jax $(ENGINES_BIN)/python -m pytest -n 2 tests/engines
+	SLIPWAY_TEST_ENGINE=pytorch $(ENGINES_BIN)/python -m pytest -n 2 tests/engines
 
 # PyTorch is installed with pip and without hashes, so that pip picks the build this machine is configured for, such as CPU-only.
 $(ENGINES_STAMP): $(LOCK) $(ENGINES_LOCK) pyproject.toml | $(STAMP)
