@@ -258,10 +258,12 @@ class _Chaos:
             self._result.problems.append(f"after {strike.signal.name} the launcher left a TPU: {states}")
 
     def _check_deleted_by_itself(self) -> None:
+        """The machines delete their TPU; a request that has none (any more) is the next launcher's to delete."""
         deadline = time.monotonic() + LEASE_SECONDS + 30
-        while any(resource.state != "FAILED" for resource in list(self._google.tpu.resources.values())):
+        while states := [resource.state for resource in list(self._google.tpu.resources.values())]:
+            if set(states) <= {"FAILED", "SUSPENDED"}:
+                return
             if time.monotonic() > deadline:
-                states = [resource.state for resource in self._google.tpu.resources.values()]
                 self._result.problems.append(f"the launcher was killed, and its TPU is still there: {states}")
                 return
             time.sleep(0.05)

@@ -19,6 +19,7 @@ from slipway.pipelines.images.images import Images
 from slipway.pipelines.parameters import SETTINGS, parameters_of, values_of
 from slipway.pipelines.platforms.kubeflow import steps as kubeflow
 from slipway.pipelines.platforms.local import steps as local
+from slipway.pipelines.platforms.tpu.steps import TpuPlatform
 from slipway.pipelines.platforms.vertex import steps as vertex
 from slipway.pipelines.table import PLATFORMS, PlatformName
 from tests.pipelines.platforms.kubeflow.conftest import IMAGE
@@ -31,6 +32,7 @@ DIGITS: dict[str, Any] = {
     "train": {"epochs": 3},
     "vertex": VERTEX,
     "kubeflow": {"host": "http://localhost:8080", "image": IMAGE, "volume": "claim"},
+    "tpu": {"project": "my-project", "zones": ["us-west4-a"], "bucket": "gs://my-bucket"},
 }
 
 
@@ -42,11 +44,16 @@ def custom(*arguments: str) -> RunConfig:
     return configuration(model=None, train={"module": "mine.train", "arguments": list(arguments)})
 
 
+def on_tpu(config: RunConfig) -> RunConfig:
+    return RunConfig.model_validate({**config.model_dump(by_alias=True), "hardware": "tpu-v5e-1x1"})
+
+
 def spec_of(folder: Path, config: RunConfig, platform: PlatformName) -> dict[str, Any]:
     pipeline = {
         "local": lambda: local.pipeline(config),
         "vertex": lambda: vertex.pipeline(config, Images("steps@sha256:1", "trainer@sha256:2", "evaluation@sha256:3")),
         "kubeflow": lambda: kubeflow.pipeline(config),
+        "tpu": lambda: local.pipeline(on_tpu(config), platform=TpuPlatform("trainer@sha256:2")),
     }[platform]()
     compiler.Compiler().compile(pipeline, str(folder / "spec.yaml"))
     return dict(next(yaml.safe_load_all((folder / "spec.yaml").read_text())))

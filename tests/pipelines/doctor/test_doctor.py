@@ -45,6 +45,7 @@ NOT_LOCAL = (
     "serving image",
     "notification",
     "kubeflow server",
+    "kubeflow training",
 )
 
 
