@@ -93,9 +93,10 @@ def prepare(
             written = writer.write(store.name, target.fingerprint)
             refuse_other(written.fingerprint, earlier)
             before = store.publish(work / SetWriter.SET, identity(written.fingerprint))
-            store.listings.remember_summary(listing_name(source, settings), summary)
-            store.listings.remember_fingerprint(target, written.fingerprint)
-            return prepared_in(store, before or written, reused=before is not None)
+        # Remembered once the work folder is gone: a run that finds the data set by them does not look for leftovers.
+        store.listings.remember_summary(listing_name(source, settings), summary)
+        store.listings.remember_fingerprint(target, written.fingerprint)
+        return prepared_in(store, before or written, reused=before is not None)
 
 
 def existing(uri: str) -> Prepared | None:
