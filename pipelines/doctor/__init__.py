@@ -116,7 +116,7 @@ def examine_side_by_side(checks: Sequence[Check], context: Context, seconds: flo
         except queue.Empty:
             break
         findings[place] = finding
-    return [findings.get(place) or _late(check, seconds) for place, check in enumerate(checks)]
+    return [findings.get(place) or _late(check, context.target, seconds) for place, check in enumerate(checks)]
 
 
 def _examine_cloud(check: Check, context: Context) -> Finding:
@@ -127,9 +127,10 @@ def _examine_cloud(check: Check, context: Context) -> Finding:
         return Finding(check.name, "fail", problem.message, problem.fix, problem)
 
 
-def _late(check: Check, seconds: float) -> Finding:
+def _late(check: Check, target: str, seconds: float) -> Finding:
+    section = "tpu" if target == "tpu" else "vertex"
     error = UserError(
         f"Google did not respond within {seconds:.0f} s.",
-        fix="try again; behind a proxy or in a private network, set vertex.endpoints",
+        fix=f"try again; behind a proxy or in a private network, set {section}.endpoints",
     )
     return Finding(check.name, "fail", error.message, error.fix, error)

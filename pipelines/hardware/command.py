@@ -147,6 +147,7 @@ def _lines(hardware: Hardware, region: str | None) -> list[tuple[str, str]]:
     return [
         ("hardware", str(hardware)),
         ("replicas", str(hardware.replicas)),
+        ("runtime version", row.tpu_vm.runtime_versions[0] + " with --target tpu" if row and row.tpu_vm else ""),
         ("machines", f"{hardware.replicas * hardware.machines_per_replica} x {machine.name}{size}"),
         ("accelerators", devices),
         ("worker pools", "\n".join(f"{index}: {json.dumps(pool)}" for index, pool in enumerate(pools))),
@@ -202,6 +203,7 @@ def describe(text: str, region: str | None = None, engine: str | None = None) ->
         "regions": list(hardware.regions) if hardware.regions is not None else None,
         "provisioning": list(hardware.provisioning_modes),
         "quotas": dict(hardware.quotas),
+        "runtime_version": row.tpu_vm.runtime_versions[0] if row and row.tpu_vm else None,
         "default_quota": hardware.default_quota(region) if region else None,
         "engines": list(hardware.supported_engines),
         "unsupported_engines": {name: why for name in ENGINES if (why := hardware.why_not(name))},

@@ -103,17 +103,11 @@ def train_on_tpu(
         with job.lease:
             try:
                 job.current = left
+                trained = job.was_trained()
                 job.delete()
                 job.delete_expired()
-                if dataset is not None:
-                    job.copy_data(dataset)
-                while True:
-                    loss = job.request() or job.watch()
-                    failed = [host for host in job.hosts if host.status > 0]
-                    if loss is None and not failed:
-                        break
-                    job.delete()
-                    job.wait(job.next_restart(policy, loss, failed))
+                if not trained:
+                    job.train(dataset, policy)
                 job.delete()  # before the copy, which does not need it
                 check_same_weights(job.hosts)
                 for name in ("model", "logs"):
@@ -147,6 +141,27 @@ class _Job:
         """The name of the current queued resource."""
         return self.current.holder
 
+    def was_trained(self) -> bool:
+        """Return whether an earlier command's TPU has written the model; if so, its output is in `hosts`."""
+        self.hosts = self._new_hosts()
+        ends = [self._read(f"{self._place(number)}.exit") for number in range(self._count)]
+        if any(end is None or int(end) != 0 for end in ends) or not self.folder.below("model").names():
+            return False
+        self._read_hosts()
+        return True
+
+    def train(self, dataset: Path | None, policy: Restarts) -> None:
+        """Request TPUs and watch them until the training has ended on one."""
+        if dataset is not None:
+            self.copy_data(dataset)
+        while True:
+            loss = self.request() or self.watch()
+            failed = [host for host in self.hosts if host.status > 0]
+            if loss is None and not failed:
+                return
+            self.delete()
+            self.wait(self.next_restart(policy, loss, failed))
+
     def copy_data(self, dataset: Path) -> None:
         """Copy the data set to the bucket, unless it is there, and let the container read it there."""
         there = BucketFolder(self.connection, self.bucket, f"data/{manifest.read(dataset).fingerprint}")
@@ -175,7 +190,7 @@ class _Job:
         for zone in self.settings.zones:
             attempt = self.current.attempt + 1
             self.current = Holder(name_of(self.run_id, attempt), zone, attempt)
-            self.hosts = [Host(_host_name(number, self._count)) for number in range(self._count)]
+            self.hosts = self._new_hosts()
             held = self.lease.hold(self.current)
             try:
                 body = body_of(self.request_, self.run_id, self.folder, self.current, self.container, held)
@@ -325,7 +340,7 @@ class _Job:
 
     def _read_hosts(self) -> None:
         for number, host in enumerate(self.hosts):
-            place = f"{HOSTS}/{self.current.attempt}-{number}"
+            place = self._place(number)
             # The exit status first: it is written after the whole log.
             status = None if host.status >= 0 else self._read(f"{place}.exit")
             for part in self._patiently(lambda: self.folder.names(f"{place}/", host.last_part)):  # noqa: B023
@@ -340,6 +355,13 @@ class _Job:
                     events.progress(int(done), int(total), "steps")
             if status is not None:
                 host.status = int(status)
+
+    def _place(self, number: int) -> str:
+        """Return where a host of the current request writes its log and exit status."""
+        return f"{HOSTS}/{self.current.attempt}-{number}"
+
+    def _new_hosts(self) -> list[Host]:
+        return [Host(_host_name(number, self._count)) for number in range(self._count)]
 
     def _read(self, name: str) -> bytes | None:
         return self._patiently(lambda: self.folder.read(name))

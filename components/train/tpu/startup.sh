@@ -9,7 +9,7 @@ sent=0 part='' code='' renewed=$(date +%s)
 
 say() { echo "slipway: $*" >>"$LOG"; }
 
-metadata() { curl -sf --retry 8 --retry-connrefused -H 'Metadata-Flavor: Google' "$METADATA/$1"; }
+metadata() { curl -sf --max-time 60 --retry 8 --retry-connrefused -H 'Metadata-Flavor: Google' "$METADATA/$1"; }
 
 field() { sed -n "s/.*\"$1\": *\"\([^\"]*\)\".*/\1/p" | head -n 1; }
 
@@ -52,7 +52,7 @@ out_of_time() { [ "$SECONDS" -ge "$MAX_SECONDS" ] || [ "$(date +%s)" -ge "$DEADL
 # Ends with the machine.
 delete_tpu() {
   say "deleting this TPU: $1"
-  docker kill slipway >>"$LOG" 2>&1
+  timeout 60 docker kill slipway >>"$LOG" 2>&1
   send_log
   while :; do
     call -X DELETE "$TPU_API/v2/projects/$PROJECT/locations/$ZONE/queuedResources/$NAME?force=true"

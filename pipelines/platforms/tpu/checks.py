@@ -35,6 +35,7 @@ def request_of(config: RunConfig) -> TpuRequest:
     Raises:
         UserError: The hardware, its runtime version or the settings are not those of Cloud TPU VMs.
     """
+    _check_store(config)
     settings, hardware = settings_of(config), config.parsed_hardware
     vm = _check_hardware(hardware)
     _check_machines(hardware)
@@ -51,6 +52,19 @@ def request_of(config: RunConfig) -> TpuRequest:
         check_python(hardware, config.train.engine)
     return TpuRequest(
         settings=settings, accelerator=_accelerator(hardware, vm), runtime_version=_runtime(settings, vm), spot=spot
+    )
+
+
+def _check_store(config: RunConfig) -> None:
+    """Refuse a store in a bucket: data is prepared on this machine, and the train step copies it to `tpu.bucket`."""
+    if config.data is None or not config.data.store.startswith("gs://"):
+        return
+    raise UserError(
+        "The data is prepared on this machine, and then copied to tpu.bucket.",
+        setting="data.store",
+        value=config.data.store,
+        allowed="a folder on this machine",
+        fix="--set data.store=datasets",
     )
 
 

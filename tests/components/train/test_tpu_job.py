@@ -174,6 +174,22 @@ def test_a_machine_that_cannot_pull_the_image_says_so(runs: Runs) -> None:
     assert not runs.left
 
 
+def test_a_model_that_was_not_copied_yet_is_copied_without_another_tpu(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(job.BucketFolder, "download", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            runs.train()
+    runs.train()
+    assert len(runs.requested) == 1
+    assert (runs.output() / "model" / "model").read_text() == "trained"
+    assert not runs.left
+
+
 def test_an_expired_queued_request_of_a_lost_launcher_is_deleted_by_the_next_run(runs: Runs) -> None:
     settings = TpuSettings(**tpu_settings(runs.google))
     node = {

@@ -72,6 +72,12 @@ def test_filters_that_are_refused(filters, setting, nearest):
     assert (caught.value.setting, caught.value.nearest) == (setting, nearest)
 
 
+def test_the_choice_of_a_tpu_shows_its_runtime_version_in_the_tpu_api(printed):
+    assert "v2-alpha-tpuv5-lite with --target tpu" in printed(command.show_choice, "tpu-v5e-2x4")
+    assert json.loads(command.choice_as_json("tpu-v5e-2x4"))["runtime_version"] == "v2-alpha-tpuv5-lite"
+    assert "runtime version" not in printed(command.show_choice, "l4x4")
+
+
 def test_a_choice_is_shown_in_full(printed):
     text = printed(command.show_choice, "l4x4*2", region="us-central1")
     for words in (

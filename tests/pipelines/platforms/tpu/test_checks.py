@@ -68,6 +68,15 @@ def test_target_tpu_refuses_what_cloud_tpu_vms_do_not_have(
     assert fix in (error.value.fix or "")
 
 
+def test_target_tpu_refuses_a_store_in_a_bucket() -> None:
+    config = configured("tpu-v5e-2x4")
+    assert config.data is not None
+    config = config.model_copy(update={"data": config.data.model_copy(update={"store": "gs://p-data/sets"})})
+    with pytest.raises(UserError, match=r"copied to tpu\.bucket") as error:
+        request_of(config)
+    assert (error.value.setting, error.value.fix) == ("data.store", "--set data.store=datasets")
+
+
 def test_target_tpu_without_its_section_is_refused_by_the_checks_of_a_run(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no section tpu") as error:
         refuse_on_failure(Context(configured("tpu-v5e-2x4", None), "tpu", False, tmp_path))
