@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TextIO
 from slipway.components.step import WorkFailed, raise_if_terminated, termination_deferred
 from slipway.components.train.restarts import Restart, Restarts, run_to_the_end
 from slipway.components.train.trainjob import manifest
-from slipway.components.train.trainjob.cluster import Cluster, DeniedError, own_pod
+from slipway.components.train.trainjob.cluster import Cluster, DeniedError, NotInstalledError, own_pod
 from slipway.components.train.trainjob.manifest import LEASE_FILE, TRY_ANNOTATION, Owner, TrainJobSettings
 from slipway.components.train.trainjob.replica import Replica, finish_logs, replica_of
 from slipway.components.worker_pools import WorkerPool, count_processes
@@ -144,7 +144,7 @@ class _Training:
         before, self._may_be_left = self._may_be_left, True
         try:
             is_new = self.cluster.create(body)
-        except DeniedError:
+        except (DeniedError, NotInstalledError):
             self._may_be_left = before
             raise
         return is_new or _is_same(self.cluster.get(body["kind"], self._name), body)
