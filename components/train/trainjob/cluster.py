@@ -181,12 +181,18 @@ class Cluster:
         Raises:
             ExpectedError: The response has the status `but`.
             DeniedError: The account lacks the right.
-            UserError: The API refused otherwise.
+            UserError: The API refused otherwise, or cannot be reached.
         """
         from kubernetes.client import ApiException
+        from urllib3.exceptions import HTTPError
 
         try:
             return retried(call, also=_is_transient)
+        except HTTPError as error:
+            raise UserError(
+                f"The API of the cluster at {self.api.configuration.host} cannot be reached to {what}: {error}.",
+                fix="kubectl cluster-info",
+            ) from None
         except ApiException as error:
             if error.status == but and not _is_absent_group(error):
                 raise ExpectedError from None
@@ -194,7 +200,7 @@ class Cluster:
 
     def _refusal(self, what: str, error: ApiException) -> UserError:
         if _is_absent_group(error):
-            return UserError(
+            return NotInstalledError(
                 "Kubeflow Trainer is not installed on the cluster: it has no TrainJobs, which train on several "
                 "replicas and on TPUs.",
                 allowed=f"a cluster with the API {GROUP}/{VERSION}",
@@ -230,6 +236,10 @@ def sentence(error: ApiException) -> str:
 
 class NoClusterError(UserError):
     """No cluster is configured."""
+
+
+class NotInstalledError(UserError):
+    """The cluster has no TrainJobs."""
 
 
 class DeniedError(UserError):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TextIO
 from slipway.components.step import WorkFailed, raise_if_terminated, termination_deferred
 from slipway.components.train.restarts import Restart, Restarts, run_to_the_end
 from slipway.components.train.trainjob import manifest
-from slipway.components.train.trainjob.cluster import Cluster, own_pod
+from slipway.components.train.trainjob.cluster import Cluster, DeniedError, NotInstalledError, own_pod
 from slipway.components.train.trainjob.manifest import LEASE_FILE, TRY_ANNOTATION, Owner, TrainJobSettings
 from slipway.components.train.trainjob.replica import Replica, finish_logs, replica_of
 from slipway.components.worker_pools import WorkerPool, count_processes
@@ -89,6 +89,7 @@ class _Training:
         self._settings, self._log = settings, log
         self._name = manifest.name_of(output)
         self._number = 0
+        self._may_be_left = False
         self._lease = Path(output, LEASE_FILE)
         self._renew_at = 0.0
         self._said, self._say_again_at = "", 0.0
@@ -99,11 +100,13 @@ class _Training:
         try:
             yield
         finally:
-            self._lease.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a broken volume must not keep the job
+                self._lease.unlink(missing_ok=True)
             try:
                 self._delete()
             except UserError as error:  # the reason for which the context ended is more important
-                self._say(f"could not delete the TrainJob {self._name}: {error.message}")
+                if self._may_be_left:
+                    self._say(f"could not delete the TrainJob {self._name}: {error.message}")
 
     def attempt(self) -> tuple[Sequence[Replica], Sequence[Replica]]:
         """Train once; return all replicas, and those that failed by themselves, earliest first."""
@@ -138,7 +141,13 @@ class _Training:
 
     def _has_created(self, body: JsonObject) -> bool:
         """Create an object; return whether it is this try's, also if the response to an earlier call was lost."""
-        return self.cluster.create(body) or _is_same(self.cluster.get(body["kind"], self._name), body)
+        before, self._may_be_left = self._may_be_left, True
+        try:
+            is_new = self.cluster.create(body)
+        except (DeniedError, NotInstalledError):
+            self._may_be_left = before
+            raise
+        return is_new or _is_same(self.cluster.get(body["kind"], self._name), body)
 
     def _follow(self) -> tuple[JsonObject, list[Replica]]:
         """Copy the logs of the pods until the job has ended; return the job and the replicas.
@@ -210,8 +219,8 @@ class _Training:
 
     def _wait_until_gone(self) -> None:
         """Wait until no pod is left: a second job must not write into the same checkpoints."""
-        self._say(f"waiting until the TrainJob {self._name} and its pods are gone")
         while any(self.cluster.get(kind, self._name) for kind in KINDS) or self.cluster.pods(self._name):
+            self._say(f"waiting until the TrainJob {self._name} and its pods are gone")
             self._pause()
 
 

@@ -45,7 +45,7 @@ INDEX_VARIABLE = "SLIPWAY_REPLICA"
 PORT = 2222
 # A step that was killed renews its lease no more: the kubelet then stops the replicas. Its pod remains for a day, so
 # Kubernetes does not delete what it owns (TTL_SECONDS_AFTER_WORKFLOW_FINISH of Kubeflow Pipelines).
-LEASE_FILE, LEASE_SECONDS, PROBE_SECONDS, PROBE_FAILURES = "lease", 600.0, 60, 3
+LEASE_FILE, LEASE_MINUTES, PROBE_SECONDS, PROBE_FAILURES = "lease", 10, 60, 3
 # A pod's name is at most 63 characters: "-workerpool1-0-", an index up to 999 and a suffix of six follow this one.
 LONGEST_NAME = 63 - 24
 
@@ -183,10 +183,11 @@ def _pod(pool: WorkerPool, variables: list[JsonObject], output: str, settings: T
 
 
 def _probe(lease: str) -> JsonObject:
-    """Return the probe that fails once the lease has not been renewed."""
-    code = f"import os, sys, time; sys.exit(time.time() - os.stat(sys.argv[1]).st_mtime > {LEASE_SECONDS:g})"
+    """Return the probe that fails once the lease is gone or old; without `find` or `grep`, only once it is gone."""
+    # No $(…), which Kubernetes replaces, and nothing that BusyBox does not have.
+    script = f'test -e "$1" && ! find "$1" -mmin +{LEASE_MINUTES} | grep -q .'
     return {
-        "exec": {"command": ["python", "-c", code, lease]},
+        "exec": {"command": ["sh", "-c", script, "sh", _literal(lease)]},
         "periodSeconds": PROBE_SECONDS,
         "failureThreshold": PROBE_FAILURES,
         "timeoutSeconds": 30,

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import shutil
 import signal
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +18,8 @@ from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.step import WorkFailed
 from slipway.components.train.local_cluster import run_local_cluster
-from slipway.components.train.trainjob.manifest import LEASE_FILE
+from slipway.components.train.trainjob import manifest
+from slipway.components.train.trainjob.manifest import LEASE_FILE, TrainJobSettings
 from slipway.components.worker_pools import WorkerPool
 from slipway.core.errors import ERROR_PREFIX, UserError
 from slipway.pipelines.hardware.rules import parse
@@ -149,6 +154,29 @@ def test_a_trainjob_without_the_operator_or_the_rights_is_refused_with_the_fix(s
     with pytest.raises(UserError, match="does not allow") as denied:
         step.run(pools("pass"))
     assert denied.value.fix == "slipway setup --target kubeflow --apply"
+    assert "could not delete" not in step.log.getvalue()
+
+
+@pytest.mark.parametrize(("age", "is_alive"), [(0, True), (700, False), (None, False)])
+def test_the_probe_of_a_trainjobs_pod_needs_only_a_shell(tmp_path: Path, age: float | None, is_alive: bool) -> None:
+    """Without find and grep, an old lease does not stop the pod, but one that is gone does."""
+    lease, tools = tmp_path / "lease $(A)", tmp_path / "tools"
+    if age is not None:
+        lease.touch()
+        os.utime(lease, (time.time() - age,) * 2)
+    container = manifest._pod(pools("pass")[0], [], str(tmp_path), TrainJobSettings(volume="v", folder="/v"))
+    shell, *given = container["containers"][0]["livenessProbe"]["exec"]["command"]
+    assert shell == "sh"
+    assert not any("$(" in argument for argument in given)  # Kubernetes would replace it
+    given[-1] = str(lease)
+    tools.mkdir()
+    without = {"PATH": str(tools)}
+    assert (subprocess.run(["/bin/sh", *given], env=without, check=False, capture_output=True).returncode == 0) is (
+        age is not None
+    )
+    for tool in ("find", "grep"):
+        (tools / tool).symlink_to(str(shutil.which(tool)))
+    assert (subprocess.run(["/bin/sh", *given], env=without, check=False).returncode == 0) is is_alive
 
 
 def test_each_host_of_a_slice_is_a_pod_of_the_trainjob_with_the_same_cluster(step: Step) -> None:
