@@ -209,9 +209,9 @@ class Store:
         with self.lock:
             for (resource, _, _), one in list(self._objects.items()):
                 references = owners(one)
-                if references and not any(self._exists(reference, one) for reference in references):
-                    if "deletionTimestamp" not in one["metadata"]:
-                        self.delete(resource, one)
+                orphaned = references and not any(self._exists(reference, one) for reference in references)
+                if orphaned and "deletionTimestamp" not in one["metadata"]:
+                    self.delete(resource, one)
                 elif FOREGROUND in one["metadata"].get("finalizers", []):
                     dependents = [(kind, it) for kind in RESOURCES for it in self.owned(kind, one)]
                     for kind, dependent in dependents:
