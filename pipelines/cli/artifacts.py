@@ -78,7 +78,9 @@ def build(
     target: Annotated[
         PlatformName,
         typer.Option(
-            "--target", metavar="PLATFORM", help="Where the images run: local (with run --runner docker) or vertex."
+            "--target",
+            metavar="PLATFORM",
+            help="Where the images run: local (with run --runner docker), vertex or tpu.",
         ),
     ] = "local",
     hardware: Hardware = None,

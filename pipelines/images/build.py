@@ -1,4 +1,4 @@
-"""`slipway build`: build the images of a run, for Vertex AI or for local containers."""
+"""`slipway build`: build the images of a run, for Vertex AI, Cloud TPU VMs or local containers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,16 @@ from slipway.components.build_image.settings import BuildSettings
 from slipway.components.step import WorkFailed
 from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig
-from slipway.pipelines.images.images import Say, Wanted, ensure_images, wanted_image, wanted_images
+from slipway.pipelines.images.images import (
+    Say,
+    Wanted,
+    ensure_images,
+    trainer_image,
+    wanted_image,
+    wanted_images,
+    wanted_trainer,
+)
+from slipway.pipelines.platforms.tpu.checks import settings_of
 
 BUILDERS = get_args(BuildSettings.model_fields["builder"].annotation)
 
@@ -32,6 +41,8 @@ def build_images(
             return _on_this_machine(config, target, builder, log, say)
         if target == "local":
             return {"steps": local_image(config, "cpu", log, say, builder)[0]}
+        if target == "tpu":
+            return {"trainer": trainer_image(config, settings_of(config), log, say, builder)}
         images = ensure_images(config, log, say, builder)
     except WorkFailed as error:
         raise UserError(error.message, fix="see the builder's output above") from None
@@ -67,6 +78,8 @@ def _wanted(config: RunConfig, target: str, say: Say) -> dict[str, Wanted]:
     if target == "local":
         settings = config.containers
         return {"steps": wanted_image(config, "steps", "cpu", settings.base, settings.repository, say)}
+    if target == "tpu":
+        return {"trainer": wanted_trainer(config, settings_of(config), say)}
     return wanted_images(config, say)
 
 
@@ -88,6 +101,8 @@ def local_image(
 
 def _on_this_machine(config: RunConfig, target: str, builder: str | None, log: TextIO, say: Say) -> dict[str, str]:
     """Build without pushing; the images have tags but no digests."""
+    if target == "tpu":
+        builder = builder or settings_of(config).build.builder
     chosen = builder or (config.containers.builder if target == "local" or config.vertex is None else None)
     if chosen is None and config.vertex is not None:
         chosen = config.vertex.build.builder

@@ -182,7 +182,7 @@ def ensure_images(config: RunConfig, log: TextIO, say: Say, builder: str | None 
     return _images(config, uris, _verified(settings, wanted.get("trainer"), upload=True))
 
 
-def trainer_image(config: RunConfig, settings: TpuSettings, log: TextIO, say: Say) -> str:
+def trainer_image(config: RunConfig, settings: TpuSettings, log: TextIO, say: Say, builder: str | None = None) -> str:
     """Return the image that trains on Cloud TPU VMs by digest, building it if the registry does not have it.
 
     Raises:
@@ -191,13 +191,13 @@ def trainer_image(config: RunConfig, settings: TpuSettings, log: TextIO, say: Sa
     """
     if own := config.train.image or settings.image:
         return own
-    check_builder(settings, settings.build.builder)
+    check_builder(settings, builder or settings.build.builder)
     image = wanted_trainer(config, settings, say)
     registry = registry_of(settings.image_repository, settings.connection)
     found = find(image.request, registry)
     if found is None:
-        say(f"building {image.request.uri} with {settings.build.builder}")
-        found = ensure(image.request, registry, _builder(settings, image, log, None)).uri
+        say(f"building {image.request.uri} with {builder or settings.build.builder}")
+        found = ensure(image.request, registry, _builder(settings, image, log, builder)).uri
     say(f"image {found}")
     return found
 
