@@ -96,9 +96,9 @@ def train_on_tpu(
         UserError: The service refuses the request, no zone has capacity, or the trainer reported a user error.
         WorkFailed: The training failed, or the TPU was lost too often.
     """
-    job = _Job(request, pool["container_spec"], output, log)
     policy = Restarts(restarts, output / "checkpoints")
-    with termination_deferred():
+    with termination_deferred():  # from the beginning: a killed command may have left a TPU
+        job = _Job(request, pool["container_spec"], output, log)
         left = job.lease.take()
         with job.lease:
             try:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from slipway.components.step import WorkFailed
+from slipway.components.step import Terminated, WorkFailed, _Termination
 from slipway.components.train.restarts import Restart
 from slipway.components.train.tpu import job, service
 from slipway.components.train.tpu.lease import Holder, Lease
@@ -187,6 +187,37 @@ def test_a_model_that_was_not_copied_yet_is_copied_without_another_tpu(
     runs.train()
     assert len(runs.requested) == 1
     assert (runs.output() / "model" / "model").read_text() == "trained"
+    assert not runs.left
+
+
+def test_a_launcher_that_is_stopped_at_once_deletes_the_tpu_of_a_killed_one(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = TpuSettings(**tpu_settings(runs.google))
+    node = {
+        "acceleratorType": "v2-8",
+        "runtimeVersion": "tpu-ubuntu2204-base",
+        "serviceAccount": {"email": settings.service_account},
+        "labels": {"slipway-run": "run-1", "slipway-owner": service.owner()},
+    }
+    parent = f"projects/{PROJECT}/locations/{ZONES[0]}"
+    body = {"tpu": {"nodeSpec": [{"parent": parent, "nodeId": "slipway-run-1-1", "node": node}]}}
+    lease = Lease(settings.connection, BUCKET, "runs/run-1/lease", runs.output() / "launcher", 60)
+    lease.take()
+    lease.hold(Holder("slipway-run-1-1", ZONES[0], 1))
+    service.create(settings.connection, ZONES[0], "slipway-run-1-1", body)
+    made = job._Job.__init__
+
+    def stopped(*arguments: Any) -> None:
+        made(*arguments)
+        monkeypatch.setattr(_Termination, "requested", True)
+        if not _Termination.deferred:  # as the handler of the signals
+            raise Terminated
+
+    monkeypatch.setattr(job._Job, "__init__", stopped)
+    with pytest.raises(Terminated):
+        runs.train()
+    assert len(runs.requested) == 1
     assert not runs.left
 
 

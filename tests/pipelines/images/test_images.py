@@ -18,7 +18,14 @@ from slipway.pipelines.config.config import RunConfig, load
 from slipway.pipelines.doctor.check import Context
 from slipway.pipelines.doctor.model_builder import model_builder
 from slipway.pipelines.images.build import build_images
-from slipway.pipelines.images.images import accelerator_of, ensure_images, known_images, own_code, wanted_images
+from slipway.pipelines.images.images import (
+    accelerator_of,
+    ensure_images,
+    known_images,
+    own_code,
+    trainer_image,
+    wanted_images,
+)
 from slipway.trainer.engines import builder
 from tests.components.build_image.conftest import git
 from tests.fakes.google import COMPUTE_ACCOUNT, PROJECT, REGION, FakeGoogle
@@ -246,6 +253,32 @@ def test_the_build_command_prints_digests(project: FakeGoogle, tmp_path: Path) -
     assert set(images) == {"steps", "trainer"}
     assert all("@sha256:" in uri for uri in images.values())
     assert "DONE" in result.stderr
+
+
+def test_the_build_command_builds_the_image_that_a_run_with_target_tpu_finds(
+    project: FakeGoogle, tmp_path: Path
+) -> None:
+    path = configuration(project, tmp_path)
+    values = yaml.safe_load(path.read_text())
+    del values["vertex"]
+    section = {
+        "project": PROJECT,
+        "zones": [f"{REGION}-b"],
+        "bucket": f"gs://{BUCKET}",
+        "endpoints": dict(project.endpoints),
+    }
+    path.write_text(yaml.safe_dump(values | {"tpu": section, "hardware": "tpu-v5e-1x1"}))
+    result = CliRunner().invoke(app, ["build", "--target", "tpu", "-c", str(path), "--json"])
+    assert result.exit_code == 0, result.output
+    built = json.loads(result.stdout)
+    assert project.world.writes["build"] == 1
+    config = load(path)
+    assert config.tpu is not None
+    assert built == {"trainer": trainer_image(config, config.tpu, io.StringIO(), print)}
+    assert project.world.writes["build"] == 1
+    listed = CliRunner().invoke(app, ["build", "--target", "tpu", "-c", str(path), "--list"])
+    assert listed.exit_code == 0, listed.output
+    assert "trainer" in listed.stdout
 
 
 @pytest.mark.parametrize(
