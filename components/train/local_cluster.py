@@ -18,7 +18,7 @@ from slipway.core import events
 from slipway.core.exit_codes import LOCAL_CLUSTER_VARIABLE
 from slipway.core.forking import can_run
 from slipway.core.paths import DATA_VARIABLE, REHEARSED_FILE
-from slipway.core.supervision import Child, Children, Ports
+from slipway.core.supervision import Child, Children, Ports, write_line
 from slipway.trainer.config import RestartSettings
 from slipway.trainer.distributed.accelerators import VIRTUAL_DEVICES_VARIABLE, first_gpus
 
@@ -85,11 +85,7 @@ def _try(
 
 
 def _copying(name: str, log: TextIO) -> Callable[[str], object]:
-    def copy(line: str) -> None:
-        log.write(f"[{name}] {line.rstrip()}\n")
-        log.flush()
-
-    return copy
+    return lambda line: write_line(log, f"[{name}] {line.rstrip()}")
 
 
 def _environment(replica: Replica, replicas: list[Replica], output: Path, virtual_devices: int) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import time
@@ -16,7 +15,7 @@ from typing import Protocol, TextIO, TypeVar
 from slipway.components.step import WorkFailed, raise_if_terminated
 from slipway.core import events, exit_codes
 from slipway.core.errors import ERROR_PREFIX, UserError
-from slipway.core.supervision import POLL_SECONDS
+from slipway.core.supervision import POLL_SECONDS, write_line
 from slipway.trainer.checkpoint.store import pointed_step
 from slipway.trainer.config import RestartSettings
 from slipway.trainer.distributed.signals import ASKED_TO_STOP
@@ -126,15 +125,22 @@ def run_to_the_end(
             return policy.done
         raise_if_terminated()  # the signal may have been sent to this process as well
         restart = policy.next(workers, failed)
-        text = policy.describe(restart)
-        with contextlib.suppress(OSError):  # a full disk does not end the training
-            log.write(f"{text}\n")
-            log.flush()
-        events.message(text)
-        start_at = time.monotonic() + restart.waited_seconds
-        while time.monotonic() < start_at:
-            raise_if_terminated()
-            time.sleep(POLL_SECONDS)
+        say(policy.describe(restart), log)
+        wait(restart)
+
+
+def say(text: str, log: TextIO) -> None:
+    """Write what happens to a training to its log and to the step's events."""
+    write_line(log, text)
+    events.message(text)
+
+
+def wait(restart: Restart) -> None:
+    """Wait as long as a restart says. Call this with termination deferred."""
+    start_at = time.monotonic() + restart.waited_seconds
+    while time.monotonic() < start_at:
+        raise_if_terminated()
+        time.sleep(POLL_SECONDS)
 
 
 def check_same_weights(workers: Sequence[Ended]) -> None:

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Self, TextIO
 
 from slipway.core.exit_codes import status_of
 from slipway.core.forking import Forked
@@ -24,6 +24,13 @@ GRACE_SECONDS = 15.0
 BLAME_SECONDS = 1.0
 POLL_SECONDS = 0.05
 KEPT_LINES = 400
+
+
+def write_line(log: TextIO, line: str) -> None:
+    """Write a line of a training's log at once; a full disk does not end the training."""
+    with contextlib.suppress(OSError):
+        log.write(f"{line}\n")
+        log.flush()
 
 
 class Child:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import sys
 import time
@@ -14,7 +13,7 @@ from typing import TextIO, TypeVar
 
 from slipway.components.cloud.retries import is_out_of_quota, is_transient, paced
 from slipway.components.step import raise_if_terminated, termination_deferred
-from slipway.components.train.restarts import Restart, Restarts, check_same_weights
+from slipway.components.train.restarts import Restart, Restarts, check_same_weights, say, wait
 from slipway.components.train.tpu import service
 from slipway.components.train.tpu.bucket import BucketFolder
 from slipway.components.train.tpu.lease import Holder, Lease, has_lapsed
@@ -25,7 +24,7 @@ from slipway.components.worker_pools import Container, WorkerPool
 from slipway.core import events, manifest
 from slipway.core.errors import UserError
 from slipway.core.exit_codes import STOPPED, UNAVAILABLE
-from slipway.core.supervision import KEPT_LINES
+from slipway.core.supervision import KEPT_LINES, write_line
 from slipway.trainer.checkpoint.store import POINTER
 from slipway.trainer.config import RestartSettings
 from slipway.trainer.distributed.cluster import slice_hosts
@@ -160,7 +159,7 @@ class _Job:
             if loss is None and not failed:
                 return
             self.delete()
-            self.wait(self.next_restart(policy, loss, failed))
+            wait(self.next_restart(policy, loss, failed))
 
     def copy_data(self, dataset: Path) -> None:
         """Copy the data set to the bucket, unless it is there, and let the container read it there."""
@@ -301,13 +300,6 @@ class _Job:
         self._say(policy.describe(restart))
         return restart
 
-    def wait(self, restart: Restart) -> None:
-        """Wait as long as the restart says."""
-        until = time.monotonic() + restart.waited_seconds
-        while time.monotonic() < until:
-            raise_if_terminated()
-            time.sleep(min(1.0, restart.waited_seconds))
-
     def delete(self) -> None:
         """Delete the current queued resource, and wait until it no longer exists."""
         if self.name:
@@ -348,7 +340,7 @@ class _Job:
                 host.last_part = part
                 host.tail.extend(lines)
                 for line in lines:
-                    self._write(f"[{host.name}] {line}")
+                    write_line(self._log, f"[{host.name}] {line}")
                 steps = STEPS.findall("\n".join(lines))
                 if steps and number == 0:
                     done, total = steps[-1]
@@ -372,13 +364,7 @@ class _Job:
         return slice_hosts(variables)
 
     def _say(self, text: str) -> None:
-        self._write(text)
-        events.message(text)
-
-    def _write(self, line: str) -> None:
-        with contextlib.suppress(OSError):  # a full disk does not end the training
-            self._log.write(f"{line}\n")
-            self._log.flush()
+        say(text, self._log)
 
 
 def _host_name(number: int, count: int) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from slipway.components.step import WorkFailed, raise_if_terminated, termination_deferred
-from slipway.components.train.restarts import Restart, Restarts, run_to_the_end
+from slipway.components.train.restarts import Restart, Restarts, run_to_the_end, say
 from slipway.components.train.trainjob import manifest
 from slipway.components.train.trainjob.cluster import Cluster, DeniedError, NotInstalledError, own_pod
 from slipway.components.train.trainjob.manifest import LEASE_FILE, TRY_ANNOTATION, Owner, TrainJobSettings
@@ -193,10 +193,7 @@ class _Training:
         if not text or (text == self._said and now < self._say_again_at):
             return
         self._said, self._say_again_at = text, now + REPORT_SECONDS
-        with contextlib.suppress(OSError):
-            self._log.write(f"{text}\n")
-            self._log.flush()
-        events.message(text)
+        say(text, self._log)
 
     def _pause(self) -> None:
         raise_if_terminated()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections import deque
@@ -15,7 +14,7 @@ from slipway.components.train.trainjob.manifest import CONTAINER, INDEX_ANNOTATI
 from slipway.components.worker_pools import WorkerPool, variables_of
 from slipway.core.errors import UserError
 from slipway.core.exit_codes import SIGKILLED
-from slipway.core.supervision import KEPT_LINES
+from slipway.core.supervision import KEPT_LINES, write_line
 from slipway.trainer.distributed.cluster import pool_name, slice_hosts
 
 if TYPE_CHECKING:
@@ -119,9 +118,7 @@ class Replica:
                 for stamp, line in self._cluster.log_lines(self.pod, self._last, follow=not is_rest):
                     self._last = stamp
                     self.tail.append(line)
-                    with contextlib.suppress(OSError):  # a full disk does not end the training
-                        self._log.write(f"[{self.name}] {line}\n")
-                        self._log.flush()
+                    write_line(self._log, f"[{self.name}] {line}")
             except UserError as error:
                 self._refusal = error
                 return
