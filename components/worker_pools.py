@@ -51,13 +51,18 @@ class Replica:
 
     @property
     def name(self) -> str:
-        """Its name as in Vertex AI's logs: workerpool1-0; on a TPU slice of several machines with the host's number."""
-        return f"{pool_name(self.pool)}-{self.index}" + (f"-host{self.host}" if self.hosts > 1 else "")
+        """Its name, see `replica_name`."""
+        return replica_name(pool_name(self.pool), self.index, self.host, self.hosts)
 
     @property
     def address(self) -> str:
         """Host and port for the other replicas."""
         return f"127.0.0.1:{self.port}"
+
+
+def replica_name(pool: str, index: int, host: int = 0, hosts: int = 1) -> str:
+    """Return a name as in Vertex AI's logs: workerpool1-0; of a machine of a TPU slice with the host's number."""
+    return f"{pool}-{index}" + (f"-host{host}" if hosts > 1 else "")
 
 
 def count_replicas(pools: Sequence[WorkerPool]) -> int:

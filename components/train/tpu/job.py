@@ -20,14 +20,14 @@ from slipway.components.train.tpu.lease import Holder, Lease, has_lapsed
 from slipway.components.train.tpu.request import LEASE, POLL_SECONDS, RUNS, body_of, name_of, reading
 from slipway.components.train.tpu.settings import TpuRequest
 from slipway.components.train.tpu.startup import HOSTS
-from slipway.components.worker_pools import Container, WorkerPool
+from slipway.components.worker_pools import Container, WorkerPool, replica_name, variables_of
 from slipway.core import events, manifest
 from slipway.core.errors import UserError
 from slipway.core.exit_codes import STOPPED, UNAVAILABLE
 from slipway.core.supervision import KEPT_LINES, write_line
 from slipway.trainer.checkpoint.store import POINTER
 from slipway.trainer.config import RestartSettings
-from slipway.trainer.distributed.cluster import slice_hosts
+from slipway.trainer.distributed.cluster import pool_name, slice_hosts
 
 # How long the other hosts have to end after the first one failed.
 GRACE_SECONDS = 60.0
@@ -42,6 +42,8 @@ STATES = {
     "FAILED": "failed",
     "DELETING": "being deleted",
 }
+# A TPU is one replica.
+POOL = pool_name(0)
 LOST_NODES = ("PREEMPTED", "TERMINATED", "STOPPED", "STOPPING", "DELETING", "HIDDEN")
 # The last words of a host, from `startup.sh`.
 DELETING, TIME_OVER, FAILED = "slipway: deleting this TPU: ", "its time is over", "slipway: failed: "
@@ -295,7 +297,7 @@ class _Job:
         if pointer is not None:
             (self._output / "checkpoints").mkdir(parents=True, exist_ok=True)
             (self._output / "checkpoints" / POINTER).write_bytes(pointer)
-        lost = [Host(_host_name(0, 1), STOPPED)] if loss else failed
+        lost = [Host(replica_name(POOL, 0), STOPPED)] if loss else failed
         restart = policy.next(self.hosts, lost, loss.how if loss else None)
         self._say(policy.describe(restart))
         return restart
@@ -353,19 +355,14 @@ class _Job:
         return f"{HOSTS}/{self.current.attempt}-{number}"
 
     def _new_hosts(self) -> list[Host]:
-        return [Host(_host_name(number, self._count)) for number in range(self._count)]
+        return [Host(replica_name(POOL, 0, number, self._count)) for number in range(self._count)]
 
     def _read(self, name: str) -> bytes | None:
         return self._patiently(lambda: self.folder.read(name))
 
     @property
     def _count(self) -> int:
-        variables = {variable["name"]: variable["value"] for variable in self.container.get("env", [])}
-        return slice_hosts(variables)
+        return slice_hosts(variables_of({"container_spec": self.container}))
 
     def _say(self, text: str) -> None:
         say(text, self._log)
-
-
-def _host_name(number: int, count: int) -> str:
-    return "workerpool0-0" + (f"-host{number}" if count > 1 else "")

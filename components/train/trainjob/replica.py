@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from slipway.components.cloud.retries import TRIES, paced
 from slipway.components.train.trainjob.manifest import CONTAINER, INDEX_ANNOTATION, POOL_LABEL
-from slipway.components.worker_pools import WorkerPool, variables_of
+from slipway.components.worker_pools import WorkerPool, replica_name, variables_of
 from slipway.core.errors import UserError
 from slipway.core.exit_codes import SIGKILLED
 from slipway.core.supervision import KEPT_LINES, write_line
@@ -31,10 +31,10 @@ REST_SECONDS = 30.0
 
 
 def replica_of(pod: V1Pod, pools: Sequence[WorkerPool]) -> str:
-    """Return the name of a pod's replica as on Vertex AI: workerpool1-0; of a slice's host workerpool0-0-host1."""
+    """Return the name of a pod's replica, or of its host in a TPU slice."""
     pool, index = pod.metadata.labels[POOL_LABEL], int(pod.metadata.annotations[INDEX_ANNOTATION])
     hosts = next(slice_hosts(variables_of(each)) for number, each in enumerate(pools) if pool_name(number) == pool)
-    return f"{pool}-0-host{index}" if hosts > 1 else f"{pool}-{index}"
+    return replica_name(pool, 0, index, hosts) if hosts > 1 else replica_name(pool, index)
 
 
 def finish_logs(replicas: Iterable[Replica]) -> None:
