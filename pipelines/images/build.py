@@ -101,11 +101,7 @@ def local_image(
 
 def _on_this_machine(config: RunConfig, target: str, builder: str | None, log: TextIO, say: Say) -> dict[str, str]:
     """Build without pushing; the images have tags but no digests."""
-    if target == "tpu":
-        builder = builder or settings_of(config).build.builder
-    chosen = builder or (config.containers.builder if target == "local" or config.vertex is None else None)
-    if chosen is None and config.vertex is not None:
-        chosen = config.vertex.build.builder
+    chosen = builder or _configured_builder(config, target)
     if chosen == "cloud-build":
         raise UserError(
             "Cloud Build always pushes the images it builds.",
@@ -116,5 +112,13 @@ def _on_this_machine(config: RunConfig, target: str, builder: str | None, log: T
     images = _wanted(config, target, say)
     for image in images.values():
         request = image.request
-        local.build(str(chosen), image.context.archive(), request.uri, request.arguments, request.labels, log)
+        local.build(chosen, image.context.archive(), request.uri, request.arguments, request.labels, log)
     return {role: image.request.uri for role, image in images.items()}
+
+
+def _configured_builder(config: RunConfig, target: str) -> str:
+    if target == "tpu":
+        return settings_of(config).build.builder
+    if target == "local" or config.vertex is None:
+        return config.containers.builder
+    return config.vertex.build.builder

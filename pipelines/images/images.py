@@ -23,6 +23,7 @@ from slipway.components.build_image.context import Context, is_checkout, make_co
 from slipway.components.build_image.images import ANY_USER, image_kind
 from slipway.components.build_image.project import ProjectContent, project_content
 from slipway.components.build_image.reference import ARTIFACT_REGISTRY
+from slipway.components.build_image.registry import Registry
 from slipway.components.cloud.retries import is_transient
 from slipway.components.prepare_data.sources import source_kind
 from slipway.components.train.tpu.settings import TpuSettings
@@ -173,12 +174,7 @@ def ensure_images(config: RunConfig, log: TextIO, say: Say, builder: str | None 
     uris = {}
     wanted = wanted_images(config, say)
     for role, image in wanted.items():
-        found = find(image.request, registry)
-        if found is None:
-            say(f"building {image.request.uri} with {builder or settings.build.builder}")
-            found = ensure(image.request, registry, _builder(settings, image, log, builder)).uri
-        say(f"image {found}")
-        uris[role] = found
+        uris[role] = _ensured(image, registry, settings, log, say, builder)
     return _images(config, uris, _verified(settings, wanted.get("trainer"), upload=True))
 
 
@@ -192,8 +188,19 @@ def trainer_image(config: RunConfig, settings: TpuSettings, log: TextIO, say: Sa
     if own := config.train.image or settings.image:
         return own
     check_builder(settings, builder or settings.build.builder)
-    image = wanted_trainer(config, settings, say)
     registry = registry_of(settings.image_repository, settings.connection)
+    return _ensured(wanted_trainer(config, settings, say), registry, settings, log, say, builder)
+
+
+def _ensured(
+    image: Wanted,
+    registry: Registry,
+    settings: VertexSettings | TpuSettings,
+    log: TextIO,
+    say: Say,
+    builder: str | None,
+) -> str:
+    """Return an image by digest, building it if the registry does not have it."""
     found = find(image.request, registry)
     if found is None:
         say(f"building {image.request.uri} with {builder or settings.build.builder}")
