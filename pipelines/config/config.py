@@ -323,10 +323,10 @@ def vertex_of(config: RunConfig) -> VertexSettings:
     """
     if config.vertex is not None:
         return config.vertex
-    raise UserError(
-        "The configuration has no section vertex.",
-        setting="vertex",
-        value=None,
-        allowed="project, region and bucket",
-        fix="--set vertex.project=PROJECT --set vertex.region=us-central1 --set vertex.bucket=gs://BUCKET",
-    )
+    fix = "--set vertex.project=PROJECT --set vertex.region=us-central1 --set vertex.bucket=gs://BUCKET"
+    raise no_section("vertex", "project, region and bucket", fix)
+
+
+def no_section(name: str, keys: str, fix: str) -> UserError:
+    """Return the error for a configuration without the section that a platform needs, with its required keys."""
+    return UserError(f"The configuration has no section {name}.", setting=name, value=None, allowed=keys, fix=fix)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from slipway.components.train.tpu.settings import TpuRequest, TpuSettings
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
-from slipway.pipelines.config.config import RunConfig
+from slipway.pipelines.config.config import RunConfig, no_section
 from slipway.pipelines.hardware import Hardware
 from slipway.pipelines.hardware.catalogue import TpuVm, load
 from slipway.pipelines.hardware.choice import base_text, smallest_machine
@@ -20,13 +20,8 @@ def settings_of(config: RunConfig) -> TpuSettings:
     """
     if config.tpu is not None:
         return config.tpu
-    raise UserError(
-        "The configuration has no section tpu.",
-        setting="tpu",
-        value=None,
-        allowed="project, zones and bucket",
-        fix="--set tpu.project=PROJECT --set tpu.zones=[us-west4-a] --set tpu.bucket=gs://BUCKET",
-    )
+    fix = "--set tpu.project=PROJECT --set tpu.zones=[us-west4-a] --set tpu.bucket=gs://BUCKET"
+    raise no_section("tpu", "project, zones and bucket", fix)
 
 
 def request_of(config: RunConfig) -> TpuRequest:
