@@ -190,22 +190,27 @@ def test_a_model_that_was_not_copied_yet_is_copied_without_another_tpu(
     assert not runs.left
 
 
-def test_a_launcher_that_is_stopped_at_once_deletes_the_tpu_of_a_killed_one(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = TpuSettings(**tpu_settings(runs.google))
+def leave_request(settings: TpuSettings, run: str) -> None:
+    """Request a TPU as the first request of a run whose launcher is then lost."""
     node = {
         "acceleratorType": "v2-8",
         "runtimeVersion": "tpu-ubuntu2204-base",
         "serviceAccount": {"email": settings.service_account},
-        "labels": {"slipway-run": "run-1", "slipway-owner": service.owner()},
+        "labels": {"slipway-run": run, "slipway-owner": service.owner()},
     }
-    parent = f"projects/{PROJECT}/locations/{ZONES[0]}"
-    body = {"tpu": {"nodeSpec": [{"parent": parent, "nodeId": "slipway-run-1-1", "node": node}]}}
+    parent, name = f"projects/{PROJECT}/locations/{ZONES[0]}", f"slipway-{run}-1"
+    body = {"tpu": {"nodeSpec": [{"parent": parent, "nodeId": name, "node": node}]}}
+    service.create(settings.connection, ZONES[0], name, body)
+
+
+def test_a_launcher_that_is_stopped_at_once_deletes_the_tpu_of_a_killed_one(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = TpuSettings(**tpu_settings(runs.google))
     lease = Lease(settings.connection, BUCKET, "runs/run-1/lease", runs.output() / "launcher", 60)
     lease.take()
     lease.hold(Holder("slipway-run-1-1", ZONES[0], 1))
-    service.create(settings.connection, ZONES[0], "slipway-run-1-1", body)
+    leave_request(settings, "run-1")
     made = job._Job.__init__
 
     def stopped(*arguments: Any) -> None:
@@ -222,17 +227,8 @@ def test_a_launcher_that_is_stopped_at_once_deletes_the_tpu_of_a_killed_one(
 
 
 def test_an_expired_queued_request_of_a_lost_launcher_is_deleted_by_the_next_run(runs: Runs) -> None:
-    settings = TpuSettings(**tpu_settings(runs.google))
-    node = {
-        "acceleratorType": "v2-8",
-        "runtimeVersion": "tpu-ubuntu2204-base",
-        "serviceAccount": {"email": settings.service_account},
-        "labels": {"slipway-run": "lost", "slipway-owner": service.owner()},
-    }
-    parent = f"projects/{PROJECT}/locations/{ZONES[0]}"
-    body = {"tpu": {"nodeSpec": [{"parent": parent, "nodeId": "slipway-lost-1", "node": node}]}}
     runs.google.tpu.exhausted.add(ZONES[0])
-    service.create(settings.connection, ZONES[0], "slipway-lost-1", body)
+    leave_request(TpuSettings(**tpu_settings(runs.google)), "lost")
     wait_for(lambda: runs.left == ["FAILED"])
     runs.google.tpu.exhausted.clear()
     runs.train()
