@@ -43,7 +43,7 @@ class TpuSettings(Settings):
     external_ips: bool = Field(
         default=True,
         description="Whether the TPU's machines have external IP addresses; without them, the subnetwork needs Private "
-        "Google Access.",
+        "Google Access, and Cloud NAT for the installation of gcsfuse from GitHub.",
     )
     runtime_version: str | None = Field(
         default=None,

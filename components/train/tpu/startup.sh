@@ -3,6 +3,7 @@
 # curl, docker and apt-get. The variables are set by `startup.py`.
 set -u
 METADATA="http://${GCE_METADATA_HOST:-metadata.google.internal}/computeMetadata/v1/instance"
+GCSFUSE_VERSION=2.5.2
 WORK=$(mktemp -d) LOG=$WORK/log
 sent=0 part='' code='' renewed=$(date +%s)
 : >"$LOG"
@@ -61,12 +62,11 @@ delete_tpu() {
 }
 
 install_gcsfuse() {
-  local key=/usr/share/keyrings/cloud.google.asc
-  curl -sSf --retry 8 -o $key https://packages.cloud.google.com/apt/doc/apt-key.gpg
-  echo "deb [signed-by=$key] https://packages.cloud.google.com/apt gcsfuse-$(lsb_release -cs) main" \
-    >/etc/apt/sources.list.d/gcsfuse.list
+  local package=gcsfuse_${GCSFUSE_VERSION}_amd64.deb
+  local releases=https://github.com/GoogleCloudPlatform/gcsfuse/releases/download
+  curl -sSfL --retry 8 -o "$WORK/$package" "$releases/v$GCSFUSE_VERSION/$package" || return
   # Another apt-get may hold the lock while the machine starts.
-  apt-get -o DPkg::Lock::Timeout=600 update && apt-get -o DPkg::Lock::Timeout=600 install -y gcsfuse
+  apt-get -o DPkg::Lock::Timeout=600 update && apt-get -o DPkg::Lock::Timeout=600 install -y "$WORK/$package"
 }
 
 again() {
