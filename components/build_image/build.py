@@ -62,7 +62,7 @@ def registry_of(repository: str, connection: Connection | None) -> Registry:
     """Return the client for the registry of a repository."""
     if ARTIFACT_REGISTRY.fullmatch(repository) and connection is not None:
         return ArtifactRegistry(connection)
-    return HttpRegistry("containers.repository" if connection is None else "vertex.build.repository")
+    return HttpRegistry("containers.repository" if connection is None else f"{connection.section}.build.repository")
 
 
 def find(request: ImageRequest, registry: Registry) -> str | None:

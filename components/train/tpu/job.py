@@ -17,7 +17,7 @@ from slipway.components.train.restarts import Restart, Restarts, check_same_weig
 from slipway.components.train.tpu import service
 from slipway.components.train.tpu.bucket import BucketFolder
 from slipway.components.train.tpu.lease import Holder, Lease, has_lapsed
-from slipway.components.train.tpu.request import LEASE, POLL_SECONDS, RUNS, body_of, name_of, reading
+from slipway.components.train.tpu.request import LEASE, RUNS, body_of, name_of, reading
 from slipway.components.train.tpu.settings import TpuRequest
 from slipway.components.train.tpu.startup import HOSTS
 from slipway.components.worker_pools import Container, WorkerPool, replica_name, variables_of
@@ -311,7 +311,7 @@ class _Job:
 
     def _look(self) -> service.QueuedResource | None:
         """Return the queued resource after a pause, and show its state if it is another than before."""
-        time.sleep(paced(POLL_SECONDS))
+        time.sleep(paced(service.POLL_SECONDS))
         found = self._patiently(lambda: service.get(self.connection, self.current.zone, self.name))
         state = found.state if found else "deleted"
         if (self.name, state) != self._shown:

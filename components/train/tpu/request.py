@@ -10,7 +10,7 @@ from datetime import datetime
 from slipway.components.cloud.retries import paced
 from slipway.components.train.tpu.bucket import BucketFolder
 from slipway.components.train.tpu.lease import Holder
-from slipway.components.train.tpu.service import OWNER_LABEL, PREFIX, RUN_LABEL, owner
+from slipway.components.train.tpu.service import OWNER_LABEL, POLL_SECONDS, PREFIX, RUN_LABEL, owner
 from slipway.components.train.tpu.settings import TpuRequest
 from slipway.components.train.tpu.startup import Startup
 from slipway.components.worker_pools import Container
@@ -19,8 +19,6 @@ from slipway.core.values import JsonObject
 
 # The runs' folder in the bucket, and the lease in a run's folder.
 RUNS, LEASE = "runs", "lease"
-# Pause between two looks at the service, the lease and the log.
-POLL_SECONDS = 5.0
 LONGEST_NAME = 63
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 

@@ -28,6 +28,7 @@ PREFIX = "slipway-"
 FAILED, SUSPENDED = "FAILED", ("SUSPENDING", "SUSPENDED")
 CREATE_SECONDS = 120.0
 DELETE_SECONDS = 1200.0
+# Pause between two looks at the service; for a running TPU also at its lease and its log.
 POLL_SECONDS = 5.0
 
 
