@@ -168,11 +168,11 @@ class Attacker:
         try:
             if not all(map(_freeze, victims)):
                 return False
-            model = self._model()
-            self.struck.append(Struck(_restarts(self._log()), self._saved_step(), model))
+            step = self._saved_step()
+            self.struck.append(Struck(_restarts(self._log()), step, self._model()))
             for victim, (_, number) in zip(victims, strike.victims, strict=True):
-                # A worker that is asked to stop when all is done exits with status 0.
-                self.killed.append(signal.SIGKILL if model else number)
+                # A worker that is asked to stop after the last step finishes, and exits with status 0.
+                self.killed.append(signal.SIGKILL if step >= self.chaos.steps else number)
                 victim.send_signal(self.killed[-1])
         finally:
             for victim in victims:
