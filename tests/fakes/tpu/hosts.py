@@ -178,8 +178,12 @@ class Host:
             self._startup.wait()
 
     def _prepare(self) -> None:
-        """Make the home folder, with curl's configuration and the stand-ins; a restarted machine has an empty /tmp."""
-        for name in ("root", "tmp", "bin"):
+        """Make the home folder, with curl's configuration and the stand-ins.
+
+        A restarted machine has an empty /tmp, and no container that was started with --rm: docker removes those when it
+        starts.
+        """
+        for name in ("root", "tmp", "bin", "containers"):
             shutil.rmtree(self.folder / name, ignore_errors=True)
             (self.folder / name).mkdir(parents=True)
         self._machines.mount()
