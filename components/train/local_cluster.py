@@ -78,7 +78,7 @@ def _try(
             if machine is not None and not virtual_devices:
                 environment |= first_gpus(environment, int(str(machine.get("accelerator_count", 0))))
             copy = _copying(replica.name, log)
-            fork = len(replicas) == 1 and replica.environment.keys() <= {DATA_VARIABLE} and can_run(replica.command)
+            fork = replica.environment.keys() <= {DATA_VARIABLE} and can_run(replica.command)
             workers.all.append(Child(replica.name, replica.command, environment, copy, own_group=True, fork=fork))
         failed = workers.wait(lambda: termination_requested() or rehearsed.is_file())
     return workers.all, failed

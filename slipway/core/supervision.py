@@ -36,6 +36,8 @@ def write_line(log: TextIO, line: str) -> None:
 class Child:
     """A child process with the end of its output in `tail`. On Linux, the kernel kills it when its parent dies.
 
+    Its output is read from `read` on: threads must not run before the last child is forked.
+
     Args:
         name: Its name in messages.
         command: The program and its arguments.
@@ -74,7 +76,11 @@ class Child:
                 process_group=0 if own_group else None,
             )
         self._reader = threading.Thread(target=self._read, args=(output,), daemon=True)
-        self._reader.start()
+
+    def read(self) -> None:
+        """Start to read the output, unless that has happened."""
+        if self._reader.ident is None:
+            self._reader.start()
 
     def _read(self, output: Callable[[str], object]) -> None:
         for line in self._process.stdout or ():
@@ -100,6 +106,7 @@ class Child:
 
     def finish(self) -> None:
         """Wait until the process has ended and its output was read."""
+        self.read()
         self._process.wait()
         self._reader.join(timeout=5)
 
@@ -127,6 +134,8 @@ class Children:
         Returns:
             Those that failed, earliest first.
         """
+        for child in self.all:
+            child.read()
         failed: list[Child] = []
         deadline: float | None = None
         while True:

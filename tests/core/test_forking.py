@@ -42,6 +42,7 @@ ended = []
 for number, argument in enumerate(["0", "3", "kill", "raise"]):
     Path("changing.py").write_text(f"VALUE = {number}")
     child = Child(argument, [*command, argument], environment, lambda line: None, own_group=True, fork=True)
+    assert forking.can_run(command), "its output is not read yet: no thread hinders the next fork"
     child.finish()
     ended.append((child.status, list(child.tail)))
 print(json.dumps(ended))

@@ -21,6 +21,7 @@ def start(children: Children, name: str, code: str) -> Child:
     program = f"import os, signal, sys, time\n{code}"
     child = Child(name, [sys.executable, "-c", program], os.environ, lambda _: ready.set(), own_group=True)
     children.all.append(child)
+    child.read()
     assert ready.wait(60)
     return child
 

@@ -9,12 +9,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import importlib
 import inspect
 import io
 import json
 import os
-import runpy
 import socket
 import subprocess
 import sys
@@ -25,15 +23,15 @@ from pathlib import Path
 from typing import Any
 
 from slipway.core import forking
-from slipway.pipelines.platforms.local.warm import TRAINER, TRAINING
+from slipway.pipelines.platforms.local.warm import TRAINER, import_for_training
 from slipway.trainer.distributed.accelerators import find
-from slipway.trainer.engines.quick_import import import_before_tensorflow, import_tensorflow
 
 PR_SET_CHILD_SUBREAPER = 36
 LARGEST_REQUEST = 2**18
 _one_at_a_time = threading.Lock()
-# Where TensorFlow survives a fork, as slipway.pipelines.platforms.local.warm says. Tests of other engines import those.
-CAN_FORK = sys.platform == "linux" and find({}).kind == "cpu" and "SLIPWAY_TEST_ENGINE" not in os.environ
+# Where the libraries survive a fork, as slipway.pipelines.platforms.local.warm says.
+ENGINE = os.environ.get("SLIPWAY_TEST_ENGINE", "tensorflow")
+CAN_FORK = sys.platform == "linux" and find({}).kind == "cpu"
 
 
 class Popen(subprocess.Popen[Any]):
@@ -75,7 +73,7 @@ def _server() -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SLIPWAY_")}
-        command = [sys.executable, "-m", __name__, str(theirs.fileno())]
+        command = [sys.executable, "-m", __name__, str(theirs.fileno()), ENGINE]
         subprocess.Popen(
             command, pass_fds=[theirs.fileno()], cwd=Path(__file__).parents[2], env=environment, start_new_session=True
         )
@@ -95,11 +93,8 @@ def _subreaper() -> Iterator[None]:
 
 def main() -> None:
     """Import the trainer and its libraries, then fork for each request; the fork becomes the worker."""
-    import_before_tensorflow()
-    import_tensorflow()
-    runpy.run_module(TRAINER, run_name=f"{TRAINER}.imported")
-    for name in TRAINING:
-        importlib.import_module(name)
+    import_for_training(sys.argv[2])
+    forking.announce(TRAINER)
     channel = socket.socket(fileno=int(sys.argv[1]))
     while True:
         request, streams, *_ = socket.recv_fds(channel, LARGEST_REQUEST, 3)

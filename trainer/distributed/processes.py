@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from slipway.core import exit_codes
+from slipway.core.forking import can_run
 from slipway.core.supervision import Child, Children, Ports
 from slipway.trainer.config import JobConfig
 from slipway.trainer.data.assignment import check_shared_evenly
@@ -92,7 +93,8 @@ def supervise(
         children = ended.enter_context(Children())
         for number in range(processes):
             environment = environment_of(os.environ, cluster, processes, number, rendezvous)
-            children.all.append(Child(str(number), command, environment, others if number else None))
+            output = others if number else None
+            children.all.append(Child(str(number), command, environment, output, fork=can_run(command)))
         failed = children.wait(stop_requested)
     if not failed:
         return 0

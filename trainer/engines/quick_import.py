@@ -41,9 +41,10 @@ def import_tensorflow(engine: str = "tensorflow", *, keras: bool = True) -> None
     # process occupies a core, the other threads waste theirs: small steps took 15 times as long on a busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     row = ENGINES[engine]
-    if "keras" in sys.modules:
-        _check_backend(row.keras_backend)
-    os.environ["KERAS_BACKEND"] = row.keras_backend
+    if keras:
+        if "keras" in sys.modules:
+            _check_backend(row.keras_backend)
+        os.environ["KERAS_BACKEND"] = row.keras_backend
     if os.environ.get(PLUGGABLE_VARIABLE) and (libtpu := importlib.util.find_spec("libtpu")) and libtpu.origin:
         os.environ.setdefault(_PLUGGABLE_PATH, str(Path(libtpu.origin).with_name("libtpu.so")))
     _import_if_installed(row.imported_first_if_installed)

@@ -63,12 +63,12 @@ def execute(folder: RunFolder, output: Path, champion: str, *, rehearsal: bool, 
 
 
 @contextlib.contextmanager
-def _warm(steps: Sequence[str]) -> Iterator[None]:
+def _warm(steps: Sequence[str], engine: str) -> Iterator[None]:
     """Run these steps of the pipeline in forks of a process that imports their libraries while other steps run."""
     if not steps:
         yield
         return
-    warm = Warm(steps)
+    warm = Warm(steps, engine)
     try:
         from kfp.local import subprocess_task_handler
 
@@ -113,10 +113,11 @@ def main() -> None:
     parser.add_argument("--rehearsal", action="store_true")
     parser.add_argument("--containers", action="store_true")
     parser.add_argument("--warm", metavar="STEP", nargs="*", default=(), help="steps to run in forks")
+    parser.add_argument("--engine", default="tensorflow", help="the engine of the step train")
     arguments = parser.parse_args()
     folder = RunFolder(arguments.folder)
     _end_with_parent(folder.run_id, containers=arguments.containers)
-    with _warm(arguments.warm):
+    with _warm(arguments.warm, arguments.engine):
         done = execute(
             folder, arguments.output, arguments.champion, rehearsal=arguments.rehearsal, containers=arguments.containers
         )

@@ -121,7 +121,9 @@ def _execute(
     command = [sys.executable, "-m", "slipway.pipelines.platforms.local.executor", str(folder.path)]
     command += ["--output", str(folder.path / "train"), "--champion", record.champion or ""]
     command += ["--rehearsal"] if record.rehearsal else []
-    command += ["--containers"] if record.runner == "docker" else ["--warm", *warm_steps(config, os.environ)]
+    forked = warm_steps(config, record.platform, os.environ)
+    command += ["--containers"] if record.runner == "docker" else ["--warm", *forked]
+    command += ["--engine", config.train.engine]
     environment = {
         **os.environ,
         EVENTS_VARIABLE: str(folder.events_file),

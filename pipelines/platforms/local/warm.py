@@ -1,4 +1,4 @@
-"""A process that imports TensorFlow while the first steps run, and forks for each step that needs it.
+"""A process that imports the engine's libraries while the first steps run, and forks for each step that needs them.
 
 The steps `train` and `evaluate` then begin at once, each in its own process. The executor starts it and sends it the
 commands of steps, one after another. User code is never imported here.
@@ -32,33 +32,29 @@ STARTED = "started\n"
 TRAINER = "slipway.trainer"
 EXECUTOR = "kfp.dsl.executor_main"
 # What the trainer and the steps import when they are called, without their libraries.
-TRAINING = ("slipway.trainer.loop", "slipway.trainer.data.inputs", "slipway.trainer.engines.tensorflow.engine")
+TRAINING = ("slipway.trainer.loop", "slipway.trainer.data.inputs")
 STEPS = ("kfp.dsl.executor", "slipway.components.train.local_cluster", "slipway.components.train.result")
 EVALUATION = ("slipway.components.evaluate.custom", "slipway.components.evaluate.report", "jinja2")
 
 
-def warm_steps(config: RunConfig, environment: Mapping[str, str]) -> tuple[str, ...]:
+def warm_steps(config: RunConfig, platform: str, environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return the steps of a run that can be forks; none except on Linux without accelerators.
 
-    Elsewhere, TensorFlow's import may start threads or a driver, which do not survive a fork. Other engines and several
-    replicas train in new interpreters.
+    Elsewhere, the imports may start threads or a driver, which do not survive a fork.
     """
     if sys.platform != "linux" or find(environment).kind != "cpu" or config.train.program is not None:
         return ()
-    hardware = config.parsed_hardware
-    virtual = hardware.accelerators_per_replica or hardware.machines_per_replica > 1
-    forked = config.train.engine == "tensorflow" and hardware.replicas == 1 and not virtual
-    return ("train", "evaluate") if forked else ("evaluate",)
+    return ("train", "evaluate") if platform == "local" else ("evaluate",)
 
 
 class Warm:
     """The process that imports and forks; `close` ends it."""
 
-    def __init__(self, steps: Sequence[str]) -> None:
+    def __init__(self, steps: Sequence[str], engine: str) -> None:
         self._steps = steps
         self._channel, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-m", __name__, str(theirs.fileno()), *steps]
+            command = [sys.executable, "-m", __name__, str(theirs.fileno()), engine, *steps]
             environment = {**os.environ, "_KFP_RUNTIME": "true"}  # as in steps: kfp imports only what they need
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
         self._answers = self._channel.makefile()
@@ -91,16 +87,16 @@ def main() -> None:
     """Import the libraries, then fork for each request; each fork becomes its step."""
     parser = argparse.ArgumentParser(prog=f"python -m {__spec__.name}")
     parser.add_argument("channel", type=int)
+    parser.add_argument("engine")
     parser.add_argument("steps", nargs="+")
     arguments = parser.parse_args()
     _import(STEPS)
-    import_before_tensorflow()
-    import_tensorflow(keras="train" in arguments.steps)
     if "train" in arguments.steps:
-        runpy.run_module(TRAINER, run_name=f"{TRAINER}.imported")
-        _import(TRAINING)
+        import_for_training(arguments.engine)
         forking.announce(TRAINER)
     else:
+        import_before_tensorflow()
+        import_tensorflow(keras=False)
         _import(EVALUATION)
     server = os.getpid()
     command = _serve(socket.socket(fileno=arguments.channel))
@@ -110,6 +106,15 @@ def main() -> None:
         program.write_text(source)
         command = [sys.executable, "-m", EXECUTOR, "--component_module_path", str(program), *options]
         forking.become(command, os.environ, server)
+
+
+def import_for_training(engine: str) -> None:
+    """Import the trainer, the engine and its libraries, as far as they are installed."""
+    import_before_tensorflow()
+    with contextlib.suppress(ImportError):  # the step reports it
+        import_tensorflow(engine)
+    runpy.run_module(TRAINER, run_name=f"{TRAINER}.imported")
+    _import((*TRAINING, f"slipway.trainer.engines.{engine}.engine"))
 
 
 def _serve(channel: socket.socket) -> list[str]:

@@ -21,17 +21,15 @@ def configured(hardware: str = "cpu", **train: object) -> RunConfig:
 
 
 @pytest.mark.parametrize(
-    ("config", "environment", "steps"),
+    ("config", "platform", "environment", "steps"),
     [
-        (configured(), {}, ("train", "evaluate")),
-        (configured("cpu*2"), {}, ("evaluate",)),
-        (configured("l4x1"), {}, ("evaluate",)),  # virtual devices in a rehearsal
-        (configured(engine="jax"), {}, ("evaluate",)),
-        (configured(), {"TPU_NODE_NAME": "local"}, ()),
+        (configured(), "local", {}, ("train", "evaluate")),
+        (configured("tpu-v5e-1x1"), "tpu", {}, ("evaluate",)),  # the training is not here
+        (configured(), "local", {"TPU_NODE_NAME": "local"}, ()),
     ],
 )
-def test_only_libraries_that_survive_a_fork_are_imported_before_it(config, environment, steps):
-    assert warm_steps(config, environment) == steps
+def test_only_libraries_that_survive_a_fork_are_imported_before_it(config, platform, environment, steps):
+    assert warm_steps(config, platform, environment) == steps
 
 
 def command(name: str, code: str) -> list[str]:
@@ -43,7 +41,7 @@ def test_each_step_is_a_process_of_its_own(tmp_path: Path, monkeypatch):
     """A killed step fails alone; the libraries are there; once the process is lost, a step runs in another way."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    warm = Warm(["evaluate"])
+    warm = Warm(["evaluate"], "tensorflow")
     try:
         assert warm.run(command("prepare_data", "")) is None
         killed = "import os, signal\ndef evaluate() -> None:\n    os.kill(os.getpid(), signal.SIGKILL)\n"
