@@ -16,7 +16,7 @@ from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
 
 if TYPE_CHECKING:
-    from kubernetes.client import ApiException, V1Pod
+    from kubernetes.client import ApiException, CoreV1Event, V1Pod
 
 KUBECONFIG = "KUBECONFIG"
 # Set by Kubeflow Pipelines on every pod of a pipeline (backend/src/v2/compiler/argocompiler/container.go).
@@ -124,16 +124,21 @@ class Cluster:
         ).items
         return found
 
-    def warning(self, name: str) -> str | None:
-        """Return the message of the last warning about what the operator made of a TrainJob; None if there is none."""
+    def event(self, name: str, selector: str) -> str | None:
+        """Return the message of the latest event about an object, or about what was made of it; None without one.
+
+        Args:
+            name: The object's name, with which the names of those made of it begin.
+            selector: A field selector of events.
+        """
         found = self.call(
-            f"list the events of the TrainJob {name}",
+            f"list the events of {name}",
             lambda: self.core.list_namespaced_event(
-                self.namespace, field_selector="type=Warning", _request_timeout=CALL_SECONDS
+                self.namespace, field_selector=selector, _request_timeout=CALL_SECONDS
             ),
         ).items
         about = [event for event in found if event.involved_object.name.startswith(name)]
-        return about[-1].message if about else None
+        return max(about, key=_time).message if about else None
 
     def log_lines(self, pod: str, after: str, *, follow: bool) -> Iterator[tuple[str, str]]:
         """Yield a pod's log lines with their timestamps, those later than the timestamp `after` ("": all).
@@ -291,6 +296,12 @@ def _is_absent_group(error: ApiException) -> bool:
         return json.loads(error.body)["kind"] != "Status"
     except (TypeError, ValueError, KeyError):
         return True
+
+
+def _time(event: CoreV1Event) -> datetime:
+    """Return when an event was last seen; newer components, such as the scheduler, only set `event_time`."""
+    found: datetime = event.last_timestamp or event.event_time or event.metadata.creation_timestamp
+    return found
 
 
 def _stamped(lines: list[bytes], after: str) -> Iterator[tuple[str, str]]:

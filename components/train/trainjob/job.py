@@ -178,14 +178,19 @@ class _Training:
         if suspended := _condition(job, "Suspended"):
             queue = f" in the queue {self._settings.queue}" if self._settings.queue else ""
             return f"the TrainJob waits{queue}: {suspended.get('message', 'it is suspended')}"
-        reasons = {replica_of(pod, self._pools): reason for pod in pods if (reason := _pending(pod))}
-        if reasons:
-            name, reason = next(iter(sorted(reasons.items())))
-            more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
-            return f"{name}{more} is waiting: {reason}"
+        pending = {replica_of(pod, self._pools): pod for pod in pods if pod.status.phase == "Pending"}
+        if pending:
+            name, pod = min(pending.items())
+            more = f" (and {len(pending) - 1} more)" if len(pending) > 1 else ""
+            return f"{name}{more} is waiting: {_obstacle(pod) or self._preparation(pod)}"
         if len(pods) < count_processes(self._pools):
-            return self.cluster.warning(self._name) or ""
+            return self.cluster.event(self._name, "type=Warning") or ""
         return ""
+
+    def _preparation(self, pod: V1Pod) -> str:
+        """Return what a node does for a pod before it runs, such as pulling its image."""
+        about = f"involvedObject.name={pod.metadata.name}"
+        return self.cluster.event(pod.metadata.name, about) or "no node has begun with it"
 
     def _say(self, text: str) -> None:
         """Write a line to the log and the events unless it was said lately; "" is nothing to say."""
@@ -241,10 +246,8 @@ def _condition(job: JsonObject, kind: str) -> JsonObject | None:
     return next((one for one in conditions if one["type"] == kind and one["status"] == "True"), None)
 
 
-def _pending(pod: V1Pod) -> str | None:
-    """Return why a pod does not run yet; None if it does, or has ended."""
-    if pod.status.phase != "Pending":
-        return None
+def _obstacle(pod: V1Pod) -> str | None:
+    """Return why a pod that is pending cannot run, as its status says; None if nothing is in its way."""
     for status in pod.status.container_statuses or ():
         if status.state.waiting is not None and status.state.waiting.reason != "ContainerCreating":
             return f"{status.state.waiting.reason}: {status.state.waiting.message or posixpath.basename(status.image)}"

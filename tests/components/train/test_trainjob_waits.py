@@ -61,6 +61,11 @@ def test_a_trainjob_in_a_queue_of_kueue_says_so_until_it_is_admitted(step: Step)
             'serviceaccount "trainer" not found',
             lambda step: step.cluster.around.accounts.add("trainer"),
         ),
+        (
+            {},
+            'workerpool0-0 (and 1 more) is waiting: Pulling image "slipway:1"',
+            lambda step: step.cluster.around.pulling.clear(),
+        ),
     ],
 )
 def test_a_trainjob_whose_pods_cannot_start_says_why_and_trains_once_they_can(
@@ -70,6 +75,8 @@ def test_a_trainjob_whose_pods_cannot_start_says_why_and_trains_once_they_can(
     if "taint" in said:
         GPU.taints["nvidia.com/gpu"] = "present"
         step.cluster.around.nodes.append(GPU)
+    if "Pulling" in said:
+        step.cluster.around.pulling.add("slipway:1")
     after(step, said, lambda: fix(step))
     assert step.run(pools("print('trained')", 2), **settings) == []
     assert step.log.getvalue().count(said) <= 2

@@ -25,7 +25,10 @@ class Node:
 
 @dataclass
 class Surroundings:
-    """What pods refer to: nodes, claims by name with their folder, and the names of other objects."""
+    """What pods refer to: nodes, claims by name with their folder, and the names of other objects.
+
+    `pulling` are the images that the nodes have not pulled yet.
+    """
 
     folder: Path
     nodes: list[Node] = field(default_factory=lambda: [Node("node-a"), Node("node-b")])
@@ -33,6 +36,7 @@ class Surroundings:
     accounts: set[str] = field(default_factory=lambda: {"default", "pipeline-runner"})
     priorities: set[str] = field(default_factory=lambda: {"system-node-critical", "system-cluster-critical"})
     secrets: dict[str, dict[str, str]] = field(default_factory=dict)
+    pulling: set[str] = field(default_factory=set)
 
 
 def refusal(around: Surroundings, name: str, pod: Object) -> str | None:

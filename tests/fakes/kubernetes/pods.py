@@ -119,6 +119,11 @@ class Kubelets:
             raise NotImplementedError("pods of several containers")
         container = specification["containers"][0]
         uid, name = pod["metadata"]["uid"], container["name"]
+        if container["image"] in self._around.pulling:
+            # The text and state are the kubelet's: pkg/kubelet/images/image_manager.go, pkg/kubelet/kubelet_pods.go.
+            self.store.say(PODS, pod, "Pulling", f'Pulling image "{container["image"]}"', "Normal")
+            self._set_state(pod, name, {"waiting": {"reason": "ContainerCreating"}}, "Pending")
+            return
         try:
             own = self._environment(pod, container)
         except NotStarted as error:
