@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -250,3 +251,22 @@ def test_the_next_command_changes_the_configuration_where_the_fix_does(fix: str 
     assert display.next_command(record) == command
     record.error.setting = "train.class_weights.cat"
     assert display.next_command(record) == (command if "--" in (fix or "") else None)
+
+
+INTERRUPTED = """
+import os, signal, sys
+
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == "slipway.pipelines.cli.app":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+from slipway.pipelines.__main__ import main
+main()
+"""
+
+
+def test_an_interrupt_during_the_imports_ends_the_command_without_a_traceback():
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
