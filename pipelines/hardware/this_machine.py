@@ -16,6 +16,7 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from slipway.core.errors import UserError
+from slipway.pipelines.hardware.catalogue import Accelerator
 from slipway.pipelines.hardware.choice import Hardware
 from slipway.pipelines.hardware.grammar import HERE
 from slipway.trainer.distributed.accelerators import VISIBLE_GPUS_VARIABLE
@@ -157,7 +158,7 @@ def check(hardware: Hardware) -> str:
             nearest=near,
             fix=f"--hardware {near}",
         )
-    alike = [gpu for gpu in found if row.name == HERE or row.name.replace("-", "").startswith(gpu.kind)]
+    alike = [gpu for gpu in found if row.name == HERE or _is_one(gpu, row)]
     if len(alike) == len(found) >= needed:
         return f"{needed} of {describe()}" if len(found) > needed else describe()
     most = f"{HERE} to {HERE}x{len(found)}" if len(found) > 1 else HERE
@@ -170,6 +171,12 @@ def check(hardware: Hardware) -> str:
         nearest=near,
         fix=f"--hardware {near}; or, to try the layout on the CPU: {rehearse}",
     )
+
+
+def _is_one(gpu: Gpu, row: Accelerator) -> bool:
+    """Whether a GPU is one of the catalogue's, whose memory the driver reports with up to a tenth less."""
+    is_large_enough = gpu.memory is None or gpu.memory / 1024 > 0.9 * row.memory_gb
+    return row.name.replace("-", "").startswith(gpu.kind) and is_large_enough
 
 
 def check_engine(engine: str, count: int) -> str:

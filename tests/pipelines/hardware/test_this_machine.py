@@ -85,6 +85,17 @@ def test_a_kind_of_the_cloud_is_used_here_if_this_machine_has_it(smi):
         this_machine.check(parse("t4x1"))
 
 
+@pytest.mark.parametrize(("size", "fits"), [(40960, ["a100x1"]), (81920, ["a100x1", "a100-80gbx1"])])
+def test_a_card_with_less_memory_is_not_the_clouds(smi, size, fits):
+    smi(f"NVIDIA A100-SXM4, {size}, 8.0, 580.95.05")
+    for choice in ("a100x1", "a100-80gbx1"):
+        if choice in fits:
+            assert "A100" in this_machine.check(parse(choice))
+        else:
+            with pytest.raises(UserError, match="a100-80gbx1 needs 1 NVIDIA A100 80 GB here; this machine has 1 x"):
+                this_machine.check(parse(choice))
+
+
 @pytest.mark.parametrize(
     ("cards", "choice", "said", "near"),
     [
