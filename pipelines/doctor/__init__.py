@@ -33,6 +33,7 @@ CHECKS = (
     Check("notification", configuration.notification, of_run=True),
     Check("kubeflow server", kubeflow.server),
     Check("kubeflow training", kubeflow.training),
+    Check("kubeflow volume", kubeflow.volume),
     Check("champion", configuration.champion, of_run=True),
     Check("endpoint", endpoints.deployment, of_run=True),
     Check("endpoint machine", endpoints.machine, of_run=True),

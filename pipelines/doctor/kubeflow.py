@@ -17,13 +17,13 @@ def server(context: Context) -> str:
 
 
 def training(context: Context) -> str:
-    """The cluster of the kubeconfig has Kubeflow Trainer, the rights of the step train, and a shared volume."""
+    """The cluster of the kubeconfig has Kubeflow Trainer and the rights of the step train."""
     from slipway.components.train.trainjob.cluster import SETUP, DeniedError, NoClusterError
     from slipway.pipelines.platforms.kubeflow import access
     from slipway.pipelines.platforms.kubeflow.training import uses_train_job
 
-    settings, hardware = _settings(context), context.config.parsed_hardware
-    if not uses_train_job(settings, hardware):
+    settings = _settings(context)
+    if not uses_train_job(settings, context.config.parsed_hardware):
         raise NotApplicableError("the step train needs no TrainJob")
     try:
         cluster = access.connect(settings)
@@ -31,14 +31,30 @@ def training(context: Context) -> str:
         raise DoubtError(f"not checked: {error.message}", str(error.fix)) from None
     cluster.check_operator()
     try:
-        volume = access.check_volume(cluster, settings, hardware)
         lacking = access.missing(cluster, access.manifests(settings))
     except DeniedError as error:  # the step may have the rights that this account lacks
         raise DoubtError(f"not checked: {error.message}", SETUP) from None
     if lacking:
         what = " and ".join(f"{body['kind']} {body['metadata']['name']}" for body in lacking)
         raise DoubtError(f"the step train may lack rights: {cluster.namespace} has no {what}", SETUP)
-    return f"Kubeflow Trainer, and in {cluster.namespace} the Role of the step and the volume {volume}"
+    return f"Kubeflow Trainer, and the Role of the step in {cluster.namespace}"
+
+
+def volume(context: Context) -> str:
+    """The cluster of the kubeconfig has the volume, and the pods of a TrainJob can share it."""
+    from slipway.components.train.trainjob.cluster import DeniedError, NoClusterError
+    from slipway.pipelines.platforms.kubeflow import access
+    from slipway.pipelines.platforms.kubeflow.training import uses_train_job
+
+    settings, hardware = _settings(context), context.config.parsed_hardware
+    if settings.volume is None:
+        raise NotApplicableError("kubeflow.volume is not set")
+    if settings.context is None and not uses_train_job(settings, hardware):
+        raise NotApplicableError("kubeflow.context is not set")
+    try:
+        return access.check_volume(settings, hardware)
+    except (DeniedError, NoClusterError) as error:
+        raise DoubtError(f"not checked: {error.message}", str(error.fix)) from None
 
 
 def _settings(context: Context) -> KubeflowSettings:

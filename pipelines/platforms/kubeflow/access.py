@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from slipway.components.train.trainjob import rights
-from slipway.components.train.trainjob.cluster import CALL_SECONDS, NOT_FOUND, Cluster, ExpectedError
+from slipway.components.train.trainjob.cluster import (
+    CALL_SECONDS,
+    NOT_FOUND,
+    Cluster,
+    DeniedError,
+    ExpectedError,
+    NoClusterError,
+)
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
 from slipway.pipelines.config.kubeflow import KubeflowSettings
 from slipway.pipelines.hardware.choice import Hardware
 from slipway.pipelines.platforms.kubeflow.server import Server
+from slipway.pipelines.platforms.kubeflow.training import uses_train_job
 
 # Namespace and service accounts of Kubeflow Pipelines without profiles, and the account of a profile. Source:
 # DEFAULTPIPELINERUNNERSERVICEACCOUNT in manifests/kustomize of kubeflow/pipelines.
@@ -75,36 +84,45 @@ def apply(cluster: Cluster, body: JsonObject) -> str:
     return "changed"
 
 
-def check_before_run(settings: KubeflowSettings) -> None:
-    """Raise UserError if the cluster of the configured context cannot run TrainJobs."""
-    if settings.context is not None:
+def check_before_run(settings: KubeflowSettings, hardware: Hardware) -> None:
+    """Raise UserError if the cluster of the configured context cannot run a TrainJob, or lacks the volume."""
+    if settings.context is None:
+        return
+    if uses_train_job(settings, hardware):
         connect(settings).check_operator()
+    with contextlib.suppress(DeniedError, NoClusterError):  # the steps' account may have the right
+        check_volume(settings, hardware)
 
 
-def check_volume(cluster: Cluster, settings: KubeflowSettings, hardware: Hardware) -> str:
-    """Return the access modes of the volume.
+def check_volume(settings: KubeflowSettings, hardware: Hardware) -> str:
+    """Return the volume with its access modes.
 
     Raises:
         UserError: It does not exist, or pods on several nodes cannot mount it.
     """
-    assert settings.volume is not None
+    cluster, name = connect(settings), settings.volume
     claims = cluster.core.read_namespaced_persistent_volume_claim
-    call = partial(claims, settings.volume, cluster.namespace, _request_timeout=CALL_SECONDS)
+    call = partial(claims, name, cluster.namespace, _request_timeout=CALL_SECONDS)
     try:
-        modes = cluster.call(f"read the PersistentVolumeClaim {settings.volume}", call, but=NOT_FOUND)
-        modes = list(modes.spec.access_modes or ())
+        found = cluster.call(f"read the PersistentVolumeClaim {name}", call, but=NOT_FOUND)
     except ExpectedError:
-        modes = []
-    if hardware.hosts > 1 and SHARED not in modes:
-        has = f"has the access modes {', '.join(modes)}" if modes else "does not exist"
         raise UserError(
-            f"The PersistentVolumeClaim {settings.volume} {has}; {hardware.hosts} pods on several nodes mount it.",
+            f"The namespace {cluster.namespace} has no PersistentVolumeClaim {name}.",
             setting="kubeflow.volume",
-            value=settings.volume,
+            value=name,
+            fix=f"kubectl -n {cluster.namespace} get pvc; then --set kubeflow.volume=CLAIM",
+        ) from None
+    modes = list(found.spec.access_modes or ())
+    if uses_train_job(settings, hardware) and SHARED not in modes:
+        raise UserError(
+            f"The PersistentVolumeClaim {name} has the access modes {', '.join(modes)}; {hardware.hosts + 1} pods on "
+            "several nodes mount it at once: the step's and the TrainJob's.",
+            setting="kubeflow.volume",
+            value=name,
             allowed=f"a claim with the access mode {SHARED}, such as of Filestore, EFS or NFS",
             fix="--set kubeflow.volume=CLAIM",
         )
-    return f"{settings.volume} ({', '.join(modes)})"
+    return f"{name} ({', '.join(modes)})"
 
 
 def _calls(cluster: Cluster) -> dict[str, Calls]:

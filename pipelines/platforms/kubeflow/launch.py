@@ -14,7 +14,6 @@ from slipway.pipelines.parameters import values_of
 from slipway.pipelines.platforms.kubeflow.access import check_before_run
 from slipway.pipelines.platforms.kubeflow.checks import settings_of
 from slipway.pipelines.platforms.kubeflow.server import Server
-from slipway.pipelines.platforms.kubeflow.training import uses_train_job
 from slipway.pipelines.runs.record import (
     EVENTS,
     ErrorRecord,
@@ -55,8 +54,7 @@ def submit(config: RunConfig) -> tuple[RunFolder, RunRecord]:
     settings = settings_of(config)
     server = Server(settings)
     server.check()
-    if uses_train_job(settings, config.parsed_hardware):
-        check_before_run(settings)
+    check_before_run(settings, config.parsed_hardware)
     folder = create(config)
     absent = {"" if settings.registers else "register_model", "" if config.prepared else "prepare_data"}
     record = RunRecord(

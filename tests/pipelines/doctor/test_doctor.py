@@ -46,6 +46,7 @@ NOT_LOCAL = (
     "notification",
     "kubeflow server",
     "kubeflow training",
+    "kubeflow volume",
 )
 
 

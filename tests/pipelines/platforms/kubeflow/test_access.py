@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 from typer.testing import CliRunner
 
+from slipway.core.errors import UserError
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.doctor import kubeflow
 from slipway.pipelines.doctor.check import Check, Context, Finding, examine
+from slipway.pipelines.platforms.kubeflow import access
 from tests.fakes.kubernetes.server import NAMESPACE, FakeKubernetes
 from tests.fakes.kubernetes.store import RESOURCES
 from tests.pipelines.platforms.kubeflow.conftest import configuration
@@ -37,8 +39,8 @@ def setup(folder: Path, config: RunConfig, *options: str) -> tuple[int, str, str
     return result.exit_code, result.stdout, result.stderr
 
 
-def doctor(config: RunConfig, folder: Path) -> Finding:
-    return examine(Check("kubeflow training", kubeflow.training), Context(config, "kubeflow", False, folder))
+def doctor(config: RunConfig, folder: Path, check: Callable[[Context], str] = kubeflow.training) -> Finding:
+    return examine(Check("kubeflow", check), Context(config, "kubeflow", False, folder))
 
 
 def granted(cluster: FakeKubernetes) -> dict[str, list[dict]]:
@@ -65,15 +67,35 @@ def test_the_rights_for_a_trainjob_are_printed_as_a_manifest_and_applied(
 
 
 def test_the_doctor_names_what_a_trainjob_lacks_on_the_cluster(cluster: FakeKubernetes, tmp_path: Path) -> None:
-    missing = doctor(trains(volume="other"), tmp_path)
-    assert missing.status == "fail"
-    assert missing.found == "The PersistentVolumeClaim other does not exist; 2 pods on several nodes mount it."
     cluster.installed.clear()
     absent = doctor(trains(), tmp_path)
     assert absent.status == "fail"
     assert str(absent.fix).startswith("kubectl apply --server-side")
     assert "Kubeflow Trainer is not installed" in setup(tmp_path, trains(), "--apply")[2]
     assert doctor(configuration("cpu"), tmp_path).found == "the step train needs no TrainJob"
+
+
+@pytest.mark.parametrize(
+    ("config", "found"),
+    [
+        (trains(), "slipway (ReadWriteMany)"),
+        (trains(volume="single"), "single has the access modes ReadWriteOnce; 3 pods on several nodes mount it at"),
+        (configuration(volume="single", context="fake"), "single (ReadWriteOnce)"),
+        (configuration(volume="single", queue="team"), "2 pods on several nodes mount it at once"),
+        (configuration(volume="other", context="fake"), "The namespace kubeflow has no PersistentVolumeClaim other."),
+        (configuration(volume="other"), "kubeflow.context is not set"),  # the current one may be another cluster's
+    ],
+)
+def test_a_volume_that_the_pods_cannot_mount_is_refused(
+    cluster: FakeKubernetes, tmp_path: Path, config: RunConfig, found: str
+) -> None:
+    cluster.add_claim("single", modes=["ReadWriteOnce"])
+    told = doctor(config, tmp_path, kubeflow.volume)
+    assert found in told.found
+    assert (told.status == "fail") == told.found.endswith((".", "TrainJob's."))
+    if config.kubeflow.context and told.status == "fail":
+        with pytest.raises(UserError, match=told.found):
+            access.check_before_run(config.kubeflow, config.parsed_hardware)
 
 
 def test_who_may_not_grant_the_rights_for_a_trainjob_is_told_who_can(
@@ -84,6 +106,7 @@ def test_who_may_not_grant_the_rights_for_a_trainjob_is_told_who_can(
     assert code != 0
     assert "slipway setup --target kubeflow | kubectl apply -f -" in said
     assert "not checked" in doctor(trains(), tmp_path).found
+    assert "not checked" in doctor(trains(), tmp_path, kubeflow.volume).found
 
 
 def test_without_a_kubeconfig_the_doctor_cannot_check_for_trainjobs(
