@@ -144,10 +144,11 @@ def test_it_is_not_healthy_before_the_first_prediction(tmp_path: Path) -> None:
 
 
 def test_a_full_queue_is_429(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    release = threading.Event()
+    begun, release = threading.Event(), threading.Event()
 
     def function(arrays: Any) -> Any:
         if arrays["x"][0]:
+            begun.set()
             release.wait(60)
         return None, {"prediction": arrays["x"]}
 
@@ -158,7 +159,9 @@ def test_a_full_queue_is_429(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     with serving(server) as port:
         found: list[int] = []
         threads = [threading.Thread(target=lambda: found.append(predict(port, 1)[0])) for _ in range(6)]
-        for thread in threads:
+        threads[0].start()
+        assert begun.wait(60)  # so that the queue is empty
+        for thread in threads[1:]:
             thread.start()
         until(lambda: len(found) >= 3)
         release.set()
