@@ -129,8 +129,7 @@ class Data:
         from slipway.trainer.data.images import as_it_is, decode_images
 
         if {"torch", "jax"} & set(sys.modules):
-            with contextlib.suppress(ValueError, RuntimeError):
-                tf.config.set_visible_devices([], "GPU")
+            quick_import.let_tensorflow_only_read()
         features = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
 
         def parse(records: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -58,6 +58,20 @@ def import_tensorflow(engine: str = "tensorflow", *, keras: bool = True) -> None
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
+def let_tensorflow_only_read() -> None:
+    """Leave the accelerators to another library; without effect once TensorFlow has used them.
+
+    Images are decoded on all cores at once: dividing each one's operations among threads as well took 1.4 times the
+    CPU time for images that are resized (benchmarks/README.md).
+    """
+    tensorflow = importlib.import_module("tensorflow")
+    for kind in ("GPU", "TPU"):
+        with contextlib.suppress(ValueError, RuntimeError):
+            tensorflow.config.set_visible_devices([], kind)
+    with contextlib.suppress(RuntimeError):
+        tensorflow.config.threading.set_intra_op_parallelism_threads(1)
+
+
 @contextlib.contextmanager
 def _hidden(names: tuple[str, ...]) -> Iterator[None]:
     """Make these modules unimportable within the context, unless already imported."""

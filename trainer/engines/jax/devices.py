@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 import jax
 import numpy as np
-import tensorflow as tf
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import ArrayLike, NDArray
 
@@ -17,6 +16,7 @@ from slipway.core.cores import available_cores
 from slipway.trainer.distributed.accelerators import virtual_devices
 from slipway.trainer.distributed.cluster import SLICE, Cluster
 from slipway.trainer.engines.base import OutOfMemory, PeerLost
+from slipway.trainer.engines.quick_import import let_tensorflow_only_read
 
 # The mesh's only axis: a batch's examples are split along it, everything else is replicated on each device.
 AXIS = "examples"
@@ -92,10 +92,7 @@ class Devices:
 def configure(on_this_machine: int) -> None:
     """Configure JAX before it claims the devices, which `on_this_machine` processes of the job share."""
     logging.getLogger("jax").setLevel(logging.WARNING)  # it logs every accelerator that is missing
-    # TensorFlow only reads the data, but would claim all accelerator memory.
-    for kind in ("GPU", "TPU"):
-        with contextlib.suppress(ValueError, RuntimeError):
-            tf.config.set_visible_devices([], kind)
+    let_tensorflow_only_read()
     virtual = virtual_devices(os.environ)
     if virtual:
         jax.config.update("jax_platforms", "cpu")

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-import tensorflow as tf
 import torch
 import torch.distributed as distributed
 
@@ -25,6 +24,7 @@ from slipway.core.cores import available_cores
 from slipway.core.errors import UserError
 from slipway.trainer.distributed.cluster import Cluster
 from slipway.trainer.engines.base import OutOfMemory, PeerLost
+from slipway.trainer.engines.quick_import import let_tensorflow_only_read
 
 # Environment variables of a TPU machine or of Vertex AI's TPU jobs.
 _TPU_VARIABLES = ("TPU_CONFIG", "TPU_NODE_NAME", "TPU_ACCELERATOR_TYPE")
@@ -80,8 +80,7 @@ class Devices:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        with contextlib.suppress(ValueError, RuntimeError):
-            tf.config.set_visible_devices([], "GPU")  # TensorFlow only reads the data, but would claim all GPU memory
+        let_tensorflow_only_read()
         self.tpu = open_tpu() if has_tpu(os.environ) else None
         if self.tpu:
             self.device = self.tpu.device
