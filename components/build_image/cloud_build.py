@@ -48,10 +48,11 @@ class CloudBuildSettings(Settings):
     bucket: str
     service_account: str | None
     build_region: str | None = None
+    section: str = "vertex"
 
     def service(self) -> CloudBuild:
         """Return the client for these settings."""
-        connection = Connection(self.project, self.region, self.endpoints)
+        connection = Connection(self.project, self.region, self.endpoints, section=self.section)
         return CloudBuild(connection, self.bucket, self.service_account, self.build_region)
 
 
@@ -130,7 +131,7 @@ class CloudBuild:
         log.write(f"Cloud Build {build['id']}, log at {build.get('logUrl', '')}\n")
         build = self._follow(build, log)
         if build["status"] != "SUCCESS":
-            raise failed(build, uri, self.account)
+            raise failed(build, uri, self.account, self.connection.section)
         return next(str(image["digest"]) for image in build["results"]["images"] if image["name"] == uri)
 
     def account(self) -> str:
@@ -172,7 +173,7 @@ class CloudBuild:
                 raise self._explained(error, region) from None
         log.write(
             f"Google does not allow this project to run builds in {region}: building in the location {GLOBAL}, which "
-            "may be on another continent. To choose a region: --set vertex.build.region=REGION\n"
+            f"may be on another continent. To choose a region: --set {self.connection.section}.build.region=REGION\n"
         )
         try:
             return self._started_in(GLOBAL, request)

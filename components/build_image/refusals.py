@@ -26,7 +26,11 @@ OPEN_REGIONS = ("us-central1", "us-west2", "europe-west1", "asia-east1", "austra
 # cannot", and for a region in which the project has no quota at all the second one.
 CLOSED_REGION = ("cannot run builds in this region", "no concurrent builds quota available")
 LEGACY_DOMAIN = "@cloudbuild.gserviceaccount.com"
-SETTING = "vertex.build.service_account"
+
+
+def account_setting(section: str) -> str:
+    """Return the setting with the account that builds run as."""
+    return f"{section}.build.service_account"
 
 
 def is_closed_region(error: BaseException) -> bool:
@@ -48,10 +52,10 @@ def refused(error: BaseException, connection: Connection, location: str, account
         return UserError(
             f"Google allows builds of the project {project} only in certain regions, and {location} is not one of "
             "them.",
-            setting="vertex.build.region",
+            setting=f"{connection.section}.build.region",
             value=location,
             allowed=", ".join(("global", *OPEN_REGIONS)),
-            fix="--set vertex.build.region=global",
+            fix=f"--set {connection.section}.build.region=global",
         )
     if is_disabled(error) or status_of(error) not in (400, 403):
         return refusal(error, connection, f"start a build in {location}")
@@ -61,7 +65,7 @@ def refused(error: BaseException, connection: Connection, location: str, account
     if "caller does not have permission" in text.lower():
         return UserError(
             f"{connection.caller or 'Your account'} may not start builds: cloudbuild.builds.create is missing.",
-            setting="vertex.project",
+            setting=f"{connection.section}.project",
             value=project,
             fix=grant_command(Resource("project", project), member_of(connection), "roles/cloudbuild.builds.editor"),
         )
@@ -70,15 +74,18 @@ def refused(error: BaseException, connection: Connection, location: str, account
 
 def _account_problem(connection: Connection, account: Callable[[], str], *, may_act: bool) -> UserError | None:
     """Return what is wrong with the account of builds, which the service's refusal names by its number only."""
-    project = connection.project
-    own = f"--set {SETTING}=slipway-builder@{project}{ACCOUNT_DOMAIN}, which slipway setup --apply creates"
+    project, setting = connection.project, account_setting(connection.section)
+    creates = f"gcloud iam service-accounts create slipway-builder --project={project}"
+    if connection.section == "vertex":
+        creates = "slipway setup --apply"
+    own = f"--set {setting}=slipway-builder@{project}{ACCOUNT_DOMAIN}, which {creates} creates"
     try:
         email = account()
     except Exception as error:
         return None if may_act else refusal(error, connection, "get the account that builds run as")
     if not email:
         return UserError(
-            f"The project {project} has no default account for builds.", setting=SETTING, value=None, fix=own
+            f"The project {project} has no default account for builds.", setting=setting, value=None, fix=own
         )
     if is_legacy(email):
         return None
@@ -89,22 +96,21 @@ def _account_problem(connection: Connection, account: Callable[[], str], *, may_
         enable = f"gcloud services enable compute.googleapis.com --project={project}, or "
         return UserError(
             f"The account {email}, as which builds run, does not exist{why}.",
-            setting=SETTING,
+            setting=setting,
             value=None if compute else email,
             fix=f"{enable}{own}"
             if compute
-            else f"gcloud iam service-accounts create {email.partition('@')[0]} "
-            f"--project={project}, or slipway setup --apply",
+            else f"gcloud iam service-accounts create {email.partition('@')[0]} --project={project}",
         )
     if found.get("disabled"):
         fix = f"gcloud iam service-accounts enable {email} --project={project}, or {own}"
-        return UserError(f"The account {email}, as which builds run, is disabled.", setting=SETTING, fix=fix)
+        return UserError(f"The account {email}, as which builds run, is disabled.", setting=setting, fix=fix)
     if may_act:
         return None
     return UserError(
         f"{connection.caller or 'Your account'} may not start builds that run as {email}: iam.serviceAccounts.actAs is "
         "missing.",
-        setting=SETTING,
+        setting=setting,
         value=email,
         fix=grant_command(Resource("account", email), member_of(connection), "roles/iam.serviceAccountUser", project),
     )
@@ -125,13 +131,14 @@ def _described(connection: Connection, email: str) -> JsonObject:
         return {} if is_absent(error) else {"email": email}
 
 
-def failed(build: JsonObject, uri: str, account: Callable[[], str]) -> UserError | WorkFailed:
+def failed(build: JsonObject, uri: str, account: Callable[[], str], section: str) -> UserError | WorkFailed:
     """Explain why a build ended without success.
 
     Args:
         build: The build as the service describes it.
         uri: The image that it should have pushed.
         account: Returns the e-mail of the account that it ran as.
+        section: The section of the configuration with the settings of builds.
     """
     info = build.get("failureInfo", {})
     detail = str(build.get("statusDetail") or info.get("detail") or "see the build log")
@@ -146,4 +153,5 @@ def failed(build: JsonObject, uri: str, account: Callable[[], str]) -> UserError
         return WorkFailed(sentence)
     email = account()
     fix = grant_command(resource, f"serviceAccount:{email}", role)
-    return UserError(sentence, setting=SETTING, value=email, allowed=f"{email} needs {role} on {place}", fix=fix)
+    needs = f"{email} needs {role} on {place}"
+    return UserError(sentence, setting=account_setting(section), value=email, allowed=needs, fix=fix)

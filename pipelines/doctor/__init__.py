@@ -62,6 +62,7 @@ CHECKS = (
     Check("machines' roles", tpu.account_roles, of_run=True, cloud="tpu"),
     Check("bucket", tpu.bucket, of_run=True, cloud="tpu"),
     Check("image", tpu.image, of_run=True, cloud="tpu"),
+    Check("builds", tpu.builds, of_run=True, cloud="tpu"),
     Check("runtime version", tpu.runtime_version, of_run=True, cloud="tpu"),
     Check("quota", tpu.quota, of_run=True, cloud="tpu"),
 )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from slipway.components.build_image.reference import ImageReference
+from slipway.components.build_image.refusals import is_legacy
 from slipway.components.cloud import policies
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.refusals import is_absent, member_of, refusal
@@ -18,17 +19,23 @@ from slipway.pipelines.doctor.check import Context, DoubtError, NotApplicableErr
 from slipway.pipelines.doctor.project import PAGE
 from slipway.pipelines.doctor.quotas import PAGE as QUOTA_PAGE
 from slipway.pipelines.doctor.quotas import UNLIMITED
-from slipway.pipelines.doctor.vertex import ACT_AS, image_exists, lacking
+from slipway.pipelines.doctor.vertex import ACT_AS, BUILD, image_exists, lacking
+from slipway.pipelines.images.images import cloud_build
 from slipway.pipelines.platforms.tpu.checks import request_of, settings_of
 
 SERVICE = "tpu.googleapis.com"
 APIS = (SERVICE, "storage.googleapis.com")
+BUILD_APIS = ("cloudbuild.googleapis.com", "artifactregistry.googleapis.com")
 TPU, OBJECTS, PULL = "roles/tpu.admin", "roles/storage.objectUser", "roles/artifactregistry.reader"
+READ, PUSH, LOG = "roles/storage.objectViewer", "roles/artifactregistry.writer", "roles/logging.logWriter"
 # By role, the others of Google's that contain what it is needed for. https://cloud.google.com/iam/docs/roles-permissions
 INSTEAD = {
     TPU: ("roles/tpu.editor", "roles/editor", "roles/owner"),
     OBJECTS: ("roles/storage.objectAdmin", "roles/storage.admin"),
     PULL: ("roles/artifactregistry.writer", "roles/artifactregistry.admin", "roles/editor", "roles/owner"),
+    READ: (OBJECTS, "roles/storage.objectAdmin", "roles/storage.admin", "roles/cloudbuild.builds.builder"),
+    PUSH: ("roles/artifactregistry.admin", "roles/editor", "roles/owner", "roles/cloudbuild.builds.builder"),
+    LOG: ("roles/logging.admin", "roles/editor", "roles/owner", "roles/cloudbuild.builds.builder"),
 }
 
 
@@ -39,16 +46,16 @@ def credentials(context: Context) -> str:
 
 def apis(context: Context) -> str:
     """The project exists, and the APIs are enabled."""
-    project = _settings(context).project
-    number, enabled = services(context.connection, list(APIS))
+    project, needed = _settings(context).project, [*APIS, *(BUILD_APIS if _builds(context) else ())]
+    number, enabled = services(context.connection, needed)
     if enabled is None:
         raise NotApplicableError("you may not see which APIs are enabled")
-    if missing := sorted(set(APIS) - enabled):
+    if missing := sorted(set(needed) - enabled):
         raise UserError(
             f"Not enabled: {', '.join(missing)}.",
             fix=f"gcloud services enable {' '.join(missing)} --project={project}",
         )
-    return f"{len(APIS)} enabled in {project}, number {number}"
+    return f"{len(needed)} enabled in {project}, number {number}"
 
 
 def rights(context: Context) -> str:
@@ -78,15 +85,52 @@ def account(context: Context) -> str:
 
 def account_roles(context: Context) -> str:
     """The account of the TPU's machines may delete the TPU, use the bucket and pull the image."""
-    settings, connection, email = _settings(context), context.connection, _account(context)
+    settings = _settings(context)
+    needed = [
+        (policies.Resource("project", settings.project), TPU),
+        (policies.Resource("bucket", _bucket(settings)), OBJECTS),
+        *((repository, PULL) for repository in _repositories(context)),
+    ]
+    alone = " Without it, a TPU cannot delete itself when its launcher is lost."
+    return _check_roles(context, _account(context), needed, {TPU: alone})
+
+
+def builds(context: Context) -> str:
+    """If the run builds its image: the caller may start builds, and their account may read the source and push."""
+    settings, connection = _settings(context), context.connection
+    if not _builds(context):
+        raise NotApplicableError("Cloud Build builds no image")
     project = policies.Resource("project", settings.project)
-    needed = [(project, TPU), (policies.Resource("bucket", _bucket(settings)), OBJECTS)]
-    text = context.config.train.image or settings.image
-    repository = ImageReference.parse(text).artifact_repository if text else None
-    if repository is not None:
-        needed.append((policies.Resource("repository", repository), PULL))
+    _require(connection, project, BUILD)
     try:
-        everywhere = policies.read(connection, project)
+        email = cloud_build(settings).service().account()
+    except Exception as error:
+        if status_of(error) != 403:
+            raise
+        raise NotApplicableError(refusal(error, connection, "see the account of builds").message) from None
+    if not email or is_legacy(email):
+        raise NotApplicableError(f"{email or 'the account of builds'} is not checked")
+    _require(connection, policies.Resource("account", email), ACT_AS, settings.project)
+    needed = [
+        (policies.Resource("bucket", _bucket(settings)), READ),
+        *((repository, PUSH) for repository in _repositories(context)),
+        (project, LOG),
+    ]
+    return _check_roles(context, email, needed, {})
+
+
+def _check_roles(
+    context: Context, email: str, needed: list[tuple[policies.Resource, str]], without: Mapping[str, str]
+) -> str:
+    """Return how many roles on resources an account has; `without` says by role what its absence means.
+
+    Raises:
+        DoubtError: It lacks some.
+        NotApplicableError: The caller may not see them.
+    """
+    settings, connection = _settings(context), context.connection
+    try:
+        everywhere = policies.read(connection, policies.Resource("project", settings.project))
         missing = [
             (where, role)
             for where, role in needed
@@ -99,9 +143,9 @@ def account_roles(context: Context) -> str:
     if missing:
         names = ", ".join(f"{role} on {where}" for where, role in missing)
         commands = [policies.grant_command(where, f"serviceAccount:{email}", role) for where, role in missing]
-        stays = " Without it, a TPU cannot delete itself when its launcher is lost." if missing[0][1] == TPU else ""
+        result = without.get(missing[0][1], "")
         raise DoubtError(
-            f"{email} lacks {names}, unless it is inherited or part of another role.{stays}", " && ".join(commands)
+            f"{email} lacks {names}, unless it is inherited or part of another role.{result}", " && ".join(commands)
         )
     return f"{email} has {len(needed)} roles"
 
@@ -204,6 +248,20 @@ def _settings(context: Context) -> TpuSettings:
         return settings_of(context.config)
     except UserError:
         raise NotApplicableError("the section tpu is missing") from None
+
+
+def _builds(context: Context) -> bool:
+    """Whether Cloud Build builds the run's image."""
+    settings = _settings(context)
+    return (context.config.train.image or settings.image) is None and settings.build.builder == "cloud-build"
+
+
+def _repositories(context: Context) -> list[policies.Resource]:
+    """Return the Artifact Registry repository of the run's image; none if it is elsewhere."""
+    settings = _settings(context)
+    image = context.config.train.image or settings.image or f"{settings.image_repository}/trainer:built"
+    name = ImageReference.parse(image).artifact_repository
+    return [policies.Resource("repository", name)] if name else []
 
 
 def _request(context: Context) -> Any:

@@ -291,7 +291,8 @@ def _place(package: str, reference: str) -> Path:
     return Path(str(spec.origin))
 
 
-def _service(settings: VertexSettings | TpuSettings) -> CloudBuildSettings:
+def cloud_build(settings: VertexSettings | TpuSettings) -> CloudBuildSettings:
+    """Return the settings of Cloud Build."""
     return CloudBuildSettings(
         project=settings.project,
         region=settings.region,
@@ -299,6 +300,7 @@ def _service(settings: VertexSettings | TpuSettings) -> CloudBuildSettings:
         bucket=settings.bucket.removeprefix("gs://"),
         service_account=settings.build.service_account,
         build_region=settings.build.region,
+        section=settings.connection.section,
     )
 
 
@@ -319,7 +321,7 @@ def _builder(settings: VertexSettings | TpuSettings, image: Wanted, log: TextIO,
     chosen = builder or settings.build.builder
     if chosen != "cloud-build":
         return build_locally(chosen, image.context.archive, log)
-    service = _service(settings).service()
+    service = cloud_build(settings).service()
     return build_in_cloud(service, lambda: service.upload(image.context.archive(), _source_name(image)), log)
 
 
@@ -335,7 +337,7 @@ def _verified(settings: VertexSettings, trainer: Wanted | None, *, upload: bool)
         or not ARTIFACT_REGISTRY.fullmatch(settings.image_repository)
     ):
         return None
-    parameters = _service(settings)
+    parameters = cloud_build(settings)
     service = parameters.service()
     name = _source_name(trainer)
     source = service.upload(trainer.context.archive(), name) if upload else service.uploaded(name)

@@ -11,7 +11,8 @@ import pytest
 from slipway.pipelines.cli.terminal import EXIT_INTERRUPTED
 from tests.end_to_end.tpu_target import TpuRuns
 from tests.end_to_end.workspace import FinishedRun, Workspace, steps, wait_for
-from tests.fakes.google import FakeGoogle
+from tests.fakes.google import COMPUTE_ACCOUNT, FakeGoogle
+from tests.fakes.ready import BUCKET, REPOSITORY, let_build
 
 QUICK_RESTARTS = "train.restarts.backoff_seconds=0"
 
@@ -24,8 +25,11 @@ def tpu(workspace: Workspace, ready_google: FakeGoogle) -> TpuRuns:
 def test_a_run_with_target_tpu_trains_the_weights_of_a_local_run_and_deletes_the_tpu(
     tpu: TpuRuns, finished: FinishedRun
 ) -> None:
-    done = tpu.workspace.slipway("run", *tpu.arguments())
+    """Its image is built first."""
+    let_build(tpu.google, COMPUTE_ACCOUNT, BUCKET, REPOSITORY)
+    done = tpu.workspace.slipway("run", *tpu.arguments(image=None))
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "/trainer-tpu@sha256:" in done.stdout
     (name,) = tpu.requested()
     assert f"{name} in europe-west4-b: ACTIVE" in done.stdout
     assert tpu.google.tpu.states(name)[-1] == "DELETING"

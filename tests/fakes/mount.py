@@ -34,7 +34,8 @@ class Mount:
     def take_in(self, bucket: str) -> None:
         """Create objects from files that were closed, and delete the objects of deleted files."""
         root = self._root(bucket)
-        there = {str(path.relative_to(root)): path for path in root.rglob("*") if path.is_file()}
+        files = (Path(folder, name) for folder, _, names in os.walk(root) for name in names)  # folders may vanish
+        there = {str(path.relative_to(root)): path for path in files if path.is_file()}
         changed = {}
         for name, path in there.items():
             with contextlib.suppress(FileNotFoundError):

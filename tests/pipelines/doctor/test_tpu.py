@@ -13,7 +13,7 @@ from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.doctor import CHECKS, examine_all, refuse_on_failure
 from slipway.pipelines.doctor.check import Context, Finding
 from tests.fakes.google import COMPUTE_ACCOUNT, NUMBER, PROJECT, REGION, SUBMITTER, FakeGoogle
-from tests.fakes.ready import BUCKET, IMAGE, REPOSITORY, RUNNER, grant, make_ready, take_away
+from tests.fakes.ready import BUCKET, IMAGE, REPOSITORY, RUNNER, grant, let_build, make_ready, take_away
 
 ZONE = f"{REGION}-b"
 CLOUD = {check.name for check in CHECKS if check.cloud == "tpu"}
@@ -57,14 +57,16 @@ def found(google: FakeGoogle, folder: Path, hardware: str = "tpu-v5e-2x4+spot", 
 def test_a_project_for_target_tpu_that_is_ready_passes(ready: FakeGoogle, tmp_path: Path) -> None:
     ready.world.quotas[PROJECT, ZONE, SPOT] = 16
     findings = found(ready, tmp_path)
-    assert {name: each.found for name, each in findings.items() if each.status != "pass"} == {}
+    assert {name: each.found for name, each in findings.items() if each.status != "pass"} == {
+        "builds": "Cloud Build builds no image"
+    }
     assert findings.keys() == CLOUD
     assert findings["quota"].found == f"8 of tpu-v5s-litepod: 16 in {ZONE}"
     assert findings["runtime version"].found == f"v2-alpha-tpuv5-lite in {ZONE}"
 
 
 def _disable(google: FakeGoogle) -> None:
-    google.world.projects[PROJECT].services.remove("tpu.googleapis.com")
+    google.world.projects[PROJECT].services -= {"tpu.googleapis.com", "cloudbuild.googleapis.com"}
 
 
 def _no_rights(google: FakeGoogle) -> None:
@@ -89,6 +91,8 @@ def _no_quota(google: FakeGoogle) -> None:
     ("change", "section", "check", "sentence", "fix"),
     [
         (_disable, {}, "APIs", "tpu.googleapis.com", "gcloud services enable tpu.googleapis.com"),
+        (_disable, {"image": None}, "APIs", "cloudbuild.googleapis.com, tpu", "gcloud services enable cloudbuild"),
+        (_no_rights, {"image": None}, "builds", "lacks cloudbuild.builds.create", "roles/cloudbuild.builds.editor"),
         (_no_rights, {}, "own rights", "lacks tpu.nodes.create", "--role=roles/tpu.admin"),
         (_no_act_as, {}, "machines' account", "iam.serviceAccounts.actAs", "--role=roles/iam.serviceAccountUser"),
         (None, {"service_account": f"no@{DOMAIN}"}, "machines' account", "does not exist", "create no"),
@@ -132,6 +136,43 @@ def test_a_role_that_the_machines_of_target_tpu_lack_is_a_warning(
     assert finding.fix is not None
     assert finding.fix.endswith(f"--member=serviceAccount:{RUNNER} --role={role}")
     assert ("cannot delete itself" in finding.found) == (role == "roles/tpu.admin")
+
+
+BUILDER = f"builder@{DOMAIN}"
+
+
+@pytest.fixture
+def builds(ready: FakeGoogle) -> dict[str, Any]:
+    """A section `tpu` without an image, whose builds have an account with all roles."""
+    ready.iam.add_account(BUILDER)
+    let_build(ready, BUILDER, BUCKET, REPOSITORY)
+    return {"image": None, "build": {"service_account": BUILDER}}
+
+
+def test_a_project_that_builds_the_image_for_target_tpu_passes(
+    ready: FakeGoogle, builds: dict[str, Any], tmp_path: Path
+) -> None:
+    findings = found(ready, tmp_path, **builds)
+    assert (findings["builds"].status, findings["builds"].found) == ("pass", f"{BUILDER} has 3 roles")
+    assert findings["machines' roles"].found == f"{RUNNER} has 3 roles", "also on the repository of the image"
+    assert findings["APIs"].found.startswith("4 enabled")
+
+
+@pytest.mark.parametrize(
+    ("resource", "role"),
+    [
+        (f"projects/{PROJECT}", "roles/logging.logWriter"),
+        (f"buckets/{BUCKET}", "roles/storage.objectViewer"),
+        (REPOSITORY, "roles/artifactregistry.writer"),
+    ],
+)
+def test_a_role_that_builds_for_target_tpu_lack_is_a_warning(
+    ready: FakeGoogle, builds: dict[str, Any], tmp_path: Path, resource: str, role: str
+) -> None:
+    take_away(ready, resource, role)
+    finding = found(ready, tmp_path, **builds)["builds"]
+    assert (finding.status, f"{BUILDER} lacks {role} on" in finding.found) == ("warning", True), finding
+    assert str(finding.fix).endswith(f"--member=serviceAccount:{BUILDER} --role={role}")
 
 
 def test_the_machines_of_target_tpu_run_as_compute_engines_account_by_default(

@@ -29,7 +29,7 @@ from slipway.pipelines.images.images import (
 from slipway.trainer.engines import builder
 from tests.components.build_image.conftest import git
 from tests.fakes.google import COMPUTE_ACCOUNT, PROJECT, REGION, FakeGoogle
-from tests.fakes.ready import let_build
+from tests.fakes.ready import let_build, take_away
 
 REPOSITORY = f"projects/{PROJECT}/locations/{REGION}/repositories/slipway"
 BUCKET = "slipway-test-bucket"
@@ -255,10 +255,9 @@ def test_the_build_command_prints_digests(project: FakeGoogle, tmp_path: Path) -
     assert "DONE" in result.stderr
 
 
-def test_the_build_command_builds_the_image_that_a_run_with_target_tpu_finds(
-    project: FakeGoogle, tmp_path: Path
-) -> None:
-    path = configuration(project, tmp_path)
+def for_tpu(project: FakeGoogle, folder: Path) -> Path:
+    """A configuration for --target tpu that builds its image."""
+    path = configuration(project, folder)
     values = yaml.safe_load(path.read_text())
     del values["vertex"]
     section = {
@@ -268,6 +267,23 @@ def test_the_build_command_builds_the_image_that_a_run_with_target_tpu_finds(
         "endpoints": dict(project.endpoints),
     }
     path.write_text(yaml.safe_dump(values | {"tpu": section, "hardware": "tpu-v5e-1x1"}))
+    return path
+
+
+def test_a_build_for_target_tpu_that_fails_names_the_setting_of_the_section_tpu(
+    project: FakeGoogle, tmp_path: Path
+) -> None:
+    take_away(project, f"buckets/{BUCKET}", "roles/storage.objectViewer")
+    result = CliRunner().invoke(app, ["build", "--target", "tpu", "-c", str(for_tpu(project, tmp_path))])
+    assert result.exit_code != 0
+    assert "setting:  tpu.build.service_account" in result.stderr
+    assert "--role=roles/storage.objectViewer" in result.stderr
+
+
+def test_the_build_command_builds_the_image_that_a_run_with_target_tpu_finds(
+    project: FakeGoogle, tmp_path: Path
+) -> None:
+    path = for_tpu(project, tmp_path)
     result = CliRunner().invoke(app, ["build", "--target", "tpu", "-c", str(path), "--json"])
     assert result.exit_code == 0, result.output
     built = json.loads(result.stdout)
