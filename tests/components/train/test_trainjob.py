@@ -82,7 +82,7 @@ def train_here_and_with_a_killed_pod(step: Step, planned: list[WorkerPool]) -> R
     killer = meanwhile(kill)
     (restart,) = step.run(planned)
     killer.join()
-    assert (restart.replica, restart.step >= 40) == ("workerpool1-0", True)
+    assert restart.step >= 40
     assert len(weights(here)) == 1
     assert weights(step.log) == weights(here)
     step.cluster.wait(lambda: not step.cluster.left())
@@ -91,7 +91,7 @@ def train_here_and_with_a_killed_pod(step: Step, planned: list[WorkerPool]) -> R
 
 def test_trainjob_of_which_a_pod_is_killed_ends_with_the_weights_of_the_same_layout_here(step: Step) -> None:
     restart = train_here_and_with_a_killed_pod(step, digits(step.volume))
-    assert restart.reason == "was killed by SIGKILL"
+    assert (restart.replica, restart.reason) == ("workerpool1-0", "was killed by SIGKILL")
     assert (step.output / "model" / "model.json").is_file()
 
 
