@@ -75,9 +75,9 @@ def refused(error: BaseException, connection: Connection, location: str, account
 def _account_problem(connection: Connection, account: Callable[[], str], *, may_act: bool) -> UserError | None:
     """Return what is wrong with the account of builds, which the service's refusal names by its number only."""
     project, setting = connection.project, account_setting(connection.section)
-    creates = f"gcloud iam service-accounts create slipway-builder --project={project}"
-    if connection.section == "vertex":
-        creates = "slipway setup --apply"
+    by_setup = connection.section == "vertex"  # slipway setup creates accounts for Vertex AI only
+    create = f"gcloud iam service-accounts create {{}} --project={project}"
+    creates = "slipway setup --apply" if by_setup else create.format("slipway-builder")
     own = f"--set {setting}=slipway-builder@{project}{ACCOUNT_DOMAIN}, which {creates} creates"
     try:
         email = account()
@@ -100,7 +100,7 @@ def _account_problem(connection: Connection, account: Callable[[], str], *, may_
             value=None if compute else email,
             fix=f"{enable}{own}"
             if compute
-            else f"gcloud iam service-accounts create {email.partition('@')[0]} --project={project}",
+            else create.format(email.partition("@")[0]) + ", or slipway setup --apply" * by_setup,
         )
     if found.get("disabled"):
         fix = f"gcloud iam service-accounts enable {email} --project={project}, or {own}"

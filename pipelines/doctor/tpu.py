@@ -20,7 +20,6 @@ from slipway.pipelines.doctor.project import PAGE
 from slipway.pipelines.doctor.quotas import PAGE as QUOTA_PAGE
 from slipway.pipelines.doctor.quotas import UNLIMITED
 from slipway.pipelines.doctor.vertex import ACT_AS, BUILD, image_exists, lacking
-from slipway.pipelines.images.images import cloud_build
 from slipway.pipelines.platforms.tpu.checks import request_of, settings_of
 
 SERVICE = "tpu.googleapis.com"
@@ -97,6 +96,8 @@ def account_roles(context: Context) -> str:
 
 def builds(context: Context) -> str:
     """If the run builds its image: the caller may start builds, and their account may read the source and push."""
+    from slipway.pipelines.images.images import cloud_build
+
     settings, connection = _settings(context), context.connection
     if not _builds(context):
         raise NotApplicableError("Cloud Build builds no image")

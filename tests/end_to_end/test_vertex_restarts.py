@@ -108,6 +108,7 @@ class Machines:
         command = [sys.executable, *entrypoint[1:], *arguments]
         whole = {**os.environ, "PYTHONPATH": str(self.folder), "TF_GRPC_REUSE_PORT": "true", **told}
         child = Child(replica, command, whole, lambda line: self.log.write_job(job, replica, line), own_group=True)
+        child.read()
         self.started.append(Machine(child))
         return self.started[-1]
 

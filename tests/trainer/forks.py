@@ -29,8 +29,8 @@ from slipway.trainer.distributed.accelerators import find
 PR_SET_CHILD_SUBREAPER = 36
 LARGEST_REQUEST = 2**18
 _one_at_a_time = threading.Lock()
-# Where the libraries survive a fork, as slipway.pipelines.platforms.local.warm says.
 ENGINE = os.environ.get("SLIPWAY_TEST_ENGINE", "tensorflow")
+# Where the libraries survive a fork, as slipway.pipelines.platforms.local.warm says.
 CAN_FORK = sys.platform == "linux" and find({}).kind == "cpu"
 
 

@@ -24,6 +24,9 @@ def configured(hardware: str = "cpu", **train: object) -> RunConfig:
     ("config", "platform", "environment", "steps"),
     [
         (configured(), "local", {}, ("train", "evaluate")),
+        (configured("cpu*2"), "local", {}, ("train", "evaluate")),
+        (configured("l4x1"), "local", {}, ("train", "evaluate")),  # virtual devices in a rehearsal
+        (configured(engine="jax"), "local", {}, ("train", "evaluate")),
         (configured("tpu-v5e-1x1"), "tpu", {}, ("evaluate",)),  # the training is not here
         (configured(), "local", {"TPU_NODE_NAME": "local"}, ()),
     ],
