@@ -13,7 +13,7 @@ from slipway.components.cloud.retries import TRIES, paced
 from slipway.components.train.trainjob.manifest import CONTAINER, INDEX_ANNOTATION, POOL_LABEL
 from slipway.components.worker_pools import WorkerPool, replica_name, variables_of
 from slipway.core.errors import UserError
-from slipway.core.exit_codes import SIGKILLED
+from slipway.core.exit_codes import SIGKILLED, STOPPED
 from slipway.core.supervision import KEPT_LINES, write_line
 from slipway.trainer.distributed.cluster import pool_name, slice_hosts
 
@@ -84,8 +84,8 @@ class Replica:
             self._end(SIGKILLED, None)
 
     def lose(self) -> None:
-        """Note that the pod no longer exists; if it was not seen to end, it counts as killed."""
-        self._end(SIGKILLED, None)
+        """Note that the pod no longer exists; if it was not seen to end, it was asked to: it has been deleted."""
+        self._end(STOPPED, None)
 
     def _end(self, status: int, at: datetime | None) -> None:
         if not self._has_ended:

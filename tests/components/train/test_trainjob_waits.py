@@ -101,7 +101,37 @@ def test_a_trainjob_of_which_a_node_is_drained_starts_again(step: Step) -> None:
 
     meanwhile(drain)
     (restart,) = step.run(pools(code, 2))
-    assert restart.reason in ("was killed by SIGKILL", "was stopped by SIGTERM")
+    assert restart.reason == "was stopped by SIGTERM"
+    step.cluster.wait(lambda: not step.cluster.left())
+
+
+def test_a_replica_that_the_operator_stops_after_a_failure_is_not_the_cause(step: Step) -> None:
+    step.grant()
+    code = """
+        import os, signal, sys, time
+        from pathlib import Path
+        tries = Path(os.environ["AIP_CHECKPOINT_DIR"]).parent / f"tries-{os.environ['HOSTNAME']}"
+        if tries.exists():
+            sys.exit()
+        tries.touch()
+
+        def stop(*_):
+            print("asked to stop: ended at step 7", flush=True)
+            sys.exit(143)
+
+        signal.signal(signal.SIGTERM, stop)
+        print("trained", flush=True)
+        time.sleep(1000)
+    """
+
+    def kill() -> None:
+        step.cluster.wait(lambda: step.log.getvalue().count("] trained") == 2)
+        step.cluster.kubelets.kill(step.running("workerpool1-0-0"))
+
+    meanwhile(kill)
+    (restart,) = step.run(pools(code, 2))
+    assert "[workerpool0-0] asked to stop" in step.log.getvalue()
+    assert (restart.replica, restart.reason) == ("workerpool1-0", "was killed by SIGKILL")
     step.cluster.wait(lambda: not step.cluster.left())
 
 
