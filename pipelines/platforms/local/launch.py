@@ -90,7 +90,7 @@ def run(folder: RunFolder, config: RunConfig, record: RunRecord, watcher: Watche
         record.champion = champion_to_beat(config, rehearsal=bool(record.rehearsal))
     record.status, record.error, record.ended = "running", None, None
     record.process = ProcessRecord.current()
-    record.started = record.process.created
+    record.started = started_at()
     for step in record.steps:
         if step.status == "succeeded":
             step.reused = True
@@ -155,6 +155,17 @@ def _execute(
             stop_containers(folder.run_id)
         follower.follow()
     return process.returncode == 0
+
+
+def started_at() -> float:
+    """Return when this process was started, in seconds since 1970.
+
+    On Linux, psutil adds up to a second, since the kernel reports the time of its start in whole seconds.
+    """
+    created = psutil.Process().create_time()
+    if sys.platform != "linux":
+        return created
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + created - psutil.boot_time()
 
 
 def champion_to_beat(config: RunConfig, *, rehearsal: bool) -> str:

@@ -162,3 +162,13 @@ def test_a_frozen_process_is_named_once_and_stopped_quickly(
     assert time.monotonic() - started < launch.STOP_SECONDS / 2
     assert process.stdout.read() == b"ended\n", "it was continued, so that it could end by itself"
     process.stdout.close()
+
+
+def test_the_start_of_a_process_is_known_to_a_few_hundredths_of_a_second() -> None:
+    ours, theirs = os.pipe()
+    before = time.time()
+    if not os.fork():
+        os.write(theirs, str(launch.started_at()).encode())
+        os._exit(0)
+    assert before - 0.05 < float(os.read(ours, 100)) < before + 0.25
+    os.wait()
