@@ -218,7 +218,7 @@ def test_a_killed_command_leaves_no_process_and_is_continued(project: Path) -> N
     environment = {**os.environ, "SLOW_MODEL_OF": str(project)}
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) as process:
         until = time.monotonic() + 120
-        while not list(Path("out").glob("part-*")):
+        while not list(Path("out/.unfinished").glob("0*.json")):
             assert process.poll() is None and time.monotonic() < until, process.communicate()
             time.sleep(0.02)
         process.kill()
