@@ -57,6 +57,19 @@ def group_of(manifest: Manifest, batch: int | None = None) -> int:
     return most if batch is None else min(batch, most)
 
 
+class Decoder:
+    """Threads that decode one split of a data set after the other, one for each core, and their functions."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.threads = futures.ThreadPoolExecutor(available_cores(), "decoding")
+        # By the size of a group: most splits have the same one, and tracing costs time.
+        self.functions = functools.cache(functools.partial(_Functions, manifest))
+
+    def close(self) -> None:
+        """Let the threads end once they have decoded everything."""
+        self.threads.shutdown(wait=False)
+
+
 class Decoding:
     """The examples of a split that a worker decodes into memory, in the order of its shards.
 
@@ -66,7 +79,7 @@ class Decoding:
         share: The worker's shard assignment.
         split: The split.
         order: All example indices in the order in which they are needed; None for the order of the shards.
-        threads: The threads that decode; by default, new ones. They decode one split after the other.
+        decoder: What decodes; by default, a new one.
     """
 
     def __init__(
@@ -74,7 +87,7 @@ class Decoding:
         share: Share,
         split: str,
         order: NDArray[Any] | None = None,
-        threads: futures.ThreadPoolExecutor | None = None,
+        decoder: Decoder | None = None,
     ) -> None:
         self._manifest = share.manifest
         self._what = "images" if self._manifest.has_image else "examples"
@@ -93,14 +106,14 @@ class Decoding:
         self._error: BaseException | None = None
         self._changed = threading.Condition()
         self._next = itertools.count()
-        self._functions = _Functions(self._manifest, self._group)
+        used = decoder or Decoder(self._manifest)
+        self._functions = used.functions(self._group)
         self._slow_until = -math.inf
         self._started = time.monotonic()
-        own = threads or decoding_threads()
         for _ in range(available_cores()):
-            own.submit(self._work)
-        if threads is None:
-            own.shutdown(wait=False)
+            used.threads.submit(self._work)
+        if decoder is None:
+            used.close()
 
     def wait(self, indices: NDArray[Any] | None = None) -> None:
         """Wait until the examples of `indices` are decoded, or all; report progress if that takes long.
@@ -214,11 +227,6 @@ def _on_cpu(function: Callable[[tf.Tensor], Any], count: int | None) -> Callable
 
 def _by_name(inputs: Any) -> dict[str, Any]:
     return inputs if isinstance(inputs, dict) else {"image": inputs}
-
-
-def decoding_threads() -> futures.ThreadPoolExecutor:
-    """Return as many threads as there are cores."""
-    return futures.ThreadPoolExecutor(available_cores(), "decoding")
 
 
 class Records:

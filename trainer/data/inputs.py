@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from slipway.core.cores import available_cores
 from slipway.core.manifest import Manifest
 from slipway.trainer.data.assignment import Share
-from slipway.trainer.data.decoding import Decoding, decoding_threads, group_of
+from slipway.trainer.data.decoding import Decoder, Decoding, group_of
 from slipway.trainer.data.features import Features, Inputs, Labels, Tensors, blank, each
 from slipway.trainer.data.images import as_it_is
 
@@ -198,11 +198,11 @@ def training(
     seed: int,
     *,
     budget: int = MEMORY_BUDGET,
-    threads: futures.ThreadPoolExecutor | None = None,
+    decoder: Decoder | None = None,
 ) -> TrainingData:
     """Return the training data, with `batch` examples per step on this worker; log how it is read and why.
 
-    `threads` decode a split that is kept in memory; see `Decoding`.
+    `decoder` decodes a split that is kept in memory; see `Decoding`.
     """
     size = share.decoded_bytes("train")
     shards = len(share.shards("train"))
@@ -218,7 +218,7 @@ def training(
         what, _megabytes(size), _megabytes(budget), _at_a_time(share),
     )  # fmt: skip
     order = _permutation(seed, 0, share.rank, 0, share.examples("train"))
-    return MemoryTraining(Decoding(share, "train", order, threads), batch, steps_per_epoch, seed, share.rank)
+    return MemoryTraining(Decoding(share, "train", order, decoder), batch, steps_per_epoch, seed, share.rank)
 
 
 def shuffled_together(share: Share) -> int:
@@ -286,11 +286,11 @@ def evaluation(
     batch: int,
     *,
     budget: int = MEMORY_BUDGET,
-    threads: futures.ThreadPoolExecutor | None = None,
+    decoder: Decoder | None = None,
 ) -> Evaluation:
     """Return the evaluation data of `split`, `batch` examples per step on this worker; kept decoded if it fits."""
     fits = share.decoded_bytes(split) <= budget
-    return Evaluation(share, split, batch, Decoding(share, split, threads=threads) if fits else None)
+    return Evaluation(share, split, batch, Decoding(share, split, decoder=decoder) if fits else None)
 
 
 class Reading:
@@ -305,11 +305,11 @@ class Reading:
 
     def __init__(self, share: Share, batch: int, steps_per_epoch: int, seed: int) -> None:
         def read() -> tuple[TrainingData, Evaluation | None]:
-            threads = decoding_threads()
-            trained = training(share, batch, steps_per_epoch, seed, threads=threads)
+            decoder = Decoder(share.manifest)
+            trained = training(share, batch, steps_per_epoch, seed, decoder=decoder)
             has = share.has("validation")
-            measured = evaluation(share, "validation", batch, threads=threads) if has else None
-            threads.shutdown(wait=False)
+            measured = evaluation(share, "validation", batch, decoder=decoder) if has else None
+            decoder.close()
             return trained, measured
 
         executor = futures.ThreadPoolExecutor(1, "reading")
