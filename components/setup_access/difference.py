@@ -59,7 +59,13 @@ INCLUDED_IN = {
         "roles/editor",
         "roles/cloudbuild.builds.builder",
     ),
-    "roles/logging.viewer": ("roles/logging.admin", "roles/owner", "roles/editor"),
+    "roles/logging.viewer": (
+        "roles/logging.privateLogViewer",
+        "roles/logging.admin",
+        "roles/owner",
+        "roles/editor",
+        "roles/viewer",
+    ),
     "roles/pubsub.publisher": ("roles/pubsub.editor", "roles/pubsub.admin", "roles/owner"),
     "roles/secretmanager.secretAccessor": ("roles/secretmanager.admin", "roles/owner"),
     "roles/serviceusage.serviceUsageConsumer": (
