@@ -1,8 +1,9 @@
 """Time of an all-reduce between two processes, each on a core of its own: `python -m benchmarks.all_reduce`.
 
-Compares TensorFlow's collectives over gRPC, gloo through PyTorch (where torch is installed), and the least that two
-processes can do over a loopback connection: each sends its gradients and adds those that it receives. The sizes are
-those of the gradients of two networks of `benchmarks.step_rate --part processes`; nothing is trained.
+Compares TensorFlow's collectives over gRPC, gloo through PyTorch and through JAX (where they are installed), and the
+least that two processes can do over a loopback connection: each sends its gradients and adds those that it receives.
+The gradients have the shapes of those of the networks of `benchmarks.step_rate --part processes`; nothing is trained.
+The engines combine them as in training: TensorFlow to two messages, PyTorch to one, and JAX not at all.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
+import itertools
 import json
 import os
 import socket
@@ -22,19 +24,25 @@ from typing import Any
 
 import numpy as np
 
-# Name of the network: bytes of its gradients, and all-reduces of a measurement.
-SIZES = {"dense": (4 * 101_125, 1000), "flowers": (4 * 3_989_285, 40)}
+# Name of the network: elements of its gradients, and all-reduces of a measurement.
+NETWORKS = {
+    "dense": ((100_352, 128, 640, 5), 1000),
+    "convolutional": ((288, 32, 9216, 32, 92_160, 5), 1000),
+    "flowers": ((432, 16, 4608, 32, 18_432, 64, 3_964_928, 128, 640, 5), 40),
+}
 WARM_UP = 20
+RESULT = "milliseconds"  # begins the line with a process's result; gloo prints others
 Repeat = Callable[[int], object]  # runs that many all-reduces
 
 
-def over_a_socket(rank: int, address: tuple[str, int], size: int) -> Repeat:
+def over_a_socket(rank: int, address: tuple[str, int], elements: list[int]) -> Repeat:
     """Exchange whole gradients over one connection, and add them with numpy."""
     if rank:
         connection = _connected(address)
     else:
         with socket.create_server(address) as server:
             connection, _ = server.accept()
+    size = 4 * sum(elements)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
         connection.setsockopt(socket.SOL_SOCKET, buffer, size)
@@ -62,19 +70,33 @@ def _connected(address: tuple[str, int]) -> socket.socket:
             time.sleep(0.01)
 
 
-def with_gloo(rank: int, address: tuple[str, int], size: int) -> Repeat:
-    """All-reduce with gloo through PyTorch."""
+def with_pytorch(rank: int, address: tuple[str, int], elements: list[int]) -> Repeat:
+    """All-reduce with gloo through PyTorch, which copies the gradients to one tensor."""
     import torch
     import torch.distributed as distributed
 
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     distributed.init_process_group("gloo", init_method=f"tcp://{address[0]}:{address[1]}", rank=rank, world_size=2)
-    gradients = torch.zeros(size // 4)
+    gradients = torch.zeros(sum(elements))
     return lambda count: [distributed.all_reduce(gradients) for _ in range(count)]
 
 
-def with_tensorflow(rank: int, address: tuple[str, int], size: int) -> Repeat:
+def with_jax(rank: int, address: tuple[str, int], elements: list[int]) -> Repeat:
+    """All-reduce with gloo through JAX, where XLA inserts it for gradients that are split over the processes."""
+    import jax
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"{address[0]}:{address[1]}", 2, rank)
+    mesh = Mesh(np.array(jax.devices()), ("examples",))
+    split, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (["examples"], []))
+    gradients = [jax.make_array_from_process_local_data(split, np.zeros((1, count), np.float32)) for count in elements]
+    summed = jax.jit(lambda values: [value.sum(axis=0) for value in values], out_shardings=whole)
+    return lambda count: [jax.block_until_ready(summed(gradients)) for _ in range(count)]
+
+
+def with_tensorflow(rank: int, address: tuple[str, int], elements: list[int]) -> Repeat:
     """All-reduce with MultiWorkerMirroredStrategy in one loop in a graph, as the engine does."""
     workers = [f"{address[0]}:{address[1] + number}" for number in range(2)]
     task = {"type": "worker", "index": rank}
@@ -87,7 +109,7 @@ def with_tensorflow(rank: int, address: tuple[str, int], size: int) -> Repeat:
     @tf.function(autograph=False)
     def run(count: Any) -> Any:
         def summed(value: Any) -> Any:
-            gradients = [tf.fill([size // 8], value) for _ in range(2)]
+            gradients = [tf.fill([sum(elements) // 2], value) for _ in range(2)]
             total = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, gradients)
             return 0.0 * (total[0][0] + total[1][0])
 
@@ -99,29 +121,30 @@ def with_tensorflow(rank: int, address: tuple[str, int], size: int) -> Repeat:
     return lambda count: run(tf.constant(count)).numpy()
 
 
-SIDES = {"socket": over_a_socket, "gloo": with_gloo, "tensorflow": with_tensorflow}
+SIDES = {"socket": over_a_socket, "tensorflow": with_tensorflow, "torch": with_pytorch, "jax": with_jax}
 
 
-def measure(side: str, rank: int, port: int, size: int, count: int) -> None:
+def measure(side: str, network: str, rank: int, port: int) -> None:
     """Run one of two processes; print wall and CPU milliseconds of an all-reduce."""
     os.sched_setaffinity(0, [sorted(os.sched_getaffinity(0))[rank]])
-    repeat = SIDES[side](rank, ("127.0.0.1", port), size)
+    elements, count = NETWORKS[network]
+    repeat = SIDES[side](rank, ("127.0.0.1", port), list(elements))
     repeat(WARM_UP)
     started, processor = time.perf_counter(), time.process_time()
     repeat(count)
     wall, processor = time.perf_counter() - started, time.process_time() - processor
-    print(1000 * wall / count, 1000 * processor / count, flush=True)
+    print(RESULT, 1000 * wall / count, 1000 * processor / count, flush=True)
     sys.stdin.read()  # until both are done: gloo and TensorFlow abort if the other process ends earlier
     os._exit(0)
 
 
-def together(side: str, size: int, count: int) -> tuple[float, float]:
+def together(side: str, network: str) -> tuple[float, float]:
     """Run both processes; return wall and CPU milliseconds of the first."""
     with socket.create_server(("127.0.0.1", 0)) as reserved:
         port = reserved.getsockname()[1]
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.all_reduce", "--process", *map(str, (side, rank, port, size, count))],
+            [sys.executable, "-m", "benchmarks.all_reduce", "--process", side, network, str(rank), str(port)],
             env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -129,30 +152,32 @@ def together(side: str, size: int, count: int) -> tuple[float, float]:
         )
         for rank in range(2)
     ]
-    lines = [process.stdout.readline() if process.stdout else "" for process in processes]
+    results = [next((line for line in process.stdout or () if line.startswith(RESULT)), "") for process in processes]
     for process in processes:
         process.communicate()
-    if not all(lines):
+    if not all(results):
         sys.exit(f"{side} failed")
-    wall, processor = map(float, lines[0].split())
+    wall, processor = map(float, results[0].split()[1:])
     return wall, processor
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--process", nargs=5, help=argparse.SUPPRESS)
+    parser.add_argument("--process", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.process:
-        side, *numbers = options.process
-        measure(side, *map(int, numbers))
-    sides = [side for side in SIDES if side != "gloo" or importlib.util.find_spec("torch")]
-    print(f"{'milliseconds':<24}{'wall':>10}{'CPU':>10}")
-    for network, (size, count) in SIZES.items():
-        for side in sides:
-            pairs = [together(side, size, count) for _ in range(options.rounds)]
-            wall, processor = (statistics.median(values) for values in zip(*pairs, strict=True))
-            print(f"{network + ', ' + side:<24}{wall:>10.2f}{processor:>10.2f}", flush=True)
+        side, network, rank, port = options.process
+        measure(side, network, int(rank), int(port))
+    sides = [side for side in SIDES if side == "socket" or importlib.util.find_spec(side)]
+    found: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for _ in range(options.rounds):
+        for network, side in itertools.product(NETWORKS, sides):
+            found.setdefault((network, side), []).append(together(side, network))
+    print(f"{RESULT:<26}{'wall':>10}{'CPU':>10}")
+    for (network, side), pairs in found.items():
+        wall, processor = (statistics.median(values) for values in zip(*pairs, strict=True))
+        print(f"{network + ', ' + side:<26}{wall:>10.2f}{processor:>10.2f}")
     load = ", ".join(f"{load:.1f}" for load in os.getloadavg())
     print(f"median of {options.rounds}, load {load}")
 
