@@ -35,7 +35,7 @@ RESULT = "milliseconds"  # begins the line with a process's result; gloo prints 
 Repeat = Callable[[int], object]  # runs that many all-reduces
 
 
-def over_a_socket(rank: int, address: tuple[str, int], elements: list[int]) -> Repeat:
+def over_a_socket(rank: int, address: tuple[str, int], elements: tuple[int, ...]) -> Repeat:
     """Exchange whole gradients over one connection, and add them with numpy."""
     if rank:
         connection = _connected(address)
@@ -70,7 +70,7 @@ def _connected(address: tuple[str, int]) -> socket.socket:
             time.sleep(0.01)
 
 
-def with_pytorch(rank: int, address: tuple[str, int], elements: list[int]) -> Repeat:
+def with_pytorch(rank: int, address: tuple[str, int], elements: tuple[int, ...]) -> Repeat:
     """All-reduce with gloo through PyTorch, which copies the gradients to one tensor."""
     import torch
     import torch.distributed as distributed
@@ -82,7 +82,7 @@ def with_pytorch(rank: int, address: tuple[str, int], elements: list[int]) -> Re
     return lambda count: [distributed.all_reduce(gradients) for _ in range(count)]
 
 
-def with_jax(rank: int, address: tuple[str, int], elements: list[int]) -> Repeat:
+def with_jax(rank: int, address: tuple[str, int], elements: tuple[int, ...]) -> Repeat:
     """All-reduce with gloo through JAX, where XLA inserts it for gradients that are split over the processes."""
     import jax
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -96,7 +96,7 @@ def with_jax(rank: int, address: tuple[str, int], elements: list[int]) -> Repeat
     return lambda count: [jax.block_until_ready(summed(gradients)) for _ in range(count)]
 
 
-def with_tensorflow(rank: int, address: tuple[str, int], elements: list[int]) -> Repeat:
+def with_tensorflow(rank: int, address: tuple[str, int], elements: tuple[int, ...]) -> Repeat:
     """All-reduce with MultiWorkerMirroredStrategy in one loop in a graph, as the engine does."""
     workers = [f"{address[0]}:{address[1] + number}" for number in range(2)]
     task = {"type": "worker", "index": rank}
@@ -128,7 +128,7 @@ def measure(side: str, network: str, rank: int, port: int) -> None:
     """Run one of two processes; print wall and CPU milliseconds of an all-reduce."""
     os.sched_setaffinity(0, [sorted(os.sched_getaffinity(0))[rank]])
     elements, count = NETWORKS[network]
-    repeat = SIDES[side](rank, ("127.0.0.1", port), list(elements))
+    repeat = SIDES[side](rank, ("127.0.0.1", port), elements)
     repeat(WARM_UP)
     started, processor = time.perf_counter(), time.process_time()
     repeat(count)
@@ -171,9 +171,10 @@ def main() -> None:
         measure(side, network, int(rank), int(port))
     sides = [side for side in SIDES if side == "socket" or importlib.util.find_spec(side)]
     found: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    for _ in range(options.rounds):
-        for network, side in itertools.product(NETWORKS, sides):
-            found.setdefault((network, side), []).append(together(side, network))
+    for number, network, side in itertools.product(range(options.rounds), NETWORKS, sides):
+        pairs = found.setdefault((network, side), [])
+        pairs.append(together(side, network))
+        print(f"round {number + 1}: {network}, {side} {pairs[-1][0]:.2f}", file=sys.stderr, flush=True)
     print(f"{RESULT:<26}{'wall':>10}{'CPU':>10}")
     for (network, side), pairs in found.items():
         wall, processor = (statistics.median(values) for values in zip(*pairs, strict=True))

@@ -160,7 +160,7 @@ def _execute(
 def started_at() -> float:
     """Return when this process was started, in seconds since 1970.
 
-    On Linux, psutil adds up to a second, since the kernel reports the time of its start in whole seconds.
+    On Linux, psutil's time is up to a second too early, because the kernel's own start is known in whole seconds.
     """
     created = psutil.Process().create_time()
     if sys.platform != "linux":

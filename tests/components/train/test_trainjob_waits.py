@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 import time
 from collections.abc import Callable
 
@@ -83,17 +84,25 @@ def test_a_trainjob_whose_pods_cannot_start_says_why_and_trains_once_they_can(
     step.cluster.wait(lambda: not step.cluster.left())
 
 
-def test_a_trainjob_of_which_a_node_is_drained_starts_again(step: Step) -> None:
-    step.grant()
-    code = """
-        import os, time
+def in_the_first_try(code: str) -> str:
+    """Return a program that runs `code` in a replica's first try and does nothing in others."""
+    begin = """
+        import os, signal, sys, time
         from pathlib import Path
         tries = Path(os.environ["AIP_CHECKPOINT_DIR"]).parent / f"tries-{os.environ['HOSTNAME']}"
-        again = tries.exists()
+        if tries.exists():
+            sys.exit()
         tries.touch()
-        print("trained", flush=True)
-        time.sleep(0 if again else 1000)
     """
+    return textwrap.dedent(begin) + textwrap.dedent(code)
+
+
+def test_a_trainjob_of_which_a_node_is_drained_starts_again(step: Step) -> None:
+    step.grant()
+    code = in_the_first_try("""
+        print("trained", flush=True)
+        time.sleep(1000)
+    """)
 
     def drain() -> None:
         step.cluster.wait(lambda: step.log.getvalue().count("] trained") == 2)
@@ -107,14 +116,7 @@ def test_a_trainjob_of_which_a_node_is_drained_starts_again(step: Step) -> None:
 
 def test_a_replica_that_the_operator_stops_after_a_failure_is_not_the_cause(step: Step) -> None:
     step.grant()
-    code = """
-        import os, signal, sys, time
-        from pathlib import Path
-        tries = Path(os.environ["AIP_CHECKPOINT_DIR"]).parent / f"tries-{os.environ['HOSTNAME']}"
-        if tries.exists():
-            sys.exit()
-        tries.touch()
-
+    code = in_the_first_try("""
         def stop(*_):
             print("asked to stop: ended at step 7", flush=True)
             sys.exit(143)
@@ -122,7 +124,7 @@ def test_a_replica_that_the_operator_stops_after_a_failure_is_not_the_cause(step
         signal.signal(signal.SIGTERM, stop)
         print("trained", flush=True)
         time.sleep(1000)
-    """
+    """)
 
     def kill() -> None:
         step.cluster.wait(lambda: step.log.getvalue().count("] trained") == 2)
