@@ -205,7 +205,7 @@ def test_a_trainjob_needs_each_right_of_the_role(step: Step, number: int, verb: 
     step.cluster.wait(lambda: not step.cluster.left())
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(1, 5))  # with 0, the first 17 calls succeed
 def test_a_trainjob_trains_while_calls_of_the_api_fail(step: Step, seed: int) -> None:
     """A fifth of the calls fail, half of them after their work is done: there is one TrainJob, and none is left."""
     step.grant()
