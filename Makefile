@@ -53,7 +53,7 @@ compile: $(STAMP) ## Compile the pipeline for TARGET to spec.yaml (CONFIG, HARDW
 	$(BIN)/slipway compile $(options) --target $(TARGET) -o spec.yaml
 
 .PHONY: check
-check: lint ## Lint and run the fast tests, in about three minutes
+check: lint ## Lint and run the fast tests, in two to three minutes
 	$(BIN)/python -m pytest -m 'not slow' --durations 5
 
 .PHONY: test
