@@ -7,7 +7,8 @@ HARDWARE ?=
 TARGET ?= local
 ENGINE ?= tensorflow
 PROCESSES ?= 4
-PYTHON ?= python3
+SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do $$python -c '$(SUPPORTED)' 2>/dev/null && echo $$python && break; done)
 
 LOCK := requirements/development.txt
 STAMP := .venv/.installed
@@ -18,8 +19,12 @@ ENGINES_BIN := .venv-engines/bin
 # A dependency of PyTorch's GPU builds; importing it at the wrong moment crashes the process.
 TRITON := triton==3.7.1; sys_platform == 'linux'
 pinned = $(shell sed -n 's/.*"\($(1)==[^"]*\)".*/\1/p' pyproject.toml)
+# An environment of another Python version is replaced, not reused.
+venv = [ "$$($(1)/bin/python -V 2>&1)" = "$$($(PYTHON) -V)" ] || rm -rf $(1); $(PYTHON) -m venv $(1)
 options = -c $(CONFIG) $(if $(HARDWARE),--hardware '$(HARDWARE)')
 
+# uv trusts what the machine trusts, as pip does: a company's proxy has a certificate of its own.
+export UV_SYSTEM_CERTS := true
 # Runs and tests start many interpreters: let them cache their bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -33,8 +38,8 @@ help: ## List the make targets
 install: $(STAMP) ## Create .venv with everything that run-pipeline, test and lint need
 
 $(STAMP): $(LOCK) pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Slipway needs Python 3.11 or later: make PYTHON=python3.11")'
-	$(PYTHON) -m venv .venv
+	@$(or $(PYTHON),false) -c '$(SUPPORTED)' || { echo "error: Slipway needs Python 3.11, 3.12 or 3.13, and $(or $(PYTHON),python3) is none of them: make PYTHON=/path/to/python3.13" >&2; exit 1; }
+	$(call venv,.venv)
 	$(BIN)/python -m pip install --quiet "$$(sed -n 's/^\(uv==[^ ]*\).*/\1/p' $(LOCK))"
 	$(BIN)/uv pip sync --quiet --python $(BIN)/python --compile-bytecode --require-hashes $(LOCK)
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
@@ -67,7 +72,7 @@ test-engines: $(ENGINES_STAMP) ## Test the jax and pytorch engines, in a separat
 
 # PyTorch is installed with pip and without hashes, so that pip picks the build this machine is configured for, such as CPU-only.
 $(ENGINES_STAMP): $(LOCK) $(ENGINES_LOCK) pyproject.toml | $(STAMP)
-	$(PYTHON) -m venv .venv-engines
+	$(call venv,.venv-engines)
 	$(BIN)/uv pip sync --quiet --python $(ENGINES_BIN)/python --compile-bytecode --require-hashes $(LOCK) $(ENGINES_LOCK)
 	$(ENGINES_BIN)/python -m pip --version >/dev/null 2>&1 || $(ENGINES_BIN)/python -m ensurepip >/dev/null
 	$(ENGINES_BIN)/python -m pip install --quiet '$(call pinned,torch)'
@@ -85,6 +90,10 @@ chaos-tpus: $(STAMP) ## Kill launchers and hosts of TPUs at random while calls f
 .PHONY: test-containers
 test-containers: $(STAMP) ## Build images and run the pipeline in containers (skips what this machine lacks)
 	$(BIN)/python -m pytest -n 0 -ra --timeout 2400 tests/containers
+
+.PHONY: test-cluster
+test-cluster: $(STAMP) ## Run the tests of the Kubernetes API against a real kube-apiserver (skips without KUBEBUILDER_ASSETS)
+	SLIPWAY_TEST_CLUSTER=1 $(BIN)/python -m pytest -n 0 -rs tests/fidelity/test_kubernetes.py tests/fidelity/test_kubernetes_access.py tests/fidelity/test_kubernetes_objects.py
 
 .PHONY: lint
 lint: $(STAMP) ## Check style, types and the import rules

@@ -198,7 +198,7 @@ def compare_with_evaluation(folder: Path, images: Path, rounds: int) -> None:
         for _ in range(rounds):
             evaluation.evaluate(EvaluateSettings(), folder, data, None)
             rates["evaluate"].append(evaluated[-1])
-            source = sources.open_all([str(images / "test")], model, 256, "test", sys.stdin)
+            source = sources.open_all([str(images / "test")], model, 256, "test")
             started, examples = time.monotonic(), 0
             with (Path(place) / "predictions.jsonl").open("w") as file:
                 for answers in prediction.predict(model, source.chunks):

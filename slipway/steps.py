@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
@@ -24,6 +25,7 @@ from kfp.dsl.pipeline_channel import (
 )
 from kfp.dsl.python_component import PythonComponent
 from kfp.dsl.structures import InputSpec
+from kfp.local import subprocess_task_handler
 from pydantic import BaseModel, ValidationError
 
 from slipway.components.deploy import component as _deploy
@@ -54,6 +56,12 @@ if TYPE_CHECKING:
 
 # A container image, or a function that receives the component and returns the one to run instead.
 Place: TypeAlias = "str | Callable[[BaseComponent], Callable[..., PipelineTask]]"
+
+# kfp.local does not quote the interpreter's path in its shell script: with a space in it, no step would start.
+_replace_interpreter = subprocess_task_handler.replace_python_executable
+subprocess_task_handler.replace_python_executable = lambda command, python: _replace_interpreter(
+    command, shlex.quote(python)
+)
 
 __all__ = [
     "Place",

@@ -51,6 +51,7 @@ from slipway.trainer.distributed import accelerators
 from slipway.trainer.distributed import cluster as clusters
 from slipway.trainer.distributed.cluster import HOSTS_VARIABLE, SLICE, Cluster, Task
 from slipway.trainer.distributed.signals import ASKED_TO_STOP, StopRequest
+from slipway.trainer.distributed.verification import LIBRARIES, verify_loaded
 from slipway.trainer.engines import quick_import
 from slipway.trainer.metrics.history import FILE_NAME as HISTORY_FILE
 from slipway.trainer.metrics.history import KINDS, METRICS_FILE, Metrics
@@ -146,10 +147,13 @@ def cluster() -> Cluster:
     On a TPU slice of several machines, call `jax.distributed.initialize()` before.
 
     Raises:
-        UserError: The environment variables are not valid, or a slice's machines have not joined.
+        UserError: The environment variables are not valid, a slice's machines have not joined, or TensorFlow or PyTorch
+            is imported and sees none of the accelerators of the run's hardware.
     """
     hosts = clusters.slice_hosts(os.environ)
     if hosts == 1:
+        if "jax" not in sys.modules:  # asking it would keep the program from joining other processes
+            _verify_accelerators()
         return clusters.read(os.environ)
     jax = importlib.import_module("jax")
     if jax.process_count() != hosts:
@@ -214,14 +218,17 @@ def report(
         metrics: Any metrics by name. A number that is not finite is stored as null.
 
     Raises:
-        UserError: The kind, or a metric's name or value, is not valid.
+        UserError: The kind, or a metric's name or value, is not valid; or the program's framework sees none of the
+            accelerators of the run's hardware.
     """
+    _verify_accelerators()
     if kind not in KINDS:
         raise UserError.unknown("kind of metrics", kind, KINDS)
     values = {name: _number(name, value) for name, value in metrics.items()}
     if not cluster().is_chief:
         return
     if _program.metrics is None:
+        _program.has_tensorflow = "tensorflow" in sys.modules
         _import_tensorflow()
         _program.metrics = Metrics(output_paths(os.environ).logs, step, kind)
         atexit.register(_save_history)
@@ -297,8 +304,10 @@ def finish(metrics: Mapping[str, SupportsFloat] | None = None) -> None:
             None if the exported model is to be evaluated on the test split, or by `evaluate.module`.
 
     Raises:
-        UserError: A metric is not a finite number.
+        UserError: A metric is not a finite number, or the program's framework sees none of the accelerators of the
+            run's hardware.
     """
+    _verify_accelerators()
     values = {name: _number(name, value) for name, value in (metrics or {}).items()}
     for name, value in values.items():
         if not math.isfinite(value):
@@ -333,6 +342,7 @@ class _Program:
     step: int | None = None
     shown_at: float = -math.inf
     stop: StopRequest | None = None
+    has_tensorflow: bool = True  # False if only `report` has imported it, for TensorBoard
     deferred: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
 
@@ -354,6 +364,10 @@ def _save_history() -> None:
     if _program.metrics:
         _program.metrics.flush()
         shutil.copyfile(_program.metrics.path, model_dir() / HISTORY_FILE)
+
+
+def _verify_accelerators() -> None:
+    verify_loaded([name for name in LIBRARIES if name != "tensorflow" or _program.has_tensorflow])
 
 
 def _import_tensorflow() -> None:

@@ -26,19 +26,20 @@ from slipway.trainer import weights
 from slipway.trainer.checkpoint.best import FOLDER as BEST_FOLDER
 from slipway.trainer.checkpoint.best import BestWeights, no_validation
 from slipway.trainer.checkpoint.resume import identity, resume
-from slipway.trainer.checkpoint.store import Checkpoints
+from slipway.trainer.checkpoint.store import Checkpoints, StorageUnavailable
 from slipway.trainer.config import JobConfig
 from slipway.trainer.data.assignment import Share, refuse_empty, verify
 from slipway.trainer.distributed import cluster as clusters
 from slipway.trainer.distributed import processes, rendezvous
 from slipway.trainer.distributed.cluster import Cluster
 from slipway.trainer.distributed.signals import Stopped, StopRequest
+from slipway.trainer.distributed.verification import verify_machine
 from slipway.trainer.engines import installed
 from slipway.trainer.engines.base import Engine, PeerLost
 from slipway.trainer.engines.quick_import import import_tensorflow
 from slipway.trainer.engines.table import ENGINES
 from slipway.trainer.export.export import export, exported
-from slipway.trainer.failures import bad_image, full_disk, not_deterministic, storage_unavailable
+from slipway.trainer.failures import bad_image, bad_record, full_disk, not_deterministic, storage_unavailable
 from slipway.trainer.metrics.history import Metrics
 from slipway.trainer.metrics.summary import table
 from slipway.trainer.tasks import TASKS, check_inputs
@@ -60,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.__cause__ is not None:  # raised by the user's code
             error.traceback = "".join(traceback.format_exception(error.__cause__))
         report(error)
-        return UNAVAILABLE if isinstance(error, rendezvous.ReplicasMissing) else FAILED
+        return UNAVAILABLE if isinstance(error, (rendezvous.ReplicasMissing, StorageUnavailable)) else FAILED
     except SystemExit as request:
         return request.code if isinstance(request.code, int) else FAILED
     except KeyboardInterrupt:
@@ -69,7 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logger.error("another replica is gone (see its log); this replica cannot continue alone: %s", error)
         return PEER_LOST
     except Exception as error:
-        if (told := bad_image(error) or full_disk(error) or not_deterministic(error)) is not None:
+        told = bad_image(error) or bad_record(error) or full_disk(error) or not_deterministic(error)
+        if told is not None:
             report(told)
             return FAILED
         traceback.print_exc()
@@ -84,6 +86,8 @@ def _work(config: str, stop: StopRequest) -> None:
     """Check everything that does not need TensorFlow, which takes seconds to import; then train."""
     job = _with_checksum(processes.with_processes(_job(config), os.environ))
     installed.verify(job.train.engine)
+    if job.plan.processes == 1:  # otherwise, this one's parent has verified it
+        verify_machine(os.environ)
     where = output_paths(os.environ)
     cluster, watch = _join_slice(job) if clusters.slice_hosts(os.environ) > 1 else (clusters.read(os.environ), None)
     logger.info("%s", cluster.describe())
@@ -183,13 +187,14 @@ def _train(job: JobConfig, where: OutputPaths, cluster: Cluster, share: Share, s
     training, validation = reading.wait()
     best = None
     if job.train.export == "best":
-        best = BestWeights(Checkpoints(where.checkpoints / BEST_FOLDER, keep=2), cluster)
+        best = BestWeights(Checkpoints(where.checkpoints / BEST_FOLDER, keep=2), cluster, origin)
     loop.Loop(
         job, cluster, engine, training, validation, checkpoints, origin, metrics, stop, progress, best, task
     ).train()  # fmt: skip
     steps = weights_step = progress.step
     best_step = progress.selection.best_step
-    if best and best_step not in (0, steps) and best.restore(engine, best_step):
+    if best and best_step not in (0, steps):
+        best.restore(engine, best_step)
         weights_step = best_step
     checksum = engine.weights_checksum()
     if metrics:

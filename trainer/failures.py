@@ -104,6 +104,21 @@ def bad_image(error: Exception) -> UserError | None:
     )
 
 
+# Messages of TensorFlow's TFRecordDataset, which reads streamed splits.
+_BAD_RECORD = re.compile(r"(?:corrupted|truncated) record at \d+")
+
+
+def bad_record(error: Exception) -> UserError | None:
+    """Return the error for a record of a streamed split with a wrong checksum, or None."""
+    found = _BAD_RECORD.search(str(error))
+    if found is None:
+        return None
+    return UserError(
+        f"A shard of the data set is damaged: {found[0]}.",
+        fix="remove the data set's folder, then run again to prepare the data set",
+    )
+
+
 # A line of TensorFlow's UnimplementedError for an operation that only has implementations with varying results.
 _NOT_DETERMINISTIC = re.compile(r"[^\n]*determinis(?:tic|m)[^\n]*", re.IGNORECASE)
 

@@ -23,6 +23,7 @@ from slipway.core.exit_codes import FAILED, PEER_LOST, TRY_AGAIN, UNAVAILABLE, c
 from slipway.trainer.distributed import cluster as clusters
 from slipway.trainer.distributed import processes, rendezvous
 from slipway.trainer.distributed.signals import ASKED_TO_STOP, StopRequest
+from slipway.trainer.distributed.verification import verify_machine
 
 PER_DEVICE = "per_device"
 # How long after the program's failure another replica is still found to be the cause. It is lost once its own launcher
@@ -48,6 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     stop.install()
     program = [sys.executable, "-m", *arguments]
     try:
+        verify_machine(os.environ)
         if clusters.slice_hosts(os.environ) > 1:  # hosts that know each other only through the TPU's runtime
             os.execv(sys.executable, program)
         return _run(program, count, stop)

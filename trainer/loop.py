@@ -63,7 +63,7 @@ class Loop:
         self._job, self._plan, self._cluster = job, job.plan, cluster
         self._engine, self._training, self._validation = engine, training, validation
         # The history covers a checkpoint's step before the checkpoint is complete.
-        self._saver = Saver(checkpoints, metrics.flush if metrics else None)
+        self._saver = Saver(checkpoints, metrics.sync if metrics else None)
         self._identity, self._metrics = identity, metrics
         self._figure = TASKS[task].figure
         self._stop_request, self._progress, self._best = stop, progress, best
@@ -304,8 +304,11 @@ class Loop:
             self._best.keep(self._engine, self._step)
         if selection.ends(train) and self._step < self._plan.steps:
             text = f"stopping early at step {self._step} of {self._plan.steps}: the validation {train.monitor} did not "
-            text += f"improve in {selection.waited} validations; the best was {selection.best:.4f} at step "
-            text += f"{selection.best_step}"
+            text += f"improve in {selection.waited} validations; "
+            if selection.best is None:
+                text += "it was never a number"
+            else:
+                text += f"the best was {selection.best:.4f} at step {selection.best_step}"
             logger.info("%s", text)
             if self._metrics:
                 events.message(text)

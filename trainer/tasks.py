@@ -5,6 +5,7 @@ This module imports no framework, so that the configuration and the gate can rea
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -21,11 +22,13 @@ FigureName = Literal["accuracy", "label_accuracy", "mae"]
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric of the evaluation: its name in sentences, which values are better, and its definition."""
+    """A metric of the evaluation: its name in sentences, which values are better, its definition, and its range."""
 
     title: str
     direction: Direction
     meaning: str
+    lowest: float = 0.0
+    highest: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ TASKS: dict[TaskName, Task] = {
             "top_5_accuracy": Metric(
                 "top-5 accuracy", "maximize", "fraction of examples whose true class is among the five most probable"
             ),
-            "loss": Metric("loss", "minimize", "mean cross-entropy in nats"),
+            "loss": Metric("loss", "minimize", "mean cross-entropy in nats", highest=math.inf),
             **_averaged("class"),
             "expected_calibration_error": Metric(
                 "expected calibration error", "minimize", "mean gap between confidence and accuracy (ECE)"
@@ -103,7 +106,7 @@ TASKS: dict[TaskName, Task] = {
             "micro_f1": Metric(
                 "micro F1", "maximize", "harmonic mean of precision and recall over all labels together"
             ),
-            "loss": Metric("loss", "minimize", "mean cross-entropy of a label in nats"),
+            "loss": Metric("loss", "minimize", "mean cross-entropy of a label in nats", highest=math.inf),
             "label_accuracy": Metric("label accuracy", "maximize", "fraction of labels that are predicted correctly"),
             "exact_match": Metric(
                 "exact match", "maximize", "fraction of examples of which all labels are predicted correctly"
@@ -118,11 +121,15 @@ TASKS: dict[TaskName, Task] = {
         values="prediction",
         names=None,
         metrics={
-            "rmse": Metric("RMSE", "minimize", "root of the mean squared error, in the target's unit"),
-            "mae": Metric("MAE", "minimize", "mean absolute error, in the target's unit"),
-            "mse": Metric("MSE", "minimize", "mean squared error"),
-            "r2": Metric("R²", "maximize", "fraction of the target's variance that the predictions explain"),
-            "loss": Metric("loss", "minimize", "mean squared error of the standardized target"),
+            "rmse": Metric(
+                "RMSE", "minimize", "root of the mean squared error, in the target's unit", highest=math.inf
+            ),
+            "mae": Metric("MAE", "minimize", "mean absolute error, in the target's unit", highest=math.inf),
+            "mse": Metric("MSE", "minimize", "mean squared error", highest=math.inf),
+            "r2": Metric(
+                "R²", "maximize", "fraction of the target's variance that the predictions explain", lowest=-math.inf
+            ),
+            "loss": Metric("loss", "minimize", "mean squared error of the standardized target", highest=math.inf),
         },
     ),
 }

@@ -241,7 +241,7 @@ class BuildLog:
             if status_of(error) != 403:
                 raise
             self.readable = False
-            problem = refusal(error, self._connection, "read the build log")
+            problem = refusal(error, self._connection, "read the build log", "logging.logEntries.list")
             self._log.write(f"{problem.message} It can be read at the address above.\n")
             return
         self._log.writelines(f"{text_of(entry)}\n" for entry in entries)

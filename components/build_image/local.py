@@ -59,7 +59,8 @@ def build(
         )
     with tempfile.TemporaryDirectory(prefix="slipway-build-") as folder, _secrets() as secrets:
         with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as opened:
-            opened.extractall(folder, filter="data")
+            opened.extraction_filter = lambda member, _folder: member  # our own; Python 3.11.2 has no filters
+            opened.extractall(folder)
         command = [*BUILD[builder], "--file", f"{folder}/Dockerfile", "--tag", uri]
         for option, values in (("--build-arg", arguments), ("--label", labels)):
             command += [part for name, value in sorted(values.items()) for part in (option, f"{name}={value}")]

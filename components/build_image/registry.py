@@ -1,4 +1,4 @@
-"""Lookup of image digests in container registries."""
+"""Lookup of images' digests and environments in container registries."""
 
 from __future__ import annotations
 
@@ -99,38 +99,64 @@ class ArtifactRegistry:
 class HttpRegistry:
     """Any other registry, through the OCI distribution API; plain HTTP is used for loopback hosts only.
 
-    `setting` is the name of the setting for its address.
+    `setting` is the name of the setting for its address; `login` a user and password other than those that `docker
+    login` stored.
     """
 
-    def __init__(self, setting: str) -> None:
-        self._setting = setting
+    def __init__(self, setting: str, login: tuple[str, str] | None = None) -> None:
+        self._setting, self._login = setting, login
 
     def digest(self, repository: str, name: str, tag: str) -> str | None:
         """See Registry."""
-        host, _, path = repository.partition("/")
+        found = self._answer("HEAD", repository, f"{name}/manifests/{tag}")
+        return str(found[0]["Docker-Content-Digest"]) if found else None
+
+    def environment(self, repository: str, name: str, version: str) -> dict[str, str] | None:
+        """Return the variables that an image sets, on amd64 if it is for several platforms; None if it does not exist.
+
+        Raises:
+            UserError: The registry cannot be reached or denies access.
+        """
+        manifest = self._document(repository, f"{name}/manifests/{version}")
+        if manifest and "manifests" in manifest:
+            entries = manifest["manifests"]
+            chosen = [entry for entry in entries if entry.get("platform", {}).get("architecture") == "amd64"]
+            manifest = self._document(repository, f"{name}/manifests/{(chosen or entries)[0]['digest']}")
+        configuration = manifest and self._document(repository, f"{name}/blobs/{manifest['config']['digest']}")
+        if configuration is None:
+            return None
+        variables = configuration.get("config", {}).get("Env") or ()
+        return dict(variable.partition("=")[::2] for variable in variables)
+
+    def _document(self, repository: str, path: str) -> dict[str, Any] | None:
+        found = self._answer("GET", repository, path)
+        return dict(json.loads(found[1])) if found else None
+
+    def _answer(self, method: str, repository: str, path: str) -> tuple[Any, bytes] | None:
+        """Return the headers and the body of `path` in a repository; None if it does not exist."""
+        host, _, folder = repository.partition("/")
         scheme = "http" if is_loopback(host) else "https"
-        address = f"{scheme}://{host}/v2/{'/'.join(part for part in (path, name) if part)}/manifests/{tag}"
-        request = urllib.request.Request(address, method="HEAD", headers={"Accept": ", ".join(MANIFESTS)})
+        address = f"{scheme}://{host}/v2/{'/'.join(part for part in (folder, path) if part)}"
+        request = urllib.request.Request(address, method=method, headers={"Accept": ", ".join(MANIFESTS)})
         try:
             with self._open(request, host) as answer:
-                found = answer.headers["Docker-Content-Digest"]
+                return answer.headers, answer.read()
         except urllib.error.HTTPError as error:
             if error.code == 404:
                 return None
             raise self._unreachable(repository, f"it returned {error.code} {error.reason}") from None
         except (OSError, urllib.error.URLError) as error:
             raise self._unreachable(repository, str(getattr(error, "reason", error))) from None
-        return str(found)
 
     def _open(self, request: urllib.request.Request, host: str) -> Any:
-        """Send a request; on a 401, authenticate with the credentials stored by `docker login`."""
+        """Send a request; on a 401, authenticate. Where a blob is redirected to, other credentials hold."""
         try:
             return retried(lambda: urllib.request.urlopen(request, timeout=SECONDS))
         except urllib.error.HTTPError as error:
             challenge = error.headers.get("WWW-Authenticate", "")
             if error.code != 401 or not challenge:
                 raise
-        request.add_header("Authorization", _authorization(challenge, _stored_login(host)))
+        request.add_unredirected_header("Authorization", _authorization(challenge, self._login or _stored_login(host)))
         return urllib.request.urlopen(request, timeout=SECONDS)
 
     def _unreachable(self, repository: str, why: str) -> UserError:

@@ -18,12 +18,14 @@ from slipway.core.values import JsonObject
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.types import PipelineJob, PipelineTaskDetail
 
-REPLICA = re.compile(r"[Tt]he replica (?P<replica>workerpool\d+-\d+)")
+# Out of memory, Vertex AI names the pool only.
+REPLICA = re.compile(r"(?:[Tt]he replica|low on memory:) (?P<replica>workerpool\d+(?:-\d+)?)")
 LINK = re.compile(r"\s*To find out more about why your job exited please check the logs: \S+")
 TRACEBACK = "Traceback (most recent call last):"
 TAIL_LINES = 24
 LONGEST_TRACEBACK = 200
 FAILED = "JOB_STATE_FAILED"
+LIST_ENTRIES = "logging.logEntries.list"
 RESOURCES = "output:gcp_resources"
 
 
@@ -69,7 +71,7 @@ def explain(
     task = _first_failed(job, step_of)
     if task is None:
         found = first_recognised([job.error.message], facts)
-        message = found.sentence if found else _plain(job.error.message) or "The pipeline failed outside its steps."
+        message = found.sentence if found else _parts(job.error.message)[0] or "The pipeline failed outside its steps."
         return Explanation(step=None, message=message, fix=found.fix if found else f"slipway logs {run_id}")
     step = step_of(task.task_name) or task.task_name
     failed = _failed_job(connection, custom_jobs(task))
@@ -77,7 +79,8 @@ def explain(
     replica = _replica(failed.message if failed else task.error.message, lines)
     mistake = _user_error(lines)
     texts = [failed.message if failed else "", task.error.message, job.error.message]
-    message, fix = _plain((failed and failed.message) or task.error.message), f"slipway logs {run_id} --step {step}"
+    message, quoted = _parts((failed and failed.message) or task.error.message)
+    fix = f"slipway logs {run_id} --step {step}"
     texts += _latest(lines)
     if _asked_again(message) and replica and replica not in message:
         texts = [text for text in texts if not _asked_again(text)]
@@ -94,7 +97,7 @@ def explain(
         message=message,
         setting=mistake.setting if mistake else None,
         fix=fix,
-        traceback=mistake.traceback if mistake else _traceback(lines, replica),
+        traceback=mistake.traceback if mistake else _traceback(lines, replica, quoted),
         job=failed.name if failed else None,
         replica=replica,
     )
@@ -180,7 +183,8 @@ def _log(reader: LogReader, job: str) -> tuple[list[LogLine], str | None]:
     except Exception as error:
         if status_of(error) not in (401, 403):
             raise
-        return [], _plain(str(getattr(error, "reason", None) or error))
+        reason = _parts(str(getattr(error, "reason", None) or error))[0]
+        return [], reason if LIST_ENTRIES in reason else f"{reason} ({LIST_ENTRIES} is missing)"
 
 
 def _replica(message: str, lines: list[LogLine]) -> str | None:
@@ -212,13 +216,17 @@ def _user_error(lines: list[LogLine]) -> UserError | None:
     return None
 
 
-def _traceback(lines: list[LogLine], replica: str | None) -> str | None:
-    """Return the last traceback of `replica`, else of any replica, else the last lines; None without a log."""
+def _traceback(lines: list[LogLine], replica: str | None, quoted: str | None) -> str | None:
+    """Return the last traceback of `replica`, else of any replica, else the one `quoted` by the service, else the last
+    lines; None without a log.
+    """
     own = [line for line in lines if line.replica != SERVICE]
     for some in ([line for line in own if replica and line.replica.startswith(replica)], own):
         starts = [number for number, line in enumerate(some) if TRACEBACK in line.text]
         if starts:
             return "\n".join(_until_the_exception(some[starts[-1] :]))
+    if quoted:
+        return quoted
     rest = [line for line in own if replica and line.replica.startswith(replica)] or own
     return "\n".join(line.text for line in rest[-TAIL_LINES:]) or None
 
@@ -241,6 +249,10 @@ def _latest(lines: list[LogLine]) -> list[str]:
     return [line.text for line in reversed(lines)]
 
 
-def _plain(message: str) -> str:
-    """Return the service's message without its link to the logs; `slipway logs` prints them."""
-    return " ".join(LINK.sub("", message).split())
+def _parts(message: str) -> tuple[str, str | None]:
+    """Return the service's message in one line, and the end of the traceback that it quotes, if it does.
+
+    Without its link to the logs; `slipway logs` prints them.
+    """
+    text, start, rest = LINK.sub("", message).partition(TRACEBACK)
+    return " ".join(text.split()), (start + rest).rstrip() or None

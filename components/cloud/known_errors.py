@@ -58,7 +58,7 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
     _known(
         "accelerator count",
         "an accelerator without a count, or a count without one",
-        r"Both `accelerator_type` and `accelerator_count` should be specified or none",
+        r"Both `accelerator_type` and `accelerator_count` should be specified or [Nn]one",
         "A worker pool names an accelerator without its count, or a count without an accelerator.",
         "give the hardware as one choice, which has both: --hardware l4x4",
     ),
@@ -103,15 +103,32 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
     _known(
         "capacity",
         "the region has no free machines of that kind",
-        r"Resources are insufficient in region: (?P<where>[a-z]+-[a-z]+\d+)|(?P<stockout>STOCKOUT)",
+        r"Resources are insufficient in region: (?P<where>[a-z]+-[a-z]+\d+)|STOCKOUT|Insufficient reserved capacity",
         "There are no free machines of this kind in {where} at the moment.",
         "try another region (--set vertex.region=REGION, with a bucket there) or other hardware, or let the job wait "
         "for GPUs: --hardware 'CHOICE+flex+wait=24h'; then slipway run --target vertex",
     ),
     _known(
+        "serving capacity",
+        "the region has no free machines for a deployment or a batch prediction",
+        r"Machine type temporarily unavailable",
+        "There are no free machines of this kind for serving in {region} at the moment.",
+        "repeat the command later, or choose other hardware: `machine` in configs/endpoints/NAME.yaml, or --hardware "
+        "CHOICE for a batch prediction",
+    ),
+    _known(
+        "internal error",
+        "Vertex AI failed three times to run a job",
+        r"Internal error occurred for the current attempt",
+        "Vertex AI failed in all of its attempts to run the job; often there are no free machines. The program is not "
+        "the cause.",
+        "slipway run --resume latest; if it fails again, use other hardware (--hardware) or another region "
+        "(--set vertex.region=REGION, with a bucket there)",
+    ),
+    _known(
         "act as",
         "no permission to run jobs as the run-as account, or no such account",
-        r"(?:permission to|cannot) act as service account:? (?P<account>[^\s(]+@[^\s(]+\w)"
+        r"(?:permission to|cannot) act as service[ _]account:? (?P<account>[^\s(]+@[^\s(]+\w)"
         r"|iam\.serviceAccounts\.actAs[^@]*?(?P<account2>[\w.-]+@[\w.-]+\w)?",
         "The account {account} does not exist, or you may not run jobs as it.",
         f"{SETUP}, or gcloud iam service-accounts add-iam-policy-binding {{account}} --project={{project}} "
@@ -121,7 +138,7 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
         "bucket rights",
         "the run-as account may not use the bucket",
         r"Service account `(?P<account>[^`]+)` does not have `\[(?P<rights>[^\]]*)\]` IAM permission\(s\) to the bucket"
-        r"(?: `(?P<bucket>[^`]+)`)?",
+        r"(?: [`\"](?P<bucket>[^`\"]+)[`\"])?",
         "The run-as account {account} may not use the bucket {bucket}: it lacks {rights}.",
         f"{SETUP}, or gcloud storage buckets add-iam-policy-binding gs://{{bucket}} "
         "--member=serviceAccount:{account} --role=roles/storage.objectUser",
@@ -179,8 +196,9 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
     _known(
         "memory",
         "a replica used more memory than its machine has",
-        r"replica (?P<replica>[\w-]+) ran out of memory",
-        "The replica {replica} ran out of memory.",
+        r"Replicas low on memory: (?P<replica>\w+(?:, *\w+)*)"
+        r"|replica (?P<replica2>[\w-]+(?: \d+)?) ran out[ -]of[ -]memory",
+        "{replica} ran out of memory.",
         "use a machine with more memory: for train --hardware 'CHOICE@MACHINE' (slipway hardware lists them) or a "
         "smaller --set train.batch_size, for another step --set vertex.steps.STEP.memory=32G",
     ),
@@ -219,7 +237,7 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
     _known(
         "API",
         "the project has not enabled an API",
-        r"(?P<api>[\w ]+ API) has not been used in project (?P<which>[\w-]+) before or it is disabled",
+        r"(?P<api>[A-Z][\w ()/@&'-]*) has not been used in project (?P<which>[\w-]+) before or it is disabled",
         "The {api} is not enabled in the project {which}.",
         f"{SETUP}; it takes a few minutes to take effect",
     ),

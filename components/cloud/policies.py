@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from slipway.components.cloud.connection import Connection
-from slipway.components.cloud.retries import TRIES, is_conflict, retried
+from slipway.components.cloud.retries import TRIES, first, is_conflict, retried, status_of
 from slipway.core.values import JsonObject
 
 Policy = JsonObject
@@ -51,6 +51,18 @@ PERMISSIONS: Mapping[str, tuple[str, ...]] = {
 }
 # Conflicts are normal when several writers change one policy.
 CONFLICT_TRIES = 30
+# IAM's servers learn of a new service account one by one: for seconds, its calls answer 404 and 200 in turn.
+UNSEEN_TIMES = 2
+# What the names of the permissions on a kind of resource begin with.
+PREFIXES = {
+    "project": "resourcemanager.projects",
+    "bucket": "storage.buckets",
+    "repository": "artifactregistry.repositories",
+    "account": "iam.serviceAccounts",
+    "key": "cloudkms.cryptoKeys",
+    "topic": "pubsub.topics",
+    "secret": "secretmanager.secrets",
+}
 # The kinds of resources with full names, whose policies are read and written by the same calls.
 FULL_NAMES = ("repository", "key", "topic", "secret")
 
@@ -59,7 +71,7 @@ FULL_NAMES = ("repository", "key", "topic", "secret")
 class Resource:
     """A resource with an IAM policy, named by project id, bucket, account e-mail, or else its full name."""
 
-    kind: Literal["project", "bucket", "repository", "account", "key", "topic", "secret"]
+    kind: Literal["project", "bucket", "repository", "account", "role", "key", "topic", "secret"]
     name: str
 
     def __str__(self) -> str:
@@ -94,6 +106,11 @@ def read(
     return retried(lambda: _read(connection, resource), also=also, tries=tries)
 
 
+def unseen(resource: Resource) -> Callable[[BaseException], bool]:
+    """Return which errors to retry because a service account may be new."""
+    return first(UNSEEN_TIMES, lambda error: resource.kind == "account" and status_of(error) == 404)
+
+
 def permitted(connection: Connection, resource: Resource, permissions: Iterable[str]) -> frozenset[str]:
     """Return which permissions the caller has on a resource, also inherited ones and those of the caller's groups."""
     asked = sorted(permissions)
@@ -101,7 +118,8 @@ def permitted(connection: Connection, resource: Resource, permissions: Iterable[
         bucket = connection.storage.bucket(resource.name)
         return frozenset(retried(lambda: bucket.test_iam_permissions(asked, retry=None)))
     methods, name = _methods(connection, resource)
-    answer = retried(lambda: methods.testIamPermissions(resource=name, body={"permissions": asked}).execute())
+    request = methods.testIamPermissions(resource=name, body={"permissions": asked})
+    answer = retried(request.execute, also=unseen(resource))
     return frozenset(answer.get("permissions", ()))
 
 

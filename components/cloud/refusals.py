@@ -12,7 +12,7 @@ from slipway.core.errors import UserError
 # Permission names, but not parts of e-mail addresses or URLs.
 PERMISSION = re.compile(r"(?<![\w.@/-])([a-z]+\.[a-zA-Z]+\.[a-zA-Z]+)(?![\w.@-]*\w)")
 SERVICE = re.compile(r"\b([a-z]+\.googleapis\.com)")
-# Permission prefix: the role to request for it. Only permissions that Slipway needs.
+# The role to request for a permission, or for all other permissions with a prefix that ends in a dot.
 ROLES = {
     "aiplatform.": "roles/aiplatform.user",
     "artifactregistry.repositories.downloadArtifacts": "roles/artifactregistry.reader",
@@ -23,11 +23,14 @@ ROLES = {
     "dataflow.": "roles/dataflow.developer",
     "iam.serviceAccounts.actAs": "roles/iam.serviceAccountUser",
     "iam.serviceAccounts.get": "roles/iam.serviceAccountViewer",
+    "iam.serviceAccounts.getIamPolicy": "roles/iam.serviceAccountViewer",
+    "iam.roles.": "roles/iam.roleAdmin",
     "iam.": "roles/iam.serviceAccountAdmin",
     "logging.": "roles/logging.viewer",
     "pubsub.topics.publish": "roles/pubsub.publisher",
     "pubsub.": "roles/pubsub.admin",
     "resourcemanager.projects.get": "roles/browser",
+    "resourcemanager.projects.getIamPolicy": "roles/browser",
     "resourcemanager.": "roles/resourcemanager.projectIamAdmin",
     "secretmanager.versions.access": "roles/secretmanager.secretAccessor",
     "secretmanager.": "roles/secretmanager.admin",
@@ -64,17 +67,18 @@ def message_of(error: BaseException) -> str:
 
 def role_with(permission: str) -> str | None:
     """Return the role to request for a missing permission, or None."""
-    found = [prefix for prefix in ROLES if permission.startswith(prefix)]
+    found = [name for name in ROLES if name == permission or (name.endswith(".") and permission.startswith(name))]
     return ROLES[max(found, key=len)] if found else None
 
 
-def refusal(error: BaseException, connection: Connection, what: str) -> UserError:
+def refusal(error: BaseException, connection: Connection, what: str, needs: str | None = None) -> UserError:
     """Convert an exception of a Google Cloud call to a UserError.
 
     Args:
         error: The exception.
         connection: The connection of the call.
         what: What the call was for, as a verb phrase: "read the policy of gs://b".
+        needs: The permission that the call needs; several services refuse without naming it.
     """
     if isinstance(error, UserError):
         return error
@@ -89,7 +93,7 @@ def refusal(error: BaseException, connection: Connection, what: str) -> UserErro
             fix=f"slipway setup --apply, or gcloud services enable {name} --project={connection.project}",
         )
     if status_of(error) == 403:
-        return _forbidden(text, connection, what)
+        return _forbidden(text, connection, what, needs)
     if status_of(error) == 401:
         return UserError(f"The credentials for Google Cloud were rejected: {text}.", fix=LOG_IN)
     if is_transient(error):
@@ -108,10 +112,11 @@ def member_of(connection: Connection) -> str:
     return f"serviceAccount:{caller}" if caller.endswith("gserviceaccount.com") else f"user:{caller}"
 
 
-def _forbidden(text: str, connection: Connection, what: str) -> UserError:
-    permission = PERMISSION.search(SERVICE.sub("", text))
-    role = role_with(permission[1]) if permission else None
-    missing = f": {permission[1]} is missing" if permission else f": {text}"
+def _forbidden(text: str, connection: Connection, what: str, needs: str | None) -> UserError:
+    named = PERMISSION.search(SERVICE.sub("", text))
+    permission = named[1] if named else needs
+    role = role_with(permission) if permission else None
+    missing = f": {permission} is missing" if permission else f": {text}"
     return UserError(
         f"{connection.caller or 'Your account'} may not {what}{missing}.",
         setting=f"{connection.section}.project",

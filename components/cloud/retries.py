@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import re
+import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    import tenacity
 
 Result = TypeVar("Result")
 
@@ -67,17 +72,42 @@ def retried(
     def worth_it(error: BaseException) -> bool:
         return is_transient(error) or (also is not None and also(error))
 
+    return policy(worth_it, tries=tries, before_sleep=_say)(call)
+
+
+def policy(
+    worth_it: Callable[[BaseException], bool],
+    *,
+    tries: int | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+    before_sleep: Callable[[Any], None] | None = None,
+) -> tenacity.Retrying:
+    """Return the policy: jittered exponential backoff, or as long as the server asks for, up to a limit."""
     import tenacity  # installed with the extra `cloud`, which other importers of this module do not need
 
-    first = float(os.environ.get(WAIT_VARIABLE) or FIRST_WAIT_SECONDS)
-    policy = tenacity.Retrying(
+    longest = paced(LONGEST_WAIT_SECONDS)
+    backoff = tenacity.wait_random_exponential(multiplier=paced(FIRST_WAIT_SECONDS), max=longest)
+
+    def wait(state: tenacity.RetryCallState) -> float:
+        error = state.outcome.exception() if state.outcome else None
+        headers = getattr(error, "headers", None) or {}
+        asked = str(headers.get("Retry-After", ""))
+        return max(backoff(state), min(longest, paced(float(asked)) if asked.isdecimal() else 0.0))
+
+    return tenacity.Retrying(
         retry=tenacity.retry_if_exception(worth_it),
-        wait=tenacity.wait_random_exponential(multiplier=first, max=LONGEST_WAIT_SECONDS * first / FIRST_WAIT_SECONDS),
-        stop=tenacity.stop_after_attempt(tries),
-        before_sleep=_say,
+        wait=wait,
+        stop=tenacity.stop_after_attempt(tries) if tries else tenacity.stop_never,
+        sleep=sleep,
+        before_sleep=before_sleep,
         reraise=True,
     )
-    return policy(call)
+
+
+def first(times: int, wanted: Callable[[BaseException], bool]) -> Callable[[BaseException], bool]:
+    """Return a function that selects the first `times` of the errors that `wanted` selects, for `retried`."""
+    left = itertools.repeat(True, times)
+    return lambda error: wanted(error) and next(left, False)
 
 
 def paced(seconds: float) -> float:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from slipway.components.evaluate.measures.classification import Calibration
-from slipway.components.evaluate.measures.scores import ScoreHistograms
+from slipway.components.evaluate.measures.scores import Scores
 from slipway.components.evaluate.measures.significance import Counts, Floats
 from slipway.components.evaluate.plot import ACCENT, MUTED, SECOND, Axis, Panel, draw
 from slipway.core.atomic import json_lines
@@ -105,12 +105,12 @@ def learning_curve(history: History, figure: str) -> str | None:
     return draw([panel], _WIDE, f"{name} by step, in training and in validation", name)
 
 
-def roc_curves(histograms: ScoreHistograms) -> str | None:
+def roc_curves(scored: Scores) -> str | None:
     """Plot the average ROC curve, above the classes' own if they are few; None if no class has one."""
-    average, classes = histograms.average_curve(), len(histograms.all)
+    average, classes = scored.average_curve(), len(scored.support)
     if average is None:
         return None
-    found = [curve for index in range(classes if classes <= CURVES else 0) if (curve := histograms.curve(index))]
+    found = [curve for index in range(classes if classes <= CURVES else 0) if (curve := scored.curve(index))]
     lines = [
         (thin.false_positive_rate, thin.true_positive_rate)
         for thin in (curve.thinned(CURVE_POINTS) for curve in (average, *found))
@@ -118,10 +118,10 @@ def roc_curves(histograms: ScoreHistograms) -> str | None:
     return _rates(lines, "false positive rate", "true positive rate", "ROC curve", diagonal=True)
 
 
-def precision_recall_curves(histograms: ScoreHistograms) -> str | None:
+def precision_recall_curves(scored: Scores) -> str | None:
     """Plot the mean of the classes' interpolated precision by recall, above their own if they are few."""
-    recalls, classes = np.linspace(0, 1, CURVE_POINTS), len(histograms.all)
-    curves = [curve.at(recalls) for index in range(classes) if (curve := histograms.precision_recall(index))]
+    recalls, classes = np.linspace(0, 1, CURVE_POINTS), len(scored.support)
+    curves = [curve.at(recalls) for index in range(classes) if (curve := scored.precision_recall(index))]
     if not curves:
         return None
     shown = [np.mean(curves, axis=0), *(curves if classes <= CURVES else [])]

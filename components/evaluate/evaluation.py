@@ -6,7 +6,7 @@ import itertools
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Protocol
 
 from slipway.components.evaluate import contract
 from slipway.components.evaluate.gate import INTERVALS, EvaluateSettings, GateSettings, Opponent, Verdict, decide
-from slipway.components.evaluate.measures import EVALUATED
+from slipway.components.evaluate.measures import EVALUATED, Baseline
 from slipway.components.evaluate.measures.base import compare
 from slipway.components.evaluate.measures.classification import ClassificationMeasures
 from slipway.components.evaluate.served_model import Answers, Batch, Measured, ServedModel
@@ -50,6 +50,7 @@ class Classification(Protocol):
 class Evaluation:
     """The result of an evaluation; `champion` is None if there was none to compare with.
 
+    `baseline` has the metrics of a constant prediction, {} without a training split.
     `unseen` are the categories of the split that the training split does not have.
     """
 
@@ -59,6 +60,7 @@ class Evaluation:
     verdict: Verdict
     settings: EvaluateSettings
     unseen: list[Unseen]
+    baseline: Mapping[str, float]
 
     def as_dict(self) -> JsonObject:
         """Return what a run's record stores: both models' metrics and the verdict."""
@@ -67,6 +69,7 @@ class Evaluation:
             INTERVALS: {name: list(interval) for name, interval in self.model.intervals.items()},
             "metric": self.settings.gate.name,
             "champion_metrics": self.champion.metrics if self.champion else None,
+            "baseline_metrics": dict(self.baseline),
             "verdict": self.verdict.as_dict(),
         }
 
@@ -113,7 +116,7 @@ def log_classification(evaluation: Evaluation, classification: Classification) -
         classification.log_confusion_matrix(classes, measures.confusion.counts[:, :-1].tolist())
     else:
         logging.info("%d classes: the confusion matrix is in the report only", len(classes))
-    curve = measures.histograms.average_curve()
+    curve = measures.scored.average_curve()
     if curve is not None:
         curve = curve.thinned(CURVE_POINTS)
         classification.log_roc_curve(
@@ -149,22 +152,23 @@ def evaluate(
     if opponent_folder is not None:
         opponent = ServedModel(opponent_folder, description, split.examples, 0, is_champion=True)
     events.phase("compiling the model")  # TensorFlow compiles on the first batch
-    unseen = UnseenCategories(description)
-    _measure(
-        data, description, split, settings.batch_size, [challenger, opponent] if opponent else [challenger], unseen
-    )
+    unseen, constant = UnseenCategories(description), Baseline(description, split.examples)
+    models = [challenger, opponent] if opponent else [challenger]
+    _measure(data, description, split, settings.batch_size, models, unseen, constant)
     measured = challenger.measured()
     beaten = opponent.measured() if opponent else None
     without = NO_CHAMPION_YET if settings.champion == "registered" else NO_CHAMPION_ASKED
     gate = settings.gate.of(description.task)
     _check_defined(gate, description, measured)
-    verdict = decide(gate, measured.metrics, _as_opponent(beaten, measured, gate.name), without)
+    baseline = constant.metrics()
+    champion_found = _as_opponent(beaten, measured, gate.name)
+    verdict = decide(gate, measured.metrics, champion_found, without, baseline=baseline)
     if serve_module:
         verdict = verdict.unless(contract.module_fault(model, serve_module))
     elif challenger.sample:
         verdict = verdict.unless(contract.fault(challenger.model, challenger.sample))
     settings = settings.model_copy(update={"gate": gate})
-    return Evaluation(description, measured, beaten, verdict, settings, unseen.found())
+    return Evaluation(description, measured, beaten, verdict, settings, unseen.found(), baseline)
 
 
 def _as_opponent(champion: Measured | None, model: Measured, metric: str) -> Opponent | None:
@@ -209,6 +213,7 @@ def _measure(
     batch_size: int,
     models: list[ServedModel],
     unseen: UnseenCategories,
+    constant: Baseline,
 ) -> None:
     """Run every model on every batch of the split."""
     done, started = 0, time.monotonic()
@@ -217,6 +222,7 @@ def _measure(
     small = description.decoded_bytes * batch_size <= SMALL_BATCH_BYTES
     for batch, answers in _predicted(stream, models, min(available_cores(), MOST_THREADS) if small else 1):
         unseen.update(batch)
+        constant.update(batch.labels)
         for model, answer in zip(models, answers, strict=True):
             model.update(batch, answer)
         done += len(batch.labels)

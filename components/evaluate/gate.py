@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal
@@ -23,8 +24,7 @@ ROUNDING = 1e-9
 UNCHECKED = "unchecked"
 # Metadata key of the metrics and the registry: the metrics' 95% confidence intervals, [low, high] by name.
 INTERVALS = "intervals"
-REPLICATES = 1999  # of the bootstrap
-SMALLEST_P_VALUE = 2 / (REPLICATES + 1)
+SMALLEST_P_VALUE = 0.001  # the t-test is an approximation, and says little of smaller ones
 # All metrics of Slipway's evaluation, and two usual ones of other evaluations, by name.
 KNOWN: Mapping[str, Metric] = {
     "auc": Metric("AUC", "maximize", "area under the ROC curve"),
@@ -68,8 +68,14 @@ class GateSettings(Settings):
         ge=SMALLEST_P_VALUE,
         le=0.5,
         description="Largest p-value of the difference from the champion, such as 0.05: a model that is not "
-        "significantly better is rejected. The test is two-sided and paired: McNemar's exact test for accuracy, a "
-        "bootstrap for other metrics of Slipway's evaluation. null: any difference counts.",
+        "significantly better is rejected. The test is two-sided and paired: McNemar's exact test for accuracy, "
+        "DeLong's for AUC, a t-test for other metrics of Slipway's evaluation. null: any difference counts.",
+    )
+
+    baseline: bool = Field(
+        default=True,
+        description="Whether to reject a model that is no better than a baseline, which predicts the training split's "
+        "class frequencies, or its mean target, for every example. Only in Slipway's evaluation.",
     )
 
     @model_validator(mode="after")
@@ -97,7 +103,32 @@ class GateSettings(Settings):
                 nearest=f"evaluate.gate.{right}={value:g}",
                 fix=f"write {right} instead of {wrong}; or set evaluate.gate.direction",
             )
+        self._check_range()
         return self
+
+    def _check_range(self) -> None:
+        """Raise UserError if the limit is outside of the known metric's range; one with a direction has its own."""
+        if self.limit is None or self.direction is not None or self.metric is None:
+            return
+        lowest, highest = KNOWN[self.metric].lowest, KNOWN[self.metric].highest
+        if lowest <= self.limit <= highest:
+            return
+        between = (
+            f"{lowest:g} to {highest:g}"
+            if math.isfinite(highest - lowest)
+            else (f"at least {lowest:g}" if math.isfinite(lowest) else f"at most {highest:g}")
+        )
+        setting = f"evaluate.gate.{self.limit_name}"
+        percent = self.limit / 100 if 10 <= self.limit <= 100 and highest == 1 else None
+        raise UserError(
+            f"The gate's {self.limit_name} is {self.limit:g}, and the {self.label} is {between}.",
+            setting=setting,
+            value=self.limit,
+            allowed=between,
+            nearest=None if percent is None else f"{percent:g}",
+            fix=f"--set {setting}={'null' if percent is None else f'{percent:g}'}; "
+            f"or, for a metric on another scale, --set evaluate.gate.direction={KNOWN[self.metric].direction}",
+        )
 
     @model_validator(mode="after")
     def _significantly_better(self) -> GateSettings:
@@ -241,6 +272,7 @@ def decide(
     champion: Opponent | None,
     without_champion: str,
     measured: str = "on the test split",
+    baseline: Mapping[str, float] | None = None,
 ) -> Verdict:
     """Return the verdict on a model.
 
@@ -250,6 +282,7 @@ def decide(
         champion: The registered model to beat, measured in the same way, or None.
         without_champion: The sentence that says why there is no champion.
         measured: How the metrics were measured, after "The accuracy".
+        baseline: The metrics of a constant prediction, if there are any.
 
     Raises:
         UserError: The model or the champion does not have the gate's metric.
@@ -279,7 +312,19 @@ def decide(
         elif gate.significance is not None:
             raise no_test(f"the difference of the {gate.label} cannot be tested {measured}", gate.significance)
         reasons += _other_classes(champion)
-    return Verdict("promote" if all(passed) else "reject", reasons, checked=bool(passed))
+    checked = bool(passed)
+    if baseline and gate.name in baseline and not _is_better(gate, metrics[gate.name], baseline[gate.name]):
+        ours, trivial = _told_apart(metrics[gate.name], baseline[gate.name])
+        reasons.append(
+            f"The {gate.label}, {ours}, is no better than the baseline's, {trivial}: that of a constant prediction, "
+            "learned from the targets of the training split alone."
+        )
+        passed.append(not gate.baseline)
+    return Verdict("promote" if all(passed) else "reject", reasons, checked or not all(passed))
+
+
+def _is_better(gate: GateSettings, value: float, other: float) -> bool:
+    return (other - value if gate.minimized else value - other) > ROUNDING
 
 
 def _against_limit(gate: GateSettings, value: float, limit: float, measured: str) -> tuple[bool, str]:

@@ -71,7 +71,8 @@ def _content(evaluation: Evaluation) -> JsonObject:
         "untrained": model.description.get("trainable_bytes") == 0,
         "unseen": [(each, _few(each)) for each in evaluation.unseen],
         "champion": champion,
-        "figures": _figures(model, champion, manifest),
+        "figures": _figures(model, champion, manifest, evaluation.baseline),
+        "baseline": evaluation.baseline,
         "curves": [curve for curve in curves if curve],
         "validated": [
             (TASKS[manifest.task].metrics[name].title, validation[name]) for name in recorded if name in validation
@@ -91,8 +92,10 @@ def _few(unseen: Unseen) -> str:
     return ", ".join(shown) + (f" and {more:,} more" if more else "")
 
 
-def _figures(model: Measured, champion: Measured | None, manifest: Manifest) -> list[JsonObject]:
-    """Return the rows of the metrics table: this model, the champion, the difference and its trend."""
+def _figures(
+    model: Measured, champion: Measured | None, manifest: Manifest, baseline: Mapping[str, float]
+) -> list[JsonObject]:
+    """Return the rows of the metrics table: this model, the baseline, the champion, the difference and its trend."""
     ours, theirs = model.metrics, champion.metrics if champion else {}
     champion_intervals = champion.intervals if champion else {}
     rows = []
@@ -105,7 +108,7 @@ def _figures(model: Measured, champion: Measured | None, manifest: Manifest) -> 
             trend = "better" if (difference < 0) == (metric.direction == "minimize") else "worse"
         label = metric.title[0].upper() + metric.title[1:]
         row: JsonObject = {"label": label, "meaning": metric.meaning, "difference": difference, "trend": trend}
-        row |= {"value": ours[name], "interval": model.intervals.get(name)}
+        row |= {"value": ours[name], "interval": model.intervals.get(name), "baseline": baseline.get(name)}
         rows.append(row | {"champion": theirs.get(name), "champion_interval": champion_intervals.get(name)})
     return rows
 

@@ -16,6 +16,7 @@ from slipway.components.evaluate.measures import EVALUATED
 from slipway.components.evaluate.measures.base import Example, Measures
 from slipway.components.evaluate.measures.significance import Counts, Floats
 from slipway.core.errors import UserError
+from slipway.core.integrity import unsealed
 from slipway.core.manifest import Manifest, signature_name
 from slipway.core.values import JsonObject
 from slipway.serving import model as model_files
@@ -138,7 +139,7 @@ class ServedModel:
         names = self._names or []
         return Measured(
             folder=self._folder,
-            description=read_json(self._folder / RECORD_FILE),
+            description=unsealed(read_json(self._folder / RECORD_FILE)),
             registration=read_json(self._folder / "metadata.json"),
             measures=self._measures,
             unknown=tuple(name for name in self._data.classes if name not in set(names)),

@@ -73,7 +73,7 @@ def _secret(name: str, endpoints: Mapping[str, str]) -> str:
         versions = connection.api("secretmanager", "v1").projects().secrets().versions()
         answer = retried(versions.access(name=f"{name}/versions/latest").execute, tries=len(WAITS) + 1)
     except Exception as error:
-        raise refusal(error, connection, f"read the secret {name}") from None
+        raise refusal(error, connection, f"read the secret {name}", "secretmanager.versions.access") from None
     return base64.b64decode(answer["payload"]["data"]).decode()
 
 
@@ -116,7 +116,7 @@ def _publish(topic: str, notice: Notice, endpoints: Mapping[str, str]) -> None:
         topics = connection.api("pubsub", "v1").projects().topics()
         retried(topics.publish(topic=topic, body={"messages": [message]}).execute, tries=len(WAITS) + 1)
     except Exception as error:
-        raise refusal(error, connection, f"publish to {topic}") from None
+        raise refusal(error, connection, f"publish to {topic}", "pubsub.topics.publish") from None
 
 
 def _connection(resource: str, endpoints: Mapping[str, str]) -> Connection:

@@ -52,8 +52,7 @@ def plan_training(
             memory=memory,
             hosts=hosts,
         )
-        container = result.worker_pool_specs[0]["container_spec"]
-        program = shlex.join(container.get("command", ())) or f"the entry point of {how.image}"
+        program = shlex.join(how.command or ()) or f"the entry point of {how.image}"
         program = f"python -m {how.module}" if how.module else program
         outcome.outputs = result.plan.model_dump() if result.plan else {"program": program}
     return result.worker_pool_specs

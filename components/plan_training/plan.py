@@ -14,7 +14,9 @@ from slipway.trainer.checkpoint.best import no_validation
 from slipway.trainer.config import JobConfig, ModelSettings, Plan, TrainSettings
 from slipway.trainer.data.assignment import check_shared_evenly
 from slipway.trainer.distributed import nccl
+from slipway.trainer.distributed.accelerators import PLANNED_VARIABLE
 from slipway.trainer.distributed.cluster import HOSTS_VARIABLE
+from slipway.trainer.distributed.verification import verified_command
 from slipway.trainer.engines import table
 from slipway.trainer.engines.builder import example_elements
 from slipway.trainer.engines.quick_import import PLUGGABLE_VARIABLE
@@ -68,8 +70,9 @@ def plan_training(
         UserError: The engine does not support the settings, or the batch, shards or examples cannot be divided among
             the replicas.
     """
+    replicas, devices = count_replicas(pools) * hosts, max(1, devices // hosts)
     if train.program is not None:
-        return TrainingPlan(_with_container(pools, _own_container(train, data), image, train, hosts), None)
+        return TrainingPlan(_with_container(pools, _own_container(train, data), image, train, hosts, devices), None)
     assert model is not None and manifest is not None  # a run's configuration has these, or a program
     table.refuse(train)
     check_inputs(train, manifest)
@@ -77,7 +80,6 @@ def plan_training(
     validation = manifest.splits.get("validation")
     if train.needs_validation and not (validation and validation.examples):
         raise no_validation(train)
-    replicas, devices = count_replicas(pools) * hosts, max(1, devices // hosts)
     if memory:
         train = _fitted(replicas * devices, manifest, model, train, memory)
     plan = _plan(replicas, devices, manifest, train)
@@ -91,7 +93,7 @@ def plan_training(
             )
     job = JobConfig(data=data, model=model, train=train, plan=plan)
     container: Container = {"command": TRAINER_COMMAND, "args": ["--config", job.model_dump_json()]}
-    return TrainingPlan(_with_container(pools, container, image, train, hosts), plan)
+    return TrainingPlan(_with_container(pools, container, image, train, hosts, devices), plan)
 
 
 def _own_container(train: TrainSettings, data: str) -> Container:
@@ -109,25 +111,38 @@ def _own_container(train: TrainSettings, data: str) -> Container:
 
 
 def _with_container(
-    pools: list[WorkerPool], container: Container, image: str, train: TrainSettings, hosts: int
+    pools: list[WorkerPool], container: Container, image: str, train: TrainSettings, hosts: int, devices: int
 ) -> list[WorkerPool]:
     if image := train.image or image:
         container = {**container, "image_uri": image}
+    return [
+        {**pool, "container_spec": _on_machine(pool, container, train, hosts, devices)} if pool else {}
+        for pool in pools
+    ]
+
+
+def _on_machine(pool: WorkerPool, container: Container, train: TrainSettings, hosts: int, devices: int) -> Container:
+    """Return a container specification with the variables and the command for the pool's machine type.
+
+    `devices` is the number of accelerators of each of the `hosts` of a TPU.
+    """
+    machine = pool.get("machine_spec", {})  # empty in a pipeline of one's own on this machine
+    is_tpu = "tpu_topology" in machine or str(machine.get("accelerator_type")).startswith("TPU")
+    gpus = 0 if is_tpu else int(str(machine.get("accelerator_count", 0)))
     variables = {HOSTS_VARIABLE: str(hosts)} if hosts > 1 else {}
-    if train.engine == "tensorflow" and any("tpu_topology" in pool.get("machine_spec", {}) for pool in pools):
+    if is_tpu or gpus:
+        variables[PLANNED_VARIABLE] = f"tpu:{devices}" if is_tpu else f"gpu:{gpus}"
+    if train.engine == "tensorflow" and "tpu_topology" in machine:
         variables[PLUGGABLE_VARIABLE] = "true"
     if variables:
         more = [{"name": name, "value": value} for name, value in variables.items()]
         container = {**container, "env": [*container.get("env", []), *more]}
     if train.image is not None:  # an image of one's own does not contain Slipway
-        return [{**pool, "container_spec": container} if pool else {} for pool in pools]
-    return [{**pool, "container_spec": _on_machine(pool, container)} if pool else {} for pool in pools]
-
-
-def _on_machine(pool: WorkerPool, container: Container) -> Container:
-    """Return a container specification with the command for the pool's machine type."""
-    machine = pool.get("machine_spec", {}).get("machine_type")  # none in a pipeline of one's own on this machine
-    return {**container, "command": nccl.started_with(container["command"], machine)}
+        return container
+    command = container["command"]
+    if train.command is not None and PLANNED_VARIABLE in variables:  # the trainer and the launcher verify it themselves
+        command = verified_command(command)
+    return {**container, "command": nccl.started_with(command, machine.get("machine_type"))}
 
 
 def _fitted(workers: int, manifest: Manifest, model: ModelSettings, train: TrainSettings, memory: int) -> TrainSettings:

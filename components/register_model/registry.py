@@ -6,6 +6,7 @@ Versions are added atomically and never change. `champion` is a text file with a
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import shutil
 import subprocess
@@ -17,8 +18,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from slipway.core.atomic import FULL, replace_file, sync
+from slipway.core.atomic import FULL, replace_file, sync, sync_tree
 from slipway.core.errors import UserError
+from slipway.core.integrity import files, verify
 from slipway.core.values import JsonObject
 from slipway.trainer.settings import Settings
 
@@ -125,9 +127,7 @@ class Registry:
             return Registration(version, champion=True)
         if over != "any" and current != over:
             return Registration(version, champion=False, note=superseded(version.model, version.number, over, current))
-        champion = self._champion_file(version.model)
-        replace_file(champion, f"{version.number}\n".encode())
-        sync(champion.parent)
+        replace_file(self._champion_file(version.model), f"{version.number}\n".encode())
         return Registration(version, champion=True)
 
     def _registered_before(self, model: str, metadata: JsonObject) -> Version | None:
@@ -153,13 +153,15 @@ class Registry:
         }
         try:
             _copy_folder(source, unfinished)
+            _verify_copy(source, unfinished)
             replace_file(unfinished / METADATA, (json.dumps(record, indent=2) + "\n").encode())
-            sync(unfinished)
+            sync_tree(unfinished)
             unfinished.rename(target)
         except BaseException:
             shutil.rmtree(unfinished, ignore_errors=True)
             raise
-        sync(target.parent)
+        for parent in (target.parent, self.root):  # both may be new
+            sync(parent)
         return Version(model, number, target, record)
 
     @contextlib.contextmanager
@@ -261,12 +263,17 @@ def git_commit(folder: Path) -> str | None:
 
 
 def _copy_folder(source: Path, target: Path) -> None:
-    """Copy a folder recursively and fsync every file."""
     target.mkdir()
     for path in sorted(source.iterdir()):
         if path.is_dir():
             _copy_folder(path, target / path.name)
         elif path.name != METADATA:  # a model copied from a registry has that version's metadata
             shutil.copyfile(path, target / path.name)
-            sync(target / path.name)
-    sync(target)
+
+
+def _verify_copy(source: Path, target: Path) -> None:
+    """Raise UserError if the model is damaged, OSError if its files differ from those of `source`."""
+    verify(target)
+    written, copied = files(source), files(target)
+    if different := sorted(name for name in copied if copied[name] != written.get(name)):
+        raise OSError(errno.EIO, f"{different[0]} was copied with other content")

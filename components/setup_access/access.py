@@ -14,9 +14,20 @@ from typing import Any, Literal
 from slipway.components.cloud import policies
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.operations import finished
-from slipway.components.cloud.refusals import is_disabled, message_of, refusal
+from slipway.components.cloud.policies import Resource
+from slipway.components.cloud.refusals import is_absent, is_disabled, message_of, refusal
 from slipway.components.cloud.retries import CONFLICT, retried, status_of
-from slipway.components.setup_access.desired import Account, Api, Binding, Bucket, Identity, Item, Repository, Topic
+from slipway.components.setup_access.desired import (
+    Account,
+    Api,
+    Binding,
+    Bucket,
+    Identity,
+    Item,
+    Repository,
+    Role,
+    Topic,
+)
 from slipway.components.setup_access.difference import Line, blocking, difference
 from slipway.components.setup_access.observed import Observed, observe
 from slipway.components.setup_access.settings import AccessSettings
@@ -104,8 +115,10 @@ def apply(
     """
     connection = settings.connection
     outcomes: dict[str, Outcome] = {}
-    for stage in ((Api,), (Identity, Account, Bucket, Repository, Topic), (Binding,)):
-        observed = observe(settings, SETTLING_TRIES)
+    existing: set[Resource] = set()
+    for stage in ((Api,), (Identity, Account, Role, Bucket, Repository, Topic), (Binding,)):
+        observed = observe(settings, SETTLING_TRIES, existing)
+        existing |= {resource for resource, state in observed.resources.items() if state.exists}
         lines = [line for line in difference(settings, observed) if isinstance(line.item, stage)]
         missing = [line for line in lines if line.status == "missing"]
         for outcome in [
@@ -114,8 +127,10 @@ def apply(
         ]:
             logger.info("%s %s: %s", outcome.line.kind, outcome.line.item, outcome.result)
             outcomes[str(outcome.line.item)] = outcome
+            if isinstance(outcome.line.item, Account) and outcome.result == "done":
+                existing.add(Resource("account", outcome.line.item.email))
             report(outcome)
-    return list(outcomes.values()), difference(settings, observe(settings, SETTLING_TRIES))
+    return list(outcomes.values()), difference(settings, observe(settings, SETTLING_TRIES, existing))
 
 
 def _has_place(line: Line, observed: Observed) -> bool:
@@ -146,6 +161,9 @@ def _make(connection: Connection, lines: list[Line]) -> Iterable[Outcome]:
         elif isinstance(item, Api):
             key = Api
         elif isinstance(item, Identity):
+            if item.later:
+                yield Outcome(line, "later")
+                continue
             key = item.service
         groups[key].append(line)
     for group in groups.values():
@@ -159,12 +177,13 @@ def _made(connection: Connection, group: list[Line]) -> list[Outcome]:
     except Exception as error:
         if all(line.later for line in group) and _does_not_exist(error):
             return [Outcome(line, "later") for line in group]
-        what = f"create {items[0]}"
+        what, needs = f"create {items[0]}", f"{policies.PREFIXES.get(group[0].kind)}.create"
         if isinstance(items[0], Binding):
-            what = f"change the policy of {items[0].resource}"
+            resource = items[0].resource
+            what, needs = f"change the policy of {resource}", f"{policies.PREFIXES[resource.kind]}.setIamPolicy"
         elif isinstance(items[0], Api):
-            what = "enable the APIs"
-        problem = refusal(error, connection, what)
+            what, needs = "enable the APIs", "serviceusage.services.enable"
+        problem = refusal(error, connection, what, None if isinstance(items[0], Identity) else needs)
         return [Outcome(line, "failed", problem) for line in group]
     return [Outcome(line, "done") for line in group]
 
@@ -177,6 +196,8 @@ def _call(connection: Connection, items: list[Item]) -> None:
         _identity(connection, first.service)
     elif isinstance(first, Account):
         _account(connection, first)
+    elif isinstance(first, Role):
+        _role(connection, first)
     elif isinstance(first, Bucket):
         _bucket(connection, first)
     elif isinstance(first, Repository):
@@ -190,7 +211,7 @@ def _call(connection: Connection, items: list[Item]) -> None:
 
 def _settles(error: BaseException) -> bool:
     """Return whether an error disappears once new resources have propagated."""
-    return is_disabled(error) or _does_not_exist(error)
+    return is_disabled(error) or is_absent(error) or _does_not_exist(error)
 
 
 def _does_not_exist(error: BaseException) -> bool:
@@ -212,7 +233,7 @@ def _enable(connection: Connection, names: list[str]) -> None:
 
 
 def _identity(connection: Connection, service: str) -> None:
-    """Create a service's agent unless it exists."""
+    """Create a service's agent unless it exists. That of custom code is created by Vertex AI with the first job."""
     api = connection.api("serviceusage", "v1beta1")
     parent = f"projects/{connection.project}/services/{service}"
     operation = _asked(api.services().generateServiceIdentity(parent=parent))
@@ -232,6 +253,13 @@ def _account(connection: Connection, account: Account) -> None:
     _unless_there(accounts.create(name=f"projects/{connection.project}", body=body))
 
 
+def _role(connection: Connection, role: Role) -> None:
+    parent, _, name = role.name.partition("/roles/")
+    body = {"title": "Slipway: TPU machines", "description": role.reason, "includedPermissions": list(role.permissions)}
+    roles = connection.api("iam", "v1").projects().roles()
+    _unless_there(roles.create(parent=parent, body={"roleId": name, "role": body}))
+
+
 def _bucket(connection: Connection, bucket: Bucket) -> None:
     new = connection.storage.bucket(bucket.name)
     new.iam_configuration.uniform_bucket_level_access_enabled = True
@@ -244,9 +272,9 @@ def _bucket(connection: Connection, bucket: Bucket) -> None:
         if "already own it" not in str(error):
             raise UserError(
                 f"The bucket name {bucket.name} is already taken: bucket names are global in Google Cloud.",
-                setting="vertex.bucket",
+                setting=f"{connection.section}.bucket",
                 value=str(bucket),
-                fix=f"--set vertex.bucket=gs://{connection.project}-slipway, or another unused name",
+                fix=f"--set {connection.section}.bucket=gs://{connection.project}-slipway, or another unused name",
             ) from error
 
 

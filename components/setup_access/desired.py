@@ -16,6 +16,9 @@ from slipway.components.setup_access.settings import AccessSettings
 DOMAIN = "iam.gserviceaccount.com"
 COMPUTE = "compute.googleapis.com"
 DATAFLOW = "dataflow-service-producer-prod"
+# What the machines of a TPU may do with it. Queued resources have no permissions of their own: those of nodes are asked
+# (https://docs.cloud.google.com/iam/docs/roles-permissions/tpu).
+MACHINE_PERMISSIONS = ("tpu.nodes.delete", "tpu.nodes.get")
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,18 @@ class Account:
 
 
 @dataclass(frozen=True)
+class Role:
+    """A custom role of the project, by its full name."""
+
+    name: str
+    permissions: tuple[str, ...]
+    reason: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
 class Binding:
     """An unconditional role binding. `later`: the member is an Identity with `later`."""
 
@@ -127,18 +142,24 @@ class Binding:
         return f"{self.role} on {self.resource} for {self.member.partition(':')[2]}"
 
 
-Item = Api | Identity | Bucket | Repository | Key | Topic | Secret | Account | Binding
+Item = Api | Identity | Bucket | Repository | Key | Topic | Secret | Account | Role | Binding
+
+
+def machine_role(project: str) -> str:
+    """Return the full name of the custom role of a TPU's machines."""
+    return f"projects/{project}/roles/slipwayTpuMachine"
 
 
 def apis(settings: AccessSettings, builder: str | None = None) -> list[Api]:
     """Return the APIs that must be enabled; `builder` is the account that builds run as, None if unknown."""
     listed = [
-        Api("aiplatform.googleapis.com", "runs the pipeline and the training jobs"),
         Api("cloudresourcemanager.googleapis.com", "reads and writes the project's policy"),
         Api("iam.googleapis.com", "manages the run-as account and who may act as it"),
-        Api("logging.googleapis.com", "stores the logs of steps and replicas"),
         Api("storage.googleapis.com", "holds data, checkpoints and models"),
     ]
+    if settings.target == "vertex":
+        listed.append(Api("aiplatform.googleapis.com", "runs the pipeline and the training jobs"))
+        listed.append(Api("logging.googleapis.com", "stores the logs of steps and replicas"))
     if settings.repository:
         listed.append(Api("artifactregistry.googleapis.com", "holds the image"))
     if settings.builds:
@@ -169,7 +190,11 @@ def desired(settings: AccessSettings, number: int, builder: str | None) -> list[
     """
     items: list[Item] = [*apis(settings, builder), *identities(settings, number)]
     if settings.account:
-        items.append(Account(settings.account, "the steps and the training run as this account"))
+        what = "the TPU's machines run" if settings.target == "tpu" else "the steps and the training run"
+        items.append(Account(settings.account, f"{what} as this account"))
+    if settings.target == "tpu":
+        why = "the TPU's machines delete the TPU, and may do nothing else with TPUs"
+        items.append(Role(machine_role(settings.project), MACHINE_PERMISSIONS, why))
     if settings.builds and builder and builder != settings.account and not is_legacy(builder):
         items.append(Account(builder, "Cloud Build's builds run as this account"))
     worker = worker_of(settings)
@@ -189,15 +214,11 @@ def desired(settings: AccessSettings, number: int, builder: str | None) -> list[
 
 def identities(settings: AccessSettings, number: int) -> list[Identity]:
     """Return the service agents of the project."""
-    listed = [
-        Identity("aiplatform.googleapis.com", _agent(number, "gcp-sa-aiplatform"), "Vertex AI acts as it"),
-        Identity(
-            "aiplatform.googleapis.com",
-            _agent(number, "gcp-sa-aiplatform-cc"),
-            "Vertex AI pulls and starts training images as it",
-            later=True,
-        ),
-    ]
+    listed = []
+    if settings.target == "vertex":
+        service, why = "aiplatform.googleapis.com", "Vertex AI pulls and starts training images as it"
+        listed.append(Identity(service, _agent(number, "gcp-sa-aiplatform"), "Vertex AI acts as it"))
+        listed.append(Identity(service, _agent(number, "gcp-sa-aiplatform-cc"), why, later=True))
     if settings.tpu:
         listed.append(Identity("tpu.googleapis.com", _agent(number, "cloud-tpu"), "Cloud TPU acts as it"))
     if settings.builds:
@@ -212,8 +233,9 @@ def identities(settings: AccessSettings, number: int) -> list[Identity]:
 def bindings(settings: AccessSettings, number: int, builder: str | None) -> list[Binding]:
     """Return the role bindings that a run needs."""
     return [
+        *(_vertex_agents(settings, number) if settings.target == "vertex" else ()),
         *_agents(settings, number),
-        *_account(settings),
+        *(_account(settings) if settings.target == "vertex" else _machines(settings)),
         *_notifications(settings),
         *_builder(settings, builder),
         *_dataflow(settings, number),
@@ -226,7 +248,7 @@ def worker_of(settings: AccessSettings) -> str | None:
     return (settings.dataflow_worker or settings.account) if settings.dataflow else None
 
 
-def _agents(settings: AccessSettings, number: int) -> Iterator[Binding]:
+def _vertex_agents(settings: AccessSettings, number: int) -> Iterator[Binding]:
     project = Resource("project", settings.project)
     vertex, custom_code = (
         f"serviceAccount:{_agent(number, name)}" for name in ("gcp-sa-aiplatform", "gcp-sa-aiplatform-cc")
@@ -245,19 +267,34 @@ def _agents(settings: AccessSettings, number: int) -> Iterator[Binding]:
         why = "service agents, not the run-as account, pull the image"
         yield Binding(repository, reader, vertex, f"{why} of the steps and of serving")
         yield Binding(repository, reader, custom_code, f"{why} of training", later=True)
-    if settings.tpu:
-        tpu = f"serviceAccount:{_agent(number, 'cloud-tpu')}"
-        bucket = Resource("bucket", settings.bucket)
-        yield Binding(project, "roles/tpu.serviceAgent", tpu, "Cloud TPU creates the machines")
-        yield Binding(bucket, "roles/storage.objectUser", tpu, "TPUs read data and write profiles themselves")
-    if settings.builds:
-        build = f"serviceAccount:{_agent(number, 'gcp-sa-cloudbuild')}"
-        yield Binding(project, "roles/cloudbuild.serviceAgent", build, "Cloud Build starts builds")
     if settings.encryption_key:
         # https://cloud.google.com/vertex-ai/docs/general/cmek#configure-cmek: Vertex AI's service agent, and no other.
         key = Resource("key", settings.encryption_key)
         why = "Vertex AI encrypts pipelines, jobs and models with the key"
         yield Binding(key, "roles/cloudkms.cryptoKeyEncrypterDecrypter", vertex, why)
+
+
+def _agents(settings: AccessSettings, number: int) -> Iterator[Binding]:
+    project = Resource("project", settings.project)
+    if settings.tpu:
+        tpu = f"serviceAccount:{_agent(number, 'cloud-tpu')}"
+        yield Binding(project, "roles/tpu.serviceAgent", tpu, "Cloud TPU creates the machines")
+        if settings.target == "vertex":
+            bucket = Resource("bucket", settings.bucket)
+            yield Binding(bucket, "roles/storage.objectUser", tpu, "TPUs read data and write profiles themselves")
+    if settings.builds:
+        build = f"serviceAccount:{_agent(number, 'gcp-sa-cloudbuild')}"
+        yield Binding(project, "roles/cloudbuild.serviceAgent", build, "Cloud Build starts builds")
+
+
+def _machines(settings: AccessSettings) -> Iterator[Binding]:
+    member = f"serviceAccount:{settings.account}"
+    project, bucket = Resource("project", settings.project), Resource("bucket", settings.bucket)
+    yield Binding(project, machine_role(settings.project), member, "the TPU's machines delete the TPU")
+    yield Binding(bucket, "roles/storage.objectUser", member, "the TPU's machines mount the bucket and write to it")
+    if settings.repository:
+        repository = Resource("repository", settings.repository)
+        yield Binding(repository, "roles/artifactregistry.reader", member, "the TPU's machines pull the image")
 
 
 def _account(settings: AccessSettings) -> Iterator[Binding]:

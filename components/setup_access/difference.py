@@ -18,6 +18,7 @@ from slipway.components.setup_access.desired import (
     Item,
     Key,
     Repository,
+    Role,
     Secret,
     Topic,
     desired,
@@ -119,7 +120,9 @@ def difference(settings: AccessSettings, observed: Observed) -> list[Line]:
     if observed.unasked is not None:
         lines.append(_unseen(builder, observed.unasked))
     if observed.builder == "":
-        fix = f"--set vertex.build.service_account=slipway-builder@{settings.project}{policies.ACCOUNT_DOMAIN}"
+        fix = (
+            f"--set {settings.target}.build.service_account=slipway-builder@{settings.project}{policies.ACCOUNT_DOMAIN}"
+        )
         lines.append(Line(builder, "wrong", "the project has no default account for builds", fix))
     return lines
 
@@ -144,9 +147,11 @@ def _line(item: Item, settings: AccessSettings, observed: Observed) -> Line:
     if isinstance(item, Account):
         return _resource(item, Resource("account", item.email), settings, observed)
     if isinstance(item, Bucket):
-        return _bucket(item, observed)
+        return _bucket(item, settings, observed)
     if isinstance(item, Repository):
         return _resource(item, Resource("repository", item.name), settings, observed)
+    if isinstance(item, Role):
+        return _role(item, observed)
     if isinstance(item, Key):
         return _key(item, observed)
     if isinstance(item, Topic):
@@ -164,6 +169,8 @@ def _identity(item: Identity, observed: Observed) -> Line:
     unread = next((t.error for r, t in observed.resources.items() if r.kind == "project" and t.policy is None), None)
     if unread is not None and (observed.enabled is None or item.service in observed.enabled):
         return Line(item, "unseen", unread.message, unread.fix)
+    if item.later:
+        return Line(item, "missing", "not named in any policy: Google creates it with the first job")
     return Line(item, "missing", "not named in any policy: to be created unless it exists")
 
 
@@ -171,7 +178,7 @@ def _members(policy: policies.Policy | None) -> set[str]:
     return {member for binding in (policy or {}).get("bindings", ()) for member in binding.get("members", ())}
 
 
-def _bucket(item: Bucket, observed: Observed) -> Line:
+def _bucket(item: Bucket, settings: AccessSettings, observed: Observed) -> Line:
     state = observed.resources[Resource("bucket", item.name)]
     if state.exists is False:
         return Line(item, "missing", f"to be created in {item.region}, with uniform access")
@@ -179,10 +186,11 @@ def _bucket(item: Bucket, observed: Observed) -> Line:
         line = _unseen(item, state.error)
         return replace(line, observed=f"{line.observed} The bucket may belong to another project.")
     place, kind = str(state.facts["location"]).lower(), state.facts["location_type"]
+    fix = f"--set {settings.target}.bucket=gs://ANOTHER_NAME"
     if state.facts["number"] != observed.number:
-        return Line(item, "wrong", "it belongs to another project", "--set vertex.bucket=gs://ANOTHER_NAME")
+        return Line(item, "wrong", "it belongs to another project", fix)
     if kind != "region" or place != item.region:
-        fix = f"--set vertex.bucket=gs://ANOTHER_NAME: buckets cannot be moved; setup creates it in {item.region}"
+        fix += f": buckets cannot be moved; setup creates it in {item.region}"
         return Line(item, "wrong", f"it is in the {kind} {place}, the jobs are in {item.region}", fix)
     if not state.facts["uniform"]:
         fix = f"gcloud storage buckets update {item} --uniform-bucket-level-access"
@@ -210,7 +218,8 @@ def _resource(
     if state.exists:
         kind = state.facts.get("format", "DOCKER")
         if kind != "DOCKER":
-            return Line(item, "wrong", f"it holds {kind}, not images", "--set vertex.image=… in a Docker repository")
+            fix = f"--set {settings.target}.image=… in a Docker repository"
+            return Line(item, "wrong", f"it holds {kind}, not images", fix)
         if state.facts.get("disabled"):
             fix = f"gcloud iam service-accounts enable {item}"
             return Line(item, "wrong", "it is disabled", fix)
@@ -222,12 +231,27 @@ def _resource(
     if resource.kind == "account" and not resource.name.endswith(policies.ACCOUNT_DOMAIN):
         if observed.enabled is not None and COMPUTE not in observed.enabled:
             return Line(item, "missing", f"Google creates it with the API {COMPUTE}")
-        name = "vertex.build.service_account=slipway-builder"
+        name = f"{settings.target}.build.service_account=slipway-builder"
         if resource.name == settings.account:
-            name = "vertex.service_account=slipway"
+            name = f"{settings.target}.service_account=slipway"
         fix = f"--set {name}@{settings.project}{policies.ACCOUNT_DOMAIN}"
         return Line(item, "wrong", "it does not exist, and only Google can create it", fix)
     return Line(item, "missing", "to be made")
+
+
+def _role(item: Role, observed: Observed) -> Line:
+    state = observed.resources[Resource("role", item.name)]
+    if state.exists is None:
+        return _unseen(item, state.error)
+    if not state.exists:
+        return Line(item, "missing", "to be made")
+    _, project, _, name = item.name.split("/")
+    if state.facts.get("deleted"):
+        return Line(item, "wrong", "it is deleted", f"gcloud iam roles undelete {name} --project={project}")
+    if lacks := sorted(set(item.permissions) - set(state.facts.get("includedPermissions", ()))):
+        fix = f"gcloud iam roles update {name} --project={project} --add-permissions={','.join(lacks)}"
+        return Line(item, "wrong", f"it lacks {', '.join(lacks)}", fix)
+    return Line(item, "there", "exists")
 
 
 def _key(item: Key, observed: Observed) -> Line:

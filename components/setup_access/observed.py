@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,8 +14,8 @@ from slipway.components.cloud import policies
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.policies import Policy, Resource
 from slipway.components.cloud.refusals import is_absent, is_disabled, refusal
-from slipway.components.cloud.retries import TRIES, retried, status_of
-from slipway.components.setup_access.desired import COMPUTE, Binding, apis, bindings, worker_of
+from slipway.components.cloud.retries import TRIES, first, retried, status_of
+from slipway.components.setup_access.desired import COMPUTE, Binding, apis, bindings, machine_role, worker_of
 from slipway.components.setup_access.settings import AccessSettings
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
@@ -27,6 +27,7 @@ HOSTS = {
     "bucket": "storage.googleapis.com",
     "repository": "artifactregistry.googleapis.com",
     "account": "iam.googleapis.com",
+    "role": "iam.googleapis.com",
     "key": "cloudkms.googleapis.com",
     "topic": "pubsub.googleapis.com",
     "secret": "secretmanager.googleapis.com",
@@ -65,12 +66,14 @@ class Observed:
     caller: str = ""
 
 
-def observe(settings: AccessSettings, tries: int = 1) -> Observed:
+def observe(settings: AccessSettings, tries: int = 1, existing: Collection[Resource] = ()) -> Observed:
     """Read the observed state.
 
     Args:
         settings: The project and its resources.
-        tries: Maximum number of attempts while a newly enabled API still reports that it is disabled.
+        tries: Maximum number of attempts while a newly enabled API still reports that it is disabled, or a resource
+            in `existing` that it does not exist.
+        existing: Resources that are known to exist.
 
     Raises:
         UserError: There are no credentials, or the project does not exist.
@@ -84,7 +87,7 @@ def observe(settings: AccessSettings, tries: int = 1) -> Observed:
     own = [binding for binding in bindings(settings, number, builder) if binding.member == caller]
     listed = resources_of(settings, builder)
     with ThreadPoolExecutor(max_workers=2 * len(listed)) as pool:
-        ask = functools.partial(read, connection, enabled=enabled, tries=tries)
+        ask = functools.partial(read, connection, enabled=enabled, tries=tries, existing=existing)
         states = pool.map(ask, listed)
         allowed = pool.map(functools.partial(_own, connection, own), listed)
         seen = {
@@ -100,6 +103,8 @@ def resources_of(settings: AccessSettings, builder: str | None) -> list[Resource
     listed = [Resource("project", settings.project), *(Resource("bucket", name) for name in buckets)]
     if settings.repository:
         listed.append(Resource("repository", settings.repository))
+    if settings.target == "tpu":
+        listed.append(Resource("role", machine_role(settings.project)))
     if settings.encryption_key:
         listed.append(Resource("key", settings.encryption_key))
     if settings.topic:
@@ -161,22 +166,27 @@ def _number(connection: Connection) -> int:
             raise refusal(error, connection, f"see the project {connection.project}") from error
         raise UserError(
             f"There is no project {connection.project}, or {connection.caller or 'your account'} may not see it.",
-            setting="vertex.project",
+            setting=f"{connection.section}.project",
             value=connection.project,
             allowed="the id of a project that you may use",
-            fix="gcloud projects list shows yours: --set vertex.project=PROJECT",
+            fix=f"gcloud projects list shows yours: --set {connection.section}.project=PROJECT",
         ) from error
 
 
-def read(connection: Connection, resource: Resource, enabled: frozenset[str] | None = None, tries: int = 1) -> State:
-    """Return a resource's state; `tries` applies to resources whose API is in `enabled`."""
+def read(
+    connection: Connection,
+    resource: Resource,
+    enabled: frozenset[str] | None = None,
+    tries: int = 1,
+    existing: Collection[Resource] = (),
+) -> State:
+    """Return a resource's state; `tries` applies to resources in `existing` and those whose API is in `enabled`."""
     facts: JsonObject = {}
-    seen = 0
+    is_on, unseen = HOSTS[resource.kind] in (enabled or ()), policies.unseen(resource)
+    new = first(tries - 1, lambda error: (is_disabled(error) and is_on) or (is_absent(error) and resource in existing))
 
     def settles(error: BaseException) -> bool:
-        nonlocal seen
-        seen += 1
-        return is_disabled(error) and HOSTS[resource.kind] in (enabled or ()) and seen < tries
+        return new(error) or unseen(error)
 
     try:
         facts = retried(lambda: FACTS[resource.kind](connection, resource), also=settles, tries=max(tries, TRIES))
@@ -185,13 +195,16 @@ def read(connection: Connection, resource: Resource, enabled: frozenset[str] | N
             # Nothing exists behind a disabled API; the API itself is reported as missing.
             return State(exists=resource.kind == "project", error=refusal(error, connection, f"see {resource}"))
         # Without permission to get a resource, its policy may still be readable.
-        if status_of(error) != 403:
+        if status_of(error) != 403 or resource.kind == "role":
             return State(exists=None, error=refusal(error, connection, f"see {resource}"))
+    if resource.kind == "role":
+        return State(exists=True, facts=facts)
     try:
         policy = policies.read(connection, resource, settles, max(tries, TRIES))
         return State(exists=True, facts=facts, policy=policy)
     except Exception as error:
-        problem = refusal(error, connection, f"read the policy of {resource}")
+        needs = f"{policies.PREFIXES[resource.kind]}.getIamPolicy"
+        problem = refusal(error, connection, f"read the policy of {resource}", needs)
         return State(exists=True if facts else None, facts=facts, error=problem)
 
 
@@ -205,7 +218,8 @@ def _builder(settings: AccessSettings, number: int) -> tuple[str | None, UserErr
     except Exception as error:
         if is_disabled(error):
             return COMPUTE_ACCOUNT.format(number=number), None
-        return None, refusal(error, settings.connection, "get the account that builds run as")
+        problem = refusal(error, settings.connection, "get the account that builds run as", "cloudbuild.builds.get")
+        return None, problem
 
 
 def _bucket(connection: Connection, resource: Resource) -> JsonObject:
@@ -225,6 +239,10 @@ def _repository(connection: Connection, resource: Resource) -> JsonObject:
 def _account(connection: Connection, resource: Resource) -> JsonObject:
     accounts = connection.api("iam", "v1").projects().serviceAccounts()
     return dict(accounts.get(name=policies.account_name(resource.name)).execute())
+
+
+def _role(connection: Connection, resource: Resource) -> JsonObject:
+    return dict(connection.api("iam", "v1").projects().roles().get(name=resource.name).execute())
 
 
 def _project(connection: Connection, resource: Resource) -> JsonObject:
@@ -250,6 +268,7 @@ FACTS: Mapping[str, Callable[[Connection, Resource], JsonObject]] = {
     "bucket": _bucket,
     "repository": _repository,
     "account": _account,
+    "role": _role,
     "key": _key,
     "topic": _topic,
     "secret": _secret,

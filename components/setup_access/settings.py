@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from slipway.components.cloud.connection import Connection
@@ -11,6 +13,7 @@ from slipway.trainer.settings import Settings
 class AccessSettings(Settings):
     """The project, resources and accounts that runs use."""
 
+    target: Literal["vertex", "tpu"] = Field(default="vertex", description="The platform of the runs.")
     project: str = Field(description="Project id.")
     region: str = Field(description="Region of the runs.")
     bucket: str = Field(description="Name of the bucket for artifacts, without gs://.")
@@ -42,4 +45,4 @@ class AccessSettings(Settings):
     @property
     def connection(self) -> Connection:
         """The connection to Google Cloud for this project and region."""
-        return Connection(self.project, self.region, self.endpoints)
+        return Connection(self.project, self.region, self.endpoints, self.target)

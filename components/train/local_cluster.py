@@ -20,7 +20,7 @@ from slipway.core.forking import can_run
 from slipway.core.paths import DATA_VARIABLE, REHEARSED_FILE
 from slipway.core.supervision import Child, Children, Ports, write_line
 from slipway.trainer.config import RestartSettings
-from slipway.trainer.distributed.accelerators import VIRTUAL_DEVICES_VARIABLE, first_gpus
+from slipway.trainer.distributed.accelerators import PLANNED_VARIABLE, VIRTUAL_DEVICES_VARIABLE, first_gpus
 
 
 def run_local_cluster(
@@ -78,7 +78,7 @@ def _try(
             if machine is not None and not virtual_devices:
                 environment |= first_gpus(environment, int(str(machine.get("accelerator_count", 0))))
             copy = _copying(replica.name, log)
-            fork = replica.environment.keys() <= {DATA_VARIABLE} and can_run(replica.command)
+            fork = replica.environment.keys() <= {DATA_VARIABLE, PLANNED_VARIABLE} and can_run(replica.command)
             workers.all.append(Child(replica.name, replica.command, environment, copy, own_group=True, fork=fork))
         failed = workers.wait(lambda: termination_requested() or rehearsed.is_file())
     return workers.all, failed
@@ -102,8 +102,9 @@ def _environment(replica: Replica, replicas: list[Replica], output: Path, virtua
     }
     if len({(other.pool, other.index) for other in replicas}) == 1:
         environment.pop("TF_CONFIG", None)
-    if DATA_VARIABLE not in replica.environment:
-        environment.pop(DATA_VARIABLE, None)
+    for name in {DATA_VARIABLE, PLANNED_VARIABLE} - replica.environment.keys():
+        environment.pop(name, None)
     if virtual_devices:
+        environment.pop(PLANNED_VARIABLE, None)  # they stand in for what was planned
         environment[VIRTUAL_DEVICES_VARIABLE] = str(virtual_devices // replica.hosts)
     return environment

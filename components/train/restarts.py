@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import time
@@ -81,7 +82,9 @@ class Restarts:
         if count > most or not exit_codes.can_restart(cause.status):
             again = f", for the {_ordinal(count)} time (train.restarts.at_most is {most})" if count > most > 0 else ""
             raise WorkFailed(f"Replica {cause.name} {how}{again}.", "\n".join(trace))
-        step = pointed_step(self._checkpoints) or 0
+        step = 0
+        with contextlib.suppress(OSError):  # of storage that fails; the replicas read it again
+            step = pointed_step(self._checkpoints) or 0
         if self.done and step > self.done[-1].step:
             self._without_progress = 0
         seconds = min(MOST_BACKOFF_SECONDS, self._settings.backoff_seconds * 2.0**self._without_progress)
@@ -126,7 +129,7 @@ def run_to_the_end(
         raise_if_terminated()  # the signal may have been sent to this process as well
         restart = policy.next(workers, failed)
         say(policy.describe(restart), log)
-        wait(restart)
+        wait(restart.waited_seconds)
 
 
 def say(text: str, log: TextIO) -> None:
@@ -135,12 +138,13 @@ def say(text: str, log: TextIO) -> None:
     events.message(text)
 
 
-def wait(restart: Restart) -> None:
-    """Wait as long as a restart says. Call this with termination deferred."""
-    start_at = time.monotonic() + restart.waited_seconds
-    while time.monotonic() < start_at:
+def wait(seconds: float) -> None:
+    """Wait; raise `Terminated` if a stop signal was received. Call this with termination deferred."""
+    end = time.monotonic() + seconds
+    raise_if_terminated()
+    while (left := end - time.monotonic()) > 0:
+        time.sleep(min(left, POLL_SECONDS))
         raise_if_terminated()
-        time.sleep(POLL_SECONDS)
 
 
 def check_same_weights(workers: Sequence[Ended]) -> None:

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Protocol
 
+from slipway.core import integrity
 from slipway.core.atomic import json_lines
 from slipway.core.errors import UserError
 from slipway.core.paths import REHEARSED_FILE, local_path
@@ -85,17 +86,15 @@ def trainer_record(folder: Path) -> JsonObject:
     """Return the model.json that Slipway's trainer wrote to a model's folder; {} for another program's model.
 
     Raises:
-        UserError: It is damaged.
+        UserError: The model is damaged.
     """
+    integrity.verify(folder)
     try:
-        record = json.loads((folder / "model.json").read_bytes())
+        record = json.loads((folder / integrity.RECORD_FILE).read_bytes())
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError):
-        raise UserError(
-            f"The file model.json in {folder} is damaged.", fix="train it again: slipway run, without --resume"
-        ) from None
-    return record if isinstance(record, dict) and {"weights_checksum", "weights_step"} & record.keys() else {}
+    is_own = isinstance(record, dict) and {"weights_checksum", "weights_step"} & record.keys()
+    return integrity.unsealed(record) if is_own else {}
 
 
 def _validation(path: Path, step: int | None) -> dict[str, float]:

@@ -78,7 +78,7 @@ COMMANDS = (
     ("Build and schedule", "compile", compile_, ("slipway compile --target vertex -c my.yaml -o spec.yaml",)),
     ("Build and schedule", "build", build, ("slipway build --target vertex -c my.yaml", "slipway build --no-push")),
 )
-SCHEDULE_EXAMPLES = ("slipway schedule diff", "slipway schedule apply nightly", "slipway schedule pause nightly")
+SCHEDULE_EXAMPLES = ("slipway schedule list", "slipway schedule apply nightly", "slipway schedule pause nightly")
 ENDPOINT_EXAMPLES = ("slipway endpoints list", "slipway endpoints diff digits", "slipway endpoints apply digits")
 TPU_EXAMPLES = ("slipway tpu list -c my.yaml", "slipway tpu delete slipway-digits-1-1")
 EXAMPLES = (

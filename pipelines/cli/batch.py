@@ -117,7 +117,7 @@ def batch(
     from slipway.pipelines.prediction import models
 
     what = batches.Batch(
-        chosen=models.find(model, registry),
+        chosen=models.find(model, registry, module),
         inputs=tuple(inputs),
         folder=Path(output),
         kind=kind,
@@ -125,7 +125,6 @@ def batch(
         batch_size=batch_size or 256,
         split=split,
         key=key,
-        module=module,
     )
     _on_this_machine(what, processes, strict=strict, as_json=as_json)
 

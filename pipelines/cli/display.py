@@ -62,6 +62,8 @@ def _outcome(step: StepRecord, *, judged: bool) -> str:
     elif step.name == "evaluate" and "metrics" in outputs:
         metric = outputs.get("metric", "accuracy")
         text = f"{metric} {outputs['metrics'][metric]:.4f}"
+        if (baseline := (outputs.get("baseline_metrics") or {}).get(metric)) is not None:
+            text += f" (baseline {baseline:.4f})"
         text += f": {outputs['verdict']['decision']}" if judged else ""
     elif step.name == "register_model" and "model" in outputs:
         place = "the champion" if outputs["champion"] else "not the champion: another was promoted in the meantime"
@@ -112,7 +114,16 @@ def rehearsal_summary(record: RunRecord, hardware: Hardware, train: TrainSetting
     """Return the summary of a successful rehearsal: what it has proven and what it has not."""
     unit = "host" if hardware.machines_per_replica > 1 else "replica"
     layout = f"{hardware.hosts} {unit}{'s' if hardware.hosts > 1 else ''}"
-    proven, not_proven = (_program_rehearsed if train.program else _trainer_rehearsed)(record, layout, hardware, train)
+    if train.program:
+        proven, not_proven = _program_rehearsed(record, layout, train)
+    else:
+        proven, not_proven = _trainer_rehearsed(record, layout, hardware, train)
+    if hardware.accelerator_row is not None:
+        number, what = hardware.accelerators_per_host, "TPU devices" if hardware.is_tpu else "GPUs"
+        not_proven.append(
+            f"the use of {hardware.accelerator_row.title}: before step 1, each real machine checks that the framework "
+            f"sees {number} {what if number > 1 else what.removesuffix('s')}"
+        )
     table = Table.grid(padding=(0, 2))
     table.add_row("run", f"{record.run_id}: {record.status} after {record.seconds:.1f} s")
     for title, lines in (("proven", proven), ("not proven", [*not_proven, "training speed"])):
@@ -121,15 +132,11 @@ def rehearsal_summary(record: RunRecord, hardware: Hardware, train: TrainSetting
     return Group("", table)
 
 
-def _program_rehearsed(
-    record: RunRecord, layout: str, hardware: Hardware, train: TrainSettings
-) -> tuple[list[str], list[str]]:
+def _program_rehearsed(record: RunRecord, layout: str, train: TrainSettings) -> tuple[list[str], list[str]]:
     """Return what the rehearsal of a custom program has proven, and what not."""
     steps = record.step("train").outputs["rehearsed_steps"]
     end = f"until slipway.training.report of step {steps:,}" if steps else "to its end"
     not_proven = ["the evaluation", *(["the export of the model"] if steps else [])]
-    if hardware.accelerator_row is not None:
-        not_proven.append(f"the use of {hardware.accelerator_row.title}: it ran on this machine's processors")
     return [f"{layout} ran {train.program} {end}"], not_proven
 
 
@@ -185,8 +192,8 @@ def how_to_watch_on(record: RunRecord) -> str:
     )
 
 
-# Sections that may change when a run is resumed, because neither the data nor the weights depend on them.
-CHANGEABLE = ("evaluate", "register", "train.restarts", "tpu")
+# Sections that may change when a run is resumed, because neither the data nor the checkpoints depend on them.
+CHANGEABLE = ("evaluate", "register", "train.restarts", "train.export", "tpu")
 # Settings that refer to files, where the file can be fixed without changing the setting.
 NAMES_OF_FILES = ("data", "model.builder", "train.module", "train.command")
 

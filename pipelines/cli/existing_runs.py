@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -150,10 +151,16 @@ def cancel(run_id: Run = "latest") -> None:
             console.print(f"{record.run_id}: {elsewhere.cancel(folder).status}", highlight=False)
             return
     record = folder.read()
-    if record.status != "running" or record.process is None:
+    holder = folder.holder() if record.status == "running" else None
+    if holder is None:
         raise UserError(f"Run {record.run_id} is not running; its status is {record.status}.", fix="slipway list")
-    os.kill(record.process.pid, signal.SIGTERM)
-    os.kill(record.process.pid, signal.SIGCONT)  # it may have been suspended with Ctrl-Z
+    if not holder.is_here:
+        raise UserError(
+            f"Run {record.run_id} is running on {holder.host}.", fix=f"slipway cancel {record.run_id}, on {holder.host}"
+        )
+    with contextlib.suppress(ProcessLookupError):  # it was killed, and its processes are ending
+        os.kill(holder.pid, signal.SIGTERM)
+        os.kill(holder.pid, signal.SIGCONT)  # it may have been suspended with Ctrl-Z
     while folder.read().status == "running":
         time.sleep(0.1)
     console.print(f"{record.run_id}: {folder.read().status}", highlight=False)

@@ -36,7 +36,10 @@ Configuration = Annotated[
 Place = Annotated[
     PlatformName,
     typer.Option(
-        "--target", metavar="PLATFORM", help=f"Where the run executes: {', '.join(PLATFORMS[:-1])} or {PLATFORMS[-1]}."
+        "--target",
+        metavar="PLATFORM",
+        help=f"Where the run executes: {', '.join(PLATFORMS[:-1])} or {PLATFORMS[-1]}. vertex is Vertex AI, "
+        "which Google calls Agent Platform since 2026.",
     ),
 ]
 Hardware = Annotated[
@@ -132,11 +135,13 @@ def check_runner(asked: Runner, taken: Runner, what: str) -> None:
 
 
 def check_folder_of(output: Path) -> None:
-    """Check that the folder of an output file exists.
+    """Check that an output file can be written in its folder.
 
     Raises:
-        UserError: Its folder does not exist.
+        UserError: Its folder does not exist, or it is a folder itself.
     """
+    if output.is_dir():
+        raise UserError(f"{output} is a folder.", setting="-o", value=str(output), allowed="a file")
     if not output.absolute().parent.is_dir():
         raise UserError(
             f"The folder {output.parent} does not exist.",

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from slipway.pipelines.doctor.check import Finding
 
 SetupPlace = Annotated[
-    Literal["vertex", "kubeflow"],
-    typer.Option("--target", metavar="PLATFORM", help="Where the runs will execute: vertex or kubeflow."),
+    Literal["vertex", "kubeflow", "tpu"],
+    typer.Option("--target", metavar="PLATFORM", help="Where the runs will execute: vertex, kubeflow or tpu."),
 ]
 # Common names of data sets that TensorFlow Datasets calls something else.
 ALIASES = {"flowers": "tf_flowers"}
@@ -92,16 +92,18 @@ def setup(
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
-    """Show or create what runs on Vertex AI need (APIs, bucket, accounts, roles), or on Kubeflow (a Role)."""
+    """Show or create what runs need: on Vertex AI and TPUs APIs, bucket, accounts and roles, on Kubeflow a Role."""
     from slipway.pipelines.config.config import load
 
     configuration = load(configuration_path(file, config), overrides or (), hardware)
     if target == "kubeflow":
         _setup_kubeflow(configuration, make=apply, as_json=as_json)
         return
+    from slipway.pipelines.platforms.tpu import checks
     from slipway.pipelines.platforms.vertex import access
 
-    sound, rows = access.setup(configuration, console, make=apply, as_json=as_json)
+    settings = checks.access_settings(configuration) if target == "tpu" else access.access_settings(configuration)
+    sound, rows = access.setup(settings, console, make=apply, as_json=as_json)
     if as_json:
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
     elif not apply and any(row["status"] == "missing" for row in rows):

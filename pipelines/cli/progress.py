@@ -44,13 +44,13 @@ class RunDisplay:
             expand=True,
             console=console,
             transient=True,
-            disable=not console.is_terminal,
+            disable=not console.is_interactive,
         )
 
     def __enter__(self) -> RunDisplay:
         self._progress.start()
         self._show("starting", "")
-        if not self.console.is_terminal:
+        if not self.console.is_interactive:
             threading.Thread(target=self._repeat, daemon=True).start()
         return self
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from enum import StrEnum
 from importlib.resources import files
@@ -47,7 +48,7 @@ def init(
     content = _content(template)
     content["slipway.yaml"] = content["slipway.yaml"].replace("name: project\n", f"name: {_name(folder)}\n")
     content[SCHEMA] = schema_text(RunConfig)
-    existing = [name for name in content if (folder / name).exists()]
+    existing = [name for name in content if os.path.lexists(folder / name)]  # also a link to nothing
     if existing:
         raise UserError(
             f"{folder.resolve()} already contains {', '.join(existing)}.",

@@ -55,11 +55,11 @@ def predict(
 
     if output is not None:
         check_folder_of(output)
-    chosen = models.find(model, registry)
+    chosen = models.find(model, registry, module)
     if kind is None:
         kind = Format.csv if output is not None and output.suffix.lower() == ".csv" else Format.jsonl
-    loaded = models.ready(chosen, module)
-    source = sources.open_all(inputs, loaded, batch_size, split, sys.stdin)
+    loaded = models.ready(chosen)
+    source = sources.open_all(inputs, loaded, batch_size, split)
     done = failed = 0
     started = time.monotonic()
     try:
@@ -107,19 +107,18 @@ def serve(
     from slipway.trainer.engines import installed
 
     installed.verify_extra("serving")
-    chosen = models.find(model, registry)
+    chosen = models.find(model, registry, module)
     from slipway.serving import app
     from slipway.serving.settings import Limits, ServerSettings
 
-    models.import_from_here(module)
     _check_port(host, port)
 
     def served(found: models.Chosen) -> app.Served:
-        return app.Served(str(found), found.folder, module or found.module)
+        return app.Served(str(found), found.folder, found.module)
 
     settings = ServerSettings(host, port, limits=Limits(max_batch=max_batch, max_delay=max_delay / 1000))
-    server = app.Server(settings, lambda: served(models.find(model, registry) if chosen.follow else chosen))
-    server.use(models.ready(chosen, module, server.warm_sizes), served(chosen))
+    server = app.Server(settings, lambda: served(models.find(model, registry, module) if chosen.follow else chosen))
+    server.use(models.ready(chosen, server.warm_sizes), served(chosen))
     app.log_as_json()
     name = "localhost" if host in ("127.0.0.1", "0.0.0.0") else f"[{host}]" if ":" in host else host
     address = f"http://{name}:{port}"
@@ -158,5 +157,5 @@ def progress_bar() -> Progress:
         TimeRemainingColumn(),
         console=error_console,
         transient=True,
-        disable=not error_console.is_terminal,
+        disable=not error_console.is_interactive,
     )

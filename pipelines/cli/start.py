@@ -7,6 +7,7 @@ import shlex
 import sys
 from typing import TYPE_CHECKING, Annotated
 
+import click
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -78,6 +79,7 @@ def run(
         from slipway.pipelines.runs import record as runs
 
         folder = runs.find(resume)
+        click.get_current_context().with_resource(folder.held())
         record = _resumable(current(folder), changed=bool(overrides))
         configuration = _resumed_configuration(folder, record, overrides or [], hardware)
         if elsewhere := remote(record.platform):
@@ -102,9 +104,11 @@ def run(
         from slipway.pipelines.runs import record as runs
 
         folder = runs.create(configuration)
-        if target == "tpu":
-            _find_image(folder, configuration, as_json=as_json)
+        click.get_current_context().with_resource(folder.held())
         record = launch.new_record(folder, configuration, runner=runner.value, platform=target)
+        folder.write(record)
+    if record.platform == "tpu" and not folder.image_file.exists():
+        _find_image(folder, configuration, as_json=as_json)
     _run_and_exit(folder, configuration, record, as_json=as_json, require_promotion=require_promotion, timings=timings)
 
 
@@ -135,7 +139,9 @@ def rehearse(
     from slipway.pipelines.runs import record as runs
 
     folder = runs.create(configuration)
+    click.get_current_context().with_resource(folder.held())
     record = launch.new_record(folder, configuration, rehearsal=steps)
+    folder.write(record)
     _run_and_exit(folder, configuration, record, as_json=as_json, require_promotion=False)
 
 
@@ -164,7 +170,13 @@ def _resumed_configuration(
     from slipway.pipelines.cli.display import is_changeable, new_run_with
     from slipway.pipelines.config.config import load
 
-    fixed = [f"--set {shlex.quote(text)}" for text in overrides if not is_changeable(text.partition("=")[0])]
+    trained = record.step("train").status == "succeeded"
+    names = [text.partition("=")[0] for text in overrides]
+    fixed = [
+        f"--set {shlex.quote(text)}"
+        for name, text in zip(names, overrides, strict=True)
+        if not is_changeable(name) or (trained and name == "train.export")  # exported already
+    ]
     if hardware:
         fixed.append(f"--hardware {shlex.quote(hardware)}")
     if fixed:
@@ -172,7 +184,8 @@ def _resumed_configuration(
             f"{fixed[0]} cannot be applied to a resumed run: its data and checkpoints depend on the original value.",
             setting=fixed[0].partition(" ")[0],
             value=fixed[0].partition(" ")[2],
-            allowed="evaluate.*, register.*, train.restarts.* and tpu.*, which do not affect the weights",
+            allowed="evaluate.*, register.*, train.restarts.* and tpu.*, which do not affect the weights, and before "
+            "the model is exported train.export",
             fix=new_run_with(record, " ".join(fixed)),
         )
     configuration = load(folder.configuration_file, overrides)
@@ -218,6 +231,7 @@ def _find_image(folder: RunFolder, configuration: RunConfig, *, as_json: bool) -
         UserError: It cannot be built; the folder has been removed.
     """
     from slipway.components.step import WorkFailed
+    from slipway.core.atomic import replace_file
     from slipway.pipelines.images.images import trainer_image
     from slipway.pipelines.platforms.local import launch
     from slipway.pipelines.platforms.tpu.checks import settings_of
@@ -230,7 +244,8 @@ def _find_image(folder: RunFolder, configuration: RunConfig, *, as_json: bool) -
 
     try:
         with (folder.logs / "build_image.log").open("w") as log:
-            folder.image_file.write_text(trainer_image(configuration, settings_of(configuration), log, say))
+            image = trainer_image(configuration, settings_of(configuration), log, say)
+            replace_file(folder.image_file, image.encode())
     except BaseException as error:
         tail = launch.last_lines(folder.logs / "build_image.log")
         runs.discard(folder)

@@ -234,6 +234,13 @@ class RunConfig(Settings):
         check_evaluation(self)
         if self.model is not None:
             check_settings(self.train, self.task)
+        if self.vertex is not None and self.vertex.experiment == self.name:
+            raise UserError(
+                "Vertex AI uses the run's name for the pipeline, so it cannot be the name of an experiment.",
+                setting="vertex.experiment",
+                value=self.name,
+                fix=f"--set vertex.experiment={self.name}-runs",
+            )
         return self
 
     @property

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from slipway.core.errors import UserError, nearest
+from slipway.pipelines.config.kubernetes import WORDS
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -90,7 +91,7 @@ def explain_validation(
     first = located[0][0]
     # A union reports a problem for each member; the deepest location is the most relevant.
     same = [each for each in located if each[0][: len(first)] == first or first[: len(each[0])] == each[0]]
-    location, problem = max(same, key=lambda each: len(each[0]))
+    location, problem = max(same, key=lambda each: (len(each[0]), _pattern(each[1]) in WORDS))
     others = len({each[0] for each in located if each not in same})
     more = f" ({others} more problem{'s' if others > 1 else ''})" if others else ""
     place = _Place(model, location, where, _override(location, problem, overrides), more)
@@ -123,6 +124,8 @@ class _Place:
     def fix(self, value: str | None) -> str:
         """Return the fix that changes the setting's value; items of a list are not separate settings."""
         setting = re.split(r"\.\d+(?:\.|$)", self.setting)[0]
+        if value and setting != self.setting:
+            return f"correct {self.setting} to {value} in {self.where}"
         if not setting or (value is None and _model_at(self.model, self.location)):
             return f"correct {setting}{' in ' if setting else ''}{self.where}"
         option = f"--set {shlex.quote(f'{setting}={value}') if value else f'{setting}=VALUE'}"
@@ -147,7 +150,8 @@ def _explain(place: _Place, problem: ErrorDetails) -> UserError:
             fix=f"--set {place.setting}=VALUE, or add it to {place.where}",
         )
     nested = problem.get("ctx", {}).get("error")
-    text = str(nested) if nested is not None else str(problem["msg"])
+    words = WORDS.get(_pattern(problem), str(problem["msg"]))
+    text = str(nested) if nested is not None else words
     choices, allowed = _allowed(place.field)
     near = nearest(str(value), choices) if choices else _near(problem)
     if kind == "invalid-json-value":
@@ -169,6 +173,8 @@ def _explain(place: _Place, problem: ErrorDetails) -> UserError:
 def _location(problem: ErrorDetails, values: object) -> Location:
     """Return a problem's location in the values, without the union members that pydantic includes."""
     location: list[int | str] = []
+    if problem["loc"][-1:] == ("[key]",):
+        return _location({**problem, "loc": problem["loc"][:-2]}, values)
     for number, part in enumerate(problem["loc"]):
         last = number == len(problem["loc"]) - 1
         inside = dict(enumerate(values)) if isinstance(values, list | tuple) else values
@@ -245,12 +251,18 @@ def _wrong_length(place: _Place, length: int, value: object) -> UserError:
     )
 
 
+def _pattern(problem: ErrorDetails) -> str:
+    return str(problem.get("ctx", {}).get("pattern", ""))
+
+
 def _near(problem: ErrorDetails) -> str | None:
     """Return a similar value that matches the setting's pattern, if there is one."""
-    pattern, value = problem.get("ctx", {}).get("pattern"), problem["input"]
+    pattern, value = _pattern(problem), problem["input"]
+    if problem["loc"][-1:] == ("[key]",):  # a fix sets values
+        return None
     if problem["type"] == "invalid-json-value":
         return f"'{value}'"
-    if pattern is None or not isinstance(value, str):
+    if not pattern or not isinstance(value, str):
         return None
     forms = (re.sub(r"[^a-z0-9]+", joint, value.lower()).strip(joint) for joint in "-_")
     return next((form for form in forms if form and re.search(pattern, form)), None)

@@ -3,25 +3,58 @@
 from __future__ import annotations
 
 import posixpath
-from typing import Annotated, Literal
+import re
+from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from slipway.components.build_image.reference import check_pinned
-from slipway.pipelines.config.resources import Cpu, Memory, StepResources, check_steps
+from slipway.core.errors import UserError
+from slipway.pipelines.config.kubernetes import (
+    DNS_LABEL,
+    LABEL_VALUE,
+    OPTIONAL_LABEL_KEY,
+    RESOURCE,
+    WORDS,
+    Cpu,
+    DnsLabel,
+    LabelKey,
+    LabelName,
+    LabelValue,
+    Memory,
+    Subdomain,
+)
+from slipway.pipelines.config.resources import StepResources, check_steps
 from slipway.trainer.settings import Settings
 
-LABEL_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+SHARED_MEMORY, SHARED_MEMORY_PATH = "slipway-shm", "/dev/shm"
+# Volumes that the pods have besides the claim, with their mount paths. Sources: addContainerExecutorTemplate in
+# backend/src/v2/compiler/argocompiler/container.go of kubeflow/pipelines; those of Argo Workflows, which runs them.
+POD_VOLUMES = {
+    "kfp-launcher": "/kfp-launcher",
+    "gcs-scratch": "/gcs",
+    "s3-scratch": "/s3",
+    "minio-scratch": "/minio",
+    "dot-local-scratch": "/.local",
+    "dot-cache-scratch": "/.cache",
+    "dot-config-scratch": "/.config",
+    "var-run-argo": "/var/run/argo",
+    "tmp-dir-argo": "",  # not in the step's container
+    SHARED_MEMORY: SHARED_MEMORY_PATH,
+}
+MAX_USER = 2**31 - 1
 
 
 class Toleration(Settings):
     """A taint of the cluster's nodes that the training pod tolerates, as in a Kubernetes pod spec."""
 
-    key: str = Field(default="", description="The taint's key; empty: every taint, with operator Exists.")
+    key: str = Field(
+        default="", pattern=OPTIONAL_LABEL_KEY, description="The taint's key; empty: every taint, with operator Exists."
+    )
     operator: Literal["Equal", "Exists"] = Field(
         default="Equal", description="Equal compares `value` with the taint's; Exists accepts any value."
     )
-    value: str = Field(default="", description="The taint's value; empty with operator Exists.")
+    value: str = Field(default="", pattern=LABEL_VALUE, description="The taint's value; empty with operator Exists.")
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute", ""] = Field(
         default="", description="The taint's effect; empty: any."
     )
@@ -48,9 +81,8 @@ class KubeflowSettings(Settings):
     host: str = Field(
         pattern=r"^https?://[^/\s]+(/\S*)?$", description="Address of the Kubeflow Pipelines server, http(s)://…"
     )
-    namespace: str | None = Field(
+    namespace: DnsLabel | None = Field(
         default=None,
-        pattern=LABEL_NAME,
         description="The profile's namespace, required on a multi-user server; on other servers, the namespace of "
         "the pods (null: the server's default).",
     )
@@ -65,22 +97,23 @@ class KubeflowSettings(Settings):
         description="Container image of the steps and the trainer, by digest or by an immutable tag.",
     )
     experiment: str = Field(default="slipway", min_length=1, description="Kubeflow experiment that lists the run.")
-    service_account: str | None = Field(
-        default=None, pattern=LABEL_NAME, description="Service account of the pods; null: the server's default."
+    service_account: Subdomain | None = Field(
+        default=None, description="Service account of the pods; null: the server's default."
     )
     volume: str | None = Field(
         default=None,
-        pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$",
+        json_schema_extra={"pattern": DNS_LABEL},
         description="PersistentVolumeClaim in the namespace, which every step mounts at `folder`; ReadWriteMany if "
         "steps may run on several nodes. null: artifacts below `pipeline_root`; no model is registered.",
     )
     run_as_user: int | None = Field(
         default=0,
         ge=0,
+        le=MAX_USER,
         description="User id of the steps' containers; null: the image's user. A new claim is usually writable only "
-        "for root, 0; servers before kubeflow/pipelines#12832 ignore the setting.",
+        "for root, 0, which servers since kubeflow/pipelines#13885 refuse; those before #12832 ignore the setting.",
     )
-    folder: str = Field(default="/mnt/slipway", pattern=r"^/[^\s]+$", description="Path at which `volume` is mounted.")
+    folder: str = Field(default="/mnt/slipway", pattern=r"^/[^\s:]+$", description="Path at which `volume` is mounted.")
     pipeline_root: str | None = Field(
         default=None,
         pattern=r"^(gs|s3|minio)://[a-z0-9][a-z0-9._-]+(/[^\s?]*)?$",
@@ -102,7 +135,7 @@ class KubeflowSettings(Settings):
     )
     accelerator: str = Field(
         default="nvidia.com/gpu",
-        pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$",
+        pattern=RESOURCE,
         description="Resource name of the cluster's GPUs.",
     )
     gpu_labels: Literal["gke", "nvidia"] | None = Field(
@@ -111,30 +144,27 @@ class KubeflowSettings(Settings):
         "(cloud.google.com/gke-accelerator), or those of NVIDIA's GPU feature discovery (nvidia.com/gpu.product). "
         "null: none; then `node_selector` selects the kind, or `hardware` is any GPU (gpu, gpux2).",
     )
-    node_selector: dict[str, str] = Field(
+    node_selector: dict[LabelKey, LabelValue] = Field(
         default_factory=dict,
         description="Labels of the training nodes; they replace labels of the same name that `hardware` implies.",
     )
     tolerations: list[Toleration] = Field(
         default_factory=list, description="Taints of the training nodes that the training pod tolerates."
     )
-    queue: str | None = Field(
+    queue: LabelName | None = Field(
         default=None,
-        pattern=LABEL_NAME,
         description="Kueue's LocalQueue in the namespace, which admits the training; null: none.",
     )
-    priority_class: str | None = Field(
+    priority_class: LabelName | None = Field(
         default=None,
-        pattern=LABEL_NAME,
         description="Priority of the training: with `queue` a WorkloadPriorityClass of Kueue, otherwise the "
         "PriorityClass of the training pods. null: the cluster's default.",
     )
-    image_pull_secrets: list[Annotated[str, Field(pattern=LABEL_NAME)]] = Field(
+    image_pull_secrets: list[Subdomain] = Field(
         default_factory=list, description="Secrets in the namespace with the credentials of the image's registry."
     )
-    secret: str | None = Field(
+    secret: Subdomain | None = Field(
         default=None,
-        pattern=LABEL_NAME,
         description="Secret in the namespace whose key NAME is the value of the environment variable NAME of "
         "`notify.webhook: env:NAME`.",
     )
@@ -153,6 +183,35 @@ class KubeflowSettings(Settings):
     def _known_steps(cls, steps: dict[str, StepResources]) -> dict[str, StepResources]:
         check_steps(steps, "kubeflow")
         return steps
+
+    @field_validator("volume")
+    @classmethod
+    def _names_a_new_volume(cls, claim: str | None) -> str | None:
+        problem = None
+        if claim in POD_VOLUMES:
+            problem = "Every pod of Kubeflow Pipelines already has a volume of this name."
+        elif claim is not None and not re.search(DNS_LABEL, claim):
+            problem = f"Kubeflow Pipelines names the volume of a pod after the claim, so it {WORDS[DNS_LABEL]}."
+        if problem:
+            raise UserError(
+                problem,
+                setting="kubeflow.volume",
+                value=claim,
+                fix="bind the volume to a claim of another name, and --set kubeflow.volume=CLAIM",
+            )
+        return claim
+
+    @field_validator("folder")
+    @classmethod
+    def _is_a_new_mount_path(cls, folder: str) -> str:
+        if posixpath.normpath(folder) in POD_VOLUMES.values():
+            raise UserError(
+                "The pods already have another volume at this path.",
+                setting="kubeflow.folder",
+                value=folder,
+                fix="--set kubeflow.folder=/mnt/slipway",
+            )
+        return folder
 
     @model_validator(mode="after")
     def _has_a_place(self) -> KubeflowSettings:

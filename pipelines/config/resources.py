@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping
-from typing import Annotated, TypeVar
+from typing import TypeVar
 
-from pydantic import Field, PositiveInt
+from pydantic import Field
 
 from slipway.core.errors import UserError, nearest
+from slipway.pipelines.config.kubernetes import Cpu, Memory, quantity
 from slipway.pipelines.table import STEPS, PlatformName, step_of, steps_on
 from slipway.trainer.settings import Settings
 
-CPU_PATTERN = r"^[1-9]\d*(m|\.\d+)?$"
-MEMORY_PATTERN = r"^[1-9]\d*([KMGT]i?)?$"
-UNITS = {"": 1.0, "m": 1e-3} | {
-    f"{prefix}{binary}": float(base**power)
-    for binary, base in (("", 1000), ("i", 1024))
-    for power, prefix in enumerate("KMGT", start=1)
-}
 GIGABYTE = 1e9
 ON_LARGER_DISKS = ("prepare_data", "evaluate")
-
-# Kubernetes quantities, in the forms that kfp accepts.
-Cpu = PositiveInt | Annotated[str, Field(pattern=CPU_PATTERN)]
-Memory = Annotated[str, Field(pattern=MEMORY_PATTERN)]
 
 
 class StepResources(Settings):
@@ -75,14 +64,6 @@ class VertexStepResources(StepResources):
 
 
 Resources = TypeVar("Resources", bound=StepResources)
-
-
-def quantity(text: str) -> float:
-    """Return the value of a Kubernetes quantity: CPUs, or bytes."""
-    found = re.fullmatch(r"([\d.]+)(\D*)", text)
-    if found is None or found[2] not in UNITS:
-        raise ValueError(f"{text!r} is not a quantity such as 8, 500m, 64G or 64Gi")
-    return float(found[1]) * UNITS[found[2]]
 
 
 def check_steps(steps: Iterable[str], platform: PlatformName, *, but: Iterable[str] = ()) -> None:

@@ -252,10 +252,19 @@ def champion(context: Context) -> str:
         raise NotApplicableError("evaluate.champion is none")
     from slipway.components.register_model.registry import Registry
     from slipway.components.train.result import trainer_record
+    from slipway.core import integrity
 
     champion = Registry(Path(config.register_.registry).absolute()).champion(config.model_name)
     if champion is None:
         return f"{config.model_name} has none yet"
+    if what := integrity.damage(champion.folder):
+        raise UserError(
+            f"The champion in {champion.folder} is damaged: {what}.",
+            setting="evaluate.champion",
+            value="registered",
+            allowed="registered, none",
+            fix=f"--set evaluate.champion=none to evaluate without it, or restore {champion.folder}",
+        )
     record = trainer_record(champion.folder)
     task = record.get("task", config.task if not record else "classification")  # earlier versions wrote no task
     if config.train.program is None and config.evaluate.module is None and task != config.task:

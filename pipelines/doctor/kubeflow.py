@@ -18,7 +18,7 @@ def server(context: Context) -> str:
 
 def training(context: Context) -> str:
     """The cluster of the kubeconfig has Kubeflow Trainer and the rights of the step train."""
-    from slipway.components.train.trainjob.cluster import SETUP, DeniedError, NoClusterError
+    from slipway.components.train.trainjob.cluster import INSTALL, SETUP, DeniedError, NoClusterError
     from slipway.pipelines.platforms.kubeflow import access
     from slipway.pipelines.platforms.kubeflow.training import uses_train_job
 
@@ -32,11 +32,14 @@ def training(context: Context) -> str:
     cluster.check_operator()
     try:
         lacking = access.missing(cluster, access.manifests(settings))
+        old = access.missing_field(cluster, settings)
     except DeniedError as error:  # the step may have the rights that this account lacks
         raise DoubtError(f"not checked: {error.message}", SETUP) from None
     if lacking:
         what = " and ".join(f"{body['kind']} {body['metadata']['name']}" for body in lacking)
-        raise DoubtError(f"the step train may lack rights: {cluster.namespace} has no {what}", SETUP)
+        raise DoubtError(f"the step train may lack rights: {cluster.namespace} has no {what} as setup makes it", SETUP)
+    if old:
+        raise DoubtError(old, INSTALL)
     return f"Kubeflow Trainer, and the Role of the step in {cluster.namespace}"
 
 

@@ -30,7 +30,7 @@ def python_version(_: Context) -> str:
     if sys.version_info < OLDEST_PYTHON:
         raise UserError(
             f"Python {platform.python_version()} is too old.",
-            allowed="Python 3.11 or later",
+            allowed="Python 3.11, 3.12 or 3.13",
             fix="make install PYTHON=python3.11",
         )
     return f"Python {platform.python_version()}"

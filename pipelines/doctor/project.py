@@ -140,7 +140,8 @@ class Project:
                 answer = retried(request.execute)
             except Exception as error:
                 if status_of(error) == 403:
-                    raise NotApplicableError(refusal(error, self.connection, "see the quotas").message) from error
+                    problem = refusal(error, self.connection, "see the quotas", "serviceusage.quotas.get")
+                    raise NotApplicableError(problem.message) from error
                 raise
             for metric in answer.get("metrics", ()):
                 quotas[metric["metric"]] = _by_region(metric)

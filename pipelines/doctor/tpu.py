@@ -11,7 +11,9 @@ from slipway.components.cloud import policies
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.refusals import is_absent, member_of, refusal
 from slipway.components.cloud.retries import retried, status_of
-from slipway.components.setup_access.observed import COMPUTE_ACCOUNT, services
+from slipway.components.setup_access.access import COMMAND
+from slipway.components.setup_access.desired import machine_role
+from slipway.components.setup_access.observed import services
 from slipway.components.train.tpu.settings import TpuSettings
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
@@ -24,12 +26,12 @@ from slipway.pipelines.platforms.tpu.checks import request_of, settings_of
 
 SERVICE = "tpu.googleapis.com"
 APIS = (SERVICE, "storage.googleapis.com")
+SETUP = COMMAND.replace("setup", "setup --target tpu")
 BUILD_APIS = ("cloudbuild.googleapis.com", "artifactregistry.googleapis.com")
 TPU, OBJECTS, PULL = "roles/tpu.admin", "roles/storage.objectUser", "roles/artifactregistry.reader"
 READ, PUSH, LOG = "roles/storage.objectViewer", "roles/artifactregistry.writer", "roles/logging.logWriter"
 # By role, the others of Google's that contain what it is needed for. https://cloud.google.com/iam/docs/roles-permissions
 INSTEAD = {
-    TPU: ("roles/tpu.editor", "roles/editor", "roles/owner"),
     OBJECTS: ("roles/storage.objectAdmin", "roles/storage.admin"),
     PULL: ("roles/artifactregistry.writer", "roles/artifactregistry.admin", "roles/editor", "roles/owner"),
     READ: (OBJECTS, "roles/storage.objectAdmin", "roles/storage.admin", "roles/cloudbuild.builds.builder"),
@@ -66,7 +68,8 @@ def rights(context: Context) -> str:
 
 def account(context: Context) -> str:
     """The account of the TPU's machines exists, and the caller may start machines that run as it."""
-    settings, email = _settings(context), _account(context)
+    settings = _settings(context)
+    email = settings.service_account
     where = policies.Resource("account", email)
     try:
         _require(context.connection, where, ACT_AS, settings.project)
@@ -77,7 +80,7 @@ def account(context: Context) -> str:
             f"The account {email} does not exist.",
             setting="tpu.service_account",
             value=settings.service_account,
-            fix=f"gcloud iam service-accounts create {email.partition('@')[0]} --project={settings.project}",
+            fix=SETUP,
         ) from None
     return f"{email}; you may start machines that run as it"
 
@@ -86,12 +89,12 @@ def account_roles(context: Context) -> str:
     """The account of the TPU's machines may delete the TPU, use the bucket and pull the image."""
     settings = _settings(context)
     needed = [
-        (policies.Resource("project", settings.project), TPU),
+        (policies.Resource("project", settings.project), (role := machine_role(settings.project))),
         (policies.Resource("bucket", _bucket(settings)), OBJECTS),
         *((repository, PULL) for repository in _repositories(context)),
     ]
     alone = " Without it, a TPU cannot delete itself when its launcher is lost."
-    return _check_roles(context, _account(context), needed, {TPU: alone})
+    return _check_roles(context, settings.service_account, needed, {role: alone})
 
 
 def builds(context: Context) -> str:
@@ -143,11 +146,8 @@ def _check_roles(
         raise NotApplicableError(refusal(error, connection, f"see the roles of {email}").message) from None
     if missing:
         names = ", ".join(f"{role} on {where}" for where, role in missing)
-        commands = [policies.grant_command(where, f"serviceAccount:{email}", role) for where, role in missing]
         result = without.get(missing[0][1], "")
-        raise DoubtError(
-            f"{email} lacks {names}, unless it is inherited or part of another role.{result}", " && ".join(commands)
-        )
+        raise DoubtError(f"{email} lacks {names}, unless it is inherited or part of another role.{result}", SETUP)
     return f"{email} has {len(needed)} roles"
 
 
@@ -225,14 +225,15 @@ def quota(context: Context) -> str:
     vm = row.tpu_vm if row else None
     if vm is None or vm.quota is None:
         raise NotApplicableError("the name of the quota for this TPU is not known")
-    metric = f"{SERVICE}/{vm.quota}" + ("-preemptible" if hardware.provisioning == "spot" else "")
-    limits = _zone_limits(context.connection, metric)
-    if not limits:
+    name = (hardware.hosts == 1 and vm.serving_quota) or vm.quota
+    metric = f"{SERVICE}/{name}" + ("-preemptible" if hardware.provisioning == "spot" else "")
+    listed = _metric(context.connection, metric)
+    if listed is None:
         raise NotApplicableError(f"the project does not list {metric}")
     wanted = hardware.chips * vm.quota_per_chip
-    found = {zone: limits.get(zone, limits.get("", 0)) for zone in settings.zones}
-    text = ", ".join(f"{'unlimited' if limit == UNLIMITED else limit} in {zone}" for zone, limit in found.items())
-    if not any(limit == UNLIMITED or limit >= wanted for limit in found.values()):
+    found = [_limit(listed, zone) for zone in settings.zones]
+    text = ", ".join(f"{'unlimited' if limit == UNLIMITED else limit} in {place}" for limit, place in found)
+    if not any(limit == UNLIMITED or limit >= wanted for limit, _ in found):
         raise UserError(
             f"The quota is too small: the TPU needs {wanted} of {metric}, and the limit is {text}. Requests that "
             "failed or expired count until they are deleted.",
@@ -240,7 +241,7 @@ def quota(context: Context) -> str:
             value=", ".join(settings.zones),
             fix=f"request it at {QUOTA_PAGE.format(project=settings.project)}; slipway tpu list",
         )
-    return f"{wanted} of {vm.quota}: {text}"
+    return f"{wanted} of {name}: {text}"
 
 
 def _settings(context: Context) -> TpuSettings:
@@ -276,12 +277,6 @@ def _bucket(settings: TpuSettings) -> str:
     return settings.bucket.removeprefix("gs://")
 
 
-def _account(context: Context) -> str:
-    """Return the account of the TPU's machines; by default, Compute Engine's default account."""
-    email = _settings(context).service_account
-    return email or COMPUTE_ACCOUNT.format(number=services(context.connection, [SERVICE])[0])
-
-
 def _require(connection: Connection, where: policies.Resource, role: str, project: str = "") -> None:
     """Check that the caller has the permissions of a role on a resource.
 
@@ -297,7 +292,8 @@ def _require(connection: Connection, where: policies.Resource, role: str, projec
 
 def _has_role(policy: policies.Policy, role: str, email: str) -> bool:
     member = f"serviceAccount:{email}"
-    return any(policies.holds(policy, each, member) for each in (role, *INSTEAD[role]))
+    others = INSTEAD.get(role, (TPU, "roles/tpu.editor", "roles/editor", "roles/owner"))
+    return any(policies.holds(policy, each, member) for each in (role, *others))
 
 
 def _versions(connection: Connection, zone: str) -> Iterable[str]:
@@ -312,8 +308,8 @@ def _versions(connection: Connection, zone: str) -> Iterable[str]:
         request = versions.list_next(request, page)
 
 
-def _zone_limits(connection: Connection, metric: str) -> dict[str, int]:
-    """Return a metric's limits by zone; the default has the key "". Empty if it is not listed."""
+def _metric(connection: Connection, metric: str) -> JsonObject | None:
+    """Return a metric's limits as the Service Usage API describes them; None if it is not listed."""
     metrics = connection.api("serviceusage", "v1beta1").services().consumerQuotaMetrics()
     request = metrics.list(parent=f"projects/{connection.project}/services/{SERVICE}", view="BASIC", pageSize=PAGE)
     while request is not None:
@@ -325,16 +321,21 @@ def _zone_limits(connection: Connection, metric: str) -> dict[str, int]:
             raise
         for each in page.get("metrics", ()):
             if each["metric"] == metric:
-                return _by_zone(each)
+                return dict(each)
         request = metrics.list_next(request, page)
-    return {}
+    return None
 
 
-def _by_zone(metric: JsonObject) -> dict[str, int]:
-    # The response omits zeros, so a missing limit is 0.
-    return {
-        bucket.get("dimensions", {}).get("zone", ""): int(bucket.get("effectiveLimit", 0))
-        for limit in metric.get("consumerQuotaLimits", ())
-        if "{zone}" in limit.get("unit", "")
-        for bucket in limit.get("quotaBuckets", ())
-    }
+def _limit(metric: JsonObject, zone: str) -> tuple[int, str]:
+    """Return the lower one of a metric's limits for a zone and for its region, and which of them it is."""
+    found = []
+    for kind, place in (("zone", zone), ("region", zone.rpartition("-")[0])):
+        for limit in metric.get("consumerQuotaLimits", ()):
+            if f"{{{kind}}}" in limit.get("unit", ""):
+                # The response omits zeros, so a missing limit is 0.
+                limits = {
+                    bucket.get("dimensions", {}).get(kind, ""): int(bucket.get("effectiveLimit", 0))
+                    for bucket in limit.get("quotaBuckets", ())
+                }
+                found.append((limits.get(place, limits.get("", 0)), place))
+    return min((each for each in found if each[0] != UNLIMITED), default=(UNLIMITED, zone))

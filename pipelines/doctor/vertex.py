@@ -12,6 +12,7 @@ from slipway.components.build_image.reference import ImageReference
 from slipway.components.build_image.refusals import is_legacy
 from slipway.components.cloud import policies
 from slipway.components.cloud.connection import Connection
+from slipway.components.cloud.known_errors import as_user_error
 from slipway.components.cloud.refusals import is_absent, member_of, refusal
 from slipway.components.cloud.retries import retried, status_of
 from slipway.components.prepare_data.publishing.store import DISK_SETTING, USABLE, disk_fix
@@ -24,7 +25,11 @@ from slipway.pipelines.doctor.check import Context, DoubtError, NotApplicableErr
 from slipway.pipelines.doctor.project import Project
 from slipway.pipelines.hardware import validate_for
 from slipway.pipelines.hardware.quotas import DEFAULT_DISK_GB
+from slipway.pipelines.platforms.vertex.submission import facts_of
+from slipway.trainer.distributed.verification import DRIVER_FOLDER
 
+# Vertex AI's, whose title in the console has been Agent Platform API since 2026.
+VERTEX_API = "aiplatform.googleapis.com"
 # Number of missing items named in an error; setup shows them all.
 SHOWN = 3
 # The roles of those who submit runs, start builds, and start jobs and builds that run as an account.
@@ -35,6 +40,8 @@ ACT_AS = "roles/iam.serviceAccountUser"
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
 COMPRESSED = (".tar.gz", ".tgz")
 MOST_OBJECTS = 10_000
+# Where Vertex AI mounts the driver of GPUs, as in containers/Dockerfile.
+DRIVER, TOOLS = f"/{DRIVER_FOLDER}/lib64", f"/{DRIVER_FOLDER}/bin"
 
 
 def credentials(context: Context) -> str:
@@ -56,7 +63,7 @@ def apis(context: Context) -> str:
     missing = [str(line.item) for line in lines if line.status == "missing"]
     if missing:
         raise UserError(
-            f"Not enabled: {', '.join(missing)}.",
+            f"Not enabled: {', '.join(missing).replace(VERTEX_API, f'{VERTEX_API} (Agent Platform API)')}.",
             fix=f"{COMMAND}, or gcloud services enable {' '.join(missing)} --project={project.vertex.project}",
         )
     return f"{len(lines)} enabled"
@@ -244,11 +251,53 @@ def image_exists(image: ImageReference, connection: Connection) -> bool:
     except Exception as error:
         if status_of(error) == 403:
             # The service agents pull the image; the submitter needs no access to it.
-            raise NotApplicableError(refusal(error, connection, "see the image").message) from None
+            permission = "artifactregistry.repositories.downloadArtifacts"
+            raise NotApplicableError(refusal(error, connection, "see the image", permission).message) from None
         if is_absent(error):
             return False
         raise
     return True
+
+
+def gpu_driver(context: Context) -> str:
+    """Custom images that run on GPUs have the folder of the driver on the loader's path."""
+    from slipway.components.build_image.registry import HttpRegistry  # imports urllib.request
+
+    config, settings, connection = context.config, context.project.vertex, context.project.connection
+    row = config.parsed_hardware.accelerator_row
+    trains = "train.image" if config.train.image else "vertex.image"
+    images = {
+        trains: (config.train.image or settings.image) if row and not row.is_tpu else None,
+        "vertex.serving_image": settings.serving_image if config.serve.accelerator == "gpu" else None,
+    }
+    read = []
+    for setting, text in images.items():
+        image = ImageReference.parse(text or "")
+        if text is None or image.is_googles:
+            continue
+        repository, login = image.repository, None
+        if image.artifact_repository:
+            _ = connection.caller  # refreshes the token
+            host, _, path = repository.partition("/")
+            repository = f"{connection.endpoints.get('docker', host)}/{path}"
+            login = ("oauth2accesstoken", str(connection.credentials.token))
+        try:
+            environment = HttpRegistry(setting, login).environment(repository, image.name, image.version)
+        except UserError as error:
+            raise NotApplicableError(f"{text} cannot be read: {error.message}") from None
+        if environment is None:
+            raise NotApplicableError(f"there is no image {text}")
+        if DRIVER not in environment.get("LD_LIBRARY_PATH", "").split(":"):
+            raise DoubtError(
+                f"{setting} {text} does not set LD_LIBRARY_PATH to {DRIVER}, where Vertex AI mounts the GPUs' "
+                "driver, so its program may find no GPU",
+                f"add to its Dockerfile: ENV LD_LIBRARY_PATH={DRIVER}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}} "
+                f"PATH=$PATH:{TOOLS}",
+            )
+        read.append(text)
+    if not read:
+        raise NotApplicableError("no custom image runs on GPUs")
+    return f"{', '.join(read)}: finds it at {DRIVER}"
 
 
 def data_disk(context: Context) -> str:
@@ -315,6 +364,30 @@ def roles(context: Context) -> str:
     later = sum(line.later and line.status == "missing" for line in lines)
     more = f", {later} to be granted by Google with the first job" if later else ""
     return f"{len(lines) - later} granted{more}"
+
+
+def schedules(context: Context) -> str:
+    """Vertex AI has started the last run of each schedule; a run that it refuses leaves the schedule active."""
+    from slipway.pipelines.schedules.difference import NAME_PREFIX
+    from slipway.pipelines.schedules.service import Schedules, refused
+
+    project = context.project
+    _ = project.number
+    try:
+        active = [one for one in Schedules(project.connection).all() if one.state.name == "ACTIVE"]
+    except Exception as error:
+        if status_of(error) != 403:
+            raise
+        problem = refusal(error, project.connection, "list the schedules", "aiplatform.schedules.list")
+        raise NotApplicableError(problem.message) from None
+    if not active:
+        raise NotApplicableError(f"none is active in {project.vertex.region}")
+    for one in active:
+        if why := refused(one):
+            name = one.display_name.removeprefix(NAME_PREFIX)
+            problem = as_user_error(RuntimeError(why), f"The last run of {name} was refused", facts_of(context.config))
+            raise DoubtError(problem.message, f"{problem.fix}; slipway schedule list shows all")
+    return f"the last runs of {len(active)} were started"
 
 
 def first_job(context: Context) -> str:

@@ -40,12 +40,14 @@ class TpuVm:
     """A TPU generation in the TPU API: AcceleratorConfig.Type, its runtime versions (the default first) and quota.
 
     `quota` is the metric of on-demand TPUs after tpu.googleapis.com/, None if it is not known; that of Spot ends with
-    -preemptible. A chip draws `quota_per_chip` on it.
+    -preemptible. A chip draws `quota_per_chip` on it. Slices of one machine draw on `serving_quota` instead, if the
+    generation has one, whatever they are used for.
     """
 
     type: str
     runtime_versions: tuple[str, ...]
     quota: str | None = None
+    serving_quota: str | None = None
     quota_per_chip: int = 1
 
 
@@ -105,6 +107,8 @@ class Accelerator:
         """
         if engine not in self.engines:
             return f"{engine} does not run on {self.title}."
+        if self.is_tpu and table.ENGINES[engine].tpus == "none" and not own_build:
+            return f"{engine} does not train on TPUs."
         lowest, here = table.ENGINES[engine].compute_capability, self.compute_capability
         if own_build or here is None or here >= lowest:
             return None

@@ -92,8 +92,6 @@ class Hardware:
         limit = ENGINES[engine].tpus
         if limit != "all" and self.machines_per_replica > 1:
             limits = f"{engine} trains on TPU slices of one machine; {self} has {self.machines_per_replica}."
-        elif limit == "one chip" and self.accelerators_per_replica > 1:
-            limits = f"{engine} trains on one TPU chip; {self} has {self.accelerators_per_replica} devices."
         else:
             limits = None
         return row.why_not(engine) or limits
@@ -123,10 +121,8 @@ class Hardware:
 
     @property
     def provisioning_modes(self) -> tuple[Provisioning, ...]:
-        """The available provisioning modes. Vertex AI does not offer multi-host TPUs as Spot."""
-        modes, row = self._offer.provisioning, self.accelerator_row
-        only_vms = row is not None and row.status == "tpu-vm"
-        return modes if self.machines_per_replica == 1 or only_vms else tuple(mode for mode in modes if mode != "spot")
+        """The available provisioning modes."""
+        return self._offer.provisioning
 
     @property
     def quotas(self) -> Counter[str]:

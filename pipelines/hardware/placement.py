@@ -13,6 +13,7 @@ from slipway.pipelines.hardware.choice import Hardware
 from slipway.pipelines.hardware.request import Request
 from slipway.pipelines.hardware.rules import working
 from slipway.pipelines.hardware.sizes import near_topologies
+from slipway.trainer.engines import table
 
 REGION = re.compile(r"[a-z]+-[a-z]+[0-9]+")
 ZONE = re.compile(r"([a-z]+-[a-z]+[0-9]+)-[a-z]")
@@ -62,7 +63,16 @@ def check_sold(hardware: Hardware) -> None:
     """Check that the choice names what Vertex AI has, not this machine's GPUs or what only Cloud TPU VMs have."""
     row = hardware.accelerator_row
     if row is None or row.status == "offered":
-        return
+        if hardware.machines_per_replica == 1 or hardware.provisioning != "spot":
+            return
+        plain = str(hardware).replace("+spot", "")
+        raise UserError(
+            f"Vertex AI has no Spot for multi-host TPUs; {hardware} has {hardware.machines_per_replica} machines.",
+            setting="hardware",
+            value=str(hardware),
+            nearest=plain,
+            fix=f"--hardware {plain}, or --target tpu",
+        )
     if row.status == "tpu-vm":
         near = next((str(other) for other in alternatives(hardware) if other.accelerator in row.replacements), None)
         raise UserError(
@@ -159,7 +169,7 @@ def check_engine(
     fitting = list(alternatives(hardware, engine))
     here = [other for other in fitting if region is None or region in (other.regions or ())]
     near = next((str(other) for other in [*here, *fitting]), None)
-    others = hardware.supported_engines
+    others = sorted(hardware.supported_engines, key=lambda other: table.ENGINES[other].tpus != "all")
     instead = f"--set train.engine={others[0]}" if others else "--set vertex.image=IMAGE with older libraries"
     raise UserError(
         reason,

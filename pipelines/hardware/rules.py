@@ -253,10 +253,7 @@ def check_provisioning(request: Request, hardware: Hardware) -> Provisioning:
         return mode
     name = {"spot": "Spot", "flex": "FLEX_START"}.get(mode, mode)
     others = [row.name for row in load().accelerators if mode in row.provisioning and row.status == "offered"]
-    if mode in (hardware.accelerator_row.provisioning if hardware.accelerator_row else ()):
-        reason = f"{name} is not offered for multi-host TPUs; {hardware} has {hardware.machines_per_replica} machines."
-    else:
-        reason = f"{name} is not offered for {hardware.accelerator or hardware.machine}, only for {', '.join(others)}."
+    reason = f"{name} is not offered for {hardware.accelerator or hardware.machine}, only for {', '.join(others)}."
     keep = [m for m in hardware.provisioning_modes if m != "standard"] if request.wait is None else []
     raise Refusal(
         reason,

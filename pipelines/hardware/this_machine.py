@@ -20,6 +20,7 @@ from slipway.pipelines.hardware.catalogue import Accelerator
 from slipway.pipelines.hardware.choice import Hardware
 from slipway.pipelines.hardware.grammar import HERE
 from slipway.trainer.distributed.accelerators import VISIBLE_GPUS_VARIABLE
+from slipway.trainer.distributed.verification import LIBRARIES
 from slipway.trainer.engines.installed import package
 from slipway.trainer.engines.table import ENGINES
 
@@ -32,7 +33,6 @@ CUDA_PACKAGES = {
     "tensorflow": {"nvidia-cudnn-cu12": 12, "nvidia-cudnn-cu13": 13},
     "jax": {"jax-cuda12-plugin": 12, "jax-cuda13-plugin": 13},
 }
-CUDA_INSTALL = {"tensorflow": "'tensorflow[and-cuda]'", "jax": "'jax[cuda13]'", "pytorch": "torch"}
 # The oldest Linux drivers of CUDA's major versions:
 # https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
 OLDEST_DRIVER = {12: "525.60.13", 13: "580.65.06"}
@@ -193,7 +193,7 @@ def check_engine(engine: str, count: int) -> str:
             setting="train.engine",
             value=engine,
             allowed="a build for CUDA, or --hardware cpu",
-            fix=f"pip install -U {CUDA_INSTALL[engine]}",
+            fix=f"pip install -U {LIBRARIES[ENGINES[engine].keras_backend].packages['gpu']}",
         )
     lowest = ENGINES[engine].compute_capability
     for gpu in find()[:count]:

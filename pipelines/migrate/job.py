@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from slipway.core.errors import UserError, nearest
 from slipway.core.yaml_loader import load_yaml
 
+# Google's images for training on AI Platform.
+PREBUILT = "gcr.io/cloud-ml-public/"
 REPLICA_KEYS = ("acceleratorConfig", "imageUri", "diskConfig", "containerCommand", "containerArgs", "tpuTfVersion")
 ROLES = ("master", "worker", "parameterServer", "evaluator")
 INPUT_KEYS = (
@@ -85,6 +87,13 @@ class LegacyJob:
     def replica(self, role: str) -> LegacyReplica:
         """Return one role's replicas; empty if the role is not set."""
         return self.replicas.get(role, LegacyReplica(role=role))
+
+    @property
+    def engine(self) -> str:
+        """The engine of Google's image in which the program ran; a custom image has its own."""
+        images = [replica.image for replica in self.replicas.values() if replica.image]
+        pytorch = images and all(image.startswith(f"{PREBUILT}training/pytorch") for image in images)
+        return "pytorch" if pytorch else "tensorflow"
 
 
 class Section:

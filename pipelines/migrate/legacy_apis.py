@@ -17,6 +17,7 @@ TPU_VM = "https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine
 WORKERS = "https://github.com/keras-team/keras/issues/20585"
 VERTEX = "https://cloud.google.com/vertex-ai/docs/training/code-requirements"
 CLUSTER = "https://cloud.google.com/vertex-ai/docs/training/distributed-training"
+PYTORCH_XLA = "https://github.com/pytorch/xla/blob/master/docs/source/learn/xla-overview.md"
 PYTHON3 = "https://docs.python.org/3/howto/pyporting.html"
 
 
@@ -292,6 +293,7 @@ LEGACY_APIS: tuple[LegacyAPI, ...] = (
             "tf.train.SyncReplicasOptimizer": "use tf.distribute.MultiWorkerMirroredStrategy()",
         },
     ),
+    LegacyAPI("module", "torch_xla", "is not in Slipway's images", "use torch.device('cuda'), and GPUs", PYTORCH_XLA),
     LegacyAPI("module", "tensorflow.python", "is private and differs in every version", "use the public name", TF2),
     *_rows(
         "method",

@@ -12,7 +12,7 @@ import yaml
 from slipway.components.build_image.reference import ImageReference
 from slipway.pipelines.hardware import Hardware
 from slipway.pipelines.migrate.flags import read_flags
-from slipway.pipelines.migrate.job import ROLES, LegacyJob, LegacyReplica, parse_text, read_job
+from slipway.pipelines.migrate.job import PREBUILT, ROLES, LegacyJob, LegacyReplica, parse_text, read_job
 from slipway.pipelines.migrate.legacy_machines import SHUTDOWN
 from slipway.pipelines.migrate.program import Program, find
 from slipway.pipelines.migrate.replacement import Notes, hardware_for, region_for
@@ -23,8 +23,6 @@ WIDTH = 110
 STAND_IN_MODULE = "trainer.task"
 PROJECT = "your-project"
 MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
-# Google's images for training on AI Platform.
-PREBUILT = "gcr.io/cloud-ml-public/"
 # Formats that VertexSettings accepts; other values are dropped with a note.
 FORMS = {
     "service_account": (re.compile(r"[^@\s/:]+@[^@\s/:]+"), "service account e-mail address"),
@@ -113,6 +111,11 @@ def _train(job: LegacyJob, notes: Notes) -> tuple[dict[str, object], Program | N
     elif not (in_image and image):
         train["module"] = _module(job, notes)
         program = find(str(train["module"]), job, notes)
+        if job.engine == "pytorch":
+            notes.decisions.append(
+                "train.module: the program used PyTorch, which Slipway's images for custom programs do not contain; "
+                "pin it in build.requirements, or set train.image to an image that contains the program and PyTorch."
+            )
         if count := len(program.changes):
             places = "1 place" if count == 1 else f"{count} places"
             notes.decisions.append(f"train.module: the program must change in {places}; slipway migrate lists them.")

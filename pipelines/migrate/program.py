@@ -10,7 +10,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from slipway.core.errors import UserError
 from slipway.pipelines.migrate.changes import Change, changes_in
@@ -157,7 +157,9 @@ def _unpacked(archive: Path, module: str) -> Iterator[Path | None]:
             if archive.name.endswith((".whl", ".zip")):
                 shutil.unpack_archive(archive, root, "zip")
             else:
-                shutil.unpack_archive(archive, root, "gztar", filter="data")
+                with tarfile.open(archive, "r:gz") as opened:
+                    opened.extraction_filter = lambda member, _folder: member  # Python 3.11.2 has no filters
+                    opened.extractall(root, list(_members(opened)))
         except (OSError, ValueError, EOFError, shutil.ReadError, tarfile.TarError, zipfile.BadZipFile) as error:
             raise UserError(
                 f"{archive} cannot be unpacked: {error}",
@@ -167,6 +169,16 @@ def _unpacked(archive: Path, module: str) -> Iterator[Path | None]:
                 fix="correct packageUris, or pass the program's folder with --package-path",
             ) from None
         yield next((each for each in (root, *root.glob("*"), *root.glob("*/src")) if _has(each, module)), None)
+
+
+def _members(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """Yield the archive's files and folders; programs need no links or devices."""
+    for member in archive:
+        path = PurePosixPath(member.name)
+        if path.is_absolute() or ".." in path.parts:
+            raise ValueError(f"its member {member.name} is outside its folder")
+        if member.isfile() or member.isdir():
+            yield member
 
 
 def _is_importable(path: Path) -> bool:

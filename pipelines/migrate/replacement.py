@@ -10,6 +10,7 @@ from slipway.core.errors import UserError, nearest
 from slipway.pipelines.hardware import Hardware, validate_for
 from slipway.pipelines.hardware.catalogue import Machine, load
 from slipway.pipelines.hardware.grammar import UNITS, write_time
+from slipway.pipelines.hardware.placement import alternatives
 from slipway.pipelines.hardware.request import Refusal, Request
 from slipway.pipelines.hardware.rules import DISK_GB, DISK_TYPES, WEEK, explain, replacements, resolve, working
 from slipway.pipelines.migrate.job import LegacyJob, LegacyReplica
@@ -74,11 +75,11 @@ def _of_tier(job: LegacyJob, notes: Notes) -> Hardware:
             f"the parameter servers of scaleTier {job.scale_tier}: replicas share gradients by all-reduce"
         )
         return resolve(Request())
-    hardware = _offered_today(tier.hardware, notes)
+    hardware = _offered_today(tier.hardware, job.engine, notes)
     unverified = f" ({tier.unverified} is not verified)" if tier.unverified else ""
     notes.changed.append(f"scaleTier {job.scale_tier}, {tier.description}{unverified}, became hardware {hardware}")
-    if hardware.is_tpu:
-        _note_tpu_vm("the master of BASIC_TPU", notes)
+    if job.scale_tier == "BASIC_TPU":
+        _note_tpu_vm("the master of BASIC_TPU", hardware, notes)
     return hardware
 
 
@@ -91,25 +92,28 @@ def _of_tpu(job: LegacyJob, tpu: LegacyReplica, notes: Notes) -> Hardware:
     name, count, said = "tpu-v2", TPU_CORES, "8 v2 cores without acceleratorConfig"
     if tpu.accelerator is not None and _is_tpu(tpu.accelerator):
         name, count, said = _accelerator(tpu), tpu.accelerator_count or TPU_CORES, tpu.accelerator
-    hardware = _offered_today(Request(name, count, replicas=max(1, tpu.count)), notes)
+    hardware = _offered_today(Request(name, count, replicas=max(1, tpu.count)), job.engine, notes)
     notes.changed.append(
         f"{tpu.role}Type {tpu.machine or TPU_WORKER} ({said}) became hardware {hardware}, "
         f"machine type {hardware.machine}"
     )
     master, worker = job.replica("master"), job.replica("worker")
-    _note_tpu_vm("the master" if tpu is master else f"masterType {master.machine}", notes)
+    _note_tpu_vm("the master" if tpu is master else f"masterType {master.machine}", hardware, notes)
     if worker.count and tpu is not worker:
         notes.dropped.append(f"{worker.count} workers ({worker.machine}): a TPU job now has one replica")
     version = worker.tpu_version or master.tpu_version
     if version:
-        notes.dropped.append(f"tpuTfVersion {version}: the image contains TensorFlow and the libtpu.so of that release")
+        instead = "contains TensorFlow and the libtpu.so of that release" if hardware.is_tpu else "determines it"
+        notes.dropped.append(f"tpuTfVersion {version}: the image {instead}")
     return hardware
 
 
-def _note_tpu_vm(master: str, notes: Notes) -> None:
+def _note_tpu_vm(master: str, hardware: Hardware, notes: Notes) -> None:
     notes.dropped.append(
         f"{master}: a TPU job now has one worker pool with one replica, and the program runs on the TPU VM; "
         "TPUClusterResolver() becomes TPUClusterResolver(tpu='local')"
+        if hardware.is_tpu
+        else f"{master}: the program runs on the machine that has the accelerators"
     )
 
 
@@ -131,7 +135,7 @@ def _of_machines(job: LegacyJob, notes: Notes) -> Hardware:
         notes.changed.append(
             f"{machine.machine} is not offered for training; {request.machine} is the next larger size"
         )
-    hardware = _offered_today(request, notes)
+    hardware = _offered_today(request, job.engine, notes)
     count = f"1 master and {worker.count} workers" if worker.count else "1 master"
     legacy = named in LEGACY_MACHINES
     notes.changed.append(f"{count} on {f'{named} ({machine})' if legacy else machine} became hardware {hardware}")
@@ -189,19 +193,27 @@ def _next_size(name: str) -> str | None:
     return next((machine.name for machine in sorted(load().machines, key=lambda m: m.size) if fits(machine)), None)
 
 
-def _offered_today(request: Request, notes: Notes) -> Hardware:
-    """Return the hardware that is requested, or its replacement: Vertex AI offers it, and TensorFlow runs on it."""
+def _offered_today(request: Request, engine: str, notes: Notes) -> Hardware:
+    """Return the hardware that is requested, or its replacement: Vertex AI offers it, and the engine runs on it."""
     try:
         found = resolve(request)
-        unsupported = found.why_not("tensorflow", own_program=True)
+        unsupported = found.why_not(engine, own_program=True)
         if unsupported is None:
             return found
         row = found.accelerator_row
-        assert row is not None  # TensorFlow trains on CPUs
+        assert row is not None  # every engine trains on CPUs
+        if row.is_tpu:
+            placeholder = next(alternatives(found, engine))
+            notes.decisions.append(
+                f"hardware: {unsupported.rstrip('.')}; {placeholder} is a placeholder, and the program has to use CUDA "
+                f"instead of torch_xla. To stay on TPUs, set hardware to {found} and train.image to an image that "
+                "contains the program and torch_xla, or port the program to JAX."
+            )
+            return placeholder
         refusal = Refusal(unsupported, allowed="", candidates=replacements(request, row))
     except Refusal as refused:
         refusal = refused
-    usable = (each for each in working(refusal.candidates) if each.why_not("tensorflow", own_program=True) is None)
+    usable = (each for each in working(refusal.candidates) if each.why_not(engine, own_program=True) is None)
     hardware = next(usable, None)
     if hardware is None:
         hardware = next(working(refusal.candidates), None)

@@ -11,6 +11,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import shlex
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +27,7 @@ from slipway.core.atomic import replace_file
 from slipway.core.errors import UserError
 from slipway.core.parent_death import die_with_parent
 from slipway.core.values import JsonObject
-from slipway.pipelines.prediction import output, parts
+from slipway.pipelines.prediction import models, output, parts
 from slipway.pipelines.prediction.models import Chosen
 from slipway.pipelines.prediction.output import Format
 from slipway.pipelines.prediction.parts import Part
@@ -52,7 +53,6 @@ class Batch:
         batch_size: Examples in one call of the model.
         split: The split of prepared data sets.
         key: The field or column with an example's key.
-        module: The function of a custom model.
     """
 
     chosen: Chosen
@@ -63,7 +63,6 @@ class Batch:
     batch_size: int
     split: str
     key: str | None = None
-    module: str | None = None
 
     def part_file(self, number: int) -> Path:
         """Return the file with the predictions of a part."""
@@ -114,7 +113,8 @@ def run(batch: Batch, processes: int, show: Callable[[int, int], object]) -> Out
         total, before = sum(counts), sum(counts) - sum(counts[number] for number in missing)
         _predict(batch, [(number, every[number]) for number in missing], processes, lambda n: show(before + n, total))
         outcome = _end(batch, plan, len(every), total, len(every) - len(missing))
-        shutil.rmtree(batch.folder / UNFINISHED)
+    # The lock is closed: NFS and FUSE keep a file that is open, and thus its folder.
+    shutil.rmtree(batch.folder / UNFINISHED, ignore_errors=True)
     return outcome
 
 
@@ -129,7 +129,8 @@ def _plan(batch: Batch, every: Sequence[Part]) -> JsonObject:
     return {
         "model": str(batch.chosen),
         "folder": str(batch.chosen.folder),
-        "module": batch.module,
+        "digest": models.digest(batch.chosen.folder),
+        "module": batch.chosen.module,
         "inputs": list(batch.inputs),
         "content": seen.hexdigest(),
         "split": batch.split,
@@ -169,20 +170,19 @@ def _finished(batch: Batch, plan: JsonObject) -> Outcome | None:
 
 def _check_same(batch: Batch, plan: JsonObject, found: JsonObject) -> None:
     different = next((name for name, value in plan.items() if found.get(name) != value), None)
-    if different == "content":
-        raise UserError(
-            f"The inputs have changed since the batch in {batch.folder} was begun.",
-            setting="--input",
-            value=", ".join(batch.inputs),
-            fix=f"--output with another folder, or rm -r {batch.folder}",
-        )
-    if different is not None:
-        raise UserError(
-            f"The batch in {batch.folder} has another {different.replace('_', ' ')}: {found.get(different)}.",
-            setting="--output",
-            value=str(batch.folder),
-            fix=f"--output with another folder, or rm -r {batch.folder}",
-        )
+    if different is None:
+        return
+    setting, value, message = {
+        "content": ("--input", ", ".join(batch.inputs), "The inputs have changed since"),
+        "digest": ("MODEL", str(batch.chosen), f"The model in {batch.chosen.folder} has changed since"),
+    }.get(different, ("--output", str(batch.folder), ""))
+    other = f"The batch in {batch.folder} has another {different.replace('_', ' ')}: {found.get(different)}."
+    raise UserError(
+        f"{message} the batch in {batch.folder} was begun." if message else other,
+        setting=setting,
+        value=value,
+        fix=f"--output with another folder, or rm -r {shlex.quote(str(batch.folder))}",
+    )
 
 
 @contextlib.contextmanager
@@ -303,11 +303,9 @@ def _begin_process(batch: Batch, processes: int, members: Synchronized[int], exa
 def _predict_part(number: int, part: Part) -> JsonObject | None:
     """Predict a part and record it as finished; return the user's error that prevents this, if any."""
     global _model
-    from slipway.pipelines.prediction import models
-
     try:
         if _model is None:
-            _model = models.ready(_batch.chosen, _batch.module)
+            _model = models.ready(_batch.chosen)
         _write_part(number, part)
     except UserError as error:
         return error.as_dict()

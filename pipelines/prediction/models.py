@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import shlex
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slipway.components.register_model.registry import CHAMPION, METADATA, SERVE_MODULE, Registry, Version
@@ -22,7 +25,7 @@ class Chosen:
     """A model's folder; `name` and `version` if it is registered.
 
     With `follow`, the version is the champion, which may change. `module` is the function that loads a custom program's
-    model (serve.module).
+    model: --module, or serve.module of a registered model or a run, never what another folder names.
     """
 
     folder: Path
@@ -35,18 +38,38 @@ class Chosen:
         return self.name if self.version is None else f"{self.name}/{self.version}"
 
 
-def find(model: str | None, registry: Path) -> Chosen:
+def find(model: str | None, registry: Path, module: str | None = None) -> Chosen:
     """Return the model that `model` names; None names the only registered one.
 
+    Args:
+        model: See `MEANINGS`.
+        registry: The folder of the registered models.
+        module: The function that loads the model, in place of its own.
+
     Raises:
-        UserError: There is none, or it is in a remote run.
+        UserError: There is none, it is in a remote run, or it is not registered and names a function to load it.
     """
-    known = Registry(registry)
+    chosen = _find(model, Registry(registry))
+    if module is not None:
+        return replace(chosen, module=module)
+    named = served.read_json(chosen.folder / METADATA).get(SERVE_MODULE)
+    if chosen.module is None and named is not None:
+        raise UserError(
+            f"The model in {chosen.folder} is not registered, and its {METADATA} names a function to execute.",
+            setting="--module",
+            value=None,
+            allowed=f"{MEANINGS}; the function of a folder outside of {registry} is not executed",
+            fix=f"--module {shlex.quote(str(named)[:200])}, if you trust the model",
+        )
+    return chosen
+
+
+def _find(model: str | None, known: Registry) -> Chosen:
     if model is None:
         names = known.models()
         if len(names) != 1:
             raise UserError(
-                f"{'No model is' if not names else f'{len(names)} models are'} registered in {registry}.",
+                f"{'No model is' if not names else f'{len(names)} models are'} registered in {known.root}.",
                 setting="MODEL",
                 value=None,
                 allowed=", ".join(names) or MEANINGS,
@@ -56,9 +79,12 @@ def find(model: str | None, registry: Path) -> Chosen:
     folder = Path(model).expanduser()
     if folder.is_dir():
         if (folder / CHAMPION).is_file():
-            return _champion(Registry(folder.absolute().parent), folder.absolute().name)
-        if served.is_model(folder) or any((folder / name).is_file() for name in ("model.json", METADATA)):
-            return Chosen(folder.absolute(), folder.name, module=served.read_json(folder / METADATA).get(SERVE_MODULE))
+            champion = _champion(Registry(folder.absolute().parent), folder.absolute().name)
+            return champion if folder.resolve().parent == known.root.resolve() else replace(champion, module=None)
+        if served.is_model(folder) or any((folder / name).is_file() for name in (served.RECORD_FILE, METADATA)):
+            is_registered = folder.resolve().parent.parent == known.root.resolve()
+            module = served.read_json(folder / METADATA).get(SERVE_MODULE) if is_registered else None
+            return Chosen(folder.absolute(), folder.name, module=module)
     name, _, version = model.partition("/")
     if name in known.models():
         return _version(known, name, version) if version else _champion(known, name)
@@ -71,23 +97,33 @@ def find(model: str | None, registry: Path) -> Chosen:
         f"There is no model {model}.",
         setting="MODEL",
         value=model,
-        allowed=f"{MEANINGS}; registered in {registry}: {', '.join(known.models()) or 'none'}",
+        allowed=f"{MEANINGS}; registered in {known.root}: {', '.join(known.models()) or 'none'}",
         nearest=near,
         fix=f"name {near}" if near else "slipway list, which shows the runs",
     )
 
 
-def ready(chosen: Chosen, module: str | None, sizes: tuple[int, ...] = (1,)) -> served.Model:
+def digest(folder: Path) -> str:
+    """Return the SHA-256 of a model's files and their paths."""
+    found = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        with path.open("rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+        found.update(os.fsencode(f"{path.relative_to(folder)}\n{content}\n"))
+    return found.hexdigest()
+
+
+def ready(chosen: Chosen, sizes: tuple[int, ...] = (1,)) -> served.Model:
     """Load the model and predict once in batches of each size.
 
     Raises:
         UserError: It cannot be loaded, or does not run.
     """
-    module = module or chosen.module
-    import_from_here(module)
+    if chosen.module is not None and str(Path.cwd()) not in sys.path:  # as for the module of a run
+        sys.path.insert(0, str(Path.cwd()))
     try:
         with without_stderr():
-            loaded = served.load(chosen.folder, module)
+            loaded = served.load(chosen.folder, chosen.module)
             instances.warm_up(loaded, sizes)
     except UserError:
         raise
@@ -96,16 +132,12 @@ def ready(chosen: Chosen, module: str | None, sizes: tuple[int, ...] = (1,)) -> 
             f"The model in {chosen.folder} cannot be served: {instances.sentence(error)}.",
             setting="MODEL",
             value=str(chosen),
-            fix="serve.module or --module MODULE:FUNCTION, if a custom program wrote it; otherwise train it again: "
+            fix="the same command again: the file could not be read"
+            if isinstance(error, OSError)
+            else "serve.module or --module MODULE:FUNCTION, if a custom program wrote it; otherwise train it again: "
             "slipway run",
         ) from error
     return loaded
-
-
-def import_from_here(module: str | None) -> None:
-    """Let the modules in this folder be imported, as for the module of a run."""
-    if module is not None and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
 
 
 def _champion(known: Registry, name: str) -> Chosen:

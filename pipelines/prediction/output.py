@@ -32,20 +32,31 @@ class Format(StrEnum):
 
 @contextlib.contextmanager
 def opened(path: Path | None) -> Iterator[IO[str]]:
-    """Return a context with the file to write, which appears only once it is complete; stdout without a path."""
+    """Return a context with the file to write, which appears only once it is complete; stdout without a path.
+
+    A device, a FIFO or a symbolic link is written through as the predictions are made, and never replaced.
+    """
     if path is None:
         yield sys.stdout
         return
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        with _writer(path) as file:
+            yield file
+        return
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        # A file name may not be UTF-8; its bytes are written as \udcXX, which JSON reads.
-        with unfinished.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+        with _writer(unfinished) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def _writer(path: Path) -> IO[str]:
+    # A file name may not be UTF-8; its bytes are written as \udcXX, which JSON reads.
+    return path.open("w", encoding="utf-8", errors="backslashreplace", newline="")
 
 
 def lines(answers: list[Answer], kind: Format, model: Model, *, errors: bool = True) -> str:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -59,6 +60,8 @@ def listed(inputs: Sequence[str], split: str) -> list[Part]:
     files = sum(_is_lines(given) for given in inputs)
     for given in inputs:
         path = Path(given).expanduser()
+        if given == STANDARD_INPUT and sys.stdin is None:
+            raise unreadable(given, "is closed")
         if given != STANDARD_INPUT and not path.exists():
             raise unreadable(given, "does not exist")
         if _is_lines(given):
@@ -66,6 +69,8 @@ def listed(inputs: Sequence[str], split: str) -> list[Part]:
             found.append(Part(kind, (given,), name=f"{given} " if files > 1 else ""))
         elif path.is_file():
             images.append(str(path))
+        elif not path.is_dir():
+            raise unreadable(given, "is neither a file nor a folder")
         elif (path / manifests.FILE_NAME).is_file():
             found.append(_records(path, split))
         else:
@@ -103,6 +108,20 @@ def unreadable(given: str, what: str) -> UserError:
         value=given,
         allowed=f"images, folders of images, a CSV file, a JSONL file, a prepared data set, or {STANDARD_INPUT}",
     )
+
+
+def rows(text: Iterable[str], given: object, line: int = 0) -> Iterator[tuple[int, list[str]]]:
+    """Yield the rows of a CSV file, each with the number of its last line; `line` lines precede them.
+
+    Raises:
+        UserError: It cannot be parsed.
+    """
+    reader = csv.reader(text)
+    try:
+        for row in reader:
+            yield line + reader.line_num, row
+    except csv.Error as error:
+        raise unreadable(str(given), f"is not a valid CSV file: line {line + reader.line_num}: {error}") from None
 
 
 def _is_lines(given: str) -> bool:
@@ -148,19 +167,14 @@ def _of_lines(part: Part, size: int) -> Iterator[Part]:
 
     with part.path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
         text = each_line(file)
-        examples: Iterator[object]
         if part.kind == "rows":
-            rows = csv.reader(text)
-            next(rows, None)
-            examples = (row for row in rows if row)
+            found = rows(text, part.path)
+            next(found, None)
+            examples = (True for _, row in found if row)
         else:
-            examples = (line for line in text if line.strip())
-        try:
-            while True:
-                begin, before = position, lines
-                found = sum(1 for _ in islice(examples, size))
-                if not found:
-                    return
-                yield replace(part, examples=found, offset=begin, line=before)
-        except csv.Error as error:
-            raise unreadable(str(part.path), f"is not a valid CSV file: line {lines}: {error}") from None
+            examples = (True for line in text if line.strip())
+        while True:
+            begin, before = position, lines
+            if not (count := sum(islice(examples, size))):
+                return
+            yield replace(part, examples=count, offset=begin, line=before)

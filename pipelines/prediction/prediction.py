@@ -70,9 +70,14 @@ class _Fault:
 
 
 def _predicted(model: Model, arrays: Arrays, examples: int) -> list[Any]:
-    """Return the predictions, with a fault for each image that cannot be decoded."""
+    """Return the predictions, with a fault for each image that cannot be decoded and for each that is not finite."""
     try:
-        return instances.predictions(model, model.predict(arrays))
+        outputs = model.predict(arrays)
+        faults = {index: f"The model failed: {reason}" for index, reason in instances.not_finite(outputs).items()}
+        if faults:
+            kept = [index for index in range(examples) if index not in faults]
+            outputs = {name: values[kept] for name, values in outputs.items()}
+        return _with_faults(instances.predictions(model, outputs), faults, examples)
     except Exception as error:  # a failing model may raise anything
         values = {name: np.asarray(arrays[name]) for name in model.inputs}
         if examples > 1 and any(word in type(error).__name__ for word in OUT_OF_MEMORY):
@@ -86,5 +91,11 @@ def _predicted(model: Model, arrays: Arrays, examples: int) -> list[Any]:
                 f"The model in {model.folder} does not run: {instances.sentence(error)}.",
             ) from error
         kept = [index for index in range(examples) if index not in faults]
-        rest = iter(_predicted(model, {name: one[kept] for name, one in values.items()}, len(kept)) if kept else [])
-        return [_Fault(faults[index]) if index in faults else next(rest) for index in range(examples)]
+        rest = _predicted(model, {name: one[kept] for name, one in values.items()}, len(kept)) if kept else []
+        return _with_faults(rest, faults, examples)
+
+
+def _with_faults(predictions: list[Any], faults: dict[int, str], examples: int) -> list[Any]:
+    """Return the predictions of the examples without a fault, and the faults, in the order of the examples."""
+    rest = iter(predictions)
+    return [_Fault(faults[index]) if index in faults else next(rest) for index in range(examples)]

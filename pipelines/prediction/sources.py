@@ -6,10 +6,9 @@ values, so that it gets a line in the output, too.
 
 from __future__ import annotations
 
-import contextlib
-import csv
 import io
 import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -55,7 +54,7 @@ class Source:
     examples: int | None
 
 
-def open_all(inputs: Sequence[str], model: Model, size: int, split: str, stdin: IO[str]) -> Source:
+def open_all(inputs: Sequence[str], model: Model, size: int, split: str) -> Source:
     """Return all inputs as one source of chunks of `size` examples.
 
     Raises:
@@ -64,12 +63,10 @@ def open_all(inputs: Sequence[str], model: Model, size: int, split: str, stdin: 
     found = parts.listed(inputs, split)
     counts = [part.examples for part in found]
     total = None if None in counts else sum(count or 0 for count in counts)
-    return Source((chunk for part in found for chunk in read(part, model, size, stdin=stdin)), total)
+    return Source((chunk for part in found for chunk in read(part, model, size)), total)
 
 
-def read(
-    part: Part, model: Model, size: int, *, key: str | None = None, stdin: IO[str] | None = None
-) -> Iterator[Chunk]:
+def read(part: Part, model: Model, size: int, *, key: str | None = None) -> Iterator[Chunk]:
     """Return the examples of a part in chunks of `size`.
 
     Args:
@@ -77,7 +74,6 @@ def read(
         model: The model that predicts on them.
         size: Number of examples in a chunk.
         key: The field of instances, or column of rows, with an example's key; it is not an input of the model.
-        stdin: What is read for `STANDARD_INPUT`.
 
     Raises:
         UserError: They do not have what the model needs.
@@ -86,7 +82,7 @@ def read(
         case "images":
             return _files(part, model, size)
         case "instances":
-            return _json_lines(part, model, size, key, stdin)
+            return _json_lines(part, model, size, key)
         case "rows":
             return _csv(part, model, size, key)
         case "records":
@@ -138,7 +134,12 @@ def _chunk(model: Model, examples: list[tuple[str, Any]]) -> Chunk:
             faults[index] = (
                 f"{error.field}: {error.problem}" if error.field and len(model.inputs) > 1 else error.problem
             )
-    arrays = instances.arrays(model, rows) if model.is_custom else instances.stack(model, rows)
+    try:
+        arrays = instances.arrays(model, rows) if model.is_custom else instances.stack(model, rows)
+    except BadRequest as error:  # lists of different lengths, each of which the model accepts
+        raise UserError(
+            f"{error.field}: {error.problem}.", setting="--batch-size", value=len(rows), fix="--batch-size 1"
+        ) from None
     return Chunk(keys, arrays, faults)
 
 
@@ -149,22 +150,25 @@ def _chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
 
 
 def _text(part: Part) -> IO[str]:
-    """Open the file of a part at its first example."""
-    file = part.path.open("rb")
-    file.seek(part.offset)
+    """Open the file of a part, or stdin, at its first example. What is not UTF-8 is kept, for the checks to refuse."""
+    if part.paths[0] == STANDARD_INPUT:
+        file: IO[bytes] = sys.stdin.buffer
+    else:
+        file = part.path.open("rb")
+        file.seek(part.offset)
     # Only the file's start may have a byte order mark.
-    return io.TextIOWrapper(file, "utf-8" if part.offset else "utf-8-sig", errors="replace", newline="")
+    return io.TextIOWrapper(file, "utf-8" if part.offset else "utf-8-sig", errors="surrogateescape", newline="")
 
 
-def _json_lines(part: Part, model: Model, size: int, field: str | None, stdin: IO[str] | None) -> Iterator[Chunk]:
+def _json_lines(part: Part, model: Model, size: int, field: str | None) -> Iterator[Chunk]:
     """Yield the instances in lines of JSON; the key is the line's number, or the value of a field."""
 
     def example(number: int, line: str) -> tuple[str, Any]:
         key = f"{part.name}line {number}"
         try:
-            instance = json.loads(line)
-        except ValueError as error:
-            return key, BadRequest(f"The line is not JSON: {error}")
+            instance = instances.parse(line.encode(errors="surrogateescape"), "The line")
+        except BadRequest as error:
+            return key, error
         if field is None:
             return key, instance
         if not isinstance(instance, dict) or field not in instance:
@@ -172,8 +176,7 @@ def _json_lines(part: Part, model: Model, size: int, field: str | None, stdin: I
         own = instance.pop(field)
         return own if isinstance(own, str) else json.dumps(own), instance
 
-    with contextlib.ExitStack() as stack:
-        file = stdin if part.paths[0] == STANDARD_INPUT and stdin is not None else stack.enter_context(_text(part))
+    with _text(part) as file:
         lines = ((number, line) for number, line in enumerate(file, part.line + 1) if line.strip())
         for chunk in _chunks(islice(lines, part.examples), size):
             yield _chunk(model, [example(number, line) for number, line in chunk])
@@ -185,15 +188,15 @@ def _csv(part: Part, model: Model, size: int, key: str | None) -> Iterator[Chunk
     The key is the path of the image, or the line's number, or the value of a column.
     """
     with _text(replace(part, offset=0)) as file:
-        header = [name.strip() for name in next(csv.reader(file), [])]
+        header = [name.strip() for _, row in islice(parts.rows(file, part.path), 1) for name in row]
     if key is not None and key not in header:
         raise UserError.unknown("column", key, header, setting="--key")
     columns = {} if model.is_custom else _columns(header, model, part.path)
     with _text(part) as file:
-        reader = csv.reader(file)
+        found = parts.rows(file, part.path, part.line)
         if not part.offset:
-            next(reader, None)
-        rows = ((part.line + reader.line_num, row) for row in reader if row)
+            next(found, None)
+        rows = ((line, row) for line, row in found if row)
         for chunk in _chunks(islice(rows, part.examples), size):
             yield _chunk(model, [_of_row(model, part, header, columns, key, line, row) for line, row in chunk])
 
@@ -237,21 +240,13 @@ def _of_row(
             if each.kind == "image":
                 name = text if key is None else name
                 values[column] = (part.path.parent / text).read_bytes()
-            elif each.shape:
-                values[column] = [_cell(each.type_name, cell) for cell in text.replace(";", " ").split()]
             else:
-                values[column] = _cell(each.type_name, text)
+                values[column] = instances.of_cell(each, text)
         except OSError as error:
             return name, BadRequest(f"The file cannot be read: {error.strerror}", field=column)
         except ValueError:
             return name, BadRequest(f"{text!r:.80} is not a number", field=column)
     return name, values
-
-
-def _cell(kind: str, text: str) -> Any:
-    if kind == "string":
-        return text
-    return int(text) if kind.startswith("int") and "." not in text else float(text)
 
 
 def _records(part: Part, model: Model, size: int) -> Iterator[Chunk]:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from slipway.core.atomic import replace_file
+from slipway.core.atomic import replace_file, sync
 from slipway.core.errors import UserError, nearest
 from slipway.core.values import JsonObject
+from slipway.pipelines.runs import lock
 
 if TYPE_CHECKING:
     from slipway.pipelines.config.config import RunConfig
@@ -64,38 +65,15 @@ class ErrorRecord(BaseModel):
     replica: str | None = None
 
 
-class ProcessRecord(BaseModel):
-    """The process that executes a run. Its creation time distinguishes it from a later process with the same PID."""
-
-    model_config = ConfigDict(extra="forbid")
-    pid: int
-    created: float
-
-    @classmethod
-    def current(cls) -> ProcessRecord:
-        """Return the record of this process."""
-        import psutil
-
-        return cls(pid=os.getpid(), created=psutil.Process().create_time())
-
-    def is_alive(self) -> bool:
-        """Return whether the process is still running."""
-        import psutil
-
-        try:
-            return bool(abs(psutil.Process(self.pid).create_time() - self.created) < 1)
-        except psutil.NoSuchProcess:
-            return False
-
-
 class RunRecord(BaseModel):
     """The record of a run.
 
     `runner` says whether local steps are processes or containers; `champion` describes the registered model to beat, as
-    passed to the steps. `started` is when the command that executed it was started, in seconds since 1970; None on a
-    remote platform. `job` is the run's name on a remote platform (on Vertex AI, the job's resource name), `console`
-    the URL of its page. Each resume of a remote run creates a new job; `tries` counts the jobs, and `trained` says
-    whether an earlier one finished the training. `rehearsal` is the number of steps of a rehearsal, 0 for a run.
+    passed to the steps. `process` is the process id of the command that executes it, and `started` is when that was
+    started, in seconds since 1970; both None on a remote platform. `job` is the run's name on a remote platform (on
+    Vertex AI, the job's resource name), `console` the URL of its page. Each resume of a remote run creates a new job;
+    `tries` counts the jobs, and `trained` says whether an earlier one finished the training. `rehearsal` is the number
+    of steps of a rehearsal, 0 for a run.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -110,7 +88,7 @@ class RunRecord(BaseModel):
     started: float | None = None
     ended: datetime | None = None
     seconds: float | None = None
-    process: ProcessRecord | None = None
+    process: int | None = None
     job: str | None = None
     console: str | None = None
     tries: int = 1
@@ -154,10 +132,11 @@ class Watcher(Protocol):
 
 
 class RunFolder:
-    """A run's folder. `path` is absolute."""
+    """A run's folder. `path` is absolute; `lock` is the descriptor of its lock while it is `held`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
+        self.lock: int | None = None
 
     @property
     def run_id(self) -> str:
@@ -166,6 +145,11 @@ class RunFolder:
     @property
     def record_file(self) -> Path:
         return self.path / "run.json"
+
+    @property
+    def lock_file(self) -> Path:
+        """File that is locked while a command executes the run."""
+        return self.path / ".lock"
 
     @property
     def configuration_file(self) -> Path:
@@ -197,16 +181,15 @@ class RunFolder:
         return self.path / "report.html"
 
     def read(self) -> RunRecord:
-        """Return the record; a running run whose process no longer exists is returned as failed.
+        """Return the record; a run on this machine that no process executes is returned as failed, not as running.
 
         Raises:
             UserError: The folder has no readable record.
         """
-        try:
-            record = RunRecord.model_validate_json(self.record_file.read_bytes())
-        except (OSError, ValidationError):
-            raise UserError(f"{self.path} contains no readable run record.", fix="slipway list") from None
-        if record.status == "running" and record.process is not None and not record.process.is_alive():
+        record = self._stored()
+        if self._is_abandoned(record):
+            record = self._stored()  # it may have ended meanwhile
+        if self._is_abandoned(record):
             record.status = "failed"
             record.error = ErrorRecord(
                 step=next((step.name for step in record.steps if step.status == "running"), None),
@@ -215,21 +198,55 @@ class RunFolder:
             )
         return record
 
+    def _is_abandoned(self, record: RunRecord) -> bool:
+        if record.status != "running" or record.process is None:
+            return False
+        holder = self.holder()
+        return holder is None or holder.pid != record.process  # another command is about to resume it
+
+    def _stored(self) -> RunRecord:
+        try:
+            return RunRecord.model_validate_json(self.record_file.read_bytes())
+        except (OSError, ValidationError):
+            raise UserError(f"{self.path} contains no readable run record.", fix="slipway list") from None
+
     def write(self, record: RunRecord) -> None:
-        """Write the record atomically."""
+        """Write the record atomically; with the first one, `latest` points to the run."""
+        is_new = not self.record_file.exists()
         replace_file(self.record_file, record.as_json().encode())
+        if is_new:
+            _point_latest_to(self)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Return a context in which only this process, and those that inherit `lock`, execute the run.
+
+        Raises:
+            UserError: Another command executes it.
+        """
+        self.lock = lock.acquire(self.lock_file, self.run_id)
+        try:
+            yield
+        finally:
+            os.close(self.lock)
+            self.lock = None
+
+    def holder(self) -> lock.Holder | None:
+        """Return the process that executes the run on this machine, or None if none does."""
+        return lock.holder(self.lock_file)
 
 
 def create(config: RunConfig, root: Path = ROOT) -> RunFolder:
-    """Create a new run's folder with its configuration, and point `latest` to it; on failure, remove the folder."""
+    """Create a new run's folder with its configuration; on failure, remove the folder."""
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     folder = RunFolder(root / f"{config.name}-{stamp}-{secrets.token_hex(2)}")
     try:
         folder.path.mkdir(parents=True)
         folder.logs.mkdir()
         folder.artifacts.mkdir()
-        folder.configuration_file.write_text(config.as_yaml())
-        _point_latest_to(folder)
+        replace_file(folder.configuration_file, config.as_yaml().encode())
+        for parent in (folder.path.parent, folder.path.parent.parent):  # both may be new
+            sync(parent)
     except OSError:
         shutil.rmtree(folder.path, ignore_errors=True)
         raise
@@ -252,6 +269,7 @@ def _point_latest_to(folder: RunFolder) -> None:
     beside = folder.path.parent / f".latest.{folder.run_id}"
     beside.symlink_to(folder.run_id)
     beside.replace(folder.path.parent / LATEST)
+    sync(folder.path.parent)
 
 
 def find(run_id: str, root: Path = ROOT) -> RunFolder:

@@ -18,6 +18,15 @@ Name = Annotated[
 ]
 
 
+@app.command("list")
+@user_errors
+def list_schedules(as_json: Json = False) -> None:
+    """List the schedules with their state, and whether Vertex AI started or refused the last run."""
+    from slipway.pipelines.schedules import operations
+
+    print_results(operations.current(), as_json=as_json)
+
+
 @app.command()
 @user_errors
 def diff(name: Name = None, as_json: Json = False) -> None:

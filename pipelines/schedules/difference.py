@@ -19,13 +19,6 @@ NAME_PREFIX = "slipway/"
 # Fields that cannot be unset; unsetting one requires a new schedule.
 NOT_UNSET = {"end": "end_time", "max_runs": "max_run_count", "max_active_runs": "max_concurrent_active_run_count"}
 SHOWN_LETTERS = 48
-# The service's own fields and label of a PipelineJob, and its default failure policy. Source: proto of PipelineJob.
-OUTPUT_ONLY = (
-    "name", "create_time", "start_time", "end_time", "update_time", "state", "job_detail", "error", "template_metadata",
-    "schedule_name",
-)  # fmt: skip
-OWN_LABEL = "vertex-ai-pipelines-run-billing-id"
-FAILURE_POLICY = "PIPELINE_FAILURE_POLICY_FAIL_SLOW"
 
 
 @dataclass(frozen=True)
@@ -70,8 +63,6 @@ def differences(want: Schedule, have: Schedule, paused: bool | None, now: dateti
     if paused is not None and have.state.name != "COMPLETED":
         found += [Difference("paused", is_paused(have), paused)] * (is_paused(have) != paused)
     ours, theirs = (dict(_leaves(job_of(schedule))) for schedule in (want, have))
-    if not ours.get("service_account"):
-        theirs.pop("service_account", None)  # the project's default, which the service fills in
     keys = sorted(ours.keys() | theirs.keys())
     found += [
         Difference(f"job.{key}", theirs.get(key), ours.get(key)) for key in keys if ours.get(key) != theirs.get(key)
@@ -104,37 +95,12 @@ def is_paused(schedule: Schedule) -> bool:
 
 
 def job_of(schedule: Schedule) -> JsonObject:
-    """Return the PipelineJob that a schedule creates, as plain values in one form, however the service stores it."""
+    """Return the PipelineJob that a schedule creates as plain values; the service stores it as it was sent."""
     from google.protobuf import json_format
 
     request = type(schedule).pb(schedule).create_pipeline_job_request
     values: JsonObject = json_format.MessageToDict(request.pipeline_job, preserving_proto_field_name=True)
-    values = {name: value for name, value in values.items() if name not in OUTPUT_ONLY}
-    values["pipeline_spec"] = _normalized(values.get("pipeline_spec", {}))
-    values["runtime_config"] = {"failure_policy": FAILURE_POLICY, **values.get("runtime_config", {})}
-    values["labels"] = {name: value for name, value in values.get("labels", {}).items() if name != OWN_LABEL}
     return values
-
-
-def _normalized(specification: JsonObject) -> JsonObject:
-    """Return a pipeline spec as protobuf prints it.
-
-    The service may store the spec as it was sent or parse it: names of fields in snake case, enums as numbers,
-    integers as text, defaults that are written out or omitted, and fields that kfp does not know. Whether it does is
-    not documented.
-    """
-    from google.protobuf import json_format
-    from kfp.pipeline_spec.pipeline_spec_pb2 import PipelineDeploymentConfig, PipelineSpec
-
-    try:
-        parsed = json_format.ParseDict(specification, PipelineSpec(), ignore_unknown_fields=True)
-        deployment = json_format.ParseDict(
-            json_format.MessageToDict(parsed.deployment_spec), PipelineDeploymentConfig(), ignore_unknown_fields=True
-        )
-    except json_format.ParseError:
-        return specification
-    printed: JsonObject = json_format.MessageToDict(parsed)
-    return {**printed, "deploymentSpec": json_format.MessageToDict(deployment)}
 
 
 def _fields(want: Schedule, have: Schedule, now: datetime) -> Iterator[tuple[str, object, object]]:

@@ -22,7 +22,7 @@ from slipway.pipelines.images.images import Images, ensure_images, known_images
 from slipway.pipelines.platforms.vertex.submission import compile_pipeline, facts_of, pipeline_job
 from slipway.pipelines.schedules.difference import NAME_PREFIX, Difference, desired, differences, needs_new
 from slipway.pipelines.schedules.files import ScheduleFile, read_all
-from slipway.pipelines.schedules.service import Schedules
+from slipway.pipelines.schedules.service import Schedules, refused
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.types import Schedule
@@ -80,9 +80,25 @@ class Result:
             return self.state
         return f"{self.state}, next run {_clock(following.astimezone(self.zone))}"
 
+    @property
+    def last_run(self) -> datetime | None:
+        """When the last run was due; None if none was."""
+        return None if self.schedule is None else self.schedule.last_scheduled_run_response.scheduled_run_time
+
+    @property
+    def refused(self) -> UserError | None:
+        """Why the last run was not started; None if it was."""
+        if self.schedule is None or not (why := refused(self.schedule)):
+            return None
+        return as_user_error(RuntimeError(why), "refused", facts_of(self.file.config) if self.file else {})
+
     def lines(self) -> list[str]:
         """Return the output lines."""
         lines = [f"{self.title}: {self.state_text}"]
+        if self.last_run:
+            error, due = self.refused, _clock(self.last_run.astimezone(self.zone))
+            lines.append(f"  last run {due}: {error.message if error else 'started'}")
+            lines += [f"  fix: {error.fix}"] if error else []
         lines += [f"  {text}" for text in self.done]
         if not self.done:
             lines += [f"  {difference}" for difference in self.differences[:SHOWN_DIFFERENCES]]
@@ -101,6 +117,8 @@ class Result:
             "schedule": None if self.schedule is None else self.schedule.name,
             "state": self.state,
             "runs": self.runs,
+            "last_run": self.last_run and self.last_run.isoformat(),
+            "refused": self.refused.as_dict() if self.refused else None,
             "differences": [
                 {"field": one.field, "service": _plain(one.service), "file": _plain(one.file)}
                 for one in self.differences
@@ -109,6 +127,18 @@ class Result:
             "note": self.note or None,
             "next_runs": [time.isoformat() for time in self.next_runs],
         }
+
+
+def current() -> list[Result]:
+    """Return the schedule of each file, and the schedules without a file."""
+    files = read_all()
+    results = []
+    for file in files:
+        with _refusals(file.config, "Could not list the schedules"):
+            found = Schedules(vertex_of(file.config).connection).named(file.name)
+        note = "" if found else f"to create it: slipway schedule apply {file.name}"
+        results.append(Result(file.name, found[0] if found else None, note=note, file=file))
+    return results + _without_file(files)
 
 
 def compare(names: Sequence[str], say: Say) -> list[Result]:

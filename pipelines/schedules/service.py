@@ -32,6 +32,8 @@ NOT_FOUND = 404
 ROUNDS = 10
 DELETE_SECONDS = 120
 SHOWN_FIELDS = 3
+# `run_response` of a run that was started; any other is the reason why it was not.
+STARTED = "OK"
 
 
 @dataclass
@@ -190,6 +192,12 @@ class Schedules:
                     raise
 
         retried(attempt)
+
+
+def refused(schedule: Schedule) -> str:
+    """Return why the last run was not started, "" if it was or there was none: creating a schedule checks no job."""
+    answer = " ".join(schedule.last_scheduled_run_response.run_response.split())
+    return "" if answer == STARTED else answer
 
 
 def _now() -> datetime:

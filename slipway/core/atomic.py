@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import glob
 import json
 import os
+import stat
 from pathlib import Path
 
 from slipway.core.values import JsonObject
@@ -13,20 +16,34 @@ from slipway.core.values import JsonObject
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
+# A temporary file that is older belongs to no live write.
+STALE_SECONDS = 3600
+
+
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace a small file atomically and flush it to disk; on failure the old file is kept."""
+    """Replace a small file atomically and durably; if that fails before the rename, the old file is kept.
+
+    Temporary files that earlier failures could not remove are removed.
+    """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with beside.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
+            now = os.fstat(file.fileno()).st_mtime
         beside.replace(path)
+        sync(path.parent)
     except BaseException as error:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the first error is the one to report
+            beside.unlink()
         if isinstance(error, OSError) and error.filename is None:
             error.filename = str(path)
         raise
+    for left in path.parent.glob(f".{glob.escape(path.name)}.[0-9]*"):
+        with contextlib.suppress(OSError):
+            if now - left.stat().st_mtime > STALE_SECONDS:
+                left.unlink()
 
 
 def append_line(path: Path | str, line: str) -> None:
@@ -63,5 +80,17 @@ def sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system whose folders cannot be flushed
+            raise
     finally:
         os.close(descriptor)
+
+
+def sync_tree(folder: Path) -> None:
+    """Flush a folder and everything in it to disk; links are not followed."""
+    for parent, _, names in os.walk(folder, topdown=False):
+        for path in (Path(parent, name) for name in names):
+            if stat.S_ISREG(path.lstat().st_mode):
+                sync(path)
+        sync(Path(parent))

@@ -17,6 +17,8 @@ from slipway.core.values import JsonObject
 
 # Prefix of the JSON line from which programs read an error in a log.
 ERROR_PREFIX = "slipway-error: "
+# A longer line of an error is shortened.
+MAX_LINE = 1000
 
 
 @dataclass(eq=False, repr=False)
@@ -41,6 +43,14 @@ class UserError(Exception):
     nearest: str | None = None
     fix: str | None = None
     traceback: str | None = None
+
+    def __post_init__(self) -> None:
+        self.message = _shortened(self.message)
+        if len(shown := str(self.value)) > MAX_LINE:
+            self.value = _shortened(shown)
+        for name in ("allowed", "nearest", "fix"):
+            if text := getattr(self, name):
+                setattr(self, name, _shortened(text))
 
     def __str__(self) -> str:
         lines = [self.message]
@@ -86,6 +96,16 @@ class UserError(Exception):
         return cls(**values)
 
 
+def _shortened(text: str, length: int = MAX_LINE) -> str:
+    """Return a text without the middle of lines longer than `length`, such as one with a value of 200 KB."""
+    if len(text) <= length:
+        return text
+    return "\n".join(
+        line if len(line) <= length else f"{line[:60]}… ({len(line)} characters) …{line[-60:]}"
+        for line in text.split("\n")
+    )
+
+
 def _assignment(setting: str, value: str) -> str:
     """Return the command-line option that sets a setting; `setting` may itself be an option."""
     return f"{setting} {value}" if setting.startswith("-") else f"--set {setting}={value}"
@@ -110,8 +130,7 @@ def system_error(error: BaseException) -> UserError | None:
     """
     if not isinstance(error, OSError) or error.errno not in _SYSTEM_FIXES:
         return None
-    path = "" if error.filename is None else str(error.filename)
-    path = path if len(path) < 200 else f"{path[:60]}… ({len(path)} characters)"
+    path = "" if error.filename is None else _shortened(str(error.filename), 200)
     message = f"{error.strerror}: {path}" if path else str(error.strerror)
     return UserError(f"{message}.", fix=_SYSTEM_FIXES[error.errno])
 

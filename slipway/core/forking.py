@@ -99,6 +99,9 @@ def become(command: Sequence[str], environment: Mapping[str, str], parent: int) 
         variables = dict(environment)
         os.environ.clear()
         os.environ.update(variables)
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(line_buffering=True)  # a killed process keeps what it printed
         sys.argv = [command[2], *command[3:]]
         importlib.invalidate_caches()  # the user's modules may have changed
         _retitle(command)
@@ -122,16 +125,13 @@ def become(command: Sequence[str], environment: Mapping[str, str], parent: int) 
 
 
 def _redirect(output: int | None, *, own_group: bool) -> None:
-    """Disconnect stdin, and send stdout and stderr to `output` without buffering."""
+    """Disconnect stdin, and send stdout and stderr to `output`."""
     if own_group:
         os.setpgid(0, 0)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     if output is not None:
         os.dup2(output, 1)
         os.dup2(output, 2)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(write_through=True)
 
 
 def _retitle(command: Sequence[str]) -> None:

@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from slipway.core.errors import UserError
 
 FILE_NAME = "manifest.json"
+PREPARE_AGAIN = "rm -r {}, then run again to prepare the data set"
 TaskName = Literal["classification", "multilabel", "regression"]
 ResizeMode = Literal["stretch", "crop", "pad"]
 
@@ -223,13 +224,17 @@ def verify(folder: Path, shards: Iterable[Shard]) -> None:
 
 def verify_shard(path: Path, shard: Shard) -> None:
     """Check one shard's presence, size and SHA-256; see `verify`."""
-    fix = f"rm -r {path.parent}, then run again to prepare the data set"
     if not path.is_file():
-        raise UserError(f"The shard {path} is missing.", fix=fix)
+        raise UserError(f"The shard {path} is missing.", fix=PREPARE_AGAIN.format(path.parent))
     size = path.stat().st_size
     if size != shard.bytes:
-        raise UserError(f"The shard {path} is damaged: it has {size} bytes instead of {shard.bytes}.", fix=fix)
+        raise damaged(path, f"it has {size} bytes instead of {shard.bytes}")
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != shard.sha256:
-        raise UserError(f"The shard {path} is damaged: its SHA-256 does not match {FILE_NAME}.", fix=fix)
+        raise damaged(path, f"its SHA-256 does not match {FILE_NAME}")
+
+
+def damaged(path: Path, reason: str) -> UserError:
+    """Return the error for a damaged shard."""
+    return UserError(f"The shard {path} is damaged: {reason}.", fix=PREPARE_AGAIN.format(path.parent))

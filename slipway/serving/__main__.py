@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from slipway.core.errors import UserError
 from slipway.core.paths import local_path
 from slipway.serving.settings import MODULE_VARIABLE, STORAGE_VARIABLE, ServerSettings
+from slipway.trainer.distributed.verification import verify_machine
 
 if TYPE_CHECKING:
     from slipway.serving.app import Served
@@ -32,6 +33,7 @@ def main() -> int:
     app.log_as_json()
     uri = sys.argv[1] if len(sys.argv) > 1 else os.environ.get(STORAGE_VARIABLE, "")
     try:
+        verify_machine(os.environ)
         with model_source(uri, os.environ.get(MODULE_VARIABLE) or None) as source:
             app.run(app.Server(ServerSettings.of(os.environ), source))
     except UserError as error:

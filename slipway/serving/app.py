@@ -35,6 +35,7 @@ from slipway.serving.batching import Batcher, Busy, ModelFailed, Stopping
 from slipway.serving.instances import BadRequest
 from slipway.serving.model import Model, NotServable
 from slipway.serving.settings import ServerSettings
+from slipway.trainer.distributed.verification import verify_loaded
 
 PAGE = Path(__file__).with_name("page.html")
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -73,6 +74,7 @@ class Server:
     Attributes:
         model: The model that is served; None until the first one has been loaded.
         failure: Why the newest model could not be loaded; None if it was.
+        failed: The name of that model.
         refusal: The user's mistake for which nothing can be served, and the server stops; None if there is none.
     """
 
@@ -81,6 +83,7 @@ class Server:
         self.model: Model | None = None
         self.name = ""
         self.failure: Exception | None = None
+        self.failed = ""
         self.refusal: UserError | None = None
         self.stopping = False
         self._source = source
@@ -146,29 +149,35 @@ class Server:
         logger.info("stopped")
 
     async def _watch(self) -> None:
-        """Load the model, and again whenever it has changed; a model that cannot be loaded replaces none."""
+        """Load the model, again whenever it has changed, and until it loads; a model that cannot replaces none."""
         while True:
+            delay, name = self.settings.watch, "the model"
             try:
                 served = await asyncio.to_thread(self._source)
+                name = served.name
                 found = await asyncio.to_thread(_identity, served)
                 if found != self._seen:
-                    self._seen = found
                     self.model = await asyncio.to_thread(self._load, served)
-                    self.name, self.failure = served.name, None
+                    self.name, self._seen = name, found
                     self._loads.labels("ok").inc()
-                    logger.info("serving %s", served.name)
+                    logger.info("serving %s", name)
+                self.failure = None
             except Exception as error:  # TensorFlow and PyTorch may raise anything for a damaged file
-                if type(error) is not type(self.failure) or str(error) != str(self.failure):
-                    logger.error("the model cannot be loaded: %s", instances.sentence(error))
+                if (self.failed, str(self.failure)) != (name, str(error)):
+                    reason, kept = instances.sentence(error), self.name or "no model"
+                    logger.error("could not load %s: %s; serving %s, and trying again", name, reason, kept)
                     self._loads.labels("error").inc()
-                self.failure = error
+                else:  # a load that fails for good is not worth a core
+                    delay = max(delay, self.settings.retry)
+                self.failure, self.failed = error, name
                 if self.model is None and isinstance(error, UserError):
                     self.refusal = error
                     return
-            await asyncio.sleep(self.settings.watch)
+            await asyncio.sleep(delay)
 
     def _load(self, served: Served) -> Model:
         loaded = models.load(served.folder, served.module)
+        verify_loaded()
         instances.warm_up(loaded, self.warm_sizes)
         return loaded
 
@@ -256,11 +265,14 @@ class Server:
     def _too_large(self) -> _Refused:
         return _Refused(413, f"The body has more than {self.settings.max_body:,} bytes.")
 
+    @property
+    def _problem(self) -> str | None:
+        return f"could not load {self.failed}: {instances.sentence(self.failure)}" if self.failure else None
+
     async def health(self, _request: Request) -> Response:
         if self.model is not None and not self.stopping:
-            return PlainTextResponse("ok")
-        reason = "stopping" if self.stopping else "loading the model"
-        return PlainTextResponse(instances.sentence(self.failure) if self.failure else reason, 503)
+            return PlainTextResponse(f"serving {self.name}; {self._problem}" if self._problem else "ok")
+        return PlainTextResponse("stopping" if self.stopping else self._problem or "loading the model", 503)
 
     async def metrics(self, _request: Request) -> Response:
         return Response(prometheus.generate_latest(self._registry), media_type=prometheus.CONTENT_TYPE_LATEST)
@@ -278,6 +290,7 @@ class Server:
         return JSONResponse(
             {
                 "model": self.name,
+                "problem": self._problem,
                 "task": model.task,
                 "inputs": [] if model.is_custom else inputs,
                 "classes": model.names,

@@ -14,6 +14,7 @@ import binascii
 import io
 import json
 import logging
+import math
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -62,16 +63,25 @@ def read(body: bytes) -> list[Any]:
     Raises:
         BadRequest: It is not JSON, or has no list of instances.
     """
-    try:
-        request = json.loads(body, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        raise BadRequest(f"The body is not JSON: {error}"[:MOST_CHARACTERS]) from None
+    request = parse(body, "The body")
     if not isinstance(request, dict) or not isinstance(request.get("instances"), list):
         raise BadRequest('The body has no list of instances: {"instances": […]}')
     if not request["instances"]:
         raise BadRequest("The list of instances is empty")
     found: list[Any] = request["instances"]
     return found
+
+
+def parse(text: bytes, what: str) -> Any:
+    """Return the value of JSON in UTF-8; `what` names the text in the error.
+
+    Raises:
+        BadRequest: It is not JSON, which has neither NaN nor infinite numbers.
+    """
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"{what} is not JSON: {error}"[:MOST_CHARACTERS]) from None
 
 
 def _no_constant(name: str) -> None:
@@ -115,6 +125,26 @@ def row(model: Model, instance: Any, index: int = 0) -> Row:
         except ValueError as error:
             raise BadRequest(str(error), index, name) from None
     return found
+
+
+def of_cell(each: Field, text: str) -> Any:
+    """Return a cell of a CSV file as JSON has it: a text, a number, or a list from values separated by spaces.
+
+    Raises:
+        ValueError: It is not a number.
+    """
+    if each.shape:
+        return [_of_text(each, one) for one in text.replace(";", " ").split()]
+    return _of_text(each, text)
+
+
+def _of_text(each: Field, text: str) -> Any:
+    if each.dtype == object:
+        return text
+    # Python also reads 5_9, and the digits of other scripts.
+    if "_" in text or not text.isascii() or math.isnan(value := float(text)):
+        raise ValueError
+    return int(text) if text.lstrip("+-").isdigit() else value
 
 
 def stack(model: Model, rows: Sequence[Row]) -> dict[str, NDArray[Any]]:
@@ -197,7 +227,7 @@ def image_fault(data: bytes) -> str | None:
 def _number(_each: Field, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"The value is {_kind(value)}, not a number")
-    if abs(value) > LARGEST:
+    if not abs(value) <= LARGEST:
         raise ValueError("The value is outside the range of float32")
     return float(value)
 
@@ -275,9 +305,8 @@ def predictions(model: Model, outputs: Outputs) -> list[Any]:
     """
     if model.is_custom:
         return list(outputs[PREDICTIONS])
-    for name, values in outputs.items():
-        if values.dtype.kind == "f" and not np.isfinite(values).all():
-            raise ValueError(f"the model returned NaN or infinite {name}")
+    for fault in not_finite(outputs).values():
+        raise ValueError(fault)
     names = model.names
     match model.task:
         case "classification" if names:
@@ -297,6 +326,16 @@ def predictions(model: Model, outputs: Outputs) -> list[Any]:
         for prediction, value in zip(found, outputs[name].tolist(), strict=True):
             prediction[name] = _in_json(name, value)
     return found
+
+
+def not_finite(outputs: Outputs) -> dict[int, str]:
+    """Return why the outputs of examples are no predictions, by the index of the example."""
+    return {
+        int(index): f"the model returned NaN or infinite {name}"
+        for name, values in outputs.items()
+        if values.dtype.kind == "f" and not np.isfinite(values).all()
+        for index in np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
+    }
 
 
 def of_image(data: bytes) -> JsonObject:

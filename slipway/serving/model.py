@@ -21,7 +21,9 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from slipway.core import integrity
 from slipway.core.errors import UserError
+from slipway.core.integrity import RECORD_FILE as RECORD_FILE
 from slipway.core.manifest import Input, Manifest, TaskName, signature_name
 from slipway.core.values import JsonObject
 from slipway.trainer.engines import builder, installed, quick_import
@@ -29,7 +31,6 @@ from slipway.trainer.engines.table import ENGINES, SAVED_MODEL_FILE
 from slipway.trainer.tasks import TASKS
 
 SIGNATURE = "serving_default"
-RECORD_FILE = "model.json"
 IMAGE_SUFFIX = "_bytes"
 # Types of the serving signature's inputs, and of a record's features, by kind.
 TYPES = {"image": "string", "number": "float32", "integer": "int64", "category": "string"}
@@ -128,10 +129,10 @@ class Model:
 
 
 def read_json(path: Path) -> JsonObject:
-    """Return the JSON object in a file, {} if it is missing or invalid."""
+    """Return the JSON object in a file, {} if it is missing or invalid. Raises OSError if it cannot be read."""
     try:
         content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 
@@ -149,10 +150,12 @@ def load(folder: Path, module: str | None = None) -> Model:
         module: The function of a custom model, as module:function; see `CONTRACT`.
 
     Raises:
-        UserError: It is in the format of an engine that is not installed, or the function cannot be imported or fails.
+        UserError: The model is damaged, or in the format of an engine that is not installed, or the function cannot be
+            imported or fails.
         NotServable: There is no model, or the SavedModel has no serving signature.
         Exception: Anything that the library raises for a damaged file.
     """
+    integrity.verify(folder)
     if module is not None:
         return _custom(folder, module)
     description = read_json(folder / RECORD_FILE)

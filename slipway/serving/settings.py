@@ -88,6 +88,7 @@ class ServerSettings:
         max_bodies: The most bytes of all requests in progress.
         linger: Seconds in which a stopping server still accepts requests, so that nobody sends to a closed port.
         watch: Seconds between two checks whether the model has changed.
+        retry: Seconds between two attempts to load a model that repeatedly cannot be loaded.
     """
 
     host: str = "0.0.0.0"
@@ -99,6 +100,7 @@ class ServerSettings:
     max_bodies: int = 256 << 20
     linger: float = 1.0
     watch: float = 1.0
+    retry: float = 5.0
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> ServerSettings:

@@ -25,8 +25,9 @@ from pathlib import Path
 from slipway.components.train.tpu.settings import TpuRequest, TpuSettings
 from slipway.core.exit_codes import STOPPED
 from slipway.trainer.config import RestartSettings
+from tests.end_to_end.tpu_target import let_use_tpus
 from tests.fakes.google import PROJECT, FakeGoogle
-from tests.fakes.ready import BUCKET, IMAGE, RUNNER, grant, make_ready
+from tests.fakes.ready import BUCKET, IMAGE, RUNNER, make_ready
 
 # Both have the TPU: the second one is used when the first has no capacity.
 ZONES = ("us-east5-a", "us-east5-b")
@@ -116,7 +117,7 @@ def run(seed: int, kills: int, folder: Path) -> Result:
     google_folder.mkdir()
     with FakeGoogle(google_folder, seed) as google:
         make_ready(google)
-        grant(google, f"projects/{PROJECT}", "roles/tpu.admin", RUNNER)
+        let_use_tpus(google)
         google.tpu.seconds |= {"WAITING_FOR_RESOURCES": 0.3, "PROVISIONING": 0.3, "DELETING": 0.3}
         google.tpu.grace_seconds = 0.5
         result = Result()

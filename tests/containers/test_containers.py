@@ -18,6 +18,7 @@ import yaml
 from tests.containers.conftest import MARK, Slipway, Sources
 from tests.containers.engine import Engine
 from tests.end_to_end.workspace import steps, wait_for
+from tests.fidelity.test_gpu_driver import check_driver_paths
 
 NAME = "slipway/steps-cpu"
 
@@ -70,6 +71,7 @@ def test_an_image_has_no_entrypoint_runs_as_nobody_and_has_labels(slipway: Slipw
     configuration = json.loads(engine.blob(NAME, manifest["config"]["digest"]))["config"]
     assert not configuration.get("Entrypoint")
     assert configuration["User"] == "65534:65534"
+    check_driver_paths(dict(variable.split("=", 1) for variable in configuration["Env"]))
     labels = configuration["Labels"]
     assert labels["org.opencontainers.image.title"] == "slipway/steps-cpu"
     assert len(labels["org.opencontainers.image.revision"]) >= 40

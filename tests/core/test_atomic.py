@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from slipway.core import events
-from slipway.core.atomic import append_line, json_lines
+from slipway.core.atomic import append_line, json_lines, replace_file, sync_tree
 
 
 def test_a_line_after_a_torn_one_is_a_line_of_its_own(tmp_path: Path) -> None:
@@ -48,3 +51,67 @@ def test_an_event_is_one_line_of_json(tmp_path: Path, monkeypatch: pytest.Monkey
     events.message("two\nlines")
     (line,) = (tmp_path / "events").read_text().splitlines()
     assert json.loads(line)["text"] == "two\nlines"
+
+
+def failing(number: int) -> Callable[..., None]:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+def test_a_failed_replacement_reports_its_first_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run.json"
+    replace_file(path, b"old")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", failing(errno.ENOSPC))
+        patched.setattr(Path, "unlink", failing(errno.EIO))
+        with pytest.raises(OSError, match="No space left") as caught:
+            replace_file(path, b"new")
+    assert caught.value.filename == str(path)
+    assert path.read_bytes() == b"old"
+
+
+def test_temporary_files_of_failed_writes_are_removed_by_a_later_one(tmp_path: Path) -> None:
+    stale, live, other = (tmp_path / name for name in (".run.json.71", ".run.json.72", ".image.71"))
+    for path in (stale, live, other):
+        path.write_text("half")
+    before = time.time() - 2 * 3600
+    os.utime(stale, (before, before))
+    os.utime(other, (before, before))
+    replace_file(tmp_path / "run.json", b"new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".image.71", ".run.json.72", "run.json"]
+
+
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list to which the name of everything that is flushed to disk is appended."""
+    names: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda number: names.append(Path(f"/proc/self/fd/{number}").readlink().name))
+    return names
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="/proc is Linux's")
+def test_a_replaced_file_and_its_folder_are_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = synced(monkeypatch)
+    replace_file(tmp_path / "run.json", b"new")
+    assert names == [f".run.json.{os.getpid()}", tmp_path.name]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="/proc is Linux's")
+def test_a_tree_is_flushed_with_its_folders_and_without_fifos_and_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "file").touch()
+    (tmp_path / "lost").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "fifo")
+    names = synced(monkeypatch)
+    sync_tree(tmp_path)
+    assert names == ["file", "in", tmp_path.name]
+
+
+def test_a_file_system_whose_folders_cannot_be_flushed_is_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", failing(errno.EINVAL))
+    sync_tree(tmp_path)

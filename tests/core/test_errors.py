@@ -16,3 +16,14 @@ def test_an_unknown_name_without_a_close_one_lists_what_exists():
     error = UserError.unknown("step", "xyz", ("train", "evaluate"), setting="--step")
     assert (error.allowed, error.nearest, error.fix) == ("train, evaluate", None, None)
     assert UserError.unknown("run", "xyz", ()).allowed == "none exists"
+
+
+def test_a_long_value_is_shortened_wherever_it_is_named():
+    value = "a" * 200_000
+    error = UserError(f"There is no run {value} in runs/.", setting="RUN", value=value, fix=f"slipway run\n{value}")
+    for text in (str(error), *(str(part) for part in error.as_dict().values())):
+        assert len(text) < 1000
+    assert error.message.startswith("There is no run aaa")
+    assert error.message.endswith("aaa in runs/.")
+    assert "(200000 characters)" in str(error)
+    assert len(str(UserError("No.", setting="data", value=list(range(50_000))))) < 1000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import threading
 import time
 from collections import Counter
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from slipway.components.cloud.prediction import predict
+from slipway.core import integrity
 from tests.end_to_end.workspace import FinishedRun
 from tests.fakes.google import FakeGoogle
 from tests.fakes.ready import BUCKET
@@ -64,17 +66,20 @@ def workspace(ready_google: FakeGoogle, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_model_is_replaced_and_a_bad_one_withdrawn_while_a_client_sends_requests(
-    finished: FinishedRun, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+    finished: FinishedRun, workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = finished.path / "models/digits/1"
     stored = json.loads((model / "examples.json").read_text())
     uri = f"gs://{BUCKET}/runs/digits-1/model"
-    for file in filter(Path.is_file, model.rglob("*")):
-        for run in ("digits-1", "digits-2"):
-            name = f"runs/{run}/model/{file.relative_to(model)}"
-            workspace.google.storage.write(BUCKET, name, file.read_bytes())
+    bad = tmp_path / "bad"
+    shutil.copytree(model, bad)
     wrong = {**stored, "values": [[*values[1:], values[0]] for values in stored["values"]]}
-    workspace.google.storage.write(BUCKET, "runs/digits-2/model/examples.json", json.dumps(wrong).encode())
+    (bad / "examples.json").write_text(json.dumps(wrong))
+    integrity.seal(bad, integrity.unsealed(json.loads((bad / integrity.RECORD_FILE).read_text())))
+    for run, folder in {"digits-1": model, "digits-2": bad}.items():
+        for file in filter(Path.is_file, folder.rglob("*")):
+            name = f"runs/{run}/model/{file.relative_to(folder)}"
+            workspace.google.storage.write(BUCKET, name, file.read_bytes())
     moved: list[tuple[float, dict[str, int]]] = []
     update = type(workspace.connection.serving).update_endpoint
 

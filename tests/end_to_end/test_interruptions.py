@@ -153,3 +153,57 @@ def test_killing_the_command_ends_its_run(space):
     status = json.loads(space.slipway("status", "--json").stdout)
     assert status["status"] == "failed"
     assert status["error"]["fix"] == f"slipway run --resume {status['run_id']}"
+
+
+def test_of_two_resumes_of_one_run_one_trains(space):
+    """Also while the processes of the killed command still end; the other names the first one's process."""
+    (space.path / "program.py").write_text(WAITING)
+    first = space.start(*PROGRAM)
+    wait_for(lambda: checkpoint_pointer(space))
+    first.kill()
+    first.wait()
+    (space.path / "runs/latest/train/checkpoints/latest").unlink()
+    resumes = [space.start("run", "--resume", "latest") for _ in range(2)]
+    wait_for(lambda: checkpoint_pointer(space))
+    wait_for(lambda: any(process.poll() is not None for process in resumes))
+    assert len(trainers(space.path)) == 1
+    (refused,) = (process for process in resumes if process.poll() is not None)
+    (running,) = (process for process in resumes if process is not refused)
+    _, error = refused.communicate()
+    run_id = (space.path / "runs/latest").resolve().name
+    assert refused.returncode == 2
+    assert f"error: Run {run_id} is still running, in process {running.pid}." in error
+    assert "Traceback" not in error
+    assert space.record()["status"] == "running"
+    assert "cancelled" in space.slipway("cancel").stdout
+    assert running.wait(timeout=60) == 130
+
+
+def test_a_command_killed_before_its_run_has_a_record_leaves_no_run(space):
+    """Repeatedly, at the first sight of the run's folder."""
+    (space.path / "program.py").write_text(WAITING)
+    for _ in range(3):
+        process = space.start(*PROGRAM)
+        wait_for(lambda: space.runs())
+        process.kill()
+        process.wait()
+        if (space.path / "runs/latest").is_symlink():
+            assert json.loads(space.slipway("status", "--json").stdout)["status"] == "failed"
+
+
+def test_the_temporary_folder_of_a_killed_command_is_removed_by_the_next_run(space, tmp_path):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    (space.path / "program.py").write_text(WAITING)
+    process = space.start(*PROGRAM, TMPDIR=str(temporary))
+    wait_for(lambda: checkpoint_pointer(space))
+    (left,) = temporary.glob("slipway-*")
+    process.kill()
+    process.wait()
+    (space.path / "runs/latest/train/checkpoints/latest").unlink()
+    process = space.start("run", "--resume", "latest", TMPDIR=str(temporary))
+    wait_for(lambda: checkpoint_pointer(space))
+    assert not left.exists()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+    assert not list(temporary.glob("slipway-*"))

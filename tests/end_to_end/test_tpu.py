@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from slipway.pipelines.cli.terminal import EXIT_INTERRUPTED
+from slipway.trainer.checkpoint.store import POINTER
 from tests.end_to_end.tpu_target import TpuRuns
 from tests.end_to_end.workspace import FinishedRun, Workspace, steps, wait_for
 from tests.fakes.google import COMPUTE_ACCOUNT, FakeGoogle
@@ -64,9 +65,9 @@ def test_a_run_with_target_tpu_that_is_preempted_twice_trains_the_same_weights(
 def test_a_tpu_whose_launcher_was_killed_is_deleted_by_its_lease_and_the_run_resumes(
     tpu: TpuRuns, finished: FinishedRun
 ) -> None:
-    arguments = tpu.arguments(lease=0.05)
-    running = tpu.workspace.start("run", *arguments)
-    tpu.wait_for_objects("/state.npz")
+    tpu.google.tpu.machines.containers["SLIPWAY_TEST_HOLD"] = POINTER  # else it might end before the lease does
+    running = tpu.workspace.start("run", *tpu.arguments(lease=0.05))
+    tpu.wait_for_objects(f"/{POINTER}")
     family = [psutil.Process(running.pid), *psutil.Process(running.pid).children(recursive=True)]
     for process in family:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -75,6 +76,7 @@ def test_a_tpu_whose_launcher_was_killed_is_deleted_by_its_lease_and_the_run_res
     (name,) = tpu.requested()
     wait_for(lambda: not tpu.google.tpu.resources, 30)
     assert tpu.google.tpu.states(name)[-2:] == ["ACTIVE", "DELETING"]
+    tpu.google.tpu.machines.containers.clear()
     done = tpu.workspace.slipway("run", "--resume", "latest")
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(tpu.requested()) == 2

@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection
 from typing import Any
 
+from slipway.components.setup_access.desired import MACHINE_PERMISSIONS, machine_role
 from tests.end_to_end.workspace import Workspace, wait_for
 from tests.fakes.google import PROJECT, FakeGoogle
 from tests.fakes.ready import BUCKET, IMAGE, RUNNER, grant
@@ -28,7 +29,8 @@ def tpu_settings(google: FakeGoogle, **more: Any) -> dict[str, Any]:
 
 def let_use_tpus(google: FakeGoogle) -> None:
     """Grant the account of the TPU's machines the role with which it deletes them."""
-    grant(google, f"projects/{PROJECT}", "roles/tpu.admin", RUNNER)
+    google.world.roles[machine_role(PROJECT)] = frozenset(MACHINE_PERMISSIONS)
+    grant(google, f"projects/{PROJECT}", machine_role(PROJECT), RUNNER)
 
 
 class TpuRuns:

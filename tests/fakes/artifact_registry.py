@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import base64
+from collections.abc import Callable
 from typing import Any
 
 from tests.fakes.artifact_repositories import REPOSITORY, SERVICE
 from tests.fakes.errors import ServiceError
-from tests.fakes.http_service import HttpService, Request
+from tests.fakes.http_service import HttpService, Raw, Request
 from tests.fakes.world import World
+
+PULL = "artifactregistry.repositories.downloadArtifacts"
+# The variables of Slipway's images that matter to a platform.
+ENVIRONMENT = ["PATH=/usr/local/nvidia/bin:/usr/bin", "LD_LIBRARY_PATH=/usr/local/nvidia/lib64:/usr/local/nvidia/lib"]
 
 
 class FakeImages:
     """`tags` maps (repository's full name, image, tag) to the digest; `moved` lists the tags that were moved.
 
-    `untagged` lists the other images as (repository's full name, image, digest).
+    `untagged` lists the other images as (repository's full name, image, digest). `environments` has the variables of
+    images by digest, if they differ from `ENVIRONMENT`.
     """
 
-    def __init__(self, service: HttpService, world: World) -> None:
+    def __init__(self, service: HttpService, docker: HttpService, world: World) -> None:
+        self.environments: dict[str, list[str]] = {}
         self._world = world
         self.tags: dict[tuple[str, str, str], str] = {}
         self.moved: list[tuple[str, str, str]] = []
@@ -53,6 +61,39 @@ class FakeImages:
                     images.setdefault(uri, {"name": name, "uri": uri, "tags": []})["tags"].append(tag)
             return {"dockerImages": list(images.values())}
 
+        @docker.route("GET", "/v2/token")
+        def get_token(request: Request) -> Any:
+            login = base64.b64decode(request.headers["Authorization"].removeprefix("Basic ")).decode()
+            assert login.startswith("oauth2accesstoken:")
+            return {"token": login.partition(":")[2]}
+
+        @docker.route("GET", "/v2/{project}/{repository}/{package=**}/manifests/{version=**}")
+        def get_manifest(request: Request) -> Any:
+            return self._served(request, lambda digest: {"schemaVersion": 2, "config": {"digest": digest}})
+
+        @docker.route("GET", "/v2/{project}/{repository}/{package=**}/blobs/{version=**}")
+        def get_configuration(request: Request) -> Any:
+            return self._served(request, lambda digest: {"config": {"Env": self.environments.get(digest, ENVIRONMENT)}})
+
+    def _served(self, request: Request, content: Callable[[str], Any]) -> Any:
+        """Return what REGION-docker.pkg.dev has of an image, by tag or digest, or the challenge of a registry.
+
+        Source: https://distribution.github.io/distribution/spec/auth/token/, and
+        https://cloud.google.com/artifact-registry/docs/docker/authentication#token
+        """
+        if "Authorization" not in request.headers:
+            realm = f'Bearer realm="http://{request.headers["Host"]}/v2/token",service="docker.pkg.dev"'
+            return Raw(b"", 401, {"WWW-Authenticate": realm})
+        images = {**{image: image[2] for image in self.untagged}, **self.tags}
+        images |= {(held, name, digest): digest for (held, name, _), digest in self.tags.items()}
+        for (held, name, version), digest in images.items():
+            path = (held.rpartition("/")[2], name, version)
+            if path == (request.parts["repository"], request.parts["package"], request.parts["version"]):
+                caller, project = self._world.identify(request.headers), f"projects/{request.parts['project']}"
+                self._world.require(caller, PULL, held, project, message="denied")
+                return content(digest)
+        raise ServiceError(404, "Requested entity was not found.")
+
     def push(self, caller: str, uri: str, digest: str) -> None:
         """Push an image (REGION-docker.pkg.dev/PROJECT/REPOSITORY/IMAGE:TAG), as a builder does."""
         host, project, repository, image = uri.split("/")
@@ -74,9 +115,8 @@ class FakeImages:
         self._world.require_service(project, SERVICE)
         location, repository = request.parts["location"], request.parts["repository"]
         name = f"projects/{project.id}/locations/{location}/repositories/{repository}"
-        permission = "artifactregistry.repositories.downloadArtifacts"
-        message = f"Permission '{permission}' denied on resource '//{SERVICE}/{name}' (or it may not exist)."
-        self._world.require(request.caller, permission, name, f"projects/{project.id}", message=message)
+        message = f"Permission '{PULL}' denied on resource '//{SERVICE}/{name}' (or it may not exist)."
+        self._world.require(request.caller, PULL, name, f"projects/{project.id}", message=message)
         if name not in self._world.repositories:
             raise ServiceError(404, "Requested entity was not found.")
         return name

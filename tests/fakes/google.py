@@ -88,7 +88,9 @@ class FakeGoogle:
         add_logging(self.service("logging"), self.world, self.log)
         self.pubsub = FakePubSub(self.service("pubsub"), self.world)
         self.secrets = FakeSecrets(self.service("secretmanager"), self.world)
-        self.images = FakeImages(self.service("artifactregistry"), self.world)
+        # Challenges callers without credentials, rather than refuse them.
+        self.docker = self.http["docker"] = HttpService("docker", self.faults, lambda _headers: "")
+        self.images = FakeImages(self.service("artifactregistry"), self.docker, self.world)
         self.builds = FakeCloudBuild(self.service("cloudbuild"), self.world, self.storage, self.images, self.log)
         self.tpu = FakeTpu(self.service("tpu"), self.world, Machines(self, folder / "tpu"))
         self.tokens = HttpService("tokens", Faults(), lambda _headers: "")
@@ -125,7 +127,8 @@ class FakeGoogle:
         token_port = self.tokens.start(None)
         self.endpoints["aiplatform"] = f"localhost:{self.vertex.start(self.certificates, self.vertex_address)}"
         for name, service in self.http.items():
-            port = service.start(self.certificates.server_context)
+            # Slipway calls registries on loopback without TLS, as docker does.
+            port = service.start(None if name == "docker" else self.certificates.server_context)
             if name == "dataflow":  # called by Beam, which does not know vertex.endpoints
                 self.dataflow_endpoint = f"localhost:{port}"
             elif name == "prediction":

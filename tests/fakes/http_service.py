@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import socket
 import ssl
 import threading
 import urllib.parse
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -58,11 +60,17 @@ class Request:
 
 
 class HttpService:
-    """One service: add routes with `route`, then `start`. A route's path has {names}; {name=**} spans slashes."""
+    """One service: add routes with `route`, then `start`. A route's path has {names}; {name=**} spans slashes.
+
+    `gate` may answer a request instead of its route.
+    """
 
     def __init__(self, name: str, faults: Faults, caller_of: Callable[[Mapping[str, str]], str]) -> None:
         self.name = name
         self.faults = faults
+        self.gate: Callable[[Request], Answer | None] = lambda _: None
+        self._connections: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        self._lock = threading.Lock()
         self._caller_of = caller_of
         self._routes: list[tuple[str, re.Pattern[str], Route]] = []
         self._server: ThreadingHTTPServer | None = None
@@ -106,7 +114,17 @@ class HttpService:
             self._server.shutdown()
             self._server.server_close()
 
+    def disconnect(self) -> None:
+        """Break all connections, as when the server is killed."""
+        with self._lock:
+            connections = list(self._connections)
+        for connection in connections:
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(connection, socket.SHUT_RDWR)
+
     def _serve(self, handler: Any) -> None:
+        with self._lock:
+            self._connections.add(handler.connection)
         length = int(handler.headers.get("Content-Length") or 0)
         body = handler.rfile.read(length)
         try:
@@ -148,7 +166,7 @@ class HttpService:
                     body=body,
                     caller=self._caller_of(handler.headers),
                 )
-                answer = function(request)
+                answer = self.gate(request) or function(request)
                 self.faults.after(name)
                 return answer
         raise ServiceError(404, f"{handler.command} {path} is nothing that {self.name} answers.")

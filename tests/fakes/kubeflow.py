@@ -31,7 +31,7 @@ POD_SETTINGS = {
     "tolerations",
     "secretAsEnv",
     "imagePullSecret",
-    "enabledSharedMemory",
+    "emptyDirMounts",
     "securityContext",
 }
 # The only fields of its SecurityContext: there is no fsGroup.
@@ -56,8 +56,8 @@ class FakeKubeflow:
 
     `multi_user`: every call must name a namespace of `profiles`. `token`: the bearer token that callers need. `hold`:
     polling does not advance runs. `failures`: the error of a task by its name. `rejected`: the gate rejects the model.
-    `cluster`: what the pods of the tasks meet. `knows_final_status`: the server is 2.14.0 or newer. `steps`: runs the
-    tasks for real; None: they succeed at once.
+    `cluster`: what the pods of the tasks meet. `knows_final_status`: the server is 2.14.0 or newer. `refuses_root`: it
+    has kubeflow/pipelines#13885. `steps`: runs the tasks for real; None: they succeed at once.
     """
 
     def __init__(self, *, multi_user: bool = False, token: str | None = None, seed: int = 0) -> None:
@@ -72,6 +72,7 @@ class FakeKubeflow:
         self.rejected = False
         self.cluster = Cluster()
         self.knows_final_status = True
+        self.refuses_root = False
         self.steps: KubeflowSteps | None = None
         self.now = datetime(2026, 11, 21, 12, tzinfo=UTC)
         self.host = ""
@@ -225,6 +226,10 @@ class FakeKubeflow:
                 'Internal error: compiling DAG "root": failed to add implicit deps: task final status not supported '
                 "yet",
             )
+        if self.refuses_root and '"runAsUser": "0"' in json.dumps(body["pipeline_spec"]):
+            why = "the container security context enforces non-root execution (allowPrivilegeEscalation=false)"
+            why = f'runAsUser=0 (root) is not allowed for component "comp-train": {why}; use a non-root UID instead'
+            raise ServiceError(500, f"Internal error: {why}")
         _check_runtime(specification, body.get("runtime_config") or {})
         run_id = str(uuid.uuid4())
         self._tasks[run_id] = [

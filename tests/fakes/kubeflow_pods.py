@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.fakes.kubernetes.nodes import pod_security, tolerates
+
 # The user of Slipway's images (containers/Dockerfile).
 IMAGE_USER = 65534
+# Volumes of every task's pod with their mount paths, and a volume of Argo Workflows without one in this container.
+VOLUMES = {
+    "kfp-launcher": "/kfp-launcher",
+    "gcs-scratch": "/gcs",
+    "s3-scratch": "/s3",
+    "minio-scratch": "/minio",
+    "dot-local-scratch": "/.local",
+    "dot-cache-scratch": "/.cache",
+    "dot-config-scratch": "/.config",
+    "var-run-argo": "/var/run/argo",
+    "tmp-dir-argo": None,
+}
 # The tasks that write to the volume.
 WRITERS = ("prepare-data", "train", "register-model")
 
@@ -31,14 +46,14 @@ class Cluster:
     def problem(self, task: str, account: str, container: dict[str, Any], pod: dict[str, Any]) -> str | None:
         """Return why a task's pod cannot do its work; None if it can."""
         user = self._user(pod)
+        body = self._specification(pod)
         image = container["image"]
         if account not in self.accounts:
             return f'pods "{task}" is forbidden: error looking up service account: serviceaccount "{account}" not found'
-        if self.restricted and user == 0:
-            return (
-                f'pods "{task}" is forbidden: violates PodSecurity "restricted:latest": runAsUser=0 (container "main" '
-                "must not set runAsUser=0)"
-            )
+        if invalid := _invalid(body):
+            return f'Pod "{task}" is invalid: {", ".join(invalid)}'
+        if self.restricted and (forbidden := pod_security(task, body)):
+            return forbidden
         if "accelerator" in container.get("resources", {}) and (taint := self._untolerated(pod)):
             return f"0/3 nodes are available: 3 node(s) had untolerated taint {{{taint}}}."
         secrets = [secret.get("secretName") for secret in pod.get("imagePullSecret", [])]
@@ -48,9 +63,25 @@ class Cluster:
             name = mount["pvcNameParameter"]["runtimeValue"]["constant"]
             if name not in self.claims:
                 return f'persistentvolumeclaim "{name}" not found'
-            if task in WRITERS and user not in (0, self.claims[name]):
+            if task in WRITERS and user != self.claims[name]:  # root has no capabilities here
                 return f"PermissionError: [Errno 13] Permission denied: '{mount['mountPath']}/datasets'"
+        in_memory = [one["mountPath"] for one in pod.get("emptyDirMounts", []) if one.get("medium") == "Memory"]
+        devices = int(container.get("resources", {}).get("accelerator", {}).get("resourceCount", 0))
+        if devices > 1 and "/dev/shm" not in in_memory:  # it has 64 MiB
+            return "NCCL WARN Error while creating shared memory segment /dev/shm/nccl-1NN3lC (size 9637888)"
         return None
+
+    def _specification(self, pod: dict[str, Any]) -> dict[str, Any]:
+        """Return the pod's specification as the compiler and the driver of the server make it."""
+        security: dict[str, Any] = {"allowPrivilegeEscalation": False, "seccompProfile": {"type": "RuntimeDefault"}}
+        if self.reads_security_context and (given := pod.get("securityContext")):
+            security |= {**given, "runAsUser": self._user(pod), "capabilities": {"drop": ["ALL"]}}
+        claims = {it["pvcNameParameter"]["runtimeValue"]["constant"]: it["mountPath"] for it in pod.get("pvcMount", [])}
+        empty = {it["volumeName"]: it["mountPath"] for it in pod.get("emptyDirMounts", [])}
+        volumes = [*VOLUMES.items(), *claims.items(), *empty.items()]
+        mounts = [{"name": name, "mountPath": path} for name, path in volumes if path]
+        container = {"name": "main", "securityContext": security, "volumeMounts": mounts}
+        return {"volumes": [{"name": name} for name, _ in volumes], "containers": [container]}
 
     def _user(self, pod: dict[str, Any]) -> int:
         given = pod.get("securityContext", {}).get("runAsUser") if self.reads_security_context else None
@@ -63,8 +94,20 @@ class Cluster:
         return None
 
 
-def tolerates(toleration: dict[str, Any], key: str, value: str) -> bool:
-    """Return whether a toleration matches a taint; the effect is NoSchedule, as cloud providers set it on GPU nodes."""
-    if toleration.get("effect", "") not in ("", "NoSchedule") or toleration.get("key", key) != key:
-        return False
-    return bool(toleration.get("operator") == "Exists" or toleration.get("value", "") == value)
+def _invalid(pod: dict[str, Any]) -> list[str]:
+    """Return what the API server says about the names of a pod's volumes, and their mount paths."""
+    problems = []
+    names = [volume["name"] for volume in pod["volumes"]]
+    paths = [mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]]
+    for number, name in enumerate(names):
+        if not re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name):
+            problems.append(f'spec.volumes[{number}].name: Invalid value: "{name}": a lowercase RFC 1123 label must …')
+        if len(name) > 63:
+            problems.append(f"spec.volumes[{number}].name: Too long: may not be more than 63 bytes")
+        if name in names[:number]:
+            problems.append(f'spec.volumes[{number}].name: Duplicate value: "{name}"')
+    for number, path in enumerate(paths):
+        if path in paths[:number]:
+            place = f"spec.containers[0].volumeMounts[{number}].mountPath"
+            problems.append(f'{place}: Invalid value: "{path}": must be unique')
+    return problems

@@ -60,7 +60,7 @@ class FakePubSub:
         self._world.require_service(project, SERVICE)
         name = f"projects/{project.id}/topics/{request.parts['topic']}"
         if not self._world.allowed(request.caller, permission, name, f"projects/{project.id}"):
-            raise ServiceError(403, f"User not authorized to perform this action: {permission} denied on {name}.")
+            raise ServiceError(403, "User not authorized to perform this action.")
         if exists and name not in self.topics:
             raise ServiceError(404, f"Resource not found (resource={request.parts['topic']}).")
         return name

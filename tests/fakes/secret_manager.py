@@ -24,15 +24,19 @@ class FakeSecrets:
 
         @service.route("GET", SECRET)
         def get(request: Request) -> Any:
-            return {"name": self._name(request, "secrets.get"), "replication": {"automatic": {}}}
+            return {"name": self._shown(self._name(request, "secrets.get")), "replication": {"automatic": {}}}
 
         @service.route("GET", f"{SECRET}/versions/{{version}}:access")
         def access(request: Request) -> Any:
             name = self._name(request, "versions.access")
             value = self.values[name]
             if value is None or request.parts["version"] not in ("latest", "1"):
-                raise ServiceError(404, f"Secret Version [{name}/versions/{request.parts['version']}] not found.")
-            return {"name": f"{name}/versions/1", "payload": {"data": base64.b64encode(value.encode()).decode()}}
+                version = f"{self._shown(name)}/versions/{request.parts['version']}"
+                raise ServiceError(404, f"Secret Version [{version}] not found.")
+            return {
+                "name": f"{self._shown(name)}/versions/1",
+                "payload": {"data": base64.b64encode(value.encode()).decode()},
+            }
 
     def _name(self, request: Request, verb: str) -> str:
         """Return the secret's name with the project's id; checks the caller's permission and that it exists."""
@@ -43,5 +47,10 @@ class FakeSecrets:
         message = f"Permission '{permission}' denied for resource '{name}' (or it may not exist)."
         self._world.require(request.caller, permission, name, f"projects/{project.id}", message=message)
         if name not in self.values:
-            raise ServiceError(404, f"Secret [{name}] not found.")
+            raise ServiceError(404, f"Secret [{self._shown(name)}] not found.")
         return name
+
+    def _shown(self, name: str) -> str:
+        """Return a secret's name as answers have it, with the project's number."""
+        _, project, *rest = name.split("/")
+        return "/".join(("projects", str(self._world.project(project).number), *rest))

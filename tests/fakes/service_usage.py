@@ -9,12 +9,12 @@ from tests.fakes.errors import ServiceError, not_found
 from tests.fakes.http_service import HttpService, Request
 from tests.fakes.world import Project, World
 
-# The agents that a service's identity is made with; the first is the one that is answered.
+# The agent that is a service's identity. That of Vertex AI's custom code is created by the first custom job.
 AGENTS = {
-    "aiplatform.googleapis.com": ("gcp-sa-aiplatform", "gcp-sa-aiplatform-cc"),
-    "cloudbuild.googleapis.com": ("gcp-sa-cloudbuild",),
-    "dataflow.googleapis.com": ("dataflow-service-producer-prod",),
-    "tpu.googleapis.com": ("cloud-tpu",),
+    "aiplatform.googleapis.com": "gcp-sa-aiplatform",
+    "cloudbuild.googleapis.com": "gcp-sa-cloudbuild",
+    "dataflow.googleapis.com": "dataflow-service-producer-prod",
+    "tpu.googleapis.com": "cloud-tpu",
 }
 # Enabling it creates the project's default account, without a role where an organization forbids automatic grants.
 COMPUTE = "compute.googleapis.com"
@@ -24,14 +24,12 @@ PAGE = 50
 class FakeServiceUsage:
     """The service, with configurable delays.
 
-    `looks` is the number of polls before an operation is done. With `lazy`, the custom code agent is created by the
-    first custom job instead of together with Vertex AI's service agent. `metrics` are quota metrics in addition to
-    those of `world.quotas`, with their default limits.
+    `looks` is the number of polls before an operation is done. `metrics` are quota metrics in addition to those of
+    `world.quotas`, with their default limits.
     """
 
     def __init__(self, service: HttpService, world: World) -> None:
         self.looks = 2
-        self.lazy = False
         self.metrics: dict[str, int] = {}
         self._world = world
         self._operations: dict[str, dict[str, Any]] = {}
@@ -40,16 +38,14 @@ class FakeServiceUsage:
         self._add_operations(service)
         self._add_quotas(service)
 
-    def make_agents(self, project: Project, service: str) -> str:
+    def make_agent(self, project: Project, service: str) -> str:
         """Return the e-mail of a service's identity in a project; created if missing."""
-        names = AGENTS[service][:1] if self.lazy else AGENTS[service]
-        emails = [f"service-{project.number}@{name}.iam.gserviceaccount.com" for name in names]
+        email = f"service-{project.number}@{AGENTS[service]}.iam.gserviceaccount.com"
         with self._world.lock:
-            for email in emails:
-                if email not in self._world.accounts:
-                    self._world.accounts[email] = {"email": email}
-                    self._world.writes["identity"] += 1
-        return emails[0]
+            if email not in self._world.accounts:
+                self._world.accounts[email] = {"email": email}
+                self._world.writes["identity"] += 1
+        return email
 
     def _add_services(self, service: HttpService) -> None:
         def resource(project: Project, name: str) -> dict[str, Any]:
@@ -94,12 +90,11 @@ class FakeServiceUsage:
             if name not in AGENTS:
                 raise ServiceError(400, f"Service {name} has no service identity.")
             self._world.require_service(project, name)
-
-            def make() -> dict[str, Any]:
-                email = self.make_agents(project, name)
-                return {"email": email, "uniqueId": f"1{abs(hash(email)) % 10**20:020d}"}
-
-            return self._operation("finishidentity", make)
+            email = self.make_agent(project, name)
+            answer = {"email": email, "uniqueId": f"1{abs(hash(email)) % 10**20:020d}"}
+            kind = "type.googleapis.com/google.api.serviceusage.v1beta1.ServiceIdentity"
+            number = f"operations/finished.DONE_OPERATION.{self._world.number()}"
+            return {"name": number, "done": True, "response": {"@type": kind, **answer}}
 
     def _add_operations(self, service: HttpService) -> None:
         @service.route("GET", "/v1/operations/{name}")
@@ -130,23 +125,29 @@ class FakeServiceUsage:
             answer = {"metrics": [self._metric(project, metric, limits[metric]) for metric in page]}
             return answer if start + PAGE >= len(limits) else {**answer, "nextPageToken": str(start + PAGE)}
 
-    def _metric(self, project: Project, metric: str, regions: dict[str, int]) -> dict[str, Any]:
+    def _metric(self, project: Project, metric: str, places: dict[str, int]) -> dict[str, Any]:
         service, _, _ = metric.partition("/")
         parent = f"projects/{project.number}/services/{service}/consumerQuotaMetrics"
         name = f"{parent}/{urllib.parse.quote(metric, safe='')}"
-        buckets: list[dict[str, Any]] = [
-            {"effectiveLimit": str(self.metrics.get(metric, 0)), "defaultLimit": str(self.metrics.get(metric, 0))}
-        ]
-        place = "zone" if service == "tpu.googleapis.com" else "region"
-        for region, limit in regions.items():
-            buckets.append({"effectiveLimit": str(limit), "defaultLimit": "0", "dimensions": {place: region}})
-        limit = {
-            "name": f"{name}/limits/%2Fproject%2F{place}",
-            "unit": f"1/{{project}}/{{{place}}}",
-            "metric": metric,
-            "quotaBuckets": buckets,
-        }
-        return {"name": name, "metric": metric, "unit": "1", "consumerQuotaLimits": [limit]}
+        default = "zone" if service == "tpu.googleapis.com" else "region"
+        limits = []
+        # A metric may have limits by zone and others by region.
+        for kind in sorted({_kind(place) for place in places} or {default}):
+            buckets: list[dict[str, Any]] = [
+                {"effectiveLimit": str(self.metrics.get(metric, 0)), "defaultLimit": str(self.metrics.get(metric, 0))}
+            ]
+            for place, limit in places.items():
+                if _kind(place) == kind:
+                    buckets.append({"effectiveLimit": str(limit), "defaultLimit": "0", "dimensions": {kind: place}})
+            limits.append(
+                {
+                    "name": f"{name}/limits/%2Fproject%2F{kind}",
+                    "unit": f"1/{{project}}/{{{kind}}}",
+                    "metric": metric,
+                    "quotaBuckets": buckets,
+                }
+            )
+        return {"name": name, "metric": metric, "unit": "1", "consumerQuotaLimits": limits}
 
     def _project(self, request: Request, permission: str) -> Project:
         project = self._world.project(request.parts["project"])
@@ -158,3 +159,7 @@ class FakeServiceUsage:
             name = f"{kind}.p2-{self._world.number()}"
             self._operations[name] = {"looks": self.looks, "work": work}
         return {"name": f"operations/{name}"}
+
+
+def _kind(place: str) -> str:
+    return "zone" if place.count("-") == 2 else "region"

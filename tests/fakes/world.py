@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import threading
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+from googleapiclient import discovery_cache
 
 from tests.fakes.errors import ServiceError
 from tests.fakes.roles import PERMISSIONS
+
+
+@functools.cache
+def title_of(service: str) -> str:
+    """Return an API's title (Vertex AI's is "Agent Platform API") from google-api-python-client's documents."""
+    documents = Path(discovery_cache.__file__).parent / "documents"
+    document = next(iter(sorted(documents.glob(f"{service.partition('.')[0]}.v*.json"))))
+    return str(json.loads(document.read_text())["title"])
 
 
 @dataclass
@@ -42,6 +54,8 @@ class World:
         self.groups: dict[str, set[str]] = {}
         self.accounts: dict[str, dict[str, Any]] = {}
         self.policies: dict[str, dict[str, Any]] = {}
+        # Custom roles by full name, with their permissions.
+        self.roles: dict[str, frozenset[str]] = {}
         self.buckets: dict[str, dict[str, Any]] = {}
         self.repositories: dict[str, dict[str, Any]] = {}
         self.keys: dict[str, dict[str, Any]] = {}
@@ -81,7 +95,7 @@ class World:
             self.settling[service] -= 1
         raise ServiceError(
             403,
-            f"{service} API has not been used in project {project.number} before or it is disabled. Enable it by "
+            f"{title_of(service)} has not been used in project {project.number} before or it is disabled. Enable it by "
             f"visiting https://console.developers.google.com/apis/api/{service}/overview?project={project.number} then "
             "retry. If you enabled this API recently, wait a few minutes for the action to propagate to our systems "
             "and retry.",
@@ -94,8 +108,10 @@ class World:
 
     def read_policy(self, resource: str, version: int) -> dict[str, Any]:
         """Return a resource's policy in a policy version. Before version 3, conditions are removed, and the role of a
-        conditional binding has a name that cannot be granted."""
+        conditional binding has a name that cannot be granted. Without bindings it is only an etag."""
         policy = self.policy(resource)
+        if not policy["bindings"]:
+            return {"etag": policy["etag"]}
         if version >= 3:
             return policy
         for binding in policy["bindings"]:
@@ -118,9 +134,12 @@ class World:
             conditional = any(binding.get("condition") for binding in policy.get("bindings", []))
             if conditional and policy.get("version") != 3:
                 raise ServiceError(400, "Policies with conditions must be written with version 3.")
+            for role in {binding["role"] for binding in policy.get("bindings", [])}:
+                if role.startswith("projects/") and role not in self.roles:
+                    raise ServiceError(400, f"Role ({role}) does not exist in the resource's hierarchy.")
             self._etag += 1
             self.policies[resource] = {
-                "version": 3 if conditional else policy.get("version", 1),
+                "version": 3 if conditional else 1,
                 "bindings": copy.deepcopy(policy.get("bindings", [])),
                 "etag": f"Bw{self._etag:06d}=",
             }
@@ -139,7 +158,8 @@ class World:
         above = [parent for name in resources for parent in self._parents(name)]
         with self.lock:
             return any(
-                permission in PERMISSIONS.get(binding["role"], ()) and members & set(binding.get("members", []))
+                permission in (PERMISSIONS.get(binding["role"]) or self.roles.get(binding["role"], ()))
+                and members & set(binding.get("members", []))
                 for resource in (*resources, *above)
                 for binding in self.policy(resource)["bindings"]
             )

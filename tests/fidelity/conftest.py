@@ -1,9 +1,11 @@
-"""A client of Vertex AI's endpoints, with the arguments that most tests share."""
+"""Clients that several tests share: of Vertex AI's endpoints, and of a Kubernetes API server."""
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +14,11 @@ from google.cloud import aiplatform_v1 as vertex
 
 from slipway.components.cloud.connection import Connection
 from tests.fakes.google import NUMBER, PROJECT, REGION, FakeGoogle
+from tests.fakes.kubernetes import real
+from tests.fakes.kubernetes.server import FakeKubernetes
 from tests.fakes.ready import BUCKET, SERVING_IMAGE
 from tests.fakes.vertex.serving import STAND_IN
+from tests.fidelity.kubernetes_client import Clients, Cluster
 
 PARENT = f"projects/{PROJECT}/locations/{REGION}"
 ENDPOINT = f"projects/{NUMBER}/locations/{REGION}/endpoints/digits"
@@ -94,3 +99,21 @@ def refused(code: str, sentence: str, call: Callable[..., Any], *arguments: Any,
 def client(ready_google: FakeGoogle) -> Client:
     ready_google.region.servers.commands["digits"] = STAND_IN
     return Client(ready_google)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """A cluster without nodes: the real API server if it is asked for, else the fake."""
+    if os.environ.get(real.VARIABLE):
+        server = real.server()
+        server.clear()
+        yield server
+        return
+    with FakeKubernetes(tmp_path) as fake:
+        fake.around.nodes = []
+        yield fake
+
+
+@pytest.fixture
+def admin(cluster: Cluster) -> Clients:
+    return Clients(cluster)

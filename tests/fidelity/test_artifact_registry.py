@@ -34,21 +34,21 @@ def create(repositories: Any) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("identity", ["Slipway", "1slipway", "slipway-", "s" * 64])
 def test_a_repository_id_is_a_name_of_63_characters_at_most(create, identity):
-    """Source: `Repository.name` in google/devtools/artifactregistry/v1/repository.proto."""
+    """Source (read): `Repository.name` in google/devtools/artifactregistry/v1/repository.proto."""
     with pytest.raises(Exception, match="is not valid") as error:
         create(identity, format="DOCKER")
     assert status_of(error.value) == 400
 
 
 def test_a_repository_needs_a_format(create):
-    """Source: `Repository.format` in google/devtools/artifactregistry/v1/repository.proto."""
+    """Source (read): `Repository.format` in google/devtools/artifactregistry/v1/repository.proto."""
     with pytest.raises(Exception, match="format is required") as error:
         create()
     assert status_of(error.value) == 400
 
 
 def test_a_repository_is_created_by_a_long_running_operation_and_once(repositories, create):
-    """Source: ArtifactRegistry.CreateRepository in service.proto."""
+    """Source (read): ArtifactRegistry.CreateRepository in service.proto."""
     started = create(format="DOCKER")
     with pytest.raises(Exception, match="was not found") as early:
         repositories.repositories().get(name=NAME).execute()
@@ -64,7 +64,8 @@ def test_a_repository_is_created_by_a_long_running_operation_and_once(repositori
 
 
 def test_pushing_requires_a_repository_and_the_permission_to_upload(google):
-    """Pushing does not create a repository. Source: https://cloud.google.com/artifact-registry/docs/docker/pushing-and-pulling"""
+    """Pushing does not create a repository. Source (read):
+    https://cloud.google.com/artifact-registry/docs/docker/pushing-and-pulling"""
     with pytest.raises(ServiceError, match="name unknown"):
         google.images.push(SUBMITTER, IMAGE, DIGEST)
     google.repositories.add(NAME)
@@ -74,7 +75,7 @@ def test_pushing_requires_a_repository_and_the_permission_to_upload(google):
 
 
 def test_reading_an_image_requires_the_permission_to_download(google, repositories):
-    """Source: https://cloud.google.com/artifact-registry/docs/access-control#permissions"""
+    """Source (read): https://cloud.google.com/artifact-registry/docs/access-control#permissions"""
     google.repositories.add(NAME)
     google.images.push(SUBMITTER, IMAGE, DIGEST)
     tag = f"{NAME}/packages/trainer-cpu/tags/1"
@@ -87,7 +88,7 @@ def test_reading_an_image_requires_the_permission_to_download(google, repositori
 
 
 def test_an_api_that_is_not_enabled_answers_nothing(google, repositories):
-    """Source: https://cloud.google.com/service-usage/docs/enable-disable (error SERVICE_DISABLED)."""
+    """Source (read): https://cloud.google.com/service-usage/docs/enable-disable (error SERVICE_DISABLED)."""
     google.world.projects[PROJECT].services.discard("artifactregistry.googleapis.com")
     with pytest.raises(Exception, match="has not been used in project") as error:
         repositories.repositories().get(name=NAME).execute()

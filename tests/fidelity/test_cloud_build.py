@@ -83,8 +83,8 @@ def without_ownership(google: FakeGoogle) -> None:
 def test_the_default_account_is_compute_engines_or_the_legacy_one(project, default, email):
     """Since 2024 builds run as Compute Engine's default account, before as Cloud Build's legacy one.
 
-    Source: https://cloud.google.com/build/docs/cloud-build-service-account-updates; the format of the answer: API
-    description of cloudbuild v1, DefaultServiceAccount.serviceAccountEmail.
+    Source (read): https://cloud.google.com/build/docs/cloud-build-service-account-updates; the format of the answer:
+    API description of cloudbuild v1, DefaultServiceAccount.serviceAccountEmail.
     """
     project.builds.default = default
     name = f"projects/{PROJECT}/locations/{REGION}/defaultServiceAccount"
@@ -95,7 +95,7 @@ def test_the_default_account_is_compute_engines_or_the_legacy_one(project, defau
 def test_a_project_may_have_no_default_account(project):
     """If no account is used by default, serviceAccountEmail is empty; the refusal's wording is not known.
 
-    Source: API description of cloudbuild v1, DefaultServiceAccount.serviceAccountEmail.
+    Source (read): API description of cloudbuild v1, DefaultServiceAccount.serviceAccountEmail.
     """
     project.builds.default = "none"
     name = f"projects/{PROJECT}/locations/{REGION}/defaultServiceAccount"
@@ -107,7 +107,7 @@ def test_a_project_may_have_no_default_account(project):
 def test_the_caller_must_be_allowed_to_act_as_the_account(project, account):
     """A build as Compute Engine's account or one of the project's own requires iam.serviceAccounts.actAs on it.
 
-    The refusal names the account by its unique id. Source:
+    The refusal names the account by its unique id. Source (reported):
     https://cloud.google.com/build/docs/cloud-build-service-account-updates; wording reported in
     https://github.com/kohei321dev/spot-diggz/issues/164.
     """
@@ -126,7 +126,7 @@ def test_the_caller_must_be_allowed_to_act_as_the_account(project, account):
 def test_the_legacy_account_needs_no_act_as(project):
     """Whoever may start builds may use the legacy account: actAs is required on the two others.
 
-    Source: https://cloud.google.com/build/docs/cloud-build-service-account-updates.
+    Source (read): https://cloud.google.com/build/docs/cloud-build-service-account-updates.
     """
     without_ownership(project)
     project.builds.default = "legacy"
@@ -136,8 +136,8 @@ def test_the_legacy_account_needs_no_act_as(project):
 def test_a_missing_default_account_is_refused_like_a_missing_right(project):
     """Compute Engine's account exists only where its API is enabled; without it the build is refused.
 
-    Source: https://cloud.google.com/compute/docs/access/service-accounts#default_service_account. That Cloud Build
-    refuses in the words for a missing right is assumed; Slipway looks the account up after every refusal.
+    Source (read): https://cloud.google.com/compute/docs/access/service-accounts#default_service_account. That Cloud
+    Build refuses in the words for a missing right is assumed; Slipway looks the account up after every refusal.
     """
     project.world.accounts.pop(COMPUTE_ACCOUNT)
     assert status_of(refused(project, request())) == 403
@@ -146,7 +146,8 @@ def test_a_missing_default_account_is_refused_like_a_missing_right(project):
 def test_a_build_as_an_own_account_needs_a_log_destination(project):
     """A build with a service account sets a bucket for logs, or CLOUD_LOGGING_ONLY or NONE.
 
-    Source: wording reported in https://github.com/GoogleCloudPlatform/terraform-google-dataplex-auto-data-quality/pull/39.
+    Source (reported): wording reported in
+    https://github.com/GoogleCloudPlatform/terraform-google-dataplex-auto-data-quality/pull/39.
     """
     error = refused(project, request(OWN, options=None))
     assert (status_of(error), "must either (a) specify 'build.logs_bucket'" in str(error)) == (400, True)
@@ -156,8 +157,8 @@ def test_a_build_as_an_own_account_needs_a_log_destination(project):
 def test_a_bucket_for_logs_asks_for_more_than_to_write_objects(project):
     """An account that may write objects and not get the bucket fails to create its log, and the build fails.
 
-    Source: https://cloud.google.com/build/docs/securing-builds/store-manage-build-logs (Storage Admin); reported in
-    https://github.com/GoogleCloudPlatform/solution-acceleration-toolkit/issues/1050.
+    Source (reported): https://cloud.google.com/build/docs/securing-builds/store-manage-build-logs (Storage Admin);
+    reported in https://github.com/GoogleCloudPlatform/solution-acceleration-toolkit/issues/1050.
     """
     grant(project, f"buckets/{BUCKET}", "roles/storage.objectUser", OWN)
     build = request(OWN, logsBucket=f"gs://{BUCKET}/logs", options={"logging": "GCS_ONLY"})
@@ -171,8 +172,9 @@ def test_a_bucket_for_logs_asks_for_more_than_to_write_objects(project):
 def test_without_the_logs_writer_role_a_build_continues_with_a_warning(project):
     """Cloud Logging takes the log only from an account with roles/logging.logWriter; Build.warnings says so.
 
-    Source: wording reported in https://github.com/GoogleCloudPlatform/terraform-genai-knowledge-base/issues/245, in
-    `warnings` in https://github.com/GoogleCloudPlatform/terraform-google-enterprise-application/issues/120.
+    Source (reported): wording reported in
+    https://github.com/GoogleCloudPlatform/terraform-genai-knowledge-base/issues/245, in `warnings` in
+    https://github.com/GoogleCloudPlatform/terraform-google-enterprise-application/issues/120.
     """
     project.world.policies.pop(f"projects/{PROJECT}")
     build = ended(project, request())
@@ -184,7 +186,7 @@ def test_without_the_logs_writer_role_a_build_continues_with_a_warning(project):
 def test_a_builds_log_is_in_cloud_logging_under_its_id(project):
     """With CLOUD_LOGGING_ONLY, entries have resource.type="build" and the label build_id, and no object is written.
 
-    Source: https://cloud.google.com/build/docs/securing-builds/store-manage-build-logs (log cloudbuild).
+    Source (read): https://cloud.google.com/build/docs/securing-builds/store-manage-build-logs (log cloudbuild).
     """
     build = ended(project, request())
     assert {entry["resource"]["labels"]["build_id"] for entry in project.log.entries} == {build["id"]}
@@ -198,8 +200,8 @@ def test_a_builds_log_is_in_cloud_logging_under_its_id(project):
 def test_a_restricted_project_builds_in_six_regions_and_in_global(project, location, open_):
     """Some projects may build only in six regions; elsewhere the build is refused. Builds in global are accepted.
 
-    Source: https://cloud.google.com/build/docs/locations#restricted_regions_for_some_projects; wording reported in
-    https://github.com/google-github-actions/deploy-cloudrun/issues/480; that global works is only reported.
+    Source (reported): https://cloud.google.com/build/docs/locations#restricted_regions_for_some_projects; wording
+    reported in https://github.com/google-github-actions/deploy-cloudrun/issues/480; that global works is only reported.
     """
     project.builds.restricted = True
     if open_:
@@ -213,7 +215,7 @@ def test_a_restricted_project_builds_in_six_regions_and_in_global(project, locat
 def test_a_build_is_found_only_in_its_location(project):
     """A build is got and listed under the location that it was created in.
 
-    Source: https://github.com/backstage/backstage/issues/21463.
+    Source (reported): https://github.com/backstage/backstage/issues/21463.
     """
     created = create(project, request(), "global")
     elsewhere = created["name"].replace("/global/", f"/{REGION}/")
@@ -225,7 +227,7 @@ def test_a_build_is_found_only_in_its_location(project):
 def test_a_source_is_pinned_by_its_generation(project):
     """storageSource.generation selects one version of the object; one that is not there fails the build.
 
-    Source: API description of cloudbuild v1, StorageSource.generation.
+    Source (read): API description of cloudbuild v1, StorageSource.generation.
     """
     source = {"storageSource": {"bucket": BUCKET, "object": SOURCE, "generation": "1"}}
     failed = ended(project, request(source=source))
@@ -235,7 +237,7 @@ def test_a_source_is_pinned_by_its_generation(project):
 def test_the_account_of_the_build_reads_the_source(project):
     """The source is fetched with the rights of the build's account, not of the caller.
 
-    Source: reported in https://github.com/GoogleCloudPlatform/bigquery-dlp-remote-function/issues/70.
+    Source (reported): reported in https://github.com/GoogleCloudPlatform/bigquery-dlp-remote-function/issues/70.
     """
     project.world.policies.pop(f"buckets/{BUCKET}")
     failed = ended(project, request())
@@ -246,7 +248,8 @@ def test_the_account_of_the_build_reads_the_source(project):
 def test_the_account_of_the_build_pushes_the_image(project):
     """Images in `images` are pushed as the build's account; their digests are in results.images.
 
-    Source: API description of cloudbuild v1, Build.images, BuiltImage.digest, FailureInfo.type PUSH_NOT_AUTHORIZED.
+    Source (read): API description of cloudbuild v1, Build.images, BuiltImage.digest, FailureInfo.type
+    PUSH_NOT_AUTHORIZED.
     """
     (image,) = ended(project, request())["results"]["images"]
     assert (image["name"], image["digest"].startswith("sha256:")) == (IMAGE, True)

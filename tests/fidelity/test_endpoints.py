@@ -13,7 +13,7 @@ from tests.fidelity.conftest import ENDPOINT, PARENT, refused
 
 
 def test_endpoint_ids_and_fields_outside_their_format_are_refused(client):
-    """Source: `CreateEndpointRequest.endpoint_id` in endpoint_service.proto, `Endpoint` in endpoint.proto."""
+    """Source (read): `CreateEndpointRequest.endpoint_id` in endpoint_service.proto, `Endpoint` in endpoint.proto."""
     for identity in ("Digits", "digits-", "a" * 64, "0123", "1234567890", "-a", "a_b"):
         refused("INVALID_ARGUMENT", "endpoint_id", client.create, identity)
     for fields, sentence in (
@@ -36,8 +36,8 @@ def test_endpoint_ids_and_fields_outside_their_format_are_refused(client):
 
 
 def test_creating_is_a_long_running_operation_below_the_endpoint(client):
-    """It can be read again after it is done, and has times. Source: python-aiplatform prints the name "Create Endpoint
-    backing LRO: projects/980799330137/locations/us-central1/endpoints/2848656506683916288/operations/…"
+    """It can be read again after it is done, and has times. Source (read): python-aiplatform prints the name "Create
+    Endpoint backing LRO: projects/980799330137/locations/us-central1/endpoints/2848656506683916288/operations/…"
     (ageron/handson-ml3#135); `CreateEndpointOperationMetadata`.
     """
     client.google.region.operations.looks = 3
@@ -60,7 +60,7 @@ def test_creating_is_a_long_running_operation_below_the_endpoint(client):
 
 
 def test_endpoints_are_listed_by_filter_order_and_page(client):
-    """Source: `ListEndpointsRequest` in endpoint_service.proto."""
+    """Source (read): `ListEndpointsRequest` in endpoint_service.proto."""
     for identity, team in (("a", "red"), ("b", "blue"), ("c", "red")):
         client.create(identity, display_name=f"digits-{identity}", labels={"team": team})
 
@@ -76,7 +76,7 @@ def test_endpoints_are_listed_by_filter_order_and_page(client):
 
 
 def test_updates_need_a_mask_fields_that_can_change_and_the_newest_etag(client):
-    """Source: `UpdateEndpointRequest.update_mask`, `Endpoint.etag`; ABORTED is https://google.aip.dev/154."""
+    """Source (read): `UpdateEndpointRequest.update_mask`, `Endpoint.etag`; ABORTED is https://google.aip.dev/154."""
     client.create()
 
     def update(paths: list[str], **fields: Any) -> vertex.Endpoint:
@@ -96,7 +96,7 @@ def test_updates_need_a_mask_fields_that_can_change_and_the_newest_etag(client):
 
 
 def test_what_cannot_be_deployed_is_refused(client):
-    """Source: `DeployedModel` in endpoint.proto, `DedicatedResources` in machine_resources.proto, and
+    """Source (read): `DeployedModel` in endpoint.proto, `DedicatedResources` in machine_resources.proto, and
     https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/predictions/configure-compute
     """
     client.create()
@@ -138,8 +138,9 @@ def test_what_cannot_be_deployed_is_refused(client):
 
 
 def test_deployed_models_draw_on_the_quota_with_all_their_replicas(client):
-    """Source: `DedicatedResources.max_replica_count`, "you will be charged for (max_replica_count * number of cores in
-    the selected machine type) and (max_replica_count * number of GPUs per replica in the selected machine type)".
+    """Source (read): `DedicatedResources.max_replica_count`, "you will be charged for (max_replica_count * number of
+    cores in the selected machine type) and (max_replica_count * number of GPUs per replica in the selected machine
+    type)".
     """
     quotas, prefix = client.google.world.quotas, (PROJECT, REGION, "aiplatform.googleapis.com/custom_model_serving_")
     quotas[*prefix[:2], prefix[2] + "cpus"] = 7
@@ -160,8 +161,8 @@ def test_deployed_models_draw_on_the_quota_with_all_their_replicas(client):
 
 
 def test_a_deployment_takes_effect_when_its_servers_are_healthy(client):
-    """The id exists once, also while it is being deployed. Source: `DeployModelRequest.traffic_split` ("To refer to the
-    ID of the just being deployed Model, a "0" should be used"), `DeployedModel`, `DeployModelOperationMetadata`.
+    """The id exists once, also while it is being deployed. Source (read): `DeployModelRequest.traffic_split` ("To refer
+    to the ID of the just being deployed Model, a "0" should be used"), `DeployedModel`, `DeployModelOperationMetadata`.
     """
     client.create()
     client.register("--start-seconds", "0.5")
@@ -191,7 +192,7 @@ def test_a_deployment_takes_effect_when_its_servers_are_healthy(client):
 
 
 def test_a_container_that_is_never_healthy_or_ends_fails_the_operation(client):
-    """Nothing remains of it. Source: the messages are quoted on
+    """Nothing remains of it. Source (read): the messages are quoted on
     https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/predictions/get-batch-predictions
     and in googleapis/python-aiplatform#4559; `ModelContainerSpec.deployment_timeout` in model.proto.
     """
@@ -215,7 +216,7 @@ def test_a_container_that_is_never_healthy_or_ends_fails_the_operation(client):
 
 
 def test_traffic_adds_up_to_100_over_deployed_models_or_is_empty(client):
-    """Source: `Endpoint.traffic_split` in endpoint.proto."""
+    """Source (read): `Endpoint.traffic_split` in endpoint.proto."""
     client.create()
     client.register()
     client.deploy("1", {"0": 100})
@@ -240,7 +241,7 @@ def test_traffic_adds_up_to_100_over_deployed_models_or_is_empty(client):
 
 
 def test_a_model_with_traffic_is_undeployed_only_with_a_split_that_unassigns_it(client):
-    """Source: `UndeployModelRequest.traffic_split`; deleting an endpoint with models fails:
+    """Source (read): `UndeployModelRequest.traffic_split`; deleting an endpoint with models fails:
     googleapis/python-aiplatform#1441.
     """
     client.create()
@@ -270,7 +271,7 @@ def test_a_model_with_traffic_is_undeployed_only_with_a_split_that_unassigns_it(
 
 
 def test_replicas_are_mutated_within_the_rules(client):
-    """Source: `MutateDeployedModelRequest` in endpoint_service.proto."""
+    """Source (read): `MutateDeployedModelRequest` in endpoint_service.proto."""
     client.create()
     client.register()
     client.deploy("1", {"0": 100})
@@ -296,8 +297,31 @@ def test_replicas_are_mutated_within_the_rules(client):
         assert deployed.status.available_replica_count == deployed.dedicated_resources.min_replica_count == count
 
 
+def test_a_deployment_without_free_machines_fails_the_operation(client):
+    """The call succeeds; the operation ends with code 14, UNAVAILABLE, and the endpoint stays as it was.
+
+    Source (reported): GoogleCloudPlatform/PerfKitBenchmarker, test of Vertex AI models ("503 … 14: …").
+    """
+    client.create()
+    client.register()
+    sentence = "Machine type temporarily unavailable, please deploy with a different machine type or retry."
+    client.google.region.servers.stock_out = sentence
+    error = client.deploy("1").error
+    assert (error.code, error.message) == (14, sentence)
+    assert not client.get().deployed_models
+
+
+def test_a_deletion_is_an_operation_of_the_location(client):
+    """Its name does not contain the resource's. Source (recorded): deletions of pipeline jobs and tensorboards in KCC
+    (vertexaipipelinejob at 729252c2f5, vertexaitensorboard at 0d9461e184); none of an endpoint was recorded.
+    """
+    client.create()
+    operation = client.endpoints.delete_endpoint(name=ENDPOINT).operation
+    assert operation.name.startswith(f"{ENDPOINT.partition('/endpoints/')[0]}/operations/")
+
+
 def test_models_are_deployed_at_the_same_time(client):
-    """Source: none; an assumption on which no command relies."""
+    """Source (read): none; an assumption on which no command relies."""
     client.create()
     client.register("--start-seconds", "0.3")
     started = [client.start_deploying(identity) for identity in ("1", "2", "3")]
@@ -306,7 +330,7 @@ def test_models_are_deployed_at_the_same_time(client):
 
 
 def test_an_endpoint_needs_permissions(client):
-    """Source: https://cloud.google.com/vertex-ai/docs/general/iam-permissions"""
+    """Source (read): https://cloud.google.com/vertex-ai/docs/general/iam-permissions"""
     client.create()
     client.google.world.owners.clear()
     refused("PERMISSION_DENIED", "aiplatform.endpoints.get", client.get)
@@ -315,7 +339,7 @@ def test_an_endpoint_needs_permissions(client):
 
 
 def test_an_operation_is_waited_for(client):
-    """Google's client returns the bytes of the answer. Source: google.longrunning.Operations.WaitOperation."""
+    """Google's client returns the bytes of the answer. Source (read): google.longrunning.Operations.WaitOperation."""
     client.create()
     client.register("--start-seconds", "0.3")
     operation = client.start_deploying("1").operation

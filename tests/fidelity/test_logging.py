@@ -33,14 +33,14 @@ def asked(**body: Any) -> dict[str, Any]:
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_a_request_that_cannot_be_understood_is_status_400(entries, body, sentence):
-    """Source: `ListLogEntriesRequest` in google/logging/v2/logging.proto."""
+    """Source (read): `ListLogEntriesRequest` in google/logging/v2/logging.proto."""
     with pytest.raises(Exception, match=sentence) as error:
         entries.list(**asked(**body)).execute()
     assert status_of(error.value) == 400
 
 
 def test_a_page_has_at_most_1000_entries_oldest_first(google, entries):
-    """Source: `ListLogEntriesRequest.page_size` and `order_by` in google/logging/v2/logging.proto."""
+    """Source (read): `ListLogEntriesRequest.page_size` and `order_by` in google/logging/v2/logging.proto."""
     for number in range(1001):
         google.log.write_job(JOB, "workerpool0-0", str(number))
     first = entries.list(**asked(pageSize=5000)).execute()
@@ -51,7 +51,7 @@ def test_a_page_has_at_most_1000_entries_oldest_first(google, entries):
 
 
 def test_reading_logs_requires_logging_log_entries_list(google, entries):
-    """Source: https://cloud.google.com/logging/docs/access-control#permissions_and_roles"""
+    """Source (read): https://cloud.google.com/logging/docs/access-control#permissions_and_roles"""
     google.world.owners.clear()
     with pytest.raises(Exception, match=r"logging\.logEntries\.list") as error:
         entries.list(**asked()).execute()

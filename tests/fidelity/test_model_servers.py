@@ -52,7 +52,7 @@ PRINTED = "import json, os; print(json.dumps(dict(os.environ))); import time; ti
 
 
 def test_the_container_has_the_variables_of_the_service(ready_google, start):
-    """Source: "Variables set by Agent Platform" on the page, and ModelContainerSpec.command in model.proto."""
+    """Source (read): "Variables set by Agent Platform" on the page, and ModelContainerSpec.command in model.proto."""
     ready_google.storage.write(BUCKET, "runs/digits-1/model/weights/part", b"weights")
     ready_google.storage.write(BUCKET, "runs/digits-1/model-2/other", b"another's")
     variables = [{"name": "GREETING", "value": "hello $(AIP_ENDPOINT_ID) $(NOBODY) $$(AIP_MODE)"}]
@@ -81,12 +81,12 @@ def test_the_container_has_the_variables_of_the_service(ready_google, start):
 
 
 def test_variables_are_expanded_as_in_kubernetes():
-    """Source: ModelContainerSpec.command in model.proto."""
+    """Source (read): ModelContainerSpec.command in model.proto."""
     assert expanded("$(A)/$$(A)/$(B)/$C", {"A": "a"}) == "a/$(A)/$(B)/$C"
 
 
 def test_a_server_predicts_once_it_is_healthy(start):
-    """Source: "Health checks" on the page."""
+    """Source (read): "Health checks" on the page."""
     server = start("--start-seconds", "0.3", predict_route="/predict", health_route="/health")
     assert not server.is_healthy()
     assert server.wait_until_healthy(20)
@@ -95,7 +95,7 @@ def test_a_server_predicts_once_it_is_healthy(start):
 
 
 def test_a_server_that_never_becomes_healthy_or_is_slow_is_waited_for_in_vain(start):
-    """Source: "Health checks" on the page."""
+    """Source (read): "Health checks" on the page."""
     assert not start("--never-healthy").wait_until_healthy(0.5)
     slow = start("--seconds", "1")
     assert slow.wait_until_healthy(20)
@@ -104,7 +104,7 @@ def test_a_server_that_never_becomes_healthy_or_is_slow_is_waited_for_in_vain(st
 
 
 def test_a_process_that_ends_is_started_again(start):
-    """Source: "restarts your container"; a container's process is its first one."""
+    """Source (read): "restarts your container"; a container's process is its first one."""
     server = start()
     assert server.wait_until_healthy(20)
     server.kill()
@@ -113,7 +113,7 @@ def test_a_process_that_ends_is_started_again(start):
 
 
 def test_nothing_runs_once_the_servers_are_closed(start, servers):
-    """SIGTERM ends a server after the requests in progress. Source: none; as Kubernetes ends a container."""
+    """SIGTERM ends a server after the requests in progress. Source (read): none; as Kubernetes ends a container."""
     running = [start(), start("--never-healthy"), start("--exit", "1")]
     assert running[0].wait_until_healthy(20)
     servers.close()

@@ -55,7 +55,7 @@ def upload(connection: Connection) -> Callable[..., Any]:
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_a_field_outside_its_format_is_refused(upload, fields, sentence):
-    """Source: comments of `Model` in google/cloud/aiplatform/v1/model.proto."""
+    """Source (read): comments of `Model` in google/cloud/aiplatform/v1/model.proto."""
     with pytest.raises(Exception, match=sentence) as error:
         upload(**fields)
     assert status_of(error.value) == 400
@@ -63,14 +63,14 @@ def test_a_field_outside_its_format_is_refused(upload, fields, sentence):
 
 @pytest.mark.parametrize("identity", ["Digits", "1digits", "-digits", "d" * 64])
 def test_a_model_id_has_at_most_63_characters_and_begins_with_a_letter(upload, identity):
-    """Source: `UploadModelRequest.model_id`, which also permits an underscore, in model_service.proto."""
+    """Source (read): `UploadModelRequest.model_id`, which also permits an underscore, in model_service.proto."""
     with pytest.raises(Exception, match="Invalid model_id") as error:
         upload({"model_id": identity})
     assert status_of(error.value) == 400
 
 
 def test_a_model_is_created_once_and_a_version_needs_its_model(upload):
-    """Source: `UploadModelRequest.model_id` and `parent_model` in model_service.proto."""
+    """Source (read): `UploadModelRequest.model_id` and `parent_model` in model_service.proto."""
     with pytest.raises(Exception, match="does not exist") as unknown:
         upload({"parent_model": MODEL, "model_id": ""})
     assert status_of(unknown.value) == 404
@@ -82,7 +82,7 @@ def test_a_model_is_created_once_and_a_version_needs_its_model(upload):
 
 
 def test_an_alias_belongs_to_one_version_and_the_first_version_is_the_default(connection, upload):
-    """Source: `Model.version_aliases` in model.proto, `MergeVersionAliasesRequest` in model_service.proto."""
+    """Source (read): `Model.version_aliases` in model.proto, `MergeVersionAliasesRequest` in model_service.proto."""
     upload(version_aliases=["champion"])
     upload({"parent_model": MODEL, "model_id": ""}, version_aliases=["champion"])
     models = connection.models
@@ -94,7 +94,7 @@ def test_an_alias_belongs_to_one_version_and_the_first_version_is_the_default(co
 
 
 def test_an_upload_is_a_long_running_operation(connection, ready_google, upload):
-    """The version does not exist before it is done. Source: ModelService.UploadModel in model_service.proto."""
+    """The version does not exist before it is done. Source (read): ModelService.UploadModel in model_service.proto."""
     ready_google.region.operations.looks = 2
     assert not upload().done
     with pytest.raises(Exception, match="does not exist") as error:
@@ -103,14 +103,15 @@ def test_an_upload_is_a_long_running_operation(connection, ready_google, upload)
 
 
 def test_another_region_knows_nothing_of_the_model(connection):
-    """A request goes to its location's address. Source: https://cloud.google.com/vertex-ai/docs/general/locations"""
+    """A request goes to its location's address. Source (read):
+    https://cloud.google.com/vertex-ai/docs/general/locations"""
     with pytest.raises(Exception, match="names location us-central1") as error:
         connection.models.get_model(name=f"projects/{PROJECT}/locations/us-central1/models/digits")
     assert status_of(error.value) == 400
 
 
 def test_the_metadata_store_exists_after_the_first_run_only(connection, ready_google):
-    """Source: https://cloud.google.com/vertex-ai/docs/ml-metadata/configure (the default store)."""
+    """Source (read): https://cloud.google.com/vertex-ai/docs/ml-metadata/configure (the default store)."""
     context = vertex.Context(schema_title="system.Experiment", schema_version="0.0.1")
     made = {"parent": STORE, "context": context, "context_id": "digits"}
     with pytest.raises(Exception, match="metadata store") as error:

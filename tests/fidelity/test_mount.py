@@ -34,7 +34,7 @@ def mounted(google: FakeGoogle, folder: Path, *, strict: bool = True) -> Path:
 def test_the_bucket_and_the_mounted_folder_show_each_others_writes(ready_google: FakeGoogle, tmp_path: Path):
     """What one side writes or deletes, the other has or has no longer.
 
-    Source: https://docs.cloud.google.com/storage/docs/cloud-storage-fuse/overview
+    Source (read): https://docs.cloud.google.com/storage/docs/cloud-storage-fuse/overview
     """
     folder, bucket = mounted(ready_google, tmp_path), bucket_of(ready_google)
     bucket.blob("runs/spec.json").upload_from_string("{}")
@@ -54,8 +54,8 @@ def test_the_bucket_and_the_mounted_folder_show_each_others_writes(ready_google:
 def test_a_file_is_in_the_bucket_once_it_is_closed(ready_google: FakeGoogle, tmp_path: Path):
     """What is written is in the bucket after close; with streaming writes, not even after fsync.
 
-    Source: semantics.md, "FSync operation does not finalize the object": "Data is guaranteed to be on GCS only after
-    the file is closed."
+    Source (read): semantics.md, "FSync operation does not finalize the object": "Data is guaranteed to be on GCS only
+    after the file is closed."
     """
     folder, bucket = mounted(ready_google, tmp_path), bucket_of(ready_google)
     with (folder / "metrics.jsonl").open("wb", buffering=0) as file:
@@ -68,8 +68,8 @@ def test_a_file_is_in_the_bucket_once_it_is_closed(ready_google: FakeGoogle, tmp
 def test_what_is_appended_is_in_the_bucket_once_the_file_is_closed(ready_google: FakeGoogle, tmp_path: Path):
     """Until then the object has its earlier content, also after calls that change other objects.
 
-    Source: semantics.md, "Modifications": "There are no guarantees about whether local modifications are reflected in
-    Cloud Storage after writing but before syncing or closing."
+    Source (read): semantics.md, "Modifications": "There are no guarantees about whether local modifications are
+    reflected in Cloud Storage after writing but before syncing or closing."
     """
     folder, bucket = mounted(ready_google, tmp_path), bucket_of(ready_google)
     (folder / "metrics.jsonl").write_bytes(b"1\n")
@@ -85,7 +85,8 @@ def test_what_is_appended_is_in_the_bucket_once_the_file_is_closed(ready_google:
 def test_a_killed_process_closes_its_files(ready_google: FakeGoogle, tmp_path: Path):
     """The kernel closes the files of a process that ends, unlike those of a machine that is lost.
 
-    Source: _exit(2), "Any open file descriptors belonging to the process are closed", and the rule on close above.
+    Source (read): _exit(2), "Any open file descriptors belonging to the process are closed", and the rule on close
+    above.
     """
     folder, bucket = mounted(ready_google, tmp_path), bucket_of(ready_google)
     script = "import sys, time; file = open(sys.argv[1], 'wb', buffering=0); file.write(b'1'); print(1, flush=True); "
@@ -105,8 +106,9 @@ def test_only_the_mounter_can_write_unless_it_is_mounted_otherwise(
 ):
     """A container whose user is not the mounter, such as 65534, can read but not write.
 
-    Source: semantics.md, "Permissions and ownership": all inodes belong to the user who mounted the bucket; files have
-    0644, directories 0755; --uid, --gid, --file-mode and --dir-mode override it. What Vertex AI sets is not documented.
+    Source (read): semantics.md, "Permissions and ownership": all inodes belong to the user who mounted the bucket;
+    files have 0644, directories 0755; --uid, --gid, --file-mode and --dir-mode override it. What Vertex AI sets is not
+    documented.
     """
     folder = mounted(ready_google, tmp_path, strict=strict)
     bucket_of(ready_google).blob("runs/spec.json").upload_from_string("{}")

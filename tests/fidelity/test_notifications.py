@@ -67,9 +67,9 @@ def run(google: FakeGoogle, folder: Path, *exits: Callable[[], Any]) -> tuple[st
 def test_an_exit_task_starts_after_all_others_even_if_one_failed(ready_google: FakeGoogle, tmp_path: Path) -> None:
     """The exit task of an ExitHandler runs when the tasks in it have ended, also under fail-fast; the run stays failed.
 
-    Source: TriggerPolicy.TriggerStrategy.ALL_UPSTREAM_TASKS_COMPLETED in kfp's pipeline_spec.proto; documentation of
-    e-mail notifications (https://cloud.google.com/vertex-ai/docs/pipelines/email-notifications: "When the pipeline
-    exits, Google Cloud sends a final status notification email").
+    Source (read): TriggerPolicy.TriggerStrategy.ALL_UPSTREAM_TASKS_COMPLETED in kfp's pipeline_spec.proto;
+    documentation of e-mail notifications (https://cloud.google.com/vertex-ai/docs/pipelines/email-notifications: "When
+    the pipeline exits, Google Cloud sends a final status notification email").
     """
     ready_google.region.pipelines.script["work"].failure = Failure()
     state, tasks = run(ready_google, tmp_path)
@@ -86,7 +86,7 @@ def test_an_exit_task_starts_after_all_others_even_if_one_failed(ready_google: F
 def test_a_final_status_names_the_job_and_the_state(ready_google: FakeGoogle, tmp_path: Path) -> None:
     """An input of the type PipelineTaskFinalStatus has state, job, task and, after a failure, an error.
 
-    Source: message PipelineTaskFinalStatus in kfp's pipeline_spec.proto; its JSON keys in kfp/dsl/executor.py.
+    Source (read): message PipelineTaskFinalStatus in kfp's pipeline_spec.proto; its JSON keys in kfp/dsl/executor.py.
     """
     _, tasks = run(ready_google, tmp_path)
     given = dict(tasks["end"].execution.metadata["input:status"])
@@ -94,10 +94,26 @@ def test_a_final_status_names_the_job_and_the_state(ready_google: FakeGoogle, tm
     assert given == {"state": "SUCCEEDED", "pipelineJobResourceName": name, "pipelineTaskName": "exit-handler-1"}
 
 
+def test_the_final_status_of_failed_steps_names_them(ready_google: FakeGoogle, tmp_path: Path) -> None:
+    """The error of an exit task's final status is that of the job, without the job's name; its code is 9.
+
+    Source (reported): kubeflow/pipelines, sdk/python/kfp/dsl/executor_test.py, a status of Vertex AI; the job's error
+    in reports of 2026-07.
+    """
+    ready_google.region.pipelines.script["work"].failure = Failure()
+    _, tasks = run(ready_google, tmp_path)
+    given = dict(tasks["end"].execution.metadata["input:status"])
+    message = "The DAG failed because some tasks failed. The failed tasks are: [work]."
+    assert (given["state"], dict(given["error"])) == ("FAILED", {"code": 9, "message": message})
+    (job,) = ready_google.region.pipelines.jobs.values()
+    assert job.error.code == 9
+    assert job.error.message.startswith(f"{message}; Job (project_id = ")
+
+
 def test_several_exit_tasks_may_wait_for_one_handler(ready_google: FakeGoogle, tmp_path: Path) -> None:
     """A task with the trigger strategy of an exit task is one; the spec does not say more about the first.
 
-    Source: kfp compiles `ignore_upstream_failure()` and an ExitHandler's task to the same fields
+    Source (suspected): kfp compiles `ignore_upstream_failure()` and an ExitHandler's task to the same fields
     (kfp/compiler/pipeline_spec_builder.py). Suspected: not seen on Vertex AI.
     """
     ready_google.region.pipelines.script["work"].failure = Failure()
@@ -108,7 +124,7 @@ def test_several_exit_tasks_may_wait_for_one_handler(ready_google: FakeGoogle, t
 def test_an_exit_task_that_fails_fails_the_run(ready_google: FakeGoogle, tmp_path: Path) -> None:
     """Not documented: the fake takes the strict side, so that Slipway's exit task must never fail.
 
-    Source: none; PipelineJob.state in the proto of PipelineService says nothing of exit tasks.
+    Source (read): none; PipelineJob.state in the proto of PipelineService says nothing of exit tasks.
     """
     ready_google.region.pipelines.script["end"].failure = Failure()
     state, _ = run(ready_google, tmp_path)
@@ -118,7 +134,7 @@ def test_an_exit_task_that_fails_fails_the_run(ready_google: FakeGoogle, tmp_pat
 def test_google_mails_three_recipients_at_most(ready_google: FakeGoogle, tmp_path: Path) -> None:
     """The component for e-mail accepts up to three addresses.
 
-    Source: https://cloud.google.com/vertex-ai/docs/pipelines/email-notifications (RECIPIENTS_LIST: up to three).
+    Source (read): https://cloud.google.com/vertex-ai/docs/pipelines/email-notifications (RECIPIENTS_LIST: up to three).
     """
     mails = ready_google.region.pipelines.script.mails
     state, _ = run(ready_google, tmp_path, lambda: VertexNotificationEmailOp(recipients=["a@b.c"] * 4))
@@ -128,7 +144,7 @@ def test_google_mails_three_recipients_at_most(ready_google: FakeGoogle, tmp_pat
 def test_google_mails_the_outcome(ready_google: FakeGoogle, tmp_path: Path) -> None:
     """The service executes the component for e-mail itself, as an exit task with a final status.
 
-    Source: docstring of VertexNotificationEmailOp in google_cloud_pipeline_components.
+    Source (read): docstring of VertexNotificationEmailOp in google_cloud_pipeline_components.
     """
     ready_google.region.pipelines.script["work"].failure = Failure()
     run(ready_google, tmp_path, end, lambda: VertexNotificationEmailOp(recipients=["a@b.c"] * 3))
@@ -156,8 +172,8 @@ def topics(google: FakeGoogle) -> Any:
 def test_pubsub_refuses_a_message_that_is_empty_or_malformed(topics: Any, message: dict[str, Any]) -> None:
     """A message has data in base64 or an attribute; attributes are limited to 1,024 bytes.
 
-    Source: schema PubsubMessage in the API's discovery document ("must contain either a non-empty data field or at
-    least one attribute"); https://cloud.google.com/pubsub/quotas#resource_limits.
+    Source (read): schema PubsubMessage in the API's discovery document ("must contain either a non-empty data field or
+    at least one attribute"); https://cloud.google.com/pubsub/quotas#resource_limits.
     """
     with pytest.raises(Exception, match="400") as refused:
         topics.publish(topic=TOPIC, body={"messages": [message]}).execute()
@@ -167,8 +183,8 @@ def test_pubsub_refuses_a_message_that_is_empty_or_malformed(topics: Any, messag
 def test_publishing_needs_the_topic_and_the_permission(google: FakeGoogle, topics: Any) -> None:
     """Publishing to a topic that does not exist answers 404; roles/pubsub.publisher on the topic is what it takes.
 
-    Source: method pubsub.projects.topics.publish in the discovery document ("Returns NOT_FOUND if the topic does not
-    exist"); https://cloud.google.com/pubsub/docs/access-control#roles.
+    Source (read): method pubsub.projects.topics.publish in the discovery document ("Returns NOT_FOUND if the topic does
+    not exist"); https://cloud.google.com/pubsub/docs/access-control#roles.
     """
     body = {"messages": [{"data": base64.b64encode(b"{}").decode()}]}
     with pytest.raises(Exception, match="404"):
@@ -183,7 +199,7 @@ def test_publishing_needs_the_topic_and_the_permission(google: FakeGoogle, topic
 def test_reading_a_secret_needs_a_version_and_the_permission(google: FakeGoogle, topics: Any) -> None:
     """The value is in a version; access takes roles/secretmanager.secretAccessor, which cannot see the secret itself.
 
-    Source: method secretmanager.projects.secrets.versions.access in the discovery document;
+    Source (read): method secretmanager.projects.secrets.versions.access in the discovery document;
     https://cloud.google.com/secret-manager/docs/access-control.
     """
     secrets = Connection(PROJECT, REGION, google.endpoints).api("secretmanager", "v1").projects().secrets()

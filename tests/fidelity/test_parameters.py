@@ -57,8 +57,8 @@ def refused(call: Any, sentence: str, **values: Any) -> None:
 def test_a_parameters_value_replaces_its_default(run: Any) -> None:
     """A value in parameter_values takes the place of the default in the spec, and reaches the task with its type.
 
-    Source: proto of PipelineJob.RuntimeConfig, parameter_values ("passed into PipelineJob.pipeline_spec to replace the
-    placeholders at runtime"); pipeline_spec.proto, ComponentInputsSpec.ParameterSpec.default_value.
+    Source (read): proto of PipelineJob.RuntimeConfig, parameter_values ("passed into PipelineJob.pipeline_spec to
+    replace the placeholders at runtime"); pipeline_spec.proto, ComponentInputsSpec.ParameterSpec.default_value.
     """
     inputs = run(name="first", rate=0.25)
     assert (inputs["rate"], inputs["count"], inputs["name"]) == (0.25, 3.0, "first")
@@ -67,8 +67,8 @@ def test_a_parameters_value_replaces_its_default(run: Any) -> None:
 def test_a_parameter_that_is_not_defined_is_refused(run: Any) -> None:
     """A name that is no input of the pipeline is refused.
 
-    Source: PipelineRuntimeConfigBuilder of google-cloud-aiplatform refuses it before sending ("is not found in the
-    pipeline job input definitions").
+    Source (read): PipelineRuntimeConfigBuilder of google-cloud-aiplatform refuses it before sending ("is not found in
+    the pipeline job input definitions").
     """
     refused(run, "other is not defined in the pipeline", name="first", other=1)
 
@@ -76,7 +76,7 @@ def test_a_parameter_that_is_not_defined_is_refused(run: Any) -> None:
 def test_a_parameter_without_a_default_needs_a_value(run: Any) -> None:
     """An input that is not optional and has no default must be given.
 
-    Source: pipeline_spec.proto, ComponentInputsSpec.ParameterSpec.is_optional ("Whether this input parameter is
+    Source (read): pipeline_spec.proto, ComponentInputsSpec.ParameterSpec.is_optional ("Whether this input parameter is
     optional or not", required otherwise).
     """
     refused(run, "name is required and has no value", rate=0.5)
@@ -86,7 +86,7 @@ def test_a_parameter_without_a_default_needs_a_value(run: Any) -> None:
 def test_a_value_has_the_type_of_its_parameter(run: Any, values: dict[str, Any]) -> None:
     """A number is not accepted as text, nor text, a truth value or null as a number.
 
-    Source: pipeline_spec.proto, ParameterType.ParameterTypeEnum; validatePipelineJobInputs in the API server of
+    Source (read): pipeline_spec.proto, ParameterType.ParameterTypeEnum; validatePipelineJobInputs in the API server of
     Kubeflow Pipelines (backend/src/apiserver/template/v2_template.go) for the same spec.
     """
     refused(run, "value of the wrong type", **{"name": "first", **values})
@@ -95,7 +95,8 @@ def test_a_value_has_the_type_of_its_parameter(run: Any, values: dict[str, Any])
 def test_a_placeholder_inside_a_constant_mapping_is_text(run: Any) -> None:
     """What KFP compiles for a parameter inside a mapping or list does not become its value.
 
-    Source: reported in kubeflow/pipelines issues 11504 (worker_pool_specs on Vertex AI) and 12040 (lists and mappings).
+    Source (reported): reported in kubeflow/pipelines issues 11504 (worker_pool_specs on Vertex AI) and 12040 (lists and
+    mappings).
     """
     assert "{{$.inputs.parameters[" in run(name="first")["fields"]["name"]
 
@@ -121,7 +122,8 @@ def test_kubeflow_checks_the_names_and_types_of_parameters(
 ) -> None:
     """Unknown and missing parameters, and values of another type, are refused when a run is created.
 
-    Source: validatePipelineJobInputs in Kubeflow Pipelines, backend/src/apiserver/template/v2_template.go, and tests.
+    Source (read): validatePipelineJobInputs in Kubeflow Pipelines, backend/src/apiserver/template/v2_template.go, and
+    tests.
     """
     compiler.Compiler().compile(pipeline, str(tmp_path / "spec.yaml"))
     client = Client(host=kubeflow.host)

@@ -34,7 +34,7 @@ def deploy(client: Client) -> Any:
 
 
 def test_requests_are_routed_at_random_by_the_traffic_split(client, deploy):
-    """The answer names the deployed model. Source: `Endpoint.traffic_split`, `PredictResponse`."""
+    """The answer names the deployed model. Source (read): `Endpoint.traffic_split`, `PredictResponse`."""
     deploy("1")
     deploy("2", traffic={"1": 75, "0": 25})
     found = [client.predict({"pixel": 1.0}, 2) for _ in range(200)]
@@ -52,7 +52,7 @@ def test_requests_are_routed_at_random_by_the_traffic_split(client, deploy):
 
 
 def test_raw_predictions_have_the_containers_bytes(client, deploy):
-    """Source: PredictionService.RawPredict; over REST, the headers name endpoint and deployed model."""
+    """Source (read): PredictionService.RawPredict; over REST, the headers name endpoint and deployed model."""
     deploy("1", "--raw")
     body = {"content_type": "text/plain", "data": b"any bytes"}
     assert client.predictions.raw_predict(endpoint=ENDPOINT, http_body=body).data == b"any bytes"
@@ -65,7 +65,7 @@ def test_raw_predictions_have_the_containers_bytes(client, deploy):
 
 
 def test_requests_and_answers_have_at_most_1_5_mb(client, deploy):
-    """Source: "each inference request must be 1.5 MB or smaller", and each response,
+    """Source (read): "each inference request must be 1.5 MB or smaller", and each response,
     https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/predictions/
     custom-container-requirements; the messages: ageron/handson-ml2#205, googleapis/python-aiplatform#190.
     """
@@ -76,7 +76,7 @@ def test_requests_and_answers_have_at_most_1_5_mb(client, deploy):
 
 
 def test_a_request_takes_at_most_60_seconds(client, deploy):
-    """Source: https://cloud.google.com/vertex-ai/docs/predictions/choose-endpoint-type; the message is quoted in
+    """Source (read): https://cloud.google.com/vertex-ai/docs/predictions/choose-endpoint-type; the message is quoted in
     GoogleCloudPlatform/vertex-ai-samples.
     """
     assert client.google.region.predictions.seconds == 60
@@ -87,7 +87,7 @@ def test_a_request_takes_at_most_60_seconds(client, deploy):
 
 
 def test_a_containers_errors_are_passed_on(client, deploy):
-    """Source: GoogleCloudPlatform/vertex-ai-samples#2122, where the container's body is the error's message."""
+    """Source (read): GoogleCloudPlatform/vertex-ai-samples#2122, where the container's body is the error's message."""
     codes = {400: "INVALID_ARGUMENT", 429: "RESOURCE_EXHAUSTED", 500: "INTERNAL", 503: "UNAVAILABLE", 502: "INTERNAL"}
     for number, (status, code) in enumerate(codes.items(), 1):
         deploy(str(number), "--failing", "1", "--status", str(status))
@@ -96,7 +96,7 @@ def test_a_containers_errors_are_passed_on(client, deploy):
 
 
 def test_a_dedicated_endpoint_has_an_address_and_limits_of_its_own(client):
-    """Source: `Endpoint.dedicated_endpoint_enabled`, `UpdateEndpointLongRunningRequest`, and
+    """Source (read): `Endpoint.dedicated_endpoint_enabled`, `UpdateEndpointLongRunningRequest`, and
     https://cloud.google.com/vertex-ai/docs/predictions/choose-endpoint-type (10 MB, up to an hour).
     """
     client.create(dedicated_endpoint_enabled=True)
@@ -127,7 +127,7 @@ def _refused_over_rest(status: int, sentence: str, client: vertex.PredictionServ
 def test_no_request_is_lost_while_traffic_replicas_and_models_change(client, deploy):
     """A model that is undeployed, and a replica that is removed, answer what they have received.
 
-    Source: none; an assumption.
+    Source (read): none; an assumption.
     """
     deploy("1", "--seconds", "0.1", min_replica_count=2)
     stopped = threading.Event()
@@ -161,7 +161,7 @@ def test_no_request_is_lost_while_traffic_replicas_and_models_change(client, dep
 def test_replicas_take_turns_and_a_killed_one_is_passed_over_until_it_runs_again(client, deploy):
     """A request that its server had received is lost with it: the container is one process.
 
-    Source: "restarts your container", as in test_model_servers.py.
+    Source (read): "restarts your container", as in test_model_servers.py.
     """
     deploy("1", "--seconds", "0.5", min_replica_count=2)
     replicas = client.google.region.endpoints.deployment("digits", "1").replicas
@@ -179,7 +179,8 @@ def test_replicas_take_turns_and_a_killed_one_is_passed_over_until_it_runs_again
 
 
 def test_the_log_has_the_containers_json(client, deploy):
-    """Source: https://cloud.google.com/vertex-ai/docs/predictions/online-prediction-logging (container logging)."""
+    """Source (read): https://cloud.google.com/vertex-ai/docs/predictions/online-prediction-logging (container
+    logging)."""
     line = json.dumps({"severity": "WARNING", "message": "low on memory"})
     deploy("1", "--say", line)
     entries = [one for one in client.google.log.entries if one["severity"] == "WARNING"]

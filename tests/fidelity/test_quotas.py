@@ -48,8 +48,8 @@ def refused(google: FakeGoogle, hardware: str, **pool: Any) -> list[str]:
 def test_a_job_draws_on_the_cpus_of_its_machines_family(ready_google, hardware, limits):
     """Jobs with and without GPUs draw on custom_model_training_cpus for N1 and E2 machines, on …_n2_cpus for N2.
 
-    Source: "Custom model training CPUs for N1/E2 machine types per region" and the quoted refusal of a job with V100
-    GPUs, https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/
+    Source (reported): "Custom model training CPUs for N1/E2 machine types per region" and the quoted refusal of a job
+    with V100 GPUs, https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/
     neural-architecture-search/environment-setup; refusals of T4 jobs on n1-standard-4 for …_cpus and of jobs on
     n2-standard-16 for …_n2_cpus were reported publicly.
     """
@@ -61,8 +61,8 @@ def test_a_job_draws_on_the_cpus_of_its_machines_family(ready_google, hardware, 
 
 @pytest.mark.parametrize(("hardware", "cpus"), [("t4x1+spot", 4), ("a100x1+spot", 12), ("l4x1+flex", 4)])
 def test_spot_and_flex_start_draw_on_preemptible_cpus_whatever_the_machine(ready_google, hardware, cpus):
-    """Source: T4 Spot jobs on N1 and A100 Spot jobs on A2 were refused with preemptible_cpus = 1, although the quota of
-    A2's CPUs read -1 (reported publicly). Flex-start consumes preemptible quota:
+    """Source (reported): T4 Spot jobs on N1 and A100 Spot jobs on A2 were refused with preemptible_cpus = 1, although
+    the quota of A2's CPUs read -1 (reported publicly). Flex-start consumes preemptible quota:
     https://docs.cloud.google.com/vertex-ai/docs/training/schedule-jobs-dws#quota
     """
     limit(ready_google, preemptible_cpus=cpus - 1, cpus=0, a2_cpus=0, g2_cpus=0)
@@ -72,7 +72,7 @@ def test_spot_and_flex_start_draw_on_preemptible_cpus_whatever_the_machine(ready
 
 
 def test_a_refusal_names_all_metrics_that_fall_short(ready_google):
-    """Source: "The following quota metrics exceed quota limits: …_cpus,…_nvidia_v100_gpus,…_pd_ssd" on
+    """Source (reported): "The following quota metrics exceed quota limits: …_cpus,…_nvidia_v100_gpus,…_pd_ssd" on
     https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/
     neural-architecture-search/environment-setup; of T4 jobs, with cpus and nvidia_t4_gpus, reported publicly.
     """
@@ -81,8 +81,8 @@ def test_a_refusal_names_all_metrics_that_fall_short(ready_google):
 
 
 def test_boot_disks_draw_on_ssd_storage_100_gb_each_by_default(ready_google):
-    """Source: the proto of DiskSpec ("pd-ssd" by default, "default is 100GB"), and custom_model_training_pd_ssd in the
-    refusal quoted on https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/
+    """Source (read): the proto of DiskSpec ("pd-ssd" by default, "default is 100GB"), and custom_model_training_pd_ssd
+    in the refusal quoted on https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/
     neural-architecture-search/environment-setup
     """
     limit(ready_google, pd_ssd=199)
@@ -92,8 +92,9 @@ def test_boot_disks_draw_on_ssd_storage_100_gb_each_by_default(ready_google):
 
 
 def test_a_tpu_draws_on_the_metric_of_tpus_only(ready_google):
-    """Source: custom_model_training_tpu_v2 is the only metric in the refusal of google-deepmind/xmanager#29; no
-    documentation names a CPU quota of TPU VMs. (Suspected; a project's limit may still apply to the host.)
+    """Source (suspected): custom_model_training_tpu_v2 is the only metric in the refusal of
+    google-deepmind/xmanager#29; no documentation names a CPU quota of TPU VMs. (Suspected; a project's limit may still
+    apply to the host.)
     """
     limit(ready_google, cpus=0, pd_ssd=0)
     create(ready_google, "tpu-v3-8")
@@ -102,7 +103,7 @@ def test_a_tpu_draws_on_the_metric_of_tpus_only(ready_google):
 
 
 def test_a_limit_of_minus_one_is_no_limit(ready_google):
-    """Source: Service Usage, QuotaBucket.effectiveLimit ("the value -1 indicates unlimited"),
+    """Source (read): Service Usage, QuotaBucket.effectiveLimit ("the value -1 indicates unlimited"),
     https://cloud.google.com/service-usage/docs/reference/rest/v1beta1/services.consumerQuotaMetrics
     """
     limit(ready_google, cpus=-1)
@@ -110,7 +111,8 @@ def test_a_limit_of_minus_one_is_no_limit(ready_google):
 
 
 def test_running_jobs_keep_their_part_of_the_quota(ready_google):
-    """Source: allocation quotas limit what is in use at one time, https://docs.cloud.google.com/docs/quotas/overview"""
+    """Source (read): allocation quotas limit what is in use at one time,
+    https://docs.cloud.google.com/docs/quotas/overview"""
     limit(ready_google, cpus=8)
     create(ready_google, "cpu")
     create(ready_google, "cpu")
@@ -153,9 +155,9 @@ def run(google: FakeGoogle, folder: Path, cpu: str | None, memory: str | None) -
 def test_a_step_is_a_job_on_e2_standard_4_or_on_the_smallest_machine_with_its_limits(
     ready_google, tmp_path, cpu, memory, vcpus
 ):
-    """Source: "the component will run on as a Vertex AI CustomJob using an e2-standard-4 machine, with 4 core CPUs and
-    16GB memory", https://docs.cloud.google.com/vertex-ai/docs/pipelines/machine-types; "it seems like Vertex finds the
-    closest e2 configuration that matches the requirements", reported in tensorflow/tfx#3194.
+    """Source (reported): "the component will run on as a Vertex AI CustomJob using an e2-standard-4 machine, with 4
+    core CPUs and 16GB memory", https://docs.cloud.google.com/vertex-ai/docs/pipelines/machine-types; "it seems like
+    Vertex finds the closest e2 configuration that matches the requirements", reported in tensorflow/tfx#3194.
     """
     limit(ready_google, cpus=vcpus - 1)
     assert run(ready_google, tmp_path, cpu, memory).state.name == "PIPELINE_STATE_FAILED"
@@ -164,9 +166,9 @@ def test_a_step_is_a_job_on_e2_standard_4_or_on_the_smallest_machine_with_its_li
 
 
 def test_a_step_that_exceeds_a_quota_fails_with_the_metric_and_its_name(ready_google, tmp_path):
-    """Source: the message of a step get-wine-data, "code=RESOURCE_EXHAUSTED, message=The following quota metrics exceed
-    quota limits: aiplatform.googleapis.com/custom_model_training_cpus, cause=null; Failed to handle the pipeline task.
-    … Task name: get-wine-data", reported publicly.
+    """Source (reported): the message of a step get-wine-data, "code=RESOURCE_EXHAUSTED, message=The following quota
+    metrics exceed quota limits: aiplatform.googleapis.com/custom_model_training_cpus, cause=null; Failed to handle the
+    pipeline task. … Task name: get-wine-data", reported publicly.
     """
     limit(ready_google, cpus=3)
     job = run(ready_google, tmp_path, None, None)
@@ -181,7 +183,7 @@ def test_a_step_that_exceeds_a_quota_fails_with_the_metric_and_its_name(ready_go
 
 @pytest.mark.parametrize(("cpu", "memory"), [("97", None), (None, "625G")])
 def test_a_step_has_at_most_96_cpus_and_624_gb(ready_google, tmp_path, cpu, memory):
-    """Source: "You can specify at most 96 CPUs", "At most 624GB is supported",
+    """Source (read): "You can specify at most 96 CPUs", "At most 624GB is supported",
     https://docs.cloud.google.com/vertex-ai/docs/pipelines/machine-types. The message is not documented.
     """
     assert run(ready_google, tmp_path, cpu, memory).state.name == "PIPELINE_STATE_FAILED"

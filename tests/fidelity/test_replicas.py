@@ -31,7 +31,7 @@ def job(*counts: int, output: str = "gs://bucket/runs/one") -> vertex.CustomJob:
 
 @pytest.mark.parametrize("counts", [(1,), (1, 1), (1, 3)])
 def test_every_replica_gets_the_same_cluster_and_its_own_place(counts: tuple[int, ...]):
-    """Source: https://cloud.google.com/vertex-ai/docs/training/distributed-training (CLUSTER_SPEC)."""
+    """Source (read): https://cloud.google.com/vertex-ai/docs/training/distributed-training (CLUSTER_SPEC)."""
     made = job(*counts)
     replicas = replicas_of(made)
     found = [read(environment_of(made, replica, replicas)) for replica in replicas]
@@ -42,7 +42,7 @@ def test_every_replica_gets_the_same_cluster_and_its_own_place(counts: tuple[int
 
 
 def test_only_several_replicas_get_tf_config_and_an_evaluator_is_not_in_it():
-    """Source: https://cloud.google.com/vertex-ai/docs/training/distributed-training (TF_CONFIG)."""
+    """Source (read): https://cloud.google.com/vertex-ai/docs/training/distributed-training (TF_CONFIG)."""
     alone = job(1)
     assert "TF_CONFIG" not in environment_of(alone, replicas_of(alone)[0], replicas_of(alone))
     made = job(1, 0, 0, 1)
@@ -55,7 +55,7 @@ def test_only_several_replicas_get_tf_config_and_an_evaluator_is_not_in_it():
 def test_folders_are_named_where_there_is_an_output_directory():
     """AIP_MODEL_DIR, AIP_CHECKPOINT_DIR and AIP_TENSORBOARD_LOG_DIR need base_output_directory.
 
-    Source: CustomJobSpec.base_output_directory in custom_job.proto.
+    Source (read): CustomJobSpec.base_output_directory in custom_job.proto.
     """
     made = job(1)
     told = environment_of(made, replicas_of(made)[0], replicas_of(made))
@@ -98,7 +98,7 @@ class Endings:
 
 
 def test_the_replica_that_ended_first_is_the_one_that_is_blamed():
-    """The service acts on the first failure by time. Source: not documented, assumed."""
+    """The service acts on the first failure by time. Source (read): not documented, assumed."""
     replicas = Replicas(cast("Containers", Endings()))
     replicas.start(job(1, 1))
     ended = end_of(replicas)
@@ -181,7 +181,7 @@ TOGETHER = {"restart_job_on_worker_restart": True}
 def test_an_exit_code_that_is_not_transient_ends_the_job_for_good(code: int):
     """A user code exception shuts down all workers, also with exit codes of 128 and more.
 
-    Source: "Understand the serverless training service", table of common errors
+    Source (read): "Understand the serverless training service", table of common errors
     (https://cloud.google.com/vertex-ai/docs/training/understanding-training-service#common-errors).
     """
     attempts = Attempts(workerpool0_0=[None], workerpool1_0=[code])
@@ -195,7 +195,7 @@ def test_an_exit_code_that_is_not_transient_ends_the_job_for_good(code: int):
 def test_a_job_is_retried_three_times_after_a_transient_exit_code(code: int):
     """After SIGABRT (6, 134 in custom containers) and SIGSEGV (11, 139) the job is restarted up to three times.
 
-    Source: "Understand the serverless training service", table of common errors, row "User code exception"
+    Source (read): "Understand the serverless training service", table of common errors, row "User code exception"
     (https://cloud.google.com/vertex-ai/docs/training/understanding-training-service#common-errors).
     """
     enough = Attempts(workerpool0_0=[None, None, None, 0], workerpool1_0=[code, code, code, None])
@@ -209,7 +209,7 @@ def test_a_job_is_retried_three_times_after_a_transient_exit_code(code: int):
 def test_a_worker_is_restarted_five_times_and_then_the_job_is_retried():
     """A worker whose machine is lost is restarted with the same host name, at most five times; then the job is retried.
 
-    Source: "Understand the serverless training service", section "Restart workers during the training job"
+    Source (read): "Understand the serverless training service", section "Restart workers during the training job"
     (https://cloud.google.com/vertex-ai/docs/training/understanding-training-service#restart_workers).
     """
     attempts = Attempts(workerpool0_0=[None, 0], workerpool1_0=[LOST] * 6 + [None])
@@ -220,7 +220,7 @@ def test_a_worker_is_restarted_five_times_and_then_the_job_is_retried():
 def test_all_workers_restart_together_if_the_job_asks_for_it():
     """restart_job_on_worker_restart "restarts the entire CustomJob if a worker gets restarted".
 
-    Source: google/cloud/aiplatform/v1/custom_job.proto, Scheduling.restart_job_on_worker_restart.
+    Source (read): google/cloud/aiplatform/v1/custom_job.proto, Scheduling.restart_job_on_worker_restart.
     """
     attempts = Attempts(workerpool0_0=[None, 0], workerpool1_0=[LOST, None])
     assert attempts.end(job(1, 1), **TOGETHER).failure is None
@@ -230,7 +230,7 @@ def test_all_workers_restart_together_if_the_job_asks_for_it():
 def test_with_disable_retries_no_job_is_retried_and_a_lost_worker_restarts_alone():
     """disable_retries, "if true, overrides restart_job_on_worker_restart to false".
 
-    Source: google/cloud/aiplatform/v1/custom_job.proto, Scheduling.disable_retries.
+    Source (read): google/cloud/aiplatform/v1/custom_job.proto, Scheduling.disable_retries.
     """
     failure = Attempts(workerpool0_0=[None], workerpool1_0=[134]).end(job(1, 1), disable_retries=True).failure
     assert failure is not None
@@ -243,7 +243,7 @@ def test_with_disable_retries_no_job_is_retried_and_a_lost_worker_restarts_alone
 def test_the_job_succeeds_when_its_primary_replica_does():
     """A job completes when its primary replica exits with 0; the service then shuts down all other workers.
 
-    Source: "Understand the serverless training service", section "Successfully completing a job"
+    Source (read): "Understand the serverless training service", section "Successfully completing a job"
     (https://cloud.google.com/vertex-ai/docs/training/understanding-training-service#successful_completion).
     """
     attempts = Attempts(workerpool0_0=[0], workerpool1_0=[None])

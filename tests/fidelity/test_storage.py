@@ -37,7 +37,7 @@ def grant(google: FakeGoogle, role: str) -> None:
     ("location", "kind"), [(REGION, "region"), ("EU", "multi-region"), ("EUR4", "dual-region"), ("Europe", None)]
 )
 def test_a_location_is_a_region_a_multi_region_or_a_dual_region(client, location, kind):
-    """Anything else is refused with status 400. Source: https://cloud.google.com/storage/docs/locations"""
+    """Anything else is refused with status 400. Source (read): https://cloud.google.com/storage/docs/locations"""
     if kind is None:
         with pytest.raises(Exception, match="location constraint is not valid") as error:
             client.create_bucket(NAME, location=location)
@@ -50,7 +50,7 @@ def test_a_location_is_a_region_a_multi_region_or_a_dual_region(client, location
 
 @pytest.mark.parametrize("name", ["ab", "Capitals", "b" * 64])
 def test_a_bucket_name_has_3_to_63_lower_case_characters(client, name):
-    """Source: https://cloud.google.com/storage/docs/buckets#naming"""
+    """Source (read): https://cloud.google.com/storage/docs/buckets#naming"""
     with pytest.raises(Exception, match="Invalid bucket name") as error:
         client.create_bucket(name, location=REGION)
     assert status_of(error.value) == 400
@@ -59,7 +59,7 @@ def test_a_bucket_name_has_3_to_63_lower_case_characters(client, name):
 def test_a_bucket_name_is_taken_once_worldwide(google, client, bucket):
     """A second creation is refused with status 409, which says whether the bucket is one's own.
 
-    Source: https://cloud.google.com/storage/docs/troubleshooting (bucket already exists).
+    Source (read): https://cloud.google.com/storage/docs/troubleshooting (bucket already exists).
     """
     with pytest.raises(Exception, match="already own it") as own:
         client.create_bucket(NAME, location=REGION)
@@ -73,7 +73,7 @@ def test_a_bucket_name_is_taken_once_worldwide(google, client, bucket):
 def test_an_object_comes_back_as_uploaded_in_one_part_or_several(google, bucket, chunk):
     """Only what changes something counts as a write.
 
-    Source: https://cloud.google.com/storage/docs/resumable-uploads
+    Source (read): https://cloud.google.com/storage/docs/resumable-uploads
     """
     before = google.world.writes.copy()
     content = bytes(range(256)) * 4096
@@ -88,7 +88,7 @@ def test_an_object_comes_back_as_uploaded_in_one_part_or_several(google, bucket,
 def test_a_generation_that_does_not_match_is_refused(bucket):
     """ifGenerationMatch=0 means that there must be no object; a mismatch is status 412, a lost generation 404.
 
-    Source: https://cloud.google.com/storage/docs/request-preconditions
+    Source (read): https://cloud.google.com/storage/docs/request-preconditions
     """
     blob = bucket.blob("state")
     blob.upload_from_string("1", if_generation_match=0)
@@ -105,7 +105,7 @@ def test_a_generation_that_does_not_match_is_refused(bucket):
 def test_reading_an_object_requires_storage_objects_get(google, bucket):
     """A refusal names the permission, and testIamPermissions lists those that the caller has.
 
-    Source: https://cloud.google.com/storage/docs/access-control/iam-json
+    Source (read): https://cloud.google.com/storage/docs/access-control/iam-json
     """
     bucket.blob("state").upload_from_string("1")
     google.world.owners.clear()
@@ -121,7 +121,7 @@ def test_reading_an_object_requires_storage_objects_get(google, bucket):
 def test_overwriting_an_object_requires_storage_objects_delete(google, bucket):
     """A role that only creates objects (storage.objectCreator) cannot replace one.
 
-    Source: https://cloud.google.com/storage/docs/access-control/iam-json (objects.insert).
+    Source (read): https://cloud.google.com/storage/docs/access-control/iam-json (objects.insert).
     """
     grant(google, "roles/storage.objectCreator")
     bucket.blob("state").upload_from_string("1")
@@ -130,7 +130,8 @@ def test_overwriting_an_object_requires_storage_objects_delete(google, bucket):
 
 
 def test_a_stale_etag_of_a_policy_is_status_412(google, bucket):
-    """Other services answer with 409. Source: https://cloud.google.com/storage/docs/json_api/v1/buckets/setIamPolicy"""
+    """Other services answer with 409. Source (read):
+    https://cloud.google.com/storage/docs/json_api/v1/buckets/setIamPolicy"""
     stale = bucket.get_iam_policy(requested_policy_version=3)
     google.world.set_policy(f"buckets/{NAME}", google.world.policy(f"buckets/{NAME}"))
     with pytest.raises(Exception, match="pre-conditions") as error:
@@ -139,7 +140,7 @@ def test_a_stale_etag_of_a_policy_is_status_412(google, bucket):
 
 
 def test_a_lost_bucket_or_object_is_status_404(client, bucket):
-    """Source: https://cloud.google.com/storage/docs/json_api/v1/status-codes"""
+    """Source (read): https://cloud.google.com/storage/docs/json_api/v1/status-codes"""
     assert bucket.get_blob("nothing") is None
     with pytest.raises(Exception, match="bucket does not exist") as error:
         client.get_bucket("no-such-bucket")

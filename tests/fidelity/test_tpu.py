@@ -42,7 +42,7 @@ def test_a_topology_belongs_to_its_machine_type(
 ) -> None:
     """A machine type of four chips has 2x2 to 16x16, one of eight only 2x4.
 
-    Source: table "TPU" of
+    Source (read): table "TPU" of
     https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/configure-compute#tpu.
     """
     with pytest.raises(InvalidArgument, match=refused):
@@ -52,7 +52,7 @@ def test_a_topology_belongs_to_its_machine_type(
 def test_a_tpu_job_has_one_worker_pool_of_one_replica(ready_google: FakeGoogle) -> None:
     """TPU jobs have exactly one worker pool with a replica count of 1, also on slices of several machines.
 
-    Source: as above, "TPU".
+    Source (read): as above, "TPU".
     """
     machine = {"machine_type": "ct6e-standard-4t", "tpu_topology": "4x4"}
     with pytest.raises(InvalidArgument, match="exactly one worker pool with a replica count of 1"):
@@ -76,10 +76,11 @@ def test_the_container_runs_on_every_machine_of_a_slice_with_the_same_cluster(
 ) -> None:
     """Each would take itself for the chief: TF_CONFIG is not set, and CLUSTER_SPEC lists one replica.
 
-    Source: "Training with TPU accelerators" and the page on configuring compute (the VMs of each topology): a slice's
-    machines are one replica. https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/
-    training-with-tpu-vm. That TPU_WORKER_ID and TPU_WORKER_HOSTNAMES tell them apart is read in JAX
-    (jax/_src/clusters/cloud_tpu_cluster.py); a TPU VM that has them only in its metadata is the same to JAX.
+    Source (read): "Training with TPU accelerators" and the page on configuring compute (the VMs of each topology): a
+    slice's machines are one replica.
+    https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/ training-with-tpu-vm. That
+    TPU_WORKER_ID and TPU_WORKER_HOSTNAMES tell them apart is read in JAX (jax/_src/clusters/cloud_tpu_cluster.py); a
+    TPU VM that has them only in its metadata is the same to JAX.
     """
     job = custom_job(machine)
     replicas = replicas_of(job)
@@ -125,7 +126,7 @@ class Host:
 def test_only_host_0_of_a_slice_is_watched(codes: list[int]) -> None:
     """The job succeeds when host 0 does, whatever the others do: a trainer has to end with a barrier.
 
-    Source: "Training with TPU accelerators", JAX on several hosts (as above).
+    Source (read): "Training with TPU accelerators", JAX on several hosts (as above).
     """
     replicas = Replicas(cast("Containers", Hosts(codes)))
     replicas.start(custom_job(V5E))

@@ -1,26 +1,25 @@
 """What a Kubernetes cluster with Kubeflow Trainer does with a TrainJob, driven through the real kubernetes client.
 
-TRAINER, JOBSET and KUEUE stand for the repositories kubeflow/trainer, kubernetes-sigs/jobset and kubernetes-sigs/kueue.
+The rules of the API server itself are in test_kubernetes.py. TRAINER, JOBSET and KUEUE stand for the repositories
+kubeflow/trainer, kubernetes-sigs/jobset and kubernetes-sigs/kueue.
 """
 
 from __future__ import annotations
 
 import copy
-import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kubernetes import client, config, watch
+from kubernetes import client, watch
 
+from tests.fakes.kubernetes.access import ADMIN
 from tests.fakes.kubernetes.nodes import Node
 from tests.fakes.kubernetes.server import NAMESPACE, FakeKubernetes
-
-TRAINER = ("trainer.kubeflow.org", "v1alpha1")
-API_VERSION = "/".join(TRAINER)
-STEP = "system:serviceaccount:kubeflow:pipeline-runner"
+from tests.fidelity import kubernetes_client
+from tests.fidelity.kubernetes_client import API_VERSION, STEP, TRAINER, grant, owned_by, runtime, train_job
 
 pytestmark = pytest.mark.slow
 
@@ -31,26 +30,15 @@ def cluster(tmp_path: Path) -> Iterator[FakeKubernetes]:
         yield fake
 
 
-class Clients:
-    """The real client's APIs for one user of the cluster, with short names for the calls of these tests."""
+class Clients(kubernetes_client.Clients):
+    """The clients of one user, with what the tests wait for."""
 
-    def __init__(self, cluster: FakeKubernetes, user: str = "kubernetes-admin") -> None:
-        api = config.new_client_from_config(str(cluster.kubeconfig(user)))
+    def __init__(self, cluster: FakeKubernetes, user: str = ADMIN) -> None:
+        super().__init__(cluster, user)
         self.cluster = cluster
-        self.custom = client.CustomObjectsApi(api)
-        self.core = client.CoreV1Api(api)
-        self.rbac = client.RbacAuthorizationV1Api(api)
-        self.authorization = client.AuthorizationV1Api(api)
-
-    def create(self, plural: str, body: dict[str, Any], **options: Any) -> Any:
-        options.setdefault("field_validation", "Strict")
-        return self.custom.create_namespaced_custom_object(*TRAINER, NAMESPACE, plural, body, **options)
-
-    def delete(self, plural: str, name: str = "job", **options: Any) -> Any:
-        return self.custom.delete_namespaced_custom_object(*TRAINER, NAMESPACE, plural, name, **options)
 
     def job(self) -> Any:
-        return self.custom.get_namespaced_custom_object(*TRAINER, NAMESPACE, "trainjobs", "job")
+        return self.get("trainjobs")
 
     def submit(self, script: str = "true", *, metadata: dict[str, Any] | None = None, **pod: Any) -> None:
         """Create a runtime, whose two pods run a shell script, and a TrainJob."""
@@ -88,96 +76,13 @@ def admin(cluster: FakeKubernetes) -> Clients:
     return Clients(cluster)
 
 
-def runtime(script: str = "true", *, pods: int = 2, job: dict[str, Any] | None = None, **pod: Any) -> dict[str, Any]:
-    """Return a TrainingRuntime; `job` and `pod` have more fields of the Job's and the pod's specification."""
-    container = {"name": "trainer", "image": "image", "command": ["sh", "-c", script], **pod.pop("container", {})}
-    specification = {"restartPolicy": "Never", "containers": [container], **pod}
-    work = {"backoffLimit": 0, "parallelism": pods, "completions": pods, "template": {"spec": specification}}
-    jobs = [{"name": "node", "replicas": 1, "template": {"spec": work | (job or {})}}]
-    spec = {"template": {"spec": {"replicatedJobs": jobs}}}
-    return {"apiVersion": API_VERSION, "kind": "TrainingRuntime", "metadata": {"name": "job"}, "spec": spec}
-
-
-def train_job(name: str = "job", metadata: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
-    reference = {"apiGroup": TRAINER[0], "kind": "TrainingRuntime", "name": "job"}
-    return {
-        "apiVersion": API_VERSION,
-        "kind": "TrainJob",
-        "metadata": {"name": name, **(metadata or {})},
-        "spec": {"runtimeRef": reference, **spec},
-    }
-
-
-def grant(admin: Clients, *rules: dict[str, list[str]]) -> Clients:
-    """Bind a role with these rules to the step's service account; return the clients of that account."""
-    role = {"metadata": {"name": "slipway"}, "rules": list(rules)}
-    admin.rbac.create_namespaced_role(NAMESPACE, role)
-    subject = {"kind": "ServiceAccount", "name": "pipeline-runner", "namespace": NAMESPACE}
-    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "slipway"}
-    binding = {"metadata": {"name": "slipway"}, "subjects": [subject], "roleRef": reference}
-    admin.rbac.create_namespaced_role_binding(NAMESPACE, binding)
-    return Clients(admin.cluster, STEP)
-
-
-def owned_by(pod: dict[str, Any], **changes: str) -> dict[str, Any]:
-    """Return metadata with an ownerReference to a pod."""
-    reference = {"apiVersion": "v1", "kind": "Pod", "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
-    return {"ownerReferences": [reference | changes]}
-
-
 # What is refused
-
-
-def test_a_trainjob_with_an_unknown_field_is_refused_only_by_strict_validation(admin: Clients) -> None:
-    """By default, the server drops unknown fields with a warning; with fieldValidation=Strict it answers 400.
-
-    Source: https://kubernetes.io/docs/reference/using-api/api-concepts/#setting-the-field-validation-level
-    """
-    admin.create("trainingruntimes", runtime())
-    job = train_job(trainer={"numNode": 2}, podTemplateOverrides=[])
-    with pytest.raises(client.ApiException) as caught:
-        admin.create("trainjobs", job)
-    assert caught.value.status == 400
-    assert (
-        'unknown field "spec.trainer.numNode", unknown field "spec.podTemplateOverrides"'
-        in caught.value.body.replace("\\", "")
-    )
-    made, _, headers = admin.custom.create_namespaced_custom_object_with_http_info(
-        *TRAINER, NAMESPACE, "trainjobs", job
-    )
-    assert made["spec"].keys() == {"runtimeRef", "trainer", "suspend"}
-    assert "unknown field" in headers["Warning"]
-    assert len(admin.cluster.pruned) == 2
-
-
-@pytest.mark.parametrize(
-    ("job", "message"),
-    [
-        (train_job("1job"), "metadata.name must match RFC 1035 DNS label format"),
-        (train_job("j" * 64), "metadata.name must be no more than 63 characters"),
-        (train_job(trainer={"args": ["x"] * 129}), "spec.trainer.args: Too many: 129"),
-        (train_job(trainer={"env": [{"name": "A"}, {"name": "A"}]}), "spec.trainer.env: Duplicate value"),
-        (train_job(managedBy="me"), "ManagedBy must be"),
-        (train_job(trainer={"numNodes": "two"}), "valid integer"),
-        (train_job(metadata={"labels": {"run": "a b"}}), "must be a valid label value"),
-    ],
-)
-def test_a_trainjob_that_breaks_a_rule_of_the_crd_is_invalid(admin: Clients, job: dict[str, Any], message: str) -> None:
-    """The server answers 422 with the field and the rule.
-
-    Source: the validation markers in TRAINER/pkg/apis/trainer/v1alpha1/trainjob_types.go; labels:
-    https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#syntax-and-character-set
-    """
-    admin.create("trainingruntimes", runtime())
-    with pytest.raises(client.ApiException) as caught:
-        admin.create("trainjobs", job)
-    assert (caught.value.status, message in caught.value.body) == (422, True), caught.value.body
 
 
 def test_a_trainjobs_runtime_must_exist_first(admin: Clients) -> None:
     """Trainer's webhook refuses a TrainJob without its runtime with 403, as all webhooks do by default.
 
-    Source: ValidateObjects in TRAINER/pkg/runtime/core/trainingruntime.go; the code of a denial:
+    Source (read): ValidateObjects in TRAINER/pkg/runtime/core/trainingruntime.go; the code of a denial:
     https://pkg.go.dev/sigs.k8s.io/controller-runtime/pkg/webhook/admission#Denied
     """
     with pytest.raises(client.ApiException) as caught:
@@ -189,7 +94,7 @@ def test_a_trainjobs_runtime_must_exist_first(admin: Clients) -> None:
 def test_a_runtime_for_trainers_own_settings_needs_a_container_named_node(admin: Clients) -> None:
     """A replicated job that is labelled as the trainer has one replica and the container `node`.
 
-    Source: validateReplicatedJobs in TRAINER/pkg/webhooks/trainingruntime_webhook.go
+    Source (read): validateReplicatedJobs in TRAINER/pkg/webhooks/trainingruntime_webhook.go
     """
     labelled = runtime()
     job = labelled["spec"]["template"]["spec"]["replicatedJobs"][0]
@@ -202,34 +107,10 @@ def test_a_runtime_for_trainers_own_settings_needs_a_container_named_node(admin:
     assert "must contain the required container for the ancestor: trainer" in caught.value.body
 
 
-def test_a_trainjobs_specification_is_immutable(admin: Clients) -> None:
-    """Only `suspend` and the runtime patches of a TrainJob can change.
-
-    Source: the rules self == oldSelf in TRAINER/pkg/apis/trainer/v1alpha1/trainjob_types.go
-    """
-    admin.submit()
-    patch = {"spec": {"trainer": {"numNodes": 3}}}
-    with pytest.raises(client.ApiException) as caught:
-        admin.custom.patch_namespaced_custom_object(*TRAINER, NAMESPACE, "trainjobs", "job", patch)
-    assert (caught.value.status, "spec.trainer: Invalid value: field is immutable" in caught.value.body) == (422, True)
-
-
-def test_a_trainjob_whose_name_is_taken_is_a_conflict(admin: Clients) -> None:
-    """A second create of one name is answered with 409 and AlreadyExists, as after a lost response.
-
-    Source: https://kubernetes.io/docs/concepts/overview/working-with-objects/names/ ("Only one object of a given kind
-    can have a given name at a time")
-    """
-    admin.submit()
-    with pytest.raises(client.ApiException) as caught:
-        admin.create("trainjobs", train_job())
-    assert (caught.value.status, '"reason": "AlreadyExists"' in caught.value.body) == (409, True)
-
-
 def test_a_trainjob_with_too_long_a_name_has_no_condition(admin: Clients) -> None:
     """JobSet's webhook refuses names that make pod names of more than 63 characters; the TrainJob gets only an event.
 
-    Source: ValidateCreate in JOBSET/pkg/webhooks/jobset_webhook.go; Reconcile in
+    Source (read): ValidateCreate in JOBSET/pkg/webhooks/jobset_webhook.go; Reconcile in
     TRAINER/pkg/controller/trainjob_controller.go, which records the error as an event
     """
     admin.create("trainingruntimes", runtime())
@@ -243,7 +124,7 @@ def test_a_trainjob_with_too_long_a_name_has_no_condition(admin: Clients) -> Non
 def test_without_the_operator_the_group_of_trainjobs_is_no_page(cluster: FakeKubernetes, admin: Clients) -> None:
     """Paths of a group that no CRD has are answered with the text "404 page not found" and not a Status.
 
-    Source: https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/ (the
+    Source (read): https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/ (the
     endpoint exists once the CRD does); the answer is that of net/http's ServeMux in k8s.io/apiserver
     """
     cluster.installed.clear()
@@ -257,33 +138,13 @@ def test_without_the_operator_the_group_of_trainjobs_is_no_page(cluster: FakeKub
 # Who may do what
 
 
-def test_a_service_account_without_a_role_may_not_create_trainjobs(admin: Clients) -> None:
-    """RBAC denies what no rule of a bound role allows, and a review of one's own access gives the same answer.
-
-    Source: https://kubernetes.io/docs/reference/access-authn-authz/rbac/ and
-    https://kubernetes.io/docs/reference/access-authn-authz/authorization/#checking-api-access
-    """
-    step = Clients(admin.cluster, STEP)
-    with pytest.raises(client.ApiException) as caught:
-        step.create("trainjobs", train_job())
-    assert (caught.value.status, "is forbidden: User" in caught.value.body) == (403, True)
-    wanted = {"verb": "create", "group": TRAINER[0], "resource": "trainjobs", "namespace": NAMESPACE}
-    review = {"spec": {"resourceAttributes": wanted}}
-    assert step.authorization.create_self_subject_access_review(review).status.allowed is False
-    step = grant(admin, {"apiGroups": [TRAINER[0]], "resources": ["trainjobs"], "verbs": ["create"]})
-    assert step.authorization.create_self_subject_access_review(review).status.allowed is True
-    admin.create("trainingruntimes", runtime())
-    step.create("trainjobs", train_job())
-    with pytest.raises(client.ApiException, match="403"):
-        step.job()
-
-
 def test_the_log_of_a_trainjobs_pod_needs_a_rule_for_the_subresource(admin: Clients) -> None:
     """The right to read pods does not include their logs, pods/log.
 
-    Source: https://kubernetes.io/docs/reference/access-authn-authz/rbac/#referring-to-resources
+    Source (read): https://kubernetes.io/docs/reference/access-authn-authz/rbac/#referring-to-resources
     """
-    step = grant(admin, {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list"]})
+    grant(admin, {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list"]})
+    step = Clients(admin.cluster, STEP)
     admin.submit("echo hello")
     pods = admin.wait_for_phase("Succeeded")
     assert len(step.pods()) == 2
@@ -292,37 +153,13 @@ def test_the_log_of_a_trainjobs_pod_needs_a_rule_for_the_subresource(admin: Clie
     assert admin.log(pods[0]) == "hello\n"
 
 
-def test_the_role_of_a_trainjobs_binding_cannot_change(admin: Clients) -> None:
-    """A RoleBinding's roleRef is immutable.
-
-    Source: https://kubernetes.io/docs/reference/access-authn-authz/rbac/#clusterrolebinding-example
-    """
-    grant(admin)
-    other = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "other"}
-    with pytest.raises(client.ApiException) as caught:
-        admin.rbac.patch_namespaced_role_binding("slipway", NAMESPACE, {"roleRef": other})
-    assert (caught.value.status, "cannot change roleRef" in caught.value.body) == (422, True)
-
-
-def test_a_token_of_no_one_is_unauthorized_for_trainjobs(admin: Clients) -> None:
-    """The server answers 401 to a token that it does not know.
-
-    Source: https://kubernetes.io/docs/reference/access-authn-authz/authentication/#authentication-strategies
-    """
-    path = admin.cluster.kubeconfig()
-    path.write_text(re.sub("token: .*", "token: expired", path.read_text()))
-    stranger = client.CustomObjectsApi(config.new_client_from_config(str(path)))
-    with pytest.raises(client.ApiException, match="401"):
-        stranger.list_namespaced_custom_object(*TRAINER, NAMESPACE, "trainjobs")
-
-
 # From the TrainJob to its pods
 
 
 def test_the_pods_of_a_trainjob_have_predictable_host_names_and_labels(admin: Clients) -> None:
     """A pod's host name is JOBSET-REPLICATEDJOB-JOB-POD, its subdomain the JobSet's name, that of the TrainJob.
 
-    Source: https://jobset.sigs.k8s.io/docs/concepts/ (labels, headless service); IdentifyPodNetwork in
+    Source (read): https://jobset.sigs.k8s.io/docs/concepts/ (labels, headless service); IdentifyPodNetwork in
     TRAINER/pkg/runtime/framework/plugins/jobset/jobset.go
     """
     admin.submit()
@@ -338,7 +175,7 @@ def test_the_pods_of_a_trainjob_have_predictable_host_names_and_labels(admin: Cl
 def test_a_pod_of_a_trainjob_knows_its_index(admin: Clients) -> None:
     """An indexed Job's pods have their index as annotation, label and the variable JOB_COMPLETION_INDEX.
 
-    Source: https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode
+    Source (read): https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode
     """
     path = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
     environment = [{"name": "REPLICA", "valueFrom": {"fieldRef": {"fieldPath": path}}}]
@@ -350,8 +187,9 @@ def test_a_pod_of_a_trainjob_knows_its_index(admin: Clients) -> None:
 def test_variables_of_a_trainjobs_pod_refer_only_to_earlier_ones(admin: Clients) -> None:
     """$(NAME) is replaced in values by earlier variables, in arguments by all; $$(NAME) and unknown names are kept.
 
-    Source: https://kubernetes.io/docs/tasks/inject-data-application/define-interdependent-environment-variables/; the
-    index comes last: addCompletionIndexEnvVariable in pkg/controller/job of kubernetes/kubernetes
+    Source (read):
+    https://kubernetes.io/docs/tasks/inject-data-application/define-interdependent-environment-variables/; the index
+    comes last: addCompletionIndexEnvVariable in pkg/controller/job of kubernetes/kubernetes
     """
     environment = [
         {"name": "EARLY", "value": "$(LATE)"},
@@ -368,7 +206,7 @@ def test_variables_of_a_trainjobs_pod_refer_only_to_earlier_ones(admin: Clients)
 def test_a_trainjob_is_complete_when_all_its_pods_succeed(admin: Clients) -> None:
     """The JobSet's condition Completed becomes the TrainJob's Complete; pods and logs are kept.
 
-    Source: Status in TRAINER/pkg/runtime/framework/plugins/jobset/jobset.go; AllJobsCompleted in
+    Source (read): Status in TRAINER/pkg/runtime/framework/plugins/jobset/jobset.go; AllJobsCompleted in
     JOBSET/pkg/constants/constants.go
     """
     admin.submit("sleep 0.1; echo done")
@@ -381,7 +219,7 @@ def test_a_trainjob_is_complete_when_all_its_pods_succeed(admin: Clients) -> Non
 def test_the_first_failed_pod_fails_a_trainjob_without_a_backoff_limit(admin: Clients) -> None:
     """With backoffLimit 0 a failed pod fails its Job, which deletes the other pods with their logs, and so the JobSet.
 
-    Source: https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-backoff-failure-policy and
+    Source (read): https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-backoff-failure-policy and
     #job-termination-and-cleanup; executeFailurePolicy in JOBSET/pkg/controllers/failure_policy.go
     """
     admin.submit("test $JOB_COMPLETION_INDEX = 0 && exec sleep 60; exit 3")
@@ -397,8 +235,8 @@ def test_the_first_failed_pod_fails_a_trainjob_without_a_backoff_limit(admin: Cl
 def test_pods_of_a_trainjob_restart_unless_told_otherwise(admin: Clients) -> None:
     """JobSet's default is restartPolicy OnFailure, a Job's six retries: a failed container starts again in its pod.
 
-    Source: Default in JOBSET/pkg/webhooks/jobset_webhook.go; https://kubernetes.io/docs/concepts/workloads/controllers/job/
-    (.spec.backoffLimit)
+    Source (read): Default in JOBSET/pkg/webhooks/jobset_webhook.go;
+    https://kubernetes.io/docs/concepts/workloads/controllers/job/ (.spec.backoffLimit)
     """
     defaults = runtime("test -e tried || { touch tried; exit 1; }", pods=1)
     job = defaults["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]
@@ -412,7 +250,7 @@ def test_pods_of_a_trainjob_restart_unless_told_otherwise(admin: Clients) -> Non
 def test_a_failed_pod_of_a_trainjob_is_replaced_within_the_backoff_limit(admin: Clients) -> None:
     """With restartPolicy Never, a Job creates a new pod of the same index and another name.
 
-    Source: https://kubernetes.io/docs/concepts/workloads/controllers/job/#handling-pod-and-container-failures
+    Source (read): https://kubernetes.io/docs/concepts/workloads/controllers/job/#handling-pod-and-container-failures
     """
     admin.submit("exit 1", pods=1, job={"backoffLimit": 1})
     admin.condition("Failed")
@@ -423,7 +261,7 @@ def test_a_failed_pod_of_a_trainjob_is_replaced_within_the_backoff_limit(admin: 
 def test_a_trainjob_starts_again_as_a_whole_by_its_failure_policy(admin: Clients) -> None:
     """With maxRestarts, JobSet deletes all Jobs with their pods and creates them again before it fails.
 
-    Source: https://jobset.sigs.k8s.io/docs/concepts/ (failure policy); restartJobSetActionApplier in
+    Source (read): https://jobset.sigs.k8s.io/docs/concepts/ (failure policy); restartJobSetActionApplier in
     JOBSET/pkg/controllers/failure_policy.go
     """
     restarting = runtime("exit 1")
@@ -437,7 +275,7 @@ def test_a_trainjob_starts_again_as_a_whole_by_its_failure_policy(admin: Clients
 def test_a_deleted_pod_of_a_trainjob_counts_as_failed(admin: Clients) -> None:
     """A pod that is deleted while it runs, as by a drained node, fails a Job without a backoff limit.
 
-    Source: https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-replacement-policy (pods
+    Source (read): https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-replacement-policy (pods
     that terminate count as failed)
     """
     admin.submit("sleep 60")
@@ -450,7 +288,8 @@ def test_a_deleted_pod_of_a_trainjob_counts_as_failed(admin: Clients) -> None:
 def test_a_killed_pod_of_a_trainjob_ends_with_code_137(admin: Clients, reason: str) -> None:
     """A container that SIGKILL ended has the exit code 128 + 9; the reason tells whether the kernel was out of memory.
 
-    Source: https://kubernetes.io/docs/tasks/configure-pod-container/assign-memory-resource/#exceed-a-container-s-memory-limit
+    Source (read):
+    https://kubernetes.io/docs/tasks/configure-pod-container/assign-memory-resource/#exceed-a-container-s-memory-limit
     """
     admin.submit("sleep 60", pods=1)
     admin.wait_for_phase("Running", 1)
@@ -463,7 +302,7 @@ def test_a_killed_pod_of_a_trainjob_ends_with_code_137(admin: Clients, reason: s
 def test_a_trainjobs_pod_ends_when_its_liveness_probe_fails(admin: Clients) -> None:
     """After failureThreshold failures in a row, the kubelet ends the container as if its pod was deleted.
 
-    Source: https://kubernetes.io/docs/tasks/configure-pod-container/configure-liveness-readiness-startup-probes/
+    Source (read): https://kubernetes.io/docs/tasks/configure-pod-container/configure-liveness-readiness-startup-probes/
     """
     folder = admin.cluster.add_claim("slipway")
     (folder / "lease").touch()
@@ -486,7 +325,7 @@ def test_a_trainjobs_pod_ends_when_its_liveness_probe_fails(admin: Clients) -> N
 def test_deleting_a_trainjob_deletes_its_pods(admin: Clients) -> None:
     """By default the object is deleted at once, and its JobSet, Jobs and pods in the background.
 
-    Source: https://kubernetes.io/docs/concepts/architecture/garbage-collection/#background-deletion
+    Source (read): https://kubernetes.io/docs/concepts/architecture/garbage-collection/#background-deletion
     """
     admin.submit("sleep 60")
     admin.wait_for_phase("Running")
@@ -499,7 +338,7 @@ def test_deleting_a_trainjob_deletes_its_pods(admin: Clients) -> None:
 def test_a_trainjob_deleted_in_the_foreground_stays_until_its_pods_end(admin: Clients) -> None:
     """With propagationPolicy Foreground the object stays, with a deletionTimestamp, until its dependents are deleted.
 
-    Source: https://kubernetes.io/docs/concepts/architecture/garbage-collection/#foreground-deletion
+    Source (read): https://kubernetes.io/docs/concepts/architecture/garbage-collection/#foreground-deletion
     """
     admin.submit("trap 'sleep 0.3; exit 143' TERM; while :; do sleep 0.05; done")
     admin.wait_for_phase("Running")
@@ -509,21 +348,10 @@ def test_a_trainjob_deleted_in_the_foreground_stays_until_its_pods_end(admin: Cl
     admin.cluster.wait(lambda: admin.cluster.left() == ["TrainingRuntime job"])
 
 
-def test_a_trainjob_of_another_uid_is_not_deleted(admin: Clients) -> None:
-    """A deletion with the precondition of a uid is refused with 409 if the name is another object's by now.
-
-    Source: https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/delete-options/ (preconditions)
-    """
-    admin.submit()
-    with pytest.raises(client.ApiException, match="409"):
-        admin.delete("trainjobs", body={"preconditions": {"uid": "another"}})
-    admin.delete("trainjobs", body={"preconditions": {"uid": admin.job()["metadata"]["uid"]}})
-
-
 def test_a_pod_of_a_deleted_trainjob_has_its_grace_period(admin: Clients) -> None:
     """A deleted pod's main process gets SIGTERM, and SIGKILL after terminationGracePeriodSeconds.
 
-    Source: https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-termination
+    Source (read): https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-termination
     """
     script = "trap 'echo told >>$1/log' TERM; touch $1/$JOB_COMPLETION_INDEX; while :; do sleep 0.05; done"
     volume = {"name": "data", "persistentVolumeClaim": {"claimName": "slipway"}}
@@ -544,7 +372,7 @@ def test_a_pod_of_a_deleted_trainjob_has_its_grace_period(admin: Clients) -> Non
 def test_a_runtime_is_kept_while_a_trainjob_refers_to_it(admin: Clients) -> None:
     """A deleted runtime has a finalizer until the TrainJobs that refer to it are deleted.
 
-    Source: TRAINER/pkg/controller/trainingruntime_controller.go (ResourceInUseFinalizer)
+    Source (read): TRAINER/pkg/controller/trainingruntime_controller.go (ResourceInUseFinalizer)
     """
     admin.submit("sleep 60")
     admin.wait_for_phase("Running")
@@ -557,7 +385,7 @@ def test_a_runtime_is_kept_while_a_trainjob_refers_to_it(admin: Clients) -> None
 def test_a_trainjob_goes_with_the_pod_that_owns_it(admin: Clients) -> None:
     """Garbage collection deletes an object after its owner; a pod that only failed still exists, and its object does.
 
-    Source: https://kubernetes.io/docs/concepts/architecture/garbage-collection/#owners-dependents; failed pods
+    Source (read): https://kubernetes.io/docs/concepts/architecture/garbage-collection/#owners-dependents; failed pods
     stay: https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-garbage-collection
     """
     pod = admin.cluster.add_step("train")
@@ -572,8 +400,8 @@ def test_a_trainjob_goes_with_the_pod_that_owns_it(admin: Clients) -> None:
 def test_a_trainjob_whose_owner_never_existed_is_deleted(admin: Clients) -> None:
     """An ownerReference with the uid of no object in the namespace lets the garbage collector delete the dependent.
 
-    Source: https://kubernetes.io/docs/concepts/overview/working-with-objects/owners-dependents/ (unresolvable owner
-    references)
+    Source (read): https://kubernetes.io/docs/concepts/overview/working-with-objects/owners-dependents/ (unresolvable
+    owner references)
     """
     pod = admin.cluster.add_step("train")
     admin.submit("sleep 60", metadata=owned_by(pod, uid="00000000-0000-0000-0000-000000000000"))
@@ -586,7 +414,7 @@ def test_a_trainjob_whose_owner_never_existed_is_deleted(admin: Clients) -> None
 def test_kueue_suspends_a_trainjob_with_a_queue_until_it_is_admitted(admin: Clients) -> None:
     """Kueue's webhook suspends a TrainJob with a queue's label; no pods exist until the queue admits it.
 
-    Source: Default in KUEUE/pkg/controller/jobs/trainjob/trainjob_webhook.go; setSuspendedCondition in
+    Source (read): Default in KUEUE/pkg/controller/jobs/trainjob/trainjob_webhook.go; setSuspendedCondition in
     TRAINER/pkg/controller/trainjob_controller.go
     """
     admin.cluster.installed.add("kueue")
@@ -599,11 +427,40 @@ def test_kueue_suspends_a_trainjob_with_a_queue_until_it_is_admitted(admin: Clie
     assert (suspended["status"], suspended["reason"]) == ("False", "Resumed")
 
 
+def test_kueue_cannot_start_a_trainjob_without_runtime_patches(admin: Clients) -> None:
+    """Kueue 0.17 writes spec.runtimePatches, which Trainer before 2.2 drops: an admitted TrainJob stays suspended.
+
+    Source (reported): kubernetes-sigs/kueue#11931. Source (read): kubeflow/trainer#3309.
+    """
+    admin.cluster.installed.add("kueue")
+    admin.cluster.queues.add("team")
+    admin.cluster.absent_fields.add("TrainJob.spec.runtimePatches")
+    admin.submit(metadata={"labels": {"kueue.x-k8s.io/queue-name": "team"}})
+    assert admin.condition("Suspended")
+    assert (admin.job()["spec"]["suspend"], admin.pods()) == (True, [])
+
+
+def test_every_account_may_read_the_fields_of_trainjobs(admin: Clients) -> None:
+    """The role system:discovery lets all accounts read /openapi; its document has the schema of each CRD.
+
+    Source (read): https://kubernetes.io/docs/concepts/overview/kubernetes-api/#openapi-v3 and
+    https://kubernetes.io/docs/reference/access-authn-authz/rbac/#discovery-roles
+    """
+    admin.cluster.absent_fields.add("TrainJob.spec.suspend")
+    document = Clients(admin.cluster, STEP).custom.api_client.call_api(
+        f"/openapi/v3/apis/{API_VERSION}", "GET", auth_settings=["BearerToken"], response_type="object"
+    )[0]
+    job = document["components"]["schemas"]["org.kubeflow.trainer.v1alpha1.TrainJob"]
+    assert {"group": TRAINER[0], "version": TRAINER[1], "kind": "TrainJob"} in job["x-kubernetes-group-version-kind"]
+    assert "runtimePatches" in job["properties"]["spec"]["properties"]
+    assert "suspend" not in job["properties"]["spec"]["properties"]
+
+
 def test_without_kueue_a_trainjobs_queue_is_a_label_like_others(admin: Clients) -> None:
     """A label that no controller reads changes nothing: the TrainJob starts at once.
 
-    Source: https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/ ("do not directly imply semantics
-    to the core system")
+    Source (read): https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/ ("do not directly imply
+    semantics to the core system")
     """
     admin.submit(metadata={"labels": {"kueue.x-k8s.io/queue-name": "team"}})
     admin.condition("Complete")
@@ -636,8 +493,8 @@ GPU = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
 def test_a_trainjobs_pod_that_fits_no_node_is_pending(admin: Clients, pod: dict[str, Any], reason: str) -> None:
     """The scheduler says in the condition PodScheduled and an event FailedScheduling how many nodes fail which test.
 
-    Source: https://kubernetes.io/docs/tasks/debug/debug-application/debug-pods/#my-pod-stays-pending; the sentences are
-    those of pkg/scheduler/framework/plugins in kubernetes/kubernetes
+    Source (read): https://kubernetes.io/docs/tasks/debug/debug-application/debug-pods/#my-pod-stays-pending; the
+    sentences are those of pkg/scheduler/framework/plugins in kubernetes/kubernetes
     """
     gpus = Node("gpu", taints={"nvidia.com/gpu": "present"}, allocatable={"cpu": "8", "nvidia.com/gpu": "2"})
     admin.cluster.around.nodes = [Node("cpu"), gpus]
@@ -657,8 +514,8 @@ def test_a_trainjobs_pod_that_fits_no_node_is_pending(admin: Clients, pod: dict[
 def test_a_trainjob_whose_pods_are_forbidden_has_only_an_event(admin: Clients, pod: Any, reason: str) -> None:
     """A Job whose pods the server refuses retries for ever; the reason is in an event FailedCreate about the Job.
 
-    Source: https://kubernetes.io/docs/concepts/scheduling-eviction/pod-priority-preemption/ ("the Pod is rejected") and
-    https://kubernetes.io/docs/tasks/configure-pod-container/configure-service-account/
+    Source (read): https://kubernetes.io/docs/concepts/scheduling-eviction/pod-priority-preemption/ ("the Pod is
+    rejected") and https://kubernetes.io/docs/tasks/configure-pod-container/configure-service-account/
     """
     admin.submit(**pod)
     (message, *_) = admin.events("FailedCreate")
@@ -667,14 +524,89 @@ def test_a_trainjob_whose_pods_are_forbidden_has_only_an_event(admin: Clients, p
     assert (admin.pods(), admin.job()["status"].get("conditions")) == ([], None)
 
 
+OF_CONTAINER = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+OF_POD = {"runAsNonRoot": True, "runAsUser": 65534, "seccompProfile": {"type": "RuntimeDefault"}}
+
+
+@pytest.mark.parametrize(
+    ("of_pod", "of_container", "reason"),
+    [
+        (OF_POD, OF_CONTAINER, None),
+        (OF_POD | {"runAsUser": 0}, OF_CONTAINER, "runAsUser=0 ("),
+        ({**OF_POD, "runAsNonRoot": None}, OF_CONTAINER, "runAsNonRoot != true (pod or container"),
+        (OF_POD | {"seccompProfile": {"type": "Unconfined"}}, OF_CONTAINER, "seccompProfile (pod or container"),
+        (OF_POD, {**OF_CONTAINER, "capabilities": {}}, "unrestricted capabilities ("),
+        (OF_POD, {**OF_CONTAINER, "allowPrivilegeEscalation": None}, "allowPrivilegeEscalation != false ("),
+    ],
+)
+def test_a_restricted_namespace_forbids_pods_without_its_security_context(
+    admin: Clients, of_pod: dict[str, Any], of_container: dict[str, Any], reason: str | None
+) -> None:
+    """The Pod Security Standard "restricted" demands five fields; the event of the Job names the missing ones.
+
+    Source (recorded): pods sent to kube-apiserver 1.36.2 in a namespace with the label
+    pod-security.kubernetes.io/enforce=restricted.
+    """
+    admin.cluster.around.restricted = True
+    given = {key: value for key, value in of_pod.items() if value is not None}
+    own = {key: value for key, value in of_container.items() if value is not None}
+    admin.submit(pods=1, securityContext=given, container={"securityContext": own})
+    if reason is None:
+        assert admin.condition("Complete")
+    else:
+        (message,) = admin.events("FailedCreate")
+        assert f'violates PodSecurity "restricted:latest": {reason}' in message
+
+
+@pytest.mark.parametrize("kind", ["labels", "annotations", None])
+def test_istio_adds_a_sidecar_to_a_pod_that_does_not_refuse_it(admin: Clients, kind: str | None) -> None:
+    """In a namespace with injection, such as a profile of Kubeflow, a pod has a proxy unless it says "false".
+
+    Source (read):
+    https://istio.io/latest/docs/setup/additional-setup/sidecar-injection/#controlling-the-injection-policy Source
+    (reported): kubeflow/trainer#2794 and #2872, where replicas behind proxies could not connect.
+    """
+    admin.cluster.around.istio = True
+    body = runtime(nodeSelector={"pool": "none"})
+    template = body["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+    if kind:
+        template["metadata"] = {kind: {"sidecar.istio.io/inject": "false"}}
+    admin.create("trainingruntimes", body)
+    admin.create("trainjobs", train_job())
+    names = [container.name for container in admin.wait_for_phase("Pending")[0].spec.containers]
+    assert names == (["trainer"] if kind else ["trainer", "istio-proxy"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"restartPolicy": "Sometimes"}, "spec.template.spec.restartPolicy"),
+        ({"tolerations": [{"operator": "Maybe"}]}, "spec.tolerations[0].operator"),
+        ({"job": {"completionMode": "Odd"}}, "spec.completionMode"),
+    ],
+)
+def test_a_trainjob_whose_jobs_are_invalid_has_only_an_event(admin: Clients, changes: Any, field: str) -> None:
+    """What the CRD does not check is refused when JobSet creates the Job; the reason is in an event about the JobSet.
+
+    Source (recorded): kube-apiserver 1.36.2 accepts the TrainingRuntime. Source (read): createJobs in
+    JOBSET/pkg/controllers/jobset_controller.go.
+    """
+    admin.submit(**changes)
+    (message, *_) = admin.events("JobCreationFailed")
+    assert f"{field}: Unsupported value: " in message
+    assert (admin.pods(), admin.job()["status"].get("conditions")) == ([], None)
+
+
 def test_the_log_of_a_trainjobs_waiting_pod_is_a_bad_request(admin: Clients) -> None:
     """A container that has not started has no log: 400.
 
-    Source: https://kubernetes.io/docs/tasks/debug/debug-application/debug-running-pod/; validateContainerLogStatus in
-    pkg/kubelet of kubernetes/kubernetes ("is waiting to start")
+    Source (read): https://kubernetes.io/docs/tasks/debug/debug-application/debug-running-pod/;
+    validateContainerLogStatus in pkg/kubelet of kubernetes/kubernetes ("is waiting to start")
     """
-    admin.submit(nodeSelector={"kind": "none"}, pods=1)
-    (pod,) = admin.wait_for_phase("Pending", 1)
+    admin.cluster.around.pulling.add("image")
+    admin.submit(pods=1)
+    admin.cluster.wait(lambda: [pod for pod in admin.pods() if pod.status.container_statuses])
+    (pod,) = admin.pods()
     with pytest.raises(client.ApiException) as caught:
         admin.log(pod)
     assert (caught.value.status, "is waiting to start" in caught.value.body) == (400, True)
@@ -683,7 +615,8 @@ def test_the_log_of_a_trainjobs_waiting_pod_is_a_bad_request(admin: Clients) -> 
 def test_a_followed_log_of_a_trainjobs_pod_ends_with_its_container(admin: Clients) -> None:
     """With follow, lines come as they are written; with timestamps, each begins with its time in UTC.
 
-    Source: https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/#get-read-log-of-the-specified-pod
+    Source (read):
+    https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/#get-read-log-of-the-specified-pod
     """
     admin.submit("echo one; sleep 0.2; echo two", pods=1)
     (pod,) = admin.wait_for_phase("Running", 1)
@@ -698,7 +631,7 @@ def test_a_followed_log_of_a_trainjobs_pod_ends_with_its_container(admin: Client
 def test_a_watch_of_trainjobs_reports_changes_and_ends_with_410_if_it_is_too_old(admin: Clients) -> None:
     """A watch begins at a resourceVersion; the server answers 410 Gone if it no longer has that history.
 
-    Source: https://kubernetes.io/docs/reference/using-api/api-concepts/#efficient-detection-of-changes and
+    Source (read): https://kubernetes.io/docs/reference/using-api/api-concepts/#efficient-detection-of-changes and
     #410-gone-responses
     """
     listed = admin.custom.list_namespaced_custom_object(*TRAINER, NAMESPACE, "trainjobs")

@@ -32,7 +32,12 @@ DIGITS: dict[str, Any] = {
     "train": {"epochs": 3},
     "vertex": VERTEX,
     "kubeflow": {"host": "http://localhost:8080", "image": IMAGE, "volume": "claim"},
-    "tpu": {"project": "my-project", "zones": ["us-west4-a"], "bucket": "gs://my-bucket"},
+    "tpu": {
+        "project": "my-project",
+        "zones": ["us-west4-a"],
+        "bucket": "gs://my-bucket",
+        "service_account": "tpu@my-project.iam.gserviceaccount.com",
+    },
 }
 
 

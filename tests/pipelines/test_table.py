@@ -67,7 +67,9 @@ def pipeline_for(platform: PlatformName, notify: dict[str, Any] | None = None) -
     if platform == "local":
         return local.pipeline(config)
     if platform == "tpu":
-        section = TpuSettings(project="p", zones=("us-west4-a",), bucket="gs://p-runs")
+        section = TpuSettings(
+            project="p", zones=("us-west4-a",), bucket="gs://p-runs", service_account="tpu@p.iam.gserviceaccount.com"
+        )
         on_tpu = config.model_copy(update={"hardware": "tpu-v5e-2x2", "tpu": section})
         return local.pipeline(on_tpu, platform=TpuPlatform(IMAGES.trainer))
     return vertex.pipeline(config.model_copy(update={"deploy": DeploySettings(endpoint="digits")}), IMAGES)

@@ -30,6 +30,7 @@ from slipway.serving.settings import Limits, ServerSettings
 from tests.components.evaluate.conftest import export_model, png
 from tests.serving.client import Load, ask, free_port, health, logged, predict, process, until
 from tests.serving.conftest import HOUSE, HOUSE_PRICE
+from tests.trainer.driver import REFUSAL_SECONDS, run_with_gpus
 
 pytestmark = pytest.mark.slow
 IMAGE = png(np.random.default_rng(0).integers(0, 256, (8, 8)))
@@ -212,12 +213,41 @@ def test_a_replaced_folder_is_served_and_a_damaged_one_is_not(tmp_path: Path, cl
         (folder / "saved_model.pb").write_bytes(b"half a model")
         until(lambda: server.failure is not None)
         assert ask(port, "/predict", IMAGE, "image/png") == before
-        assert ask(port, "/health") == (200, "ok")
+        status, says = ask(port, "/health")
+        assert (status, says.partition(":")[0]) == (200, "serving model; could not load model")
         shutil.rmtree(folder)
         export_model(folder, np.zeros((64, 10)), np.zeros(10))
         until(lambda: server.failure is None)
         found = ask(port, "/predict", IMAGE, "image/png")[1]["predictions"][0]
         assert found["probabilities"] == pytest.approx([0.1] * 10)
+
+
+def test_a_new_champion_that_once_could_not_be_read_is_tried_again_and_said(
+    tmp_path: Path, classifier_folder: Path, monkeypatch: Any, caplog: Any
+) -> None:
+    other = export_model(tmp_path / "other", np.zeros((64, 10)), np.zeros(10))
+    served = [Served("digits/1", classifier_folder)]
+    failing = threading.Event()
+    read = Path.read_bytes
+
+    def read_bytes(path: Path) -> bytes:
+        if path == other / "model.json" and failing.is_set():
+            raise OSError(5, "Input/output error")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    with serving(Server(settings(retry=0.05), lambda: served[0])) as port:
+        failing.set()
+        served[0] = Served("digits/2", other)
+        until(lambda: ask(port, "/model")[1]["problem"], 10)
+        says = "could not load digits/2: [Errno 5] Input/output error"
+        assert ask(port, "/health") == (200, f"serving digits/1; {says}")
+        described = ask(port, "/model")[1]
+        assert (described["model"], described["problem"]) == ("digits/1", says)
+        assert f"{says}; serving digits/1, and trying again" in caplog.text
+        failing.clear()
+        until(lambda: ask(port, "/model")[1]["model"] == "digits/2", 10)
+        assert (ask(port, "/health"), ask(port, "/model")[1]["problem"]) == ((200, "ok"), None)
 
 
 def test_sigterm_under_load_loses_no_accepted_request(classifier_folder: Path) -> None:
@@ -264,6 +294,24 @@ def test_sigterm_ends_a_server_that_is_still_starting(classifier_folder: Path) -
         assert health(port) is None
         server.send_signal(signal.SIGTERM)
         assert server.wait(60) == 0
+
+
+@pytest.mark.parametrize("driver", [0, 1])
+def test_a_server_on_a_machine_with_gpus_refuses_to_predict_on_the_cpu(
+    tmp_path: Path, classifier_folder: Path, driver: int
+) -> None:
+    """On machines with accelerators, Vertex AI sets AIP_ACCELERATOR_TYPE.
+
+    Source (read): Google's page "Custom container requirements for prediction", environment variables.
+    """
+    variables = {"AIP_HTTP_PORT": str(free_port()), "AIP_ACCELERATOR_TYPE": "NVIDIA_L4"}
+    status, said, seconds = run_with_gpus(
+        driver, "slipway.serving", str(classifier_folder), folder=tmp_path, **variables
+    )
+    assert status == 2, said
+    reason = "TensorFlow sees 0" if driver else "the driver shows another number"
+    assert f"This machine should have GPUs, but {reason}. Found: " in said
+    assert seconds < REFUSAL_SECONDS
 
 
 def test_a_function_that_cannot_be_imported_ends_the_server(tmp_path: Path) -> None:

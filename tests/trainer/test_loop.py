@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -87,10 +89,10 @@ class Run:
 
         self.engine: Any = engine
         self.checkpoints = Checkpoints(place / "checkpoints", config.train.checkpoint.keep)
-        self.best = BestWeights(Checkpoints(place / "checkpoints" / "best", 2), clusters.read({}))
         self.stop = StopRequest()
         cluster = clusters.read({})
         origin = identity(config, "fingerprint")
+        self.best = BestWeights(Checkpoints(place / "checkpoints" / "best", 2), cluster, origin)
         progress = resume(self.checkpoints, cluster, self.engine, origin, config.plan.steps)
         self.metrics = Metrics(place / "logs", progress.step)
         anything: Any = object()
@@ -166,7 +168,7 @@ def test_a_call_ends_with_its_stage_and_a_checkpoint_belongs_to_the_stage_before
     run = Run(config, tmp_path, engine)
     assert run.progress.step == 10
     run.train()
-    assert run.best.restore(run.engine, 10)
+    run.best.restore(run.engine, 10)
     assert engine.begun == [(0, 9), (10, 10), (20, 9)]
 
 
@@ -484,7 +486,7 @@ def test_killed_it_ends_early_and_chooses_as_it_would_have(tmp_path: Path, make_
     run.train()
     assert engine.weight == 50
     assert (run.progress.selection.best, run.progress.selection.best_step) == (0.495, 30)
-    assert run.best.restore(run.engine, 30)
+    run.best.restore(run.engine, 30)
     assert engine.weight == 30
 
     again = CountingEngine()  # a run that has ended early stays ended
@@ -511,12 +513,39 @@ def test_best_weights_that_could_not_be_saved_are_saved_later(
     engine.measured = {10: (0.5, 0.5), 20: (0.6, 0.5)}
     run = Run(make_job(Path("x"), steps=20, steps_per_epoch=10, export="best"), tmp_path, engine)
     run.train()
-    assert not run.best.restore(run.engine, 10)
+    with pytest.raises(UserError, match="best weights, of step 10, could not be saved") as refused:
+        run.best.restore(run.engine, 10)
+    assert "--set train.export=last" in (refused.value.fix or "")
     assert engine.weight == 20
-    assert "could not be saved" in caplog.text
+    assert "could not save a checkpoint at step 10" in caplog.text
     full[0] = False
-    assert run.best.restore(run.engine, 10)
+    run.best.restore(run.engine, 10)
     assert engine.weight == 10
+
+
+@pytest.mark.parametrize("damage", ["array", "missing", "another run"])
+def test_damaged_best_weights_are_not_replaced_by_the_last(tmp_path: Path, make_job: Any, damage: str) -> None:
+    engine = CountingEngine()
+    engine.measured = {10: (0.5, 0.5), 20: (0.6, 0.5)}
+    config = make_job(Path("x"), steps=20, steps_per_epoch=10, export="best")
+    run = Run(config, tmp_path, engine)
+    run.train()
+    best = tmp_path / "checkpoints" / "best"
+    if damage == "array":
+        os.truncate(best / "step-00000010" / "state.npz", 100)
+    elif damage == "missing":
+        shutil.rmtree(best)
+    else:
+        seed = make_job(Path("x"), steps=20, steps_per_epoch=10, export="best", seed=1)
+        other = Run(seed, tmp_path / "other", CountingEngine())
+        other.engine.measured = engine.measured
+        other.train()
+        shutil.rmtree(best)
+        shutil.copytree(tmp_path / "other" / "checkpoints" / "best", best)
+    with pytest.raises(UserError, match="best weights, of step 10, are damaged, missing or of another run") as refused:
+        run.best.restore(run.engine, 10)
+    assert "--set train.export=last" in (refused.value.fix or "")
+    assert engine.weight == 20
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import logging
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,8 +16,8 @@ from slipway.trainer.engines.base import Engine, Measured
 from slipway.trainer.tasks import MONITORS
 
 FOLDER = "best"  # subfolder of the checkpoint folder for the best weights
-
-logger = logging.getLogger(__name__)
+# Settings of a run's identity that may differ between checkpoints of the same run.
+UNTIL_THE_END = ("train.learning_rate",)
 
 
 @dataclass
@@ -55,9 +56,9 @@ def _better(train: TrainSettings, figure: float, than: float | None, by: float) 
 def agreed_figure(train: TrainSettings, measured: Measured, engine: Engine, cluster: Cluster) -> float:
     """Return the chief's monitored value on all replicas, so that they all make the same decisions."""
     own = measured.loss if train.monitor == "loss" else measured.figure
-    # Values are never negative, so the maximum is the chief's.
-    (figure,) = engine.agree([own if cluster.is_chief else -1.0])
-    return figure
+    # The maximum is the chief's. NaN is sent as -inf as well: a maximum of NaN and a number depends on their order.
+    (figure,) = engine.agree([own if cluster.is_chief and not math.isnan(own) else -math.inf])
+    return math.nan if figure == -math.inf else figure
 
 
 def no_validation(train: TrainSettings) -> UserError:
@@ -75,15 +76,16 @@ def no_validation(train: TrainSettings) -> UserError:
 class BestWeights:
     """Storage for the weights with the best validation, next to the checkpoints; the chief writes it."""
 
-    def __init__(self, checkpoints: Checkpoints, cluster: Cluster) -> None:
+    def __init__(self, checkpoints: Checkpoints, cluster: Cluster, identity: Mapping[str, object]) -> None:
         self._checkpoints, self._cluster = checkpoints, cluster
+        self._record = {"identity": {name: value for name, value in identity.items() if name not in UNTIL_THE_END}}
         self._unsaved: Checkpoint | None = None
 
     def keep(self, engine: Engine, step: int) -> None:
         """Save the engine's state as the best so far. All replicas must call it; on a full disk it is retried later."""
         state = engine.state()
         if self._cluster.is_chief:
-            self._unsaved = Checkpoint(step, state, {})
+            self._unsaved = Checkpoint(step, state, self._record)
             self.save_again()
 
     def save_again(self) -> None:
@@ -91,18 +93,26 @@ class BestWeights:
         if self._unsaved is not None and self._checkpoints.save(self._unsaved):
             self._unsaved = None
 
-    def restore(self, engine: Engine, step: int) -> bool:
-        """Restore the engine to the state of `step`; return False if it was never saved. All replicas must call it."""
+    def restore(self, engine: Engine, step: int) -> None:
+        """Restore the engine to the state of `step`. All replicas must call it.
+
+        Raises:
+            UserError: The weights could not be saved, are damaged, or belong to another run.
+        """
         self.save_again()
         found = self._checkpoints.at(step) if self._cluster.is_chief and self._unsaved is None else None
         # Only the chief knows whether it was saved; the other replicas read it then.
-        (whole,) = engine.agree([float(found is not None)])
+        (whole,) = engine.agree([float(found is not None and found.record == self._record)])
         if not whole:
-            logger.warning("the best weights, of step %d, could not be saved; exporting the last ones", step)
-            return False
+            what = "could not be saved" if self._unsaved else "are damaged, missing or of another run"
+            raise UserError(
+                f"The best weights, of step {step}, {what}.",
+                setting="train.export",
+                value="best",
+                fix="--set train.export=last, to export the last weights; or slipway run, to train again",
+            )
         found = found or self._checkpoints.at(step)
         if found is None:
-            raise RuntimeError(f"the chief has the best weights, of step {step}, which this replica cannot read")
+            raise self._checkpoints.unseen(step)
         engine.begin(step - 1)
         engine.load_state(found.state)
-        return True

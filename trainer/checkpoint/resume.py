@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 from slipway.core.errors import UserError
-from slipway.trainer.checkpoint.best import Selection
+from slipway.trainer.checkpoint.best import UNTIL_THE_END, Selection
 from slipway.trainer.checkpoint.store import Checkpoint, Checkpoints
 from slipway.trainer.config import JobConfig
 from slipway.trainer.distributed.cluster import Cluster
@@ -54,14 +54,12 @@ class Progress:
 # Parts of Progress in a checkpoint's record, besides the step and the run's identity.
 _PARTS: dict[str, type[Interval] | type[Selection]] = {"interval": Interval, "epoch": Interval, "selection": Selection}
 
-# A run that has finished is not what a run with another learning rate would be, such as a clone with its output folder.
-UNTIL_THE_END = ("train.learning_rate",)
-
 
 def identity(job: JobConfig, data_fingerprint: str) -> dict[str, object]:
     """Return the settings, by name, that must be equal for a run and a checkpoint that it resumes from.
 
-    Those of UNTIL_THE_END may differ while there are steps left to train.
+    Those of UNTIL_THE_END may differ while there are steps left to train: a run that has finished is not what a run
+    with another learning rate would be, such as a clone with its output folder.
     """
     return {
         "train.engine": job.train.engine,
@@ -97,6 +95,7 @@ def resume(
     Raises:
         UserError: It was saved with other settings, by another version or for another network, or it is past the
             run's `steps`.
+        StorageUnavailable: The storage fails, or this replica does not see the chief's checkpoint.
     """
     # The chief chooses, since on a mounted bucket other replicas may not see the newest one yet.
     checkpoint = checkpoints.newest() if cluster.is_chief else None
@@ -107,7 +106,7 @@ def resume(
     if checkpoint is None:
         checkpoint = checkpoints.at(step)
     if checkpoint is None:
-        raise RuntimeError(f"the chief resumes from step {step}, but this replica cannot read that checkpoint")
+        raise checkpoints.unseen(step)
     _check_form(checkpoint, identity)
     _check(checkpoint, identity, steps)
     engine.begin(step - 1)  # at the end of a stage, the state is still that stage's

@@ -14,7 +14,6 @@ import functools
 import itertools
 import math
 import mmap
-import struct
 import threading
 import time
 from array import array
@@ -29,7 +28,8 @@ from numpy.typing import NDArray
 
 from slipway.core import events
 from slipway.core.cores import available_cores
-from slipway.core.manifest import Manifest
+from slipway.core.manifest import Manifest, damaged
+from slipway.core.tfrecord import CHECKSUM, HEADER_BYTES, masked_crc32c, record_length
 from slipway.trainer.data.assignment import Share
 from slipway.trainer.data.features import Features, Inputs, Labels, blank, each
 from slipway.trainer.data.images import decode_jpeg, traced
@@ -47,8 +47,6 @@ _WAITING_RATIO = 4.0
 _WAITING_SECONDS = 0.005
 _WORTH_SECONDS = 1.0
 _TENSORFLOW_SECONDS = 0.1
-# TFRecord: the length and its checksum before a record, the record's checksum after it.
-_LENGTH, _HEADER, _FOOTER = struct.Struct("<Q"), 12, 4
 
 
 def group_of(manifest: Manifest, batch: int | None = None) -> int:
@@ -120,6 +118,7 @@ class Decoding:
 
         Raises:
             tf.errors.InvalidArgumentError: An image cannot be decoded.
+            UserError: A record is damaged.
         """
         total = len(self._groups)
         if self._complete == total and self._error is None:
@@ -230,10 +229,14 @@ def _by_name(inputs: Any) -> dict[str, Any]:
 
 
 class Records:
-    """The records of TFRecord shards by number, in the files' memory maps: they need no memory of their own."""
+    """The records of TFRecord shards by number, in the files' memory maps: they need no memory of their own.
+
+    Raises:
+        UserError: The checksum of a record, or of its length, is wrong.
+    """
 
     def __init__(self, paths: list[Path]) -> None:
-        self._shards: list[mmap.mmap] = []
+        self._shards: list[tuple[Path, mmap.mmap]] = []
         shards, starts, ends = array("q"), array("q"), array("q")
         for path in paths:
             if not path.stat().st_size:
@@ -244,12 +247,14 @@ class Records:
                 content = mmap.mmap(file.fileno(), 0, flags, mmap.PROT_READ)
             position = 0
             while position < len(content):
-                (length,) = _LENGTH.unpack_from(content, position)
+                length = record_length(content[position : position + HEADER_BYTES])
+                if length is None:
+                    raise damaged(path, f"the length of the record at byte {position:,} has a wrong checksum")
                 shards.append(len(self._shards))
-                starts.append(position + _HEADER)
-                ends.append(position + _HEADER + length)
-                position += _HEADER + length + _FOOTER
-            self._shards.append(content)
+                starts.append(position + HEADER_BYTES)
+                ends.append(position + HEADER_BYTES + length)
+                position += HEADER_BYTES + length + CHECKSUM.size
+            self._shards.append((path, content))
         self._places = (shards, starts, ends)
 
     def __len__(self) -> int:
@@ -257,11 +262,15 @@ class Records:
 
     def __getitem__(self, number: int) -> bytes:
         shard, start, end = (values[number] for values in self._places)
-        return self._shards[shard][start:end]
+        path, content = self._shards[shard]
+        record = content[start:end]
+        if content[end : end + CHECKSUM.size] != CHECKSUM.pack(masked_crc32c(record)):
+            raise damaged(path, f"the record at byte {start - HEADER_BYTES:,} has a wrong checksum")
+        return record
 
     def close(self) -> None:
         """Close the shards; no record can be read any more."""
-        for content in self._shards:
+        for _, content in self._shards:
             content.close()
 
 

@@ -13,14 +13,24 @@ from typing import Literal, TypeVar
 
 from slipway.core.errors import UserError
 
+# The kind and number of accelerators of each machine, "gpu:4" or "tpu:8", set by plan_training; not set for CPUs.
+PLANNED_VARIABLE = "SLIPWAY_ACCELERATORS"
+# Set by Vertex AI in prediction containers on machines with accelerators:
+# https://docs.cloud.google.com/vertex-ai/docs/predictions/custom-container-requirements#aip-variables
+SERVED_VARIABLE = "AIP_ACCELERATOR_TYPE"
 VIRTUAL_DEVICES_VARIABLE = "SLIPWAY_VIRTUAL_DEVICES"
 VISIBLE_GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
 TPU_SECONDS_VARIABLE = "SLIPWAY_TPU_SECONDS"
 DEFAULT_TPU_SECONDS = 600.0
 # Device files of a TPU VM's chips (up to v4; from v5e on) and of GPUs.
-_TPU_FILES = (re.compile(r"accel\d+"), re.compile(r"vfio/\d+"))
-_GPU_FILES = (re.compile(r"nvidia\d+"),)
+TPU_FILES = (re.compile(r"accel\d+"), re.compile(r"vfio/\d+"))
+GPU_FILES = (re.compile(r"nvidia\d+"),)
 _WSL_FILE = "dxg"  # of all GPUs together, in Windows Subsystem for Linux
+# Google's vendor id on the PCI bus, which its network cards have, too, and the device ids of TPU v2 and v3, v4, v5p,
+# v5e, v6e and 7x: https://github.com/AI-Hypercomputer/cloud-accelerator-diagnostics/blob/main/tpu_info/tpu_info/device.py
+_PCI_VENDOR = "0x1ae0"
+_PCI_TPUS = ("0x0027", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076")
+TPU_VARIABLES = ("TPU_CONFIG", "TPU_NODE_NAME", "TPU_ACCELERATOR_TYPE")
 _RETRY_SECONDS = 5.0
 _REPORT_SECONDS = 15.0
 
@@ -60,28 +70,44 @@ def virtual_devices(environment: Mapping[str, str]) -> int:
     return int(environment.get(VIRTUAL_DEVICES_VARIABLE) or 0)
 
 
-def find(environment: Mapping[str, str], devices: Path = Path("/dev")) -> Accelerators:
-    """Detect accelerators from, in this order, the virtual devices, a TPU VM's variables, the files in `devices`.
+def find(environment: Mapping[str, str], devices: Path = Path("/dev"), system: Path = Path("/sys")) -> Accelerators:
+    """Detect accelerators from, in this order, the virtual devices, a TPU VM's variables, the plan, device files.
+
+    Args:
+        environment: The environment variables.
+        devices: The folder of device files.
+        system: The folder of sysfs, which lists the chips on the PCI bus.
 
     Raises:
-        UserError: TPU_CONFIG is not valid.
+        UserError: TPU_CONFIG or the plan's variable is not valid.
     """
     virtual = virtual_devices(environment)
     if virtual:
         return Accelerators("virtual", virtual, VIRTUAL_DEVICES_VARIABLE)
-    chips = _count(devices, _TPU_FILES)
+    chips = count_files(devices, TPU_FILES)
     if environment.get("TPU_CONFIG"):
         return Accelerators("tpu", chips, "TPU_CONFIG", _node_name(environment["TPU_CONFIG"]))
     if environment.get("TPU_NODE_NAME"):
         return Accelerators("tpu", chips, "TPU_NODE_NAME", environment["TPU_NODE_NAME"])
-    if _count(devices, _TPU_FILES[:1]):  # a vfio file may belong to any passed-through device
+    if environment.get("TPU_ACCELERATOR_TYPE"):
+        return Accelerators("tpu", chips, "TPU_ACCELERATOR_TYPE")
+    plan = planned(environment)
+    if plan is not None:
+        return plan if plan.kind == "gpu" else Accelerators("tpu", chips, plan.source)
+    # A vfio file may belong to any passed-through device.
+    if count_files(devices, TPU_FILES[:1]) or (chips and pci_chips(system)):
         return Accelerators("tpu", chips, "device files")
     visible = environment.get(VISIBLE_GPUS_VARIABLE)
-    cards = _count(devices, _GPU_FILES)
+    cards = count_files(devices, GPU_FILES)
     if visible is not None and (cards or (devices / _WSL_FILE).exists()):
-        listed = [name for name in visible.split(",") if name.strip() not in ("", "-1")]
-        return Accelerators("gpu" if listed else "cpu", min(cards or len(listed), len(listed)), VISIBLE_GPUS_VARIABLE)
+        listed = visible_gpus(visible)
+        return Accelerators("gpu" if listed else "cpu", min(cards or listed, listed), VISIBLE_GPUS_VARIABLE)
     return Accelerators("gpu", cards, "device files") if cards else Accelerators("cpu", 0, "nothing")
+
+
+def visible_gpus(visible: str) -> int:
+    """Return the number of GPUs that a value of CUDA_VISIBLE_DEVICES lists."""
+    return sum(name.strip() not in ("", "-1") for name in visible.split(","))
 
 
 def first_gpus(environment: Mapping[str, str], count: int) -> dict[str, str]:
@@ -91,7 +117,31 @@ def first_gpus(environment: Mapping[str, str], count: int) -> dict[str, str]:
     return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", VISIBLE_GPUS_VARIABLE: ",".join(names[:count]) or "-1"}
 
 
-def _count(devices: Path, patterns: tuple[re.Pattern[str], ...]) -> int:
+def planned(environment: Mapping[str, str]) -> Accelerators | None:
+    """Return the accelerators that this machine should have, with count 0 for any number; None for CPUs.
+
+    Raises:
+        UserError: The variable is not valid.
+    """
+    text = environment.get(PLANNED_VARIABLE)
+    if not text:
+        served = environment.get(SERVED_VARIABLE, "").startswith("NVIDIA")
+        return Accelerators("gpu", 0, SERVED_VARIABLE) if served else None
+    if (valid := re.fullmatch(r"(gpu|tpu):([1-9]\d*)", text)) is None:
+        allowed = "gpu:COUNT, tpu:COUNT, or not set for CPUs"
+        raise UserError(f"{PLANNED_VARIABLE} is not valid.", setting=PLANNED_VARIABLE, value=text, allowed=allowed)
+    return Accelerators("gpu" if valid[1] == "gpu" else "tpu", int(valid[2]), PLANNED_VARIABLE)
+
+
+def pci_chips(system: Path) -> int:
+    """Return the number of TPU chips on the PCI bus."""
+    folder = system / "bus" / "pci" / "devices"
+    slots = [(path / "vendor", path / "device") for path in folder.iterdir()] if folder.is_dir() else []
+    ids = [(one.read_text().strip(), other.read_text().strip()) for one, other in slots if one.is_file()]
+    return sum(vendor == _PCI_VENDOR and device in _PCI_TPUS for vendor, device in ids)
+
+
+def count_files(devices: Path, patterns: tuple[re.Pattern[str], ...]) -> int:
     folders = [folder for folder in (devices, devices / "vfio") if folder.is_dir()]
     names = [str(path.relative_to(devices)) for folder in folders for path in folder.iterdir()]
     return sum(1 for name in names if any(pattern.fullmatch(name) for pattern in patterns))

@@ -73,7 +73,7 @@ class EngineRow:
     model_file: str = SAVED_MODEL_FILE
     one_device_per_process: bool = False
     compute_capability: float = CUDNN_COMPUTE_CAPABILITY
-    tpus: Literal["one chip", "one machine", "all"] = "one machine"
+    tpus: Literal["none", "one machine", "all"] = "one machine"
     slices: str = ""
     not_prebuilt: str = ""
     unsupported: tuple[Unsupported, ...] = ()
@@ -119,7 +119,8 @@ ENGINES: dict[str, EngineRow] = {
         # torch 2.13 for CUDA 13 has kernels from 7.5 on, and needs driver 580 or later:
         # https://github.com/pytorch/pytorch/issues/172352
         compute_capability=7.5,
-        tpus="one chip",
+        # torch_xla 2.9, the last release, is built for torch 2.9.
+        tpus="none",
         not_prebuilt="its models are not SavedModels but model.pt2",
         unsupported=(
             Unsupported("xla", lambda value: value is True, "does not compile with XLA", "auto, false", "false"),

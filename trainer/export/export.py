@@ -12,13 +12,14 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from slipway.core import events, integrity
+from slipway.core.atomic import sync, sync_tree
+from slipway.core.integrity import RECORD_FILE
 from slipway.core.manifest import Manifest
 from slipway.core.paths import is_mounted
 from slipway.trainer.config import JobConfig
 from slipway.trainer.engines.base import Engine
 from slipway.trainer.metrics.history import FILE_NAME as METRICS_FILE
-
-RECORD_FILE = "model.json"
 
 logger = logging.getLogger(__name__)
 
@@ -47,18 +48,18 @@ def export(
     """
     record = _record(job, manifest, checksum, steps, weights_step)
     record |= {f"{name}_bytes": size for name, size in asdict(engine.size()).items()}
-    if _read_record(folder) == record:
+    if _read_record(folder) == json.loads(json.dumps(record)):
         logger.info("the model in %s already has these weights", folder)
         return
     with replaced(folder) as place:
         engine.export(place, job, manifest)
         shutil.copyfile(metrics, place / METRICS_FILE)
-        (place / RECORD_FILE).write_text(json.dumps(record, indent=2) + "\n")
+        integrity.seal(place, record)
     logger.info("model written to %s", folder)
 
 
 def exported(job: JobConfig, manifest: Manifest, folder: Path) -> str | None:
-    """Return the checksum of the weights that this job exported to `folder`; None if there is no such export."""
+    """Return the checksum of the weights that this job exported to `folder`; None if there is no such whole export."""
     record = _read_record(folder) or {}
     same = (record.get("job_checksum"), record.get("data_fingerprint")) == (_job_checksum(job), manifest.fingerprint)
     return str(record["weights_checksum"]) if same else None
@@ -106,11 +107,16 @@ def _record(job: JobConfig, manifest: Manifest, checksum: str, steps: int, weigh
 
 
 def _read_record(folder: Path) -> dict[str, object] | None:
-    try:
-        record: dict[str, object] = json.loads((folder / RECORD_FILE).read_text())
-    except (OSError, ValueError):
+    """Return the record of the model in `folder`; None if there is none or the model is damaged."""
+    if what := integrity.damage(folder):
+        text = f"the model in {folder} is damaged ({what}); it is exported again"
+        logger.warning("%s", text)
+        events.message(text)
         return None
-    return record
+    try:
+        return integrity.unsealed(json.loads((folder / RECORD_FILE).read_bytes()))
+    except FileNotFoundError:
+        return None
 
 
 def replaced(folder: Path) -> contextlib.AbstractContextManager[Path]:
@@ -128,6 +134,7 @@ def _copied(folder: Path) -> Iterator[Path]:
         for name in sorted(written, key=lambda name: (name == Path(RECORD_FILE), name)):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(place / name, folder / name)
+            sync(folder / name)
         for path in [path for path in folder.rglob("*") if path.is_file()]:
             if path.relative_to(folder) not in written:
                 path.unlink()
@@ -143,6 +150,7 @@ def _renamed(folder: Path) -> Iterator[Path]:
     beside.mkdir(parents=True)
     try:
         yield beside
+        sync_tree(beside)
         if folder.exists():
             folder.rename(earlier)
         try:
@@ -151,6 +159,9 @@ def _renamed(folder: Path) -> Iterator[Path]:
             if earlier.exists():
                 earlier.rename(folder)
             raise
+        sync(folder.parent)
+        with contextlib.suppress(PermissionError):  # to list it; it may be new as well
+            sync(folder.parent.parent)
     finally:
         for leftover in (beside, earlier):
             shutil.rmtree(leftover, ignore_errors=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import importlib
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from slipway.core import integrity
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
 from slipway.trainer.engines.table import ENGINES
-from slipway.trainer.export.export import RECORD_FILE, inputs_and_classes, replaced
+from slipway.trainer.export.export import inputs_and_classes, replaced
 
 if TYPE_CHECKING:
     import keras
@@ -65,7 +65,7 @@ def write(folder: Path, model: Any, manifest: Manifest, scale: float, *, from_lo
             "data_fingerprint": manifest.fingerprint,
         }
         record |= {} if steps is None else {"steps": steps}
-        (place / RECORD_FILE).write_text(json.dumps(record, indent=2) + "\n")
+        integrity.seal(place, record)
     return digest
 
 

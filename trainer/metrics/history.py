@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from slipway.core.atomic import json_lines, replace_file
+from slipway.core.atomic import json_lines, replace_file, sync
 from slipway.core.paths import is_mounted
 from slipway.trainer.engines.installed import is_installed
 
@@ -82,6 +82,14 @@ class Metrics:
         self._lines.flush()
         for scalars in self._scalars.values():
             scalars.segments.flush()
+
+    def sync(self) -> None:
+        """Flush the records so far to disk, so that a checkpoint refers to nothing that a power cut can remove."""
+        self.flush()
+        try:
+            sync(self.path)
+        except OSError as error:
+            logger.warning("could not flush %s: %s; training continues", self.path, error)
 
     def close(self) -> None:
         """Write the last segments."""

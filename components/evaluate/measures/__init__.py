@@ -6,6 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from slipway.components.evaluate.measures.base import Measures
 from slipway.components.evaluate.measures.classification import ClassificationMeasures
 from slipway.components.evaluate.measures.multilabel import MultilabelMeasures
@@ -42,3 +45,30 @@ EVALUATED: Mapping[TaskName, Evaluated] = {
         measures=lambda data, examples, worst: RegressionMeasures(data.target or Input(kind="number"), examples, worst),
     ),
 }
+
+
+class Baseline:
+    """The trivial model, measured beside the others: for every example, the training split's frequencies or mean.
+
+    It predicts the most frequent class, the labels that most examples have, or the mean target.
+    """
+
+    def __init__(self, data: Manifest, examples: int) -> None:
+        train = data.splits.get("train")
+        self._values: NDArray[np.float64] | None = None
+        if data.task == "regression" and data.target is not None and data.target.mean:
+            self._values = np.array(data.target.mean[0])
+        elif train and train.examples and data.classes and set(data.classes) <= train.classes.keys():
+            self._values = np.array([train.classes[name] for name in data.classes]) / train.examples
+        self._measures = EVALUATED[data.task].measures(data, examples, 0)
+
+    def update(self, labels: NDArray[np.generic]) -> None:
+        """Accumulate a batch of the records' labels."""
+        if self._values is not None:
+            values = np.broadcast_to(self._values, (len(labels), *self._values.shape))
+            self._measures.update(self._measures.predictions(labels, values, np.arange(self._values.size)))
+
+    def metrics(self) -> dict[str, float]:
+        """Return its metrics, {} without a training split; a constant is calibrated, which says nothing."""
+        found = {} if self._values is None else self._measures.metrics()
+        return {name: value for name, value in found.items() if name not in ("examples", "expected_calibration_error")}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,16 +11,16 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.components.evaluate.gate import REPLICATES, Comparison
+from slipway.components.evaluate.gate import KNOWN, Comparison
 from slipway.components.evaluate.measures.significance import (
     Counts,
-    Figures,
     Floats,
-    GroupSums,
-    bootstrap_p_value,
+    fraction_interval,
     mcnemar,
-    percentile_interval,
-    wilson,
+    number_interval,
+    paired_p_value,
+    positive_interval,
+    proportion_interval,
 )  # fmt: skip
 
 # Machine epsilon of float32; smaller probabilities are clipped to it in a loss.
@@ -72,15 +72,15 @@ class WorstExamples:
 class Measures(ABC, Generic[P]):
     """All metrics of one model on one split of a data set; a batch of predictions is a `P`.
 
-    Metrics are functions of sums of statistics over the examples (`figures`), so that memory does not grow with the
-    number of examples, beyond a few bytes for each: see `GroupSums` and the subclasses. The result does not depend on
-    how the examples are split into batches.
+    The result does not depend on how the examples are split into batches.
 
     `update` does not fill `worst`, which needs images and keys: the caller passes its candidates to `worst.add`.
     """
 
-    def __init__(self, examples: int, statistics: int, worst: int) -> None:
-        self.sums = GroupSums(examples, statistics)
+    # Metrics whose influences serve to compare models only.
+    without_interval: frozenset[str] = frozenset()
+
+    def __init__(self, worst: int) -> None:
         self.worst = WorstExamples(worst)
         self.examples = 0
 
@@ -96,7 +96,7 @@ class Measures(ABC, Generic[P]):
 
     @abstractmethod
     def update(self, batch: P) -> None:
-        """Accumulate a batch; increases `examples` and `sums`."""
+        """Accumulate a batch; increases `examples`."""
 
     @abstractmethod
     def scores(self, batch: P) -> Floats:
@@ -107,15 +107,19 @@ class Measures(ABC, Generic[P]):
         """Return the true and the predicted value of an example of a batch, for people."""
 
     @abstractmethod
-    def figures(self, sums: Floats) -> Figures:
-        """Return the metrics [n] that follow from sums of statistics [n, statistics]; NaN where undefined."""
+    def values(self) -> Mapping[str, float | None]:
+        """Return the metrics; None or NaN where undefined."""
+
+    @abstractmethod
+    def influences(self) -> Mapping[str, Floats]:
+        """Return, for each metric with a confidence interval, each example's influence on it; see `significance`."""
+
+    def classes(self, metric: str) -> tuple[Floats, Floats]:
+        """Return the metric of each class of which `metric` is the mean, and the class's examples, [n] each."""
+        return np.array([self.metrics()[metric]]), np.array([float(self.examples)])
 
     def hits(self) -> dict[str, int]:
         """Return, for each metric that is a proportion of the examples, the number of examples that count."""
-        return {}
-
-    def other_metrics(self) -> dict[str, float | None]:
-        """Return metrics that do not follow from `sums`; None where undefined."""
         return {}
 
     @property
@@ -125,33 +129,39 @@ class Measures(ABC, Generic[P]):
 
     def metrics(self) -> dict[str, float]:
         """Return the scalar metrics, all finite; metrics that are undefined for these examples are omitted."""
-        summed = {name: float(values[0]) for name, values in self.figures(self.sums.total[np.newaxis]).items()}
-        found = {**summed, **self.other_metrics(), "examples": float(self.examples)}
-        return {name: value for name, value in found.items() if value is not None and np.isfinite(value)}
+        found = {**self.values(), "examples": float(self.examples)}
+        return {name: float(value) for name, value in found.items() if value is not None and np.isfinite(value)}
 
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """Return the metrics' 95% confidence intervals: Wilson score for proportions, else bootstrap."""
-        hits, intervals = self.hits(), {}
+        """Return the metrics' 95% confidence intervals: exact for proportions, else from the influences."""
+        hits, influences, intervals = self.hits(), self.influences(), dict[str, tuple[float, float]]()
         for name, value in self.metrics().items():
             if name in hits:
-                intervals[name] = wilson(hits[name], self.examples)
-            elif name in self.replicates and (found := percentile_interval(self.replicates[name])):
-                intervals[name] = min(found[0], value), max(found[1], value)
-        return intervals
+                intervals[name] = proportion_interval(hits[name], self.examples)
+            elif name in influences and name not in self.without_interval:
+                intervals[name] = self._interval(name, value, influences[name])
+        return {name: each for name, each in intervals.items() if all(map(math.isfinite, each))}
 
-    @functools.cached_property
-    def replicates(self) -> Figures:
-        """The metrics in each bootstrap replicate, [REPLICATES]; paired with those of another model."""
-        return self.sums.replicates(self.figures)
+    def _interval(self, name: str, value: float, influences: Floats) -> tuple[float, float]:
+        lowest, highest = (KNOWN[name].lowest, KNOWN[name].highest) if name in KNOWN else (-math.inf, math.inf)
+        if (lowest, highest) == (0, 1):
+            return fraction_interval(value, influences, *self.classes(name))
+        if lowest == 0:
+            return positive_interval(value, influences)
+        if highest == 1:  # R² is 1 minus a ratio of positive numbers
+            low, high = positive_interval(1 - value, -influences)
+            return 1 - high, 1 - low
+        return number_interval(value, influences)
 
 
 def compare(metric: str, model: Measures[P], champion: Measures[P]) -> Comparison | None:
     """Test whether `metric` differs between two models that predicted the same examples.
 
-    McNemar's exact test for the accuracy of predictions that are correct or not, else the paired bootstrap.
+    McNemar's exact test for the accuracy of predictions that are correct or not, else a t-test of the differences of
+    the influences, which is DeLong's test of an AUC.
 
     Returns:
-        None if the metric is undefined for one of them, or is not a function of sums over the examples.
+        None if the metric is undefined for one of them, or has no influences.
     """
     if metric == "accuracy" and model.correct is not None and champion.correct is not None:
         ours = int((model.correct & ~champion.correct).sum())
@@ -159,13 +169,11 @@ def compare(metric: str, model: Measures[P], champion: Measures[P]) -> Compariso
         counts = f"only this model is right on {ours:,} of {model.examples:,} examples, only the champion on {theirs:,}"
         return Comparison("McNemar's exact test", mcnemar(ours, theirs), counts)
     observed, beaten = model.metrics(), champion.metrics()
-    if metric not in observed or metric not in beaten or metric not in model.replicates:
+    ours_found, theirs_found = model.influences(), champion.influences()
+    if metric not in observed or metric not in beaten or metric not in ours_found:
         return None
-    gains = model.replicates[metric] - champion.replicates[metric]
-    if (interval := percentile_interval(gains)) is None:
-        return None
-    counts = (
-        f"{REPLICATES:,} replicates of {model.examples:,} examples, "
-        f"95% interval of the difference {interval[0]:.4g} to {interval[1]:.4g}"
-    )
-    return Comparison("paired bootstrap", bootstrap_p_value(gains, observed[metric] - beaten[metric]), counts)
+    gain, influences = observed[metric] - beaten[metric], ours_found[metric] - theirs_found[metric]
+    low, high = number_interval(gain, influences)
+    counts = f"{len(influences):,} examples, 95% interval of the difference {low:.4g} to {high:.4g}"
+    test = "DeLong's test" if metric == "macro_auc" else "paired t-test"
+    return Comparison(test, paired_p_value(gain, influences), counts)

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from slipway.components.evaluate.measures.averages import CountAverages
 from slipway.components.evaluate.measures.base import SMALLEST_PROBABILITY, Measures
-from slipway.components.evaluate.measures.scores import CoarseScores, ScoreHistograms, mean_where, ratio
-from slipway.components.evaluate.measures.significance import Counts, Figures, Floats
+from slipway.components.evaluate.measures.scores import Scores, ratio
+from slipway.components.evaluate.measures.significance import Counts, Floats
 
 CALIBRATION_BINS = 15
 TOP = 5  # k of top-k accuracy, which data sets of more classes have
@@ -59,25 +60,9 @@ class ConfusionMatrix:
         return self.correct / self.examples
 
     @property
-    def support(self) -> Counts:
-        """[n]: number of examples of each class."""
-        return self.counts.sum(axis=1)
-
-    @property
-    def precision(self) -> Floats:
-        """[n]: fraction of the predictions of a class that are correct; 0 for a class that was never predicted."""
-        return ratio(np.diagonal(self.counts), self.counts.sum(axis=0)[:-1])
-
-    @property
-    def recall(self) -> Floats:
-        """[n]: fraction of a class's examples that are predicted as it; 0 for a class without examples."""
-        return ratio(np.diagonal(self.counts), self.support)
-
-    @property
-    def f1(self) -> Floats:
-        """[n]: harmonic mean of precision and recall; 0 where both are 0."""
-        predicted = self.counts.sum(axis=0)[:-1]
-        return ratio(2 * np.diagonal(self.counts), predicted + self.support)
+    def averages(self) -> CountAverages:
+        """Precision, recall and F1 of each class, and their averages."""
+        return CountAverages(np.diagonal(self.counts), self.counts.sum(axis=0)[:-1], self.counts.sum(axis=1))
 
 
 def in_top(batch: Predictions) -> NDArray[np.bool_]:
@@ -124,20 +109,21 @@ class Calibration:
 class ClassificationMeasures(Measures[Predictions]):
     """All metrics of one model on one split of a data set with these classes.
 
-    Keeps one byte per example: whether its prediction is correct.
+    Keeps the label, the prediction and the loss of each example, and its scores; see `Scores`.
     """
+
+    # A single confident error changes the loss of a good model by more than all that is observed without it.
+    without_interval = frozenset({"loss"})
 
     def __init__(self, classes: Sequence[str], examples: int, worst: int = 0) -> None:
         self._names = [*classes, FOREIGN]
-        n = len(classes)
-        # Statistics of an example: correct, in the top classes, loss; true positives, predictions and examples of each
-        # class; histograms of the scores.
-        self._coarse = CoarseScores(n, first=3 + 3 * n)
-        super().__init__(examples, 3 + 3 * n + self._coarse.statistics, worst)
-        self.confusion = ConfusionMatrix(n)
-        self.histograms = ScoreHistograms(n)
+        super().__init__(worst)
+        self.confusion = ConfusionMatrix(len(classes))
+        self.scored = Scores(examples, len(classes))
         self.calibration = Calibration()
-        self._correct = np.zeros(examples, bool)
+        self._labels, self._predicted = np.zeros((2, examples), np.int32)
+        self._losses = np.zeros(examples)
+        self._in_top = 0
 
     def predictions(self, labels: NDArray[np.generic], values: Floats, order: Counts) -> Predictions:
         classes = len(self._names) - 1
@@ -149,20 +135,15 @@ class ClassificationMeasures(Measures[Predictions]):
 
     def update(self, batch: Predictions) -> None:
         size, classes = batch.probabilities.shape
-        groups, sums = self.sums.next(size), self.sums.sums
-        self._correct[self.examples : self.examples + size] = batch.correct
+        part = slice(self.examples, self.examples + size)
         self.examples += size
         self.confusion.update(batch)
         self.calibration.update(batch)
-        positive = batch.labels[:, None] == np.arange(classes)
-        self._coarse.update(sums, groups, self.histograms.update(batch.probabilities, positive), positive)
+        self.scored.update(batch.probabilities, batch.labels[:, None] == np.arange(classes))
         true = batch.probabilities[np.arange(size), batch.labels]
-        losses = -np.log(np.clip(true, SMALLEST_PROBABILITY, 1.0))
-        self.sums.add(groups, np.stack([batch.correct, in_top(batch), losses], axis=1))
-        np.add.at(sums, (groups, 3 + batch.labels), batch.correct)
-        known = batch.predicted < classes
-        np.add.at(sums, (groups[known], 3 + classes + batch.predicted[known]), 1)
-        np.add.at(sums, (groups, 3 + 2 * classes + batch.labels), 1)
+        self._losses[part] = -np.log(np.clip(true, SMALLEST_PROBABILITY, 1.0))
+        self._labels[part], self._predicted[part] = batch.labels, batch.predicted
+        self._in_top += int(in_top(batch).sum())
 
     def scores(self, batch: Predictions) -> Floats:
         """Return the confidence of the wrong predictions, [batch]."""
@@ -171,34 +152,37 @@ class ClassificationMeasures(Measures[Predictions]):
     def describe(self, batch: Predictions, index: int) -> tuple[str, str]:
         return self._names[int(batch.labels[index])], self._names[int(batch.predicted[index])]
 
-    def figures(self, sums: Floats) -> Figures:
-        """Return the metrics [n]; macro averages are over the classes that have examples.
+    @property
+    def correct(self) -> NDArray[np.bool_]:
+        return self._labels == self._predicted
+
+    def values(self) -> dict[str, float | None]:
+        """Return the metrics; macro averages are over the classes that have examples.
 
         The loss is the mean cross-entropy in nats; probabilities are clipped to at least `SMALLEST_PROBABILITY`.
         """
-        classes = len(self._names) - 1
-        correct, top, loss = sums[:, 0], sums[:, 1], sums[:, 2]
-        hits, predicted, support = (
-            sums[:, 3 + part * classes : 3 + (part + 1) * classes] for part in range(3)
-        )  # fmt: skip
-        examples, present = support.sum(axis=1), support > 0
         return {
-            "accuracy": correct / examples,
-            **({"top_5_accuracy": top / examples} if classes > TOP else {}),
-            "loss": loss / examples,
-            "macro_precision": mean_where(ratio(hits, predicted), present),
-            "macro_recall": mean_where(ratio(hits, support), present),
-            "macro_f1": mean_where(ratio(2 * hits, predicted + support), present),
-            "macro_auc": self._coarse.macro_auc(sums),
+            **{name: hits / self.examples for name, hits in self.hits().items()},
+            "loss": float(self._losses.mean()),
+            **self.confusion.averages.macro(),
+            **self.scored.macro(),
+            "expected_calibration_error": self.calibration.expected_error,
         }
 
-    def other_metrics(self) -> dict[str, float | None]:
-        return {**self.histograms.macro(), "expected_calibration_error": self.calibration.expected_error}
+    def influences(self) -> dict[str, Floats]:
+        def summed(hits: Floats, predicted: Floats, support: Floats) -> Floats:
+            foreign = np.append(predicted, 0.0)
+            return self.correct * hits[self._labels] + foreign[self._predicted] + support[self._labels]
+
+        return {
+            "loss": self._losses - self._losses.mean(),
+            **self.confusion.averages.influences(summed, self.examples),
+            **self.scored.influences(),
+        }
+
+    def classes(self, metric: str) -> tuple[Floats, Floats]:
+        return self.scored.classes({**self.confusion.averages.each, **self.scored.each}[metric])
 
     def hits(self) -> dict[str, int]:
-        correct, top = self.sums.total[:2].round().astype(int).tolist()
-        return {"accuracy": correct, "top_5_accuracy": top}
-
-    @property
-    def correct(self) -> NDArray[np.bool_]:
-        return self._correct
+        top = {"top_5_accuracy": self._in_top} if len(self._names) - 1 > TOP else {}
+        return {"accuracy": self.confusion.correct, **top}

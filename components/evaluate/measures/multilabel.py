@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from slipway.components.evaluate.measures.averages import CountAverages
 from slipway.components.evaluate.measures.base import SMALLEST_PROBABILITY, Measures
-from slipway.components.evaluate.measures.scores import CoarseScores, ScoreHistograms, mean_where, ratio
-from slipway.components.evaluate.measures.significance import Counts, Figures, Floats
+from slipway.components.evaluate.measures.scores import Scores
+from slipway.components.evaluate.measures.significance import Counts, Floats
 
 THRESHOLD = 0.5
 NO_LABEL = "no label"
@@ -38,14 +39,15 @@ class LabelPredictions:
 class MultilabelMeasures(Measures[LabelPredictions]):
     """All metrics of one model on one split of a data set with these labels."""
 
+    # A single confident error changes the loss of a good model by more than all that is observed without it.
+    without_interval = frozenset({"loss"})
+
     def __init__(self, labels: Sequence[str], examples: int, worst: int = 0) -> None:
         self._names = list(labels)
-        n = len(labels)
-        # Statistics of an example: 1, loss, correct labels, all labels correct; true positives, predictions and
-        # examples of each label; histograms of the scores.
-        self._coarse = CoarseScores(n, first=4 + 3 * n)
-        super().__init__(examples, 4 + 3 * n + self._coarse.statistics, worst)
-        self.histograms = ScoreHistograms(n)
+        super().__init__(worst)
+        self.scored = Scores(examples, len(labels))
+        self._losses, self._right = np.zeros((2, examples))
+        self._counts: Counts = np.zeros((3, len(labels)), np.int64)
 
     def predictions(self, labels: NDArray[np.generic], values: Floats, order: Counts) -> LabelPredictions:
         known = order < len(self._names)
@@ -55,13 +57,11 @@ class MultilabelMeasures(Measures[LabelPredictions]):
 
     def update(self, batch: LabelPredictions) -> None:
         labels, predicted = batch.labels, batch.predicted
-        size, right = len(labels), labels == predicted
-        groups, sums = self.sums.next(size), self.sums.sums
-        self.examples += size
-        fixed = np.stack([np.ones(size), batch.losses, right.sum(axis=1), right.all(axis=1)], axis=1)
-        rows = np.hstack([fixed, labels & predicted, predicted, labels])
-        self.sums.add(groups, rows)
-        self._coarse.update(sums, groups, self.histograms.update(batch.probabilities, labels), labels)
+        part = slice(self.examples, self.examples + len(labels))
+        self.examples += len(labels)
+        self._losses[part], self._right[part] = batch.losses, (labels == predicted).mean(axis=1)
+        self._counts += np.stack([each.sum(axis=0) for each in (labels & predicted, predicted, labels)])
+        self.scored.update(batch.probabilities, labels)
 
     def scores(self, batch: LabelPredictions) -> Floats:
         """Return the loss of the examples of which a label is wrong, [batch]."""
@@ -73,30 +73,39 @@ class MultilabelMeasures(Measures[LabelPredictions]):
     def _listed(self, chosen: NDArray[np.bool_]) -> str:
         return ", ".join(self._names[index] for index in np.flatnonzero(chosen)) or NO_LABEL
 
-    def counts(self, sums: Floats) -> tuple[Floats, Floats, Floats]:
-        """Return true positives, predictions and examples of each label, [n, labels] each."""
-        n = len(self._names)
-        hits, predicted, support = (sums[:, 4 + part * n : 4 + (part + 1) * n] for part in range(3))
-        return hits, predicted, support
+    @property
+    def averages(self) -> CountAverages:
+        """Precision, recall and F1 of each label, and their averages."""
+        return CountAverages(*self._counts)
 
-    def figures(self, sums: Floats) -> Figures:
-        """Return the metrics [n]; macro averages are over the labels that have examples."""
-        hits, predicted, support = self.counts(sums)
-        examples, labels = sums[:, 0], len(self._names)
-        everything = (2 * hits.sum(axis=1), predicted.sum(axis=1) + support.sum(axis=1))
+    def values(self) -> dict[str, float | None]:
+        """Return the metrics; macro averages are over the labels that have examples."""
         return {
-            "macro_f1": mean_where(ratio(2 * hits, predicted + support), support > 0),
-            "micro_f1": np.divide(*everything, out=np.full(len(sums), np.nan), where=everything[1] > 0),
-            "macro_auc": self._coarse.macro_auc(sums),
-            "loss": sums[:, 1] / examples,
-            "macro_precision": mean_where(ratio(hits, predicted), support > 0),
-            "macro_recall": mean_where(ratio(hits, support), support > 0),
-            "label_accuracy": sums[:, 2] / examples / labels,
-            "exact_match": sums[:, 3] / examples,
+            **self.averages.macro(),
+            "micro_f1": self.averages.micro_f1,
+            **self.scored.macro(),
+            "loss": float(self._losses.mean()),
+            "label_accuracy": float(self._right.mean()),
+            "exact_match": self.hits()["exact_match"] / self.examples,
         }
 
-    def other_metrics(self) -> dict[str, float | None]:
-        return dict(self.histograms.macro())
+    def influences(self) -> dict[str, Floats]:
+        labels, predicted = self.scored.positive, self.scored.values >= THRESHOLD
+
+        def summed(hits: Floats, predictions: Floats, support: Floats) -> Floats:
+            return (labels & predicted) @ hits + predicted @ predictions + labels @ support
+
+        return {
+            **self.averages.influences(summed, self.examples),
+            "micro_f1": self.averages.micro_influences(summed, self.examples),
+            **self.scored.influences(),
+            "loss": self._losses - self._losses.mean(),
+            "label_accuracy": self._right - self._right.mean(),
+        }
+
+    def classes(self, metric: str) -> tuple[Floats, Floats]:
+        each = {**self.averages.each, **self.scored.each}
+        return self.scored.classes(each[metric]) if metric in each else super().classes(metric)
 
     def hits(self) -> dict[str, int]:
-        return {"exact_match": round(float(self.sums.total[3]))}
+        return {"exact_match": int((self._right == 1).sum())}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slipway.components.evaluate.measures.base import Measures
-from slipway.components.evaluate.measures.significance import SEED, Counts, Figures, Floats
+from slipway.components.evaluate.measures.significance import SEED, Counts, Floats
 from slipway.core.manifest import Input
 
 SAMPLE = 2000  # examples in the plots
@@ -30,35 +31,27 @@ class Values:
 class RegressionMeasures(Measures[Values]):
     """All metrics of one model on one split, whose target has these statistics in the training split.
 
-    Keeps the targets and predictions of a random sample of `SAMPLE` examples, the same for all models.
+    Keeps the targets and predictions of all examples.
     """
 
     def __init__(self, target: Input, examples: int, worst: int = 0) -> None:
-        # Statistics of an example: 1; error, absolute and squared error; the target's distance from the training mean
-        # and its square.
-        super().__init__(examples, 6, worst)
+        super().__init__(worst)
         self._mean, self._deviation = (target.mean or (0.0,))[0], (target.deviation or (1.0,))[0]
-        self._sampled = np.zeros(examples, bool)
-        self._sampled[np.random.default_rng(SEED).permutation(examples)[:SAMPLE]] = True
-        self._samples: list[Values] = []
+        self._values = Values(*np.zeros((2, examples)))
 
     def predictions(self, labels: NDArray[np.generic], values: Floats, _order: Counts) -> Values:
         return Values(labels.astype(np.float64), values)
 
     def update(self, batch: Values) -> None:
-        error, distance = batch.residuals, batch.actual - self._mean
-        groups, size = self.sums.next(len(error)), len(error)
-        rows = np.stack([np.ones(size), error, np.abs(error), error**2, distance, distance**2], axis=1)
-        self.sums.add(groups, rows)
-        sampled = self._sampled[self.examples : self.examples + size]
-        self._samples.append(Values(batch.actual[sampled], batch.predicted[sampled]))
-        self.examples += size
+        part = slice(self.examples, self.examples + len(batch.actual))
+        self.examples += len(batch.actual)
+        self._values.actual[part], self._values.predicted[part] = batch.actual, batch.predicted
 
     @property
     def sample(self) -> Values:
         """A random sample of the examples, all if they are at most `SAMPLE`, in the split's order."""
-        actual = np.concatenate([part.actual for part in self._samples])
-        return Values(actual, np.concatenate([part.predicted for part in self._samples]))
+        chosen = np.sort(np.random.default_rng(SEED).permutation(self.examples)[:SAMPLE])
+        return Values(self._values.actual[chosen], self._values.predicted[chosen])
 
     def scores(self, batch: Values) -> Floats:
         """Return the absolute errors, [batch]."""
@@ -67,21 +60,41 @@ class RegressionMeasures(Measures[Values]):
     def describe(self, batch: Values, index: int) -> tuple[str, str]:
         return f"{batch.actual[index]:.6g}", f"{batch.predicted[index]:.6g}"
 
-    def figures(self, sums: Floats) -> Figures:
-        """Return the metrics [n] in the target's unit; the loss is the squared error of the standardized target.
+    def values(self) -> dict[str, float | None]:
+        """Return the metrics in the target's unit; the loss is the squared error of the standardized target.
 
         R² is the fraction of the target's variance that the predictions explain; undefined if all targets are equal.
         """
-        examples, error, absolute, squared, distance, distance_squared = sums.T
-        mse = squared / examples
-        variance = np.maximum(distance_squared / examples - (distance / examples) ** 2, 0)
-        varies = variance > 1e-12 * distance_squared / examples
-        unexplained = np.divide(mse, variance, out=np.full(len(mse), np.nan), where=varies)
+        error = self._values.residuals
+        mse = float((error**2).mean())
         return {
-            "rmse": np.sqrt(mse),
-            "mae": absolute / examples,
+            "rmse": math.sqrt(mse),
+            "mae": float(np.abs(error).mean()),
             "mse": mse,
-            "r2": 1 - unexplained,
-            "mean_error": error / examples,
+            "r2": 1 - mse / variance if (variance := self._variance) else None,
+            "mean_error": float(error.mean()),
             "loss": mse / self._deviation**2,
         }
+
+    @property
+    def _variance(self) -> float:
+        """The variance of the targets; 0 if it is rounding."""
+        actual = self._values.actual
+        variance = float(actual.var())
+        return variance if variance > 1e-12 * float(((actual - self._mean) ** 2).mean()) else 0.0
+
+    def influences(self) -> dict[str, Floats]:
+        error, actual = self._values.residuals, self._values.actual
+        absolute, squared = np.abs(error), error**2
+        mse = float(squared.mean())
+        found = {
+            "mae": absolute - absolute.mean(),
+            "mse": squared - mse,
+            "mean_error": error - error.mean(),
+            "loss": (squared - mse) / self._deviation**2,
+        }
+        if mse:
+            found["rmse"] = (squared - mse) / (2 * math.sqrt(mse))
+        if variance := self._variance:
+            found["r2"] = (mse / variance * (actual - actual.mean()) ** 2 - squared) / variance
+        return found

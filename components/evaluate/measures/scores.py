@@ -1,13 +1,18 @@
-"""Histograms of a model's scores for each class or label: ROC and precision-recall curves in constant memory."""
+"""A model's scores for each class or label: ROC and precision-recall curves, their areas, and their influences."""
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.components.evaluate.measures.significance import Counts, Floats
+from slipway.components.evaluate.measures.significance import SEED, Counts, Floats
+
+# Scores kept, at 5 bytes each; of more, those of a random sample of the examples.
+MAX_SCORES = 20_000_000
+CURVE_POINTS = 3000  # thresholds of an average curve
 
 
 @dataclass(frozen=True)
@@ -36,46 +41,135 @@ class Curve:
     true_positive_rate: Floats
     thresholds: Floats
 
-    @property
-    def area(self) -> float:
-        return float(np.trapezoid(self.true_positive_rate, self.false_positive_rate))
-
     def thinned(self, points: int) -> Curve:
         """Return the curve reduced to at most `points` points, including both ends."""
         keep = np.unique(np.linspace(0, len(self.thresholds) - 1, points).round().astype(int))
         return Curve(self.false_positive_rate[keep], self.true_positive_rate[keep], self.thresholds[keep])
 
 
-class ScoreHistograms:
-    """One-vs-rest score histograms of each class, from which ROC curves, AUC and average precision are computed.
+@dataclass(frozen=True)
+class Ranking:
+    """The distinct scores of a class in descending order, [distinct], how many examples of either kind have each, and
+    the position of each example's score among them, [examples]."""
 
-    A score p falls into one of `BINS` bins of equal width in the log-odds ln(p / (1 - p)). That keeps the resolution
-    near 0 and 1, where most scores of a trained classifier are: scores whose odds differ by more than 3% fall into
-    different bins. The bins range from 5e-32 to the largest float32 below 1. Scores in the same bin count as equal,
-    which changes an AUC by at most `uncertainty`.
+    thresholds: Floats
+    positive: Floats
+    negative: Floats
+    position: Counts
+
+    def area(self) -> tuple[float, Floats]:
+        """Return the AUC and the examples' influences on it, which are DeLong's structural components."""
+        positives, negatives = self.positive.sum(), self.negative.sum()
+        above = (np.cumsum(self.positive) - self.positive / 2) / positives  # positives above a score, half at it
+        below = 1 - (np.cumsum(self.negative) - self.negative / 2) / negatives
+        area = float((self.negative * above).sum() / negatives)
+        return area, np.stack([(above - area) / negatives, (below - area) / positives])
+
+    def average_precision(self) -> tuple[float, Floats]:
+        """Return the average precision and the examples' influences on it."""
+        positives, examples = self.positive.sum(), np.cumsum(self.positive + self.negative)
+        precision = np.cumsum(self.positive) / examples
+        average = float((self.positive * precision).sum() / positives)
+        # An example raises the counts at all lower thresholds, if positive also those of true positives.
+        gain = np.cumsum((self.positive / examples)[::-1])[::-1]
+        cost = np.cumsum((self.positive * precision / examples)[::-1])[::-1]
+        return average, np.stack([-cost, precision - average + gain - cost]) / positives
+
+    def best_f1(self) -> tuple[float, float]:
+        """Return the threshold with the highest F1, and that F1."""
+        found = np.cumsum(self.positive)
+        f1 = 2 * found / (np.cumsum(self.positive + self.negative) + found[-1])
+        best = int(f1.argmax())
+        return float(self.thresholds[best]), float(f1[best])
+
+
+class Scores:
+    """The scores of a split's examples for each class or label, one against the rest.
+
+    Areas and influences are exact for at most `MAX_SCORES` scores; of more, a random sample of the examples is kept,
+    the same for all models.
     """
 
-    BINS = 3000
-    LOWEST, HIGHEST = -72.0, 18.0  # log-odds
-    WIDTH = (HIGHEST - LOWEST) / BINS
+    def __init__(self, examples: int, classes: int) -> None:
+        size = min(examples, max(1, MAX_SCORES // classes))
+        self.values = np.zeros((size, classes), np.float32)
+        self.positive = np.zeros((size, classes), bool)
+        self._kept = np.zeros(examples, bool)
+        self._kept[np.random.default_rng(SEED).permutation(examples)[:size]] = True
+        self._seen, self._size = 0, 0
 
-    def __init__(self, classes: int) -> None:
-        self.all: Counts = np.zeros((classes, self.BINS), np.int64)
-        self.positive: Counts = np.zeros((classes, self.BINS), np.int64)
+    def update(self, scores: Floats, positive: NDArray[np.bool_]) -> None:
+        """Add scores [batch, n] of which some are `positive` [batch, n]."""
+        kept = self._kept[self._seen : self._seen + len(scores)]
+        self._seen += len(scores)
+        end = self._size + int(kept.sum())
+        self.values[self._size : end], self.positive[self._size : end] = scores[kept], positive[kept]
+        self._size = end
 
-    def update(self, scores: Floats, positive: NDArray[np.bool_]) -> Counts:
-        """Add scores [batch, n] of which some are `positive` [batch, n]; return their bins."""
-        bins = self._bins(scores)
-        columns = np.broadcast_to(np.arange(bins.shape[1]), bins.shape)
-        np.add.at(self.all, (columns, bins), 1)
-        np.add.at(self.positive, (columns[positive], bins[positive]), 1)
-        return bins
+    @property
+    def sampled(self) -> tuple[int, int]:
+        """The number of examples whose scores are kept, and of all examples."""
+        return len(self.values), len(self._kept)
 
-    def _bins(self, scores: Floats) -> Counts:
-        inside = np.clip(scores, 1e-32, 1 - 1e-9)
-        odds = np.log(inside) - np.log1p(-inside)
-        bins = np.floor((odds - self.LOWEST) / self.WIDTH).astype(np.int64)
-        return np.clip(bins, 0, self.BINS - 1)
+    @functools.cached_property
+    def support(self) -> Counts:
+        """[n]: number of positive examples of each class."""
+        support: Counts = self.positive.sum(axis=0)
+        return support
+
+    def ranking(self, index: int) -> Ranking:
+        """Return a class's scores in descending order."""
+        thresholds, position = np.unique(-self.values[:, index], return_inverse=True)
+        every = np.bincount(position, minlength=len(thresholds)).astype(np.float64)
+        found = np.bincount(position, self.positive[:, index], len(thresholds)).astype(np.float64)
+        return Ranking(-thresholds.astype(np.float64), found, every - found, position)
+
+    @functools.cached_property
+    def _measured(self) -> tuple[dict[str, list[float | None]], dict[str, Floats]]:
+        """Areas and average precisions of each class, and the examples' influences on their means, [examples]."""
+        examples = len(self.values)
+        values: dict[str, list[float | None]] = {"macro_auc": [], "macro_average_precision": []}
+        influences = {name: np.zeros(examples) for name in values}
+        rows = np.arange(examples)
+        for index, support in enumerate(self.support.tolist()):
+            ranking = self.ranking(index) if support else None
+            for name in values:
+                if ranking is None or (name == "macro_auc" and support == examples):
+                    values[name].append(None)
+                    continue
+                value, each = ranking.area() if name == "macro_auc" else ranking.average_precision()
+                values[name].append(value)
+                influences[name] += examples * each[self.positive[rows, index].astype(int), ranking.position]
+        for name, found in values.items():
+            influences[name] /= max(1, sum(value is not None for value in found))
+        return values, influences
+
+    @property
+    def each(self) -> dict[str, Floats]:
+        """The metrics of each class whose means are `macro`, [n] each; NaN where undefined."""
+        return {name: np.array(values, np.float64) for name, values in self._measured[0].items()}
+
+    def classes(self, each: Floats) -> tuple[Floats, Floats]:
+        """Return the metrics of the classes that have examples and a metric, and the classes' examples."""
+        known = (self.support > 0) & np.isfinite(each)
+        return each[known], self.support[known].astype(np.float64)
+
+    def areas(self) -> list[float | None]:
+        """[n]: AUC of each class; None if it has no positive or no negative examples."""
+        return self._measured[0]["macro_auc"]
+
+    def average_precisions(self) -> list[float | None]:
+        """[n]: average precision of each class; None if it has no examples."""
+        return self._measured[0]["macro_average_precision"]
+
+    def macro(self) -> dict[str, float | None]:
+        """Return the means of AUC and average precision over the classes where they are defined."""
+        known = {name: [each for each in values if each is not None] for name, values in self._measured[0].items()}
+        return {name: float(np.mean(values)) if values else None for name, values in known.items()}
+
+    def influences(self) -> dict[str, Floats]:
+        """Return each example's influence on the metrics of `macro`, [examples kept]."""
+        return self._measured[1]
 
     def curve(self, index: int) -> Curve | None:
         """Return a class's one-vs-rest ROC curve; None if it has no positive or no negative examples."""
@@ -86,107 +180,34 @@ class ScoreHistograms:
         return self._mean_curve(slice(None))
 
     def _mean_curve(self, classes: slice) -> Curve | None:
-        positive, negative = self.positive[classes], self.all[classes] - self.positive[classes]
-        usable = positive.any(axis=1) & negative.any(axis=1)
-        if not usable.any():
+        usable = np.flatnonzero((self.support > 0) & (self.support < len(self.values)))
+        usable = np.intersect1d(usable, np.arange(len(self.support))[classes])
+        if not len(usable):
             return None
-        used = np.flatnonzero(self.all[classes][usable].any(axis=0))[::-1]
-
-        def rate(counts: Counts) -> Floats:
-            summed = np.cumsum(counts[usable][:, used], axis=1) / counts[usable].sum(axis=1, keepdims=True)
-            return np.concatenate([[0.0], summed.mean(axis=0)])
-
-        return Curve(rate(negative), rate(positive), np.concatenate([[1.0], self._lower_edges()[used]]))
-
-    def areas(self) -> list[float | None]:
-        """[n]: AUC of each class; None as in `curve`."""
-        return [None if curve is None else curve.area for curve in map(self.curve, range(len(self.all)))]
+        thresholds = np.unique(self.values[:, usable])[::-1]
+        if len(usable) > 1:
+            thresholds = thresholds[np.unique(np.linspace(0, len(thresholds) - 1, CURVE_POINTS).astype(int))]
+        rates = np.zeros((2, len(thresholds)))
+        for index in usable:
+            for positive in (False, True):
+                scores = np.sort(self.values[self.positive[:, index] == positive, index])
+                rates[int(positive)] += 1 - np.searchsorted(scores, thresholds) / len(scores)
+        rates = np.hstack([np.zeros((2, 1)), rates / len(usable)])
+        return Curve(rates[0], rates[1], np.concatenate([[max(1.0, float(thresholds[0]) + 1e-6)], thresholds]))
 
     def precision_recall(self, index: int) -> PrecisionRecall | None:
         """Return a class's one-vs-rest precision-recall curve; None if it has no examples."""
-        if not self.positive[index].any():
+        if not self.support[index]:
             return None
-        used = np.flatnonzero(self.all[index])[::-1]
-        found = np.cumsum(self.positive[index][used])
-        return PrecisionRecall(found / np.cumsum(self.all[index][used]), found / found[-1])
-
-    def average_precisions(self) -> list[float | None]:
-        """[n]: average precision of each class; None as in `precision_recall`."""
-        curves = map(self.precision_recall, range(len(self.all)))
-        return [None if curve is None else curve.average_precision for curve in curves]
+        ranking = self.ranking(index)
+        found = np.cumsum(ranking.positive)
+        return PrecisionRecall(found / np.cumsum(ranking.positive + ranking.negative), found / found[-1])
 
     def best_f1(self, index: int) -> tuple[float, float] | None:
         """Return the threshold with the highest F1 of a class, and that F1; None if it has no examples."""
-        if not self.positive[index].any():
-            return None
-        used = np.flatnonzero(self.all[index])[::-1]
-        found, predicted = np.cumsum(self.positive[index][used]), np.cumsum(self.all[index][used])
-        f1 = 2 * found / (predicted + found[-1])
-        best = int(f1.argmax())
-        return float(self._lower_edges()[used[best]]), float(f1[best])
-
-    def uncertainty(self, index: int) -> float:
-        """Return the maximum error of a class's AUC: half the fraction of positive-negative pairs in the same bin."""
-        positive = self.positive[index].astype(np.float64)
-        negative = self.all[index] - positive
-        pairs = positive.sum() * negative.sum()
-        return float((positive * negative).sum() / pairs / 2) if pairs else 0.0
-
-    def _lower_edges(self) -> Floats:
-        edges = self.LOWEST + np.arange(self.BINS) * self.WIDTH
-        return 1 / (1 + np.exp(-edges))
-
-    def macro(self) -> dict[str, float | None]:
-        """Return the means of AUC and average precision over the classes where they are defined."""
-        areas = [area for area in self.areas() if area is not None]
-        precisions = [precision for precision in self.average_precisions() if precision is not None]
-        return {
-            "macro_auc": float(np.mean(areas)) if areas else None,
-            "macro_average_precision": float(np.mean(precisions)) if precisions else None,
-        }
-
-
-class CoarseScores:
-    """Coarse histograms of the scores as additive statistics, from which the macro AUC is bootstrapped.
-
-    The bins have equal width in log-odds from -12 to 12. They are the statistics `first` and following of `GroupSums`:
-    the examples of each class by bin, then those that are positive.
-    """
-
-    HIGHEST = 12.0  # log-odds
-    FINEST, COARSEST, STATISTICS = 200, 20, 2000
-
-    def __init__(self, classes: int, first: int) -> None:
-        self._classes, self._first = classes, first
-        self._bins = int(np.clip(self.STATISTICS // classes, self.COARSEST, self.FINEST))
-        self.statistics = 2 * classes * self._bins
-
-    def update(self, sums: Floats, groups: Counts, fine: Counts, positive: NDArray[np.bool_]) -> None:
-        """Add scores in bins `fine` [batch, classes] of `ScoreHistograms` to the `sums` of `groups` [batch]."""
-        odds = ScoreHistograms.LOWEST + fine * ScoreHistograms.WIDTH
-        bins = np.clip((odds / self.HIGHEST + 1) / 2 * self._bins, 0, self._bins - 1).astype(np.int64)
-        columns = self._first + np.arange(self._classes) * self._bins + bins
-        rows = np.broadcast_to(groups[:, None], bins.shape)
-        np.add.at(sums, (rows, columns), 1)
-        np.add.at(sums, (rows[positive], columns[positive] + self.statistics // 2), 1)
-
-    def macro_auc(self, sums: Floats) -> Floats:
-        """Return the mean AUC [n] over the classes with positive and negative examples, NaN if there are none."""
-        counts = sums[:, self._first : self._first + self.statistics].reshape(len(sums), 2, self._classes, self._bins)
-        positive, negative = counts[:, 1], counts[:, 0] - counts[:, 1]
-        positives, negatives = positive.sum(axis=2), negative.sum(axis=2)
-        # A negative example is ranked below all positive ones in higher bins, and half of those in its own.
-        above = positives[:, :, None] - np.cumsum(positive, axis=2)
-        area = ratio((negative * (above + positive / 2)).sum(axis=2), positives * negatives)
-        return mean_where(area, (positives > 0) & (negatives > 0))
+        return self.ranking(index).best_f1() if self.support[index] else None
 
 
 def ratio(numerator: Counts | Floats, denominator: Counts | Floats) -> Floats:
     """Divide element-wise; 0 where the denominator is 0."""
     return np.divide(numerator, denominator, out=np.zeros(denominator.shape), where=denominator != 0)
-
-
-def mean_where(values: Floats, chosen: NDArray[np.bool_]) -> Floats:
-    """Return the mean of the chosen `values` [n, classes], [n]; NaN where none is chosen."""
-    total, count = (values * chosen).sum(axis=1), chosen.sum(axis=1)
-    return np.divide(total, count, out=np.full(len(values), np.nan), where=count != 0)

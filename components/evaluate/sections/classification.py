@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,8 +14,8 @@ from slipway.components.evaluate.measures.classification import (
     ClassificationMeasures,
     ConfusionMatrix,
 )  # fmt: skip
-from slipway.components.evaluate.measures.scores import ScoreHistograms
-from slipway.components.evaluate.measures.significance import wilson
+from slipway.components.evaluate.measures.scores import Scores
+from slipway.components.evaluate.measures.significance import proportion_interval
 from slipway.components.evaluate.served_model import Measured
 from slipway.core.manifest import Manifest
 from slipway.core.values import JsonObject
@@ -56,13 +55,13 @@ class Confusion:
 def content(manifest: Manifest, model: Measured, champion: Measured | None) -> JsonObject:
     """Return what the sections show of a model, and of the champion."""
     measures, classes = _measures(model), len(manifest.classes)
-    confusion, histograms = measures.confusion, measures.histograms
+    confusion, scored = measures.confusion, measures.scored
     rows = _class_rows(manifest.classes, measures, _measures(champion) if champion else None)
     in_full = classes <= CLASSES_IN_FULL
     if not in_full:
         rows.sort(key=lambda row: (row.examples == 0, row.f1))
     wrong = confusion.examples - confusion.correct
-    interval = wilson(confusion.correct, confusion.examples)
+    interval = proportion_interval(confusion.correct, confusion.examples)
     return {
         "headline": f"accuracy {confusion.accuracy:.2%}",
         "wrong": wrong,
@@ -77,19 +76,18 @@ def content(manifest: Manifest, model: Measured, champion: Measured | None) -> J
         "layout": _layout(classes, perfect=not wrong),
         "calibration": charts.calibration_diagram(measures.calibration, f"{manifest.noun}s"),
         "bins": CALIBRATION_BINS,
-        **curves(histograms),
+        **curves(scored),
     }
 
 
-def curves(histograms: ScoreHistograms) -> JsonObject:
+def curves(scored: Scores) -> JsonObject:
     """Return the ROC and precision-recall curves, and what the footer says of them."""
-    classes = len(histograms.all)
+    sampled, examples = scored.sampled
     return {
-        "roc": charts.roc_curves(histograms),
-        "precision_recall": charts.precision_recall_curves(histograms),
-        "thin": classes <= charts.CURVES,
-        "score_bins": ScoreHistograms.BINS,
-        "auc_uncertainty": math.ceil(max(map(histograms.uncertainty, range(classes))) * 1e5) / 1e5,
+        "roc": charts.roc_curves(scored),
+        "precision_recall": charts.precision_recall_curves(scored),
+        "thin": len(scored.support) <= charts.CURVES,
+        "sampled_scores": sampled if sampled < examples else 0,
     }
 
 
@@ -110,13 +108,15 @@ def _layout(classes: int, *, perfect: bool) -> str:
 def _class_rows(
     classes: Sequence[str], model: ClassificationMeasures, champion: ClassificationMeasures | None
 ) -> list[ClassRow]:
-    confusion, histograms = model.confusion, model.histograms
-    right, support = np.diagonal(confusion.counts).tolist(), confusion.support.tolist()
-    theirs = champion.confusion.f1.tolist() if champion else [None] * len(classes)
-    intervals = [wilson(hits, examples) if examples else None for hits, examples in zip(right, support, strict=True)]
+    averages, scored = model.confusion.averages, model.scored
+    right, support = averages.hits.tolist(), averages.support.tolist()
+    theirs = champion.confusion.averages.f1.tolist() if champion else [None] * len(classes)
+    intervals = [
+        proportion_interval(hits, examples) if examples else None for hits, examples in zip(right, support, strict=True)
+    ]
     columns = (
-        classes, support, confusion.precision.tolist(), confusion.recall.tolist(), intervals,
-        confusion.f1.tolist(), histograms.areas(), histograms.average_precisions(), theirs,
+        classes, support, averages.precision.tolist(), averages.recall.tolist(), intervals,
+        averages.f1.tolist(), scored.areas(), scored.average_precisions(), theirs,
     )  # fmt: skip
     return [ClassRow(*row) for row in zip(*columns, strict=True)]
 
@@ -124,7 +124,7 @@ def _class_rows(
 def _cells(confusion: ConfusionMatrix) -> list[list[tuple[int, int]]]:
     """Return the confusion matrix as (count, colour strength in percent) pairs."""
     counts = confusion.counts if confusion.counts[:, -1].any() else confusion.counts[:, :-1]
-    shares = counts / np.maximum(confusion.support[:, None], 1)
+    shares = counts / np.maximum(confusion.averages.support[:, None], 1)
     strengths = np.where(counts > 0, np.clip(np.sqrt(shares) * 100, 18, 100), 0).round().astype(int)
     return [
         list(zip(row.tolist(), strength.tolist(), strict=True)) for row, strength in zip(counts, strengths, strict=True)
@@ -139,7 +139,9 @@ def _confusions(classes: Sequence[str], confusion: ConfusionMatrix) -> list[Conf
     order = np.argsort(-counts, axis=None, kind="stable")[:CONFUSIONS]
     found = [(int(row), int(column)) for row, column in zip(*np.unravel_index(order, counts.shape), strict=True)]
     return [
-        Confusion(names[row], names[column], int(counts[row, column]), counts[row, column] / confusion.support[row])
+        Confusion(
+            names[row], names[column], int(counts[row, column]), counts[row, column] / confusion.averages.support[row]
+        )
         for row, column in found
         if counts[row, column]
     ]

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from slipway.components.evaluate.measures.multilabel import THRESHOLD, MultilabelMeasures
-from slipway.components.evaluate.measures.scores import ratio
 from slipway.components.evaluate.sections.classification import WEAKEST_CLASSES, curves
 from slipway.components.evaluate.served_model import Measured
 from slipway.core.manifest import Manifest
@@ -47,7 +44,7 @@ def content(manifest: Manifest, model: Measured, champion: Measured | None) -> J
         "labels": rows if in_full else rows[:WEAKEST_CLASSES],
         "other_labels": [] if in_full else rows[WEAKEST_CLASSES:],
         "threshold": THRESHOLD,
-        **curves(measures.histograms),
+        **curves(measures.scored),
     }
 
 
@@ -59,15 +56,11 @@ def _measures(model: Measured) -> MultilabelMeasures:
 def _label_rows(
     labels: Sequence[str], model: MultilabelMeasures, champion: MultilabelMeasures | None
 ) -> list[LabelRow]:
-    histograms = model.histograms
-    hits, predicted, support = (part[0] for part in model.counts(model.sums.total[np.newaxis]))
-    theirs: list[float | None] = [None] * len(labels)
-    if champion is not None:
-        counts = champion.counts(champion.sums.total[np.newaxis])
-        theirs = ratio(2 * counts[0], counts[1] + counts[2])[0].tolist()
+    averages, scored = model.averages, model.scored
+    theirs = champion.averages.f1.tolist() if champion else [None] * len(labels)
     columns = (
-        labels, support.astype(int).tolist(), ratio(hits, predicted).tolist(), ratio(hits, support).tolist(),
-        ratio(2 * hits, predicted + support).tolist(), histograms.areas(), histograms.average_precisions(),
-        map(histograms.best_f1, range(len(labels))), theirs,
+        labels, averages.support.tolist(), averages.precision.tolist(), averages.recall.tolist(),
+        averages.f1.tolist(), scored.areas(), scored.average_precisions(),
+        map(scored.best_f1, range(len(labels))), theirs,
     )  # fmt: skip
     return [LabelRow(*row) for row in zip(*columns, strict=True)]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import re
-import struct
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO, NamedTuple
 
@@ -26,14 +25,12 @@ from slipway.components.prepare_data.encoding.messages import (
     values,
     varint,
 )
+from slipway.core.tfrecord import CHECKSUM, HEADER_BYTES, LENGTH, mask, masked_crc32c, record_length
 
 MOST_KEPT = 4096
 # A message of up to this size is copied once more, which takes less time than computing its checksum in parts.
 SMALL_BYTES = 1 << 14
 SEARCH_BYTES = 1 << 20
-LENGTH = struct.Struct("<Q")
-CHECKSUM = struct.Struct("<I")
-HEADER_BYTES = LENGTH.size + CHECKSUM.size
 # Possible starts of a record: the 8-byte length is below 2**40.
 POSSIBLE_LENGTH = re.compile(rb"(?=.{5}\0\0\0)", re.DOTALL)
 # Tags of the length-delimited fields 1 and 2.
@@ -43,15 +40,6 @@ _crc32c, _extend, _packed = google_crc32c.value, google_crc32c.extend, CHECKSUM.
 
 class DamagedRecord(Exception):
     """A TFRecord file is truncated or has a wrong checksum."""
-
-
-def masked_crc32c(data: bytes) -> int:
-    """Return TFRecord's checksum: a CRC-32C, rotated and offset so that data may itself contain CRCs."""
-    return _mask(_crc32c(data))
-
-
-def _mask(crc: int) -> int:
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def _bytes_entry(name: bytes, length: int) -> tuple[bytes, int]:
@@ -87,11 +75,11 @@ class RecordEncoder:
         frame, before_image, before_key = self._layouts.get(lengths) or self._layout(lengths)
         if lengths[0] <= SMALL_BYTES:
             message = b"".join((before_image, image, before_key, key, after_key))
-            return b"".join((frame, message, _packed(_mask(_crc32c(message)))))
+            return b"".join((frame, message, _packed(mask(_crc32c(message)))))
         # The checksum is computed incrementally, so that a large image is copied only once.
         after_image = b"".join((before_key, key, after_key))
         crc = _extend(_extend(_crc32c(before_image), image), after_image)
-        return b"".join((frame, before_image, image, after_image, _packed(_mask(crc))))
+        return b"".join((frame, before_image, image, after_image, _packed(mask(crc))))
 
     def encode_with(
         self, image: bytes | None, key: bytes, label: int | None, further: Iterable[tuple[bytes, bytes]]
@@ -150,11 +138,15 @@ def read_records(file: BinaryIO, place: int = 0) -> Iterator[bytes]:
 
 
 class Found(NamedTuple):
-    """A record: its offset, its message, and the reason if it cannot be used (the message is then empty)."""
+    """A record: its offset, its message, and the reason if it cannot be used (the message is then empty).
+
+    If `is_cut`, nothing after the offset is readable, and how many records are lost is not known.
+    """
 
     place: int
     message: bytes
     reason: str | None
+    is_cut: bool = False
 
 
 def scan(file: BinaryIO, place: int = 0) -> Iterator[Found]:
@@ -162,29 +154,21 @@ def scan(file: BinaryIO, place: int = 0) -> Iterator[Found]:
     size = file.seek(0, os.SEEK_END)
     file.seek(place)
     while place < size:
-        header = file.read(HEADER_BYTES)
-        length = record_length(header)
-        if length is None:
+        length = record_length(file.read(HEADER_BYTES))
+        end = size + 1 if length is None else place + HEADER_BYTES + length + CHECKSUM.size
+        if length is None or end > size:
             following = _next_record(file, place + 1, size)
             many = f"{following - place:,} bytes from byte {place:,} on"
-            yield Found(place, b"", f"{many} are damaged; the records in them are lost")
+            is_cut = following == size
+            reason = "the file ends inside it" if is_cut else f"{many} are damaged; the records in them are lost"
+            yield Found(place, b"", reason, is_cut)
             place = following
             file.seek(place)
             continue
         message, checksum = file.read(length), file.read(CHECKSUM.size)
-        if len(checksum) < CHECKSUM.size:
-            yield Found(place, b"", "the file ends inside it")
-            return
         good = CHECKSUM.unpack(checksum)[0] == masked_crc32c(message)
         yield Found(place, message if good else b"", None if good else "its checksum is wrong")
-        place += HEADER_BYTES + length + CHECKSUM.size
-
-
-def record_length(header: bytes) -> int | None:
-    """Return the length of the record that starts with `header`, or None if it is not a valid header."""
-    if len(header) < HEADER_BYTES or CHECKSUM.unpack(header[LENGTH.size :])[0] != masked_crc32c(header[: LENGTH.size]):
-        return None
-    return int.from_bytes(header[: LENGTH.size], "little")
+        place = end
 
 
 def _next_record(file: BinaryIO, place: int, size: int) -> int:

@@ -51,7 +51,8 @@ class Store:
         self._uri = f"{location.rstrip('/')}/{name}" if is_remote(location) else str(self.folder)
         # Mounted buckets do not support renaming folders or modifying files: data sets are written to the local disk.
         self.is_mounted = self.folder.is_relative_to(remote.CLOUD_MOUNT)
-        self.work_root = Path(tempfile.gettempdir()) / "slipway" / name if self.is_mounted else self.folder
+        own = Path(tempfile.gettempdir(), f"slipway-{os.getuid()}", name)
+        self.work_root = own if self.is_mounted else self.folder
         self.listings = Listings(self.folder / listings.FOLDER)
 
     def path(self, identity: str) -> Path:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import math
 import os
 import posixpath
 import re
 import struct
+import sys
 import tarfile
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, Self
 
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.images import groups_of, is_image, open_images, valid_name
@@ -44,6 +46,11 @@ WITHOUT_BYTES = {
     LINK: "it is a link inside the archive",
     SPARSE: "it is a sparse file inside the archive; pack it again without --sparse",
 }
+# Headers that precede a tar member, such as its long name, which tarfile reads into memory, and their maximum size.
+TAR_HEADERS = (
+    tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK
+)  # fmt: skip
+MAX_HEADER_BYTES = 1 << 20
 DAMAGED = (tarfile.TarError, EOFError, zlib.error, struct.error, OSError)
 
 
@@ -83,6 +90,8 @@ class ArchiveSource(Source):
             if isinstance(error, OSError) and error.filename is None and error.errno is not None:
                 raise  # an error of the disk, not of the archive
             raise self._unreadable(str(error)) from None
+        except RecursionError:  # tarfile reads each header within the previous one
+            raise self._unreadable("it has too many headers in a row") from None
 
     def groups(self, found: Iterable[Group]) -> dict[Group, Group]:
         folders = {group[1]: group for group in found}
@@ -143,11 +152,12 @@ class Member(NamedTuple):
 
 
 def _tar_members(file: BinaryIO) -> Iterator[Member]:
-    if file.seek(0, os.SEEK_END) % tarfile.BLOCKSIZE:
+    length = file.seek(0, os.SEEK_END)
+    if length % tarfile.BLOCKSIZE:
         raise EOFError("it is cut short")
     file.seek(0)
-    with tarfile.open(fileobj=file, mode="r:") as archive:
-        for found in _tar_infos(archive):
+    with tarfile.open(fileobj=file, mode="r:", tarinfo=_TarInfo) as archive:
+        for found in _tar_infos(archive, length):
             yield _member(found, found.offset_data)
 
 
@@ -155,7 +165,7 @@ def _compressed_members(file: BinaryIO, spool: Path) -> Iterator[Member]:
     """Yield the members of a tar.gz and append the images that are not too large to `spool`."""
     place = 0
     with gzip.GzipFile(fileobj=file) as unpacked, spool.open("wb") as kept:
-        with tarfile.open(fileobj=unpacked, mode="r|") as archive:
+        with tarfile.open(fileobj=unpacked, mode="r|", tarinfo=_TarInfo) as archive:
             for found in _tar_infos(archive):
                 member = _member(found, place)
                 yield member
@@ -167,9 +177,22 @@ def _compressed_members(file: BinaryIO, spool: Path) -> Iterator[Member]:
             pass
 
 
-def _tar_infos(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """Yield the files and links of an archive without keeping them in memory."""
+class _TarInfo(tarfile.TarInfo):
+    """A member whose headers are small enough to be read into memory."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        found = super().frombuf(buf, encoding, errors)
+        if found.type in TAR_HEADERS and found.size > MAX_HEADER_BYTES:
+            raise tarfile.ReadError(f"a header has {found.size:,} bytes, more than {MAX_HEADER_BYTES:,}")
+        return found
+
+
+def _tar_infos(archive: tarfile.TarFile, length: int = sys.maxsize) -> Iterator[tarfile.TarInfo]:
+    """Yield the files and links of an archive of `length` bytes without keeping them in memory."""
     while (found := archive.next()) is not None:
+        if not found.offset_data <= archive.offset <= length:
+            raise EOFError(f"the size of {found.name} is wrong")
         archive.members = []  # type: ignore[attr-defined]
         if found.isreg() or found.issym() or found.islnk():
             yield found
@@ -177,8 +200,8 @@ def _tar_infos(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
 
 def _member(found: tarfile.TarInfo, place: int) -> Member:
     name = found.name.encode("utf-8", "surrogateescape")
-    # Times before 1970 are negative; the stamp is unsigned.
-    stamp = int(found.mtime) & 2**64 - 1
+    # Times before 1970 are negative; the stamp is unsigned. A time may be infinite or not a number.
+    stamp = int(found.mtime) & 2**64 - 1 if math.isfinite(found.mtime) else 0
     if not found.isreg() or found.issparse():
         return Member(name, 0, stamp, SPARSE if found.isreg() else LINK)
     return Member(name, found.size, stamp, place)
@@ -239,9 +262,11 @@ def _zip_list(file: BinaryIO) -> tuple[int, int]:
     if count == 0xFFFF or start == 0xFFFFFFFF:
         signature, _, place64, _ = ZIP64_LOCATOR.unpack_from(tail, place - ZIP64_LOCATOR.size)
         if signature == b"PK\x06\x07":
-            file.seek(place64)
-            fields = ZIP64_END.unpack(file.read(ZIP64_END.size))
-            count, start = fields[7], fields[9]
+            file.seek(min(place64, length))
+            fields = ZIP64_END.unpack(file.read(ZIP64_END.size).ljust(ZIP64_END.size, b"\0"))
+            count, start = (fields[7], fields[9]) if fields[0] == b"PK\x06\x06" else (0, length + 1)
+    if start > length:
+        raise EOFError("its central directory is damaged")
     return count, start
 
 
@@ -252,6 +277,8 @@ def _zip64_sizes(extra: bytes, size: int, packed: int, place: int) -> tuple[int,
         kind, length = struct.unpack_from("<HH", extra, position)
         if kind == ZIP64_EXTRA:
             numbers = list(struct.unpack_from(f"<{length // 8}Q", extra, position + 4))
+            if len(numbers) < (size, packed, place).count(0xFFFFFFFF):
+                raise EOFError("its central directory is damaged")
             size = numbers.pop(0) if size == 0xFFFFFFFF else size
             if packed == 0xFFFFFFFF:
                 numbers.pop(0)
@@ -265,9 +292,10 @@ class ZipReader(PlainReader):
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._length = os.fstat(self._descriptor).st_size
 
     def read(self, key: bytes, place: int, size: int) -> bytes:  # noqa: ARG002
-        header = os.pread(self._descriptor, ZIP_LOCAL.size, place)
+        header = os.pread(self._descriptor, ZIP_LOCAL.size, min(place, self._length))
         if len(header) < ZIP_LOCAL.size or not header.startswith(b"PK\x03\x04"):
             raise Unusable("its header in the archive is damaged")
         _, _, flags, method, _, _, checksum, _, _, name_length, extra_length = ZIP_LOCAL.unpack(header)

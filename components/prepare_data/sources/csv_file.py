@@ -52,6 +52,8 @@ MOST_MISSING_NAMED = 5
 SPOOL = "columns"
 # A column whose name is this similar to one of ours is more likely a typo than a feature.
 SLIP = 0.8
+# The first bytes of tables that are not CSV.
+OTHER_FORMATS = {b"PAR1": "a Parquet file", b"PK\3\4": "an Excel or zip file", b"\x1f\x8b": "a gzip file"}
 # Rows, each with the number of its last line.
 Rows: TypeAlias = Iterator[tuple[int, list[str]]]
 
@@ -93,6 +95,11 @@ class ManifestSource(Source):
         self._described = further_kinds(settings)
         try:
             with self.path.open("rb") as file:
+                start = file.read(4)
+                for first, other in OTHER_FORMATS.items():
+                    if start.startswith(first):
+                        raise self._mistake(f"{self.path} is {other}, not CSV.", fix="save the table as a CSV file")
+                file.seek(0)
                 rows = self._rows(file)
                 header = self._header(rows)
                 self.has_image = "image" in header.places
@@ -111,7 +118,8 @@ class ManifestSource(Source):
 
     def _find_kinds(self, header: Header, rows: Rows, settings: DataSettings) -> dict[str, Kind]:
         """Return the kinds of the additional columns: described, else inferred for inputs, else text."""
-        wanted = settings.inputs or ([] if self.has_image else [*header.further.keys() - {self._group_column}])
+        every = () if self.has_image else header.further.keys() - {self._group_column}
+        wanted = set(settings.inputs or every)
         inferred = {
             name: place for name, place in header.further.items() if name in wanted and name not in self._described
         }

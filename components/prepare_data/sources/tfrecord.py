@@ -6,6 +6,7 @@ import glob
 import hashlib
 import os
 import re
+import shlex
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from slipway.components.prepare_data.encoding.messages import features_of, values
-from slipway.components.prepare_data.encoding.records import CHECKSUM, HEADER_BYTES, masked_crc32c, record_length, scan
+from slipway.components.prepare_data.encoding.records import scan
 from slipway.components.prepare_data.remote import is_remote, open_remote
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.images import valid_name
@@ -32,6 +33,7 @@ from slipway.components.prepare_data.sources.spool import UniqueKeys
 from slipway.core.errors import UserError, nearest
 from slipway.core.manifest import TaskName
 from slipway.core.paths import local_path
+from slipway.core.tfrecord import CHECKSUM, HEADER_BYTES, masked_crc32c, record_length
 
 # A split's name in a file's name, as in flowers-train.tfrecord-00000-of-00002 or train/part-1.tfrecord.
 SPLIT_TOKEN = re.compile(r"(?:^|[-_.])(train|validation|valid|val|test)(?=[-_.]|$)", re.IGNORECASE)
@@ -113,7 +115,16 @@ class TfrecordSource(Source):
     def _of_file(self, number: int, ignored: Ignored) -> Iterator[Entry]:
         file, count = self._files[number], 0
         with file.path.open("rb") as opened:
-            for place, message, reason in scan(opened):
+            for place, message, reason, is_cut in scan(opened):
+                if is_cut and file.records is None:
+                    raise UserError(
+                        f"{file.path} is cut off or damaged after {count:,} records: it is not known how many it lost.",
+                        setting="data.source",
+                        value=self.reference,
+                        allowed="whole files; data.skip_corrupt counts records",
+                        fix=f"copy the file again, or keep these records: "
+                        f"truncate -s {place} {shlex.quote(str(file.path))}",
+                    )
                 key = f"{file.prefix}/{count}".encode()
                 count += 1
                 if reason is not None:

@@ -44,7 +44,10 @@ STATES = {
 }
 # A TPU is one replica.
 POOL = pool_name(0)
-LOST_NODES = ("PREEMPTED", "TERMINATED", "STOPPED", "STOPPING", "DELETING", "HIDDEN")
+# Not DELETING: why a node is deleted is what the queued resource says next.
+LOST_NODES = ("PREEMPTED", "TERMINATED", "STOPPED", "STOPPING", "HIDDEN")
+# A queued resource that the service does not find was reported to be there at the next look, right after its creation.
+ABSENT_SECONDS = 30.0
 # The last words of a host, from `startup.sh`.
 DELETING, TIME_OVER, FAILED = "slipway: deleting this TPU: ", "its time is over", "slipway: failed: "
 
@@ -161,7 +164,7 @@ class _Job:
             if loss is None and not failed:
                 return
             self.delete()
-            wait(self.next_restart(policy, loss, failed))
+            wait(self.next_restart(policy, loss, failed).waited_seconds)
 
     def copy_data(self, dataset: Path) -> None:
         """Copy the data set to the bucket, unless it is there, and let the container read it there."""
@@ -214,17 +217,27 @@ class _Job:
         )
 
     def _until_active(self) -> Loss | str | None:
-        """Wait until the TPU is active; return None, a preemption that came before, or why it never will be active."""
+        """Wait until the TPU is active; return None, a preemption that came before, or why it never will be active.
+
+        Raises:
+            UserError: Somebody else deleted the request.
+        """
+        minutes, since = self.settings.max_provisioning_minutes, 0.0
         while True:
             found = self._look()
             if found is None or found.state == "DELETING":
-                return "the request was deleted, but not by this command"
+                self._read_hosts()
+                return self._explained(Loss("was deleted", again=False))
             if found.state == service.FAILED:
                 return found.error or "the request failed"
             if found.state in service.SUSPENDED:
                 return Loss("was preempted")
             if found.state == "ACTIVE":
                 return None
+            if found.state == "PROVISIONING":
+                since = since or time.monotonic()
+                if time.monotonic() - since > 60 * minutes:
+                    return f"it was still provisioning after {minutes:g} minutes (tpu.max_provisioning_minutes)"
 
     def watch(self) -> Loss | None:
         """Copy the hosts' output to the log until all of them have ended; return why the TPU was lost, if it was."""
@@ -238,7 +251,8 @@ class _Job:
             if all(host.status >= 0 for host in self.hosts):
                 # A preemption that stopped the hosts may show only now.
                 gone = gone or self._loss()
-                return gone if gone and gone.again else None
+                stopped = all(host.status in (0, STOPPED) for host in self.hosts)
+                return self._explained(gone) if gone and (gone.again or stopped) else None
             if gone is not None:
                 return self._explained(gone)
             if any(host.status > 0 for host in self.hosts):
@@ -310,9 +324,16 @@ class _Job:
             self.current = Holder(attempt=self.current.attempt)
 
     def _look(self) -> service.QueuedResource | None:
-        """Return the queued resource after a pause, and show its state if it is another than before."""
-        time.sleep(paced(service.POLL_SECONDS))
-        found = self._patiently(lambda: service.get(self.connection, self.current.zone, self.name))
+        """Return the queued resource after a pause, and show its state if it is another than before.
+
+        None if there has been none for ABSENT_SECONDS.
+        """
+        since = time.monotonic()
+        while True:
+            time.sleep(paced(service.POLL_SECONDS))
+            found = self._patiently(lambda: service.get(self.connection, self.current.zone, self.name))
+            if found is not None or time.monotonic() - since > paced(ABSENT_SECONDS):
+                break
         state = found.state if found else "deleted"
         if (self.name, state) != self._shown:
             self._shown = self.name, state

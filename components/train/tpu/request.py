@@ -85,7 +85,6 @@ def body_of(
         addresses={name: connection.endpoint(name) for name in ("tpu", "storage")},
     )
     network = {"network": settings.network, "subnetwork": settings.subnetwork}
-    account = {"email": settings.service_account} if settings.service_account else {}
     node: JsonObject = {
         **request.accelerator,
         "runtimeVersion": request.runtime_version,
@@ -95,7 +94,7 @@ def body_of(
             **{key: value for key, value in network.items() if value},
             "enableExternalIps": settings.external_ips,
         },
-        "serviceAccount": {**account, "scope": [SCOPE]},
+        "serviceAccount": {"email": settings.service_account, "scope": [SCOPE]},
     }
     parent = f"projects/{settings.project}/locations/{holder.zone}"
     body: JsonObject = {

@@ -32,18 +32,17 @@ class TpuSettings(Settings):
         "`build`.",
     )
     build: BuildSettings = Field(default=BuildSettings(), description="How the image is built; not with `image`.")
-    service_account: str | None = Field(
-        default=None,
+    service_account: str = Field(
         pattern=r"^[^@\s/:]+@[^@\s/:]+$",
         description="E-mail address of the account of the TPU's machines, which reads and writes the bucket, pulls the "
-        "image and deletes the TPU; null: the project's default account of Compute Engine.",
+        "image and deletes the TPU. `slipway setup --target tpu --apply` creates it with these rights and no others.",
     )
     network: str | None = Field(default=None, description="VPC network of the TPU; null: the project's default.")
     subnetwork: str | None = Field(default=None, description="Subnetwork of the TPU; null: the network's default.")
     external_ips: bool = Field(
         default=True,
         description="Whether the TPU's machines have external IP addresses; without them, the subnetwork needs Private "
-        "Google Access, and Cloud NAT for the installation of gcsfuse from GitHub.",
+        "Google Access, and Cloud NAT for the installation of gcsfuse.",
     )
     runtime_version: str | None = Field(
         default=None,
@@ -60,6 +59,12 @@ class TpuSettings(Settings):
     )
     valid_for: float = Field(
         default=24.0, gt=0, description="Hours that a request may wait for capacity before it expires in its zone."
+    )
+    max_provisioning_minutes: float = Field(
+        default=60.0,
+        gt=0,
+        description="Minutes that a request may stay in PROVISIONING before the next zone is tried. Spot machines that "
+        "are preempted while they are created can stay there for good.",
     )
     max_hours: float = Field(
         default=24.0, gt=0, description="Hours after which the TPU's machines delete the TPU, whatever happens."

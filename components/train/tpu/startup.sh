@@ -1,12 +1,22 @@
 # Runs on every host of the TPU: trains in a container, sends its log and exit code to the bucket, and deletes the TPU
 # when the launcher no longer renews its lease, when the time is over, or some time after the container ended. Needs
-# curl, docker and apt-get. The variables are set by `startup.py`.
+# systemd, curl, docker, gpg and apt-get. The variables are set by `startup.py`.
 set -u
 METADATA="http://${GCE_METADATA_HOST:-metadata.google.internal}/computeMetadata/v1/instance"
 GCSFUSE_VERSION=2.5.2
+# Which keys sign the packages of packages.cloud.google.com: of Artifact Registry, and the one before (2022).
+GOOGLE_KEYS=(35BAA0B33E9EB396F59CA838C0BA5CE6DC6315A3 A362B822F6DEDC652817EA46B53DC80D13EDEF05)
 WORK=$(mktemp -d) LOG=$WORK/log
-sent=0 part='' code='' renewed=$(date +%s)
+sent=0 part='' code='' stopping='' renewed=$(date +%s)
 : >"$LOG"
+
+# Google's unit for start-up scripts has KillMode=process: at a shutdown the script is not told, and if it is killed,
+# nobody starts it again. A unit of its own is told, before docker stops, and started again.
+if [ "${1:-}" != unit ]; then
+  cp "$0" "$WORK/startup" && systemd-run --unit=slipway --collect --property=After=docker.service \
+    --property=After=network-online.target --property=KillMode=mixed --property=TimeoutStopSec=30 \
+    --property=Restart=on-failure --property=RestartSec=5 bash "$WORK/startup" unit && exit
+fi
 
 say() { echo "slipway: $*" >>"$LOG"; }
 
@@ -61,12 +71,18 @@ delete_tpu() {
   done
 }
 
+# apt-get verifies the package by the checksum in the repository's index, and the index by a signature with one of
+# GOOGLE_KEYS; other keys of the downloaded file are not used.
 install_gcsfuse() {
-  local package=gcsfuse_${GCSFUSE_VERSION}_amd64.deb
-  local releases=https://github.com/GoogleCloudPlatform/gcsfuse/releases/download
-  curl -sSfL --retry 8 -o "$WORK/$package" "$releases/v$GCSFUSE_VERSION/$package" || return
-  # Another apt-get may hold the lock while the machine starts.
-  apt-get -o DPkg::Lock::Timeout=600 update && apt-get -o DPkg::Lock::Timeout=600 install -y "$WORK/$package"
+  local packages=https://packages.cloud.google.com/apt apt options
+  apt=$(mktemp -d) && chmod 755 "$apt" && mkdir -m 700 "$apt/gpg" "$apt/lists" && chmod 755 "$apt/lists" || return
+  curl -sSfL --retry 8 "$packages/doc/apt-key.gpg" | gpg --batch --homedir "$apt/gpg" --import
+  gpg --batch --homedir "$apt/gpg" --export "${GOOGLE_KEYS[@]}" >"$apt/google.gpg" && [ -s "$apt/google.gpg" ] || return
+  echo "deb [signed-by=$apt/google.gpg] $packages gcsfuse-$(. /etc/os-release && echo "$VERSION_CODENAME") main" \
+    >"$apt/lists/gcsfuse.list"
+  # Of the machine's own sources, those of Ubuntu. Another apt-get may hold the lock while the machine starts.
+  options=(-o "Dir::Etc::SourceParts=$apt/lists" -o DPkg::Lock::Timeout=600)
+  apt-get "${options[@]}" update && apt-get "${options[@]}" install -y "gcsfuse=$GCSFUSE_VERSION"
 }
 
 again() {
@@ -87,7 +103,7 @@ train() {
   fi
   mkdir -p "$WORK/gcs/$BUCKET"
   again gcsfuse --implicit-dirs -o allow_other --file-mode=666 --dir-mode=777 "$BUCKET" "$WORK/gcs/$BUCKET" || return
-  case $IMAGE in *.pkg.dev/*) again log_in '' || return ;; esac
+  case $IMAGE in *.pkg.dev/* | gcr.io/* | *.gcr.io/*) again log_in '' || return ;; esac
   say "pulling $IMAGE"
   again docker pull --quiet "$IMAGE" || return
   docker rm --force slipway >/dev/null 2>&1 # of a machine that was restarted
@@ -97,7 +113,7 @@ train() {
 
 HOST=$(metadata attributes/agent-worker-number) || HOST=0
 # The machine is being preempted: the trainer saves a checkpoint.
-trap 'docker kill --signal=TERM slipway' TERM
+trap 'stopping=yes; docker kill --signal=TERM slipway' TERM
 held || delete_tpu 'its launcher no longer renews the lease'
 { train; echo $? >"$WORK/code"; } >>"$LOG" 2>&1 &
 while :; do
@@ -109,7 +125,8 @@ while :; do
   fi
   send_log
   if [ -n "${unreported:-}" ] && [ -z "$part" ] && echo "$code" | upload "$TRY-$HOST.exit"; then unreported=''; fi
+  if [ -n "$stopping" ] && [ -n "$code" ] && [ -z "$unreported" ]; then exit 0; fi
   held || delete_tpu 'its launcher no longer renews the lease'
   ! out_of_time || delete_tpu 'its time is over'
-  sleep "$POLL_SECONDS"
+  sleep "$POLL_SECONDS" & wait $! # a signal interrupts only the wait
 done

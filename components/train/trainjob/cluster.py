@@ -7,16 +7,19 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from slipway.components.cloud.retries import CONFLICT, TRANSIENT, retried
+from slipway.components.cloud.retries import CONFLICT
 from slipway.components.train.trainjob.manifest import CONTAINER, GROUP, JOBSET_LABEL, VERSION, Owner
+from slipway.components.train.trainjob.retries import DENIED, Retries, kind_of, sentence
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiException, CoreV1Event, V1Pod
+    from urllib3.exceptions import HTTPError
 
 KUBECONFIG = "KUBECONFIG"
 # Set by Kubeflow Pipelines on every pod of a pipeline (backend/src/v2/compiler/argocompiler/container.go).
@@ -30,7 +33,7 @@ NOT_FOUND = 404
 PLURALS = {"TrainJob": "trainjobs", "TrainingRuntime": "trainingruntimes"}
 # https://www.kubeflow.org/docs/components/trainer/operator-guides/installation/
 INSTALL = (
-    'kubectl apply --server-side -k "https://github.com/kubeflow/trainer.git/manifests/overlays/manager?ref=v2.1.0"'
+    'kubectl apply --server-side -k "https://github.com/kubeflow/trainer.git/manifests/overlays/manager?ref=v2.3.0"'
 )
 SETUP = "slipway setup --target kubeflow --apply"
 
@@ -44,11 +47,20 @@ class Cluster:
         namespace: None for the namespace of this process's pod, or of the kubeconfig's context.
         context: The context of the kubeconfig; None for the current one, or the pod's own cluster.
         fix: What to do about missing rights.
+        retries: None for those of a first call.
     """
 
-    def __init__(self, namespace: str | None = None, *, context: str | None = None, fix: str = SETUP) -> None:
+    def __init__(
+        self,
+        namespace: str | None = None,
+        *,
+        context: str | None = None,
+        fix: str = SETUP,
+        retries: Retries | None = None,
+    ) -> None:
         from kubernetes import client
 
+        self.retries = retries or Retries()
         self.api, found = _connect(context)
         self._fix = fix
         self.namespace = namespace or found
@@ -64,55 +76,34 @@ class Cluster:
 
     def create(self, body: JsonObject) -> bool:
         """Create a TrainJob or TrainingRuntime; return whether it did not exist."""
-        plural = PLURALS[body["kind"]]
+        kind, name = body["kind"], body["metadata"]["name"]
+        call = self._custom(self._objects.create_namespaced_custom_object, kind, body, field_validation="Strict")
         try:
-            self.call(
-                f"create the {body['kind']} {body['metadata']['name']}",
-                lambda: self._objects.create_namespaced_custom_object(
-                    GROUP,
-                    VERSION,
-                    self.namespace,
-                    plural,
-                    body,
-                    field_validation="Strict",
-                    _request_timeout=CALL_SECONDS,
-                ),
-                but=CONFLICT,
-            )
+            self.call(f"create the {kind} {name}", call, but=CONFLICT)
         except ExpectedError:
             return False
         return True
 
     def get(self, kind: str, name: str) -> JsonObject | None:
         """Return a TrainJob or TrainingRuntime; None if there is none."""
+        call = self._custom(self._objects.get_namespaced_custom_object, kind, name)
         try:
-            found: JsonObject = self.call(
-                f"read the {kind} {name}",
-                lambda: self._objects.get_namespaced_custom_object(
-                    GROUP, VERSION, self.namespace, PLURALS[kind], name, _request_timeout=CALL_SECONDS
-                ),
-                but=NOT_FOUND,
-            )
+            found: JsonObject = self.call(f"read the {kind} {name}", call, but=NOT_FOUND)
         except ExpectedError:
             return None
         return found
 
     def delete(self, kind: str, name: str) -> None:
         """Request the deletion of a TrainJob or TrainingRuntime, and of what the operator made of it."""
+        method = self._objects.delete_namespaced_custom_object
         with contextlib.suppress(ExpectedError):
-            self.call(
-                f"delete the {kind} {name}",
-                lambda: self._objects.delete_namespaced_custom_object(
-                    GROUP,
-                    VERSION,
-                    self.namespace,
-                    PLURALS[kind],
-                    name,
-                    propagation_policy="Background",
-                    _request_timeout=CALL_SECONDS,
-                ),
-                but=NOT_FOUND,
-            )
+            call = self._custom(method, kind, name, propagation_policy="Background")
+            self.call(f"delete the {kind} {name}", call, but=NOT_FOUND)
+
+    def _custom(self, method: Callable[..., Any], kind: str, *arguments: object, **options: object) -> partial[Any]:
+        """Return the call of a method for the custom objects of a kind."""
+        resource = (GROUP, VERSION, self.namespace, PLURALS[kind])
+        return partial(method, *resource, *arguments, _request_timeout=CALL_SECONDS, **options)
 
     def pods(self, name: str) -> list[V1Pod]:
         """Return the pods of a TrainJob, also those that are being deleted."""
@@ -146,31 +137,23 @@ class Cluster:
         With `follow`, until the container or the connection ends.
 
         Raises:
-            ApiException: The pod has no log yet, or is gone.
-            UserError: The account lacks the right.
+            ApiException: The pod has no log yet, or is gone; or the account lacks the right.
             HTTPError: Of urllib3: the connection broke.
         """
         since = {}
         if after:  # the API has no `sinceTime` in this client; the seconds are rounded, so some lines come again
             passed = datetime.now(UTC) - datetime.fromisoformat(after[:19] + "+00:00")
             since = {"since_seconds": max(1, int(passed.total_seconds()) + 60)}
-        from kubernetes.client import ApiException
-
-        try:
-            response = self.core.read_namespaced_pod_log(
-                pod,
-                self.namespace,
-                container=CONTAINER,
-                follow=follow,
-                timestamps=True,
-                _preload_content=False,
-                _request_timeout=LOG_SECONDS,
-                **since,
-            )
-        except ApiException as error:
-            if error.status == 403:
-                raise self._refusal(f"read the log of the pod {pod}", error) from None
-            raise
+        response = self.core.read_namespaced_pod_log(
+            pod,
+            self.namespace,
+            container=CONTAINER,
+            follow=follow,
+            timestamps=True,
+            _preload_content=False,
+            _request_timeout=LOG_SECONDS,
+            **since,
+        )
         rest = b""
         try:
             for part in response.stream():
@@ -192,18 +175,14 @@ class Cluster:
         from urllib3.exceptions import HTTPError
 
         try:
-            return retried(call, also=_is_transient)
-        except HTTPError as error:
-            raise UserError(
-                f"The API of the cluster at {self.api.configuration.host} cannot be reached to {what}: {error}.",
-                fix="kubectl cluster-info",
-            ) from None
-        except ApiException as error:
-            if error.status == but and not _is_absent_group(error):
+            return self.retries(call)
+        except (ApiException, HTTPError) as error:
+            if getattr(error, "status", None) == but and not _is_absent_group(error):
                 raise ExpectedError from None
-            raise self._refusal(what, error) from None
+            raise self.refusal(what, error) from None
 
-    def _refusal(self, what: str, error: ApiException) -> UserError:
+    def refusal(self, what: str, error: ApiException | HTTPError) -> UserError:
+        """Return the error that a call failed with, as a UserError."""
         if _is_absent_group(error):
             return NotInstalledError(
                 "Kubeflow Trainer is not installed on the cluster: it has no TrainJobs, which train on several "
@@ -211,11 +190,16 @@ class Cluster:
                 allowed=f"a cluster with the API {GROUP}/{VERSION}",
                 fix=INSTALL,
             )
-        # A refusal of an admission webhook has the same status.
-        if error.status == 401 or (error.status == 403 and "admission webhook" not in sentence(error)):
+        if kind_of(error) == DENIED:
             return DeniedError(
                 f"The cluster does not allow this account to {what}: {sentence(error)}.",
                 fix=self._fix,
+            )
+        if not getattr(error, "status", None):
+            return UserError(
+                f"The API of the cluster at {self.api.configuration.host} cannot be reached to {what}: "
+                f"{sentence(error)}.",
+                fix="kubectl cluster-info",
             )
         return UserError(f"The cluster refused to {what}: {sentence(error)}.")
 
@@ -228,15 +212,6 @@ def own_pod() -> Owner | None:
     """Return the pod that this process runs in; None outside of Kubeflow Pipelines."""
     name, uid = os.environ.get(POD_NAME_VARIABLE), os.environ.get(POD_UID_VARIABLE)
     return Owner(name, uid) if name and uid else None
-
-
-def sentence(error: ApiException) -> str:
-    """Return the message of the API's response."""
-    try:
-        text = str(json.loads(error.body)["message"])
-    except (TypeError, ValueError, KeyError):
-        text = str(error.reason)
-    return text.rstrip(".")
 
 
 class NoClusterError(UserError):
@@ -260,6 +235,7 @@ def _connect(context: str | None) -> tuple[Any, str]:
     from kubernetes import client, config
 
     configuration = client.Configuration()
+    configuration.retries = False  # `Retries` does; urllib3 would warn of each try, and wait as long as the server says
     file = os.environ.get(KUBECONFIG)
     try:
         if file or context or not NAMESPACE_FILE.is_file():
@@ -279,21 +255,12 @@ def _connect(context: str | None) -> tuple[Any, str]:
     return client.ApiClient(configuration), namespace
 
 
-def _is_transient(error: BaseException) -> bool:
-    import urllib3
-    from kubernetes.client import ApiException
-
-    if isinstance(error, ApiException):
-        return error.status in TRANSIENT
-    return isinstance(error, urllib3.exceptions.HTTPError)
-
-
-def _is_absent_group(error: ApiException) -> bool:
+def _is_absent_group(error: ApiException | HTTPError) -> bool:
     """Return whether the server does not serve the API at all: its response is not the Status of a lost object."""
-    if error.status != NOT_FOUND:
+    if getattr(error, "status", None) != NOT_FOUND:
         return False
     try:
-        return json.loads(error.body)["kind"] != "Status"
+        return json.loads(getattr(error, "body", ""))["kind"] != "Status"
     except (TypeError, ValueError, KeyError):
         return True
 

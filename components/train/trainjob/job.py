@@ -14,12 +14,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from slipway.components.step import WorkFailed, raise_if_terminated, termination_deferred
-from slipway.components.train.restarts import Restart, Restarts, run_to_the_end, say
+from slipway.components.cloud.retries import paced
+from slipway.components.step import WorkFailed, termination_deferred, termination_requested
+from slipway.components.train.restarts import Restart, Restarts, run_to_the_end, say, wait
 from slipway.components.train.trainjob import manifest
 from slipway.components.train.trainjob.cluster import Cluster, DeniedError, NotInstalledError, own_pod
 from slipway.components.train.trainjob.manifest import LEASE_FILE, TRY_ANNOTATION, Owner, TrainJobSettings
 from slipway.components.train.trainjob.replica import Replica, finish_logs, replica_of
+from slipway.components.train.trainjob.retries import AT_FIRST, ENDING, STOPPING, TRAINING, Retries
 from slipway.components.worker_pools import WorkerPool, count_processes
 from slipway.core import events
 from slipway.core.errors import UserError
@@ -68,7 +70,7 @@ def run_train_job(
             allowed="a task of a pipeline on a Kubeflow cluster",
             fix="slipway run --target kubeflow",
         )
-    training = _Training(Cluster(), owner, worker_pool_specs, output, settings, log)
+    training = _Training(owner, worker_pool_specs, output, settings, log)
     with termination_deferred(), training.deleted_at_the_end():
         return run_to_the_end(training.attempt, policy, log)
 
@@ -77,15 +79,10 @@ class _Training:
     """The tries of one training."""
 
     def __init__(
-        self,
-        cluster: Cluster,
-        owner: Owner,
-        pools: list[WorkerPool],
-        output: str,
-        settings: TrainJobSettings,
-        log: TextIO,
+        self, owner: Owner, pools: list[WorkerPool], output: str, settings: TrainJobSettings, log: TextIO
     ) -> None:
-        self.cluster, self._owner, self._pools, self._output = cluster, owner, pools, output
+        self.cluster = Cluster(retries=Retries(AT_FIRST, TRAINING, pause=self._pause, say=lambda text: say(text, log)))
+        self._owner, self._pools, self._output = owner, pools, output
         self._settings, self._log = settings, log
         self._name = manifest.name_of(output)
         self._number = 0
@@ -102,11 +99,12 @@ class _Training:
         finally:
             with contextlib.suppress(OSError):  # a broken volume must not keep the job
                 self._lease.unlink(missing_ok=True)
+            self.cluster.retries = Retries(STOPPING if termination_requested() else ENDING)
             try:
-                self._delete()
-            except UserError as error:  # the reason for which the context ended is more important
                 if self._may_be_left:
-                    self._say(f"could not delete the TrainJob {self._name}: {error.message}")
+                    self._delete()
+            except UserError as error:  # the reason for which the context ended is more important
+                self._say(f"could not delete the TrainJob {self._name}: {error.message}")
 
     def attempt(self) -> tuple[Sequence[Replica], Sequence[Replica]]:
         """Train once; return all replicas, and those that failed by themselves, earliest first."""
@@ -156,7 +154,7 @@ class _Training:
         """
         followed: dict[str, Replica] = {}
         while True:
-            self._pause()
+            self._pause(paced(POLL_SECONDS))
             job = self.cluster.get("TrainJob", self._name)
             pods = self.cluster.pods(self._name)
             for pod in pods:
@@ -169,7 +167,7 @@ class _Training:
             if job is None:
                 raise WorkFailed(f"The TrainJob {self._name} was deleted while it was running.")
             if _condition(job, "Complete") or _condition(job, "Failed"):
-                finish_logs(followed.values())
+                finish_logs(followed.values(), self._pause)
                 return job, list({replica.name: replica for replica in followed.values()}.values())
             self._say(self._waiting_for(job, pods))
 
@@ -200,16 +198,16 @@ class _Training:
         self._said, self._say_again_at = text, now + REPORT_SECONDS
         say(text, self._log)
 
-    def _pause(self) -> None:
-        raise_if_terminated()
-        time.sleep(POLL_SECONDS)
+    def _pause(self, seconds: float) -> None:
+        """Wait, and renew the lease; raise `Terminated` if the step is to stop."""
+        wait(seconds)
         self._renew_lease()
 
     def _renew_lease(self) -> None:
         now = time.monotonic()
         if now < self._renew_at:
             return
-        self._renew_at = now + RENEW_SECONDS
+        self._renew_at = now + paced(RENEW_SECONDS)
         with contextlib.suppress(OSError):  # on a full volume, the replicas end once the lease is old
             self._lease.parent.mkdir(parents=True, exist_ok=True)
             self._lease.write_text(f"{self._owner.name}\n")
@@ -223,7 +221,7 @@ class _Training:
         """Wait until no pod is left: a second job must not write into the same checkpoints."""
         while any(self.cluster.get(kind, self._name) for kind in KINDS) or self.cluster.pods(self._name):
             self._say(f"waiting until the TrainJob {self._name} and its pods are gone")
-            self._pause()
+            self._pause(paced(POLL_SECONDS))
 
 
 def _is_same(found: JsonObject | None, body: JsonObject) -> bool:

@@ -37,6 +37,8 @@ INDEX_ANNOTATION = "batch.kubernetes.io/job-completion-index"
 QUEUE_LABEL, QUEUE_PRIORITY_LABEL = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
 # Keeps all pods of a Job in one node pool, which is one TPU slice: https://jobset.sigs.k8s.io/docs/tasks/tpu_multislice/
 EXCLUSIVE_ANNOTATION, NODE_POOL_LABEL = "alpha.jobset.sigs.k8s.io/exclusive-topology", "cloud.google.com/gke-nodepool"
+# In a profile of Kubeflow, Istio adds its proxy to other pods, and replicas behind proxies cannot connect.
+SIDECAR = {"sidecar.istio.io/inject": "false"}
 TRY_ANNOTATION, OUTPUT_ANNOTATION = "slipway/try", "slipway/output"
 # A pod's number in its Job. Kubernetes replaces it in variables that follow it, but not JOB_COMPLETION_INDEX, which the
 # Job controller appends.
@@ -140,7 +142,10 @@ def _job(
             "completions": pods,
             "completionMode": "Indexed",
             "backoffLimit": 0,  # replicas restart together
-            "template": {"spec": _pod(pool, variables, output, settings)},
+            "template": {
+                "metadata": {"labels": SIDECAR, "annotations": SIDECAR},
+                "spec": _pod(pool, variables, output, settings),
+            },
         }
     }
     if hosts > 1:
@@ -177,6 +182,9 @@ def _pod(pool: WorkerPool, variables: list[JsonObject], output: str, settings: T
         pod["serviceAccountName"] = settings.service_account
     if settings.run_as_user is not None:
         pod["securityContext"] = {"runAsUser": settings.run_as_user}
+    if settings.run_as_user:  # what the Pod Security Standard "restricted" demands of those that are not root
+        pod["securityContext"] |= {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+        container["securityContext"] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     if settings.priority_class and not settings.queue:
         pod["priorityClassName"] = settings.priority_class
     return pod

@@ -5,16 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TextIO
 
-from slipway.components.cloud.retries import TRIES, paced
+from slipway.components.cloud.retries import paced
 from slipway.components.train.trainjob.manifest import CONTAINER, INDEX_ANNOTATION, POOL_LABEL
+from slipway.components.train.trainjob.retries import DENIED, TRAINING, Retries, kind_of
 from slipway.components.worker_pools import WorkerPool, replica_name, variables_of
 from slipway.core.errors import UserError
 from slipway.core.exit_codes import SIGKILLED, STOPPED
-from slipway.core.supervision import KEPT_LINES, write_line
+from slipway.core.supervision import KEPT_LINES, POLL_SECONDS, write_line
 from slipway.trainer.distributed.cluster import pool_name, slice_hosts
 
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 AGAIN_SECONDS = 1.0
 # Statuses of a log that does not exist: its pod is gone, or has not started.
 NO_LOG = (404, 400)
-# For the rest of all logs once a job has ended.
-REST_SECONDS = 30.0
+# For the rest of all logs once a job has ended, also if the API server has just been started.
+REST_SECONDS = 120.0
 
 
 def replica_of(pod: V1Pod, pools: Sequence[WorkerPool]) -> str:
@@ -37,11 +38,19 @@ def replica_of(pod: V1Pod, pools: Sequence[WorkerPool]) -> str:
     return replica_name(pool, 0, index, hosts) if hosts > 1 else replica_name(pool, index)
 
 
-def finish_logs(replicas: Iterable[Replica]) -> None:
-    """Wait until the logs of replicas that have ended, or are being stopped, are complete."""
+def finish_logs(replicas: Collection[Replica], pause: Callable[[float], None]) -> None:
+    """Wait until the logs of replicas that have ended, or are being stopped, are complete.
+
+    Raises:
+        UserError: The cluster does not allow reading a log.
+    """
     deadline = time.monotonic() + REST_SECONDS
     for replica in replicas:
-        replica.finish(deadline)
+        replica.end_log(deadline)
+    while time.monotonic() < deadline and any(replica.is_copying for replica in replicas):
+        pause(POLL_SECONDS)
+    for replica in replicas:
+        replica.raise_refusal()
 
 
 class Replica:
@@ -61,7 +70,7 @@ class Replica:
         self.status, self.ended_at = 0, datetime.max.replace(tzinfo=UTC)
         self._has_ended = False
         self._cluster, self._log = cluster, log
-        self._over = threading.Event()
+        self._over, self._deadline = threading.Event(), 0.0
         self._last = ""
         self._thread: threading.Thread | None = None
         self._refusal: UserError | None = None
@@ -72,7 +81,7 @@ class Replica:
         Raises:
             UserError: The cluster does not allow reading the log.
         """
-        self._raise_refusal()
+        self.raise_refusal()
         if pod.status.phase != "Pending" and self._thread is None:
             self._thread = threading.Thread(target=self._copy, daemon=True)
             self._thread.start()
@@ -91,18 +100,18 @@ class Replica:
         if not self._has_ended:
             self._has_ended, self.status, self.ended_at = True, status, at or datetime.now(UTC)
 
-    def finish(self, deadline: float) -> None:
-        """Wait until the log is complete, at most until `deadline` (time.monotonic).
-
-        Raises:
-            UserError: The cluster does not allow reading the log.
-        """
+    def end_log(self, deadline: float) -> None:
+        """Copy the rest of the log only, at most until `deadline` (time.monotonic)."""
+        self._deadline = deadline
         self._over.set()
-        if self._thread is not None:
-            self._thread.join(max(0.0, deadline - time.monotonic()))
-        self._raise_refusal()
 
-    def _raise_refusal(self) -> None:
+    @property
+    def is_copying(self) -> bool:
+        """Whether the log is not complete."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def raise_refusal(self) -> None:
+        """Raise UserError if the cluster does not allow reading the log."""
         if self._refusal is not None:
             raise self._refusal
 
@@ -111,22 +120,23 @@ class Replica:
         from kubernetes.client import ApiException
         from urllib3.exceptions import HTTPError
 
-        tries = TRIES
-        while tries:
-            is_rest = self._over.is_set()
+        retries = Retries(TRAINING)
+        while True:
+            is_rest = is_last = self._over.is_set()
             try:
                 for stamp, line in self._cluster.log_lines(self.pod, self._last, follow=not is_rest):
                     self._last = stamp
                     self.tail.append(line)
                     write_line(self._log, f"[{self.name}] {line}")
-            except UserError as error:
-                self._refusal = error
-                return
+                retries.answered()
             except (ApiException, HTTPError, OSError) as error:
-                if is_rest and getattr(error, "status", None) not in NO_LOG:
-                    tries -= 1
-                    time.sleep(paced(AGAIN_SECONDS))
-                    continue
-            if is_rest:
+                if not retries.may_pass(error) and kind_of(error) == DENIED:
+                    self._refusal = self._cluster.refusal(f"read the log of the pod {self.pod}", error)
+                    return
+                is_last = is_rest and (getattr(error, "status", None) in NO_LOG or time.monotonic() > self._deadline)
+            if is_last:
                 return
-            self._over.wait(AGAIN_SECONDS)
+            if is_rest:
+                time.sleep(paced(AGAIN_SECONDS))
+            else:
+                self._over.wait(AGAIN_SECONDS)

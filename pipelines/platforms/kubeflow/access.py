@@ -17,18 +17,34 @@ from slipway.components.train.trainjob.cluster import (
     ExpectedError,
     NoClusterError,
 )
+from slipway.components.train.trainjob.manifest import GROUP, VERSION
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
 from slipway.pipelines.config.kubeflow import KubeflowSettings
 from slipway.pipelines.hardware.choice import Hardware
-from slipway.pipelines.platforms.kubeflow.server import Server
+from slipway.pipelines.platforms.kubeflow.server import RUN_AS_USER, Server
 from slipway.pipelines.platforms.kubeflow.training import uses_train_job
 
 # Namespace and service accounts of Kubeflow Pipelines without profiles, and the account of a profile. Source:
 # DEFAULTPIPELINERUNNERSERVICEACCOUNT in manifests/kustomize of kubeflow/pipelines.
 NAMESPACE, ACCOUNT, PROFILE_ACCOUNT = "kubeflow", "pipeline-runner", "default-editor"
 SHARED = "ReadWriteMany"
-ADMINISTRATOR = "as an administrator of the namespace: slipway setup --target kubeflow | kubectl apply -f -"
+# Kubernetes lets an account grant only what it may do itself, and the namespace's role `admin` has no TrainJobs:
+# https://kubernetes.io/docs/reference/access-authn-authz/rbac/#privilege-escalation-prevention-and-bootstrapping
+ADMINISTRATOR = (
+    "as an administrator of the cluster, or with an account that has the rights of the Role itself: "
+    "slipway setup --target kubeflow | kubectl apply -f -"
+)
+KUEUE = "Kueue since 0.17"
+# Fields of the specifications of the operator's kinds, the release that has them, and what needs them. Source of the
+# last: kubernetes-sigs/kueue#11931, where TrainJobs stay suspended without it.
+FIELDS = (
+    ("TrainingRuntime", "mlPolicy", "2.0", "The step train"),
+    ("TrainingRuntime", "template", "2.0", "The step train"),
+    ("TrainJob", "runtimeRef", "2.0", "The step train"),
+    ("TrainJob", "runtimePatches", "2.2", KUEUE),
+)
+ENFORCED = "pod-security.kubernetes.io/enforce"
 
 
 @dataclass(frozen=True)
@@ -38,6 +54,7 @@ class Calls:
     read: Callable[..., Any]
     create: Callable[..., Any]
     patch: Callable[..., Any]
+    delete: Callable[..., Any]
 
 
 def namespace_of(settings: KubeflowSettings) -> str:
@@ -57,8 +74,48 @@ def manifests(settings: KubeflowSettings) -> list[JsonObject]:
 
 
 def connect(settings: KubeflowSettings) -> Cluster:
-    """Return the cluster of the kubeconfig."""
-    return Cluster(namespace_of(settings), context=settings.context, fix=ADMINISTRATOR)
+    """Return the cluster of the kubeconfig.
+
+    Raises:
+        UserError: It has no such namespace, or one that forbids the configured user.
+    """
+    cluster = Cluster(namespace_of(settings), context=settings.context, fix=ADMINISTRATOR)
+    name = cluster.namespace
+    try:
+        call = partial(cluster.core.read_namespace, name, _request_timeout=CALL_SECONDS)
+        found = cluster.call(f"read the namespace {name}", call, but=NOT_FOUND)
+    except ExpectedError:
+        raise UserError(
+            f"The cluster has no namespace {name}.",
+            setting="kubeflow.namespace",
+            value=settings.namespace,
+            fix=f"--set kubeflow.namespace=NAMESPACE, or kubectl create namespace {name}",
+        ) from None
+    except DeniedError:  # who may work in the namespace need not have the right to read it
+        return cluster
+    if (found.metadata.labels or {}).get(ENFORCED) == "restricted" and not settings.run_as_user:
+        raise UserError(
+            f"The namespace {name} enforces the Pod Security Standard restricted: pods need a user other than root.",
+            setting="kubeflow.run_as_user",
+            value=settings.run_as_user,
+            fix=RUN_AS_USER,
+        )
+    return cluster
+
+
+def missing_field(cluster: Cluster, settings: KubeflowSettings) -> str | None:
+    """Return which field the cluster's release of Kubeflow Trainer lacks, and what needs it; None if it has all."""
+    schemas = cluster.call("read the fields of TrainJobs", partial(_openapi, cluster))["components"]["schemas"]
+    known = {
+        described["kind"]: schema.get("properties", {}).get("spec", {}).get("properties", {})
+        for schema in schemas.values()
+        for described in schema.get("x-kubernetes-group-version-kind", ())
+    }
+    for kind, field, release, user in FIELDS:
+        if field not in known.get(kind, {}) and (settings.queue or user != KUEUE):
+            has = f"which Kubeflow Trainer has since {release} and this cluster's has not"
+            return f"{user} needs the field spec.{field} of a {kind}, {has}"
+    return None
 
 
 def missing(cluster: Cluster, wanted: list[JsonObject]) -> list[JsonObject]:
@@ -76,6 +133,11 @@ def apply(cluster: Cluster, body: JsonObject) -> str:
         return "created"
     if _holds(found, body):
         return "unchanged"
+    if found.get("roleRef") != body.get("roleRef"):  # cannot be changed
+        call = partial(calls.delete, name, cluster.namespace, _request_timeout=CALL_SECONDS)
+        cluster.call(f"delete the {what}", call)
+        apply(cluster, body)
+        return f"replaced: it was of the {found['roleRef']['kind']} {found['roleRef']['name']}"
     if body["kind"] == "RoleBinding":  # keep the other accounts
         body = {**body, "subjects": [*found.get("subjects", ()), *body["subjects"]]}
     cluster.call(
@@ -130,13 +192,33 @@ def _calls(cluster: Cluster) -> dict[str, Calls]:
 
     api = RbacAuthorizationV1Api(cluster.api)
     return {
-        "Role": Calls(api.read_namespaced_role, api.create_namespaced_role, api.patch_namespaced_role),
+        "Role": Calls(
+            api.read_namespaced_role,
+            api.create_namespaced_role,
+            api.patch_namespaced_role,
+            api.delete_namespaced_role,
+        ),
         "RoleBinding": Calls(
             api.read_namespaced_role_binding,
             api.create_namespaced_role_binding,
             api.patch_namespaced_role_binding,
+            api.delete_namespaced_role_binding,
         ),
     }
+
+
+def _openapi(cluster: Cluster) -> JsonObject:
+    """Return the OpenAPI document of TrainJobs, which every account with access to the API may read."""
+    document: JsonObject = cluster.api.call_api(
+        f"/openapi/v3/apis/{GROUP}/{VERSION}",
+        "GET",
+        header_params={"Accept": "application/json"},
+        auth_settings=["BearerToken"],
+        response_type="object",
+        _return_http_data_only=True,
+        _request_timeout=CALL_SECONDS,
+    )
+    return document
 
 
 def _found(cluster: Cluster, body: JsonObject) -> JsonObject | None:
@@ -153,7 +235,7 @@ def _found(cluster: Cluster, body: JsonObject) -> JsonObject | None:
 
 def _holds(found: JsonObject | None, body: JsonObject) -> bool:
     """Return whether an existing object grants what the wanted one does."""
-    if found is None:
+    if found is None or found.get("roleRef") != body.get("roleRef"):
         return False
     for key in ("rules", "subjects"):
         have = found.get(key) or ()

@@ -30,6 +30,9 @@ CONFLICT = 409
 NOT_FOUND = 404
 # The error of a server that does not have the final status of tasks, with which exit tasks know the outcome.
 NO_FINAL_STATUS = "task final status not supported"
+# The error of a server that runs no container as root.
+NO_ROOT = "runAsUser=0 (root) is not allowed"
+RUN_AS_USER = "--set kubeflow.run_as_user=65534; first give this user the volume, as in docs/kubeflow.md"
 
 Result = TypeVar("Result")
 
@@ -146,6 +149,8 @@ class Server:
             == NOT_FOUND,
             # Source: kubeflow/pipelines#11953, in 2.14.0.
             "update the server to Kubeflow Pipelines 2.14, or remove the section notify": NO_FINAL_STATUS in sentence,
+            # Source: kubeflow/pipelines#13885, of August 2026.
+            RUN_AS_USER: NO_ROOT in sentence,
         }
         return UserError(
             f"The Kubeflow Pipelines server rejected the request: {sentence}.",

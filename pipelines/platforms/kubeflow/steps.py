@@ -15,7 +15,7 @@ from slipway.components.register_model.registry import RegisterSettings
 from slipway.components.train.trainjob.manifest import TrainJobSettings
 from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig
-from slipway.pipelines.config.kubeflow import KubeflowSettings
+from slipway.pipelines.config.kubeflow import SHARED_MEMORY, SHARED_MEMORY_PATH, KubeflowSettings
 from slipway.pipelines.config.resources import StepResources, resources_of
 from slipway.pipelines.parameters import Channels, with_parameters
 from slipway.pipelines.pipeline import training_steps
@@ -49,6 +49,8 @@ class KubeflowPlatform(Platform):
         if self.settings.run_as_user is not None:
             # The platform spec has no fsGroup, with which Kubernetes would make a volume writable for a group.
             pod["securityContext"] = {"runAsUser": str(self.settings.run_as_user)}
+            if self.settings.run_as_user:  # what the Pod Security Standard "restricted" demands besides the server's
+                pod["securityContext"]["runAsNonRoot"] = True
         if self.settings.image_pull_secrets:
             pod["imagePullSecret"] = [{"secretName": name} for name in self.settings.image_pull_secrets]
         if self.settings.volume:
@@ -60,7 +62,7 @@ class KubeflowPlatform(Platform):
         if limits.cpu is not None:
             task.set_cpu_limit(str(limits.cpu))
         if limits.memory is not None:
-            task.set_memory_limit(limits.memory)
+            task.set_memory_limit(limits.memory.replace("k", "000"))  # kfp knows no k
         return task
 
     def _limits(self, row: Task) -> StepResources:
@@ -105,6 +107,9 @@ class KubeflowPlatform(Platform):
         devices = config.parsed_hardware.accelerators_per_replica
         if devices:
             task.set_accelerator_type(self.settings.accelerator).set_accelerator_limit(devices)
+        if devices > 1:  # their processes exchange tensors there; the container's own has 64 MiB
+            shared = {"volumeName": SHARED_MEMORY, "mountPath": SHARED_MEMORY_PATH, "medium": "Memory"}
+            self._pod(task)["emptyDirMounts"] = [shared]
         if labels := node_selector(self.settings, config.parsed_hardware):
             self._pod(task)["nodeSelector"] = {"labels": labels}
         if self.settings.tolerations:

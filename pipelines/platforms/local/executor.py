@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
-import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from slipway.core import integrity
+from slipway.core.values import JsonObject
 from slipway.pipelines.platforms.local.warm import Warm
 from slipway.pipelines.runs.record import RunFolder
 
@@ -48,18 +50,39 @@ def execute(folder: RunFolder, output: Path, champion: str, *, rehearsal: bool, 
     else:
         training = pipeline(config, rehearsal=rehearsal, image=folder.image_file.read_text() if containers else "")
     compiler.Compiler().compile(training, str(folder.specification_file))
-    local.init(
-        runner=runner,
-        pipeline_root=str(folder.artifacts),
-        enable_caching=True,
-        cache_root=str(folder.artifacts / ".finished"),
-    )
+    finished = folder.artifacts / ".finished"
+    forget_damaged(finished)
+    local.init(runner=runner, pipeline_root=str(folder.artifacts), enable_caching=True, cache_root=str(finished))
     try:
         training(run_id=folder.run_id, output=str(output), champion=champion)
     except RuntimeError as error:
         print(error, file=sys.stderr)
         return False
     return True
+
+
+def forget_damaged(cache: Path) -> None:
+    """Delete the results of finished steps of which a power cut left a part, so that those steps are repeated.
+
+    kfp's cache itself notices artifacts that are missing, not those that are damaged.
+    """
+    for entry in cache.glob("*.json"):
+        try:
+            outputs = json.loads(entry.read_bytes()).values()
+            is_whole = not any(_is_damaged(each) for each in outputs if isinstance(each, dict) and "uri" in each)
+        except (ValueError, AttributeError):
+            is_whole = False
+        if not is_whole:
+            entry.unlink()
+
+
+def _is_damaged(artifact: JsonObject) -> bool:
+    """Return whether an artifact is an empty file, or a model that is damaged or lacks its model.json."""
+    path = Path(artifact["uri"])
+    if not path.is_dir():
+        return path.is_file() and not path.stat().st_size
+    is_lost = "weights_checksum" in artifact["metadata"] and not (path / integrity.RECORD_FILE).is_file()
+    return is_lost or integrity.damage(path) is not None
 
 
 @contextlib.contextmanager
@@ -90,19 +113,34 @@ def _build_image(folder: RunFolder) -> bool:
     return subprocess.run(command, check=False).returncode == 0
 
 
-def _end_with_parent(run_id: str, *, containers: bool) -> None:
-    """Stop the whole session when the process that started it exits, which closes the pipe on stdin."""
+@contextlib.contextmanager
+def _ends_with_parent(folder: RunFolder, *, containers: bool) -> Iterator[None]:
+    """Stop the session when the process that started it exits, which closes the pipe on stdin.
+
+    This process, which has inherited the run's lock, ends last.
+    """
+    ending = threading.Event()
 
     def watch() -> None:
         while os.read(0, 1):
             pass
+        ending.set()
         if containers:
             from slipway.pipelines.platforms.local.containers import stop_containers
 
-            stop_containers(run_id)
-        os.killpg(0, signal.SIGTERM)
+            stop_containers(folder.run_id)
+        from slipway.pipelines.platforms.local import session  # imports psutil
 
-    threading.Thread(target=watch, daemon=True).start()
+        session.stop_members(os.getpid(), session.stop_seconds(folder.read().platform))
+        os._exit(1)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        if ending.is_set():
+            thread.join()
 
 
 def main() -> None:
@@ -116,8 +154,7 @@ def main() -> None:
     parser.add_argument("--engine", default="tensorflow", help="the engine of the step train")
     arguments = parser.parse_args()
     folder = RunFolder(arguments.folder)
-    _end_with_parent(folder.run_id, containers=arguments.containers)
-    with _warm(arguments.warm, arguments.engine):
+    with _ends_with_parent(folder, containers=arguments.containers), _warm(arguments.warm, arguments.engine):
         done = execute(
             folder, arguments.output, arguments.champion, rehearsal=arguments.rehearsal, containers=arguments.containers
         )

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,23 +20,23 @@ import psutil
 
 from slipway.components.register_model.registration import NONE_ASKED, champion_folder
 from slipway.components.step import LOGS_VARIABLE
-from slipway.core.atomic import json_lines
+from slipway.core.atomic import json_lines, sync_tree
 from slipway.core.errors import UserError
 from slipway.core.events import EVENTS_VARIABLE
 from slipway.core.noise import is_noise
 from slipway.core.paths import REHEARSAL_VARIABLE
 from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig
+from slipway.pipelines.platforms.local import session
 from slipway.pipelines.platforms.local.containers import stop_containers
 from slipway.pipelines.platforms.local.warm import warm_steps
-from slipway.pipelines.runs.record import ErrorRecord, ProcessRecord, RunFolder, RunRecord, StepRecord, Watcher
+from slipway.pipelines.runs.record import ErrorRecord, RunFolder, RunRecord, StepRecord, Watcher
 from slipway.pipelines.table import PlatformName, steps_on
 from slipway.trainer.distributed.signals import stop_signals
 
 POLL_SECONDS = 0.1
-STOP_SECONDS = 20.0
-# How long the train step has to delete its TPU: the service needs minutes.
-TPU_STOP_SECONDS = 600.0
+# How long the last write of a run's record is repeated if it fails.
+LAST_SAVE_SECONDS = 10.0
 # A frozen process is reported if two checks, this far apart, find it stopped.
 FROZEN_CHECK_SECONDS = 2.0
 # With less free space than this, the disk is assumed to be full when a step ended without a result.
@@ -71,12 +70,13 @@ def new_record(
         rehearsal=rehearsal,
         runner=runner,
         created=datetime.now(UTC),
+        process=os.getpid(),
         steps=[StepRecord(name=name) for name in steps_on(platform) if name not in absent],
     )
 
 
 def run(folder: RunFolder, config: RunConfig, record: RunRecord, watcher: Watcher) -> RunRecord:
-    """Start or resume the run in `folder`, wait until it ends, and return its record.
+    """Start or resume the run in `folder`, which is held, wait until it ends, and return its record.
 
     SIGINT, SIGTERM or SIGHUP ends every process of the run; the status is then cancelled.
 
@@ -89,7 +89,7 @@ def run(folder: RunFolder, config: RunConfig, record: RunRecord, watcher: Watche
     if record.champion is None or record.step("evaluate").status != "succeeded":
         record.champion = champion_to_beat(config, rehearsal=bool(record.rehearsal))
     record.status, record.error, record.ended = "running", None, None
-    record.process = ProcessRecord.current()
+    record.process = os.getpid()
     record.started = started_at()
     for step in record.steps:
         if step.status == "succeeded":
@@ -99,7 +99,7 @@ def run(folder: RunFolder, config: RunConfig, record: RunRecord, watcher: Watche
     folder.write(record)
     started = time.monotonic()
     try:
-        with _stop_on_signals() as stop, tempfile.TemporaryDirectory(prefix="slipway-") as temporary:
+        with _stop_on_signals() as stop, session.temporary_folder(folder) as temporary:
             finished = _execute(folder, config, record, follower, stop, temporary)
         _conclude(folder, record, finished)
     except Interrupted:
@@ -110,7 +110,7 @@ def run(folder: RunFolder, config: RunConfig, record: RunRecord, watcher: Watche
     record.ended = datetime.now(UTC)
     record.seconds = round(time.monotonic() - started, 3)
     record.process = None
-    follower.save()
+    follower.finish()
     return record
 
 
@@ -124,6 +124,7 @@ def _execute(
     forked = warm_steps(config, record.platform, os.environ)
     command += ["--containers"] if record.runner == "docker" else ["--warm", *forked]
     command += ["--engine", config.train.engine]
+    assert folder.lock is not None, "the run is held"
     environment = {
         **os.environ,
         EVENTS_VARIABLE: str(folder.events_file),
@@ -138,7 +139,13 @@ def _execute(
         environment[REHEARSAL_VARIABLE] = str(record.rehearsal)
     with (folder.logs / "pipeline.log").open("a") as log:
         process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
+            command,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            pass_fds=[folder.lock],
         )
     try:
         while process.poll() is None:
@@ -150,7 +157,7 @@ def _execute(
             follower.check_for_frozen(process.pid)
             time.sleep(POLL_SECONDS)
     finally:
-        stop_session(process, TPU_STOP_SECONDS if record.platform == "tpu" else STOP_SECONDS)
+        session.stop(process, session.stop_seconds(record.platform))
         if record.runner == "docker":
             stop_containers(folder.run_id)
         follower.follow()
@@ -211,41 +218,14 @@ def _discard_output_if_closed() -> None:
             os.close(discard)
 
 
-def stop_session(process: subprocess.Popen[bytes], seconds: float = STOP_SECONDS) -> None:
-    """Stop the executing process and its session: SIGTERM, then SIGKILL after `seconds`."""
-    members = _session(process.pid)
-    for member in members:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            member.terminate()
-            member.resume()  # a frozen process handles no signal before it is continued
-    _, alive = psutil.wait_procs(members, timeout=seconds)
-    for member in alive + _session(process.pid):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            member.kill()
-    process.wait()
-    if process.stdin:
-        process.stdin.close()
-
-
-def _session(leader: int, *, frozen: bool = False) -> list[psutil.Process]:
-    """Return the live processes of the session of `leader`; with `frozen`, only those stopped by SIGSTOP."""
-    members = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error):
-            if os.getsid(process.pid) == leader:
-                status = process.status()
-                if status == psutil.STATUS_STOPPED if frozen else status != psutil.STATUS_ZOMBIE:
-                    members.append(process)
-    return members
-
-
 class _Follower:
     """Applies a run's events to its record, and passes them to the watcher."""
 
     def __init__(self, folder: RunFolder, record: RunRecord, watcher: Watcher) -> None:
         self._folder, self._record, self._watcher = folder, record, watcher
         self._seen = 0  # bytes read of the events file
-        self._unsaved = self._warned = False
+        self._unsaved: OSError | None = None  # why the record could not be written
+        self._warned = False
         self._frozen: dict[int, int] = {}  # by process id, the number of checks that found it stopped
         self._frozen_at = 0.0
 
@@ -276,21 +256,44 @@ class _Follower:
         """Write the record; if that fails, as on a full disk, warn once and retry at the next call."""
         try:
             self._folder.write(self._record)
-            self._unsaved = self._warned = False
+            self._unsaved, self._warned = None, False
         except OSError as error:
-            self._unsaved = True
+            self._unsaved = error
             if not self._warned:
                 self._warned = True
                 self.say(f"warning: cannot write {self._folder.record_file}: {error.strerror}; retrying")
+
+    def finish(self) -> None:
+        """Write the last record; a succeeded run's files are then on the disk. If that fails, so has the run."""
+        try:
+            if self._record.status == "succeeded":
+                sync_tree(self._folder.path)
+        except OSError as error:
+            self._fail(error)
+        deadline = time.monotonic() + LAST_SAVE_SECONDS
+        self.save()
+        while self._unsaved and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+            self.save()
+        if self._unsaved:
+            self._fail(self._unsaved)
+
+    def _fail(self, error: OSError) -> None:
+        ended, self._record.status = self._record.status, "failed"
+        path = error.filename or self._folder.path
+        self._record.error = self._record.error or ErrorRecord(
+            step=None,
+            message=f"The run {ended}, but its folder could not be written: {error.strerror}: {path}.",
+            fix=f"free disk space there, or check the disk; then slipway run --resume {self._record.run_id}",
+        )
 
     def check_for_frozen(self, leader: int) -> None:
         """Report the processes of the session of `leader` that were stopped by SIGSTOP: the run waits for them."""
         if time.monotonic() - self._frozen_at < FROZEN_CHECK_SECONDS:
             return
         self._frozen_at = time.monotonic()
-        self._frozen = {
-            pid: self._frozen.get(pid, 0) + 1 for pid in (process.pid for process in _session(leader, frozen=True))
-        }
+        frozen = [process.pid for process in session.members(leader, frozen=True)]
+        self._frozen = {pid: self._frozen.get(pid, 0) + 1 for pid in frozen}
         for pid in (pid for pid, checks in self._frozen.items() if checks == 2):
             self.say(
                 f"warning: process {pid} of this run is frozen (SIGSTOP), and the run waits for it.\n"

@@ -28,7 +28,15 @@ if TYPE_CHECKING:
 MODULE = "slipway.pipelines.platforms.local.replica"
 COMMAND = "--command"
 # The variables of the cluster and of the job, by the beginning of their names; no others of this machine.
-PASSED_ON = ("AIP_", "CLUSTER_SPEC", "TF_CONFIG", "SLIPWAY_DATA", "SLIPWAY_HOSTS", "PYTHONUNBUFFERED")
+PASSED_ON = (
+    "AIP_",
+    "CLUSTER_SPEC",
+    "TF_CONFIG",
+    "SLIPWAY_DATA",
+    "SLIPWAY_HOSTS",
+    "SLIPWAY_ACCELERATORS",
+    "PYTHONUNBUFFERED",
+)
 
 
 def in_container(train: TrainSettings) -> TrainSettings:

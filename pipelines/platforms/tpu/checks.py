@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from slipway.components.build_image.reference import ImageReference
+from slipway.components.setup_access.settings import AccessSettings
 from slipway.components.train.tpu.settings import TpuRequest, TpuSettings
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
@@ -20,8 +22,32 @@ def settings_of(config: RunConfig) -> TpuSettings:
     """
     if config.tpu is not None:
         return config.tpu
-    fix = "--set tpu.project=PROJECT --set tpu.zones=[us-west4-a] --set tpu.bucket=gs://BUCKET"
-    raise no_section("tpu", "project, zones and bucket", fix)
+    fix = "--set tpu.project=PROJECT --set tpu.zones=[us-west4-a] --set tpu.bucket=gs://BUCKET "
+    fix += "--set tpu.service_account=ACCOUNT"
+    raise no_section("tpu", "project, zones, bucket and service_account", fix)
+
+
+def access_settings(config: RunConfig) -> AccessSettings:
+    """Return what the permissions of a configuration's runs depend on.
+
+    Raises:
+        UserError: The configuration has no section `tpu`.
+    """
+    settings = settings_of(config)
+    image = config.train.image or settings.image
+    return AccessSettings(
+        target="tpu",
+        project=settings.project,
+        region=settings.region,
+        bucket=settings.bucket.removeprefix("gs://"),
+        repository=ImageReference.parse(image or f"{settings.image_repository}/image").artifact_repository,
+        account=settings.service_account,
+        tpu=True,
+        builds=image is None and settings.build.builder == "cloud-build",
+        builder=settings.build.service_account,
+        build_region=settings.build.region,
+        endpoints=settings.endpoints,
+    )
 
 
 def request_of(config: RunConfig) -> TpuRequest:

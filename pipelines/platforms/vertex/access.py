@@ -84,11 +84,11 @@ def _builds(vertex: VertexSettings) -> bool:
     return vertex.image is None and vertex.build.builder == "cloud-build"
 
 
-def setup(config: RunConfig, console: Console, *, make: bool, as_json: bool) -> tuple[bool, list[JsonObject]]:
+def setup(settings: AccessSettings, console: Console, *, make: bool, as_json: bool) -> tuple[bool, list[JsonObject]]:
     """Show what is missing, and create it if requested.
 
     Args:
-        config: The run's configuration.
+        settings: The desired state of the project.
         console: Receives the output.
         make: Whether to create what is missing.
         as_json: Whether the output is JSON, so that nothing is printed here.
@@ -97,13 +97,12 @@ def setup(config: RunConfig, console: Console, *, make: bool, as_json: bool) -> 
         Whether everything exists (with `make`), or exists or can be created (without it); and the lines as JSON.
 
     Raises:
-        UserError: The vertex section, the run-as account, the credentials or the project are missing.
+        UserError: The run-as account, the credentials or the project are missing.
     """
     from slipway.components.setup_access.access import apply
     from slipway.components.setup_access.difference import difference
     from slipway.components.setup_access.observed import observe
 
-    settings = access_settings(config)
     _check_account(settings)
     lines = difference(settings, observe(settings))
     if not as_json:

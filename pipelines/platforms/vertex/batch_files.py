@@ -12,6 +12,7 @@ import base64
 import fnmatch
 import hashlib
 import json
+import os
 import re
 import struct
 import tempfile
@@ -24,6 +25,7 @@ from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.refusals import is_absent, refusal
 from slipway.components.cloud.retries import retried
 from slipway.core.errors import UserError
+from slipway.serving.instances import BadRequest, parse
 
 Result = TypeVar("Result")
 Format = Literal["jsonl", "file-list", "tf-record"]
@@ -241,9 +243,11 @@ def _opened(connection: Connection, blob: Any) -> IO[bytes]:
 
 def _records(file: IO[bytes], where: str) -> Iterator[bytes]:
     """Yield the records of a TFRecord file without checking their checksums."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
     while header := file.read(RECORD_HEADER.size):
-        length = RECORD_HEADER.unpack(header)[0] if len(header) == RECORD_HEADER.size else -1
-        record = file.read(length) if length >= 0 else b""
+        length = RECORD_HEADER.unpack(header)[0] if len(header) == RECORD_HEADER.size else size
+        record = file.read(length) if length < size else b""
         if len(record) != length or len(file.read(RECORD_FOOTER)) != RECORD_FOOTER:
             raise UserError(f"{where} is not a TFRecord file, or cut short.", setting="--input", value=where)
         yield record
@@ -251,9 +255,9 @@ def _records(file: IO[bytes], where: str) -> Iterator[bytes]:
 
 def _identity(line: bytes, name: str, key: str | None) -> Any:
     try:
-        instance = json.loads(line)
-    except ValueError as error:
-        raise UserError(f"{name} is not JSON: {error}.", setting="--input", value=name) from None
+        instance = parse(line, name)
+    except BadRequest as error:
+        raise UserError(str(error), setting="--input", value=name) from None
     if key is None:
         return instance
     if not isinstance(instance, dict) or key not in instance:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import shlex
 import sys
 import tarfile
 from pathlib import Path
@@ -14,8 +15,7 @@ import pytest
 from slipway.components.build_image import local
 from slipway.components.step import WorkFailed
 
-RECORDER = """#!{python}
-import json, pathlib, sys
+RECORDER = """import json, pathlib, sys
 arguments = sys.argv[1:]
 secrets = [part.partition("src=")[2] for part in arguments if part.startswith("id=")]
 record = {{"arguments": arguments, "secrets": [pathlib.Path(path).read_text() for path in secrets]}}
@@ -37,7 +37,9 @@ def archive() -> bytes:
 def builder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A program of a builder's name that writes down what it is told."""
     script = tmp_path / request.param
-    script.write_text(RECORDER.format(python=sys.executable, path=str(tmp_path / "told")))
+    program = tmp_path / "recorder.py"
+    program.write_text(RECORDER.format(path=str(tmp_path / "told")))
+    script.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, str(program)])} "$@"\n')
     script.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(local, "PIP_FILES", ())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,16 @@ from tests.fakes.http_service import HttpService, Raw, Request
 REPOSITORY = f"{REGION}-docker.pkg.dev/{PROJECT}/slipway"
 RESOURCE = f"projects/{PROJECT}/locations/{REGION}/repositories/slipway"
 DIGEST = "sha256:" + "a" * 64
+# By tag or digest; "several" is for several platforms.
+MANIFESTS: dict[str, dict[str, Any]] = {
+    "one": {"config": {"digest": "sha256:config"}},
+    "several": {
+        "manifests": [
+            {"digest": "sha256:arm", "platform": {"os": "linux", "architecture": "arm64"}},
+            {"digest": "one", "platform": {"os": "linux", "architecture": "amd64"}},
+        ]
+    },
+}
 
 
 @pytest.fixture
@@ -54,6 +66,9 @@ class OtherRegistry:
     def __init__(self) -> None:
         self.service = HttpService("registry", Faults(), lambda _headers: "someone")
         self.service.route("HEAD", "/v2/{name=**}/manifests/{tag}")(self._manifest)
+        self.service.route("GET", "/v2/{name=**}/manifests/{tag}")(self._manifest)
+        self.service.route("GET", "/v2/{name=**}/blobs/{digest=**}")(self._blob)
+        self.service.route("GET", "/elsewhere")(self._elsewhere)
         self.service.route("GET", "/token")(self._token)
         self.asked: list[str] = []
         self.port = self.service.start(None)
@@ -62,10 +77,22 @@ class OtherRegistry:
         if request.headers.get("Authorization") != "Bearer t0":
             challenge = f'Bearer realm="http://localhost:{self.port}/token",service="r",scope="repository:pull"'
             return Raw(b"", 401, {"WWW-Authenticate": challenge})
+        if request.parts["tag"] in MANIFESTS:
+            return Raw(json.dumps(MANIFESTS[request.parts["tag"]]).encode())
         if (request.parts["name"], request.parts["tag"]) != ("team/slipway/trainer-cpu", "abc"):
             raise ServiceError(404, "manifest unknown")
         assert "application/vnd.oci.image.manifest.v1+json" in request.headers["Accept"]
         return Raw(b"", 200, {"Docker-Content-Digest": DIGEST})
+
+    def _blob(self, request: Request) -> Raw:
+        if request.headers.get("Authorization") != "Bearer t0":
+            return self._manifest(request)
+        assert request.parts["digest"] == "sha256:config"
+        return Raw(b"", 307, {"Location": f"http://localhost:{self.port}/elsewhere?signature=1"})
+
+    def _elsewhere(self, request: Request) -> Raw:
+        assert "Authorization" not in request.headers, "a signed address refuses a second authentication"
+        return Raw(json.dumps({"config": {"Env": ["PATH=/bin", "OPTIONS=a=b", "EMPTY="]}}).encode())
 
     def _token(self, request: Request) -> dict[str, str]:
         self.asked.append(request.headers.get("Authorization", ""))
@@ -91,6 +118,17 @@ def test_another_registry_is_asked_with_the_stored_login(
     assert HttpRegistry("containers.repository").digest(repository, "trainer-cpu", "abc") == DIGEST
     assert HttpRegistry("containers.repository").digest(repository, "trainer-cpu", "abd") is None
     assert other.asked == [f"Basic {login}"] * 2
+
+
+@pytest.mark.parametrize("version", ["one", "several"])
+def test_an_images_environment_is_in_its_configuration(other: OtherRegistry, version: str) -> None:
+    """Source (read): https://github.com/opencontainers/image-spec/blob/main/config.md, image-index.md."""
+    registry = HttpRegistry("train.image", ("oauth2accesstoken", "secret"))
+    repository = f"localhost:{other.port}/team/slipway"
+    found = registry.environment(repository, "trainer", version)
+    assert found == {"PATH": "/bin", "OPTIONS": "a=b", "EMPTY": ""}
+    assert registry.environment(repository, "trainer", "none") is None
+    assert other.asked[0] == "Basic " + base64.b64encode(b"oauth2accesstoken:secret").decode()
 
 
 def test_a_registry_that_is_away_is_named_with_the_command_that_starts_one() -> None:

@@ -47,8 +47,18 @@ WORDS: dict[str, tuple[str, str, str]] = {
         "in us-west1 at the moment",
         "--set vertex.region=REGION",
     ),
+    "serving capacity": (
+        'Machine type temporarily unavailable. Machine type: "g2-standard-24". Accelerator type: "nvidia-l4".',
+        "for serving in europe-west4 at the moment.",
+        "configs/endpoints/NAME.yaml",
+    ),
+    "internal error": (
+        "Internal error occurred for the current attempt.",
+        "The program is not the cause.",
+        "slipway run --resume latest",
+    ),
     "act as": (
-        "You do not have permission to act as service account: runner@p.iam.gserviceaccount.com. "
+        "You do not have permission to act as service_account: runner@p.iam.gserviceaccount.com. "
         "(or it may not exist).",
         "The account runner@p.iam.gserviceaccount.com does not exist, or you may not run jobs as it.",
         "add-iam-policy-binding runner@p.iam.gserviceaccount.com --project=p",
@@ -94,7 +104,7 @@ WORDS: dict[str, tuple[str, str, str]] = {
     ),
     "memory": (
         "The replica workerpool1-2 ran out of memory and exited with a non-zero status of 9(SIGKILL).",
-        "The replica workerpool1-2 ran out of memory.",
+        "workerpool1-2 ran out of memory.",
         "--set train.batch_size",
     ),
     "model server": (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from google.api_core.exceptions import Forbidden
 
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.refusals import PERMISSION, refusal, role_with
@@ -31,6 +32,8 @@ def test_the_permission_is_read_from_the_words(text, permission):
 def test_the_narrowest_role_that_has_it_is_named():
     assert role_with("artifactregistry.repositories.get") == "roles/artifactregistry.reader"
     assert role_with("artifactregistry.repositories.create") == "roles/artifactregistry.admin"
+    assert role_with("artifactregistry.repositories.getIamPolicy") == "roles/artifactregistry.admin"
+    assert role_with("iam.serviceAccounts.getIamPolicy") == "roles/iam.serviceAccountViewer"
     assert role_with("bigquery.jobs.create") is None
 
 
@@ -49,6 +52,14 @@ def test_a_missing_right_names_who_and_which_and_the_command(google):
     )
     assert error.message == f"{SUBMITTER} may not see the project: resourcemanager.projects.get is missing."
     assert f"--member=serviceAccount:{SUBMITTER} --role=roles/browser" in error.fix
+
+
+@pytest.mark.parametrize("text", ["The caller does not have permission", "User not authorized to perform this action."])
+def test_a_permission_that_the_service_does_not_name_is_that_of_the_call(google, text):
+    connection = Connection(PROJECT, REGION, google.endpoints)
+    error = refusal(Forbidden(text), connection, "publish to t", "pubsub.topics.publish")
+    assert error.message == f"{SUBMITTER} may not publish to t: pubsub.topics.publish is missing."
+    assert error.fix.endswith(f"--member=serviceAccount:{SUBMITTER} --role=roles/pubsub.publisher")
 
 
 def test_a_person_without_the_quota_project_gets_the_role_that_setup_grants(google, tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from sklearn import metrics as reference
 from sklearn.preprocessing import label_binarize
 
+from slipway.components.evaluate.measures import scores
 from slipway.components.evaluate.measures.base import Example
 from slipway.components.evaluate.measures.classification import ClassificationMeasures, Predictions, in_top
 from slipway.components.evaluate.measures.scores import PrecisionRecall
@@ -56,10 +57,10 @@ def test_figures_are_those_of_scikit_learn(classes: int, sharpness: float) -> No
     precision, recall, f1, support = reference.precision_recall_fscore_support(
         batch.labels, batch.predicted, labels=range(classes), zero_division=0
     )
-    np.testing.assert_allclose(confusion.precision, precision)
-    np.testing.assert_allclose(confusion.recall, recall)
-    np.testing.assert_allclose(confusion.f1, f1)
-    np.testing.assert_array_equal(confusion.support, support)
+    np.testing.assert_allclose(confusion.averages.precision, precision)
+    np.testing.assert_allclose(confusion.averages.recall, recall)
+    np.testing.assert_allclose(confusion.averages.f1, f1)
+    np.testing.assert_array_equal(confusion.averages.support, support)
     expected = reference.confusion_matrix(batch.labels, batch.predicted, labels=range(classes))
     np.testing.assert_array_equal(confusion.counts[:, :-1], expected)
     assert metrics["accuracy"] == pytest.approx(reference.accuracy_score(batch.labels, batch.predicted))
@@ -78,19 +79,35 @@ def test_figures_are_those_of_scikit_learn(classes: int, sharpness: float) -> No
 
 
 @pytest.mark.parametrize("sharpness", [0.5, 3.0, 12.0])
-def test_auc_is_scikit_learns_within_the_stated_uncertainty(sharpness: float) -> None:
+def test_auc_and_average_precision_are_scikit_learns(sharpness: float) -> None:
     batch = random_batch(seed=7, examples=900, classes=5, sharpness=sharpness)
-    scores = measured([batch], 5).histograms
+    found = measured([batch], 5).scored
     truth = label_binarize(batch.labels, classes=range(5))
-    for index, area in enumerate(scores.areas()):
-        exact = reference.roc_auc_score(truth[:, index], batch.probabilities[:, index])
-        assert abs(area - exact) <= scores.uncertainty(index) + 1e-12
-        assert scores.uncertainty(index) < 0.01
-    for index, precision in enumerate(scores.average_precisions()):
-        exact = reference.average_precision_score(truth[:, index], batch.probabilities[:, index])
-        assert precision == pytest.approx(exact, abs=0.01)
-    macro = reference.roc_auc_score(truth, batch.probabilities, average="macro")
-    assert np.mean(scores.areas()) == pytest.approx(macro, abs=0.001)
+    for index, (area, precision) in enumerate(zip(found.areas(), found.average_precisions(), strict=True)):
+        true, each = truth[:, index], batch.probabilities[:, index]
+        assert area == pytest.approx(reference.roc_auc_score(true, each), abs=1e-12)
+        assert precision == pytest.approx(reference.average_precision_score(true, each), abs=1e-12)
+
+
+@pytest.mark.parametrize("examples", [30, 3000])
+def test_areas_of_many_equal_scores_are_scikit_learns(examples: int) -> None:
+    batch = random_batch(seed=11, examples=examples, classes=3, sharpness=1.0)
+    tied = predictions(batch.labels, batch.probabilities.round(1) / 1.1)
+    truth, metrics = label_binarize(tied.labels, classes=range(3)), measured([tied], 3).metrics()
+    for name, score in (("auc", reference.roc_auc_score), ("average_precision", reference.average_precision_score)):
+        assert metrics[f"macro_{name}"] == pytest.approx(score(truth, tied.probabilities, average="macro"), abs=1e-12)
+
+
+def test_areas_of_more_scores_are_those_of_a_random_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = random_batch(seed=12, examples=4000, classes=4, sharpness=1.0)
+    monkeypatch.setattr(scores, "MAX_SCORES", 4000)
+    whole, parts = measured([batch], 4), measured([part(batch, each) for each in np.split(np.arange(4000), 5)], 4)
+    assert whole.scored.sampled == (1000, 4000)
+    assert whole.metrics() == pytest.approx(parts.metrics(), rel=1e-12)
+    exact = reference.roc_auc_score(label_binarize(batch.labels, classes=range(4)), batch.probabilities)
+    low, high = whole.intervals()["macro_auc"]
+    assert low < exact < high
+    assert high - low > 1.6 * np.diff(whole.intervals()["accuracy"])[0] / 2  # of a quarter of the examples
 
 
 def test_the_precision_at_a_recall_is_the_best_from_there_on() -> None:
@@ -109,16 +126,15 @@ def test_of_equal_probabilities_the_first_classes_are_the_top() -> None:
 
 
 def test_auc_tells_scores_near_one_apart() -> None:
-    """Bins equally wide in the probability would put all of these into one, and give an AUC of a half."""
     odds = np.linspace(8, 14, 200)
     scores = 1 / (1 + np.exp(-odds))
     labels = (np.arange(200) >= 100).astype(np.int64)
     batch = Predictions(labels, np.stack([1 - scores, scores], axis=1), np.ones(200, np.int64), scores)
-    assert measured([batch], 2).histograms.areas()[1] == pytest.approx(1.0, abs=1e-3)
+    assert measured([batch], 2).scored.areas()[1] == pytest.approx(1.0, abs=1e-3)
 
 
 def test_the_roc_curve_runs_from_corner_to_corner_with_finite_thresholds() -> None:
-    scores = measured([random_batch(3, 400, 4, 2.0)], 4).histograms
+    scores = measured([random_batch(3, 400, 4, 2.0)], 4).scored
     for curve in (scores.curve(0), scores.average_curve(), scores.average_curve().thinned(20)):
         for rate in (curve.false_positive_rate, curve.true_positive_rate):
             assert rate[0] == 0
@@ -131,7 +147,7 @@ def test_the_roc_curve_runs_from_corner_to_corner_with_finite_thresholds() -> No
 
 def test_the_threshold_of_a_point_gives_its_rates() -> None:
     batch = random_batch(3, 400, 4, 2.0)
-    curve = measured([batch], 4).histograms.curve(2)
+    curve = measured([batch], 4).scored.curve(2)
     middle = len(curve.thresholds) // 2
     found = batch.probabilities[:, 2] >= curve.thresholds[middle]
     assert curve.true_positive_rate[middle] == pytest.approx(found[batch.labels == 2].mean())
@@ -144,14 +160,14 @@ def test_a_class_without_examples_is_left_out_of_the_averages() -> None:
     measures = measured([chosen], 4)
     present = reference.f1_score(chosen.labels, chosen.predicted, labels=[0, 1, 2], average="macro")
     assert measures.metrics()["macro_f1"] == pytest.approx(present)
-    assert measures.histograms.areas()[3] is None
+    assert measures.scored.areas()[3] is None
     assert all(np.isfinite(value) for value in measures.metrics().values())
 
 
 def test_one_class_alone_has_no_roc_curve() -> None:
     batch = random_batch(seed=5, examples=50, classes=3, sharpness=2.0)
     measures = measured([part(batch, np.flatnonzero(batch.labels == 1))], 3)
-    assert measures.histograms.average_curve() is None
+    assert measures.scored.average_curve() is None
     assert "macro_auc" not in measures.metrics()
 
 
@@ -165,8 +181,8 @@ def test_a_class_of_another_data_set_counts_as_wrong() -> None:
     confusion = measured([batch], 2).confusion
     assert confusion.accuracy == pytest.approx(2 / 3)
     assert confusion.counts.tolist() == [[1, 0, 0], [0, 1, 1]]
-    assert confusion.recall.tolist() == [1.0, 0.5]
-    assert confusion.precision.tolist() == [1.0, 1.0]
+    assert confusion.averages.recall.tolist() == [1.0, 0.5]
+    assert confusion.averages.precision.tolist() == [1.0, 1.0]
 
 
 def test_a_probability_of_zero_gives_a_finite_loss() -> None:
@@ -218,10 +234,11 @@ def test_any_split_into_batches_gives_the_same(
         start = end
     assert split.metrics() == pytest.approx(whole.metrics(), rel=1e-12)
     np.testing.assert_array_equal(split.confusion.counts, whole.confusion.counts)
-    np.testing.assert_array_equal(split.histograms.positive, whole.histograms.positive)
-    np.testing.assert_array_equal(split.histograms.all, whole.histograms.all)
+    np.testing.assert_array_equal(split.scored.positive, whole.scored.positive)
+    np.testing.assert_array_equal(split.scored.values, whole.scored.values)
     np.testing.assert_array_equal(split.calibration.correct, whole.calibration.correct)
-    np.testing.assert_array_equal(split.sums.sums, whole.sums.sums)
+    for name, interval in whole.intervals().items():
+        assert split.intervals()[name] == pytest.approx(interval, rel=1e-9)
     np.testing.assert_array_equal(split.correct, batch.correct)
     wrong = np.flatnonzero(~batch.correct)
     order = sorted(wrong, key=lambda index: (-batch.confidence[index], index))[:limit]

@@ -279,7 +279,9 @@ def test_the_component_gives_the_verdict_and_fills_its_artifacts(
     assert artifacts["metrics"].metadata == {**outputs["metrics"], "intervals": outputs["intervals"]}
     low, high = outputs["intervals"]["accuracy"]
     assert low < outputs["metrics"]["accuracy"] < high
-    assert {"accuracy", "top_5_accuracy", "loss", "macro_f1", "macro_auc"} <= set(outputs["intervals"])
+    assert {"accuracy", "top_5_accuracy", "macro_f1", "macro_auc", "macro_average_precision"} <= set(
+        outputs["intervals"]
+    )
     assert Path(outputs["report"]).read_text().startswith("<!doctype html>")
     logged = json.dumps(artifacts["classification"].metadata, allow_nan=False)
     assert len(json.loads(logged)["confidenceMetrics"]) > 5

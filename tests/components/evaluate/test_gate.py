@@ -73,6 +73,25 @@ def test_a_limit_of_the_wrong_direction_is_refused_by_name(gate: dict[str, Any],
     assert fix in str(error.value.fix)
 
 
+@pytest.mark.parametrize(
+    ("gate", "allowed", "fix"),
+    [
+        ({"metric": "accuracy", "minimum": 95}, "0 to 1", "--set evaluate.gate.minimum=0.95;"),
+        ({"metric": "macro_auc", "minimum": -0.1}, "0 to 1", "--set evaluate.gate.minimum=null;"),
+        ({"metric": "loss", "maximum": -1}, "at least 0", "--set evaluate.gate.maximum=null;"),
+        ({"metric": "r2", "minimum": 1.5}, "at most 1", "--set evaluate.gate.minimum=null;"),
+    ],
+)
+def test_a_limit_outside_of_the_metrics_range_is_refused(gate: dict[str, Any], allowed: str, fix: str) -> None:
+    with pytest.raises(UserError) as error:
+        GateSettings(**gate)
+    assert error.value.allowed == allowed
+    assert str(error.value.fix).startswith(fix)
+    GateSettings(direction="minimize" if "maximum" in gate else "maximize", **gate)  # a program's own scale
+    with pytest.raises(UserError, match="The gate's minimum is 95, and the accuracy is 0 to 1"):
+        GateSettings(minimum=95).of("classification")
+
+
 def test_a_missing_metric_is_told_with_the_nearest_of_model_and_champion() -> None:
     gate = GateSettings(metric="rmse")
     with pytest.raises(UserError) as error:
@@ -174,6 +193,28 @@ def test_a_significance_needs_predictions_and_a_margin_for_better_models() -> No
     for value in (0.0, 0.0005, 0.6):  # no p-value of the bootstrap is as small
         with pytest.raises(ValidationError):
             GateSettings(significance=value)
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "baseline", "beaten"),
+    [
+        ("accuracy", 0.9425, 0.944, False),
+        ("accuracy", 0.944, 0.944, False),
+        ("accuracy", 0.9441, 0.944, True),
+        ("rmse", 12.0, 11.9, False),
+        ("rmse", 11.8, 11.9, True),
+    ],
+)
+def test_a_model_no_better_than_a_constant_prediction_is_rejected(
+    metric: str, value: float, baseline: float, beaten: bool
+) -> None:
+    sentence = "is no better than the baseline's"
+    found = decide(GateSettings(metric=metric), {metric: value}, None, NONE_YET, baseline={metric: baseline})
+    assert (found.decision, sentence in found.reasons[-1]) == ("promote" if beaten else "reject", not beaten)
+    assert found.checked is not beaten
+    only_said = GateSettings(metric=metric, baseline=False)
+    found = decide(only_said, {metric: value}, None, NONE_YET, baseline={metric: baseline})
+    assert (found.decision, sentence in found.reasons[-1], found.checked) == ("promote", not beaten, False)
 
 
 def test_the_default_metric_is_the_tasks_first_one() -> None:

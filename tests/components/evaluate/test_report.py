@@ -21,7 +21,7 @@ from PIL import Image
 from slipway.components.evaluate.charts import POINTS, read_history
 from slipway.components.evaluate.evaluation import Evaluation, evaluate
 from slipway.components.evaluate.gate import EvaluateSettings, GateSettings
-from slipway.components.evaluate.measures.significance import wilson
+from slipway.components.evaluate.measures.significance import proportion_interval
 from slipway.components.evaluate.report import _data_uri, render
 from slipway.core.manifest import Checked
 
@@ -80,13 +80,20 @@ def test_the_page_says_the_verdict_its_reasons_and_both_models_figures(html: str
         for name in ("accuracy", "loss", "macro_f1", "macro_auc", "expected_calibration_error"):
             assert f"{measured.metrics[name]:.4f}" in text
     assert "Champion, version 3" in text
-    low, high = wilson(evaluation.model.measures.confusion.correct, 360)
+    low, high = proportion_interval(evaluation.model.measures.confusion.correct, 360)
     assert f"95% confidence interval of the accuracy: {low:.1%} to {high:.1%}" in text
     assert "Predicted class" in text
     assert "True class" in text
     assert "slipway.trainer.models.digits:build" in text
     assert evaluation.manifest.fingerprint in text
     assert str(evaluation.model.weights_checksum) in text
+
+
+def test_the_baseline_is_beside_each_metric_that_it_has(html: str, evaluation: Evaluation) -> None:
+    text = Page(render(dataclasses.replace(evaluation, baseline={"accuracy": 0.1234}))).text
+    assert "0.1234" in text
+    assert "predicts the training split’s class frequencies for every image" in text
+    assert "Baseline" not in html
 
 
 def test_the_number_of_damaged_images_is_in_the_provenance(html: str, evaluation: Evaluation) -> None:
@@ -159,7 +166,7 @@ def test_many_classes_are_a_plot_and_the_weakest_come_first(
     assert "The 20 classes with the lowest F1, of 120." in page.text
     assert f"among the five most probable {top:.4f}" in " ".join(page.text.split())
     assert "The other 100 classes" in page.text
-    weakest = int(evaluation.model.measures.confusion.f1[:10].argmin())
+    weakest = int(evaluation.model.measures.confusion.averages.f1[:10].argmin())
     rows = re.findall(r'<th scope="row" class="break">(class \d+)</th>', html)
     assert len(rows) == 120
     assert rows[0] == names[weakest]

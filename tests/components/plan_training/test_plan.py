@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipway.components.plan_training.plan import ELEMENT_BYTES, plan_training
+from slipway.components.worker_pools import variables_of
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest, Shard, Split
+from slipway.pipelines.hardware import parse
 from slipway.trainer.config import JobConfig, ModelSettings, TrainSettings
 from slipway.trainer.engines.builder import example_elements
 
@@ -217,10 +219,10 @@ def variables(result: Any) -> dict[str, str]:
 def test_each_host_of_a_slice_reads_and_trains_as_a_replica_does():
     result = slice_plan(4)
     assert (result.plan.replicas, result.plan.batch_per_replica) == (4, 8)
-    assert variables(result) == {"SLIPWAY_HOSTS": "4"}
+    assert variables(result) == {"SLIPWAY_HOSTS": "4", "SLIPWAY_ACCELERATORS": "tpu:4"}
     with pytest.raises(UserError, match="4 shards, fewer than the 8 replicas"):
         slice_plan(8)
-    assert variables(slice_plan(1)) == {}
+    assert variables(slice_plan(1)) == {"SLIPWAY_ACCELERATORS": "tpu:4"}
 
 
 def test_a_custom_module_learns_the_number_of_hosts():
@@ -230,4 +232,29 @@ def test_a_custom_module_learns_the_number_of_hosts():
 
 def test_tensorflow_reaches_a_tpu_by_topology_through_pjrt():
     """As Vertex AI's page "Training with TPU accelerators" asks for TPU v5e."""
-    assert variables(slice_plan(1, steps=10, batch_size=32)) == {"NEXT_PLUGGABLE_DEVICE_USE_C_API": "true"}
+    assert variables(slice_plan(1, steps=10, batch_size=32))["NEXT_PLUGGABLE_DEVICE_USE_C_API"] == "true"
+
+
+@pytest.mark.parametrize(
+    ("hardware", "planned"),
+    [
+        ("cpu*2", None),
+        ("l4x4*2", "gpu:4"),
+        ("gpux2", "gpu:2"),
+        ("tpu-v3-8", "tpu:8"),
+        ("tpu-v5e-2x4", "tpu:8"),
+        ("tpu-v5p-2x2x2", "tpu:4"),  # two hosts
+    ],
+)
+@pytest.mark.parametrize("program", [{"module": "own.program"}, {"command": ("fit", "--fast")}, {"image": "e.g/own:1"}])
+def test_every_replica_learns_the_accelerators_of_its_machine(hardware, planned, program):
+    chosen = parse(hardware)
+    result = plan_training(
+        chosen.worker_pools(), chosen.accelerators_per_replica, None, "", None, TrainSettings(**program), "",
+        hosts=chosen.machines_per_replica,
+    )  # fmt: skip
+    for pool in result.worker_pool_specs:
+        assert variables_of(pool).get("SLIPWAY_ACCELERATORS") == planned
+    if "command" in program:  # no launcher of Slipway's compares it with the machine
+        verified = ["python", "-m", "slipway.trainer.distributed.verification", "fit", "--fast"]
+        assert result.worker_pool_specs[0]["container_spec"]["command"] == (verified if planned else verified[3:])

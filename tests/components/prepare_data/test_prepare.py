@@ -375,14 +375,22 @@ def test_a_set_in_a_bucket_is_copied_there_with_its_manifest_last(
     """A mounted bucket supports neither renaming folders nor locking files, so whole files are copied into it."""
     mount, local = bucket_folders
     copied: list[str] = []
+    folders = set()
     copy = store.shutil.copyfile
-    monkeypatch.setattr(store.shutil, "copyfile", lambda one, other: (copied.append(one.name), copy(one, other)))
+
+    def record(source: Path, target: Path) -> None:
+        copied.append(source.name)
+        folders.add(source.relative_to(local).parts[0])
+        copy(source, target)
+
+    monkeypatch.setattr(store.shutil, "copyfile", record)
     settings = make_settings(make_folder({"a": 10, "b": 10}), store="gs://bucket/datasets/")
     prepared = prepare(settings, 2)
     assert prepared.uri == f"gs://bucket/datasets/image_folder/{prepared.manifest.fingerprint[:16]}"
     assert prepared.folder == mount / prepared.uri.removeprefix("gs://")
     assert copied[-1] == manifest.FILE_NAME
     assert sorted(copied) == sorted(contents(prepared.folder))
+    assert folders == {f"slipway-{os.getuid()}"}, "a folder of this user's own"
     assert prepare(settings, 2).reused
     assert list(local.iterdir()) == []
     # The incomplete copy of a killed run is replaced.

@@ -17,6 +17,7 @@ import pytest
 from slipway.components.register_model import registry as registry_module
 from slipway.components.register_model.registration import register
 from slipway.components.register_model.registry import RegisterSettings, Registry, git_commit
+from slipway.core import integrity
 from slipway.core.errors import UserError
 
 
@@ -200,6 +201,40 @@ def test_a_full_disk_leaves_nothing_of_the_version(
     assert "free space" in caught.value.fix
     assert listing(registry) == {"1", "champion"}
     assert registry.champion("digits").number == 1
+
+
+@pytest.mark.parametrize("where", ["source", "copy"])
+def test_a_damaged_model_is_not_registered(
+    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    registry = Registry(tmp_path / "models")
+    integrity.seal(model_folder, {"weights_checksum": "abc"})
+    registry.register("digits", model_folder, {"run_id": "a"}, None)
+    copy = shutil.copyfile
+
+    def lossy(source: Path, target: Path) -> None:
+        copy(source, target)
+        if source.name == "saved_model.pb":
+            os.truncate(target, 0)
+
+    if where == "source":
+        (model_folder / "saved_model.pb").write_bytes(b"")
+    else:
+        monkeypatch.setattr(registry_module.shutil, "copyfile", lossy)
+    with pytest.raises(UserError, match=r"is damaged: saved_model\.pb has 0 bytes instead of 5,000"):
+        registry.register("digits", model_folder, {"run_id": "b"}, 1)
+    assert listing(registry) == {"1", "champion"}
+    assert registry.champion("digits").number == 1
+
+
+def test_another_programs_model_that_is_copied_with_other_content_is_not_registered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "trained").mkdir()
+    (tmp_path / "trained" / "forest.pkl").write_bytes(b"trees")
+    monkeypatch.setattr(registry_module.shutil, "copyfile", lambda _source, target: target.touch())
+    with pytest.raises(UserError, match=r"forest\.pkl was copied with other content"):
+        Registry(tmp_path / "models").register("forest", tmp_path / "trained", {"run_id": "a"}, None)
 
 
 def test_a_small_file_system_that_is_full(tmp_path: Path, model_folder: Path) -> None:

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from slipway.components.train.trainjob import job as trainjob
 from slipway.components.train.trainjob import rights
 from slipway.components.train.trainjob.job import run_train_job
 from slipway.components.train.trainjob.manifest import TrainJobSettings
@@ -71,7 +70,6 @@ def cluster(tmp_path: Path) -> Iterator[FakeKubernetes]:
 @pytest.fixture
 def step(cluster: FakeKubernetes, monkeypatch: pytest.MonkeyPatch) -> Step:
     monkeypatch.setenv("SLIPWAY_RETRY_SECONDS", "0.01")
-    monkeypatch.setattr(trainjob, "POLL_SECONDS", 0.05)
     return Step(cluster, monkeypatch)
 
 

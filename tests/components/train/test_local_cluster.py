@@ -106,6 +106,20 @@ def test_a_replica_sees_the_gpus_of_its_hardware(tmp_path, monkeypatch, count, v
     assert told(log.getvalue())["workerpool0-0"].get("CUDA_VISIBLE_DEVICES") == seen
 
 
+@pytest.mark.parametrize(("virtual", "seen"), [(0, "gpu:2"), (2, None)])
+def test_a_replica_learns_the_accelerators_of_its_plan_but_not_in_a_rehearsal(tmp_path, monkeypatch, virtual, seen):
+    monkeypatch.setenv("SLIPWAY_ACCELERATORS", "of an outer job")
+    log = io.StringIO()
+    planned, *others = pools(TELL, 2)
+    planned["container_spec"] = {
+        **planned["container_spec"],
+        "env": [{"name": "SLIPWAY_ACCELERATORS", "value": "gpu:2"}],
+    }
+    run_local_cluster([planned, *others], tmp_path, virtual_devices=virtual, log=log)
+    found = {name: environment.get("SLIPWAY_ACCELERATORS") for name, environment in told(log.getvalue()).items()}
+    assert found == {"workerpool0-0": seen, "workerpool1-0": None}
+
+
 def test_the_evaluator_is_not_in_the_cluster():
     container = {"container_spec": {"command": ["python"]}, "replica_count": 1}
     replicas = replicas_of([container, {}, container, container], [1, 2, 3])

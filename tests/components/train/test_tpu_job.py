@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import io
+import itertools
+import os
+import shutil
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -15,13 +19,14 @@ from slipway.components.train.restarts import Restart
 from slipway.components.train.tpu import job, service
 from slipway.components.train.tpu.lease import Holder, Lease
 from slipway.components.train.tpu.settings import TpuRequest, TpuSettings
+from slipway.components.train.tpu.startup import SCRIPT
 from slipway.core.errors import UserError
 from slipway.trainer.config import RestartSettings
 from tests.end_to_end.tpu_target import let_use_tpus, tpu_settings
 from tests.end_to_end.workspace import wait_for
-from tests.fakes.errors import ConnectionReset
+from tests.fakes.errors import ConnectionReset, ServiceError
 from tests.fakes.google import PROJECT, FakeGoogle
-from tests.fakes.ready import BUCKET, IMAGE
+from tests.fakes.ready import BUCKET, IMAGE, RUNNER, grant
 
 # Both have TPU v2.
 ZONES = ("us-central1-b", "us-central1-c")
@@ -49,7 +54,13 @@ class Runs:
         return path
 
     def train(
-        self, program: str = MODEL, run: str = "run-1", at_most: int = 0, spot: bool = False, **settings: Any
+        self,
+        program: str = MODEL,
+        run: str = "run-1",
+        at_most: int = 0,
+        spot: bool = False,
+        image: str = IMAGE,
+        **settings: Any,
     ) -> list[Restart]:
         section = TpuSettings(**tpu_settings(self.google, zones=ZONES, **settings))
         request = TpuRequest(
@@ -58,7 +69,7 @@ class Runs:
             runtime_version="tpu-ubuntu2204-base",
             spot=spot,
         )
-        container = {"image_uri": IMAGE, "command": ["python"], "args": ["-c", program]}
+        container = {"image_uri": image, "command": ["python"], "args": ["-c", program]}
         restarts = RestartSettings(at_most=at_most, backoff_seconds=0.0)
         return job.train_on_tpu(request, {"container_spec": container}, self.output(run), None, restarts, self.log)  # type: ignore[typeddict-item]
 
@@ -97,7 +108,7 @@ def test_no_zone_with_capacity_is_refused_and_no_queued_request_is_left(runs: Ru
     with pytest.raises(UserError, match="No zone has a TPU") as error:
         runs.train()
     assert all(f"{zone}: " in error.value.message for zone in ZONES)
-    assert "exhausted. Limit 0" in error.value.message
+    assert "has been exceeded. Limit: 0" in error.value.message
     assert error.value.setting == "tpu.zones"
     assert not runs.left
 
@@ -106,6 +117,23 @@ def test_a_queued_request_whose_answer_was_lost_is_found_again(runs: Runs) -> No
     runs.google.faults.plan("POST /v2/projects", ConnectionReset(), lost=True)
     runs.train()
     assert len(runs.requested) == 1
+    assert not runs.left
+
+
+def test_a_queued_resource_that_is_not_found_at_first_is_not_given_up(runs: Runs) -> None:
+    name = f"tpu GET /v2/projects/{PROJECT}/locations/{ZONES[0]}/queuedResources/slipway-run-1-1"
+    runs.google.faults.plan(name, ServiceError(404, "Resource was not found"))
+    runs.train()
+    assert [zone for _, zone in runs.requested] == [ZONES[0]]
+    assert runs.google.faults.struck[name] == 1
+    assert "deleted" not in runs.log.getvalue()
+
+
+def test_a_tpu_that_is_provisioned_for_too_long_moves_on_to_the_next_zone(runs: Runs) -> None:
+    runs.google.tpu.provisioning.add(ZONES[0])
+    runs.train(max_provisioning_minutes=0.005)
+    assert [zone for _, zone in runs.requested] == [*ZONES]
+    assert f"no TPU in {ZONES[0]}: it was still provisioning after 0.005 minutes" in runs.log.getvalue()
     assert not runs.left
 
 
@@ -151,9 +179,80 @@ def test_a_tpu_deletes_itself_when_its_time_is_over(runs: Runs) -> None:
     assert not runs.left
 
 
-def test_a_queued_resource_that_somebody_deletes_ends_the_run(runs: Runs) -> None:
+def test_a_tpu_whose_watching_script_is_killed_deletes_itself_all_the_same(runs: Runs) -> None:
+    def kill() -> None:
+        wait_for(lambda: "waits" in runs.log.getvalue())
+        for unit in runs.google.tpu.host("slipway-run-1-1", 0).units():
+            unit.kill()
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    with pytest.raises(UserError, match="when its time was over"):
+        runs.train(f"print('waits', flush=True); {WAITING}", max_hours=4 / 3600)
+    thread.join()
+    assert not runs.left
+
+
+def test_a_preempted_tpus_trainer_is_told_and_its_exit_code_is_kept(runs: Runs) -> None:
+    def preempt() -> None:
+        wait_for(lambda: "waits" in runs.log.getvalue())
+        runs.google.tpu.grace_seconds = 10.0
+        runs.google.tpu.preempt("slipway-run-1-1")
+
+    thread = threading.Thread(target=preempt)
+    thread.start()
+    told = "import signal; signal.signal(signal.SIGTERM, lambda *_: exit(143))"
+    with pytest.raises(WorkFailed, match="was preempted"):
+        runs.train(f"{told}; print('waits', flush=True); {WAITING}", spot=True)
+    thread.join()
+    bucket = TpuSettings(**tpu_settings(runs.google)).connection.storage.bucket(BUCKET)
+    assert bucket.blob("runs/run-1/hosts/1-0.exit").download_as_bytes() == b"143\n"
+
+
+def test_gcsfuse_is_installed_from_an_index_that_google_signed(tmp_path: Path) -> None:
+    """The keys of the downloaded file that are not pinned are not trusted."""
+    if shutil.which("gpg") is None:
+        pytest.skip("needs gpg")
+    home, bins = tmp_path / "gpg", tmp_path / "bin"
+    home.mkdir(mode=0o700)
+    bins.mkdir()
+    gpg = ["gpg", "--batch", "--homedir", str(home)]
+    for name in ("pinned", "other"):
+        subprocess.run([*gpg, "--passphrase", "", "--quick-generate-key", name, "rsa2048", "sign"], check=True)
+    listed = subprocess.run([*gpg, "--with-colons", "--list-keys"], check=True, capture_output=True, text=True).stdout
+    pinned, other = (line.split(":")[9] for line in listed.splitlines() if line.startswith("fpr"))
+    subprocess.run([*gpg, "--output", str(tmp_path / "keys"), "--export"], check=True)
+    (bins / "curl").write_text(f"#!/bin/sh\ncat '{tmp_path}/keys'\n")
+    (bins / "apt-get").write_text(f'#!/bin/sh\necho "$*" >>"{tmp_path}/apt"\n')
+    for path in bins.iterdir():
+        path.chmod(0o755)
+    function = SCRIPT.read_text().partition("install_gcsfuse() {")[2].partition("\n}\n")[0]
+    script = f"GOOGLE_KEYS=({pinned}) GCSFUSE_VERSION=2.5.2\ninstall_gcsfuse() {{{function}\n}}\ninstall_gcsfuse"
+    environment = {"PATH": f"{bins}:{os.environ['PATH']}", "TMPDIR": str(tmp_path)}
+    subprocess.run(["bash", "-c", script], env=environment, check=True)
+    update, install = (tmp_path / "apt").read_text().splitlines()
+    assert install.endswith("install -y gcsfuse=2.5.2")
+    folder = Path(update.partition("SourceParts=")[2].partition(" ")[0])
+    source = (folder / "gcsfuse.list").read_text()
+    assert source.startswith(
+        f"deb [signed-by={folder.parent}/google.gpg] https://packages.cloud.google.com/apt gcsfuse"
+    )
+    shown = subprocess.run(
+        ["gpg", "--homedir", str(home), "--show-keys", str(folder.parent / "google.gpg")],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    assert (pinned in shown, other in shown) == (True, False)
+    subprocess.run(["gpgconf", "--homedir", str(home), "--kill", "all"], check=False)
+
+
+@pytest.mark.parametrize("state", ["WAITING_FOR_RESOURCES", "ACTIVE"])
+def test_a_queued_resource_that_somebody_deletes_ends_the_run(runs: Runs, state: str) -> None:
+    runs.google.tpu.stocked_out = {ZONES[0]} if state != "ACTIVE" else set()
+
     def delete() -> None:
-        wait_for(lambda: runs.left == ["ACTIVE"])
+        wait_for(lambda: runs.left == [state])
         connection = TpuSettings(**tpu_settings(runs.google)).connection
         service.delete(connection, ZONES[0], "slipway-run-1-1")
 
@@ -165,6 +264,22 @@ def test_a_queued_resource_that_somebody_deletes_ends_the_run(runs: Runs) -> Non
     assert not runs.left
 
 
+def test_a_tpu_whose_node_is_deleted_first_is_not_requested_again(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The queued resource is ACTIVE when it is read, and deleted before its node is read."""
+    read, reads = service.node_state, itertools.count(1)
+
+    def deleted_meanwhile(*arguments: Any) -> str:
+        if next(reads) == 3:
+            service.request_delete(*arguments)
+        return read(*arguments)
+
+    monkeypatch.setattr(service, "node_state", deleted_meanwhile)
+    with pytest.raises(UserError, match="not by this command"):
+        runs.train(WAITING, at_most=3)
+    assert len(runs.requested) == 1
+    assert not runs.left
+
+
 def test_a_machine_that_cannot_pull_the_image_says_so(runs: Runs) -> None:
     runs.google.images.untagged.clear()
     with pytest.raises(UserError, match="docker pull failed"):
@@ -172,6 +287,15 @@ def test_a_machine_that_cannot_pull_the_image_says_so(runs: Runs) -> None:
     assert "Permission" in runs.log.getvalue()
     assert len(runs.requested) == 1
     assert not runs.left
+
+
+def test_a_private_image_of_container_registry_is_pulled_after_a_login(runs: Runs) -> None:
+    repository, digest = f"projects/{PROJECT}/locations/us/repositories/gcr.io", IMAGE.partition("@")[2]
+    runs.google.repositories.add(repository)
+    runs.google.images.untagged.add((repository, "trainer", digest))
+    grant(runs.google, repository, "roles/artifactregistry.reader", RUNNER)
+    runs.train(image=f"gcr.io/{PROJECT}/trainer@{digest}")
+    assert "Login Succeeded" in runs.log.getvalue()
 
 
 def test_a_model_that_was_not_copied_yet_is_copied_without_another_tpu(

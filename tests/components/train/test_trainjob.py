@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.step import WorkFailed
 from slipway.components.train.local_cluster import run_local_cluster
+from slipway.components.train.restarts import Restart
 from slipway.components.train.trainjob import manifest
 from slipway.components.train.trainjob.manifest import LEASE_FILE, TrainJobSettings
 from slipway.components.worker_pools import WorkerPool
@@ -68,24 +70,34 @@ def digits(volume: Path, engine: str = "tensorflow") -> list[WorkerPool]:
     return planned
 
 
-def train_here_and_with_a_killed_pod(step: Step, planned: list[WorkerPool]) -> None:
-    """Train on this machine, and by a TrainJob of which a pod is killed: with the same weights."""
+def train_here_and_disturbed(step: Step, planned: list[WorkerPool], disturb: Callable[[], object]) -> list[Restart]:
+    """Train on this machine, and by a TrainJob that is disturbed: with the same weights; return the restarts."""
     step.grant()
     here = io.StringIO()
     run_local_cluster(planned, step.volume / "here", log=here)
-
-    def kill() -> None:
-        step.cluster.wait(lambda: (pointed_step(step.output / "checkpoints") or 0) >= 40, 120)
-        step.cluster.kubelets.kill(step.running("workerpool1-0-0"))
-
-    killer = meanwhile(kill)
-    (restart,) = step.run(planned)
-    killer.join()
-    assert (restart.replica, restart.reason) == ("workerpool1-0", "was killed by SIGKILL")
-    assert restart.step >= 40
+    disturbing = meanwhile(disturb)
+    restarts = step.run(planned)
+    disturbing.join()
     assert len(weights(here)) == 1
     assert weights(step.log) == weights(here)
     step.cluster.wait(lambda: not step.cluster.left())
+    return restarts
+
+
+def wait_for_checkpoint(step: Step, number: int) -> None:
+    step.cluster.wait(lambda: (pointed_step(step.output / "checkpoints") or 0) >= number, 120)
+
+
+def train_here_and_with_a_killed_pod(step: Step, planned: list[WorkerPool]) -> None:
+    """Train on this machine, and by a TrainJob of which a pod is killed: with the same weights."""
+
+    def kill() -> None:
+        wait_for_checkpoint(step, 40)
+        step.cluster.kubelets.kill(step.running("workerpool1-0-0"))
+
+    (restart,) = train_here_and_disturbed(step, planned, kill)
+    assert (restart.replica, restart.reason) == ("workerpool1-0", "was killed by SIGKILL")
+    assert restart.step >= 40
 
 
 def test_trainjob_of_which_a_pod_is_killed_ends_with_the_weights_of_the_same_layout_here(step: Step) -> None:
@@ -205,6 +217,13 @@ def test_text_with_dollars_reaches_the_replicas_of_a_trainjob_unchanged(step: St
     pool["container_spec"]["env"] = [{"name": "PATTERN", "value": "$(HOME)$"}]
     step.run([pool])
     assert "told $(PATTERN)$$x $(HOME)$" in step.log.getvalue()
+
+
+def test_a_trainjob_trains_in_a_profile_with_sidecars_that_forbids_root(step: Step) -> None:
+    step.grant()
+    step.cluster.around.restricted = step.cluster.around.istio = True
+    assert step.run(pools("print('trained')", 2), run_as_user=65534) == []
+    assert step.log.getvalue().count("] trained") == 2
 
 
 def test_a_trainjob_that_kueue_suspends_while_it_runs_is_followed_again_once_it_is_admitted(step: Step) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from slipway.components.step import WorkFailed
-from slipway.components.train.trainjob import rights
+from slipway.components.train.trainjob import retries, rights
 from slipway.core.errors import UserError
 from tests.components.train.conftest import Step, meanwhile, pools, started
 from tests.fakes.kubernetes.nodes import Node
@@ -175,7 +175,11 @@ NEEDED = [
 
 
 @pytest.mark.parametrize(("number", "verb", "resource"), NEEDED)
-def test_a_trainjob_needs_each_right_of_the_role(step: Step, number: int, verb: str, resource: str) -> None:
+def test_a_trainjob_needs_each_right_of_the_role(
+    step: Step, monkeypatch: pytest.MonkeyPatch, number: int, verb: str, resource: str
+) -> None:
+    for limits in (retries.TRAINING, retries.ENDING):
+        monkeypatch.setitem(limits, retries.DENIED, 10.0)
     step.grant()
     (role,) = step.cluster.store.all(ROLES)
 

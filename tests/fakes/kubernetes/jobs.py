@@ -100,7 +100,9 @@ class JobController:
         for container in pod["containers"]:
             if "JOB_COMPLETION_INDEX" not in {variable["name"] for variable in container.get("env", [])}:
                 container.setdefault("env", []).append({"name": "JOB_COMPLETION_INDEX", "valueFrom": field})
-        if refused := nodes.refusal(self._around, metadata["name"], pod):
+        if self._around.istio:
+            nodes.inject_sidecar(metadata, pod)
+        if refused := nodes.refusal(self._around, job["metadata"]["namespace"], metadata["name"], pod):
             message = f"Error creating: {refused}".replace(metadata["name"], f"{name}-{index}-")
             self._store.say(JOBS, job, "FailedCreate", message)
             return

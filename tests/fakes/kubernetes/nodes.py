@@ -9,8 +9,9 @@ from typing import Any
 
 from kubernetes.utils import parse_quantity
 
-from tests.fakes.kubeflow_pods import tolerates
 from tests.fakes.kubernetes.store import PODS, Object, Store, has_condition, set_condition
+
+INJECT = "sidecar.istio.io/inject"
 
 
 @dataclass
@@ -27,7 +28,8 @@ class Node:
 class Surroundings:
     """What pods refer to: nodes, claims by name with their folder, and the names of other objects.
 
-    `pulling` are the images that the nodes have not pulled yet.
+    `pulling` are the images that the nodes have not pulled yet. With `restricted`, the namespace enforces the Pod
+    Security Standard of that name; with `istio`, its pods get sidecars, as in a profile of Kubeflow.
     """
 
     folder: Path
@@ -37,17 +39,58 @@ class Surroundings:
     priorities: set[str] = field(default_factory=lambda: {"system-node-critical", "system-cluster-critical"})
     secrets: dict[str, dict[str, str]] = field(default_factory=dict)
     pulling: set[str] = field(default_factory=set)
+    restricted: bool = False
+    istio: bool = False
 
 
-def refusal(around: Surroundings, name: str, pod: Object) -> str | None:
-    """Return why the API server does not create a pod."""
+def refusal(around: Surroundings, namespace: str, name: str, pod: Object) -> str | None:
+    """Return why the API server does not admit a pod."""
     account = pod.get("serviceAccountName", "default")
     if account not in around.accounts:
-        return f'pods "{name}" is forbidden: error looking up service account: serviceaccount "{account}" not found'
+        why = f'error looking up service account {namespace}/{account}: serviceaccount "{account}" not found'
+        return f'pods "{name}" is forbidden: {why}'
     priority = pod.get("priorityClassName")
     if priority and priority not in around.priorities:
         return f'pods "{name}" is forbidden: no PriorityClass with name {priority} was found'
-    return None
+    return pod_security(name, pod) if around.restricted else None
+
+
+def pod_security(name: str, pod: Object) -> str | None:
+    """Return why the Pod Security Standard "restricted" forbids a pod, in the words of its admission plugin."""
+    found = []
+    for container in pod["containers"]:
+        own, who = container.get("securityContext", {}), f'container "{container["name"]}"'
+        both = pod.get("securityContext", {}) | own
+        rules = {
+            f"allowPrivilegeEscalation != false ({who} must set securityContext.allowPrivilegeEscalation=false)":
+                own.get("allowPrivilegeEscalation") is False,
+            f'unrestricted capabilities ({who} must set securityContext.capabilities.drop=["ALL"])':
+                "ALL" in own.get("capabilities", {}).get("drop", ()),
+            f"runAsNonRoot != true (pod or {who} must set securityContext.runAsNonRoot=true)":
+                both.get("runAsNonRoot") is True,
+            f"runAsUser=0 ({who} must not set runAsUser=0)":
+                both.get("runAsUser") != 0,
+            f'seccompProfile (pod or {who} must set securityContext.seccompProfile.type to "RuntimeDefault" or '
+            '"Localhost")':
+                both.get("seccompProfile", {}).get("type") in ("RuntimeDefault", "Localhost"),
+        }  # fmt: skip
+        found += [rule for rule, holds in rules.items() if not holds]
+    return (
+        f'pods "{name}" is forbidden: violates PodSecurity "restricted:latest": {", ".join(found)}' if found else None
+    )
+
+
+def inject_sidecar(metadata: Object, pod: Object) -> None:
+    """Add Istio's proxy to a pod that does not refuse it by a label or an annotation."""
+    if "false" not in [metadata.get(kind, {}).get(INJECT) for kind in ("labels", "annotations")]:
+        pod["containers"].append({"name": "istio-proxy", "image": "docker.io/istio/proxyv2"})
+
+
+def tolerates(toleration: dict[str, Any], key: str, value: str) -> bool:
+    """Return whether a toleration matches a taint; the effect is NoSchedule, as cloud providers set it on GPU nodes."""
+    if toleration.get("effect", "") not in ("", "NoSchedule") or toleration.get("key", key) != key:
+        return False
+    return bool(toleration.get("operator") == "Exists" or toleration.get("value", "") == value)
 
 
 def schedule(store: Store, around: Surroundings) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from tests.fakes.kubernetes import schema
+from tests.fakes.kubernetes import rules
 from tests.fakes.kubernetes.store import (
     CLUSTER_RUNTIMES,
     JOBS,
@@ -120,7 +120,7 @@ def _apply_jobset(store: Store, job: Object) -> None:
         "spec": template["spec"] | {"suspend": suspended},
         "status": {},
     }
-    if problems := schema.jobset_problems(_with_defaults(made)):
+    if problems := rules.jobset_problems(_with_defaults(made)):
         text = f'admission webhook "vjobset.kb.io" denied the request: {", ".join(problems)}'
         store.say(TRAINJOBS, job, "TrainJobResourcesCreationFailed", text)
         return
@@ -130,7 +130,7 @@ def _apply_jobset(store: Store, job: Object) -> None:
 def _fill_in(replicated: Object, trainer: Object, nodes: int) -> None:
     """Give a replicated job its number of pods, and what `spec.trainer` has in place of the template's."""
     specification = replicated["template"]["spec"]
-    ancestor = replicated["template"].get("metadata", {}).get("labels", {}).get(schema.ANCESTOR)
+    ancestor = replicated["template"].get("metadata", {}).get("labels", {}).get(rules.ANCESTOR)
     count = specification.get("parallelism", 1)
     if ancestor == "trainer":
         count = trainer.get("numNodes", nodes)
@@ -204,6 +204,10 @@ def _make_jobs(store: Store, jobset: Object, existing: list[Object], restarts: i
                 "subdomain", jobset["metadata"]["name"]
             )
             own = template.get("metadata", {}).get("labels", {})
+            if problems := rules.job_problems(specification):
+                message = f'job "{name}" creation failed with error: {JOBS.invalid(name, problems)}'
+                store.say(JOBSETS, jobset, "JobCreationFailed", message)
+                continue
             made = {"name": name, "labels": own | labels, "ownerReferences": controlled_by(JOBSETS, jobset)}
             body = {"metadata": made, "spec": specification, "status": {}}
             store.create(JOBS, jobset["metadata"]["namespace"], body)

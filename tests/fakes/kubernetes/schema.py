@@ -1,40 +1,81 @@
-"""What the API server and the admission webhooks refuse.
+"""The structure of objects: unknown fields, types, required values, quantities and lists with unique keys.
 
-The structure is that of the real CRDs: kubeflow_trainer_api has the models that are generated from them.
+The structure is that of the real CRDs and of Kubernetes: kubeflow_trainer_api and the Kubernetes client have the models
+that are generated from them.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import re
 import typing
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from kubernetes import client
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from tests.fakes.kubernetes.store import (
+    CLAIMS,
     CLUSTER_RUNTIMES,
     JOBSETS,
+    PODS,
     ROLE_BINDINGS,
     ROLES,
     RUNTIMES,
     TRAINJOBS,
     ApiError,
     Object,
+    Problem,
     Resource,
-    Store,
 )
 
-NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-# Of the CRD: the name of a TrainJob becomes that of a Service.
-LABEL_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
-MANAGERS = ("trainer.kubeflow.org/trainjob-controller", "kueue.x-k8s.io/multikueue")
-ANCESTOR = "trainer.kubeflow.org/trainjob-ancestor-step"
-ANCESTORS = {"trainer": "node", "model-initializer": "model-initializer", "dataset-initializer": "dataset-initializer"}
-MOST_ENTRIES = 128
+QUANTITY = re.compile(
+    r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$"
+)
+# Lists of CRDs that are maps by this field (x-kubernetes-list-map-keys).
+KEYS = {
+    **dict.fromkeys(("containers", "initContainers", "env", "volumes", "imagePullSecrets", "replicatedJobs"), "name"),
+    "volumeMounts": "mountPath",
+}
+LIMITS = {"spec.trainer.args": 128, "spec.trainer.command": 128, "spec.trainer.env": 128}
+TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
+GO_TYPES = {str: "string", bool: "bool", int: "number", float: "number", dict: "object", list: "array"}
+
+
+class Field(NamedTuple):
+    """A field: its type inside lists and maps, and whether it is a list, a map, and required."""
+
+    type: Any
+    many: bool
+    mapped: bool
+    required: bool
+
+
+class Decoding(Exception):
+    """A value that the server cannot decode."""
+
+
+def checked(resource: Resource, body: Object) -> tuple[list[str], list[Problem]]:
+    """Remove the fields that the schema does not have; return their paths, and the problems of the others.
+
+    Raises:
+        ApiError: Metadata, or a kind of Kubernetes itself, has a value of another type: the server cannot decode it.
+    """
+    unknown: list[str] = []
+    model = _model(resource)
+    if model is None:
+        return unknown, []
+    try:
+        return unknown, list(_walk(model, body, "", unknown, resource.installed_by is not None))
+    except Decoding as error:
+        raise ApiError(400, cannot_handle(resource, str(error))) from None
+
+
+def cannot_handle(resource: Resource, why: str) -> str:
+    kind = resource.kind
+    return f'{kind} in version "{resource.version}" cannot be handled as a {kind}: {why}'
 
 
 @functools.cache
@@ -46,152 +87,31 @@ def _model(resource: Resource) -> type[Any] | None:
         RUNTIMES: models.TrainerV1alpha1TrainingRuntime,
         CLUSTER_RUNTIMES: models.TrainerV1alpha1ClusterTrainingRuntime,
         JOBSETS: models.JobsetV1alpha2JobSet,
+        PODS: models.IoK8sApiCoreV1Pod,
+        CLAIMS: models.IoK8sApiCoreV1PersistentVolumeClaim,
         ROLES: client.V1Role,
         ROLE_BINDINGS: client.V1RoleBinding,
     }.get(resource)
 
 
-def unknown_fields(resource: Resource, body: Object) -> list[str]:
-    """Return the paths of the fields that the resource's schema does not have; they are removed from `body`."""
-    model = _model(resource)
-    if model is None:
-        return []
-    prune = _prune_model if issubclass(model, BaseModel) else _prune_swagger
-    return list(prune(model, body, ""))
+@functools.cache
+def _fields(model: Any) -> dict[str, Field] | None:
+    """Return the fields of a model by their names in JSON; None for what is no object."""
+    if hasattr(model, "openapi_types"):
+        kinds = {model.attribute_map[name]: kind for name, kind in model.openapi_types.items()}
+        return {name: _swagger(kind) for name, kind in kinds.items()}
+    if not isinstance(model, type) or not issubclass(model, BaseModel) or "actual_instance" in model.model_fields:
+        return None
+    return {
+        field.alias or name: Field(*_inner(field.annotation), field.is_required())
+        for name, field in model.model_fields.items()
+    }
 
 
-def check(store: Store, resource: Resource, namespace: str, body: Object, old: Object | None = None) -> None:
-    """Raise the API server's or a webhook's error for an object that is not valid."""
-    name = body.get("metadata", {}).get("name") or ""
-    problems = [*_metadata_problems(body), *_type_problems(resource, body)]
-    if resource == TRAINJOBS:
-        problems += _train_job_problems(body, old)
-    if resource == ROLE_BINDINGS and old and old["roleRef"] != body["roleRef"]:
-        problems.append("roleRef: Invalid value: cannot change roleRef")
-    if problems:
-        raise ApiError(422, f'{resource.kind}.{resource.group} "{name}" is invalid: {", ".join(problems)}')
-    if resource in (RUNTIMES, CLUSTER_RUNTIMES):
-        _deny("trainingruntime", _runtime_problems(body))
-    if resource == TRAINJOBS and old is None:
-        _deny("trainjob", _reference_problems(store, namespace, body["spec"]["runtimeRef"]))
-
-
-def jobset_problems(jobset: Object) -> list[str]:
-    """Return what JobSet's webhook refuses: names of jobs and pods that are longer than a DNS label."""
-    problems = []
-    for job in jobset["spec"].get("replicatedJobs", []):
-        specification = job["template"]["spec"]
-        name = f"{jobset['metadata']['name']}-{job['name']}-{job.get('replicas', 1) - 1}"
-        if len(name) > 63:
-            problems.append("JobSet name is too long, job names generated for this JobSet will exceed 63 characters")
-        elif "completions" in specification and len(f"{name}-{specification['completions'] - 1}-abcde") > 63:
-            problems.append("JobSet name is too long, pod names generated for this JobSet will exceed 63 characters")
-    return problems
-
-
-def _deny(webhook: str, problems: list[str]) -> None:
-    if problems:
-        by = f'admission webhook "validator.{webhook}.trainer.kubeflow.org" denied the request'
-        raise ApiError(403, f"{by}: {', '.join(problems)}", "Forbidden")
-
-
-def _metadata_problems(body: Object) -> Iterator[str]:
-    metadata = body.get("metadata", {})
-    name = metadata.get("name", "")
-    if not NAME.fullmatch(name) or len(name) > 253:
-        yield f'metadata.name: Invalid value: "{name}": a lowercase RFC 1123 subdomain must consist of lower case …'
-    for key, value in (metadata.get("labels") or {}).items():
-        if not LABEL_VALUE.fullmatch(value):
-            yield f'metadata.labels: Invalid value: "{value}" (of {key}): must be a valid label value'
-
-
-def _train_job_problems(body: Object, old: Object | None) -> Iterator[str]:
-    """Yield the violations of the CRD's validation rules and limits."""
-    name, specification = body["metadata"]["name"], body.get("spec", {})
-    if not LABEL_1035.fullmatch(name):
-        yield "<nil>: Invalid value: metadata.name must match RFC 1035 DNS label format"
-    if len(name) > 63:
-        yield "<nil>: Invalid value: metadata.name must be no more than 63 characters"
-    if not specification.get("runtimeRef", {}).get("name"):
-        yield "spec.runtimeRef.name: Required value"
-    if specification.get("managedBy", MANAGERS[0]) not in MANAGERS:
-        yield f"spec.managedBy: Invalid value: ManagedBy must be {' or '.join(MANAGERS)} if set"
-    if specification.get("activeDeadlineSeconds", 1) < 1:
-        yield "spec.activeDeadlineSeconds: Invalid value: should be greater than or equal to 1"
-    trainer = specification.get("trainer", {})
-    for field in ("args", "command", "env"):
-        if len(trainer.get(field, [])) > MOST_ENTRIES:
-            yield f"spec.trainer.{field}: Too many: {len(trainer[field])}: must have at most {MOST_ENTRIES} items"
-    names = [one["name"] for one in trainer.get("env", [])]
-    for twice in sorted({one for one in names if names.count(one) > 1}):
-        yield f'spec.trainer.env: Duplicate value: {{"name":"{twice}"}}'
-    for field in ("runtimeRef", "trainer", "managedBy", "activeDeadlineSeconds"):
-        if old is not None and old["spec"].get(field) != specification.get(field):
-            yield f"spec.{field}: Invalid value: field is immutable"
-
-
-def _runtime_problems(body: Object) -> list[str]:
-    problems = []
-    jobs = body.get("spec", {}).get("template", {}).get("spec", {}).get("replicatedJobs", [])
-    for number, job in enumerate(jobs):
-        place = f"spec.template.spec.replicatedJobs[{number}]"
-        ancestor = job["template"].get("metadata", {}).get("labels", {}).get(ANCESTOR)
-        pod = job["template"]["spec"]["template"]["spec"]
-        if ancestor in ANCESTORS:
-            if job.get("replicas", 1) != 1:
-                problems.append(f"{place}.replicas: Invalid value: {job['replicas']}: always must be 1")
-            if ANCESTORS[ancestor] not in [container["name"] for container in pod["containers"]]:
-                problems.append(
-                    f"{place}: Invalid value: must contain the required container for the ancestor: {ancestor}"
-                )
-    return problems
-
-
-def _reference_problems(store: Store, namespace: str, reference: Object) -> list[str]:
-    kind = reference.get("kind", "ClusterTrainingRuntime")
-    resource = {"TrainingRuntime": RUNTIMES, "ClusterTrainingRuntime": CLUSTER_RUNTIMES}.get(kind)
-    if resource is None:
-        return [f"unsupported runtime: {kind}.trainer.kubeflow.org"]
-    if store.find(resource, namespace, reference["name"]) is not None:
-        return []
-    return [
-        f'spec.runtimeRef: Invalid value: {resource.full_name} "{reference["name"]}" not found: specified '
-        f"{'t' if resource == RUNTIMES else 'clusterT'}rainingRuntime must be created before the TrainJob is created"
-    ]
-
-
-def _type_problems(resource: Resource, body: Object) -> list[str]:
-    """Return the values that have a wrong type, or are missing."""
-    model = _model(resource)
-    if model is None or not issubclass(model, BaseModel):
-        return []
-    try:
-        model.from_dict(body)  # type: ignore[attr-defined]
-    except ValidationError as error:
-        return [f"{'.'.join(str(part) for part in one['loc'])}: {one['msg']}" for one in error.errors()]
-    except (AttributeError, TypeError, ValueError) as error:
-        return [f"<nil>: Invalid value: {error}"]
-    return []
-
-
-def _prune_model(model: Any, value: Any, path: str) -> Iterator[str]:
-    """Remove what a pydantic model does not have."""
-    if not isinstance(value, dict):
-        return
-    fields = {field.alias or name: field.annotation for name, field in model.model_fields.items()}
-    for key in list(value):
-        if key not in fields:
-            yield f"{path}{key}"
-            del value[key]
-            continue
-        inner, many, mapped = _inner(fields[key])
-        if not (isinstance(inner, type) and issubclass(inner, BaseModel) and inner.model_fields):
-            continue
-        if "actual_instance" in inner.model_fields:  # a quantity, or a number or string
-            continue
-        children = value[key] if many else list(value[key].values()) if mapped else [value[key]]
-        for number, child in enumerate(children or []):
-            yield from _prune_model(inner, child, f"{path}{key}{f'[{number}]' if many else ''}.")
+def _swagger(kind: str) -> Field:
+    inner = re.sub(r"^(list\[|dict\(str, )|[\])]$", "", kind)
+    plain = {"str": str, "int": int, "bool": bool}
+    return Field(plain.get(inner) or getattr(client, inner, None), kind[:5] == "list[", kind[:5] == "dict(", False)
 
 
 def _inner(annotation: Any) -> tuple[Any, bool, bool]:
@@ -204,16 +124,76 @@ def _inner(annotation: Any) -> tuple[Any, bool, bool]:
     return annotation, many, mapped
 
 
-def _prune_swagger(model: Any, value: Any, path: str) -> Iterator[str]:
-    """Remove what a model of the Kubernetes client does not have."""
-    types = {model.attribute_map[name]: kind for name, kind in model.openapi_types.items()}
-    for key in list(value or {}):
-        if key not in types:
-            yield f"{path}{key}"
+def _walk(model: Any, value: Any, path: str, unknown: list[str], custom: bool) -> Iterator[Problem]:
+    """Check an object: `custom` is one of a CRD, whose values are validated and not decoded."""
+    known = _fields(model)
+    if known is None:
+        yield from _scalar(model, value, path, custom)
+        return
+    if not isinstance(value, dict):
+        yield _mismatch(value, dict, path, custom)
+        return
+    for key in list(value):
+        where = f"{path}.{key}" if path else key
+        validated = custom and where.partition(".")[0] != "metadata"
+        if key not in known:
+            unknown.append(where)
             del value[key]
-            continue
-        many = types[key].startswith("list[")
-        inner = getattr(client, types[key].removeprefix("list[").rstrip("]"), None)
-        for number, child in enumerate((value[key] or []) if many else [value[key]]):
-            if inner is not None:
-                yield from _prune_swagger(inner, child, f"{path}{key}{f'[{number}]' if many else ''}.")
+        elif value[key] is not None:
+            yield from _field(known[key], key, value[key], where, unknown, validated)
+    if custom and not path.startswith("metadata"):
+        missing = [name for name, field in known.items() if field.required and name not in value]
+        yield from (Problem(f"{path}.{name}", "Required value", "FieldValueRequired") for name in missing)
+
+
+def _field(field: Field, key: str, value: Any, where: str, unknown: list[str], custom: bool) -> Iterator[Problem]:
+    container = list if field.many else dict if field.mapped else None
+    if container and not isinstance(value, container):
+        yield _mismatch(value, container, where, custom)
+    elif field.many:
+        for number, child in enumerate(value):
+            yield from _walk(field.type, child, f"{where}[{number}]", unknown, custom)
+        if custom:
+            yield from _list_problems(key, value, where)
+    elif field.mapped:
+        for name, child in value.items():
+            yield from _walk(field.type, child, f"{where}.{name}", unknown, custom)
+    else:
+        yield from _walk(field.type, value, where, unknown, custom)
+
+
+def _list_problems(key: str, value: list[Any], where: str) -> Iterator[Problem]:
+    if len(value) > LIMITS.get(where, len(value)):
+        text = f"Too many: {len(value)}: must have at most {LIMITS[where]} items"
+        yield Problem(where, text, "FieldValueTooMany")
+    names = [one.get(KEYS[key]) if isinstance(one, dict) else None for one in value] if key in KEYS else []
+    for number, name in enumerate(names):
+        if name is not None and name in names[:number]:
+            text = json.dumps({KEYS[key]: name}, separators=(",", ":"))
+            yield Problem(f"{where}[{number}]", f"Duplicate value: {text}", "FieldValueDuplicate")
+
+
+def _scalar(kind: Any, value: Any, path: str, custom: bool) -> Iterator[Problem]:
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    if getattr(kind, "__name__", "").endswith("ResourceQuantity"):
+        if not (isinstance(value, str) or is_number):
+            yield _mismatch(value, str, path, custom)
+        elif not QUANTITY.fullmatch(str(value)):
+            if not custom:
+                raise Decoding("unable to parse quantity's suffix")
+            text = f"Invalid value: {json.dumps(value)}: {path} in body should match '{QUANTITY.pattern}'"
+            yield Problem(path, text)
+    elif kind in (str, int, bool) and not (is_number if kind is int else isinstance(value, kind)):
+        yield _mismatch(value, kind, path, custom)
+
+
+def _mismatch(value: Any, wanted: Any, path: str, custom: bool) -> Problem:
+    if not custom:
+        where = re.sub(r"\[\d+\]", "", path)
+        if where.startswith("metadata."):
+            where = ".".join(["ObjectMeta", where.split(".")[1]])
+        got = GO_TYPES.get(type(value), "null")
+        raise Decoding(f"json: cannot unmarshal {got} into Go struct field {where} of type {GO_TYPES[wanted]}")
+    got = TYPES.get(type(value), "null")
+    text = f'Invalid value: "{got}": {path} in body must be of type {TYPES[wanted]}: "{got}"'
+    return Problem(path, text, "FieldValueTypeInvalid")

@@ -8,13 +8,13 @@ from typing import Any
 from tests.fakes.kubernetes.store import ApiError, Object
 
 FIELDS = re.compile(r"metadata\.(name|namespace)|status\.phase|spec\.nodeName|involvedObject\.\w+|reason|type")
+KEY = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_./]*")
 
 
 def matches(labels: str, fields: str, one: Object) -> bool:
-    """Return whether an object has the selected labels and fields."""
-    return all(_has_label(part, one["metadata"].get("labels") or {}) for part in _parts(labels)) and all(
-        _has_field(part, one) for part in _parts(fields)
-    )
+    """Return whether an object has the selected labels and fields; 400 if a selector is malformed."""
+    found = [_has_label(part, one["metadata"].get("labels") or {}) for part in _parts(labels)]
+    return all([*found, *(_has_field(part, one) for part in _parts(fields))])
 
 
 def _parts(selector: str) -> list[str]:
@@ -26,7 +26,12 @@ def _has_label(part: str, labels: dict[str, str]) -> bool:
         return (labels.get(match[1]) in [value.strip() for value in match[3].split(",")]) == (match[2] == "in")
     if match := re.fullmatch(r"([^=!]+?)\s*(==|=|!=)\s*(\S*)", part):
         return (labels.get(match[1]) == match[3]) == (match[2] != "!=")
-    return part.removeprefix("!") in labels if not part.startswith("!") else part[1:] not in labels
+    key, _, rest = part.removeprefix("!").partition(" ")
+    if rest in ("in", "notin"):
+        raise ApiError(400, "unable to parse requirement: found '' expected: '('")
+    if rest or not KEY.fullmatch(key):
+        raise ApiError(400, f"unable to parse requirement: found '{rest or key}'")
+    return (key in labels) != part.startswith("!")
 
 
 def _has_field(part: str, one: Object) -> bool:

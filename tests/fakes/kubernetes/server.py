@@ -19,17 +19,35 @@ from tests.fakes.kubernetes.access import ADMIN
 from tests.fakes.kubernetes.api import Api
 from tests.fakes.kubernetes.jobs import JobController
 from tests.fakes.kubernetes.nodes import Surroundings, schedule
+from tests.fakes.kubernetes.outages import Outages
 from tests.fakes.kubernetes.pods import Kubelets
-from tests.fakes.kubernetes.store import CLAIMS, JOBS, PODS, RESOURCES, Object, Store
+from tests.fakes.kubernetes.store import CLAIMS, JOBS, NAMESPACES, PODS, RESOURCES, Object, Store
 
 NAMESPACE = "kubeflow"
+
+
+def write_kubeconfig(folder: Path, user: str, host: str, token: str) -> Path:
+    """Write the kubeconfig of a user of a cluster with the tests' certificates; return its path."""
+    path = folder / f"{user.replace(':', '-')}.kubeconfig"
+    cluster = {"server": host, "certificate-authority": str(certificates().authority_file)}
+    context = {"cluster": "fake", "user": "user", "namespace": NAMESPACE}
+    configuration = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "fake", "cluster": cluster}],
+        "users": [{"name": "user", "user": {"token": token}}],
+        "contexts": [{"name": "fake", "context": context}],
+        "current-context": "fake",
+    }
+    path.write_text(yaml.safe_dump(configuration))
+    return path
 
 
 class FakeKubernetes:
     """A cluster; a context manager. Its files are in `folder`.
 
     `installed` are the operators: trainer, kueue. `queues`: Kueue's queues that have room. `around`: nodes, claims,
-    service accounts, priority classes and secrets. `faults`: errors to inject.
+    service accounts, priority classes and secrets. `faults` and `outages`: errors to inject.
     """
 
     def __init__(self, folder: Path, seed: int = 0) -> None:
@@ -39,11 +57,14 @@ class FakeKubernetes:
         self.around = Surroundings(folder)
         self.faults = Faults(seed)
         self.store = Store()
-        self.problems: list[BaseException] = []
         self._steps: set[str] = set()
         self._service = HttpService("kubernetes", self.faults, lambda headers: headers.get("Authorization") or "")
+        self.outages = Outages(self._service)
         self.kubelets = Kubelets(self.store, self.around)
-        self._api = Api(self._service, self.store, self.kubelets, self.installed)
+        self._api = Api(self._service, self.store, self.kubelets, self.around, self.installed)
+        self.problems = self._api.problems
+        for name in ("default", NAMESPACE):
+            self.store.create(NAMESPACES, "", {"metadata": {"name": name}, "status": {"phase": "Active"}})
         self._jobs = JobController(self.store, self.around)
 
     def __enter__(self) -> FakeKubernetes:
@@ -102,28 +123,16 @@ class FakeKubernetes:
         tokens = self._api.tokens
         token = next((token for token, name in tokens.items() if name == user), secrets.token_hex(16))
         tokens[token] = user
-        path = self.folder / f"{user.replace(':', '-')}.kubeconfig"
-        cluster = {"server": self.host, "certificate-authority": str(certificates().authority_file)}
-        context = {"cluster": "fake", "user": "user", "namespace": NAMESPACE}
-        configuration = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [{"name": "fake", "cluster": cluster}],
-            "users": [{"name": "user", "user": {"token": token}}],
-            "contexts": [{"name": "fake", "context": context}],
-            "current-context": "fake",
-        }
-        path.write_text(yaml.safe_dump(configuration))
-        return path
+        return write_kubeconfig(self.folder, user, self.host, token)
 
     def pod(self, name: str) -> Object:
         """Return the pod whose name begins with `name`."""
         return next(pod for pod in self.store.all(PODS) if pod["metadata"]["name"].startswith(name))
 
     @property
-    def pruned(self) -> list[str]:
-        """The unknown fields that the server dropped from what clients sent."""
-        return self._api.pruned
+    def absent_fields(self) -> set[str]:
+        """The fields that this release of the operator does not have, such as TrainJob.spec.runtimePatches."""
+        return self._api.absent_fields
 
     def left(self) -> list[str]:
         """Return the kinds and names of the objects of TrainJobs."""
@@ -173,7 +182,7 @@ class FakeKubernetes:
     def _reconcile(self) -> None:
         with self.store.lock:
             self.store.collect_garbage()
-            if "kueue" in self.installed:
+            if "kueue" in self.installed and "TrainJob.spec.runtimePatches" not in self.absent_fields:
                 operator.admit(self.store, self.queues)
             if "trainer" in self.installed:
                 operator.reconcile_runtimes(self.store)

@@ -8,10 +8,10 @@ import secrets
 import string
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 Object = dict[str, Any]
 FOREGROUND = "foregroundDeletion"
@@ -24,24 +24,34 @@ REASONS = {
     410: "Expired",
     415: "UnsupportedMediaType",
     422: "Invalid",
+    500: "",
+    501: "NotImplemented",
 }
 
 
 class ApiError(Exception):
     """A refusal in the format of Kubernetes, a Status object."""
 
-    def __init__(self, code: int, message: str, reason: str | None = None) -> None:
+    def __init__(self, code: int, message: str, reason: str | None = None, details: Object | None = None) -> None:
         super().__init__(message)
         self.code = code
-        self.status = {
-            "kind": "Status",
-            "apiVersion": "v1",
-            "metadata": {},
-            "status": "Failure",
-            "message": message,
-            "reason": reason or REASONS[code],
-            "code": code,
-        }
+        self.status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": message}
+        if reason := reason or REASONS[code]:
+            self.status["reason"] = reason
+        if details:
+            self.status["details"] = details
+        self.status["code"] = code
+
+
+class Problem(NamedTuple):
+    """What is wrong with one field of an object; `reason` is that of the cause in the answer's details."""
+
+    field: str
+    text: str
+    reason: str = "FieldValueInvalid"
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.text}"
 
 
 @dataclass(frozen=True)
@@ -63,7 +73,24 @@ class Resource:
     def full_name(self) -> str:
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
+    @property
+    def full_kind(self) -> str:
+        return f"{self.kind}.{self.group}" if self.group else self.kind
 
+    def details(self, name: str, kind: str = "", **more: Any) -> Object:
+        """Return the details of an answer about one object."""
+        found = {"name": name, "group": self.group, "kind": kind or self.plural, **more}
+        return {key: value for key, value in found.items() if value}
+
+    def invalid(self, name: str, problems: Sequence[Problem]) -> ApiError:
+        """Return the refusal of an object with these problems."""
+        told = ", ".join(str(one) for one in problems)
+        causes = [{"reason": one.reason, "message": one.text, "field": one.field} for one in problems]
+        message = f'{self.full_kind} "{name}" is invalid: {told if len(problems) == 1 else f"[{told}]"}'
+        return ApiError(422, message, details=self.details(name, self.kind, causes=causes))
+
+
+NAMESPACES = Resource("", "v1", "namespaces", "Namespace", False)
 PODS = Resource("", "v1", "pods", "Pod")
 EVENTS = Resource("", "v1", "events", "Event")
 CLAIMS = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
@@ -77,7 +104,10 @@ CLUSTER_RUNTIMES = Resource(
 RBAC = "rbac.authorization.k8s.io"
 ROLES = Resource(RBAC, "v1", "roles", "Role")
 ROLE_BINDINGS = Resource(RBAC, "v1", "rolebindings", "RoleBinding")
-RESOURCES = (PODS, EVENTS, CLAIMS, JOBS, JOBSETS, TRAINJOBS, RUNTIMES, CLUSTER_RUNTIMES, ROLES, ROLE_BINDINGS)
+RESOURCES = (
+    *(NAMESPACES, PODS, EVENTS, CLAIMS, JOBS, JOBSETS, TRAINJOBS, RUNTIMES, CLUSTER_RUNTIMES),
+    *(ROLES, ROLE_BINDINGS),
+)
 BY_KIND = {(resource.api_version, resource.kind): resource for resource in RESOURCES}
 
 
@@ -103,8 +133,8 @@ class Store:
         self.stopped = False
         self._objects: dict[tuple[Resource, str, str], Object] = {}
 
-    def create(self, resource: Resource, namespace: str, body: Object) -> Object:
-        """Store a new object and return a copy of it."""
+    def create(self, resource: Resource, namespace: str, body: Object, *, dry_run: bool = False) -> Object:
+        """Store a new object and return a copy of it; with `dry_run`, only return it."""
         with self.lock:
             made = copy.deepcopy(body)
             metadata = made.setdefault("metadata", {})
@@ -112,11 +142,15 @@ class Store:
                 metadata["name"] = metadata["generateName"] + suffix()
             key = (resource, namespace if resource.namespaced else "", metadata["name"])
             if key in self._objects:
-                raise ApiError(409, f'{resource.full_name} "{metadata["name"]}" already exists')
+                ending = "object is being deleted: " if "deletionTimestamp" in self._objects[key]["metadata"] else ""
+                message = f'{ending}{resource.full_name} "{metadata["name"]}" already exists'
+                raise ApiError(409, message, details=resource.details(metadata["name"]))
             made |= {"apiVersion": resource.api_version, "kind": resource.kind}
             metadata |= {"uid": str(uuid.uuid4()), "creationTimestamp": now(), "generation": 1}
             if resource.namespaced:
                 metadata["namespace"] = namespace
+            if dry_run:
+                return made
             self._objects[key] = made
             self._record("ADDED", resource, made)
             return copy.deepcopy(made)
@@ -130,7 +164,7 @@ class Store:
         """Return a copy of an object; 404 if it is missing."""
         found = self.find(resource, namespace, name)
         if found is None:
-            raise ApiError(404, f'{resource.full_name} "{name}" not found')
+            raise ApiError(404, f'{resource.full_name} "{name}" not found', details=resource.details(name))
         return found
 
     def all(self, resource: Resource, namespace: str | None = None) -> list[Object]:
@@ -193,6 +227,7 @@ class Store:
                 return True
             if "deletionTimestamp" not in stored["metadata"]:
                 stored["metadata"]["deletionTimestamp"] = now()
+                stored["metadata"].setdefault("deletionGracePeriodSeconds", 0)
                 self._record("MODIFIED", resource, stored)
             return False
 

@@ -2,9 +2,9 @@
 
 Sources: accelerator types and chips per VM, https://cloud.google.com/tpu/docs/v5e, …/v6e, …/v5p, …/v4 and …/v3; runtime
 versions, https://cloud.google.com/tpu/docs/runtimes; zones, https://cloud.google.com/tpu/docs/regions-zones (some of
-them). The names of quotas are those of reported refusals ("Quota 'TPUV5sPreemptibleLitepodPerProjectPerRegionForTPUAPI'
-exhausted. Limit 10000 in region us-west4", https://github.com/marin-community/marin/issues/87) and of `gcloud beta
-quotas info list --service=tpu.googleapis.com`, as several public repositories quote it, with its metrics.
+them). The names of quotas are those of reported refusals (https://github.com/marin-community/marin/issues/87 and 1612;
+those of v5litepod-1, -4 and -8 named the metric for serving) and of `gcloud beta quotas info list
+--service=tpu.googleapis.com`, as several public repositories quote it, with its metrics.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from dataclasses import dataclass
 class Generation:
     """One TPU generation. An accelerator type counts `cores` per chip; a VM of a multi-host slice has four chips.
 
-    `quota` and `spot_quota` are pairs of the metric and the name in refusals.
+    `quota` and `spot_quota` are pairs of the metric and the name in refusals; `serving` and `spot_serving` those of
+    slices of one VM, if they are others.
     """
 
     type: str
@@ -29,10 +30,12 @@ class Generation:
     quota: tuple[str, str]
     spot_quota: tuple[str, str]
     zones: tuple[str, ...]
+    serving: tuple[str, str] | None = None
+    spot_serving: tuple[str, str] | None = None
 
 
 def _quota(metric: str, name: str) -> tuple[str, str]:
-    return f"tpu.googleapis.com/{metric}", f"{name}PerProjectPerZoneForTPUAPI"
+    return f"tpu.googleapis.com/{metric}", name
 
 
 SQUARE = ("2x2", "4x4", "4x8", "8x8", "8x16", "16x16")
@@ -61,6 +64,8 @@ GENERATIONS = (
             _quota("tpu-v5s-litepod-preemptible", "TPUV5sPreemptibleLitepod"),
         ),
         ("us-central1-a", "us-west1-c", "us-west4-a", "us-east5-b", "us-south1-a", "europe-west4-b"),
+        _quota("tpu-v5s-litepod-serving", "TPUV5sLitepodServing"),
+        _quota("tpu-v5s-litepod-serving-preemptible", "TPUV5sPreemptibleLitepodServing"),
     ),
     Generation(
         *("V5P", "v5p-", 2, (4,), CUBES, ("v2-alpha-tpuv5",)),
@@ -84,6 +89,12 @@ class Slice:
     chips: int
 
     @property
+    def topology(self) -> str:
+        """The first topology of so many chips."""
+        fits = (each for each in self.generation.topologies if math.prod(map(int, each.split("x"))) == self.chips)
+        return next(fits)
+
+    @property
     def accelerator_type(self) -> str:
         return f"{self.generation.prefix}{self.units}"
 
@@ -91,6 +102,12 @@ class Slice:
     def units(self) -> int:
         """What its accelerator type and its quota count: chips or cores."""
         return self.chips * self.generation.cores
+
+    def quota(self, *, spot: bool) -> tuple[str, str]:
+        """Return the metric that it counts for, and the metric's name in refusals."""
+        row = self.generation
+        serving = row.spot_serving if spot else row.serving
+        return (serving if self.hosts == 1 else None) or (row.spot_quota if spot else row.quota)
 
     @property
     def hosts(self) -> int:

@@ -102,7 +102,11 @@ def _check_spec(world: World, project: Project, zone: str, spec: dict[str, Any],
     found = slice_of(node.get("acceleratorType", ""), node.get("acceleratorConfig", {}))
     if found is None or zone not in found.generation.zones:
         name = node.get("acceleratorType") or node["acceleratorConfig"]
-        raise invalid(f"Cloud TPU received a bad request. The accelerator {name} is not available in zone {zone}.")
+        raise invalid(
+            "Cloud TPU received a bad request. The requested accelerator configuration for accelerator type, "
+            f'"{name}", could not be found in the zonal accelerator configurations for "{zone}".; the accelerator '
+            f"{name} was not found in zone {zone} [EID: 0x5e6c]"
+        )
     if node.get("runtimeVersion") not in found.generation.runtimes:
         raise invalid(
             f"The runtime version {node.get('runtimeVersion')!r} is not compatible with {found.accelerator_type}."

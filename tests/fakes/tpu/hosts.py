@@ -1,8 +1,8 @@
 """The machines of a TPU node: each runs the start-up script with bash, as a Google Cloud machine does at every boot.
 
 A host is a process group on this machine, with its own metadata server and home folder. Google's addresses lead to the
-fakes, for curl and for Python; `docker`, `gcsfuse`, `apt-get` and `python3` are stand-ins (`machine/`). Nothing that a
-host has started outlives `Host.stop`: every process of it is known by a variable of its environment.
+fakes, for curl and for Python; `docker`, `gcsfuse`, `apt-get`, `systemd-run` and `python3` are stand-ins (`machine/`).
+Nothing that a host has started outlives `Host.stop`: every process of it is known by a variable of its environment.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -18,7 +19,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,7 +87,9 @@ class Machines:
         found = {}
         for repository, package, digest in held:
             _, project, _, location, _, name = repository.split("/")
-            uri = f"{location}-docker.pkg.dev/{project}/{name}/{package}@{digest}"
+            # Repositories with the name of a host of Container Registry hold its images.
+            host = f"{name}/{project}" if name.endswith("gcr.io") else f"{location}-docker.pkg.dev/{project}/{name}"
+            uri = f"{host}/{package}@{digest}"
             permission = "artifactregistry.repositories.downloadArtifacts"
             if google.world.allowed(email, permission, repository, f"projects/{project}"):
                 found[uri] = self.images.get(uri, IMAGE_USER)
@@ -139,7 +142,11 @@ class Host:
         return _marked(f"{MARK}={self._mark}")
 
     def stop(self, grace_seconds: float) -> None:
-        """Shut the machine down for good: SIGTERM to all processes, then SIGKILL until there are none."""
+        """Shut the machine down for good: SIGTERM to the main processes of units, then to containers, then SIGKILL.
+
+        The start-up script is not told: google-startup-scripts.service has KillMode=process, and its main process is
+        not the script but what runs it.
+        """
         with self._lock:
             self._stopped = True
             self._end(grace_seconds)
@@ -169,7 +176,11 @@ class Host:
     def _end(self, grace_seconds: float) -> None:
         end = time.monotonic() + grace_seconds
         if grace_seconds:
-            _signal(self.processes(), signal.SIGTERM)
+            (self.folder / "shutdown").touch()
+            for told in (self.units, self._containers):
+                _signal(told(), signal.SIGTERM)
+                while told() and time.monotonic() < end:
+                    time.sleep(POLL_SECONDS)
         while running := self.processes():
             if time.monotonic() >= end:
                 _signal(running, signal.SIGKILL)
@@ -177,13 +188,29 @@ class Host:
         if self._startup is not None:
             self._startup.wait()
 
+    def units(self) -> list[psutil.Process]:
+        """Return the main processes of the running units."""
+        return self._recorded("units", lambda text: int(json.loads(text)["pid"]))
+
+    def _containers(self) -> list[psutil.Process]:
+        return self._recorded("containers", int)
+
+    def _recorded(self, folder: str, pid: Callable[[str], int]) -> list[psutil.Process]:
+        found = []
+        for path in (self.folder / folder).iterdir():
+            with contextlib.suppress(OSError, ValueError, psutil.Error):
+                process = psutil.Process(pid(path.read_text()))
+                found += [process] if process.status() != psutil.STATUS_ZOMBIE else []
+        return found
+
     def _prepare(self) -> None:
         """Make the home folder, with curl's configuration and the stand-ins.
 
         A restarted machine has an empty /tmp, and no container that was started with --rm: docker removes those when it
         starts.
         """
-        for name in ("root", "tmp", "bin", "containers"):
+        (self.folder / "shutdown").unlink(missing_ok=True)
+        for name in ("root", "tmp", "bin", "containers", "units"):
             shutil.rmtree(self.folder / name, ignore_errors=True)
             (self.folder / name).mkdir(parents=True)
         self._machines.mount()
@@ -200,10 +227,10 @@ class Host:
             "python": sys.executable,
         }
         (self.folder / "machine.json").write_text(json.dumps(machine))
-        for stand_in in ("docker", "gcsfuse", "apt-get", "python3"):
+        for stand_in in ("docker", "gcsfuse", "apt-get", "systemd-run", "python3"):
             path = self.folder / "bin" / stand_in
-            code = f"{STAND_INS / stand_in.replace('-', '_')}.py" if stand_in != "python3" else ""
-            path.write_text(f'#!/bin/sh\nexec "{sys.executable}" {code} "$@"\n')
+            code = [f"{STAND_INS / stand_in.replace('-', '_')}.py"] if stand_in != "python3" else []
+            path.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, *code])} "$@"\n')
             path.chmod(0o755)
 
     def _redirects(self) -> Mapping[str, str]:

@@ -45,13 +45,18 @@ def node_of(resource: Queued) -> dict[str, Any]:
         **copy.deepcopy(spec["node"]),
         "name": f"{parent}/nodes/{spec['nodeId']}",
         "state": "CREATING",
+        "id": spec["nodeId"],
         "acceleratorType": resource.slice.accelerator_type,
+        "acceleratorConfig": {"type": resource.slice.generation.type, "topology": resource.slice.topology},
         "apiVersion": "V2",
+        "cidrBlock": "10.130.0.0/20",
         "createTime": timestamp(),
         "queuedResource": resource.name,
+        "shieldedInstanceConfig": {},
         "schedulingConfig": {"spot": True} if "spot" in resource.body else {},
         "networkEndpoints": [
-            {"ipAddress": f"10.130.0.{number + 2}", "port": 8470} for number in range(resource.slice.hosts)
+            {"ipAddress": f"10.130.0.{number + 2}", "port": 8470, "accessConfig": {}}
+            for number in range(resource.slice.hosts)
         ],
     }
 

@@ -19,6 +19,7 @@ from tests.fakes.world import Project, World
 
 PARENT = "/v2/projects/{project}/locations/{zone}"
 TYPE = "type.googleapis.com/google.cloud.tpu.v2"
+METADATA = "type.googleapis.com/google.cloud.common.OperationMetadata"
 STARTING = ("CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE")
 # States in which a request may be deleted without `force`.
 IDLE = ("ACCEPTED", "FAILED", "SUSPENDED")
@@ -29,8 +30,9 @@ class FakeTpu:
     """The service; the hosts of its nodes run on `machines`.
 
     `seconds` is how long each state lasts at least. In the zones of `stocked_out` requests wait, in those of
-    `exhausted` provisioning fails. `second` is how long a second of the requests' `validUntilDuration` takes. `history`
-    has every state of every queued resource that there was: (name, state), with "" when it was removed.
+    `exhausted` provisioning fails, in those of `provisioning` it never ends. `second` is how long a second of the
+    requests' `validUntilDuration` takes. `history` has every state of every queued resource that there was: (name,
+    state), with "" when it was removed.
     """
 
     def __init__(self, service: HttpService, world: World, machines: Machines) -> None:
@@ -44,6 +46,7 @@ class FakeTpu:
         self.second = 1.0
         self.stocked_out: set[str] = set()
         self.exhausted: set[str] = set()
+        self.provisioning: set[str] = set()
         self.machines = machines
         self.resources: dict[str, Queued] = {}
         self.history: list[tuple[str, str]] = []
@@ -172,15 +175,20 @@ class FakeTpu:
 
     def _check_quota(self, project: Project, zone: str, wanted: Slice, spot: bool) -> None:
         """Requests that failed or were suspended count until they are deleted."""
-        metric, name = wanted.generation.spot_quota if spot else wanted.generation.quota
-        limit = self._world.quotas.get((project.id, zone, metric))
-        used = sum(
-            each.slice.units
-            for each in self.resources.values()
-            if (each.zone, each.slice.generation, "spot" in each.body) == (zone, wanted.generation, spot)
-        )
-        if limit is not None and used + wanted.units > limit:
-            raise ServiceError(429, f"Quota '{name}' exhausted. Limit {limit} in zone {zone}")
+        metric, name = wanted.quota(spot=spot)
+        for kind, place in (("zone", zone), ("region", zone.rpartition("-")[0])):
+            limit = self._world.quotas.get((project.id, place, metric))
+            used = sum(
+                each.slice.units
+                for each in self.resources.values()
+                if each.zone.startswith(place) and each.slice.quota(spot="spot" in each.body)[0] == metric
+            )
+            if limit is not None and used + wanted.units > limit:
+                raise ServiceError(
+                    429,
+                    f"Quota limit '{name}PerProjectPer{kind.title()}ForTPUAPI' has been exceeded. Limit: {limit} in "
+                    f"{kind} {place}.",
+                )
 
     def _add_nodes(self, service: HttpService) -> None:
         @service.route("GET", f"{PARENT}/nodes")
@@ -194,7 +202,12 @@ class FakeTpu:
         @service.route("GET", f"{PARENT}/nodes/{{name}}")
         def get(request: Request) -> Any:
             with self._lock:
-                return copy.deepcopy(self._with_node(request, "tpu.nodes.get").node)
+                resource = self._with_node(request, "tpu.nodes.get")
+                node = copy.deepcopy(resource.node)
+                # A new node's health is known a little later.
+                if resource.node and resource.node["state"] == "READY":
+                    resource.node["health"] = "HEALTHY"
+                return node
 
         @service.route("DELETE", f"{PARENT}/nodes/{{name}}")
         def delete(request: Request) -> Any:
@@ -235,19 +248,16 @@ class FakeTpu:
                 found = self._operations.get(request.parts["name"])
                 if found is None:
                     raise not_found(request.path)
-                if not found["done"] and (response := found["look"]()) is not None:
+                if "done" not in found and (response := found["look"]()) is not None:
                     found |= {"done": True, "response": response}
+                    found["metadata"] = {**found["metadata"], "endTime": timestamp()}
                 return {name: value for name, value in found.items() if name != "look"}
 
     def _operation(self, request: Request, target: str, verb: str, look: Any) -> dict[str, Any]:
         project, zone = target.split("/")[1::2][:2]
-        identity = f"operation-{self._world.number()}"
-        metadata = {"@type": f"{TYPE}.OperationMetadata", "createTime": timestamp(), "target": target, "verb": verb}
-        answer = {
-            "name": f"projects/{project}/locations/{zone}/operations/{identity}",
-            "metadata": metadata,
-            "done": False,
-        }
+        identity = f"operation-{round(1000 * time.time())}-{self._world.number()}"
+        metadata = {"@type": METADATA, "apiVersion": "v2", "createTime": timestamp(), "target": target, "verb": verb}
+        answer = {"name": f"projects/{project}/locations/{zone}/operations/{identity}", "metadata": metadata}
         self._operations[identity] = {**answer, "look": look}
         if request.query.get("requestId"):
             self._requests[request.query["requestId"]] = answer
@@ -310,8 +320,10 @@ class FakeTpu:
                 resource,
                 8,
                 f'There is no more capacity in the zone "{resource.zone}"; you can try in another zone where Cloud TPU '
-                "Nodes are offered (see https://cloud.google.com/tpu/docs/regions)",
+                "Nodes are offered (see https://cloud.google.com/tpu/docs/regions) [EID: 0x5e6d]",
             )
+        elif state == "PROVISIONING" and resource.zone in self.provisioning:
+            return
         elif state in STARTING[:-1]:
             self._enter(resource, STARTING[STARTING.index(state) + 1])
             if resource.state == "PROVISIONING":
@@ -321,7 +333,7 @@ class FakeTpu:
 
     def _boot(self, resource: Queued) -> None:
         assert resource.node is not None
-        resource.node |= {"state": "READY", "health": "HEALTHY"}
+        resource.node["state"] = "READY"
         email = account_of(resource.project, resource.node)
         resource.hosts = hosts_of(self.machines, resource.node, resource.slice, resource.project, email)
         for host in resource.hosts:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from google.cloud import aiplatform_v1 as vertex
 from google.cloud import aiplatform_v1beta1 as beta
@@ -54,6 +55,7 @@ DEFAULT_REPLICAS = 10
 DEFAULT_BATCH = 64
 # "Exceeded retries: … retry=3": the troubleshooting page.
 RETRIES = 3
+PACIFIC = ZoneInfo("America/Los_Angeles")
 MULTI_REGIONS = {"US": "us-", "EU": "europe-", "ASIA": "asia-"}
 QUOTA_MESSAGE = (
     "Quota exhausted. Please reach out to ai-platform-unified-feedback@google.com for batch prediction quota increase."
@@ -138,6 +140,7 @@ class BatchPredictions:
             made.model, made.model_version_id = model.name, model.version_id
             made.create_time = made.update_time = datetime.now(UTC)
             made.state = State.JOB_STATE_PENDING
+            made.manual_batch_tuning_parameters = job.manual_batch_tuning_parameters  # never absent
             self.jobs[made.name] = made
             if spot:
                 self.on_spot.add(made.name)
@@ -303,7 +306,7 @@ class BatchPredictions:
                 reason = "200 (no list of predictions for the instances)"
                 break
             reason = f"{answer.status} ({answer.body.decode(errors='replace')})"
-        elapsed = f"retry={RETRIES}, elapsed={time.monotonic() - began:.2f}s."
+        elapsed = f"retry={RETRIES}, ellapsed={time.monotonic() - began:.2f}s."
         text = f"Error: Exceeded retries: Non-OK result {reason} from server, {elapsed}"
         return None, f"Post request fails. Cannot get predictions. {text}"
 
@@ -339,9 +342,10 @@ class BatchPredictions:
     def _write(
         self, job: vertex.BatchPredictionJob, model: vertex.Model, results: list[str], failures: list[str]
     ) -> None:
-        """Write the output. OutputConfig: "prediction-<model-display-name>-<job-create-time>"."""
+        """Write the output. OutputConfig: "prediction-<model-display-name>-<job-create-time>", Pacific."""
         uri = job.output_config.gcs_destination.output_uri_prefix.rstrip("/")
-        when = job.create_time.strftime("%Y_%m_%dT%H_%M_%S_%fZ")
+        local = job.create_time.astimezone(PACIFIC)
+        when = f"{local:%Y_%m_%dT%H_%M_%S}_{local.microsecond // 1000:03}Z"
         folder = f"{uri}/prediction-{model.display_name}-{when}"
         bucket, _, prefix = folder.removeprefix("gs://").partition("/")
         half = (len(results) + 1) // 2

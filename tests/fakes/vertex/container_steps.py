@@ -6,6 +6,7 @@ paths are those of a bucket that is mounted at /gcs, as on Vertex AI.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ from google.protobuf import json_format
 from kfp import dsl
 from kfp.dsl.executor import create_artifact_instance
 from kfp.local import executor_input_utils, executor_output_utils, placeholder_utils
-from kfp.pipeline_spec.pipeline_spec_pb2 import ExecutorInput
+from kfp.pipeline_spec.pipeline_spec_pb2 import ComponentSpec, ExecutorInput
 
 from slipway.core.paths import local_path
 from slipway.core.values import whole_numbers
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 REPLICA = "workerpool0-0"
 RESOURCES = "gcp_resources"
+PATH = re.compile(r"\{\{\$\.(inputs|outputs)\.artifacts\['([^']+)'\]\.path\}\}")
 
 
 class ContainerSteps:
@@ -72,7 +74,11 @@ class ContainerSteps:
 
     def finish(self, task: Task, inputs: Mapping[str, Any]) -> None:
         told = self._seen_here(self._told[task.detail.task_id])
-        for name, value in executor_output_utils.get_outputs_for_task(told, task.component).items():
+        outputs = {  # an artifact that the container does not mention is as it was announced
+            name: executor_output_utils.artifact_list_to_dsl_artifact(made, is_artifact_list=False)
+            for name, made in told.outputs.artifacts.items()
+        } | executor_output_utils.get_outputs_for_task(told, task.component)
+        for name, value in outputs.items():
             if isinstance(value, dsl.Artifact):
                 task.artifacts[name] = vertex.Artifact(
                     display_name=name,
@@ -90,9 +96,11 @@ class ContainerSteps:
         """Return the task's executor input: its inputs, and the URIs of its outputs."""
         root = f"{root_of(self._pipeline)}/{task.name}_{task.detail.task_id}"
         arguments = {**inputs, **{name: _as_dsl(name, artifact) for name, artifact in artifacts.items()}}
-        told = executor_input_utils.construct_executor_input(
-            task.component, arguments, root, block_input_artifact=False
-        )
+        component = ComponentSpec()
+        component.CopyFrom(task.component)
+        for name in set(component.input_definitions.parameters) - set(inputs):
+            del component.input_definitions.parameters[name]  # an optional input without a value is absent
+        told = executor_input_utils.construct_executor_input(component, arguments, root, block_input_artifact=False)
         _move_files(told, lambda path: str(local_path(path)))
         # A mounted bucket needs no folders to be made; this one is a folder.
         self._containers.mount.make_folder(Path(self._seen_here(told).outputs.output_file).parent)
@@ -100,8 +108,15 @@ class ContainerSteps:
 
     def _command(self, task: Task, container: Mapping[str, Any], told: ExecutorInput) -> list[str]:
         values = whole_numbers(executor_input_utils.executor_input_to_dict(told, task.component))
+
+        def path(match: re.Match[str]) -> str:
+            """Return the path of an artifact; kfp would give its URI."""
+            found = (told.inputs if match[1] == "inputs" else told.outputs).artifacts[match[2]].artifacts
+            return str(local_path(found[0].uri))
+
+        command = [PATH.sub(path, part) for part in (*container.get("command", []), *container.get("args", []))]
         return placeholder_utils.replace_placeholders(
-            [*container.get("command", []), *container.get("args", [])],
+            command,
             values,
             pipeline_resource_name=self._pipeline.name.rpartition("/")[2],
             task_resource_name=task.name,

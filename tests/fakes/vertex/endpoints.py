@@ -199,7 +199,8 @@ class EndpointService:
                 self.world.writes["endpoint"] += 1
                 return empty_pb2.Empty()
 
-            return self._operations.start(endpoint.name, remove, vertex.DeleteOperationMetadata())
+            parent = endpoint.name.partition("/endpoints/")[0]
+            return self._operations.start(parent, remove, vertex.DeleteOperationMetadata())
 
     def endpoint(self, name: str, caller: str, permission: str) -> vertex.Endpoint:
         _, full = resource_of(self.world, self.region, name, "endpoints", caller, permission)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,11 +13,13 @@ from google.protobuf import json_format
 from google.rpc import status_pb2
 from kfp.pipeline_spec.pipeline_spec_pb2 import ComponentSpec, PipelineSpec
 
+from slipway.core.values import whole_numbers
 from tests.fakes.errors import ServiceError
 from tests.fakes.vertex.cache import Cache, key_of
 from tests.fakes.vertex.jobs import JobService
 from tests.fakes.vertex.metadata import STORE, MetadataService
 from tests.fakes.vertex.pipeline_checks import parameters_of, specification_of
+from tests.fakes.vertex.pipeline_features import CONDITION
 from tests.fakes.vertex.steps import StepFailed, Steps
 from tests.fakes.vertex.task import ENDED as TASK_ENDED
 from tests.fakes.vertex.task import State, Task
@@ -27,7 +30,8 @@ PIPELINE_ENDED = (
     Pipeline.PIPELINE_STATE_FAILED,
     Pipeline.PIPELINE_STATE_CANCELLED,
 )
-CONDITION = re.compile(r"inputs\.parameter_values\['([^']+)'\] == '([^']*)'")
+PLACEHOLDER = re.compile(r"\{\{\$\.(pipeline_\w+)\}\}")
+INPUT = re.compile(r"\{\{\$\.inputs\.parameters\['([^']+)'\]\}\}")
 
 
 class Execution:
@@ -40,7 +44,6 @@ class Execution:
         self._cache = cache
         self._jobs = jobs
         self._metadata = metadata
-        self._context: vertex.Context | None = None
         self._steps = steps
         self._specification: PipelineSpec = specification_of(job)
         self._executors = json_format.MessageToDict(self._specification.deployment_spec)["executors"]
@@ -61,9 +64,10 @@ class Execution:
             self._stop()
             return
         if self.job.state == Pipeline.PIPELINE_STATE_PENDING:
+            if "job_detail" not in self.job:
+                self.job.job_detail = vertex.PipelineJobDetail()
+                return
             self.job.state, self.job.start_time = Pipeline.PIPELINE_STATE_RUNNING, datetime.now(UTC)
-            identity = self.job.name.rpartition("/")[2]
-            self._context = self._metadata.add(f"{self._store}/contexts/{identity}", "system.PipelineRun")
             self._detail()
             return
         for task in [task for task in self._tasks.values() if task.detail.state == State.RUNNING]:
@@ -74,7 +78,7 @@ class Execution:
             self._start_if_ready(task, stopping=bool(failed) and fast)
         self._close_dags()
         if all(task.detail.state in TASK_ENDED for task in self._tasks.values()):
-            self._conclude(failed)
+            self._conclude()
         self.job.update_time = datetime.now(UTC)
         self._detail()
 
@@ -88,8 +92,14 @@ class Execution:
         return any(task.is_busy for task in self._tasks.values())
 
     def _detail(self) -> None:
+        """Show the contexts and, once the job has started, its tasks."""
+        contexts = f"{self._store}/contexts/"
+        pipeline = contexts + self._specification.pipeline_info.name
+        identity = self.job.name.rpartition("/")[2]
         self.job.job_detail = vertex.PipelineJobDetail(
-            pipeline_run_context=self._context, task_details=[task.detail for task in self._tasks.values()]
+            pipeline_context=self._metadata.add(pipeline, "system.Pipeline"),
+            pipeline_run_context=self._metadata.add(contexts + identity, "system.PipelineRun", parent=pipeline),
+            task_details=[task.detail for task in self._tasks.values()] if "start_time" in self.job else [],
         )
 
     def _add(self, scope: tuple[str, ...], component: ComponentSpec) -> None:
@@ -130,10 +140,7 @@ class Execution:
             self._launch(task, inputs)
 
     def _launch(self, task: Task, inputs: Mapping[str, Any]) -> None:
-        container = self._executors[task.component.executor_label].get("container")
-        if container is None:
-            self._end(task, inputs, State.SUCCEEDED)
-            return
+        container = self._filled(task, self._executors[task.component.executor_label]["container"])
         try:
             self._steps.launch(task, container, inputs, self._artifacts(task))
         except ServiceError as error:
@@ -170,7 +177,11 @@ class Execution:
             else:
                 self._say(task, inputs)
         except StepFailed as error:
-            self._fail(task, str(error))
+            if task.retries < task.spec.retry_policy.max_retry_count:
+                task.retries += 1
+                self._launch(task, inputs)
+            else:
+                self._fail(task, str(error))
 
     def _finish(self, task: Task, inputs: Mapping[str, Any]) -> None:
         self._steps.finish(task, inputs)
@@ -180,7 +191,7 @@ class Execution:
         self._end(task, inputs, State.SUCCEEDED)
 
     def _key(self, task: Task) -> str:
-        container = self._executors[task.component.executor_label].get("container", {})
+        container = self._executors[task.component.executor_label]["container"]
         name = self._specification.pipeline_info.name
         return key_of(name, task, container, self._given(task), self._artifacts(task))
 
@@ -209,10 +220,11 @@ class Execution:
 
     def _inputs(self, task: Task) -> dict[str, Any]:
         """Return a task's available parameters."""
-        return {name: self._filled(value) for name, value in self._given(task).items()}
+        given = self._given(task)
+        return {name: self._filled(task, one) if isinstance(one, str) else one for name, one in given.items()}
 
     def _given(self, task: Task) -> dict[str, Any]:
-        """Return a task's available parameters, with the placeholders that they contain."""
+        """Return a task's available parameters, with the placeholders of the pipeline that they contain."""
         above = self._given(self._tasks[task.scope]) if task.scope else self._root
         given = {}
         for name, definition in task.component.input_definitions.parameters.items():
@@ -223,13 +235,18 @@ class Execution:
             if kind == "runtime_value":
                 given[name] = json_format.MessageToDict(source.runtime_value.constant)
             elif kind == "component_input_parameter":
-                given[name] = above[source.component_input_parameter]
+                if source.component_input_parameter in above:
+                    given[name] = above[source.component_input_parameter]
             elif kind == "task_final_status":
                 given[name] = self._final_status(self._sibling(task, source.task_final_status.producer_task))
             else:
                 produced = source.task_output_parameter
-                given[name] = self._sibling(task, produced.producer_task).outputs.get(produced.output_parameter_key, "")
-        return given
+                outputs = self._sibling(task, produced.producer_task).outputs
+                if produced.output_parameter_key in outputs:
+                    given[name] = outputs[produced.output_parameter_key]
+        # Only in texts: see test_a_placeholder_inside_a_constant_mapping_is_text.
+        texts = {name: value for name, value in given.items() if isinstance(value, str)}
+        return given | {name: _replaced(text, INPUT, lambda match: given[match[1]]) for name, text in texts.items()}
 
     def _final_status(self, task: Task) -> dict[str, Any]:
         """Return the PipelineTaskFinalStatus of a task, with the keys of its JSON form."""
@@ -240,34 +257,45 @@ class Execution:
         }
         if task.detail.state != State.FAILED:
             return status
-        failed = [one for one in self._tasks.values() if one.detail.state == State.FAILED and one.detail.error.message]
-        names = ", ".join(one.name for one in failed)
-        return {**status, "error": {"code": 9, "message": f"The DAG failed because some tasks failed: [{names}]."}}
+        return {**status, "error": {"code": 9, "message": self._why()}}
+
+    def _why(self) -> str:
+        """Return the message of a DAG with failed tasks, which are those that have an error of their own."""
+        names = ", ".join(task.name for task in self._tasks.values() if task.detail.error.message)
+        return f"The DAG failed because some tasks failed. The failed tasks are: [{names}]."
 
     def _artifacts(self, task: Task) -> dict[str, vertex.Artifact]:
         """Return a task's input artifacts."""
         given = {}
         for name, source in task.spec.inputs.artifacts.items():
             if source.WhichOneof("kind") == "task_output_artifact":
-                produced = source.task_output_artifact
-                given[name] = self._sibling(task, produced.producer_task).artifacts[produced.output_artifact_key]
+                produced, key = source.task_output_artifact, source.task_output_artifact.output_artifact_key
+                found = self._sibling(task, produced.producer_task).artifacts
             else:
-                given[name] = self._artifacts(self._tasks[task.scope])[source.component_input_artifact]
+                key = source.component_input_artifact
+                found = self._artifacts(self._tasks[task.scope]) if task.scope else {}
+            if key in found:
+                given[name] = found[key]
         return given
 
-    def _filled(self, value: Any) -> Any:
-        """Return a value with the pipeline's placeholders replaced."""
+    def _filled(self, task: Task, value: Any) -> Any:
+        """Return a value with the placeholders of the pipeline and the task replaced."""
         number, location, identity = (self.job.name.split("/")[place] for place in (1, 3, 5))
-        if isinstance(value, str):
-            for placeholder, text in (
-                ("pipeline_job_name", identity),
-                ("pipeline_job_resource_name", self.job.name),
-                ("pipeline_google_cloud_project_id", self._jobs.world.project(number).id),
-                ("pipeline_google_cloud_location", location),
-                ("pipeline_persistent_resource_id", ""),
-            ):
-                value = value.replace(f"{{{{$.{placeholder}}}}}", text)
-        return value
+        created = self.job.create_time.strftime("%Y-%m-%dT%H:%M:%SZ")
+        texts = {
+            "pipeline_job_name": identity,
+            "pipeline_job_resource_name": self.job.name,
+            "pipeline_job_uuid": self.job.labels["vertex-ai-pipelines-run-billing-id"],
+            "pipeline_job_create_time_utc": created,
+            "pipeline_job_schedule_time_utc": created,
+            "pipeline_root": self.job.runtime_config.gcs_output_directory,
+            "pipeline_task_name": task.name,
+            "pipeline_task_uuid": str(task.detail.task_id),
+            "pipeline_google_cloud_project_id": self._jobs.world.project(number).id,
+            "pipeline_google_cloud_location": location,
+            "pipeline_persistent_resource_id": "",
+        }
+        return _replaced(value, PLACEHOLDER, lambda match: texts.get(match[1], match[0]))
 
     def _close_dags(self) -> None:
         """End DAG tasks whose tasks have all ended, innermost first."""
@@ -278,19 +306,29 @@ class Execution:
             if all(state in TASK_ENDED for state in states):
                 task.detail.state = State.FAILED if State.FAILED in states else State.SUCCEEDED
                 task.detail.end_time = datetime.now(UTC)
+                self._give_outputs(path, task)
 
-    def _conclude(self, failed: list[Task]) -> None:
+    def _give_outputs(self, path: tuple[str, ...], dag: Task) -> None:
+        """Set the outputs of a DAG from those of its tasks."""
+        for name, parameter in dag.component.dag.outputs.parameters.items():
+            of = parameter.value_from_parameter
+            found = self._tasks[(*path, of.producer_subtask)].outputs
+            if of.output_parameter_key in found:
+                dag.outputs[name] = found[of.output_parameter_key]
+        for name, artifact in dag.component.dag.outputs.artifacts.items():
+            (selected,) = artifact.artifact_selectors
+            made = self._tasks[(*path, selected.producer_subtask)].artifacts
+            if selected.output_artifact_key in made:
+                dag.artifacts[name] = made[selected.output_artifact_key]
+
+    def _conclude(self) -> None:
         failed = [task for task in self._tasks.values() if task.detail.state == State.FAILED]
         self.job.end_time = datetime.now(UTC)
         self.job.state = Pipeline.PIPELINE_STATE_FAILED if failed else Pipeline.PIPELINE_STATE_SUCCEEDED
         if failed:
             number, identity = self.job.name.split("/")[1], self.job.name.rpartition("/")[2]
-            names = ", ".join(task.name for task in failed)
-            message = (
-                f"The DAG failed because some tasks failed. The failed tasks are: [{names}].; "
-                f"Job (project_id = {number}, job_id = {identity}) is failed due to the above error."
-            )
-            self.job.error = status_pb2.Status(code=9, message=message)
+            job = f"Job (project_id = {number}, job_id = {identity}) is failed due to the above error."
+            self.job.error = status_pb2.Status(code=9, message=f"{self._why()}; {job}")
 
     def _stop(self) -> None:
         """End everything; launchers cancel their own jobs."""
@@ -302,3 +340,17 @@ class Execution:
                     self._jobs.end(task.job, cancelled=True)
         self.job.state, self.job.end_time = Pipeline.PIPELINE_STATE_CANCELLED, datetime.now(UTC)
         self._detail()
+
+
+def _replaced(value: Any, pattern: re.Pattern[str], found: Callable[[re.Match[str]], Any]) -> Any:
+    """Return a JSON value whose texts have the matches replaced; values that are no texts are written as JSON."""
+    if isinstance(value, dict):
+        return {key: _replaced(one, pattern, found) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_replaced(one, pattern, found) for one in value]
+
+    def text(match: re.Match[str]) -> str:
+        one = whole_numbers(found(match))
+        return one if isinstance(one, str) else json.dumps(one)
+
+    return pattern.sub(text, value) if isinstance(value, str) else value

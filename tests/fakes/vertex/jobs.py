@@ -25,12 +25,11 @@ from tests.fakes.vertex.shapes import (
     check_labels,
     check_network,
     check_object,
-    invalid,
     project_of,
     resource_of,
 )
 from tests.fakes.vertex.work import ScriptedWork, Work
-from tests.fakes.vertex.worker_pools import check_quota, check_worker_pools, demand
+from tests.fakes.vertex.worker_pools import check_quota, check_worker_pools, demand, fill_disks
 from tests.fakes.world import Project, World
 
 if TYPE_CHECKING:
@@ -82,8 +81,9 @@ class JobService:
             check_act_as(self.world, project, caller, spec.service_account)
         with self.world.lock:
             held = sum((demand(other.job_spec) for other in self.jobs.values() if other.state not in ENDED), Counter())
-            check_quota(self.world, spec, project.id, self.region, held)
             made = vertex.CustomJob(job)
+            fill_disks(made.job_spec)
+            check_quota(self.world, made.job_spec, project.id, self.region, held)
             made.name = f"projects/{project.number}/locations/{self.region}/customJobs/{self.world.number()}"
             made.create_time = made.update_time = datetime.now(UTC)
             made.state = State.JOB_STATE_PENDING
@@ -110,7 +110,7 @@ class JobService:
                 self._end(job, State.JOB_STATE_FAILED, Failure(unfit, code=7))
                 return job
             if job.state == State.JOB_STATE_PENDING:
-                job.state, job.start_time = State.JOB_STATE_RUNNING, datetime.now(UTC)
+                job.state, job.start_time = State.JOB_STATE_RUNNING, datetime.now(UTC).replace(microsecond=0)
                 work.start(job)
             if (ended := work.look()) is not None:
                 state = State.JOB_STATE_FAILED if ended.failure else State.JOB_STATE_SUCCEEDED
@@ -145,7 +145,8 @@ class JobService:
 
     def _end(self, job: vertex.CustomJob, state: State, failure: Failure | None = None) -> None:
         job.state = state
-        job.end_time = job.update_time = datetime.now(UTC)
+        job.update_time = datetime.now(UTC)
+        job.end_time = job.update_time.replace(microsecond=0)
         if failure is not None:
             number, identity = job.name.split("/")[1], job.name.rpartition("/")[2]
             message = failure.text(number, identity)
@@ -193,8 +194,6 @@ class JobService:
 
     def _named(self, name: str, caller: str, permission: str) -> vertex.CustomJob:
         _, full = resource_of(self.world, self.region, name, "customJobs", caller, permission)
-        if not full.rpartition("/")[2].isdigit():
-            raise invalid(f"Invalid CustomJob name: {name}.")
         if full not in self.jobs:
             raise ServiceError(404, f"The CustomJob does not exist: {name}")
         return self.jobs[full]

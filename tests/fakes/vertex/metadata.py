@@ -29,11 +29,11 @@ class MetadataService:
             "AddContextChildren": (vertex.AddContextChildrenRequest, self._add_children),
         }
 
-    def add(self, name: str, schema: str) -> vertex.Context:
-        """Create a context, as a pipeline does for its run."""
-        context = vertex.Context(name=name, schema_title=schema, schema_version="0.0.1")
-        self.contexts[name] = context
-        return context
+    def add(self, name: str, schema: str, parent: str | None = None) -> vertex.Context:
+        """Return the context of a pipeline or of its run; create it if it does not exist."""
+        made = vertex.Context(name=name, display_name=name.rpartition("/")[2], schema_title=schema)
+        made.schema_version, made.parent_contexts = "0.0.1", [parent] if parent else []
+        return self.contexts.setdefault(name, made)
 
     def _create(self, request: vertex.CreateContextRequest, caller: str) -> vertex.Context:
         place = self._place(request.parent.removesuffix(STORE), caller)

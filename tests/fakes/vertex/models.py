@@ -69,7 +69,7 @@ class ModelService:
             raise ServiceError(404, f"The model {request.parent_model} does not exist.")
         if not request.parent_model and name in self.models:
             raise ServiceError(409, f"The model {name} already exists.")
-        return self._operations.start(parent, lambda: self._add(name, model, first=not request.parent_model))
+        return self._operations.start(name, lambda: self._add(name, model, first=not request.parent_model))
 
     def _add(self, name: str, model: vertex.Model, *, first: bool) -> vertex.UploadModelResponse:
         with self.world.lock:

@@ -38,6 +38,12 @@ class Operations:
             self._running[operation.name] = (self.looks, operation, work)
             return operation
 
+    def done(self, parent: str, answer: Any, metadata: Any) -> operations_pb2.Operation:
+        """Return an operation below `parent` that is done."""
+        operation = self.begin(parent, metadata)
+        self.finish(operation.name, lambda: answer)
+        return _copy(self._running[operation.name][1])
+
     def begin(self, parent: str, metadata: Any) -> operations_pb2.Operation:
         """Return an operation below `parent` that is done by `finish`, however often it is polled.
 

@@ -17,7 +17,8 @@ from tests.fakes.vertex.cache import Cache
 from tests.fakes.vertex.execution import PIPELINE_ENDED, Execution
 from tests.fakes.vertex.jobs import JobService
 from tests.fakes.vertex.metadata import MetadataService
-from tests.fakes.vertex.pipeline_checks import check_pipeline_job
+from tests.fakes.vertex.pipeline_checks import check_pipeline_job, specification_of
+from tests.fakes.vertex.pipeline_features import check_features
 from tests.fakes.vertex.script import Script
 from tests.fakes.vertex.shapes import project_of, resource_of
 from tests.fakes.vertex.steps import ScriptedSteps, Steps
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from tests.fakes.vertex.containers import Containers
 
 State = vertex.PipelineState
+BILLING_LABEL = "vertex-ai-pipelines-run-billing-id"
 
 
 class PipelineService:
@@ -61,6 +63,7 @@ class PipelineService:
         """
         project = project_of(self.world, parent, self.region)
         check_pipeline_job(self.world, project, job, job_id, caller)
+        check_features(specification_of(job))
         with self.world.lock:
             identity = job_id or f"{job.display_name.lower()}-{self.world.number()}"
             name = f"projects/{project.number}/locations/{self.region}/pipelineJobs/{identity}"
@@ -72,6 +75,7 @@ class PipelineService:
             made.service_account = job.service_account or f"{project.number}-compute@developer.gserviceaccount.com"
             made.create_time = made.update_time = datetime.now(UTC)
             made.state = State.PIPELINE_STATE_PENDING
+            made.labels[BILLING_LABEL] = f"6{self.world.number():017}"
             self.jobs[name] = made
             steps: Steps = ScriptedSteps(made, self._custom_jobs, self.script)
             if self.containers is not None:
@@ -131,7 +135,7 @@ class PipelineService:
     def _named(self, name: str, caller: str, permission: str) -> vertex.PipelineJob:
         _, full = resource_of(self.world, self.region, name, "pipelineJobs", caller, permission)
         if full not in self.jobs:
-            raise ServiceError(404, f"The PipelineJob does not exist: {name}")
+            raise ServiceError(404, "The PipelineJob does not exist.")
         return self.jobs[full]
 
 

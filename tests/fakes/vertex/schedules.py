@@ -17,10 +17,8 @@ from tests.fakes.filters import matcher
 from tests.fakes.paging import page_of
 from tests.fakes.vertex.execution import PIPELINE_ENDED
 from tests.fakes.vertex.operations import Operations
-from tests.fakes.vertex.pipeline_checks import check_pipeline_job
 from tests.fakes.vertex.pipelines import PipelineService
 from tests.fakes.vertex.shapes import check_display_name, invalid, project_of, resource_of
-from tests.fakes.vertex.stored import Stored
 from tests.fakes.world import Project, World
 
 State = vertex.Schedule.State
@@ -40,17 +38,13 @@ SETTABLE = (
 
 
 class ScheduleService:
-    """Schedules by name. `ahead` is the service clock's offset; `move` advances the clock and starts runs.
-
-    `stored` is how the service stores the job of a schedule.
-    """
+    """Schedules by name. `ahead` is the service clock's offset; `move` advances the clock and starts runs."""
 
     def __init__(self, world: World, region: str, pipelines: PipelineService, operations: Operations) -> None:
         self.world = world
         self.region = region
         self.schedules: dict[str, vertex.Schedule] = {}
         self.ahead = timedelta()
-        self.stored = Stored()
         self._pipelines = pipelines
         self._operations = operations
         self._creators: dict[str, str] = {}
@@ -113,7 +107,7 @@ class ScheduleService:
         except ServiceError as error:
             schedule.last_scheduled_run_response.run_response = error.message
             return None
-        schedule.last_scheduled_run_response.run_response = job.name
+        schedule.last_scheduled_run_response.run_response = "OK"
         return job
 
     def _is_full(self, schedule: vertex.Schedule) -> bool:
@@ -137,7 +131,7 @@ class ScheduleService:
         project = project_of(self.world, request.parent, self.region)
         self.world.require(caller, "aiplatform.schedules.create", f"projects/{project.id}")
         schedule = vertex.Schedule(request.schedule)
-        self._check(project, schedule, caller)
+        self._check(project, schedule)
         with self.world.lock:
             limit = self.world.quotas.get((project.id, self.region, QUOTA))
             active = sum(one.state == State.ACTIVE for one in self.schedules.values())
@@ -149,19 +143,14 @@ class ScheduleService:
             schedule.state = State.ACTIVE
             schedule.started_run_count = 0
             schedule.catch_up = False
-            self._store_job(schedule)
             self.schedules[schedule.name] = schedule
             self._creators[schedule.name] = caller
             self._seen[schedule.name] = self.now
             self.world.writes["schedule"] += 1
             return self._shown(schedule)
 
-    def _store_job(self, schedule: vertex.Schedule) -> None:
-        request = schedule.create_pipeline_job_request
-        request.pipeline_job = self.stored.job(request.pipeline_job)
-
-    def _check(self, project: Project, schedule: vertex.Schedule, caller: str) -> None:
-        """Raise CreateSchedule's error for an invalid schedule."""
+    def _check(self, project: Project, schedule: vertex.Schedule) -> None:
+        """Raise CreateSchedule's error for an invalid schedule. The job is checked when a run starts."""
         check_display_name(schedule.display_name)
         match = CRON.fullmatch(schedule.cron)
         if not match:
@@ -177,7 +166,6 @@ class ScheduleService:
             raise invalid("pipeline_job_id must not be set in the request of a schedule.")
         if project_of(self.world, request.parent, self.region) is not project:
             raise invalid("create_pipeline_job_request.parent must be the schedule's own.")
-        check_pipeline_job(self.world, project, request.pipeline_job, "", caller)
 
     def _get(self, request: vertex.GetScheduleRequest, caller: str) -> vertex.Schedule:
         return self._shown(self._named(request.name, caller, "get")[1])
@@ -207,9 +195,8 @@ class ScheduleService:
                 if getattr(have, path) and not value and path != "allow_queueing":
                     raise invalid(f"The field {path} cannot be unset.")
                 setattr(changed, path, value)
-            self._check(project, changed, caller)
+            self._check(project, changed)
             changed.update_time = self.now
-            self._store_job(changed)
             self.schedules[have.name] = changed
             self._seen[have.name] = self.now
             self.world.writes["schedule"] += 1
@@ -238,13 +225,11 @@ class ScheduleService:
 
     def _delete(self, request: vertex.DeleteScheduleRequest, caller: str) -> Any:
         _, schedule = self._named(request.name, caller, "delete")
-
-        def work() -> Any:
+        with self.world.lock:
             if self.schedules.pop(schedule.name, None) is not None:
                 self.world.writes["schedule"] += 1
-            return empty_pb2.Empty()
-
-        return self._operations.start(schedule.name, work)
+        parent = schedule.name.partition("/schedules/")[0]
+        return self._operations.done(parent, empty_pb2.Empty(), vertex.DeleteOperationMetadata())
 
     def _named(self, name: str, caller: str, right: str) -> tuple[Project, vertex.Schedule]:
         permission = f"aiplatform.schedules.{right}"

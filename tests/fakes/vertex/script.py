@@ -19,7 +19,7 @@ class Failure:
     message: str = EXITED
     replica: str = "workerpool0-0"
     status: int = 1
-    code: int = 9  # google.rpc.Code.FAILED_PRECONDITION
+    code: int = 3  # google.rpc.Code.INVALID_ARGUMENT
 
     def text(self, number: str, job: str) -> str:
         """Return the message for the project with this number."""

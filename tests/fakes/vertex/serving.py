@@ -24,6 +24,7 @@ from google.cloud import aiplatform_v1 as vertex
 
 from slipway.core.parent_death import dying_with_parent
 from slipway.core.supervision import Ports
+from tests.fakes.errors import ServiceError
 from tests.fakes.storage import FakeStorage
 from tests.fakes.world import World
 
@@ -181,13 +182,14 @@ class Servers:
 
     A server runs what `commands` has for its model's version ("digits@2"), for the model ("digits") or for its image,
     or else the model's `container_spec.command`, or `SERVING`. `environment` is added to that of every process.
-    `key_file` returns the credentials of an account.
+    `key_file` returns the credentials of an account. `stock_out` is the service's message while it has no machines.
     """
 
     def __init__(self, world: World, storage: FakeStorage, region: str) -> None:
         self.commands: dict[str, Sequence[str]] = {}
         self.environment: dict[str, str] = {}
         self.key_file: Callable[[str], Path] | None = None
+        self.stock_out = ""
         self._world, self._storage, self._region = world, storage, region
         self._running: set[ModelServer] = set()
         self._copies: dict[str, str] = {}
@@ -218,7 +220,10 @@ class Servers:
 
         Raises:
             RuntimeError: The servers were closed.
+            ServiceError: There are no machines.
         """
+        if self.stock_out:
+            raise ServiceError(503, self.stock_out)
         spec = model.container_spec
         default = f"/v1/endpoints/{endpoint}/deployedModels/{deployed_model}"
         health_route, predict_route = spec.health_route or default, spec.predict_route or f"{default}:predict"

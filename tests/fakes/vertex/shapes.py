@@ -10,13 +10,15 @@ from tests.fakes.world import Project, World
 
 PARENT = re.compile(r"projects/([^/]+)/locations/([^/]+)")
 JOB_ID = re.compile(r"[a-z][-a-z0-9]{0,127}")
+# The collections whose ids are numbers, and the names of their resources.
+NUMBERED = {"customJobs": "CustomJob", "schedules": "Schedule"}
 NETWORK = re.compile(r"projects/\d+/global/networks/[a-z]([-a-z0-9]*[a-z0-9])?")
 OBJECT = re.compile(r"gs://[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]/.+")
 LABEL_KEY = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 LABEL_VALUE = re.compile(r"[a-z0-9_-]{0,63}")
 KMS_KEY = re.compile(r"projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+")
 IMAGE = re.compile(
-    r"[a-z0-9.-]+(?::\d+)?(?:/[a-z0-9._-]+)+(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@sha256:[0-9a-f]{64})?"
+    r"(?:[a-z0-9.-]+(?::\d+)?/)?[a-z0-9._-]+(?:/[a-z0-9._-]+)*(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@sha256:[0-9a-f]{64})?"
 )
 
 
@@ -50,6 +52,8 @@ def resource_of(
     parent, _, identity = name.rpartition(f"/{collection}/")
     project = project_of(world, parent, region)
     world.require(caller, permission, f"projects/{project.id}")
+    if collection in NUMBERED and not identity.isdigit():
+        raise invalid(f"List of found errors:\t1.Field: name; Message: Invalid {NUMBERED[collection]} resource name.\t")
     return project, f"projects/{project.number}/locations/{region}/{collection}/{identity}"
 
 

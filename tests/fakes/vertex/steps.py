@@ -74,6 +74,7 @@ class ScriptedSteps:
         """Create the task's job and, for a launcher, the job that it creates."""
         parent, account = parent_of(self._pipeline), account_of(self._pipeline)
         self._given[task.detail.task_id] = artifacts
+        self._failed.discard(task.name)
         script = self._script[task.name]
         if MAIL in container.get("args", []):
             self._mail(inputs)
@@ -111,6 +112,8 @@ class ScriptedSteps:
         try:
             given = self._given[task.detail.task_id]
             task.outputs |= outputs_of(task.name, inputs, given) | self._script[task.name].outputs
+            for name in task.component.output_definitions.parameters:
+                task.outputs.setdefault(name, "")
         except UserError as error:
             for line in f"{error}\n{ERROR_PREFIX}{json.dumps(error.as_dict())}".splitlines():
                 self._jobs.log.write_job(task.job, "workerpool0-0", {"severity": "ERROR", "message": line})

@@ -30,6 +30,7 @@ class Task:
     outputs: dict[str, Any] = field(default_factory=dict)
     artifacts: dict[str, vertex.Artifact] = field(default_factory=dict)
     job: str = ""
+    retries: int = 0
     child: str = ""
     work: threading.Thread | None = None
 

@@ -69,15 +69,18 @@ def demand(spec: vertex.CustomJobSpec) -> Counter[str]:
         cpus = "preemptible_cpus" if preemptible else load().cpu_quotas.get(machine.family)
         if cpus:
             taken[f"{QUOTA_PREFIX}{cpus}"] += (machine.vcpus or 0) * pool.replica_count
-        if _disk_type(pool) == "pd-ssd":
-            taken[f"{QUOTA_PREFIX}pd_ssd"] += (pool.disk_spec.boot_disk_size_gb or 100) * pool.replica_count
+        if pool.disk_spec.boot_disk_type == "pd-ssd":
+            taken[f"{QUOTA_PREFIX}pd_ssd"] += pool.disk_spec.boot_disk_size_gb * pool.replica_count
     return taken
 
 
-def _disk_type(pool: Any) -> str:
-    """Return the type of a pool's boot disks."""
-    default = "hyperdisk-balanced" if pool.machine_spec.machine_type == "a3-ultragpu-8g" else "pd-ssd"
-    return pool.disk_spec.boot_disk_type or default
+def fill_disks(spec: vertex.CustomJobSpec) -> None:
+    """Fill in the boot disks of the pools."""
+    for pool in spec.worker_pool_specs:
+        if _used(pool):
+            default = "hyperdisk-balanced" if pool.machine_spec.machine_type == "a3-ultragpu-8g" else "pd-ssd"
+            pool.disk_spec.boot_disk_type = pool.disk_spec.boot_disk_type or default
+            pool.disk_spec.boot_disk_size_gb = pool.disk_spec.boot_disk_size_gb or 100
 
 
 def _check_container(pool: Any) -> None:

@@ -171,8 +171,12 @@ def resumed(monkeypatch: pytest.MonkeyPatch) -> list:
 
 
 @pytest.mark.parametrize(
-    "setting", ["evaluate.gate.minimum=0.5", "register.model=other", "train.restarts.at_most=1", "evaluate={}"]
-)
+    "setting",
+    [
+        "evaluate.gate.minimum=0.5", "register.model=other", "train.restarts.at_most=1", "evaluate={}",
+        "train.export=last",
+    ],
+)  # fmt: skip
 def test_a_resumed_run_accepts_settings_that_do_not_affect_the_weights(failed: RunFolder, resumed: list, setting: str):
     result = invoke("run", "--resume", "latest", "--set", setting)
     assert result.exit_code == 0, result.output
@@ -270,3 +274,11 @@ main()
 def test_an_interrupt_during_the_imports_ends_the_command_without_a_traceback():
     done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_the_line_of_an_evaluation_has_the_baseline_of_its_metric() -> None:
+    outputs = {"metric": "accuracy", "metrics": {"accuracy": 0.9425}, "verdict": {"decision": "reject"}}
+    step = StepRecord(name="evaluate", status="succeeded", outputs={**outputs, "baseline_metrics": {"accuracy": 0.944}})
+    assert display.step_line(step, judged=True).endswith("accuracy 0.9425 (baseline 0.9440): reject")
+    step.outputs["baseline_metrics"] = {}
+    assert display.step_line(step, judged=True).endswith("accuracy 0.9425: reject")

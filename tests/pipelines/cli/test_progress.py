@@ -51,8 +51,11 @@ class Shown:
         return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", self.file.getvalue())
 
 
-@pytest.mark.parametrize("terminal", [True, False])
-def test_a_running_step_shows_its_phase_and_progress(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("terminal", "kind"), [(True, "xterm"), (True, "dumb"), (False, "xterm")])
+def test_a_running_step_shows_its_phase_and_progress(
+    terminal: bool, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", kind)
     monkeypatch.setattr(progress, "QUIET_SECONDS", 0.02)
     monkeypatch.setattr(progress, "POLL_SECONDS", 0.01)
     shown = Shown(terminal=terminal)

@@ -30,6 +30,15 @@ def test_every_template_is_a_valid_project_with_the_schema_of_its_header(tmp_pat
     assert (folder / f"{module}.py").is_file()
 
 
+def test_nothing_is_written_through_a_link(tmp_path: Path):
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "model.py").symlink_to(tmp_path / "elsewhere.py")
+    result = CliRunner().invoke(app, ["init", str(tmp_path / "project")])
+    assert result.exit_code == 2
+    assert "already contains model.py." in result.stderr
+    assert not (tmp_path / "elsewhere.py").exists()
+
+
 def test_nothing_is_overwritten(tmp_path: Path):
     (tmp_path / "model.py").write_text("mine")
     result = CliRunner().invoke(app, ["init", str(tmp_path)])

@@ -9,7 +9,7 @@ import yaml
 
 from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig, validate
-from slipway.pipelines.config.resources import quantity
+from slipway.pipelines.config.kubernetes import quantity
 from tests.pipelines.platforms.vertex.test_spec import VERTEX
 
 
@@ -29,7 +29,7 @@ def configuration(platform: str, steps: dict[str, Any]) -> RunConfig:
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("8", 8), ("500m", 0.5), ("1.5", 1.5), ("64G", 64e9), ("64Gi", 64 * 2**30), ("512K", 512e3)]
+    ("text", "value"), [("8", 8), ("500m", 0.5), ("1.5", 1.5), ("64G", 64e9), ("64Gi", 64 * 2**30), ("512k", 512e3)]
 )
 def test_a_quantity_is_kubernetess(text, value):
     assert quantity(text) == value
@@ -56,7 +56,7 @@ def test_memory_is_rounded_up_to_the_gigabytes_that_vertex_reads():
         ("vertex", {"prepare_data": {"disk": "70T"}}, "vertex.steps.prepare_data.disk", "70,000G", "disk=64000G"),
         ("vertex", {"setup_access": {"disk": "200G"}}, "vertex.steps.setup_access.disk", "larger disk", "disk=null"),
         ("vertex", {"evaluate": {"memory": "64 GB"}}, "vertex.steps.evaluate.memory", "64 GB", "memory=VALUE"),
-        ("vertex", {"evaluate": {"cpu": "0.5"}}, "vertex.steps.evaluate.cpu", "0.5", "cpu=VALUE"),
+        ("vertex", {"evaluate": {"cpu": "0.0"}}, "vertex.steps.evaluate.cpu", "0.0", "cpu=VALUE"),
         ("kubeflow", {"setup_access": {"cpu": 1}}, "kubeflow.steps", "no step on kubeflow 'setup_access'", ""),
         ("kubeflow", {"evaluate": {"disk": "200G"}}, "kubeflow.steps.evaluate.disk", "disk", ""),
     ],

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from pydantic import ValidationError
+from typer.testing import CliRunner
 
+from slipway.components.setup_access.desired import machine_role
 from slipway.core.errors import UserError
+from slipway.pipelines.cli.app import app
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.doctor import CHECKS, examine_all, refuse_on_failure
 from slipway.pipelines.doctor.check import Context, Finding
-from tests.fakes.google import COMPUTE_ACCOUNT, NUMBER, PROJECT, REGION, SUBMITTER, FakeGoogle
+from tests.end_to_end.tpu_target import let_use_tpus
+from tests.fakes.google import PROJECT, REGION, SUBMITTER, FakeGoogle
 from tests.fakes.ready import BUCKET, IMAGE, REPOSITORY, RUNNER, grant, let_build, make_ready, take_away
 
 ZONE = f"{REGION}-b"
 CLOUD = {check.name for check in CHECKS if check.cloud == "tpu"}
 DOMAIN = RUNNER.partition("@")[2]
-SPOT = "tpu.googleapis.com/tpu-v5s-litepod-preemptible"
+SPOT = "tpu.googleapis.com/tpu-v5s-litepod-serving-preemptible"
 
 
 @pytest.fixture
 def ready(google: FakeGoogle) -> FakeGoogle:
     make_ready(google)
-    grant(google, f"projects/{PROJECT}", "roles/tpu.admin", RUNNER)
+    let_use_tpus(google)
     return google
 
 
@@ -61,7 +68,7 @@ def test_a_project_for_target_tpu_that_is_ready_passes(ready: FakeGoogle, tmp_pa
         "builds": "Cloud Build builds no image"
     }
     assert findings.keys() == CLOUD
-    assert findings["quota"].found == f"8 of tpu-v5s-litepod: 16 in {ZONE}"
+    assert findings["quota"].found == f"8 of tpu-v5s-litepod-serving: 16 in {ZONE}"
     assert findings["runtime version"].found == f"v2-alpha-tpuv5-lite in {ZONE}"
 
 
@@ -87,6 +94,10 @@ def _no_quota(google: FakeGoogle) -> None:
     google.world.quotas[PROJECT, ZONE, SPOT] = 4
 
 
+def _no_quota_in_region(google: FakeGoogle) -> None:
+    google.world.quotas |= {(PROJECT, ZONE, SPOT): 8, (PROJECT, REGION, SPOT): 4}
+
+
 @pytest.mark.parametrize(
     ("change", "section", "check", "sentence", "fix"),
     [
@@ -95,12 +106,19 @@ def _no_quota(google: FakeGoogle) -> None:
         (_no_rights, {"image": None}, "builds", "lacks cloudbuild.builds.create", "roles/cloudbuild.builds.editor"),
         (_no_rights, {}, "own rights", "lacks tpu.nodes.create", "--role=roles/tpu.admin"),
         (_no_act_as, {}, "machines' account", "iam.serviceAccounts.actAs", "--role=roles/iam.serviceAccountUser"),
-        (None, {"service_account": f"no@{DOMAIN}"}, "machines' account", "does not exist", "create no"),
+        (
+            None,
+            {"service_account": f"no@{DOMAIN}"},
+            "machines' account",
+            "does not exist",
+            "slipway setup --target tpu",
+        ),
         (_far_bucket, {}, "bucket", "is in us-east5", f"--location={REGION}"),
         (None, {"bucket": "gs://absent"}, "bucket", "does not exist", "gcloud storage buckets create gs://absent"),
         (None, {"image": IMAGE.replace("0" * 64, "a" * 64)}, "image", "There is no image", "--set tpu.image=null"),
         (None, {"zones": [f"{REGION}-c"]}, "runtime version", "list the runtime versions", None),
         (_no_quota, {}, "quota", f"needs 8 of {SPOT}, and the limit is 4 in {ZONE}", "slipway tpu list"),
+        (_no_quota_in_region, {}, "quota", f"and the limit is 4 in {REGION}.", "slipway tpu list"),
     ],
 )
 def test_a_check_for_target_tpu_fails_with_its_fix(
@@ -122,7 +140,7 @@ def test_a_check_for_target_tpu_fails_with_its_fix(
 @pytest.mark.parametrize(
     ("resource", "role"),
     [
-        (f"projects/{PROJECT}", "roles/tpu.admin"),
+        (f"projects/{PROJECT}", machine_role(PROJECT)),
         (f"buckets/{BUCKET}", "roles/storage.objectUser"),
         (REPOSITORY, "roles/artifactregistry.reader"),
     ],
@@ -133,9 +151,8 @@ def test_a_role_that_the_machines_of_target_tpu_lack_is_a_warning(
     take_away(ready, resource, role)
     finding = found(ready, tmp_path)["machines' roles"]
     assert (finding.status, f"lacks {role} on" in finding.found) == ("warning", True), finding
-    assert finding.fix is not None
-    assert finding.fix.endswith(f"--member=serviceAccount:{RUNNER} --role={role}")
-    assert ("cannot delete itself" in finding.found) == (role == "roles/tpu.admin")
+    assert finding.fix == "slipway setup --target tpu --apply"
+    assert ("cannot delete itself" in finding.found) == (role == machine_role(PROJECT))
 
 
 BUILDER = f"builder@{DOMAIN}"
@@ -172,22 +189,53 @@ def test_a_role_that_builds_for_target_tpu_lack_is_a_warning(
     take_away(ready, resource, role)
     finding = found(ready, tmp_path, **builds)["builds"]
     assert (finding.status, f"{BUILDER} lacks {role} on" in finding.found) == ("warning", True), finding
-    assert str(finding.fix).endswith(f"--member=serviceAccount:{BUILDER} --role={role}")
+    assert finding.fix == "slipway setup --target tpu --apply"
 
 
-def test_the_machines_of_target_tpu_run_as_compute_engines_account_by_default(
-    ready: FakeGoogle, tmp_path: Path
+def test_the_machines_of_target_tpu_need_an_account_of_their_own(ready: FakeGoogle, tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match=r"tpu\.service_account"):
+        context(ready, tmp_path, service_account=None)
+
+
+def test_setup_for_target_tpu_creates_what_the_doctor_requires(
+    google: FakeGoogle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    findings = found(ready, tmp_path, service_account=None)
-    assert findings["machines' account"].found.startswith(COMPUTE_ACCOUNT)
-    assert str(NUMBER) in findings["machines' roles"].found
+    google.world.projects[PROJECT].services -= {"tpu.googleapis.com", "cloudbuild.googleapis.com"}
+    account, builder = f"machines@{DOMAIN}", f"builder@{DOMAIN}"
+    section = {"bucket": "gs://slipway-tpus", "service_account": account, "image": None}
+    asked = context(google, tmp_path, **section, build={"service_account": builder})
+    values = asked.config.model_dump(mode="json", exclude_defaults=True, by_alias=True)
+    (tmp_path / "slipway.yaml").write_text(yaml.safe_dump(values))
+    monkeypatch.chdir(tmp_path)
+    command = ["setup", "--target", "tpu", "--json"]
+    rows = json.loads(CliRunner().invoke(app, command).stdout)
+    missing = {row["kind"] for row in rows if row["status"] == "missing"}
+    assert missing == {"api", "identity", "account", "role", "bucket", "repository", "binding"}
+    made = CliRunner().invoke(app, [*command, "--apply"])
+    assert made.exit_code == 0, made.output
+    assert google.world.roles == {machine_role(PROJECT): frozenset({"tpu.nodes.delete", "tpu.nodes.get"})}
+    assert google.world.buckets["slipway-tpus"]["location"] == REGION.upper()
+    held = {binding["role"] for binding in google.world.policy(f"projects/{PROJECT}")["bindings"]}
+    assert not {role for role in held if "aiplatform" in role or role == "roles/tpu.admin"}
+    findings = {each.check: each for each in examine_all(asked) if each.check in CLOUD}
+    assert {name for name, each in findings.items() if each.status != "pass"} <= {"image", "quota"}, findings
+    writes = dict(google.world.writes)
+    assert CliRunner().invoke(app, [*command, "--apply"]).exit_code == 0
+    assert google.world.writes == writes
 
 
-@pytest.mark.parametrize(("hardware", "wanted"), [("tpu-v5p-2x2x2", 16), ("tpu-v5e-2x4", 8)])
+@pytest.mark.parametrize(
+    ("hardware", "wanted", "name"),
+    [
+        ("tpu-v5p-2x2x2", 16, "tpu-v5p"),
+        ("tpu-v5e-2x4", 8, "tpu-v5s-litepod-serving"),
+        ("tpu-v5e-4x4", 16, "tpu-v5s-litepod"),
+    ],
+)
 def test_quota_for_target_tpu_counts_what_the_generation_counts(
-    ready: FakeGoogle, tmp_path: Path, hardware: str, wanted: int
+    ready: FakeGoogle, tmp_path: Path, hardware: str, wanted: int, name: str
 ) -> None:
-    metric = f"tpu.googleapis.com/{'tpu-v5p' if 'v5p' in hardware else 'tpu-v5s-litepod'}"
+    metric = f"tpu.googleapis.com/{name}"
     ready.world.quotas[PROJECT, ZONE, metric] = wanted
     assert found(ready, tmp_path, hardware)["quota"].status == "pass"
     ready.world.quotas[PROJECT, ZONE, metric] = wanted - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 
@@ -118,6 +119,12 @@ def test_each_problem_fails_only_its_own_check(ready, tmp_path, spoil, check, sa
     assert failed(found) == {check} | ({"image"} if check == "repository" and not ready.world.repositories else set())
     assert says in found[check].found
     assert fixes in found[check].fix
+
+
+def test_a_run_as_account_that_was_created_seconds_ago_exists(ready, tmp_path):
+    for call in ("iam GET", "iam POST"):
+        ready.faults.plan(call, ServiceError(404, f"Service account {ACCOUNT} does not exist."), 2)
+    assert failed(findings(ready, tmp_path)) == set()
 
 
 def in_folder(google: FakeGoogle) -> None:
@@ -446,7 +453,8 @@ def test_setup_shows_and_apply_creates(google, tmp_path, monkeypatch):
     assert google.world.writes["bucket"] == 1
     again = cli.invoke(app, ["setup", "-c", str(path), "--apply", "--json"])
     assert again.exit_code == 0
-    assert '"missing"' not in again.stdout
+    missing = [row for row in json.loads(again.stdout) if row["status"] == "missing"]
+    assert all("gcp-sa-aiplatform-cc" in row["what"] and row["result"] == "later" for row in missing)
     refused = cli.invoke(app, ["setup", "-c", "configs/digits.yaml"])
     assert refused.exit_code == 2
     assert "vertex" in refused.stderr
@@ -458,6 +466,33 @@ def test_setup_requires_a_service_account(google, tmp_path):
     from slipway.pipelines.platforms.vertex.access import setup
 
     with pytest.raises(UserError) as error:
-        setup(subject(google, tmp_path, service_account=None).config, Console(), make=True, as_json=False)
+        setup(
+            access_settings(subject(google, tmp_path, service_account=None).config), Console(), make=True, as_json=False
+        )
     assert error.value.nearest == f"slipway@{PROJECT}.iam.gserviceaccount.com"
     assert google.world.writes.total() == 0
+
+
+@pytest.mark.parametrize(
+    ("hardware", "environment", "status", "says"),
+    [
+        ("t4x2", ["LD_LIBRARY_PATH=/usr/local/nvidia/lib:/usr/local/nvidia/lib64"], "pass", "finds it at"),
+        ("t4x2", ["PATH=/usr/local/bin"], "warning", "vertex.image europe-west4-docker.pkg.dev/"),
+        ("t4x2", None, "warning", "may find no GPU"),
+        ("cpu", None, "skipped", "no custom image runs on GPUs"),
+        ("tpu-v5e-2x2", None, "skipped", "no custom image runs on GPUs"),
+    ],
+)
+def test_a_custom_image_for_gpus_must_find_the_driver(ready, tmp_path, hardware, environment, status, says):
+    digest = vertex_settings(ready)["image"].partition("@")[2]
+    ready.images.environments[digest] = environment or []
+    found = examine(Check("GPU driver", checks.gpu_driver), subject(ready, tmp_path, hardware))
+    assert (found.status, says in found.found) == (status, True), found
+    if status == "warning":
+        assert "ENV LD_LIBRARY_PATH=/usr/local/nvidia/lib64${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} PATH=" in found.fix
+
+
+def test_an_image_that_the_caller_may_not_read_is_not_judged(ready, tmp_path):
+    ready.world.owners.clear()
+    found = examine(Check("GPU driver", checks.gpu_driver), subject(ready, tmp_path, "t4x2"))
+    assert (found.status, "403" in found.found) == ("skipped", True), found

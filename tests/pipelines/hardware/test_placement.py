@@ -23,6 +23,14 @@ def test_a_tpu_that_only_target_tpu_has_is_refused_on_vertex_ai():
     assert "--target tpu" in error.value.fix
 
 
+@pytest.mark.parametrize("choice", ["tpu-v3-32+spot", "tpu-v5e-4x4+spot"])
+def test_spot_slices_of_several_hosts_are_refused_on_vertex_ai_alone(choice):
+    with pytest.raises(UserError, match=r"no Spot for multi-host TPUs; .* has 4 machines") as error:
+        validate_for(parse(choice), region="us-central1")
+    assert error.value.nearest == choice.removesuffix("+spot")
+    assert "--target tpu" in error.value.fix
+
+
 @pytest.mark.parametrize(
     ("choice", "circumstances", "reason", "nearest", "fix"),
     [
@@ -51,12 +59,13 @@ def test_regions_that_are_refused(choice, circumstances, reason, nearest, fix):
     ("choice", "circumstances", "reason", "nearest", "fix"),
     [
         ("tpu-v6e-4x4", {"engine": "tensorflow"}, "does not run on TPU v6e", "tpu-v5e-2x4", "train.engine=jax"),
-        ("tpu7x-2x2x1", {"engine": "pytorch"}, "does not run on TPU7x", "tpu-v6e-1x1", "train.engine=jax"),
+        ("tpu7x-2x2x1", {"engine": "pytorch"}, "pytorch does not run on TPU7x", "rtx-pro-6000x4", "train.engine=jax"),
         ("tpu-v5e-4x4", {"engine": "tensorflow"}, "slices of one machine; tpu-v5e-4x4 has 4", "tpu-v5e-2x4", "=jax"),
         ("tpu-v5e-16x16", {"engine": "tensorflow"}, "one machine; tpu-v5e-16x16 has 64", "tpu-v5e-2x4", "=jax"),
         ("tpu-v3-32", {"engine": "tensorflow"}, "slices of one machine; tpu-v3-32 has 4", "tpu-v3-8", "=jax"),
-        ("tpu-v5e-4x4", {"engine": "pytorch"}, "slices of one machine; tpu-v5e-4x4 has 4", "tpu-v5e-1x1", "=jax"),
-        ("tpu-v5e-2x2", {"engine": "pytorch"}, "one TPU chip; tpu-v5e-2x2 has 4", "tpu-v5e-1x1", "=tensorflow"),
+        ("tpu-v5e-1x1", {"engine": "pytorch"}, "pytorch does not train on TPUs", "t4x1", "train.engine=jax"),
+        ("tpu-v5e-2x2", {"engine": "pytorch", "own_program": True}, "does not train on TPUs", "t4x4", "=jax"),
+        ("tpu-v6e-2x2", {"engine": "pytorch", "image": "us-docker.pkg.dev/p/r/own:1"}, "on TPUs", "l4x4", "=jax"),
         ("v100x2", {"engine": "pytorch"}, "needs compute capability 7.5 or later; NVIDIA V100", "t4x2", "vertex.image"),
         ("p4x1*3", {"engine": "jax"}, "needs compute capability 7.5 or later; NVIDIA P4 has 6.1", "t4x1*3", "'t4x1*3'"),
         ("v100x8", {"engine": "tensorflow"}, "NVIDIA V100 has 7.0", "l4x8", "vertex.image=IMAGE"),
@@ -158,7 +167,8 @@ def test_the_build_of_ones_own_image_and_ones_own_program_have_other_limits():
     """The service runs the container on every host; what a program of the user's makes of that is its own matter."""
     validate_for(parse("v100x2"), engine="pytorch", image="europe-west4-docker.pkg.dev/p/r/own:1")
     for choice in ("tpu-v5e-4x4", "tpu-v5e-2x2"):
-        validate_for(parse(choice), engine="pytorch", own_program=True)
+        validate_for(parse(choice), engine="tensorflow", own_program=True)
+        validate_for(parse(choice), engine="pytorch", own_program=True, image="europe-west4-docker.pkg.dev/p/r/own:1")
     with pytest.raises(UserError, match="does not run on TPU v6e"):
         validate_for(parse("tpu-v6e-4x4"), engine="tensorflow", own_program=True)
 

@@ -115,8 +115,6 @@ def test_compatibility_table(machine, accelerator, allowed):
         ("t4x2+flex", "FLEX_START is not offered for t4, only for l4", "t4x2+spot"),
         ("gb200x4+flex", "FLEX_START is not offered for gb200", "gb200x4+spot"),
         ("cpu+flex", "FLEX_START is not offered for n1-standard-4", "cpu+spot"),
-        ("tpu-v3-32+spot", "Spot is not offered for multi-host TPUs; tpu-v3-32 has 4 machines", "tpu-v3-32"),
-        ("tpu-v5e-4x4+spot", "Spot is not offered for multi-host TPUs", "tpu-v5e-4x4"),
         ("h100x8+wait=1h", "requires FLEX_START", "h100x8+flex+wait=1h"),
         ("t4x1+wait=1h", "requires FLEX_START", "t4x1"),
         ("l4x1+flex+wait=400d", "cannot wait for 400d", "l4x1+flex+wait=365d"),

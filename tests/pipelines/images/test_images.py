@@ -264,6 +264,7 @@ def for_tpu(project: FakeGoogle, folder: Path) -> Path:
         "project": PROJECT,
         "zones": [f"{REGION}-b"],
         "bucket": f"gs://{BUCKET}",
+        "service_account": f"tpu@{PROJECT}.iam.gserviceaccount.com",
         "endpoints": dict(project.endpoints),
     }
     path.write_text(yaml.safe_dump(values | {"tpu": section, "hardware": "tpu-v5e-1x1"}))

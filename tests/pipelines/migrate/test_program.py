@@ -68,6 +68,7 @@ PROGRAMS = {
         ("2", "keras.callbacks.ModelCheckpoint")
     ],
     "import keras, numpy as np\nnp.save('a', [])": [],
+    "import torch_xla.core.xla_model as xm\nxm.xla_device()": [("1", "import torch_xla.core.xla_model")],
     "import tensorflow as tf\nimport keras\nkept = tf.train.Checkpoint()\nkept.save('a')": [],
     "import tensorflow as tf\nr = tf.distribute.cluster_resolver.TPUClusterResolver()": [("2", "TPUClusterResolver()")],
     "import tensorflow as tf\nr = tf.distribute.cluster_resolver.TPUClusterResolver(tpu='local')": [],
@@ -260,6 +261,33 @@ def test_an_archive_is_unpacked_next_to_the_configuration(here, name):
     with pytest.raises(UserError, match="data already exists"):
         save(migration, project / "again.yaml")
     assert not (project / "again.yaml").exists()
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfile.TarInfo:
+    made = tarfile.TarInfo(name)
+    made.type, made.linkname = kind, target
+    return made
+
+
+def test_links_and_devices_in_an_archive_are_not_unpacked(here):
+    archive_of(here, "a.tar.gz")
+    with tarfile.open(here / "a.tar.gz") as plain, tarfile.open(here / "b.tar.gz", "w:gz") as hostile:
+        hostile.addfile(member("a/data", tarfile.SYMTYPE, "/"))
+        hostile.addfile(member("a/pipe", tarfile.FIFOTYPE))
+        for each in plain:
+            hostile.addfile(each, plain.extractfile(each))
+    job = yaml.safe_dump({"packageUris": ["b.tar.gz"], "pythonModule": "trainer.task"})
+    save(migrate(job, source="config.yaml"), here / "run.yaml")
+    assert not (here / "pipe").exists()
+    assert (here / "data/reading.py").is_file() and not (here / "data").is_symlink()
+
+
+@pytest.mark.parametrize("name", ["../outside.py", "/tmp/outside.py"])
+def test_an_archive_with_members_outside_its_folder_is_refused(here, name):
+    with tarfile.open(here / "a.tar.gz", "w:gz") as hostile:
+        hostile.addfile(member(name))
+    with pytest.raises(UserError, match="outside its folder"):
+        migrate(yaml.safe_dump({"packageUris": ["a.tar.gz"], "pythonModule": "trainer.task"}), source="config.yaml")
 
 
 def test_an_archive_that_is_missing_remote_or_broken(here):

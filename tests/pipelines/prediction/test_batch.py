@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -105,6 +107,13 @@ def test_a_stopped_batch_continues_with_the_missing_parts(
     assert names() == [".unfinished", "part-00000.jsonl"]
     other = batch("digits/1", *arguments[1:])
     assert other.exit_code == 2 and "The batch in out has another model: digits/2" in other.stderr
+    record = Path("models/digits/2/model.json")
+    before = record.read_bytes()
+    record.write_bytes(before + b" ")
+    replaced = batch(*arguments)
+    assert replaced.exit_code == 2 and "models/digits/2 has changed since the batch in out was begun" in replaced.stderr
+    assert "fix:      --output with another folder, or rm -r out" in replaced.stderr
+    record.write_bytes(before)
     result = batch(*arguments)
     assert result.exit_code == 0, result.stderr
     assert "kept 1 of 3 parts" in result.stderr
@@ -113,6 +122,24 @@ def test_a_stopped_batch_continues_with_the_missing_parts(
     Path("images/inner/0.png").write_bytes(png(np.zeros((8, 8))))
     changed = batch(*arguments)
     assert changed.exit_code == 2 and "inputs have changed" in changed.stderr
+
+
+def test_no_file_is_open_in_the_folder_that_is_removed(
+    project: Path, here: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def remove(folder: Path, ignore_errors: bool = False) -> None:
+        links = list(Path("/proc/self/fd").iterdir())
+        still_open = [link for link in links if link.exists() and link.resolve().parent == folder.resolve()]
+        if still_open and not ignore_errors:  # a file system such as NFS renames an open file rather than remove it
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(folder))
+        if not still_open:
+            original(folder, ignore_errors=ignore_errors)
+
+    original = shutil.rmtree
+    monkeypatch.setattr(batches.shutil, "rmtree", remove)
+    result = batch("digits", "--input", "images", "-o", "out")
+    assert result.exit_code == 0, result.output
+    assert names() == ["errors.jsonl", "part-00000.jsonl", "summary.json"]
 
 
 def test_other_files_and_stdin_are_refused(project: Path) -> None:
@@ -271,8 +298,8 @@ def test_a_killed_process_is_one_error(project: Path, monkeypatch: pytest.Monkey
     Path("deadly.py").write_text("import os\ndef load(folder):\n    return lambda instances: os.kill(os.getpid(), 9)\n")
     Path("format").mkdir()
     Path("one.jsonl").write_text("1\n")
-    chosen = models.Chosen(Path("format"), "format")
-    what = batches.Batch(chosen, ("one.jsonl",), Path("out"), Format.jsonl, 1, 1, "test", module="deadly:load")
+    chosen = models.Chosen(Path("format"), "format", module="deadly:load")
+    what = batches.Batch(chosen, ("one.jsonl",), Path("out"), Format.jsonl, 1, 1, "test")
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(UserError, match="was killed, perhaps for lack of memory"):
         batches.run(what, 1, lambda _done, _total: None)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import socket
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,12 +16,14 @@ from typer.testing import CliRunner, Result
 
 from slipway.components.register_model.registration import register
 from slipway.components.register_model.registry import RegisterSettings, Registry
+from slipway.core.errors import UserError
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.config.config import validate
 from slipway.pipelines.prediction import models, prediction, sources
 from slipway.pipelines.runs.record import RunRecord, StepRecord, create
 from slipway.serving import instances, model
-from slipway.serving.model import Model
+from slipway.serving.instances import BadRequest
+from slipway.serving.model import Field, Model
 from slipway.trainer.engines import installed
 from tests.components.evaluate.conftest import png, write_data_set
 from tests.serving.conftest import HOUSE, HOUSE_PRICE, classifier, classifier_folder, houses, houses_folder
@@ -45,7 +49,7 @@ def project(tmp_path: Path, classifier_folder: Path, monkeypatch: pytest.MonkeyP
     return tmp_path
 
 
-def run(*arguments: str, stdin: str | None = None) -> Result:
+def run(*arguments: str, stdin: str | bytes | None = None) -> Result:
     return CliRunner().invoke(app, ["predict", *arguments], input=stdin)
 
 
@@ -102,6 +106,71 @@ def test_json_lines_from_stdin(project: Path, houses_folder: Path) -> None:
     assert found[2]["error"] == "rooms: The value is a text, not an integer"
 
 
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ("NaN", "NaN is not a JSON number"),
+        ("-Infinity", "-Infinity is not a JSON number"),
+        ("5_9", "Expecting ',' delimiter"),
+        ("1e999", "area: The value is outside the range of float32"),
+        ('"\udcff"', "'utf-8' codec can't decode byte 0xff"),
+        ("[" * 100_000, "maximum recursion depth exceeded"),
+    ],
+    ids=["nan", "infinity", "underscore", "too-large", "not-utf-8", "nested"],
+)
+def test_json_lines_are_refused_as_by_the_server(
+    project: Path, houses_folder: Path, houses: Model, value: str, problem: str
+) -> None:
+    line = json.dumps(HOUSE).replace("55.0", value).encode(errors="surrogateescape")
+    with pytest.raises(BadRequest) as refused:
+        instances.arrays(houses, instances.read(b'{"instances": [%b]}' % line))
+    assert problem in f"{refused.value.field}: {refused.value.problem}"
+    Path("some.jsonl").write_bytes(line)
+    for result in (run(str(houses_folder), "some.jsonl"), run(str(houses_folder), "-", stdin=line)):
+        assert problem in lines(result)[0]["error"], result.output
+
+
+@pytest.mark.parametrize("value", ["nan", "NaN", "5_9", "five", "", "inf", "1e999", "\N{FULLWIDTH DIGIT FIVE}"])
+def test_cells_that_are_no_numbers_of_json_are_refused(project: Path, houses_folder: Path, value: str) -> None:
+    Path("houses.csv").write_text(f"street,area,sides,rooms\nOak,{value},1 2,3\nOak,55,1 {value},3\nOak,55,1 2,3\n")
+    first, second, third = lines(run(str(houses_folder), "houses.csv"))
+    assert "is not a number" in first["error"] or "outside the range" in first["error"]
+    assert second["error"].startswith("sides: ")
+    assert third["prediction"]["prediction"] == pytest.approx(HOUSE_PRICE)
+
+
+def test_a_row_whose_prediction_is_not_finite_has_an_error(project: Path, houses_folder: Path) -> None:
+    given = [HOUSE | {"area": area} for area in (55.0, 3e38, -3e38, 55.0)]
+    Path("houses.jsonl").write_text("\n".join(map(json.dumps, given)))
+    first, high, low, last = lines(run(str(houses_folder), "houses.jsonl"))
+    assert first["prediction"]["prediction"] == last["prediction"]["prediction"] == pytest.approx(HOUSE_PRICE)
+    assert high["error"] == low["error"] == "The model failed: the model returned NaN or infinite prediction"
+
+
+def test_a_text_that_is_not_utf8_has_an_error(project: Path, houses_folder: Path) -> None:
+    Path("houses.csv").write_bytes(b"street,area,sides,rooms\n\xff,55,1 2,3\nOak,55,1 2,3\n")
+    bad, good = lines(run(str(houses_folder), "houses.csv"))
+    assert bad["error"] == "street: The value is not valid Unicode"
+    assert good["prediction"]["prediction"] == pytest.approx(HOUSE_PRICE)
+
+
+def test_inputs_that_cannot_be_read_are_named(project: Path, houses_folder: Path) -> None:
+    Path("houses.csv").write_text(f"street,area,sides,rooms\nOak,55,1 2,3\n{'x' * 131_073},55,1 2,3\n")
+    os.mkfifo("fifo.jsonl")
+    problems = {
+        "houses.csv": "is not a valid CSV file: line 3: field larger than field limit",
+        "fifo.jsonl": "is neither a file nor a folder",
+        os.devnull: "is neither a file nor a folder",
+    }
+    for given, problem in problems.items():
+        for command in (
+            ["predict", str(houses_folder), given],
+            ["batch", str(houses_folder), "--input", given, "-o", "out"],
+        ):
+            result = CliRunner().invoke(app, command)
+            assert result.exit_code == 2 and problem in result.stderr, result.output
+
+
 def test_the_columns_of_a_csv_file(project: Path, houses_folder: Path) -> None:
     Path("houses.csv").write_text(
         "street,label,area,sides,rooms\nOak,7,55,1 2,3\nOak,7,big,1;2,3\nOak,7\n", encoding="utf-8"
@@ -150,6 +219,7 @@ def test_models_by_name_version_folder_and_mistakes(project: Path, classifier_fo
     assert "There is no version 'digits/7'" in run("digits/7", "images").stderr
     assert "The input nowhere does not exist" in run("digits", "nowhere").stderr
     (project / "empty").mkdir()
+    (project / "empty/metadata.json").write_text("[" * 100_000)
     assert "cannot be served" in run("empty", "images").stderr
     assert "has no images" in run("digits", "empty").stderr
 
@@ -177,6 +247,14 @@ def test_short_memory_halves_the_batch(classifier: Model) -> None:
     (answers,) = prediction.predict(small, iter([chunk]))
     assert all(answer.prediction for answer in answers)
     assert sizes == [5, 2, 3, 1, 2]
+
+
+def test_lists_of_different_lengths_are_not_one_batch(houses: Model) -> None:
+    free = Model(**{**vars(houses), "inputs": houses.inputs | {"sides": Field("number", np.dtype("float32"), (None,))}})
+    examples = [(str(n), HOUSE | {"sides": [1.0] * n}) for n in (1, 2)]
+    with pytest.raises(UserError, match="sides: The instances have values of different shapes") as error:
+        sources._chunk(free, examples)
+    assert error.value.fix == "--batch-size 1"
 
 
 def test_a_failing_model_is_one_error(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,3 +322,42 @@ def test_a_registered_models_and_a_runs_own_function_load_them(project: Path) ->
     )
     assert models.find(made.run_id, Path("models")).module == "own_loading:load"
     assert run(str(folder), "-", stdin='"four"').exit_code == 2
+
+
+@pytest.mark.parametrize("layout", ["version", "registry"])
+def test_the_function_that_an_unregistered_folder_names_is_not_executed(project: Path, layout: str) -> None:
+    hostile = project / "n;touch PWNED;"
+    folder = hostile / "1" if layout == "registry" else hostile
+    folder.mkdir(parents=True)
+    (folder / "metadata.json").write_text(json.dumps({"serve_module": "os:system", "version": 1}))
+    if layout == "registry":
+        (hostile / "champion").write_text("1\n")
+    for command in ("predict", "batch", "serve"):
+        given = {"predict": ["-"], "batch": ["--input", "images", "-o", "out"], "serve": []}[command]
+        result = CliRunner().invoke(app, [command, hostile.name, *given], input="1")
+        assert result.exit_code == 2 and "is not registered" in result.stderr, result.output
+        assert "--module os:system, if you trust the model" in result.stderr
+    assert not Path("PWNED").exists()
+    trusted = CliRunner().invoke(app, ["predict", hostile.name, "-", "--module", "os:system"], input="1")
+    assert Path("PWNED").exists(), trusted.output
+
+
+def test_devices_links_and_fifos_are_written_through(project: Path) -> None:
+    expected = run("digits", "images").stdout
+    (project / "target.jsonl").write_text("before\n" * 100)
+    (project / "link").symlink_to("target.jsonl")
+    (project / "dangling").symlink_to("new.jsonl")
+    (project / "null").symlink_to(os.devnull)
+    os.mkfifo("fifo")
+    for name in ("link", "dangling", "null"):
+        assert run("digits", "images", "-o", name).exit_code == 0
+        assert Path(name).is_symlink()
+    assert Path("target.jsonl").read_text() == Path("new.jsonl").read_text() == expected
+    received: list[str] = []
+    reader = threading.Thread(target=lambda: received.append(Path("fifo").read_text()), daemon=True)
+    reader.start()
+    assert run("digits", "images", "-o", "fifo").exit_code == 0
+    reader.join(60)
+    assert Path("fifo").is_fifo() and received == [expected]
+    refused = run("digits", "images", "-o", "images")
+    assert refused.exit_code == 2 and "images is a folder" in refused.stderr

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
+import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
+import psutil
 import pytest
 
 from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig
-from slipway.pipelines.runs import logs
+from slipway.pipelines.runs import lock, logs
 from slipway.pipelines.runs import record as runs
-from slipway.pipelines.runs.record import ProcessRecord, RunFolder, RunRecord, StepRecord
+from slipway.pipelines.runs.record import RunFolder, RunRecord, StepRecord
 
 
 @pytest.fixture
@@ -30,6 +34,8 @@ def record(folder: RunFolder, **fields) -> RunRecord:
 
 def test_concurrent_runs_get_separate_folders_and_latest_is_the_newest(tmp_path, config):
     folders = [runs.create(config, tmp_path) for _ in range(20)]
+    for folder in folders:
+        folder.write(record(folder))
     assert len({folder.run_id for folder in folders}) == 20
     assert runs.find("latest", tmp_path).path == folders[-1].path
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["latest", *(f.run_id for f in folders)])
@@ -37,23 +43,116 @@ def test_concurrent_runs_get_separate_folders_and_latest_is_the_newest(tmp_path,
 
 def test_the_record_is_replaced_atomically(tmp_path, config):
     folder = runs.create(config, tmp_path)
-    written = record(folder, process=ProcessRecord.current())
+    written = record(folder, process=os.getpid())
     folder.write(written)
-    assert folder.read() == written
-    assert [path.name for path in folder.path.iterdir() if path.name.startswith(".")] == []
+    with folder.held():
+        assert folder.read() == written
+    assert sorted(path.name for path in folder.path.iterdir()) == [
+        ".lock",
+        "artifacts",
+        "config.yaml",
+        "logs",
+        "run.json",
+    ]
 
 
-@pytest.mark.parametrize(
-    "process", [ProcessRecord(pid=os.getpid(), created=1.0), ProcessRecord(pid=2**22 + 1, created=0)]
-)
-def test_a_run_without_its_process_has_failed(tmp_path, config, process):
+def test_a_run_that_no_process_holds_has_failed(tmp_path, config):
     folder = runs.create(config, tmp_path)
-    folder.write(record(folder, process=process))
+    folder.write(record(folder, process=os.getpid()))
+    with folder.held():
+        assert folder.read().status == "running"
     read = folder.read()
     assert read.status == "failed"
     assert read.error is not None
     assert read.error.step == "train"
     assert read.error.fix == f"slipway run --resume {folder.run_id}"
+
+
+def test_a_run_that_another_command_is_about_to_resume_has_failed(tmp_path, config):
+    folder = runs.create(config, tmp_path)
+    folder.write(record(folder, process=2**22 + 1))
+    with folder.held():
+        assert folder.read().status == "failed"
+
+
+def test_a_step_of_the_clock_does_not_make_a_run_dead(tmp_path, config, monkeypatch):
+    folder = runs.create(config, tmp_path)
+    with folder.held():
+        folder.write(record(folder, process=os.getpid()))
+        created = psutil.Process.create_time
+        monkeypatch.setattr(psutil.Process, "create_time", lambda process: created(process) + 3600)
+        assert folder.read().status == "running"
+
+
+def holding(folder: RunFolder, code: str = "") -> subprocess.Popen[bytes]:
+    """Return a process that holds the run until it is killed."""
+    code = f"""
+import subprocess, sys, time
+from pathlib import Path
+from slipway.pipelines.runs.record import RunFolder
+folder = RunFolder(Path({str(folder.path)!r}))
+with folder.held():
+    {code}
+    print("held", flush=True)
+    time.sleep(60)
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"held\n"
+    return process
+
+
+def test_a_run_is_executed_by_one_command_at_a_time(tmp_path, config):
+    folder = runs.create(config, tmp_path)
+    process = holding(folder)
+    try:
+        with pytest.raises(UserError) as caught, folder.held():
+            pass
+        assert caught.value.message == f"Run {folder.run_id} is still running, in process {process.pid}."
+        assert folder.holder() == (process.pid, socket.gethostname())
+    finally:
+        process.kill()
+        process.communicate()
+    with folder.held():
+        assert folder.holder() == (os.getpid(), socket.gethostname())
+    assert folder.holder() is None
+
+
+def test_a_resume_waits_for_the_processes_of_a_killed_command(tmp_path, config, monkeypatch):
+    """The executing process, which inherits the lock, still ends a training then."""
+    folder = runs.create(config, tmp_path)
+    child = "subprocess.Popen(['sleep', '3'], pass_fds=[folder.lock], stdout=subprocess.DEVNULL)"
+    process = holding(folder, child)
+    process.kill()
+    process.communicate()
+    assert folder.holder() is not None
+    with monkeypatch.context() as patched, pytest.raises(UserError, match="still ending"):
+        patched.setattr(lock, "ENDING_SECONDS", 0.1)
+        with folder.held():
+            pass
+    with folder.held():
+        assert folder.holder() == (os.getpid(), socket.gethostname())
+
+
+def test_latest_and_the_list_know_a_run_from_its_first_record_on(tmp_path, config):
+    """A command killed before that leaves nothing that could not be resumed."""
+    before, killed = (runs.create(config, tmp_path) for _ in range(2))
+    assert not (tmp_path / "latest").exists()
+    before.write(record(before))
+    assert runs.find("latest", tmp_path).run_id == before.run_id
+    assert [folder.run_id for folder in runs.folders(tmp_path)] == [before.run_id]
+    with pytest.raises(UserError, match="no readable run record"):
+        killed.read()
+
+
+def test_the_configuration_is_on_the_disk_before_the_run_starts(tmp_path, config, monkeypatch):
+    """And so are the entries of the folders that contain it."""
+    flushed = []
+    monkeypatch.setattr(os, "fsync", lambda number: flushed.append(os.fstat(number).st_ino))
+    root = tmp_path / "runs"
+    folder = runs.create(config, root)
+    expected = (folder.configuration_file, folder.path, root, tmp_path)
+    assert [path.stat().st_ino for path in expected] == flushed
 
 
 def test_an_unknown_run_names_the_nearest(tmp_path, config):
@@ -74,7 +173,7 @@ def test_a_run_that_cannot_be_created_leaves_nothing(tmp_path, config, monkeypat
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(runs, "replace_file", full)
     with pytest.raises(OSError, match="No space left"):
         runs.create(config, tmp_path)
     assert not list(tmp_path.iterdir())
@@ -103,7 +202,7 @@ def test_logs_come_in_the_order_of_the_steps(tmp_path, config):
 
 def test_follow_ends_with_the_run_and_loses_no_line(tmp_path, config):
     folder = runs.create(config, tmp_path)
-    running = record(folder, process=ProcessRecord.current())
+    running = record(folder)
     folder.write(running)
     log = folder.logs / "train.log"
     log.write_text("one\nhal")
@@ -116,4 +215,6 @@ def test_follow_ends_with_the_run_and_loses_no_line(tmp_path, config):
 
 def test_the_folder_is_absolute_whatever_the_current_one(tmp_path, monkeypatch, config):
     monkeypatch.chdir(tmp_path)
-    assert runs.create(config, Path("runs")).path == tmp_path / "runs" / runs.find("latest", Path("runs")).run_id
+    folder = runs.create(config, Path("runs"))
+    folder.write(record(folder))
+    assert folder.path == tmp_path / "runs" / runs.find("latest", Path("runs")).run_id

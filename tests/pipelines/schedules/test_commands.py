@@ -17,7 +17,6 @@ from tests.fakes.google import PROJECT, FakeGoogle
 from tests.fakes.ready import RUNNER
 from tests.fakes.vertex.pipeline_checks import specification_of
 from tests.fakes.vertex.schedules import QUOTA
-from tests.fakes.vertex.stored import Stored
 from tests.pipelines.schedules.conftest import Slipway
 
 Write = Callable[..., Path]
@@ -90,6 +89,34 @@ def test_diff_changes_nothing_and_shows_field_by_field(
     assert "unchanged: matches" in slipway("schedule", "apply").stdout
 
 
+def test_a_schedule_whose_runs_are_refused_says_so(ready_google: FakeGoogle, write: Write, slipway: Slipway) -> None:
+    write()
+    assert "nightly: absent" in slipway("schedule", "list").stdout
+    assert slipway("schedule", "apply").exit_code == 0
+    assert "last run" not in slipway("schedule", "list").stdout
+    doctor = ("doctor", "-c", "configs/digits.yaml", "--target", "vertex", "--json")
+
+    def checked() -> dict[str, str]:
+        [finding] = [one for one in json.loads(slipway(*doctor).stdout) if one["check"] == "schedules"]
+        return finding
+
+    assert len(ready_google.region.schedules.move(timedelta(days=1))) == 1
+    assert ": started" in slipway("schedule", "list").stdout
+    assert checked()["status"] == "pass"
+    ready_google.world.accounts.pop(RUNNER)
+    assert ready_google.region.schedules.move(timedelta(days=1)) == []
+    shown = slipway("schedule", "list").stdout
+    assert "active" in shown
+    assert f": refused: The account {RUNNER} does not exist, or you may not run jobs as it." in shown
+    assert "fix: slipway setup --apply" in shown
+    [result] = json.loads(slipway("schedule", "list", "--json").stdout)
+    assert "does not exist" in result["refused"]["message"]
+    assert checked()["status"] == "warning"
+    assert "The last run of nightly was refused" in checked()["found"]
+    ready_google.region.schedules.schedules.clear()
+    assert checked()["status"] == "skipped"
+
+
 def test_two_schedules_that_differ_in_parameters_share_the_spec(
     ready_google: FakeGoogle, write: Write, slipway: Slipway
 ) -> None:
@@ -122,34 +149,18 @@ def test_a_duration_that_replaces_that_of_the_file_is_a_parameter(
     assert ready_google.region.pipelines.run_to_end(scheduled.name).state.name == "PIPELINE_STATE_SUCCEEDED"
 
 
-@pytest.mark.parametrize("snake_case", [False, True])
-@pytest.mark.parametrize("numbers", [False, True])
-@pytest.mark.parametrize("defaults", [False, True])
-def test_the_form_in_which_the_job_is_stored_is_no_difference(
-    ready_google: FakeGoogle, write: Write, slipway: Slipway, snake_case: bool, numbers: bool, defaults: bool
-) -> None:
-    ready_google.region.schedules.stored = Stored(snake_case, numbers, defaults)
-    write()
-    assert "created" in slipway("schedule", "apply").stdout
-    assert "unchanged: matches" in slipway("schedule", "apply").stdout
-    assert ready_google.world.writes["schedule"] == 1
-    write(set=["train.checkpoint.keep=7"])
-    [result] = json.loads(slipway("schedule", "diff", "--json").stdout)
-    fields = {one["field"].removeprefix("job.").partition(".")[0] for one in result["differences"]}
-    assert fields == {"pipeline_spec", "labels"}
-    assert any('"keep": 7' in str(one["file"]) for one in result["differences"])
-
-
 def test_a_value_that_the_service_changes_does_not_stop_apply(
-    ready_google: FakeGoogle, write: Write, slipway: Slipway
+    ready_google: FakeGoogle, write: Write, slipway: Slipway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Unknown(Stored):
-        def job(self, job: vertex.PipelineJob) -> vertex.PipelineJob:
-            stored = super().job(job)
-            stored.display_name = stored.display_name.upper()
-            return stored
+    service = ready_google.region.schedules
+    check = service._check
 
-    ready_google.region.schedules.stored = Unknown()
+    def changed(project: Any, schedule: vertex.Schedule) -> None:
+        check(project, schedule)
+        job = schedule.create_pipeline_job_request.pipeline_job
+        job.display_name = job.display_name.upper()
+
+    monkeypatch.setattr(service, "_check", changed)
     write()
     applied = slipway("schedule", "apply")
     assert applied.exit_code == 0, applied.output

@@ -308,7 +308,6 @@ def test_apply_gives_up_against_another_process_that_keeps_changing_the_schedule
         lambda schedule: setattr(schedule, "max_concurrent_run_count", 0),
         lambda schedule: setattr(schedule, "end_time", datetime(2020, 1, 1, tzinfo=UTC)),
         lambda schedule: setattr(schedule.create_pipeline_job_request, "pipeline_job_id", "always-the-same"),
-        lambda schedule: schedule.create_pipeline_job_request.pipeline_job.labels.update({"Bad Key": "x"}),
     ],
 )
 def test_the_fake_rejects_what_the_service_rejects(google: FakeGoogle, wanted: Any, broken: Any) -> None:

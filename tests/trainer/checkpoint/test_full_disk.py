@@ -12,6 +12,7 @@ import pytest
 
 from slipway.core.errors import ERROR_PREFIX
 from slipway.trainer import __main__ as worker
+from slipway.trainer.checkpoint.store import StorageUnavailable
 from slipway.trainer.distributed.signals import StopRequest
 
 ROOT = Path(__file__).parents[3]
@@ -89,3 +90,15 @@ def test_a_model_that_does_not_fit_is_a_users_mistake(
     assert "runs/a/model" in told
     assert "slipway run --resume latest" in told
     assert "Traceback" not in told
+
+
+def test_storage_that_cannot_be_read_ends_with_the_exit_code_for_another_attempt(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work(_config: str, _stop: StopRequest) -> None:
+        raise StorageUnavailable("The storage is unavailable: Input/output error.")
+
+    monkeypatch.setattr(worker, "_work", work)
+    monkeypatch.setattr(StopRequest, "install", lambda _stop: None)
+    assert worker.main(["--config", "{}"]) == 75
+    assert "Traceback" not in capsys.readouterr().err

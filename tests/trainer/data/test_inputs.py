@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -266,3 +267,35 @@ def test_a_damaged_shard_is_named_before_anything_is_trained(data_sets: Any, tmp
 def test_more_workers_than_shards_are_refused(tiny: Path) -> None:
     with pytest.raises(UserError, match="leave none for worker 4 of 5"):
         verify(share_of(tiny, 4, 5))
+
+
+@pytest.mark.parametrize("damaged", ["length", "content"])
+@pytest.mark.parametrize("split", ["train", "validation"])
+@pytest.mark.parametrize("budget", [0, 2**31], ids=["streamed", "in memory"])
+def test_a_bit_that_flips_after_the_shards_were_verified_ends_the_run(
+    tiny: Path, tmp_path: Path, budget: int, split: str, damaged: str
+) -> None:
+    """Some examples decode as well with a flipped bit, such as one of a label, and train other weights."""
+    from slipway.trainer import failures
+    from slipway.trainer.data import inputs
+
+    share = share_of(Path(shutil.copytree(tiny, tmp_path / "copy")))
+    verify(share)
+    shard = Path(share.paths(split)[-1])
+    content = bytearray(shard.read_bytes())
+    # The label is the last feature of each record, before the checksum of 4 bytes.
+    content[-5 if damaged == "content" else 0] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(Exception) as caught:
+        if split == "train":
+            read = inputs.training(share, 8, 75, seed=0, budget=budget)
+            read.order(0, 75) if isinstance(read, inputs.MemoryTraining) else take(read.batches(0), 75)
+        else:
+            list(inputs.evaluation(share, split, 8, budget=budget).batches())
+    error = caught.value if isinstance(caught.value, UserError) else failures.bad_record(caught.value)
+    assert error is not None
+    assert "damaged" in error.message
+    assert error.fix is not None
+    assert "prepare the data set" in error.fix
+    if budget:
+        assert str(shard) in error.message

@@ -15,10 +15,21 @@ CONFIG = json.dumps({"project": "p", "zone": "us-central1-b", "tpu_node_name": "
 
 
 def devices(folder: Path, *names: str) -> Path:
+    """A folder of device files."""
     for name in ("null", *names):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).touch()
     return folder
+
+
+def pci(system: Path, *ids: tuple[str, str]) -> Path:
+    """A folder of sysfs with devices of these vendors and kinds on the PCI bus."""
+    for number, (vendor, device) in enumerate(ids):
+        slot = system / "bus" / "pci" / "devices" / f"0000:00:{number:02x}.0"
+        slot.mkdir(parents=True)
+        (slot / "vendor").write_text(f"{vendor}\n")
+        (slot / "device").write_text(f"{device}\n")
+    return system
 
 
 @pytest.mark.parametrize(
@@ -57,6 +68,41 @@ def test_what_is_found(
     found = find(environment, devices(tmp_path, *files))
     assert found == expected
     assert found.describe().startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("devices_on_bus", "files", "kind"),
+    [
+        ([("0x1ae0", "0x0063")] * 4, [f"vfio/{number}" for number in range(4)], "tpu"),  # v5e
+        ([("0x1ae0", "0x006f")], ["vfio/0", "vfio/vfio"], "tpu"),  # v6e
+        ([("0x1ae0", "0x0042"), ("0x8086", "0x1237")], ["vfio/0"], "cpu"),  # gVNIC, Google's network card
+        ([("0x1ae0", "0x0063")], [], "cpu"),  # a container without access to the machine's chips
+    ],
+)
+def test_tpus_from_v5e_on_are_found_on_the_pci_bus_as_google_tpu_info_does(
+    tmp_path: Path, devices_on_bus: list[tuple[str, str]], files: list[str], kind: str
+) -> None:
+    """Chips from v5e on are /dev/vfio/N, and known by Google's vendor id and their device ids on the PCI bus.
+
+    Source (read): tpu_info/device.py of AI-Hypercomputer/cloud-accelerator-diagnostics, and jax/_src/hardware_utils.py
+    of JAX 0.10.2.
+    """
+    system = pci(tmp_path / "sys", *devices_on_bus)
+    (tmp_path / "dev").mkdir()
+    found = find({}, devices(tmp_path / "dev", *files), system)
+    assert (found.kind, found.count) == (kind, len(files) - ("vfio/vfio" in files) if kind == "tpu" else 0)
+
+
+def test_the_plan_says_what_device_files_do_not(tmp_path: Path) -> None:
+    folder = devices(tmp_path, "vfio/0", "vfio/1", "nvidia0", "nvidia1")
+    assert find({"SLIPWAY_ACCELERATORS": "tpu:2"}, folder, tmp_path) == Accelerators("tpu", 2, "SLIPWAY_ACCELERATORS")
+    assert find({"SLIPWAY_ACCELERATORS": "gpu:1"}, folder, tmp_path) == Accelerators("gpu", 1, "SLIPWAY_ACCELERATORS")
+
+
+@pytest.mark.parametrize("text", ["gpu", "gpu:0", "l4:1", "cpu"])
+def test_a_plan_that_names_no_accelerators_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="SLIPWAY_ACCELERATORS is not valid"):
+        find({"SLIPWAY_ACCELERATORS": text})
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from slipway.core import events, paths
 from slipway.core import manifest as manifests
-from slipway.core import paths
 from slipway.trainer.engines.base import ModelSize
 from slipway.trainer.export.export import export, exported
 
@@ -138,3 +139,42 @@ def test_a_job_knows_the_model_that_it_has_exported(tiny: Path, tmp_path: Path, 
     assert exported(job, manifest.model_copy(update={"fingerprint": "other"}), folder) is None
     (folder / "model.json").write_text('{"classes"')
     assert exported(job, manifest, folder) is None
+
+
+@pytest.mark.parametrize("name", ["saved_model.pb", "metrics.jsonl", "model.json"])
+@pytest.mark.parametrize("damage", ["empty", "missing", "bit"])
+def test_a_damaged_export_counts_as_absent_and_is_written_again(
+    tiny: Path, tmp_path: Path, make_job: Any, name: str, damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages: list[str] = []
+    monkeypatch.setattr(events, "message", messages.append)
+    job, manifest = make_job(tiny, steps=10, steps_per_epoch=75), manifests.read(tiny)
+    engine, folder = WritingEngine(), tmp_path / "model"
+    write(engine, tiny, tmp_path, make_job)
+    content = (folder / name).read_bytes()
+    if damage == "missing":
+        (folder / name).unlink()
+    else:
+        (folder / name).write_bytes(b"" if damage == "empty" else content[:3] + bytes([content[3] ^ 1]) + content[4:])
+    assert exported(job, manifest, folder) is None
+    assert all("is damaged (" in text and "exported again" in text for text in messages)
+    assert bool(messages) == ((name, damage) != ("model.json", "missing"))
+    write(engine, tiny, tmp_path, make_job)
+    assert engine.exports == 2
+    assert exported(job, manifest, folder) == "c1"
+    assert (folder / name).read_bytes() == content
+
+
+def test_everything_is_on_the_disk_before_the_folder_has_its_name(
+    tiny: Path, tmp_path: Path, make_job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut loses what was not flushed; a rename is kept before the content is."""
+    done: list[str] = []
+    names = Path("/proc/self/fd")
+    monkeypatch.setattr(os, "fsync", lambda number: done.append((names / str(number)).readlink().name))
+    rename = Path.rename
+    monkeypatch.setattr(Path, "rename", lambda path, target: (done.append("rename"), rename(path, target))[1])
+    write(WritingEngine(), tiny, tmp_path, make_job)
+    before, after = done[: done.index("rename")], done[done.index("rename") + 1 :]
+    assert sorted(before) == [".model.new", "metrics.jsonl", "model.json", "saved_model.pb"]
+    assert after[0] == tmp_path.name

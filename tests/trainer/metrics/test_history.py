@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -154,3 +155,19 @@ def test_records_are_added_while_a_slow_segment_is_written(tmp_path: Path, monke
     assert (tmp_path / "file").read_bytes() == b"1"
     segments.flush()
     assert (tmp_path / "file").read_bytes() == b"12"
+
+
+def test_the_history_is_on_the_disk_before_a_checkpoint_refers_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from slipway.trainer.metrics import history
+
+    metrics = history.Metrics(tmp_path, 0)
+    metrics.write("train", 1, None, loss=0.5)
+    seen: list[tuple[int, bytes]] = []
+    monkeypatch.setattr(os, "fsync", lambda number: seen.append((os.fstat(number).st_ino, metrics.path.read_bytes())))
+    metrics.sync()
+    assert [(inode, content.count(b"\n")) for inode, content in seen] == [(metrics.path.stat().st_ino, 1)]
+    monkeypatch.setattr(history, "sync", lambda _path: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+    metrics.sync()
+    metrics.close()

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from slipway.core.cores import available_cores
 from slipway.trainer.distributed.accelerators import virtual_devices
 from slipway.trainer.distributed.cluster import SLICE, Cluster
+from slipway.trainer.distributed.verification import verify_library
 from slipway.trainer.engines.base import OutOfMemory, PeerLost
 from slipway.trainer.engines.quick_import import let_tensorflow_only_read
 
@@ -38,6 +39,7 @@ class Devices:
             configure(cluster.on_this_machine)
             if cluster.world_size > 1:
                 _join(cluster)
+        verify_library("jax")
         self.all = jax.devices()
         self.local = jax.local_devices()
         self.mesh = Mesh(np.array(self.all), (AXIS,))

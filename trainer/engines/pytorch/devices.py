@@ -1,21 +1,13 @@
-"""This process's PyTorch device, and the job's process group.
-
-A TPU is used through torch_tpu or its predecessor torch_xla. Written from both packages' documentation; not tested on a
-TPU.
-"""
+"""This process's PyTorch device, and the job's process group."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
-import importlib.util
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as distributed
@@ -23,11 +15,10 @@ import torch.distributed as distributed
 from slipway.core.cores import available_cores
 from slipway.core.errors import UserError
 from slipway.trainer.distributed.cluster import Cluster
+from slipway.trainer.distributed.verification import verify_library
 from slipway.trainer.engines.base import OutOfMemory, PeerLost
 from slipway.trainer.engines.quick_import import let_tensorflow_only_read
 
-# Environment variables of a TPU machine or of Vertex AI's TPU jobs.
-_TPU_VARIABLES = ("TPU_CONFIG", "TPU_NODE_NAME", "TPU_ACCELERATOR_TYPE")
 # Timeout of a collective; long because the others wait while the chief exports.
 COLLECTIVE_MINUTES = 10
 # How long a process waits for the others at the end, and its polling interval.
@@ -37,54 +28,14 @@ LEAVE_POLL_SECONDS = 0.01
 _LOST = ("gloo", "nccl", "connection", "peer", "socket", "timed out", "broken pipe", "store")
 
 
-@dataclass(frozen=True)
-class Tpu:
-    """Access to the TPU: device, process group backend, and `end_step`, which makes torch_xla execute a lazy step."""
-
-    package: str
-    device: torch.device
-    backend: str
-    end_step: Callable[[], None]
-
-
-def has_tpu(environment: Mapping[str, str], devices: Path = Path("/dev")) -> bool:
-    """Whether this machine has a TPU."""
-    return any(environment.get(name) for name in _TPU_VARIABLES) or any(devices.glob("accel[0-9]*"))
-
-
-def open_tpu() -> Tpu:
-    """Open the TPU with torch_tpu, else with torch_xla.
-
-    Raises:
-        UserError: Neither is installed.
-    """
-    if importlib.util.find_spec("torch_tpu") is not None:
-        importlib.import_module("torch_tpu")
-        return Tpu("torch_tpu", torch.device("tpu"), "tpu_dist", lambda: None)
-    if importlib.util.find_spec("torch_xla") is not None:
-        torch_xla = importlib.import_module("torch_xla")
-        importlib.import_module("torch_xla.distributed.xla_backend")
-        return Tpu("torch_xla", torch_xla.device(), "xla", torch_xla.sync)
-    raise UserError(
-        "PyTorch cannot use this machine's TPU: neither torch_tpu nor torch_xla is installed.",
-        setting="train.engine",
-        value="pytorch",
-        allowed="on a TPU: pytorch with torch_tpu (or torch_xla 2.9), or jax",
-        nearest="jax",
-        fix="pip install torch_tpu, or --set train.engine=jax",
-    )
-
-
 class Devices:
     """This process's device, and the process group if there are several processes."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         let_tensorflow_only_read()
-        self.tpu = open_tpu() if has_tpu(os.environ) else None
-        if self.tpu:
-            self.device = self.tpu.device
-        elif torch.cuda.is_available() and cluster.accelerators.kind != "virtual":
+        verify_library("torch")
+        if torch.cuda.is_available() and cluster.accelerators.kind != "virtual":
             _check_gpus(cluster, torch.cuda.device_count())
             self.device = torch.device("cuda", cluster.local_rank)
             torch.cuda.set_device(self.device)
@@ -99,8 +50,8 @@ class Devices:
 
     @property
     def kind(self) -> str:
-        """CPU, GPU or TPU."""
-        return "TPU" if self.tpu else {"cuda": "GPU"}.get(self.device.type, "CPU")
+        """CPU or GPU."""
+        return "GPU" if self.device.type == "cuda" else "CPU"
 
     @property
     def name(self) -> str:
@@ -140,9 +91,8 @@ class Devices:
             timeout,
             master_listen_fd=self._listener.detach() if self._listener else None,
         )
-        accelerated = {"GPU": "cpu:gloo,cuda:nccl"}.get(self.kind, "gloo")
         distributed.init_process_group(
-            f"cpu:gloo,{self.device.type}:{self.tpu.backend}" if self.tpu else accelerated,
+            "cpu:gloo,cuda:nccl" if self.kind == "GPU" else "gloo",
             store=self._store,
             rank=self.cluster.rank,
             world_size=self.cluster.world_size,
@@ -154,11 +104,6 @@ class Devices:
         if self.cluster.world_size > 1:
             distributed.all_reduce(values, getattr(distributed.ReduceOp, operation))
         return values
-
-    def end_step(self) -> None:
-        """Mark the end of a step, which torch_xla requires."""
-        if self.tpu:
-            self.tpu.end_step()
 
     def leave(self) -> None:
         """Leave the group after all processes have finished the last collective; gloo would abort it otherwise."""

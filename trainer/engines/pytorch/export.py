@@ -5,6 +5,8 @@ Imports no Keras, which `load` does without.
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -12,9 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.export.passes import move_to_device_pass
 
 from slipway.core.manifest import Input, Manifest
 from slipway.trainer.data.features import Inputs, blank, each
+from slipway.trainer.distributed.accelerators import planned
 from slipway.trainer.engines.table import ENGINES
 
 if TYPE_CHECKING:
@@ -102,10 +106,14 @@ def tensors(arrays: Inputs) -> Tensors:
 
 def load(folder: Path) -> Callable[[Inputs], NDArray[np.float32]]:
     """Return the program in `folder` as a function of decoded inputs, as in `write`."""
-    program = torch.export.load(str(folder / ENGINES["pytorch"].model_file)).module()
+    program = torch.export.load(str(folder / ENGINES["pytorch"].model_file))
+    device = "cpu" if planned(os.environ) is None else "cuda"  # a server's; not tested on a GPU
+    if device != "cpu":
+        program = move_to_device_pass(program, device)
+    network = program.module()
 
     def predictions(inputs: Inputs) -> NDArray[np.float32]:
         with torch.no_grad():
-            return program(each(torch.tensor, inputs)).numpy()
+            return network(each(functools.partial(torch.tensor, device=device), inputs)).cpu().numpy()
 
     return predictions

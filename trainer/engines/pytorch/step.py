@@ -104,7 +104,6 @@ class Step:
                     *(each(lambda one, chosen=chosen: one[chosen], of) for of in (inputs, labels))
                 )
         self._update(rate)
-        self.devices.end_step()
         return figures
 
     def _backward(self, inputs: Tensors, labels: Labels) -> torch.Tensor:

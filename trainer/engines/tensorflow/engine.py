@@ -29,6 +29,7 @@ from slipway.trainer.data.features import Tensors, each, scaled, specs
 from slipway.trainer.data.images import traced
 from slipway.trainer.data.inputs import Evaluation, TrainingData
 from slipway.trainer.distributed.cluster import Cluster
+from slipway.trainer.distributed.verification import verify_library
 from slipway.trainer.engines import builder, hooks
 from slipway.trainer.engines.base import (
     Engine,
@@ -106,8 +107,11 @@ class TensorFlowEngine:
         if cluster.on_this_machine > 1:  # on Linux, the default; elsewhere, replicas would compete for the cores
             tf.config.threading.set_intra_op_parallelism_threads(available_cores())
         devices = tensorflow_devices.devices()
+        if cluster.accelerators.kind != "tpu":
+            verify_library("tensorflow")
         if cluster.accelerators.kind == "tpu":
             self._strategy = tpu.tpu_strategy(cluster)
+            verify_library("tensorflow")
             devices = [f"TPU:{number}" for number in range(self._local_devices)]
             kind = "TPUStrategy"
         elif cluster.world_size > 1:
@@ -298,8 +302,9 @@ class TensorFlowEngine:
         """Return the sum or maximum of `values` (a vector or matrix) over all processes, of which there are several."""
         if how == "MAX":
             # Strategies can only sum, so each process writes its values into its own row.
-            own = tf.one_hot(self._strategy.extended._id_in_cluster, self._world_size, dtype=values.dtype)
-            return tf.reduce_max(self._reduce(own[:, tf.newaxis] * values[tf.newaxis, :], "SUM"), axis=0)
+            own = tf.range(self._world_size)[:, tf.newaxis] == self._strategy.extended._id_in_cluster
+            rows = tf.where(own, values[tf.newaxis, :], tf.zeros_like(values)[tf.newaxis, :])  # values may be infinite
+            return tf.reduce_max(self._reduce(rows, "SUM"), axis=0)
 
         def everywhere() -> tf.Tensor:
             return tf.distribute.get_replica_context().all_reduce(

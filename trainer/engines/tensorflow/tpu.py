@@ -20,8 +20,8 @@ from slipway.trainer.distributed.accelerators import (
 )
 from slipway.trainer.distributed.cluster import Cluster
 
-# A libtpu that TensorFlow can load; 0.0.51 no longer has the C API.
-INSTALL = "pip uninstall -y tensorflow && pip install tensorflow-tpu==2.20.0 libtpu==0.0.15"
+# As in requirements/trainer-tpu.txt: newer libtpu no longer have the C API that TensorFlow loads.
+INSTALL = "pip uninstall -y tensorflow && pip install tensorflow-tpu==2.20.0 libtpu==0.0.21.1"
 # The runtime's errors while the TPU is being provisioned, restarted, or held by another process.
 _TEMPORARY = (
     tf.errors.UnavailableError,

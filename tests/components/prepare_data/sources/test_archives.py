@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import gzip
+import io
 import os
+import struct
 import tarfile
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
@@ -229,3 +233,109 @@ def test_another_layout_is_refused(folders: list[str]) -> None:
 def test_a_missing_archive_is_named(make_settings: Callable[..., DataSettings], tmp_path: Path) -> None:
     with pytest.raises(UserError, match="No such file"):
         prepare(make_settings(tmp_path / "none.tar.gz"), 1)
+
+
+def tar_with(path: Path, header: bytes, kind: bytes = tarfile.XHDTYPE, count: int = 1) -> Path:
+    """Write a tar file of two images, with `count` extended headers before the first."""
+    image = io.BytesIO()
+    Image.new("L", (4, 4)).save(image, "PNG")
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
+        for _ in range(count):
+            entry = tarfile.TarInfo("header")
+            entry.type, entry.size = kind, len(header)
+            archive.addfile(entry, io.BytesIO(header))
+        for number in range(2):
+            entry = tarfile.TarInfo(f"{'ab'[number]}/{number}.png")
+            entry.size = len(image.getvalue())
+            archive.addfile(entry, io.BytesIO(image.getvalue()))
+    return path
+
+
+def record(keyword: str, value: object) -> bytes:
+    """Return a record of a pax header."""
+    text = f" {keyword}={value}\n"
+    length = next(size for size in range(len(text), len(text) + 30) if len(str(size)) + len(text) == size)
+    return f"{length}{text}".encode()
+
+
+@pytest.mark.parametrize("header", [record("size", 2**62), record("size", -1024), record("size", 2**70)])
+def test_an_impossible_size_in_a_tar_is_a_damaged_archive(tmp_path: Path, header: bytes) -> None:
+    path = tar_with(tmp_path / "it.tar", header)
+    with pytest.raises(UserError, match=r"it\.tar cannot be read: the size of a/0\.png is wrong"):
+        list(archive.ArchiveSource(str(path), "images:it").entries(path, Ignored(), tmp_path))
+
+
+@pytest.mark.parametrize("mtime", ["nan", "inf", "-inf", "1e300", "-1"])
+def test_any_time_of_a_tar_member_is_accepted(tmp_path: Path, mtime: str) -> None:
+    path = tar_with(tmp_path / "it.tar", record("mtime", mtime))
+    found = list(archive.ArchiveSource(str(path), "images:it").entries(path, Ignored(), tmp_path))
+    assert [key for key, *_ in found] == [b"a/0.png", b"b/1.png"]
+
+
+@pytest.mark.parametrize("ending", ["tar", "tar.gz"])
+def test_many_headers_before_a_member_are_a_damaged_archive(tmp_path: Path, ending: str) -> None:
+    path = tar_with(tmp_path / "it.tar", record("comment", "x"), count=20_000)
+    if ending == "tar.gz":
+        (tmp_path / "it.tar.gz").write_bytes(gzip.compress(path.read_bytes(), 1))
+    source = archive.ArchiveSource(str(tmp_path / f"it.{ending}"), "images:it")
+    with pytest.raises(UserError, match="cannot be read: it has too many headers in a row"):
+        list(source.entries(source.path, Ignored(), tmp_path))
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK])
+def test_a_large_header_of_a_tar_is_not_read(tmp_path: Path, kind: bytes) -> None:
+    path = tar_with(tmp_path / "it.tar", bytes(40 << 20), kind)
+    tracemalloc.start()
+    try:
+        with pytest.raises(UserError, match="cannot be read: a header has 41,943,040 bytes"):
+            list(archive.ArchiveSource(str(path), "images:it").entries(path, Ignored(), tmp_path))
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def zip64(path: Path, extra: bytes, *, end: tuple[int, int] | None = None) -> Path:
+    """Write a zip file of 20 images, one with `extra` and its offset there; `end`: places in the zip64 record."""
+    image = io.BytesIO()
+    Image.new("L", (4, 4)).save(image, "PNG")
+    with zipfile.ZipFile(path, "w") as packed:
+        for number in range(20):
+            entry = zipfile.ZipInfo(f"{'ab'[number % 2]}/{number}.png")
+            entry.extra = extra if number == 7 else b""
+            packed.writestr(entry, image.getvalue())
+    content = bytearray(path.read_bytes())
+    if extra:
+        start = content.index(b"b/7.png", content.index(b"PK\x01\x02"))
+        content[start - 4 : start] = b"\xff" * 4
+    if end:
+        record64 = struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, 20, 20, 0, end[1])
+        locator = struct.pack("<4sLQL", b"PK\6\7", 0, end[0] if end[0] else content.index(b"PK\5\6"), 1)
+        place = content.index(b"PK\5\6")
+        content[place + 10 : place + 12] = b"\xff\xff"
+        content[place:place] = record64 + locator
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize("place", [2**40, 2**62, 2**63 + 5, 2**64 - 1])
+def test_a_zip_member_at_an_impossible_offset_is_skipped(
+    make_settings: Callable[..., DataSettings], tmp_path: Path, place: int
+) -> None:
+    path = zip64(tmp_path / "it.zip", struct.pack("<HHQ", 1, 8, place))
+    prepared = prepare(make_settings(path, skip_corrupt=0.5, duplicates="keep"), 1)
+    assert [(one.key, one.reason) for one in prepared.manifest.left_out] == [
+        ("b/7.png", "its header in the archive is damaged")
+    ]
+
+
+@pytest.mark.parametrize("end", [(2**62, 0), (2**64 - 1, 0), (0, 2**62), (0, 2**64 - 1)])
+def test_a_zip_with_its_list_at_an_impossible_offset_is_damaged(tmp_path: Path, end: tuple[int, int]) -> None:
+    path = zip64(tmp_path / "it.zip", b"", end=end)
+    with pytest.raises(UserError, match="cannot be read: its central directory is damaged"):
+        list(archive.ArchiveSource(str(path), "images:it").entries(path, Ignored(), tmp_path))
+
+
+def test_a_zip_member_without_its_large_offset_is_damaged(tmp_path: Path) -> None:
+    path = zip64(tmp_path / "it.zip", struct.pack("<HH", 1, 0))
+    with pytest.raises(UserError, match="cannot be read: its central directory is damaged"):
+        list(archive.ArchiveSource(str(path), "images:it").entries(path, Ignored(), tmp_path))

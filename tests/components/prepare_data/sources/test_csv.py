@@ -252,3 +252,14 @@ def test_a_key_that_is_there_twice_is_found_in_pieces(tmp_path: Path, monkeypatc
         keys.add(b"5", 100)
         assert keys.twice() == (b"5", 65, 100)
     assert not (tmp_path / "keys").exists()
+
+
+@pytest.mark.parametrize(
+    ("start", "what"), [(b"PAR1\x15", "a Parquet file"), (b"PK\3\4", "an Excel"), (b"\x1f\x8b", "a gzip")]
+)
+def test_a_table_of_another_format_is_named(
+    tmp_path: Path, make_settings: MakeSettings, start: bytes, what: str
+) -> None:
+    (tmp_path / "patients.parquet").write_bytes(start + b"\xff\0")
+    with pytest.raises(UserError, match=rf"patients\.parquet is {what}.*, not CSV"):
+        prepare(make_settings(f"csv:{tmp_path / 'patients.parquet'}"), 1)

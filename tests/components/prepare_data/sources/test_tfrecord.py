@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ import pytest
 
 from slipway.components.prepare_data.encoding.features import Kind
 from slipway.components.prepare_data.encoding.messages import example, features_of, values
-from slipway.components.prepare_data.encoding.records import CHECKSUM, LENGTH, masked_crc32c, read_records, scan
+from slipway.components.prepare_data.encoding.records import read_records, scan
 from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.core.errors import UserError
+from slipway.core.tfrecord import CHECKSUM, LENGTH, masked_crc32c
 
 MakeSettings = Callable[..., DataSettings]
 FEATURES = "photo: image\nphoto/class: {classes: [cat, dog]}\nphoto/box: bounding_box\nkey: text\nage: integer\n"
@@ -117,18 +119,20 @@ def test_splits_stand_in_the_names_of_files_or_folders(write: Callable[..., Path
 
 
 def damaged(path: Path) -> dict[str, str]:
-    """Damage four of a file's records; return their keys with the expected reasons."""
+    """Damage three of a file's records; return their keys with the expected reasons."""
     data = bytearray(path.read_bytes())
     with path.open("rb") as file:
         places = [found.place for found in scan(file)]
     data[places[3] + 40] ^= 1  # a record's content
     data[places[8]] ^= 4  # a record's length
-    path.write_bytes(data[:-3])
-    lost = places[9] - places[8]
+    length = LENGTH.pack(1 << 62)
+    data[places[20] : places[20] + 12] = length + CHECKSUM.pack(masked_crc32c(length))
+    path.write_bytes(data)
+    lost, other = places[9] - places[8], places[21] - places[20]
     return {
         "a.tfrecord/3": "its checksum is wrong",
         "a.tfrecord/8": f"{lost} bytes from byte {places[8]:,} on are damaged; the records in them are lost",
-        f"a.tfrecord/{len(places) - 1}": "the file ends inside it",
+        "a.tfrecord/20": f"{other} bytes from byte {places[20]:,} on are damaged; the records in them are lost",
     }
 
 
@@ -147,6 +151,25 @@ def test_damage_is_counted_and_named(write: Callable[..., Path], make_settings: 
     assert sum(split.examples for split in prepared.manifest.splits.values()) == 97
     page = (prepared.folder / "statistics.html").read_text()
     assert all(key in page and reason in page for key, reason in reasons.items())
+
+
+@pytest.mark.parametrize("cut", [3, 1000, "header"])
+def test_a_file_that_is_cut_off_is_refused_whatever_may_be_skipped(
+    write: Callable[..., Path], make_settings: MakeSettings, cut: int | str
+) -> None:
+    root = write({"a.tfrecord": 50, "b.tfrecord": 50})
+    path = root / "a.tfrecord"
+    with path.open("rb") as file:
+        places = [found.place for found in scan(file)]
+    os.truncate(path, places[30] + 7 if cut == "header" else path.stat().st_size - int(cut))
+    whole = sum(place < path.stat().st_size for place in places) - 1
+    settings = make_settings(f"tfrecord:{root}", features=PLAIN, skip_corrupt=0.9)
+    with pytest.raises(UserError, match=f"a.tfrecord is cut off or damaged after {whole} records") as error:
+        prepare(settings, 1)
+    command = error.value.fix.partition(": ")[2]
+    assert command == f"truncate -s {places[whole]} {path}"
+    os.truncate(path, places[whole])
+    assert prepare(settings, 1).manifest.left_out_count == 0
 
 
 def test_damage_when_listed_and_when_read_is_counted_together(

@@ -9,6 +9,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from slipway.components.train.trainjob import rights
 from slipway.core.errors import UserError
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.config.config import RunConfig
@@ -16,7 +17,8 @@ from slipway.pipelines.doctor import kubeflow
 from slipway.pipelines.doctor.check import Check, Context, Finding, examine
 from slipway.pipelines.platforms.kubeflow import access
 from tests.fakes.kubernetes.server import NAMESPACE, FakeKubernetes
-from tests.fakes.kubernetes.store import RESOURCES
+from tests.fakes.kubernetes.store import NAMESPACES, RBAC, RESOURCES, ROLE_BINDINGS
+from tests.fidelity.kubernetes_client import Clients, grant
 from tests.pipelines.platforms.kubeflow.conftest import configuration
 
 
@@ -29,7 +31,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKub
         yield cluster
 
 
-def trains(**settings: str) -> RunConfig:
+def trains(**settings: str | int | None) -> RunConfig:
     return configuration("cpu*2", service_account="pipeline-runner", **settings)
 
 
@@ -71,6 +73,7 @@ def test_the_doctor_names_what_a_trainjob_lacks_on_the_cluster(cluster: FakeKube
     absent = doctor(trains(), tmp_path)
     assert absent.status == "fail"
     assert str(absent.fix).startswith("kubectl apply --server-side")
+    assert str(absent.fix) in (Path(__file__).parents[4] / "docs/kubeflow.md").read_text()
     assert "Kubeflow Trainer is not installed" in setup(tmp_path, trains(), "--apply")[2]
     assert doctor(configuration("cpu"), tmp_path).found == "the step train needs no TrainJob"
 
@@ -104,9 +107,71 @@ def test_who_may_not_grant_the_rights_for_a_trainjob_is_told_who_can(
     monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig(f"system:serviceaccount:{NAMESPACE}:default")))
     code, _, said = setup(tmp_path, trains(), "--apply")
     assert code != 0
+    assert "as an administrator of the cluster, or with an account that has the rights of the Role itself" in said
     assert "slipway setup --target kubeflow | kubectl apply -f -" in said
     assert "not checked" in doctor(trains(), tmp_path).found
     assert "not checked" in doctor(trains(), tmp_path, kubeflow.volume).found
+
+
+def test_an_administrator_of_the_namespace_cannot_grant_rights_that_they_lack(
+    cluster: FakeKubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verbs = ["create", "get", "patch"]  # not escalate
+    rule = {"apiGroups": [rights.RBAC], "resources": ["roles", "rolebindings"], "verbs": verbs}
+    grant(Clients(cluster), rule, account="default")
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig(f"system:serviceaccount:{NAMESPACE}:default")))
+    code, _, said = setup(tmp_path, trains(), "--apply")
+    assert code != 0
+    assert "attempting to grant RBAC permissions not currently held" in said
+    assert "as an administrator of the cluster" in said
+
+
+def test_a_binding_to_another_role_is_no_right_and_is_replaced(cluster: FakeKubernetes, tmp_path: Path) -> None:
+    setup(tmp_path, trains(), "--apply")
+    (binding,) = granted(cluster)["RoleBinding"]
+    cluster.store.remove(ROLE_BINDINGS, binding)
+    other = {"apiGroup": RBAC, "kind": "ClusterRole", "name": "view"}
+    cluster.store.create(ROLE_BINDINGS, NAMESPACE, {**binding, "roleRef": other})
+    found = doctor(trains(), tmp_path)
+    assert (found.status, "has no RoleBinding slipway-train as setup makes it" in found.found) == ("warning", True)
+    said = setup(tmp_path, trains(), "--apply")[1]
+    assert "RoleBinding slipway-train in kubeflow: replaced: it was of the ClusterRole view" in said
+    assert granted(cluster)["RoleBinding"][0]["roleRef"] == binding["roleRef"]
+    assert doctor(trains(), tmp_path).status == "pass"
+
+
+def test_a_namespace_that_does_not_exist_is_named_with_the_command(cluster: FakeKubernetes, tmp_path: Path) -> None:
+    config = trains(namespace="team-b", context="fake")
+    code, _, said = setup(tmp_path, config, "--apply")
+    assert (code, "kubectl create namespace team-b" in said) == (2, True)
+    assert doctor(config, tmp_path).found == "The cluster has no namespace team-b."
+    with pytest.raises(UserError, match="no namespace team-b"):
+        access.check_before_run(config.kubeflow, config.parsed_hardware)
+
+
+def test_root_in_a_restricted_namespace_is_refused_before_the_run(cluster: FakeKubernetes, tmp_path: Path) -> None:
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    space = cluster.store.get(NAMESPACES, "", NAMESPACE)
+    cluster.store.change(NAMESPACES, space, lambda it: it["metadata"].update(labels=labels))
+    for user in (0, None):
+        config = trains(context="fake", run_as_user=user)
+        with pytest.raises(UserError, match="pods need a user other than root") as refused:
+            access.check_before_run(config.kubeflow, config.parsed_hardware)
+        assert "--set kubeflow.run_as_user=65534" in str(refused.value.fix)
+    setup(tmp_path, trains(run_as_user=65534), "--apply")
+    assert doctor(trains(run_as_user=65534), tmp_path).status == "pass"
+
+
+def test_the_doctor_compares_the_fields_of_the_operators_kinds(cluster: FakeKubernetes, tmp_path: Path) -> None:
+    setup(tmp_path, trains(), "--apply")
+    assert doctor(trains(queue="team"), tmp_path).status == "pass"
+    cluster.absent_fields.add("TrainJob.spec.runtimePatches")
+    assert doctor(trains(), tmp_path).status == "pass"
+    found = doctor(trains(queue="team"), tmp_path)
+    assert (found.status, "Kubeflow Trainer has since 2.2" in found.found) == ("warning", True)
+    assert "ref=v2.3.0" in str(found.fix)
+    cluster.absent_fields.add("TrainingRuntime.spec.mlPolicy")
+    assert "needs the field spec.mlPolicy of a TrainingRuntime" in doctor(trains(), tmp_path).found
 
 
 def test_without_a_kubeconfig_the_doctor_cannot_check_for_trainjobs(

@@ -188,7 +188,19 @@ def test_unsupported_hardware_is_refused(tmp_path: Path, hardware: str, near: st
         ({"memory": "16 GB"}, "kubeflow.memory"),
         ({"hots": "x"}, "write kubeflow.host instead"),
         ({"run_as_user": -1}, "kubeflow.run_as_user"),
-        ({"image_pull_secrets": ["My Secret"]}, "kubeflow.image_pull_secrets"),
+        ({"run_as_user": 2**31}, "kubeflow.run_as_user"),
+        ({"image_pull_secrets": ["My Secret"]}, "correct kubeflow.image_pull_secrets.0 to my-secret"),
+        ({"service_account": "a..b"}, "kubeflow.service_account: must be lowercase letters"),
+        ({"namespace": "a.b"}, "kubeflow.namespace: must be at most 63 lowercase letters"),
+        ({"memory": "16K"}, "closest:  16k"),
+        ({"cpu": "0.0005"}, "kubeflow.cpu: must be a number of CPUs"),
+        ({"accelerator": "gpu"}, "must be the name of a resource, such as nvidia.com/gpu"),
+        ({"folder": "/dev/shm/"}, "another volume at this path"),
+        ({"node_selector": {"a b": "c"}}, "the key of a label must be NAME or DOMAIN/NAME"),
+        ({"node_selector": {"example.com/" + "a" * 64: "c"}}, "the key of a label must be"),
+        ({"node_selector": {"pool": "a/b"}}, "the value of a label must be empty or at most 63"),
+        ({"tolerations": [{"key": "a/b/c", "operator": "Exists"}]}, "the key of a taint must be"),
+        ({"tolerations": [{"key": "a", "value": "b c"}]}, "the value of a label must be"),
         ({"tolerations": [{"key": "gpu", "operator": "Exists", "value": "a"}]}, "Exists has no value"),
         ({"tolerations": [{"value": "a"}]}, "without a key needs operator Exists"),
     ],
@@ -196,6 +208,15 @@ def test_unsupported_hardware_is_refused(tmp_path: Path, hardware: str, near: st
 def test_invalid_settings_are_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         configuration(**settings)
+
+
+def test_settings_that_kubernetes_accepts_are_accepted(tmp_path: Path) -> None:
+    names = {"service_account": "team.trainer", "image_pull_secrets": ["registry.example.com"], "queue": "team.a"}
+    labels = {"node_selector": {"Pool": "", "example.com/kind_of.Node": "A_1"}, "tolerations": [{"operator": "Exists"}]}
+    configuration(**names, **labels, run_as_user=2**31 - 1)
+    specification, _ = compiled(tmp_path, configuration(cpu="0.5", memory="16000000k"))
+    resources = specification["deploymentSpec"]["executors"]["exec-train"]["container"]["resources"]
+    assert (resources["resourceCpuLimit"], resources["resourceMemoryLimit"]) == ("0.5", "16000000000")
 
 
 def test_without_a_cluster_the_missing_section_is_named(tmp_path: Path) -> None:

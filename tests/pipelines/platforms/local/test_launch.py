@@ -9,8 +9,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import namedtuple
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ import pytest
 from slipway.core.atomic import append_line
 from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig
-from slipway.pipelines.platforms.local import launch
+from slipway.pipelines.platforms.local import launch, session
 from slipway.pipelines.runs import record as runs
 from slipway.pipelines.runs.record import RunFolder, RunRecord
 
@@ -158,8 +160,8 @@ def test_a_frozen_process_is_named_once_and_stopped_quickly(
     assert f"kill -CONT {process.pid}" in message
     assert f"slipway cancel {record.run_id}" in message
     started = time.monotonic()
-    launch.stop_session(process)
-    assert time.monotonic() - started < launch.STOP_SECONDS / 2
+    session.stop(process)
+    assert time.monotonic() - started < session.STOP_SECONDS / 2
     assert process.stdout.read() == b"ended\n", "it was continued, so that it could end by itself"
     process.stdout.close()
 
@@ -176,3 +178,89 @@ def test_the_start_of_a_process_is_known_to_a_few_hundredths_of_a_second() -> No
     with os.fdopen(ours) as told:
         assert before - 0.05 < float(told.read()) < after + 0.05
     os.waitpid(pid, 0)
+
+
+def refusing(*numbers: int) -> Callable[..., None]:
+    """Return a replacement of `replace_file` that raises these errors, one per call, and then succeeds."""
+    left = [OSError(number, os.strerror(number), "run.json") for number in numbers]
+
+    def write(path: Path, content: bytes) -> None:
+        if left:
+            raise left.pop(0)
+        path.write_bytes(content)
+
+    return write
+
+
+def test_the_last_record_is_written_at_the_second_attempt(
+    folder: RunFolder, record: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record.status, record.process = "succeeded", None
+    monkeypatch.setattr(runs, "replace_file", refusing(errno.ENOSPC))
+    launch._Follower(folder, record, Shown()).finish()
+    assert folder.read().status == "succeeded"
+
+
+def test_a_run_whose_last_record_cannot_be_written_has_failed(
+    folder: RunFolder, record: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record.status, record.process = "succeeded", None
+    monkeypatch.setattr(launch, "LAST_SAVE_SECONDS", 0.3)
+    monkeypatch.setattr(runs, "replace_file", refusing(*[errno.ENOSPC] * 100))
+    launch._Follower(folder, record, Shown()).finish()
+    assert record.status == "failed"
+    assert record.error is not None
+    assert "The run succeeded, but" in record.error.message
+    assert "No space left on device: run.json" in record.error.message
+    assert f"slipway run --resume {record.run_id}" in str(record.error.fix)
+    assert folder.read().status == "failed", "it is as the command said"
+
+
+def test_the_files_of_a_succeeded_run_are_on_the_disk_before_its_record(
+    folder: RunFolder, record: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report, weights = folder.report_file, folder.path / "train" / "model" / "weights"
+    weights.parent.mkdir(parents=True)
+    report.touch()
+    weights.touch()
+    flushed: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda number: flushed.append(os.fstat(number).st_ino))
+    record.status, record.process = "succeeded", None
+    launch._Follower(folder, record, Shown()).finish()
+    position = [flushed.index(path.stat().st_ino) for path in (weights, weights.parent, report, folder.record_file)]
+    assert position == sorted(position)
+
+
+def test_files_that_cannot_be_flushed_are_a_failed_run(
+    folder: RunFolder, record: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_folder: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(launch, "sync_tree", fail)
+    record.status, record.process = "succeeded", None
+    launch._Follower(folder, record, Shown()).finish()
+    read = folder.read()
+    assert read.status == "failed"
+    assert read.error is not None
+    assert f"Input/output error: {folder.path}" in read.error.message
+
+
+def test_temporary_folders_of_killed_commands_are_removed(
+    folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    killed, deleted, live, other = (tmp_path / f"slipway-{name}" for name in ("killed", "deleted", "live", "other"))
+    alive = runs.create(CONFIG, tmp_path / "runs")
+    for path, run in ((killed, folder.path), (deleted, tmp_path / "runs" / "deleted"), (live, alive.path)):
+        path.mkdir()
+        (path / ".run").symlink_to(run)
+    other.mkdir()
+    with alive.held(), folder.held(), session.temporary_folder(folder) as temporary:
+        assert Path(temporary).is_dir()
+        assert not killed.exists()
+        assert not deleted.exists()
+        assert live.exists()
+        assert other.exists()
+    assert not Path(temporary).exists()
+    assert folder.record_file.parent.exists()

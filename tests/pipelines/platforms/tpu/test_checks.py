@@ -14,7 +14,12 @@ from slipway.pipelines.doctor import refuse_on_failure
 from slipway.pipelines.doctor.check import Context
 from slipway.pipelines.platforms.tpu.checks import request_of
 
-SECTION = {"project": "p", "zones": ["us-west4-a", "us-west4-b"], "bucket": "gs://p-runs"}
+SECTION = {
+    "project": "p",
+    "zones": ["us-west4-a", "us-west4-b"],
+    "bucket": "gs://p-runs",
+    "service_account": "tpu@p.iam.gserviceaccount.com",
+}
 RESERVATION = "projects/p/locations/us-west4-a/reservations/r"
 
 
@@ -42,8 +47,9 @@ def test_target_tpu_requests_the_hardware_in_the_words_of_the_api(
     assert (request.accelerator, request.runtime_version, request.spot) == (accelerator, version, False)
 
 
-def test_target_tpu_requests_spot_also_for_a_slice() -> None:
-    assert request_of(configured("tpu-v5p-2x2x2+spot")).spot
+@pytest.mark.parametrize("hardware", ["tpu-v5p-2x2x2+spot", "tpu-v5e-4x4+spot", "tpu-v6e-4x4+spot"])
+def test_target_tpu_requests_spot_also_for_a_slice_of_several_hosts(hardware: str) -> None:
+    assert request_of(configured(hardware)).spot
 
 
 @pytest.mark.parametrize(

@@ -128,9 +128,9 @@ TPU_AGENT = f"service-{NUMBER}@cloud-tpu.iam.gserviceaccount.com"
             "--set vertex.region=REGION",
         ),
         (
-            job_says("The replica {replica} ran out of memory and exited with a non-zero status of 9(SIGKILL)."),
+            job_says("Replicas low on memory: workerpool0. Specify a machine with larger memory and try again."),
             "train",
-            "The replica workerpool0-0 ran out of memory.",
+            "workerpool0 ran out of memory.",
             "--set train.batch_size",
         ),
         (
@@ -188,3 +188,28 @@ def test_a_failed_check_refuses_the_run_before_submission(
     assert "fix:      " in result.output
     assert not (workspace / "runs").exists()
     assert not ready_google.region.pipelines.jobs
+
+
+TRACED = (
+    "The replica workerpool1-1 exited with a non-zero status of 1. Termination reason: Error. \nTraceback (most recent "
+    'call last):\n  [...]\n  File "/app/task.py", line 8, in train\n    raise ValueError("loss is nan")\n'
+    "ValueError: loss is nan\nTo find out more about why your job exited please check the logs: https://console.example/x"
+)
+
+
+def test_a_traceback_in_the_services_message_is_shown_as_one(
+    ready_google: FakeGoogle, workspace: Path, slipway: Slipway
+) -> None:
+    """Source (reported): GoogleCloudPlatform/vertex-ai-samples#1504, with the end of the traceback in the message."""
+    step = ready_google.region.pipelines.script[TRAIN]
+    step.failure = Failure(TRACED)
+    step.logs = {"workerpool0-0": ["starting"]}
+    assert slipway(*RUN, "--no-check").exit_code == 1
+    explained = slipway("explain").output.splitlines()
+    assert explained[0].endswith("exited with a non-zero status of 1. Termination reason: Error.")
+    assert [line.strip() for line in explained if "Traceback" in line or "ValueError" in line] == [
+        "Traceback (most recent call last):",
+        'raise ValueError("loss is nan")',
+        "ValueError: loss is nan",
+    ]
+    assert "console.example" not in "\n".join(explained)

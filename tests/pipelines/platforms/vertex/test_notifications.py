@@ -113,7 +113,7 @@ def test_a_notification_that_fails_does_not_fail_the_run(
     assert json.loads((workspace / "runs/latest/run.json").read_text())["status"] == "succeeded"
     said = result.output  # the exit task ran in this process
     assert "warning: not everyone was notified: The webhook at localhost answered HTTP 500." in said
-    assert f"may not publish to {TOPIC}" in said
+    assert f"may not publish to {TOPIC}: pubsub.topics.publish is missing." in said
 
 
 def test_an_address_that_is_a_secret_is_written_nowhere(

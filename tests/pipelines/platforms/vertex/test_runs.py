@@ -234,7 +234,15 @@ def test_a_run_is_listed_in_its_experiment(ready_google: FakeGoogle, workspace: 
     (experiment,) = [context for context in contexts.values() if context.schema_title == "system.Experiment"]
     assert experiment.name.endswith("/contexts/digit-runs")
     runs = [context for context in contexts.values() if context.schema_title == "system.PipelineRun"]
-    assert [list(run.parent_contexts) for run in runs] == [[experiment.name]] * 2
+    pipeline = experiment.name.replace("digit-runs", "digits")
+    assert [list(run.parent_contexts) for run in runs] == [[pipeline, experiment.name]] * 2
+
+
+def test_an_experiment_with_the_name_of_the_pipeline_is_refused(ready_google: FakeGoogle, slipway: Slipway):
+    result = slipway(*RUN, "--set", "vertex.experiment=digits")
+    assert result.exit_code == 2
+    assert "fix:      --set vertex.experiment=digits-runs" in result.output
+    assert not ready_google.region.pipelines.jobs
 
 
 def test_an_experiment_error_does_not_stop_the_run(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):

@@ -241,5 +241,8 @@ def test_a_program_with_its_own_data_and_image_has_no_step_that_prepares_or_buil
     assert planned.worker_pool_specs[1]["container_spec"] == {
         "image_uri": own,
         "args": ["--lr", "0.1"],
-        **({"env": [{"name": "SLIPWAY_DATA", "value": "gs://rows/2026"}]} if data else {}),
+        "env": [
+            *([{"name": "SLIPWAY_DATA", "value": "gs://rows/2026"}] if data else []),
+            {"name": "SLIPWAY_ACCELERATORS", "value": "gpu:8"},
+        ],
     }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -98,3 +100,13 @@ def test_under_torchrun_replicas_without_addresses_are_refused() -> None:
     torchrun = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     with pytest.raises(UserError, match="torchrun does not have that of worker 1"):
         base.load("tensorflow").open(clusters.read(torchrun))
+
+
+def test_the_installation_that_is_proposed_is_the_images() -> None:
+    from slipway.trainer.engines.tensorflow.tpu import INSTALL
+
+    locked = Path("requirements/trainer-tpu.txt").read_text()
+    for name in ("tensorflow-tpu", "libtpu"):
+        version = re.search(rf"^{name}==(\S+)", locked, flags=re.MULTILINE)
+        assert version is not None
+        assert f" {name}=={version[1]}" in INSTALL

@@ -1,0 +1,74 @@
+"""Precision, recall and F1 of each class or label from counts, their averages, and the examples' influences on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from slipway.components.evaluate.measures.scores import ratio
+from slipway.components.evaluate.measures.significance import Counts, Floats
+
+# From a weight of each class to the sum over an example's hits, predictions and labels, [examples].
+Summed = Callable[[Floats, Floats, Floats], Floats]
+
+
+@dataclass(frozen=True)
+class CountAverages:
+    """True positives, predictions and examples of each class or label, [n] each."""
+
+    hits: Counts
+    predicted: Counts
+    support: Counts
+
+    @property
+    def precision(self) -> Floats:
+        """[n]: fraction of the predictions of a class that are correct; 0 for a class that was never predicted."""
+        return ratio(self.hits, self.predicted)
+
+    @property
+    def recall(self) -> Floats:
+        """[n]: fraction of a class's examples that are predicted as it; 0 for a class without examples."""
+        return ratio(self.hits, self.support)
+
+    @property
+    def f1(self) -> Floats:
+        """[n]: harmonic mean of precision and recall; 0 where both are 0."""
+        return ratio(2 * self.hits, self.predicted + self.support)
+
+    @property
+    def micro_f1(self) -> float | None:
+        """F1 of all classes together; None without labels and predictions."""
+        total = int(self.predicted.sum() + self.support.sum())
+        return 2 * int(self.hits.sum()) / total if total else None
+
+    @property
+    def each(self) -> dict[str, Floats]:
+        """The metrics of each class whose means are `macro`, [n] each."""
+        return {"macro_precision": self.precision, "macro_recall": self.recall, "macro_f1": self.f1}
+
+    def macro(self) -> dict[str, float | None]:
+        """Return the means over the classes that have examples; None if none has any."""
+        present = self.support > 0
+        return {name: float(values[present].mean()) if present.any() else None for name, values in self.each.items()}
+
+    def influences(self, summed: Summed, examples: int) -> dict[str, Floats]:
+        """Return each example's influence on the metrics of `macro`, [examples]."""
+        present, none = self.support > 0, np.zeros(len(self.support))
+        if not present.any():
+            return {}
+        scale = examples * present / present.sum()
+        predicted, support = (ratio(scale, each.astype(np.float64)) for each in (self.predicted, self.support))
+        both = ratio(scale, (self.predicted + self.support).astype(np.float64))
+        return {
+            "macro_precision": summed(predicted, -self.precision * predicted, none),
+            "macro_recall": summed(support, none, -self.recall * support),
+            "macro_f1": summed(2 * both, -self.f1 * both, -self.f1 * both),
+        }
+
+    def micro_influences(self, summed: Summed, examples: int) -> Floats:
+        """Return each example's influence on the micro F1, [examples]."""
+        total, ones = max(1, int(self.predicted.sum() + self.support.sum())), np.ones(len(self.support))
+        weight = examples / total * ones
+        return summed(2 * weight, -(self.micro_f1 or 0) * weight, -(self.micro_f1 or 0) * weight)

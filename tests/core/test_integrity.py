@@ -1,0 +1,59 @@
+"""Checksums of a model's files: each kind of damage is one sentence, and other programs' models have none."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from slipway.core import integrity
+from slipway.core.errors import UserError
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    (folder / "variables").mkdir(parents=True)
+    (folder / "variables" / "data").write_bytes(bytes(range(256)))
+    (folder / "model.pt2").write_bytes(b"weights")
+    integrity.seal(folder, {"classes": ["a", "b"], "rate": 0.1})
+    return folder
+
+
+def test_a_whole_model(model: Path) -> None:
+    assert integrity.damage(model) is None
+    (model / "metadata.json").write_text("{}")  # of a registry
+    integrity.verify(model)
+    record = json.loads((model / "model.json").read_text())
+    assert record["files"]["variables/data"][0] == 256
+    assert integrity.unsealed(record) == {"classes": ["a", "b"], "rate": 0.1}
+
+
+def test_each_damage_is_one_sentence(model: Path) -> None:
+    data, record = model / "variables" / "data", model / "model.json"
+    content, text = data.read_bytes(), record.read_text()
+    for change, what in (
+        (lambda: data.write_bytes(content[:-1] + b"x"), "variables/data does not match its checksum"),
+        (lambda: os.truncate(data, 10), "variables/data has 10 bytes instead of 256"),
+        (data.unlink, "variables/data is missing"),
+        (lambda: record.write_text(text.replace('"b"', '"c"')), "model.json does not match its checksum"),
+        (lambda: record.write_bytes(b""), "model.json cannot be read"),
+        (lambda: record.write_bytes(bytes(100)), "model.json cannot be read"),
+        (lambda: record.write_bytes(b"\xff"), "model.json cannot be read"),
+    ):
+        change()
+        with pytest.raises(UserError) as refused:
+            integrity.verify(model)
+        assert refused.value.message == f"The model in {model} is damaged: {what}."
+        data.write_bytes(content)
+        record.write_text(text)
+    integrity.verify(model)
+
+
+@pytest.mark.parametrize("text", [None, "{}", "[]", '{"format": "layers-model"}'])
+def test_another_programs_model_has_no_checksums(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "model.json").write_text(text)
+    integrity.verify(tmp_path)

@@ -1,0 +1,269 @@
+"""Verify that this machine has the accelerators that a run was planned for: otherwise it would train on the CPU.
+
+`verify_machine` asks the machine and its driver before a framework is imported, and `verify_library` the framework
+before it trains: one that sees no accelerator uses the CPU without an error. `python -m
+slipway.trainer.distributed.verification PROGRAM ARGUMENT…` replaces itself with a program once the machine is verified.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slipway.core.errors import UserError, report
+from slipway.core.exit_codes import FAILED
+from slipway.trainer.distributed.accelerators import (
+    GPU_FILES,
+    TPU_FILES,
+    TPU_VARIABLES,
+    VIRTUAL_DEVICES_VARIABLE,
+    VISIBLE_GPUS_VARIABLE,
+    Accelerators,
+    Kind,
+    count_files,
+    pci_chips,
+    planned,
+    virtual_devices,
+    visible_gpus,
+)
+
+_AMD_FILE = "kfd"  # of AMD's GPUs, which NVIDIA's driver does not know
+# Where Vertex AI and GKE mount NVIDIA's driver in containers.
+DRIVER_FOLDER = "usr/local/nvidia"
+_DRIVER_LIBRARY = "libcuda.so.1"
+# In a process of its own, because the driver must not be started before a fork.
+_COUNT_GPUS = f"""
+import ctypes
+driver, count = ctypes.CDLL("{_DRIVER_LIBRARY}"), ctypes.c_int()
+print(driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)), count.value)
+"""
+_DRIVER_SECONDS = 60.0  # eight GPUs without the persistence mode need about 20
+_SMI_SECONDS = 3.0
+
+logger = logging.getLogger("slipway.trainer")
+
+
+@dataclass(frozen=True)
+class Library:
+    """A framework: its title, the packages that use each kind of accelerator, and how many of a kind it sees."""
+
+    title: str
+    packages: Mapping[Kind, str]
+    count: Callable[[Any, Kind], int]
+
+
+def _tensorflow_count(tensorflow: Any, kind: Kind) -> int:
+    config = tensorflow.config  # a TPU's cores are logical devices, once it is initialized
+    return len(config.list_logical_devices("TPU") if kind == "tpu" else config.list_physical_devices("GPU"))
+
+
+def _jax_count(jax: Any, kind: Kind) -> int:
+    names = [device.platform for device in jax.local_devices()]
+    return sum({"cpu": "cpu", "tpu": "tpu"}.get(name, "gpu") == kind for name in names)
+
+
+def _torch_count(torch: Any, kind: Kind) -> int:
+    if kind == "gpu":
+        return int(torch.cuda.device_count())
+    runtime = sys.modules.get("torch_xla.runtime")  # on a machine without TPU, it computes on the CPU
+    if runtime is not None:
+        return int(runtime.addressable_device_count()) if runtime.device_type() == "TPU" else 0
+    return int("torch_tpu" in sys.modules)
+
+
+# By the module's name, which is that of Keras's backend.
+LIBRARIES = {
+    "tensorflow": Library(
+        "TensorFlow",
+        {"gpu": "'tensorflow[and-cuda]'", "tpu": "tensorflow-tpu"},
+        _tensorflow_count,
+    ),
+    "jax": Library("JAX", {"gpu": "'jax[cuda13]'", "tpu": "'jax[tpu]'"}, _jax_count),
+    "torch": Library("PyTorch", {"gpu": "torch", "tpu": "torch_tpu"}, _torch_count),
+}
+
+
+def verify_machine(
+    environment: Mapping[str, str],
+    root: Path = Path("/"),
+    count_gpus: Callable[[Mapping[str, str]], tuple[int | None, str]] | None = None,
+) -> None:
+    """Check, without a framework, that this machine has the accelerators that were planned, if any were.
+
+    Args:
+        environment: The environment variables.
+        root: The file system's root, below which are dev, sys and usr/local/nvidia.
+        count_gpus: Returns how many GPUs NVIDIA's driver sees (None if unknown), and that in words.
+
+    Raises:
+        UserError: It does not have them; says what it has.
+    """
+    plan = planned(environment)
+    if plan is None:
+        return
+    if virtual_devices(environment):
+        fix = f"unset {VIRTUAL_DEVICES_VARIABLE}; slipway rehearse sets it for a rehearsal"
+        raise _refusal(plan, f"{VIRTUAL_DEVICES_VARIABLE} is set", fix, environment, root)
+    if plan.kind == "tpu":
+        named = any(environment.get(name) for name in TPU_VARIABLES)
+        if not (named or count_files(root / "dev", TPU_FILES) or pci_chips(root / "sys")):
+            fix = (
+                "run on a TPU VM, in a container with --privileged --net=host, or in a pod that requests google.com/tpu"
+            )
+            raise _refusal(plan, "there is no TPU chip", fix, environment, root)
+    elif not (root / "dev" / _AMD_FILE).exists():  # otherwise only the framework knows
+        seen, said = (count_gpus or _driver_count)(environment)
+        if seen is None:
+            logger.warning("the GPUs were not counted: %s", said)
+        elif not _suffices(plan, seen):
+            raise _refusal(plan, said, _gpu_fix(plan, seen, environment, root), environment, root)
+
+
+def verify_library(name: str, environment: Mapping[str, str] = os.environ) -> None:
+    """Check that an imported library of LIBRARIES sees the accelerators that were planned, before it uses them.
+
+    Raises:
+        UserError: It sees another number of them.
+    """
+    plan = planned(environment)
+    if plan is not None and not _suffices(plan, seen := _seen(name, plan)):
+        raise _unseen([name], plan, seen, environment)
+
+
+def verify_loaded(names: Sequence[str] = tuple(LIBRARIES), environment: Mapping[str, str] = os.environ) -> None:
+    """Check that one of the libraries that a custom program has imported sees some of the planned accelerators.
+
+    The program may use several libraries, or divide the accelerators among its processes.
+
+    Raises:
+        UserError: None of those that are imported sees any.
+    """
+    plan = planned(environment)
+    loaded = [name for name in names if name in sys.modules]
+    if plan is not None and loaded and not any(_seen(name, plan) for name in loaded):
+        raise _unseen(loaded, plan, 0, environment)
+
+
+def _seen(name: str, plan: Accelerators) -> int:
+    return LIBRARIES[name].count(sys.modules[name], plan.kind)
+
+
+def _unseen(names: Sequence[str], plan: Accelerators, seen: int, environment: Mapping[str, str]) -> UserError:
+    """Return the error for libraries that see too few accelerators of a machine that `verify_machine` accepted."""
+    titles = " and ".join(LIBRARIES[name].title for name in names)
+    installs = (f"pip install -U {LIBRARIES[name].packages[plan.kind]}" for name in names)
+    fix = f"{' or '.join(installs)}, or in an image of your own: a build with support for {plan.kind.upper()}s"
+    return _refusal(plan, f"{titles} {'see' if len(names) > 1 else 'sees'} {seen}", fix, environment, Path("/"))
+
+
+def _suffices(plan: Accelerators, seen: int) -> bool:
+    """Whether that many are what was planned; the devices of a TPU chip depend on its generation and library."""
+    return seen == plan.count if plan.kind == "gpu" and plan.count else seen >= max(1, plan.count)
+
+
+def _refusal(plan: Accelerators, reason: str, fix: str, environment: Mapping[str, str], root: Path) -> UserError:
+    """Return the error for a machine that does not have what was planned."""
+    what = "GPU" if plan.kind == "gpu" else "TPU device"
+    number = f"{plan.count} {what}{'s' * (plan.count > 1)}" if plan.count else f"{what}s"
+    found = "; ".join((_gpu_findings if plan.kind == "gpu" else _tpu_findings)(environment, root))
+    return UserError(
+        f"This machine should have {number}, but {reason}. Found: {found}.",
+        setting=plan.source,
+        value=environment[plan.source],
+        fix=fix,
+    )
+
+
+def _gpu_findings(environment: Mapping[str, str], root: Path) -> list[str]:
+    """Return what this machine has of NVIDIA's GPUs and driver, in words."""
+    files = sorted(path.name for path in (root / "dev").glob("nvidia*") if GPU_FILES[0].fullmatch(path.name))
+    found = [f"device files {', '.join(files)}" if files else "no device file /dev/nvidia0"]
+    if (root / DRIVER_FOLDER / "lib64" / _DRIVER_LIBRARY).exists():
+        found.append(f"/{DRIVER_FOLDER}/lib64/{_DRIVER_LIBRARY}")
+    found += [
+        f"{name}={environment[name]}" for name in ("LD_LIBRARY_PATH", VISIBLE_GPUS_VARIABLE) if name in environment
+    ]
+    path = f"{environment.get('PATH', '')}:{root / DRIVER_FOLDER / 'bin'}"
+    program = shutil.which("nvidia-smi", path=path)
+    return [*found, f"nvidia-smi: {_said([program, '-L'], environment) if program else 'not installed'}"]
+
+
+def _said(command: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Return the beginning of what nvidia-smi prints."""
+    try:
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=_SMI_SECONDS, check=False, env=dict(environment)
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return " ".join((answer.stdout + answer.stderr).split())[:200] or f"status {answer.returncode}"
+
+
+def _tpu_findings(environment: Mapping[str, str], root: Path) -> list[str]:
+    return [
+        f"{count_files(root / 'dev', TPU_FILES)} device files /dev/accelN and /dev/vfio/N",
+        f"{pci_chips(root / 'sys')} TPU chips on the PCI bus",
+        *(f"{name}={environment[name]}" for name in TPU_VARIABLES if name in environment),
+    ]
+
+
+def _gpu_fix(plan: Accelerators, seen: int, environment: Mapping[str, str], root: Path) -> str:
+    visible = environment.get(VISIBLE_GPUS_VARIABLE)
+    if visible is not None and visible_gpus(visible) < plan.count:
+        return f"unset {VISIBLE_GPUS_VARIABLE}"
+    if seen > plan.count:
+        return f"export {VISIBLE_GPUS_VARIABLE}={','.join(str(number) for number in range(plan.count))}"
+    if not seen and (root / DRIVER_FOLDER / "lib64" / _DRIVER_LIBRARY).exists():
+        libraries = f"LD_LIBRARY_PATH=/{DRIVER_FOLDER}/lib64${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"
+        return f"add to the image's Dockerfile: ENV {libraries} PATH=$PATH:/{DRIVER_FOLDER}/bin"
+    return (
+        "choose hardware that this machine has, such as --hardware cpu, or install NVIDIA's driver until nvidia-smi "
+        "lists the GPUs; containers get them from docker run --gpus all, or a pod's limit nvidia.com/gpu"
+    )
+
+
+def _driver_count(environment: Mapping[str, str]) -> tuple[int | None, str]:
+    """Return how many GPUs NVIDIA's driver lets programs use, None if it does not respond, and that in words."""
+    command = [sys.executable, "-I", "-S", "-c", _COUNT_GPUS]
+    try:
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=_DRIVER_SECONDS, check=False, env=dict(environment)
+        )
+    except subprocess.TimeoutExpired:
+        return None, f"NVIDIA's driver did not respond within {_DRIVER_SECONDS:g} s"
+    if (counted := re.fullmatch(r"(\d+) (\d+)", answer.stdout.strip())) is None:
+        reason = (answer.stderr.strip().splitlines() or [f"status {answer.returncode}"])[-1]
+        return 0, f"NVIDIA's driver library cannot be loaded ({reason.removeprefix('OSError: ')})"
+    error, count = int(counted[1]), int(counted[2])
+    if error:
+        return 0, f"NVIDIA's driver does not start (CUDA error {error}{': no device' * (error == 100)})"
+    return count, f"NVIDIA's driver shows {count} to programs"
+
+
+def verified_command(program: Sequence[str]) -> list[str]:
+    """Return the command that starts `program` once this machine is verified."""
+    return ["python", "-m", "slipway.trainer.distributed.verification", *program]
+
+
+def main(program: list[str]) -> None:
+    """Replace this process with the program, unless the machine is refused."""
+    try:
+        verify_machine(os.environ)
+    except UserError as error:
+        report(error)
+        sys.exit(FAILED)
+    if program[0] in ("python", "python3"):
+        program[0] = sys.executable
+    os.execvp(program[0], program)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
