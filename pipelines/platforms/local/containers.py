@@ -11,6 +11,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 RUN_LABEL = "slipway.run"
 GPU_DEVICE = Path("/dev/nvidiactl")
 STOP_SECONDS = 15
+# How long the output's stream may go on after a container's end.
+OUTPUT_SECONDS = 5.0
 # The "image" of a task that runs as a process beside the containers: it starts containers itself.
 HOST = "host"
 # The workers of Keras and TensorFlow pass batches through shared memory; Docker's default is 64 MB.
@@ -118,15 +121,47 @@ def run_container(
 
 
 def run_to_end(container: Container) -> int:
-    """Start a container, copy its output to stdout, remove it, and return its exit code."""
+    """Start a container, copy its output to stdout, remove it, and return its exit code.
+
+    Podman's stream of the output may go on after the container's end
+    (https://github.com/podman-container-tools/podman/issues/11461): what it left out is then read by itself.
+    """
     try:
         container.start()
-        for chunk in container.logs(stream=True, follow=True):
-            sys.stdout.write(chunk.decode(errors="replace"))
-        sys.stdout.flush()
-        return int(container.wait()["StatusCode"])
+        output = _Output(container)
+        code = int(container.wait()["StatusCode"])
+        output.finish()
+        return code
     finally:
         container.remove(force=True)
+
+
+class _Output:
+    """Copies a container's output to stdout, in a thread."""
+
+    def __init__(self, container: Container) -> None:
+        self._container = container
+        self._copied = 0
+        self._stream = container.logs(stream=True, follow=True)
+        self._reader = threading.Thread(target=self._copy, daemon=True)
+        self._reader.start()
+
+    def _copy(self) -> None:
+        for chunk in self._stream:
+            self._write(chunk)
+
+    def _write(self, chunk: bytes) -> None:
+        self._copied += len(chunk)
+        sys.stdout.write(chunk.decode(errors="replace"))
+        sys.stdout.flush()
+
+    def finish(self) -> None:
+        """Copy the rest; the container has ended."""
+        self._reader.join(OUTPUT_SECONDS)
+        if self._reader.is_alive():
+            self._stream.close()
+            self._reader.join()
+            self._write(self._container.logs()[self._copied :])
 
 
 def mounted_folders(config: RunConfig, here: Path) -> list[Path]:

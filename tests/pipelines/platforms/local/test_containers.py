@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -125,3 +127,34 @@ def test_a_task_beside_the_containers_uses_this_python(capfd: pytest.CaptureFixt
     code = "import sys; print(sys.executable); sys.exit(5)"
     assert containers.run_container(None, HOST, ["sh", "-c", f'python3 -c "{code}"'], {}) == 5
     assert Path(capfd.readouterr().out.strip()).parent == Path(sys.executable).parent
+
+
+class EndlessStream:
+    """An output stream that stays open after the container's end, until it is closed."""
+
+    def __init__(self, chunks: list[bytes]) -> None:
+        self._chunks = chunks
+        self._closed = threading.Event()
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from self._chunks
+        assert self._closed.wait(60)
+
+    def close(self) -> None:
+        self._closed.set()
+
+
+def test_a_stream_that_outlives_its_container_does_not_hang_the_step(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(containers, "OUTPUT_SECONDS", 0.1)
+    removed: list[bool] = []
+    container: Any = SimpleNamespace(
+        start=lambda: None,
+        logs=lambda stream=False, follow=False: EndlessStream([b"one\n"]) if follow else b"one\ntwo\n",
+        wait=lambda: {"StatusCode": 3},
+        remove=lambda force: removed.append(force),
+    )
+    assert containers.run_to_end(container) == 3
+    assert capsys.readouterr().out == "one\ntwo\n"
+    assert removed == [True]
