@@ -30,6 +30,11 @@ SLOW_FOLDERS = {"end_to_end", "engines"}
 TESTS = Path(__file__).parent
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Return one process more than there are cores: many tests wait for servers and processes."""
+    return (os.cpu_count() or 1) + 1
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark slow tests; where several processes share the files of tests, the longest come first.
 
