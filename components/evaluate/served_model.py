@@ -16,7 +16,7 @@ from slipway.components.evaluate.measures import EVALUATED
 from slipway.components.evaluate.measures.base import Example, Measures
 from slipway.components.evaluate.measures.significance import Counts, Floats
 from slipway.core.errors import UserError
-from slipway.core.integrity import unsealed
+from slipway.core.integrity import unsealed, verify
 from slipway.core.manifest import Manifest, signature_name
 from slipway.core.values import JsonObject
 from slipway.serving import model as model_files
@@ -292,7 +292,7 @@ def load_model(folder: Path, data: Manifest) -> Model:
         data: The manifest of the data set. Of its inputs, the model may use a part.
 
     Raises:
-        UserError: It is in the format of an engine that is not installed.
+        UserError: It is damaged, or in the format of an engine that is not installed.
         OtherData: It is for another task, or has inputs that the data set does not have.
         NotServable: The SavedModel has no serving signature, or one without the task's outputs.
         Exception: Anything that the library raises for a damaged file.
@@ -300,6 +300,7 @@ def load_model(folder: Path, data: Manifest) -> Model:
     description = read_json(folder / RECORD_FILE)
     task = description.get("task", "classification" if description.get("classes") else data.task)
     if task != data.task:
+        verify(folder)
         raise OtherData(f"was trained for the task {task}; the task of the data set {data.name} is {data.task}")
     model, row = model_files.load(folder), TASKS[data.task]
     for output in filter(None, (row.names, row.values)):

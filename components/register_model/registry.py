@@ -80,7 +80,7 @@ class Registry:
         """Return the names of the models that have a version."""
         if not self.root.is_dir():
             return []
-        return sorted(path.name for path in self.root.iterdir() if path.is_dir() and self._numbers(path.name))
+        return sorted(path.name for path in self.root.iterdir() if path.is_dir() and self.numbers(path.name))
 
     def versions(self, model: str) -> list[Version]:
         """Return a model's versions, oldest first.
@@ -88,7 +88,35 @@ class Registry:
         Raises:
             UserError: A version's metadata cannot be read.
         """
-        return [self._version(model, number) for number in self._numbers(model)]
+        return [self.version(model, number) for number in self.numbers(model)]
+
+    def numbers(self, model: str) -> list[int]:
+        """Return the numbers of a model's versions, oldest first."""
+        folder = self.root / model
+        if not folder.is_dir():
+            return []
+        names = (path.name for path in folder.iterdir() if path.is_dir())
+        return sorted(int(name) for name in names if name.isascii() and name.isdigit() and not name.startswith("0"))
+
+    def version(self, model: str, number: int) -> Version:
+        """Return an existing version of a model.
+
+        Raises:
+            UserError: Its metadata cannot be read.
+        """
+        folder = self._folder(model, number)
+        try:
+            metadata = json.loads((folder / METADATA).read_bytes())
+        except (OSError, ValueError):
+            metadata = None
+        if not isinstance(metadata, dict):
+            raise UserError(
+                f"The registered version {folder} cannot be read: its {METADATA} is missing or damaged.",
+                setting="register.registry",
+                value=str(self.root),
+                fix=f"restore {folder}, or remove the version: rm -r {folder}",
+            )
+        return Version(model, number, folder, metadata)
 
     def champion(self, model: str) -> Version | None:
         """Return the version to beat, or None if there is none yet.
@@ -97,7 +125,7 @@ class Registry:
             UserError: The alias does not name an existing version.
         """
         number = self._champion_number(model)
-        return None if number is None else self._version(model, number)
+        return None if number is None else self.version(model, number)
 
     def register(self, model: str, source: Path, metadata: JsonObject, promote_over: PromoteOver) -> Registration:
         """Copy a model's folder as the next version, and make it the champion.
@@ -141,7 +169,7 @@ class Registry:
 
     def _add(self, model: str, source: Path, metadata: JsonObject) -> Version:
         """Copy to a temporary folder, then rename it; the caller holds the lock."""
-        number = max([0, *self._numbers(model), self._alias_number(model) or 0]) + 1
+        number = max([0, *self.numbers(model), self._alias_number(model) or 0]) + 1
         target = self._folder(model, number)
         unfinished = target.with_name(f"{UNFINISHED}{number}")
         record = {
@@ -188,27 +216,12 @@ class Registry:
                 + ", or --set register.registry=FOLDER; then slipway run --resume latest",
             ) from error
 
-    def _version(self, model: str, number: int) -> Version:
-        folder = self._folder(model, number)
-        try:
-            metadata = json.loads((folder / METADATA).read_bytes())
-        except (OSError, ValueError):
-            metadata = None
-        if not isinstance(metadata, dict):
-            raise UserError(
-                f"The registered version {folder} cannot be read: its {METADATA} is missing or damaged.",
-                setting="register.registry",
-                value=str(self.root),
-                fix=f"restore {folder}, or remove the version: rm -r {folder}",
-            )
-        return Version(model, number, folder, metadata)
-
     def _champion_number(self, model: str) -> int | None:
         """Return the number of the existing version that the alias names; None if there is no alias."""
         file = self._champion_file(model)
         if not file.exists():
             return None
-        number, numbers = self._alias_number(model), self._numbers(model)
+        number, numbers = self._alias_number(model), self.numbers(model)
         if number in numbers:
             return number
         named = "no version" if number is None else f"version {number}, which does not exist"
@@ -229,13 +242,6 @@ class Registry:
         except OSError:
             return None
         return int(text) if text.isdigit() and len(text) < MOST_DIGITS else None
-
-    def _numbers(self, model: str) -> list[int]:
-        folder = self.root / model
-        if not folder.is_dir():
-            return []
-        names = (path.name for path in folder.iterdir() if path.is_dir())
-        return sorted(int(name) for name in names if name.isascii() and name.isdigit() and not name.startswith("0"))
 
     def _folder(self, model: str, number: int) -> Path:
         return self.root / model / str(number)

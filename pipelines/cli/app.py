@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperArgument
 
-from slipway.pipelines.cli.artifacts import build, compile_
+from slipway.pipelines.cli.artifacts import build, compile_, verify
 from slipway.pipelines.cli.batch import batch
 from slipway.pipelines.cli.configuration import config as config_group
 from slipway.pipelines.cli.existing_runs import cancel, explain, list_, logs, status
@@ -66,6 +66,7 @@ COMMANDS = (
     ("Follow runs", "logs", logs, ("slipway logs --step train", "slipway logs --follow")),
     ("Follow runs", "explain", explain, ("slipway explain", "slipway explain RUN --json")),
     ("Follow runs", "cancel", cancel, ("slipway cancel latest",)),
+    ("Follow runs", "verify", verify, ("slipway verify", "slipway verify digits", "slipway verify latest --json")),
     ("Prepare", "doctor", doctor, ("slipway doctor -c my.yaml", "slipway doctor --target vertex --hardware l4x1")),
     ("Prepare", "hardware", hardware_, ("slipway hardware --region europe-west4", "slipway hardware 'l4x4*2'")),
     ("Prepare", "setup", setup, ("slipway setup -c my.yaml --apply", "slipway setup --target kubeflow -c my.yaml")),

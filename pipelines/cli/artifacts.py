@@ -1,4 +1,4 @@
-"""Build artifacts ahead of a run: `slipway compile` writes its pipeline spec, `slipway build` builds its images."""
+"""Artifacts of runs: `slipway compile` writes the pipeline spec, `build` builds images, `verify` compares checksums."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from slipway.pipelines.cli.options import (
     check_folder_of,
     configuration_path,
 )
-from slipway.pipelines.cli.terminal import console, say, user_errors
+from slipway.pipelines.cli.serving import Registry
+from slipway.pipelines.cli.terminal import EXIT_FAILED, console, print_results, say, user_errors
 from slipway.pipelines.platforms.remote import remote
 from slipway.pipelines.table import PlatformName
 
@@ -121,3 +122,24 @@ def _listed(content: Content) -> str:
 
 def _size(size: int) -> str:
     return f"{size:13,d} bytes"
+
+
+@user_errors
+def verify(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[WHAT]...", help="Models, runs and folders of data sets; default: all of this folder."),
+    ] = None,
+    registry: Registry = Path("models"),
+    as_json: Json = False,
+) -> None:
+    """Read models, checkpoints and prepared data sets, and compare every file with its checksum."""
+    from slipway.pipelines.runs import verification
+
+    found = [each for name in names for each in verification.verify(name, registry)] if names else []
+    found = found if names else list(verification.everything(registry))
+    print_results(found, as_json=as_json)
+    damaged = sum(bool(each.damages) for each in found)
+    say(f"{len(found):,} artifacts verified, {damaged:,} damaged")
+    if damaged:
+        raise typer.Exit(EXIT_FAILED)

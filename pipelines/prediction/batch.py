@@ -6,7 +6,6 @@ A part is finished once its record is written; a batch that was stopped continue
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import multiprocessing
@@ -22,7 +21,9 @@ from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import Any
 
-from slipway.core import cores
+from filelock import FileLock, Timeout
+
+from slipway.core import cores, integrity
 from slipway.core.atomic import replace_file
 from slipway.core.errors import UserError
 from slipway.core.parent_death import die_with_parent
@@ -129,7 +130,7 @@ def _plan(batch: Batch, every: Sequence[Part]) -> JsonObject:
     return {
         "model": str(batch.chosen),
         "folder": str(batch.chosen.folder),
-        "digest": models.digest(batch.chosen.folder),
+        "digest": hashlib.sha256(json.dumps(integrity.files(batch.chosen.folder)).encode()).hexdigest(),
         "module": batch.chosen.module,
         "inputs": list(batch.inputs),
         "content": seen.hexdigest(),
@@ -197,12 +198,11 @@ def _locked(folder: Path) -> Iterator[None]:
             value=str(folder),
             allowed="a folder on this machine",
         ) from None
-    with (folder / UNFINISHED / "lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"Another process is writing to {folder}.", setting="--output", value=str(folder)) from None
-        yield
+    try:
+        with FileLock(folder / UNFINISHED / "lock", timeout=0):
+            yield
+    except Timeout:
+        raise UserError(f"Another process is writing to {folder}.", setting="--output", value=str(folder)) from None
 
 
 def _begin(batch: Batch, plan: JsonObject, count: int) -> list[int]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import shlex
 import sys
 from dataclasses import dataclass, replace
@@ -101,16 +99,6 @@ def _find(model: str | None, known: Registry) -> Chosen:
         nearest=near,
         fix=f"name {near}" if near else "slipway list, which shows the runs",
     )
-
-
-def digest(folder: Path) -> str:
-    """Return the SHA-256 of a model's files and their paths."""
-    found = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        with path.open("rb") as file:
-            content = hashlib.file_digest(file, "sha256").hexdigest()
-        found.update(os.fsencode(f"{path.relative_to(folder)}\n{content}\n"))
-    return found.hexdigest()
 
 
 def ready(chosen: Chosen, sizes: tuple[int, ...] = (1,)) -> served.Model:

@@ -52,6 +52,26 @@ def test_each_damage_is_one_sentence(model: Path) -> None:
     integrity.verify(model)
 
 
+def test_no_flipped_bit_is_overlooked(model: Path) -> None:
+    for path in (model / "model.json", model / "model.pt2"):
+        content = path.read_bytes()
+        for bit in range(8 * len(content)):
+            flipped = bytearray(content)
+            flipped[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(flipped)
+            assert integrity.damage(model) is not None, (path, bit, bytes(flipped))
+        path.write_bytes(content)
+    assert integrity.damage(model) is None
+
+
+def test_all_damages_are_named(model: Path) -> None:
+    (model / "model.pt2").unlink()
+    (model / "variables" / "data").write_bytes(b"")
+    assert list(integrity.damages(model)) == [
+        "model.pt2 is missing", "variables/data has 0 bytes instead of 256"
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("text", [None, "{}", "[]", '{"format": "layers-model"}'])
 def test_another_programs_model_has_no_checksums(tmp_path: Path, text: str | None) -> None:
     if text is not None:

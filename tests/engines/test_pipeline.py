@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.components.evaluate.conftest import png
+from tests.end_to_end.bit_flips import check_every_file_is_verified
 from tests.end_to_end.workspace import Workspace, steps
 from tests.engines.conftest import ENGINE, Bench
 from tests.engines.test_engine import check_agreement
@@ -62,6 +63,13 @@ def test_the_registered_model_is_served_over_http(workspace: Workspace) -> None:
         status, found = ask(port, "/predict", image, "image/png")
     assert status == 200
     assert found["predictions"][0]["probabilities"] == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_model_with_a_flipped_bit_is_refused_by_every_command(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(workspace.path)
+    check_every_file_is_verified(workspace)
 
 
 def test_two_replicas_end_with_the_same_weights(workspace: Workspace) -> None:

@@ -18,8 +18,9 @@ import re
 import shutil
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,6 +39,9 @@ _FOLDER = re.compile(r"step-(\d{8,})")
 READ_WAITS = (1.0, 2.0, 4.0, 8.0)
 # Error numbers that say what is in the folder; any other one says nothing about the checkpoint.
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
+
+# What reading a damaged checkpoint raises.
+DAMAGED = (OSError, ValueError, RecursionError, zipfile.BadZipFile)
 
 Value = TypeVar("Value")
 
@@ -134,9 +138,26 @@ class Checkpoints:
         """
         try:
             return _retried(self._folder / _name(step), lambda: self._read(step))
-        except (OSError, ValueError, RecursionError, zipfile.BadZipFile) as error:
+        except DAMAGED as error:
             logger.warning("the checkpoint of step %d is damaged (%s)", step, error)
         return None
+
+    def damages(self) -> Iterator[tuple[Path, str | None]]:
+        """Yield each checkpoint's folder, oldest first, with what is damaged in it; None for a whole one.
+
+        Raises:
+            StorageUnavailable: The storage fails.
+        """
+        pointed = pointed_step(self._folder) or 0
+        for step in sorted(self._steps()):
+            folder = self._folder / _name(step)
+            if step > pointed and not (folder / RECORD_FILE).exists():
+                continue  # a save that was interrupted
+            try:
+                _retried(folder, partial(self._read, step))
+                yield folder, None
+            except DAMAGED as error:
+                yield folder, str(error)
 
     def unseen(self, step: int) -> StorageUnavailable:
         """Return the error of a replica that cannot read the checkpoint that the chief has read."""

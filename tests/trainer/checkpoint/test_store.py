@@ -84,6 +84,8 @@ def replaced_by_folder(path: Path) -> None:
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "arrays, one bit": lambda newest: flipped(newest / "state.npz", 100),
     "arrays, shortened": lambda newest: os.truncate(newest / "state.npz", 100),
+    "arrays, longer": lambda newest: (newest / "state.npz").open("ab").write(b"\0"),
+    "arrays, zeros": lambda newest: (newest / "state.npz").write_bytes(bytes((newest / "state.npz").stat().st_size)),
     "arrays, empty": lambda newest: os.truncate(newest / "state.npz", 0),
     "arrays, missing": lambda newest: (newest / "state.npz").unlink(),
     "arrays, a folder": lambda newest: replaced_by_folder(newest / "state.npz"),
@@ -93,6 +95,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "record, a link to itself": lambda newest: (
         (newest / "checkpoint.json").unlink(), (newest / "checkpoint.json").symlink_to("checkpoint.json"),
     ),
+    "record, shortened": lambda newest: os.truncate(newest / "checkpoint.json", 100),
     "record, zeros": lambda newest: (newest / "checkpoint.json").write_bytes(bytes(500)),
     "record, one bit": lambda newest: flipped(newest / "checkpoint.json", 60),
     "record, one digit": lambda newest: edited(

@@ -1,0 +1,161 @@
+"""Verification of stored artifacts: every file of models, checkpoints and data sets is compared with its checksum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from slipway.components.register_model.registry import CHAMPION, Registry
+from slipway.core import integrity, manifest
+from slipway.core.errors import UserError, nearest
+from slipway.core.paths import local_path
+from slipway.core.values import JsonObject
+from slipway.pipelines.runs import record as runs
+from slipway.trainer.checkpoint.best import FOLDER as BEST_FOLDER
+from slipway.trainer.checkpoint.store import Checkpoints
+
+NAMES = "a registered model, NAME/VERSION, a run's id, or the folder of a model or prepared data set"
+# Entry of a registered version's metadata: its model.json has checksums.
+SEALED = "weights_checksum"
+
+
+@dataclass
+class Verified:
+    """An artifact, with an error for each of its damaged files; `sealed` is whether it has checksums."""
+
+    kind: str
+    path: Path
+    damages: list[UserError] = field(default_factory=list)
+    sealed: bool = True
+
+    def as_dict(self) -> JsonObject:
+        """Return it as JSON."""
+        damages = [error.as_dict() for error in self.damages]
+        return {"kind": self.kind, "path": str(self.path), "sealed": self.sealed, "damages": damages}
+
+    def lines(self) -> list[str]:
+        """Return the lines of output: the artifact, then its errors."""
+        if self.damages:
+            return [f"✗ {self.kind} {self.path}", *(f"  {line}" for e in self.damages for line in str(e).split("\n"))]
+        return [f"✓ {self.kind} {self.path}" + ("" if self.sealed else ": has no checksums, as a custom program's")]
+
+
+def verify(name: str, registry: Path) -> Iterator[Verified]:
+    """Verify the artifacts that `name` names; see `NAMES`.
+
+    Raises:
+        UserError: There is no such artifact.
+    """
+    known, folder = Registry(registry), Path(name).expanduser()
+    model, _, version = name.partition("/")
+    run_ids = [each.run_id for each in runs.folders()]
+    if name in known.models():
+        yield from _versions(known, name)
+    elif version.isdecimal() and int(version) in known.numbers(model):
+        yield _version(known, model, int(version))
+    elif name == runs.LATEST or name in run_ids:
+        yield from _run(runs.find(name))
+    elif (folder / manifest.FILE_NAME).is_file():
+        yield _data_set(folder)
+    elif (folder / integrity.RECORD_FILE).exists():
+        yield _model(folder)
+    else:
+        near = nearest(name, [*known.models(), *run_ids])
+        raise UserError(
+            f"There is no artifact {name}.",
+            setting="WHAT",
+            value=name,
+            allowed=NAMES,
+            nearest=near,
+            fix=f"slipway verify {near or ''}".strip(),
+        )
+
+
+def everything(registry: Path) -> Iterator[Verified]:
+    """Verify all registered models, and the checkpoints, model and data set of each run in this folder."""
+    known = Registry(registry)
+    for name in known.models():
+        yield from _versions(known, name)
+    seen: set[Path] = set()
+    for folder in runs.folders():
+        for each in _run(folder, seen):
+            seen.add(each.path)
+            yield each
+
+
+def _versions(known: Registry, name: str) -> Iterator[Verified]:
+    for number in known.numbers(name):
+        yield _version(known, name, number)
+    try:
+        known.champion(name)
+    except UserError as error:
+        yield Verified("champion", known.root / name / CHAMPION, [error])
+
+
+def _version(known: Registry, name: str, number: int) -> Verified:
+    folder = known.root / name / str(number)
+    try:
+        sealed = SEALED in known.version(name, number).metadata
+    except UserError as error:
+        return Verified("model", folder, [error])
+    return _model(folder, sealed=sealed)
+
+
+def _model(folder: Path, *, sealed: bool = False) -> Verified:
+    """Verify a model; with `sealed`, it is damaged if it has no checksums."""
+    try:
+        damages = list(integrity.damages(folder))
+        has_checksums = bool(damages) or integrity.is_sealed(folder)
+    except OSError as error:
+        return Verified("model", folder, [_told(error, folder)])
+    if sealed and not has_checksums:
+        damages = [f"{integrity.RECORD_FILE} is missing, or has no checksums"]
+    return Verified("model", folder, [integrity.damaged(folder, what) for what in damages], sealed or has_checksums)
+
+
+def _run(folder: runs.RunFolder, but: set[Path] | None = None) -> Iterator[Verified]:
+    """Verify a run's data set, checkpoints and model, except those in `but`."""
+    try:
+        outputs = {step.name: step.outputs for step in folder.read().steps}
+    except UserError as error:
+        yield Verified("run", folder.path, [error])
+        return
+    data = local_path(str(outputs.get("prepare_data", {}).get("dataset", "")))
+    if data != Path() and data.is_dir() and data not in (but or ()):
+        yield _data_set(data)
+    for checkpoints in (folder.path / "train" / "checkpoints", folder.path / "train" / "checkpoints" / BEST_FOLDER):
+        yield from _checkpoints(checkpoints)
+    model = local_path(str(outputs.get("train", {}).get("model", "")))
+    if model != Path() and model.is_dir():
+        yield _model(model, sealed=SEALED in outputs["train"])
+
+
+def _checkpoints(folder: Path) -> Iterator[Verified]:
+    try:
+        for path, what in Checkpoints(folder, keep=1).damages():
+            fix = f"rm -r {path}; training resumes from the one before it"
+            error = UserError(f"The checkpoint {path} is damaged: {what}.", fix=fix)
+            yield Verified("checkpoint", path, [error] if what else [])
+    except UserError as error:
+        yield Verified("checkpoints", folder, [error])
+
+
+def _data_set(folder: Path) -> Verified:
+    found = Verified("data set", folder)
+    try:
+        shards = [shard for split in manifest.read(folder).splits.values() for shard in split.shards]
+    except (UserError, OSError) as error:
+        return Verified("data set", folder, [_told(error, folder)])
+    for shard in shards:
+        try:
+            manifest.verify_shard(folder / shard.file, shard)
+        except (UserError, OSError) as error:
+            found.damages.append(_told(error, folder / shard.file))
+    return found
+
+
+def _told(error: UserError | OSError, path: Path) -> UserError:
+    if isinstance(error, UserError):
+        return error
+    return UserError(f"{error.filename or path} cannot be read: {error.strerror}.", fix="check the disk or mount")

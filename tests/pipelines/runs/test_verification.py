@@ -1,0 +1,73 @@
+"""What is verified, by name, and the sentence for each kind of damage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from slipway.components.register_model.registry import Registry
+from slipway.core import integrity
+from slipway.core.errors import UserError
+from slipway.pipelines.cli.app import app
+from slipway.pipelines.runs import verification
+from slipway.trainer.checkpoint.store import Checkpoint, Checkpoints
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("source").mkdir()
+    Path("source/model.pt2").write_bytes(b"weights")
+    integrity.seal(Path("source"), {"weights_checksum": "1"})
+    for run in ("one", "two"):
+        metadata = {"run_id": run, "weights_checksum": "1"}
+        Registry(Path("models")).register("digits", Path("source"), metadata, "any")
+    return tmp_path
+
+
+def damages(name: str) -> list[str]:
+    return [error.message for each in verification.verify(name, Path("models")) for error in each.damages]
+
+
+def test_each_version_of_a_model_is_verified_and_all_its_damages_are_named() -> None:
+    assert damages("digits") == []
+    Path("models/digits/1/model.pt2").unlink()
+    Path("models/digits/2/model.json").unlink()
+    assert damages("digits") == [
+        "The model in models/digits/1 is damaged: model.pt2 is missing.",
+        "The model in models/digits/2 is damaged: model.json is missing, or has no checksums.",
+    ]
+    assert damages("digits/1") == damages("models/digits/1") == damages("digits")[:1]
+    Path("models/digits/1/metadata.json").write_text("{")
+    assert damages("digits/1") == [
+        "The registered version models/digits/1 cannot be read: its metadata.json is missing or damaged."
+    ]
+    Path("models/digits/champion").write_text("9")
+    assert "names version 9, which does not exist" in damages("digits")[-1]
+
+
+def test_a_custom_programs_model_is_said_to_have_no_checksums() -> None:
+    Path("other").mkdir()
+    Path("other/model.json").write_text("{}")
+    result = CliRunner().invoke(app, ["verify", "other"])
+    assert (result.exit_code, result.stdout) == (0, "✓ model other: has no checksums, as a custom program's\n")
+
+
+def test_checkpoints_are_verified_but_not_one_that_is_being_written(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=3)
+    for step in (10, 20):
+        checkpoints.save(Checkpoint(step, {"weights": np.zeros(3)}, {}))
+    (tmp_path / "checkpoints" / "step-00000030").mkdir()
+    assert [what for _, what in checkpoints.damages()] == [None, None]
+    (tmp_path / "checkpoints" / "step-00000010" / "state.npz").write_bytes(b"")
+    assert [what for _, what in checkpoints.damages()] == ["state.npz does not match the recorded checksum", None]
+
+
+def test_an_unknown_name_is_refused() -> None:
+    with pytest.raises(UserError) as refused:
+        list(verification.verify("digit", Path("models")))
+    assert refused.value.fix == "slipway verify digits"
+    assert CliRunner().invoke(app, ["verify", "digits/3"]).exit_code == 2
