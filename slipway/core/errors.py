@@ -120,6 +120,8 @@ _SYSTEM_FIXES = {
     errno.EPERM: "repeat the command in a folder that you can write to, or change the permissions",
     errno.ENAMETOOLONG: "use a shorter name",
 }
+# Processes share memory and locks there, in no other folder.
+_SHARED_MEMORY_FIX = "mount -t tmpfs -o mode=1777 tmpfs /dev/shm; of a container: --tmpfs /dev/shm:mode=1777,size=1g"
 
 
 def system_error(error: BaseException) -> UserError | None:
@@ -132,7 +134,8 @@ def system_error(error: BaseException) -> UserError | None:
         return None
     path = "" if error.filename is None else _shortened(str(error.filename), 200)
     message = f"{error.strerror}: {path}" if path else str(error.strerror)
-    return UserError(f"{message}.", fix=_SYSTEM_FIXES[error.errno])
+    shared_memory = path.startswith("/dev/shm/")
+    return UserError(f"{message}.", fix=_SHARED_MEMORY_FIX if shared_memory else _SYSTEM_FIXES[error.errno])
 
 
 def report(error: UserError) -> None:

@@ -1,4 +1,6 @@
-from slipway.core.errors import UserError
+import errno
+
+from slipway.core.errors import UserError, system_error
 
 
 def test_an_unknown_name_offers_the_closest_with_its_command():
@@ -27,3 +29,10 @@ def test_a_long_value_is_shortened_wherever_it_is_named():
     assert error.message.endswith("aaa in runs/.")
     assert "(200000 characters)" in str(error)
     assert len(str(UserError("No.", setting="data", value=list(range(50_000))))) < 1000
+
+
+def test_shared_memory_that_cannot_be_written_is_mounted_not_moved():
+    error = system_error(PermissionError(errno.EACCES, "Permission denied", "/dev/shm/pym-1-x"))
+    assert error is not None
+    assert "mount -t tmpfs" in (error.fix or "")
+    assert "another folder" not in str(error)
