@@ -209,6 +209,8 @@ def refuse_unlisted(listing: Listing, settings: DataSettings, item: str) -> None
     Raises:
         UserError: Names the first unusable examples.
     """
+    if problem := listing.ignored.precision.problem(settings):
+        raise problem
     unusable = listing.ignored.unusable_count
     if unusable:
         refuse_too_many(unusable, listing.examples() + unusable, listing.ignored.unusable, settings, item)

@@ -146,7 +146,7 @@ class ManifestSource(Source):
                     if status is None:
                         continue
                 try:
-                    label, further = self._label_and_features(header, row, cells["label"], line)
+                    label, further = self._label_and_features(header, row, cells["label"], line, ignored)
                 except Unusable as reason:
                     ignored.skip(key, f"{reason} on line {line}" if self.has_image else str(reason))
                     continue
@@ -281,7 +281,7 @@ class ManifestSource(Source):
                 )
 
     def _label_and_features(
-        self, header: Header, row: list[str], cell: str, line: int
+        self, header: Header, row: list[str], cell: str, line: int, ignored: Ignored
     ) -> tuple[str, list[tuple[bytes, bytes]]]:
         """Return the label of a row's entry, and its features, with a label that is not one class.
 
@@ -297,10 +297,12 @@ class ManifestSource(Source):
                 "numbers.",
                 fix="--set task=classification, or data.label=COLUMN of a column of numbers",
             ) from None
-        features = self._features(header, row, line)
+        features = self._features(header, row, line, ignored)
+        if self.task == "regression":
+            ignored.precision.add(name, float(cell))
         return label, features if target is None else [*features, (b"label", target)]
 
-    def _features(self, header: Header, row: list[str], line: int) -> list[tuple[bytes, bytes]]:
+    def _features(self, header: Header, row: list[str], line: int, ignored: Ignored) -> list[tuple[bytes, bytes]]:
         """Return the additional features of a row; for an image, its path."""
         found = []
         for name, place in header.further.items():
@@ -315,7 +317,10 @@ class ManifestSource(Source):
                             raise Unusable(f"{readable(path)} cannot be read: {status}")
                     feature = bytes_feature(paths)
                 else:
-                    feature = kind.encode(kind.from_text(text))
+                    value = kind.from_text(text)
+                    feature = kind.encode(value)
+                    if kind.name == "number" and stored_name(name) in self.inputs:
+                        ignored.precision.add(name, value)
             except Unusable as reason:
                 raise self._mistake(
                     f"Line {line} of {self.path} has an invalid {kind} in the column {name}: {reason}.",

@@ -99,7 +99,7 @@ class RecordLayout:
             Unusable: The label is missing or is not one of the classes.
         """
         if self.task == "regression":
-            self._target(features)
+            self.target(features)
             return ""
         if self.task == "multilabel":
             return LABEL_SEPARATOR.join(self._labels(features))
@@ -109,7 +109,12 @@ class RecordLayout:
             raise Unusable(several if found else f"it has no label {self.label}")
         return self._name(found[0])
 
-    def _target(self, features: Mapping[bytes, bytes]) -> float:
+    def target(self, features: Mapping[bytes, bytes]) -> float:
+        """Return the target.
+
+        Raises:
+            Unusable: It is missing or not a finite number.
+        """
         found = values(features.get(self.label.encode(), b""))
         if len(found) != 1 or isinstance(found[0], bytes) or not math.isfinite(found[0]):
             listed = ", ".join(map(repr, found[:3])) or "missing"
@@ -168,7 +173,7 @@ class RecordLayout:
             if new in self.further:
                 yield (new + name[len(top) :]).encode(), feature
         if self.task == "regression":
-            yield b"label", float_feature([self._target(features)])
+            yield b"label", float_feature([self.target(features)])
         elif self.task == "multilabel":
             yield b"label", bytes_feature(name.encode() for name in self._labels(features))
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from slipway.components.prepare_data.sources.precision import Precision
 from slipway.core.manifest import TaskName
 from slipway.core.values import JsonObject
 
@@ -68,6 +69,7 @@ class Ignored:
             data.skip_corrupt, like those that turn out to be unusable when they are read.
         unusable: The keys of the first of these examples, with reasons.
         unusable_digest: A digest of all their keys and reasons.
+        precision: The rounding of numbers that are inputs or targets.
     """
 
     count: int = 0
@@ -75,6 +77,7 @@ class Ignored:
     unusable_count: int = 0
     unusable: list[tuple[bytes, str]] = field(default_factory=list)
     unusable_digest: bytes = b""
+    precision: Precision = field(default_factory=Precision)
 
     def add(self, key: bytes) -> None:
         self.count += 1
@@ -93,6 +96,7 @@ class Ignored:
         self.unusable_count += other.unusable_count
         self.unusable = sorted(self.unusable + other.unusable)[:MOST_UNUSABLE_NAMED]
         self.unusable_digest += other.unusable_digest
+        self.precision.merge(other.precision)
 
 
 def readable(key: bytes) -> str:

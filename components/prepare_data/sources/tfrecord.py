@@ -134,6 +134,8 @@ class TfrecordSource(Source):
                     features = features_of(message)
                     key = self._layout.key_of(features) or key
                     label = self._layout.label_of(features)
+                    if self.task == "regression":
+                        ignored.precision.add(self._layout.label, self._layout.target(features))
                     value = self._group_value(features)
                 except Unusable as error:
                     ignored.skip(key, str(error))

@@ -37,7 +37,7 @@ from slipway.components.prepare_data.sources.source import (
 )
 from slipway.components.prepare_data.sources.spool import Spool, SpoolReader, UniqueKeys
 from slipway.components.prepare_data.sources.tfrecord import require_feature
-from slipway.components.prepare_data.sources.values import check_label, label_value, split_of
+from slipway.components.prepare_data.sources.values import check_label, label_value, split_of, target_of
 from slipway.components.prepare_data.validation.image import (
     COLORS,
     JPEG_START,
@@ -107,6 +107,7 @@ class ModuleSource(Source):
             for number, example in enumerate(self._examples()):
                 try:
                     stored = self._convert(example, number)
+                    self._add_precision(example, ignored)
                 except Unusable as reason:
                     if again:
                         again.compare(number, digest(None))
@@ -245,6 +246,16 @@ class ModuleSource(Source):
             encoded_image(example.get(self._image)) if self.has_image else b"",
             features if target is None else [*features, (b"label", target)],
         )
+
+    def _add_precision(self, example: object, ignored: Ignored) -> None:
+        """Count the rounding of the inputs and the target of an example that is valid."""
+        assert isinstance(example, Mapping)
+        if self.task == "regression" and (target := target_of(example[self._label])) is not None:
+            ignored.precision.add(self._label, target)
+        for name, kind in self._kinds.items():
+            if kind.name == "number" and stored_name(name) in self.inputs:
+                value = example[name]
+                ignored.precision.add(name, value.tolist() if hasattr(value, "tolist") else value)
 
     def _group_value(self, stored: StoredExample) -> bytes:
         if self._group is None:

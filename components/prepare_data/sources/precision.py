@@ -1,0 +1,155 @@
+"""Find columns of numbers whose differences float32 cannot represent, such as timestamps in milliseconds.
+
+Inputs and targets are stored as float32 before they are standardized. Rounding must be small compared with a column's
+standard deviation, else the digits in which its values differ are lost.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from slipway.components.prepare_data.settings import DataSettings
+
+from slipway.core.errors import UserError
+
+# The largest rounding error, as a fraction of the standard deviation.
+MAX_ERROR = 0.01
+# Values of a column that are held before they are counted together.
+HELD = 4096
+MOST_NAMED = 3
+
+
+@dataclass
+class Rounding:
+    """The spread of one element of a column, and its largest rounding error as float32.
+
+    Attributes:
+        count: The number of values.
+        mean: Their mean.
+        squares: The sum of the squares of their differences from the mean.
+        error: The largest absolute difference between a value and its float32.
+        value: The value with this error.
+    """
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+    error: float = 0.0
+    value: float = 0.0
+
+    def merge(self, other: Rounding) -> None:
+        """Add other values."""
+        if not other.count:
+            return
+        count, apart = self.count + other.count, other.mean - self.mean
+        self.squares += other.squares + apart * apart * self.count * other.count / count
+        self.mean += apart * other.count / count
+        self.count = count
+        if other.error > self.error:
+            self.error, self.value = other.error, other.value
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation."""
+        return math.sqrt(self.squares / max(self.count, 1))
+
+
+@dataclass
+class Precision:
+    """The rounding of all columns. Columns may have several elements, always the same number."""
+
+    columns: dict[str, list[Rounding]] = field(default_factory=dict)
+    _held: dict[str, list[object]] = field(default_factory=dict)
+    _most: dict[str, int] = field(default_factory=dict)
+
+    def add(self, column: str, value: float | list[float]) -> None:
+        """Add a value, or the list of its elements; values that are not finite are ignored."""
+        held = self._held.get(column)
+        if held is None:
+            held = self._held[column] = []
+            self._most[column] = HELD // len(value) if isinstance(value, list) and value else HELD
+        held.append(value)
+        if len(held) > self._most[column]:
+            self._count(column)
+
+    def merge(self, other: Precision) -> None:
+        """Add the values of another part of the source."""
+        for found in (self, other):
+            found.close()
+        for column, elements in other.columns.items():
+            for own, given in zip(self._elements(column, len(elements)), elements, strict=False):
+                own.merge(given)
+
+    def close(self) -> None:
+        """Count the values that are held."""
+        for column in self._held:
+            self._count(column)
+
+    def problem(self, settings: DataSettings) -> UserError | None:
+        """Return the error that names the columns that float32 cannot represent, or None."""
+        self.close()
+        lost = {
+            column: worst
+            for column, elements in self.columns.items()
+            for worst in [max(elements, key=lambda each: each.error / (each.deviation or math.inf))]
+            if worst.error > MAX_ERROR * worst.deviation > 0
+        }
+        if not lost:
+            return None
+        named = [
+            f"{column} ({worst.value:.17g} becomes {worst.value - _error(worst.value):.17g}; the standard deviation is "
+            f"{worst.deviation:.3g})"
+            for column, worst in list(lost.items())[:MOST_NAMED]
+        ]
+        more = f", and {len(lost) - len(named):,} more" if len(lost) > len(named) else ""
+        first, worst = next(iter(lost.items()))
+        return UserError(
+            f"Rounding to float32 loses digits of the column{'s' if len(lost) > 1 else ''} {', '.join(named)}{more}.",
+            setting="data.source",
+            value=settings.source,
+            allowed=f"numbers whose rounding error is at most {MAX_ERROR:.0%} of their standard deviation",
+            fix=f"subtract a constant in the source, such as {first} - {worst.mean:.0f}, or use another unit",
+        )
+
+    def _elements(self, column: str, count: int) -> list[Rounding]:
+        return self.columns.setdefault(column, [Rounding() for _ in range(count)])
+
+    def _count(self, column: str) -> None:
+        import numpy as np
+
+        held = self._held[column]
+        if not held:
+            return
+        found = np.array(held, dtype=np.float64).reshape(len(held), -1)
+        held.clear()
+        elements = self._elements(column, found.shape[1])
+        with np.errstate(over="ignore", invalid="ignore"):
+            errors = np.abs(found - found.astype(np.float32))
+        for own, values, error in zip(elements, found.T, errors.T, strict=False):
+            _merge_values(own, values, error)
+
+
+def _merge_values(own: Rounding, values: NDArray[np.float64], errors: NDArray[np.float64]) -> None:
+    import numpy as np
+
+    finite = np.isfinite(errors)
+    if not finite.all():
+        values, errors = values[finite], errors[finite]
+    if not len(values):
+        return
+    mean, worst = float(values.mean()), int(errors.argmax())
+    squares = float(np.square(values - mean).sum())
+    own.merge(Rounding(len(values), mean, squares, float(errors[worst]), float(values[worst])))
+
+
+def _error(value: float) -> float:
+    """Return what float32 adds to or removes from a value."""
+    import numpy as np
+
+    return value - float(np.float32(value))
