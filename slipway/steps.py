@@ -222,7 +222,8 @@ def evaluate(
 ) -> PipelineTask:
     """Measure a model, by default on the test split, and apply the gate.
 
-    Outputs: `Output` ("promote" or "reject"), `metrics`, `classification`, `report` (an HTML page).
+    Outputs: `Output` ("promote", "reject", "unchanged" or "not comparable"), `metrics`, `classification`, `report` (an
+    HTML page).
 
     Args:
         model: A trained model.

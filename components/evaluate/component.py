@@ -16,7 +16,7 @@ def evaluate(
     serve_module: str = "",
     dataset: Input[Dataset] = None,
 ) -> str:
-    """Return the gate's decision: "promote" or "reject".
+    """Return the gate's decision: "promote", "reject", "unchanged" or "not comparable".
 
     Args:
         settings: EvaluateSettings as JSON.

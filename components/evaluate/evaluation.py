@@ -17,13 +17,13 @@ from slipway.components.evaluate.gate import INTERVALS, EvaluateSettings, GateSe
 from slipway.components.evaluate.measures import EVALUATED, Baseline
 from slipway.components.evaluate.measures.base import compare
 from slipway.components.evaluate.measures.classification import ClassificationMeasures
-from slipway.components.evaluate.served_model import Answers, Batch, Measured, ServedModel
+from slipway.components.evaluate.served_model import Answers, Batch, Measured, ModelFolder, OtherData, ServedModel
 from slipway.core import events, manifest
 from slipway.core.cores import available_cores
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest, Split, signature_name
 from slipway.core.values import JsonObject
-from slipway.serving.model import TYPES
+from slipway.serving.model import TYPES, read_json
 from slipway.trainer.engines.quick_import import import_before_tensorflow, import_tensorflow
 from slipway.trainer.tasks import TASKS
 
@@ -148,9 +148,13 @@ def evaluate(
     events.phase("loading the model")
     opponent_folder = champion if settings.champion == "registered" else None
     challenger = ServedModel(model, description, split.examples, settings.worst_examples, is_champion=False)
-    opponent = None
+    opponent, other = None, None
     if opponent_folder is not None:
-        opponent = ServedModel(opponent_folder, description, split.examples, 0, is_champion=True)
+        try:
+            opponent = ServedModel(opponent_folder, description, split.examples, 0, is_champion=True)
+        except OtherData as reason:
+            name = ModelFolder(opponent_folder, {}, read_json(opponent_folder / "metadata.json")).name
+            other = Opponent(name, {}, incomparable=str(reason))
     events.phase("compiling the model")  # TensorFlow compiles on the first batch
     unseen, constant = UnseenCategories(description), Baseline(description, split.examples)
     models = [challenger, opponent] if opponent else [challenger]
@@ -161,7 +165,7 @@ def evaluate(
     gate = settings.gate.of(description.task)
     _check_defined(gate, description, measured)
     baseline = constant.metrics()
-    champion_found = _as_opponent(beaten, measured, gate.name)
+    champion_found = other or _as_opponent(beaten, measured, gate.name)
     verdict = decide(gate, measured.metrics, champion_found, without, baseline=baseline)
     if serve_module:
         verdict = verdict.unless(contract.module_fault(model, serve_module))

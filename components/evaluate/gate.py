@@ -16,7 +16,8 @@ from slipway.trainer.hooks import FUNCTION_PATTERN
 from slipway.trainer.settings import Settings
 from slipway.trainer.tasks import TASKS, Metric
 
-Decision = Literal["promote", "reject"]
+# "unchanged": the weights are the champion's; "not comparable": the champion cannot be measured on this test split.
+Decision = Literal["promote", "reject", "unchanged", "not comparable"]
 
 # Tolerance for floating-point error: 0.98 - 0.97 is not exactly 0.01.
 ROUNDING = 1e-9
@@ -236,7 +237,8 @@ class Opponent:
 
     `name` identifies it ("version 3"). `identical` is true if it has the same weights as the evaluated model. `unknown`
     are the data set's classes that it does not have, `foreign` its classes that the data set does not have.
-    `comparison` tests the difference of the gate's metric, None if it cannot be tested.
+    `comparison` tests the difference of the gate's metric, None if it cannot be tested. `incomparable` says why it was
+    not measured, after "The champion, version 3, ".
     """
 
     name: str
@@ -245,6 +247,7 @@ class Opponent:
     comparison: Comparison | None = None
     unknown: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
+    incomparable: str = ""
 
 
 @dataclass(frozen=True)
@@ -299,8 +302,9 @@ def decide(
     if champion is None:
         reasons.append(without_champion)
     elif champion.identical:
-        passed.append(False)
-        reasons.append(f"This is the registered champion itself, {champion.name}: it has the same weights.")
+        reasons.append(f"The model has the same weights as the champion, {champion.name}: there is nothing to promote.")
+    elif champion.incomparable:
+        reasons.append(_not_comparable(champion))
     else:
         beaten, reason = _against_champion(gate, metrics[gate.name], champion)
         passed.append(beaten)
@@ -313,6 +317,9 @@ def decide(
             raise no_test(f"the difference of the {gate.label} cannot be tested {measured}", gate.significance)
         reasons += _other_classes(champion)
     checked = bool(passed)
+    decision: Decision = "promote"
+    if champion is not None and (champion.identical or champion.incomparable):
+        decision = "unchanged" if champion.identical else "not comparable"
     if baseline and gate.name in baseline and not _is_better(gate, metrics[gate.name], baseline[gate.name]):
         ours, trivial = _told_apart(metrics[gate.name], baseline[gate.name])
         reasons.append(
@@ -320,7 +327,17 @@ def decide(
             "learned from the targets of the training split alone."
         )
         passed.append(not gate.baseline)
-    return Verdict("promote" if all(passed) else "reject", reasons, checked or not all(passed))
+    if not all(passed):
+        decision = "reject"
+    return Verdict(decision, reasons, checked or decision != "promote")
+
+
+def _not_comparable(champion: Opponent) -> str:
+    return (
+        f"The champion, {champion.name}, {champion.incomparable}: the models are not comparable, and the champion "
+        "stays. To register this model apart from it: --set register.model=NAME; to replace it: "
+        "--set evaluate.champion=none."
+    )
 
 
 def _is_better(gate: GateSettings, value: float, other: float) -> bool:

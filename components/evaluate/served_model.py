@@ -36,7 +36,7 @@ Serve = Callable[[Features], Answers]
 
 
 class OtherData(NotServable):
-    """The model is for data of another task or with other inputs; the message continues "The model in FOLDER"."""
+    """The model is for data of another task, or with other inputs or classes; the message continues "The model …"."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,12 @@ class Measured(ModelFolder):
 
 
 class ServedModel:
-    """A trained model that is being evaluated on a data set."""
+    """A trained model that is being evaluated on a data set.
+
+    Raises:
+        OtherData: It is the champion, and cannot be measured on this data set.
+        UserError: It cannot be loaded.
+    """
 
     def __init__(self, folder: Path, data: Manifest, examples: int, worst: int, *, is_champion: bool) -> None:
         self._folder = folder
@@ -112,6 +117,8 @@ class ServedModel:
         self._outputs = TASKS[data.task]
         self._measures = EVALUATED[data.task].measures(data, examples, worst)
         self.model = self._load()
+        if is_champion:
+            self._check_classes(read_json(folder / RECORD_FILE).get("classes") or [])
         self._serve = serving(self.model, data)
         # A few examples for the contract test.
         self.sample: Batch | None = None
@@ -154,12 +161,19 @@ class ServedModel:
                 raise
             raise self._problem(f"cannot be run here. {error.message.removesuffix('.')}", error.fix) from None
         except OtherData as reason:
-            raise self._problem(str(reason), "--set register.model=NAME to register this model apart from it") from None
+            if self._is_champion:
+                raise
+            raise self._problem(str(reason)) from None
         except NotServable as reason:
             raise self._problem(f"does not load: {reason}") from None
         except Exception as error:  # TensorFlow and PyTorch may raise anything for a damaged file
             logging.exception("loading %s", self._folder)
             raise self._problem(f"does not load: {_sentence(error)}") from None
+
+    def _check_classes(self, names: list[str]) -> None:
+        """Raise OtherData if the model has classes, and none of the data set's."""
+        if names and self._data.classes and not set(names) & set(self._data.classes):
+            raise OtherData(f"has none of the data set's {self._outputs.names}, but {_few(names)}")
 
     def predict(self, batch: Batch) -> Answers:
         """Return what the model answers to a batch; several threads may call this at once."""
@@ -199,6 +213,8 @@ class ServedModel:
         if not failing or (len(failing) == len(batch.keys) > 1) or IMAGE not in batch.features:
             return self._problem(f"does not run: {_sentence(error)}")
         more = f" ({len(failing) - 1} more in its batch)" if len(failing) > 1 else ""
+        if self._is_champion:
+            return self._problem(f"cannot read the image {failing[0]} of the test split{more}: {_sentence(error)}")
         return UserError(
             f"The image {failing[0]} of the test split cannot be decoded{more}: {_sentence(error)}.",
             setting="data.check",

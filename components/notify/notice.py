@@ -29,7 +29,7 @@ class Notice:
         error: Why it failed.
         fix: What fixes it.
         metrics: The metrics of the test split.
-        decision: The gate's verdict: promote or reject.
+        decision: The gate's verdict, such as promote.
         reasons: Why.
         report: The evaluation report's path or URI.
         model: The registered version.

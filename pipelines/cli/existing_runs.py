@@ -208,7 +208,7 @@ def exit_as_it_went(
     shown.print(display.summary(record), highlight=False)
     if record.status == "cancelled":
         raise typer.Exit(EXIT_INTERRUPTED)
-    if require_promotion and record.verdict and record.verdict["decision"] != "promote":
+    if require_promotion and record.is_rejected:
         raise typer.Exit(EXIT_REJECTED)
 
 

@@ -50,7 +50,10 @@ def run(
         typer.Option(metavar="RUN", help="Continue this run (its id, or latest).", autocompletion=complete_run),
     ] = None,
     require_promotion: Annotated[
-        bool, typer.Option("--require-promotion", help="Exit with 3 if the gate rejects the model.")
+        bool,
+        typer.Option(
+            "--require-promotion", help="Exit with 3 unless the model is promoted, or is the champion, unchanged."
+        ),
     ] = False,
     no_wait: Annotated[
         bool, typer.Option("--no-wait", help="Submit a run to Vertex AI or Kubeflow without watching it.")
@@ -294,5 +297,5 @@ def _run_and_exit(
         shown.print(ended, highlight=False)
         return
     shown.print(display.summary(record), highlight=False)
-    if require_promotion and record.verdict and record.verdict["decision"] != "promote":
+    if require_promotion and record.is_rejected:
         raise typer.Exit(EXIT_REJECTED)

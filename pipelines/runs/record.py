@@ -105,6 +105,11 @@ class RunRecord(BaseModel):
         """Return the record of the step called `name`."""
         return next(step for step in self.steps if step.name == name)
 
+    @property
+    def is_rejected(self) -> bool:
+        """Whether `--require-promotion` fails: the model was not promoted, and is not the champion itself."""
+        return self.verdict is not None and self.verdict["decision"] not in ("promote", "unchanged")
+
     def adopt_results(self) -> None:
         """Copy the metrics, verdict and model from the steps' outputs."""
         for step in self.steps:

@@ -94,14 +94,17 @@ def test_slow_phases_are_announced(finished):
 
 
 def test_a_second_run_reuses_the_data_and_does_not_replace_the_champion(finished, workspace, second):
-    """`--require-promotion` tells so by the exit code."""
-    assert second.returncode == 3, second.stdout + second.stderr
+    """`--require-promotion` is satisfied: the champion has the same weights."""
+    assert second.returncode == 0, second.stdout + second.stderr
+    assert "accuracy 1.0000 (baseline" in second.stdout
+    assert ": unchanged" in second.stdout
+    assert "verdict  unchanged. " in second.stdout
     record = workspace.record()
     assert record["status"] == "succeeded"
     assert steps(record)["prepare_data"]["reused"]
     assert "(reused)" in second.stdout
     assert steps(record)["train"]["outputs"]["weights_checksum"] == _weights(finished.record)
-    assert record["verdict"]["decision"] == "reject"
+    assert record["verdict"]["decision"] == "unchanged"
     assert steps(record)["register_model"]["status"] == "skipped"
     assert (workspace.path / "models" / "digits" / "champion").read_text().strip() == "1"
 

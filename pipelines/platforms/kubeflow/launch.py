@@ -234,7 +234,7 @@ def _verdict(record: RunRecord) -> JsonObject:
     """Return the gate's verdict, inferred from which steps ran: the server does not return the steps' outputs."""
     if record.step("register_model").status == "succeeded":
         return {"decision": "promote", "reasons": ["The step register_model was run."]}
-    return {"decision": "reject", "reasons": ["The step register_model was skipped; the report says why."]}
+    return {"decision": "not promoted", "reasons": ["The step register_model was skipped; the report says why."]}
 
 
 def _error(

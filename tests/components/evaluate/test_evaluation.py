@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from sklearn import metrics as reference
 
-from slipway.components.evaluate import evaluation
+from slipway.components.evaluate import evaluation, report, served_model
 from slipway.components.evaluate.evaluation import evaluate
 from slipway.components.evaluate.gate import EvaluateSettings, GateSettings
 from slipway.components.evaluate.served_model import ServedModel
@@ -93,8 +93,11 @@ def test_a_model_does_not_beat_itself(data_set: Path, model_folder: Path, tmp_pa
     champion = as_version(model_folder, tmp_path, 2)
     settings = EvaluateSettings(gate=GateSettings(margin=-0.5))
     evaluation = evaluate(settings, model_folder, data_set, champion)
-    assert evaluation.verdict.decision == "reject"
-    assert "the registered champion itself, version 2" in evaluation.verdict.reasons[-1]
+    assert evaluation.verdict.decision == "unchanged"
+    assert "the same weights as the champion, version 2" in evaluation.verdict.reasons[-1]
+    page = report.render(evaluation)
+    assert '<span class="verdict unchanged">Unchanged</span>' in page
+    assert "Reject" not in page
 
 
 def test_the_champion_is_left_out_on_demand(data_set: Path, model_folder: Path, tmp_path: Path) -> None:
@@ -120,6 +123,49 @@ def test_a_champion_with_other_classes_is_compared_by_name(
     assert taken[0, -1] == ((predicted == 0) & (digits.test_labels == 0)).sum()
     assert any("does not have the class 0" in reason for reason in evaluation.verdict.reasons)
     assert any("letter O" in reason for reason in evaluation.verdict.reasons)
+
+
+def test_a_champion_with_only_other_classes_is_not_comparable(
+    data_set: Path, model_folder: Path, make_model: Callable[..., Path], regression: Any, tmp_path: Path
+) -> None:
+    letters = make_model(tmp_path / "5", regression.weights, regression.bias, classes=list("abcdefghij"))
+    found = evaluate(DEFAULT, model_folder, data_set, as_version(letters, tmp_path, 6))
+    assert found.champion is None
+    assert found.verdict.decision == "not comparable"
+    assert found.verdict.reasons[-1].startswith(
+        "The champion, version 6, has none of the data set's classes, but a, b, c and 7 more: "
+    )
+    assert '<span class="verdict not comparable">Not comparable</span>' in report.render(found)
+
+
+def test_an_image_that_only_the_champion_cannot_read_names_the_champion(
+    make_data_set: Callable[..., Path], model_folder: Path, digits: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels = digits.test_labels[:20].tolist()
+    folder = make_data_set(tmp_path / "data", digits.test_images[:20], labels, [str(digit) for digit in range(10)])
+    champion = as_version(model_folder, tmp_path, 4)
+
+    def serve_one_less(model: Any, data: Any) -> Any:
+        serve = serving(model, data)
+
+        def limited(features: Any) -> Any:
+            if model.folder == champion and digits.test_images[11] in features["image_bytes"].numpy().tolist():
+                raise ValueError("no pixels")
+            return serve(features)
+
+        return limited
+
+    serving = served_model.serving
+    monkeypatch.setattr(served_model, "serving", serve_one_less)
+    with pytest.raises(UserError) as caught:
+        evaluate(DEFAULT, model_folder, folder, champion)
+    example = f"{labels[11]}/00011.png"
+    assert (
+        caught.value.message
+        == f"The champion in {champion} cannot read the image {example} of the test split: no pixels."
+    )
+    assert "repair" not in str(caught.value.fix)
+    assert "--set evaluate.champion=none" in str(caught.value.fix)
 
 
 def test_a_model_with_its_classes_in_another_order_is_read_by_name(

@@ -141,10 +141,27 @@ def test_figures_that_differ_are_shown_as_different() -> None:
     assert "0.009998 than" in verdict(0.979998, 0.97, margin=0.01).reasons[0]
 
 
-def test_the_champion_itself_is_rejected_whatever_the_margin() -> None:
+def test_the_champion_itself_is_unchanged_whatever_the_margin() -> None:
     found = verdict(0.98, 0.98, identical=True, margin=-1.0)
-    assert found.decision == "reject"
-    assert found.reasons == ["This is the registered champion itself, version 3: it has the same weights."]
+    words = "The model has the same weights as the champion, version 3: there is nothing to promote."
+    assert found == Verdict("unchanged", [words], checked=True)
+    assert verdict(0.98, 0.98, identical=True, significance=0.05).decision == "unchanged"
+
+
+def test_a_champion_that_no_longer_meets_the_limit_is_rejected_not_unchanged() -> None:
+    assert verdict(0.98, 0.98, identical=True, minimum=0.97).decision == "unchanged"
+    assert verdict(0.98, 0.98, identical=True, minimum=0.99).decision == "reject"
+
+
+def test_a_champion_for_other_data_is_not_comparable_unless_the_limit_decides() -> None:
+    champion = Opponent("version 3", {}, incomparable="has other classes")
+    found = decide(GateSettings(significance=0.05), {"accuracy": 0.9}, champion, NONE_YET)
+    assert (found.decision, found.checked) == ("not comparable", True)
+    assert found.reasons == [
+        "The champion, version 3, has other classes: the models are not comparable, and the champion stays. To "
+        "register this model apart from it: --set register.model=NAME; to replace it: --set evaluate.champion=none."
+    ]
+    assert decide(GateSettings(minimum=0.95), {"accuracy": 0.9}, champion, NONE_YET).decision == "reject"
 
 
 def test_other_classes_of_the_champion_are_said() -> None:

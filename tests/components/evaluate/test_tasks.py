@@ -11,7 +11,7 @@ import pytest
 from sklearn import metrics as reference
 
 from slipway.components.evaluate.evaluation import Evaluation, evaluate
-from slipway.components.evaluate.gate import EvaluateSettings
+from slipway.components.evaluate.gate import EvaluateSettings, GateSettings
 from slipway.components.evaluate.report import render
 from slipway.core.errors import UserError
 from tests.components.evaluate.tables import CITIES, rows, write_model, write_table
@@ -171,17 +171,16 @@ def test_a_classification_without_an_image_lists_its_errors_with_their_values(ki
     assert "top_5_accuracy" not in evaluation.model.metrics
 
 
-@pytest.mark.parametrize("is_champion", [False, True])
-def test_a_model_of_another_task_is_refused(
-    homes: Path, regression_model: Path, tmp_path: Path, is_champion: bool
+def test_a_model_of_another_task_is_refused_and_a_champion_not_comparable(
+    homes: Path, regression_model: Path, tmp_path: Path
 ) -> None:
     other = classifier(tmp_path / "other")
-    models = (regression_model, other) if is_champion else (other, None)
-    with pytest.raises(UserError, match="was trained for the task classification") as caught:
-        evaluate(SETTINGS, models[0], homes, models[1])
-    assert "the task of the data set homes is regression" in caught.value.message
-    assert ("--set evaluate.champion=none" in caught.value.fix) == is_champion
-    assert ("--set register.model=NAME" in caught.value.fix) == is_champion
+    words = "was trained for the task classification; the task of the data set homes is regression"
+    with pytest.raises(UserError, match=words):
+        evaluate(SETTINGS, other, homes, None)
+    found = evaluate(SETTINGS, regression_model, homes, other).verdict
+    assert found.decision == "not comparable"
+    assert f"The champion, other, {words}: the models are not comparable" in found.reasons[-1]
 
 
 def test_inputs_that_the_data_set_does_not_have_are_named(
@@ -192,9 +191,10 @@ def test_inputs_that_the_data_set_does_not_have_are_named(
     with pytest.raises(UserError, match=r"The model in .* has the input .*, which the data set homes does not have: "):
         evaluate(SETTINGS, regression_model, data, None)
     fitting = write_model(tmp_path / "fits", lambda values: {"prediction": values["place"][:, 0]}, ["place"])
-    with pytest.raises(UserError, match=r"The champion in .* has the input size, .* not have: place, tokens") as caught:
-        evaluate(SETTINGS, fitting, data, smaller_model)
-    assert "--set evaluate.champion=none" in caught.value.fix
+    gate = GateSettings(baseline=False)
+    found = evaluate(SETTINGS.model_copy(update={"gate": gate}), fitting, data, smaller_model).verdict
+    assert found.decision == "not comparable"
+    assert "has the input size, which the data set homes does not have: place, tokens" in " ".join(found.reasons)
 
 
 def test_an_input_of_another_type_is_refused(

@@ -194,16 +194,27 @@ def test_a_run_that_succeeded_continues_only_with_a_change(failed: RunFolder, re
     assert len(resumed) == 1
 
 
-@pytest.mark.parametrize(("options", "code"), [((), 0), (("--require-promotion",), 3)])
-def test_a_rejected_model_fails_the_command_only_where_asked(
-    failed: RunFolder, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], code: int
+@pytest.mark.parametrize(
+    ("decision", "option", "code"),
+    [
+        ("reject", None, 0),
+        ("reject", "--require-promotion", 3),
+        ("not comparable", "--require-promotion", 3),
+        ("unchanged", "--require-promotion", 0),
+        ("promote", "--require-promotion", 0),
+    ],
+)
+def test_a_model_that_is_not_promoted_fails_the_command_only_where_asked(
+    failed: RunFolder, monkeypatch: pytest.MonkeyPatch, decision: str, option: str | None, code: int
 ):
     def run(folder, config, record, watcher):
-        record.status, record.verdict = "succeeded", {"decision": "reject", "reasons": ["too low"]}
+        record.status, record.verdict = "succeeded", {"decision": decision, "reasons": ["why"]}
         return record
 
     monkeypatch.setattr(launch, "run", run)
-    assert invoke("run", "--resume", "latest", *options).exit_code == code
+    done = invoke("run", "--resume", "latest", *filter(None, [option]))
+    assert done.exit_code == code
+    assert f"verdict  {decision}. why" in done.stdout
 
 
 @pytest.mark.parametrize(

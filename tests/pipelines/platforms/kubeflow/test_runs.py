@@ -210,7 +210,7 @@ def test_status_logs_and_explain_of_a_run(kubeflow: FakeKubeflow) -> None:
     kubeflow.failures.clear()
     assert slipway("run", "--resume", "latest", "--no-wait").exit_code == 0
     followed = slipway("status", "--follow")
-    assert (followed.exit_code, "verdict  reject" in followed.stdout) == (0, True)
+    assert (followed.exit_code, "verdict  not promoted" in followed.stdout) == (0, True)
     first, again = list(kubeflow.runs.values())[1:]
     assert again["display_name"] == f"{first['display_name']}-2"
     assert again["runtime_config"] == first["runtime_config"]
