@@ -3,12 +3,16 @@
 The model runs in one thread. Its next batch is what has arrived meanwhile, so a lone client waits for nobody. After a
 batch of several requests, the thread waits up to `max_delay` for as many again, since their clients are about to send
 the next ones. The queue is bounded: what does not fit is refused at once rather than answered too late.
+
+A large request is split into parts of at most `max_batch` examples, where a large image counts as several. Its next
+part waits behind the requests that arrived meanwhile, so that it delays them by one part only.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import threading
 import time
@@ -44,14 +48,16 @@ class ModelFailed(Exception):
 
 @dataclass(eq=False)
 class _Part:
-    """At most `max_batch` examples of a request, of which `offset` precede them in it."""
+    """Some examples of a request, of which `offset` precede them in it; `following` is the request's next part."""
 
     model: Model
     arrays: Mapping[str, Any]
     examples: int
+    weight: int
     offset: int
     future: asyncio.Future[list[Any]]
     deadline: float
+    following: _Part | None = None
     kind: tuple[object, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -71,7 +77,7 @@ class Batcher:
         self, limits: Limits, observe: Callable[[int, float], None] = lambda _examples, _seconds: None
     ) -> None:
         self.limits = limits
-        self.waiting = 0  # examples in the queue
+        self.waiting = 0  # weight of the parts in the queue, which has one part of each request
         self._observe = observe
         self._queue: deque[_Part] = deque()
         self._changed = threading.Condition()
@@ -105,17 +111,16 @@ class Batcher:
             ModelFailed: The model failed.
         """
         parts = self._parts(model, arrays)
-        examples = sum(part.examples for part in parts)
+        first = parts[0]
         with self._changed:
             if self._stopping:
                 raise Stopping
-            if self.waiting and self.waiting + examples > self.limits.max_queue:
+            if self.waiting and self.waiting + first.weight > self.limits.max_queue:
                 raise Busy
-            self._queue.extend(parts)
-            self.waiting += examples
+            self._append(first)
             self._changed.notify()
         if len(parts) == 1:
-            return await parts[0].future
+            return await first.future
         answers = await asyncio.gather(*(part.future for part in parts), return_exceptions=True)
         found = []
         for answer in answers:
@@ -125,22 +130,34 @@ class Batcher:
         return found
 
     def _parts(self, model: Model, arrays: Arrays) -> list[_Part]:
-        loop, size = asyncio.get_running_loop(), self.limits.max_batch
-        examples = len(next(iter(arrays.values())))
-        deadline = time.monotonic() + self.limits.timeout
-        if examples <= size:
-            return [_Part(model, arrays, examples, 0, loop.create_future(), deadline)]
-        return [
+        loop, deadline = asyncio.get_running_loop(), time.monotonic() + self.limits.timeout
+        weights = instances.weights(model, arrays)
+        bounds, weight = [0], 0
+        for index, one in enumerate(weights):
+            if weight and weight + one > self.limits.max_batch:
+                bounds.append(index)
+                weight = 0
+            weight += one
+        bounds.append(len(weights))
+        parts = [
             _Part(
                 model,
-                {name: array[start : start + size] for name, array in arrays.items()},
-                min(size, examples - start),
+                {name: array[start:end] for name, array in arrays.items()},
+                end - start,
+                sum(weights[start:end]),
                 start,
                 loop.create_future(),
                 deadline,
             )
-            for start in range(0, examples, size)
+            for start, end in itertools.pairwise(bounds)
         ]
+        for part, following in itertools.pairwise(parts):
+            part.following = following
+        return parts
+
+    def _append(self, part: _Part) -> None:
+        self._queue.append(part)
+        self.waiting += part.weight
 
     def _work(self) -> None:
         while batch := self._next():
@@ -165,15 +182,18 @@ class Batcher:
                         break
                     self._changed.wait(left)
             batch: list[_Part] = []
-            examples = 0
+            weight = 0
             while self._queue:
                 part = self._queue[0]
-                if batch and (part.kind != batch[0].kind or examples + part.examples > limits.max_batch):
+                if batch and (part.kind != batch[0].kind or weight + part.weight > limits.max_batch):
                     break
                 self._queue.popleft()
-                examples += part.examples
+                weight += part.weight
                 batch.append(part)
-            self.waiting -= examples
+            self.waiting -= weight
+            for part in batch:
+                if part.following is not None:
+                    self._append(part.following)
             self._last_parts = len(batch)
             return batch
 

@@ -62,9 +62,9 @@ class Limits:
     """How requests are batched.
 
     Attributes:
-        max_batch: The most examples in a batch.
+        max_batch: The most examples in a batch; an image counts as one for each megapixel.
         max_delay: The longest time, in seconds, that requests wait for others while the model is idle.
-        max_queue: The most examples that wait.
+        max_queue: The most examples that wait, with at most `max_batch` of each request.
         timeout: Seconds after which a waiting request fails.
     """
 

@@ -219,3 +219,38 @@ def test_a_damaged_image_fails_its_own_request_only(classifier: Model) -> None:
     assert len(one) == 2
     assert isinstance(failed, BadRequest)
     assert (failed.instance, failed.field) == (1, "image_bytes")
+
+
+def test_a_request_of_many_parts_lets_others_go_first_after_each() -> None:
+    slow = Slow(0.2)
+
+    async def scenario(batcher: Batcher) -> Any:
+        large = asyncio.create_task(batcher.predict(slow.model, slow.request(*range(10))))
+        await asyncio.to_thread(slow.started.wait)
+        small = await batcher.predict(slow.model, slow.request(50, 60, 70))
+        assert not large.done()
+        return small, await large
+
+    small, large = run(Limits(max_batch=2, max_queue=4), scenario)
+    assert small == [{"prediction": 2.0 * n} for n in (50, 60, 70)]
+    assert large == [{"prediction": 2.0 * n} for n in range(10)]
+
+
+def test_large_images_fill_a_batch_by_their_pixels(tmp_path: Path) -> None:
+    sizes: list[int] = []
+
+    def function(arrays: Any) -> Any:
+        sizes.append(len(arrays["photo"]))
+        return None, {"prediction": np.zeros(len(arrays["photo"]), np.float32)}
+
+    def png(width: int, height: int) -> bytes:
+        file = io.BytesIO()
+        Image.new("1", (width, height)).save(file, "PNG")
+        return file.getvalue()
+
+    model = Model(tmp_path, "regression", {"photo": Field("image", np.dtype(object))}, ("prediction",), {}, function)
+    photos = np.empty(6, object)
+    photos[:] = [png(8, 8), png(2000, 1000), png(1000, 1000), png(6000, 1000), png(8, 8), png(8, 8)]
+    found = run(Limits(max_batch=4), lambda batcher: batcher.predict(model, {"photo": photos}))
+    assert len(found) == 6
+    assert sizes == [3, 1, 2]
