@@ -112,7 +112,7 @@ async def until_healthy(port: int) -> None:
     for _ in range(600):
         with contextlib.suppress(OSError):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
             first = await reader.readline()
             writer.close()
             if b" 200 " in first:
@@ -124,8 +124,8 @@ async def until_healthy(port: int) -> None:
 async def load(port: int, image: bytes, clients: int, seconds: float, most: int = sys.maxsize) -> list[float]:
     """Keep clients busy; return the seconds of each request."""
     body = json.dumps({"instances": [{"b64": base64.b64encode(image).decode()}]}).encode()
-    head = f"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    request, times, until = head.encode() + body, [], time.monotonic() + seconds
+    head = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    request, times, until = head % len(body) + body, [], time.monotonic() + seconds
 
     async def client() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
 
 import typer
 
@@ -99,6 +100,14 @@ def serve(
     max_delay: Annotated[
         float, typer.Option(min=0, metavar="MS", help="Milliseconds that concurrent requests wait for each other.")
     ] = 2.0,
+    allow_origin: Annotated[
+        list[str],
+        typer.Option(
+            metavar="ORIGIN",
+            help="Origin whose pages may send requests, such as https://example.com; repeatable. On a loopback "
+            "address, requests to or of any other host are refused.",
+        ),
+    ] = [],  # noqa: B006
     module: Module = None,
     registry: Registry = Path("models"),
 ) -> None:
@@ -116,7 +125,8 @@ def serve(
     def served(found: models.Chosen) -> app.Served:
         return app.Served(str(found), found.folder, found.module)
 
-    settings = ServerSettings(host, port, limits=Limits(max_batch=max_batch, max_delay=max_delay / 1000))
+    limits = Limits(max_batch=max_batch, max_delay=max_delay / 1000)
+    settings = ServerSettings(host, port, limits=limits, origins=tuple(map(_origin, allow_origin)))
     server = app.Server(settings, lambda: served(models.find(model, registry, module) if chosen.follow else chosen))
     server.use(models.ready(chosen, server.warm_sizes), served(chosen))
     app.log_as_json()
@@ -124,6 +134,15 @@ def serve(
     address = f"http://{name}:{port}"
     say(f"{chosen} on {address}; predictions: POST {address}{settings.predict_route}; to stop: Ctrl+C")
     app.run(server)
+
+
+def _origin(text: str) -> str:
+    """Return an origin as browsers send it. Raises UserError if it is none."""
+    parts = urlsplit(text if "//" in text else f"http://{text}")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        fix = "--allow-origin https://example.com"
+        raise UserError(f"{text!r} is not an origin.", setting="--allow-origin", value=text, fix=fix)
+    return f"{parts.scheme}://{parts.netloc.lower()}"
 
 
 def _check_port(host: str, port: int) -> None:

@@ -10,16 +10,13 @@ import asyncio
 import contextlib
 import json
 import logging
-import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 
 import prometheus_client as prometheus
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
@@ -29,7 +26,7 @@ from starlette.types import Message, Receive, Scope, Send
 from slipway.core.errors import UserError
 from slipway.core.manifest import signature_name
 from slipway.core.values import JsonObject
-from slipway.serving import instances
+from slipway.serving import connections, instances
 from slipway.serving import model as models
 from slipway.serving.batching import Batcher, Busy, ModelFailed, Stopping
 from slipway.serving.instances import BadRequest
@@ -231,36 +228,39 @@ class Server:
             raise _Refused(503, "The model is not loaded yet.")
         headers = dict(scope["headers"])
         length = headers.get(b"content-length", b"")
-        expected = int(length) if length.isdigit() else self.settings.max_body
-        if expected > self.settings.max_body:
+        if length.isdigit() and int(length) > self.settings.max_body:
             raise self._too_large()
-        if self._bodies + expected > self.settings.max_bodies:
-            raise Busy
-        self._bodies += expected
+        body = await self._body(receive)
         try:
-            async with asyncio.timeout(self.settings.limits.timeout):
-                body = await self._body(receive)
             if headers.get(b"content-type", JSON).startswith(b"image/"):
                 found: list[Any] = [instances.of_image(body) if model.is_custom else body]
             else:
                 found = instances.read(body)
             return await self.batcher.predict(model, instances.arrays(model, found))
         finally:
-            self._bodies -= expected
+            self._bodies -= len(body)
 
     async def _body(self, receive: Receive) -> bytes:
+        """Return a body, and reserve its memory as it arrives; incomplete bodies may fill half of it."""
         parts: list[bytes] = []
-        size = 0
-        while True:
-            message: Message = await receive()
-            if message["type"] == "http.disconnect":
-                raise _Refused(400, "The client closed the connection.")
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > self.settings.max_body:
-                raise self._too_large()
-            if not message.get("more_body"):
-                return parts[0] if len(parts) == 1 else b"".join(parts)
+        size, more = 0, True
+        try:
+            while more:
+                message: Message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise _Refused(400, "The client closed the connection.")
+                parts.append(message.get("body", b""))
+                more = message.get("more_body", False)
+                size += len(parts[-1])
+                self._bodies += len(parts[-1])
+                if size > self.settings.max_body:
+                    raise self._too_large()
+                if self._bodies > self.settings.max_bodies // (2 if more else 1):
+                    raise Busy
+        except BaseException:
+            self._bodies -= size
+            raise
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _too_large(self) -> _Refused:
         return _Refused(413, f"The body has more than {self.settings.max_body:,} bytes.")
@@ -323,54 +323,14 @@ def _identity(served: Served) -> tuple[object, ...]:
     return served.folder, served.module, *files
 
 
-class _Uvicorn(uvicorn.Server):
-    """Uvicorn that still accepts requests for a while after SIGTERM, with an unhealthy state."""
-
-    def __init__(self, config: uvicorn.Config, server: Server) -> None:
-        super().__init__(config)
-        self._server = server
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    async def startup(self, sockets: Any = None) -> None:
-        self._loop = asyncio.get_running_loop()
-        await super().startup(sockets)
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        again, self._server.stopping = self._server.stopping, True
-        if again or sig == signal.SIGINT or self._loop is None:
-            self.should_exit = True
-            return
-        logger.info("stopping: finishing the accepted requests")
-        self._loop.call_soon_threadsafe(self._loop.call_later, self._server.settings.linger, self._exit)
-
-    def _exit(self) -> None:
-        self.should_exit = True
-
-    async def on_tick(self, counter: int) -> bool:
-        return await super().on_tick(counter) or self._server.refusal is not None
-
-
 def run(server: Server) -> None:
     """Serve until SIGTERM or SIGINT; finish the accepted requests before returning.
 
     Raises:
         UserError: There is no model to serve until the user has fixed something.
     """
-    settings = server.settings
     sys.setswitchinterval(SWITCH_SECONDS)
-    config = uvicorn.Config(
-        server.app(),
-        host=settings.host,
-        port=settings.port,
-        log_config=None,
-        access_log=False,
-        log_level="warning",
-        timeout_graceful_shutdown=round(settings.limits.timeout) + 5,
-        timeout_keep_alive=75,
-        backlog=2048,
-        server_header=False,
-    )
-    _Uvicorn(config, server).run()
+    connections.Listener(server).run()
     if server.refusal is not None:
         raise server.refusal
 

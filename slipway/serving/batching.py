@@ -29,6 +29,7 @@ from slipway.serving.model import Arrays, Model
 from slipway.serving.settings import Limits
 
 POLL_SECONDS = 0.01
+MEGAPIXEL = 1_000_000
 Answer: TypeAlias = list[Any] | Exception
 
 logger = logging.getLogger(__name__)
@@ -131,7 +132,7 @@ class Batcher:
 
     def _parts(self, model: Model, arrays: Arrays) -> list[_Part]:
         loop, deadline = asyncio.get_running_loop(), time.monotonic() + self.limits.timeout
-        weights = instances.weights(model, arrays)
+        weights = _weights(model, arrays)
         bounds, weight = [0], 0
         for index, one in enumerate(weights):
             if weight and weight + one > self.limits.max_batch:
@@ -196,6 +197,18 @@ class Batcher:
                     self._append(part.following)
             self._last_parts = len(batch)
             return batch
+
+
+def _weights(model: Model, arrays: Arrays) -> list[int]:
+    """Return how many examples each example counts as: one for each megapixel of its images, at least one."""
+    found = [1] * len(next(iter(arrays.values())))
+    for name, each in model.inputs.items():
+        if each.kind == "image" and not each.shape:
+            for index, data in enumerate(arrays[name]):
+                with contextlib.suppress(ValueError, KeyError):  # fails when it is decoded
+                    width, height = instances.image_size(data) or (0, 0)
+                    found[index] = max(found[index], width * height // MEGAPIXEL)
+    return found
 
 
 def _answers(batch: list[_Part]) -> list[Answer]:

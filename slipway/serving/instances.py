@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import contextlib
 import io
 import json
 import logging
@@ -34,7 +33,6 @@ PNG_HEADER_BYTES = 33
 JPEG_START = b"\xff\xd8\xff"
 LARGEST = float(np.finfo(np.float32).max)
 LABEL = "label"
-MEGAPIXEL = 1_000_000
 # Longest part of a library's error message in an answer.
 MOST_CHARACTERS = 200
 # Where in its graph TensorFlow raised an error.
@@ -209,7 +207,7 @@ def _image(_each: Field, value: Any) -> bytes:
 def image_fault(data: bytes) -> str | None:
     """Return why an image cannot be predicted on, by its header alone; None if that is valid."""
     try:
-        size = _image_size(data)
+        size = image_size(data)
     except (ValueError, KeyError):
         return "its JPEG header is damaged or cut short"
     if size is None:
@@ -222,7 +220,7 @@ def image_fault(data: bytes) -> str | None:
     return None
 
 
-def _image_size(data: bytes) -> tuple[int, int] | None:
+def image_size(data: bytes) -> tuple[int, int] | None:
     """Return the width and height in an image's header; None if it is neither PNG nor JPEG.
 
     Raises:
@@ -230,25 +228,13 @@ def _image_size(data: bytes) -> tuple[int, int] | None:
     """
     if data.startswith(PNG_START) and len(data) >= PNG_HEADER_BYTES:
         width, height = PNG_SIZE.unpack_from(data, len(PNG_START))
-        return width, height
-    if data.startswith(JPEG_START):
+    elif data.startswith(JPEG_START):
         import simplejpeg
 
         height, width = simplejpeg.decode_jpeg_header(data, strict=False)[:2]
-        return width, height
-    return None
-
-
-def weights(model: Model, arrays: Arrays) -> list[int]:
-    """Return how many examples each example counts as: one for each megapixel of its images, at least one."""
-    found = [1] * len(next(iter(arrays.values())))
-    for name, each in model.inputs.items():
-        if each.kind == "image" and not each.shape:
-            for index, data in enumerate(arrays[name]):
-                with contextlib.suppress(ValueError, KeyError):  # fails when it is decoded
-                    width, height = _image_size(data) or (0, 0)
-                    found[index] = max(found[index], width * height // MEGAPIXEL)
-    return found
+    else:
+        return None
+    return width, height
 
 
 def _number(_each: Field, value: Any) -> float:

@@ -83,9 +83,11 @@ class ServerSettings:
         port: Its port.
         health_route: Answers 200 once the model has predicted, 503 before and while stopping.
         predict_route: Accepts POST of JSON, or of an image.
-        limits: How requests are batched.
+        limits: How requests are batched; a request that takes longer than `timeout` to arrive fails, too.
+        origins: The origins of pages that may send requests, such as https://example.com.
+        max_header: The most bytes of a request's header, counted each time some have arrived.
         max_body: The most bytes of a request's body.
-        max_bodies: The most bytes of all requests in progress.
+        max_bodies: The most bytes of the bodies of all requests in progress.
         linger: Seconds in which a stopping server still accepts requests, so that nobody sends to a closed port.
         watch: Seconds between two checks whether the model has changed.
         retry: Seconds between two attempts to load a model that repeatedly cannot be loaded.
@@ -96,6 +98,8 @@ class ServerSettings:
     health_route: str = HEALTH_ROUTE
     predict_route: str = PREDICT_ROUTE
     limits: Limits = field(default_factory=Limits)
+    origins: tuple[str, ...] = ()
+    max_header: int = 64 << 10
     max_body: int = 10 << 20
     max_bodies: int = 256 << 20
     linger: float = 1.0

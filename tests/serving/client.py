@@ -11,9 +11,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from slipway.serving.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from slipway.serving.app import Server
 
 
 def free_port() -> int:
@@ -52,12 +57,35 @@ def health(port: int) -> int | None:
 
 
 @contextlib.contextmanager
-def process(folder: Path | str, **environment: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+def serving(server: Server) -> Iterator[int]:
+    """Serve in a thread of this process, and return the port."""
+    from slipway.serving.connections import Listener
+
+    runner = Listener(server)
+    thread = threading.Thread(target=runner.run)
+    thread.start()
+    try:
+        until(lambda: runner.started and (server.model is not None or server.failure is not None))
+        yield server.settings.port
+    finally:
+        runner.should_exit = True
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def settings(**values: Any) -> ServerSettings:
+    return ServerSettings(**{"host": "127.0.0.1", "port": free_port(), "watch": 0.05, "linger": 0.0, **values})
+
+
+@contextlib.contextmanager
+def process(
+    folder: Path | str, preexec_fn: Callable[[], None] | None = None, **environment: str
+) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """`python -m slipway.serving` of a model, and its port."""
     port = free_port()
     variables = {**os.environ, "AIP_HTTP_PORT": str(port), "AIP_STORAGE_URI": str(folder), **environment}
     command = [sys.executable, "-m", "slipway.serving"]
-    with subprocess.Popen(command, env=variables, stderr=subprocess.PIPE) as server:
+    with subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, preexec_fn=preexec_fn) as server:
         try:
             yield server, port
         finally:

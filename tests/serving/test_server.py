@@ -23,37 +23,17 @@ pytest.importorskip("starlette")
 from slipway.components.register_model.registry import Registry
 from slipway.core.errors import UserError
 from slipway.pipelines.prediction import models
-from slipway.serving import app, model
+from slipway.serving import model
 from slipway.serving.app import Served, Server
 from slipway.serving.model import Field, Model
 from slipway.serving.settings import Limits, ServerSettings
 from tests.components.evaluate.conftest import export_model, png
-from tests.serving.client import Load, ask, free_port, health, logged, predict, process, until
+from tests.serving.client import Load, ask, free_port, health, logged, predict, process, serving, settings, until
 from tests.serving.conftest import HOUSE, HOUSE_PRICE
 from tests.trainer.driver import REFUSAL_SECONDS, run_with_gpus
 
 pytestmark = pytest.mark.slow
 IMAGE = png(np.random.default_rng(0).integers(0, 256, (8, 8)))
-
-
-@contextlib.contextmanager
-def serving(server: Server) -> Iterator[int]:
-    """Serve in a thread of this process, and return the port."""
-    config = app.uvicorn.Config(server.app(), host="127.0.0.1", port=server.settings.port, log_config=None)
-    runner = app._Uvicorn(config, server)
-    thread = threading.Thread(target=runner.run)
-    thread.start()
-    try:
-        until(lambda: runner.started and (server.model is not None or server.failure is not None))
-        yield server.settings.port
-    finally:
-        runner.should_exit = True
-        thread.join(60)
-        assert not thread.is_alive()
-
-
-def settings(**values: Any) -> ServerSettings:
-    return ServerSettings(**{"host": "127.0.0.1", "port": free_port(), "watch": 0.05, "linger": 0.0, **values})
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +81,7 @@ def test_bad_requests_are_refused_with_the_reason(port: int, body: bytes, kind: 
 
 def test_a_body_without_a_length_is_limited_too(port: int) -> None:
     with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
-        client.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        client.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
         chunk = b"%x\r\n%s\r\n" % (1 << 16, b" " * (1 << 16))
         for _ in range(17):
             client.sendall(chunk)
@@ -110,7 +90,7 @@ def test_a_body_without_a_length_is_limited_too(port: int) -> None:
 
 def test_clients_that_do_not_read_or_finish_hold_up_nobody(port: int) -> None:
     body = json.dumps({"instances": [{"b64": base64.b64encode(IMAGE).decode()}] * 500}).encode()
-    head = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    head = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
     with contextlib.ExitStack() as stack:
         for sent in (head + body, head + body[:100], head[:20]):
             client = stack.enter_context(socket.socket())

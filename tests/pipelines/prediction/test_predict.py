@@ -9,6 +9,7 @@ import socket
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -289,6 +290,17 @@ def test_serve_names_the_missing_extra_and_a_port_that_is_taken(project: Path, m
     assert result.exit_code == 2
     assert "starlette is not installed" in result.stderr
     assert "pip install 'slipway-ml[serving]'" in result.stderr
+
+
+def test_serve_allows_the_origins_of_pages(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = CliRunner().invoke(app, ["serve", "digits", "--allow-origin", "ftp://example.com"])
+    assert result.exit_code == 2
+    assert "'ftp://example.com' is not an origin" in result.stderr
+    served: list[Any] = []
+    monkeypatch.setattr("slipway.serving.app.run", served.append)
+    options = [f"--allow-origin={origin}" for origin in ("https://Example.com/page", "localhost:3000")]
+    assert CliRunner().invoke(app, ["serve", "digits", *options]).exit_code == 0
+    assert served[0].settings.origins == ("https://example.com", "http://localhost:3000")
 
 
 def test_a_registered_models_and_a_runs_own_function_load_them(project: Path) -> None:

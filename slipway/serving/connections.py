@@ -1,0 +1,285 @@
+"""The server's connections: limits of each and of all, which pages may use them, and what happens to them at SIGTERM.
+
+Uvicorn bounds neither the size of a request's header nor the time until a request is complete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import ipaddress
+import json
+import logging
+import os
+import resource
+import signal
+import socket
+import time
+from types import FrameType
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlsplit
+
+import uvicorn
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+if TYPE_CHECKING:
+    from slipway.serving.app import Server
+
+# File descriptors that are not for connections: the model's files, the log, libraries.
+RESERVED_DESCRIPTORS = 64
+MAX_CONNECTIONS = 4096
+# Until a connection is closed by force whose client does not read.
+ABORT_SECONDS = 5.0
+# For requests of connections that are accepted as the last ones to arrive.
+DRAIN_SECONDS = 0.2
+
+logger = logging.getLogger(__name__)
+
+
+class _Connection(HttpToolsProtocol):
+    """A connection that is closed if a request's header is too large, or the request takes too long to arrive.
+
+    If there are too many connections, the one that has been waiting for a request for the longest time is closed.
+    """
+
+    def __init__(self, server: Server, **values: Any) -> None:
+        super().__init__(**values)
+        self._server = server
+        self._unread = 0  # bytes of the request's header, or since the last bytes of its body
+        self._arriving = False  # whether a request has begun and is not complete
+        self._since = time.monotonic()
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the client has to send something before the server can do anything."""
+        return self._arriving or self.cycle is None or self.cycle.response_complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._start_timer()
+        if len(self.connections) > _max_connections():
+            waiting = (each for each in self.connections if isinstance(each, _Connection) and each.is_waiting)
+            oldest = min(waiting, key=lambda each: each._since)
+            oldest.connections.discard(oldest)
+            oldest.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        self._unread += len(data)
+        super().data_received(data)
+        if not self._arriving:
+            return
+        if self._unread > (limit := self._server.settings.max_header):
+            self._refuse(431, f"The request's header has more than {limit:,} bytes.")
+        elif self._timer is None:
+            self._start_timer()
+
+    def on_message_begin(self) -> None:
+        self._arriving = True
+        if self.cycle is not None and self.cycle.response_complete:
+            self.cycle = None  # type: ignore[assignment]
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        if self._server.stopping:
+            self.cycle.keep_alive = False
+
+    def on_body(self, body: bytes) -> None:
+        self._unread = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._arriving, self._unread = False, 0
+        self._stop_timer()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        self._since = time.monotonic()
+        super().on_response_complete()
+
+    def timeout_keep_alive_handler(self) -> None:
+        self.transport.abort()  # does not wait for a client that does not read
+
+    def shutdown(self) -> None:
+        if not (self._arriving and self.cycle is None):  # a header that has begun to arrive
+            super().shutdown()
+
+    def _start_timer(self) -> None:
+        self._timer = self.loop.call_later(self._server.settings.limits.timeout, self._time_out)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _time_out(self) -> None:
+        if self.flow.read_paused:  # the server is late, not the client
+            self._start_timer()
+        elif self._arriving:
+            self._refuse(408, f"The request took more than {self._server.settings.limits.timeout:g} seconds to arrive.")
+        else:
+            self.transport.abort()
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Close the connection, after an answer unless another one is being sent."""
+        logger.warning("request failed", extra={"fields": {"status": status}})
+        if self.cycle is None or not self.cycle.response_started:
+            body = _error(status, message)
+            head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+            self.transport.write(STATUS_LINE[status] + head + body)
+        self.transport.close()
+        self.loop.call_later(ABORT_SECONDS, self.transport.abort)
+
+
+def _error(status: int, message: str) -> bytes:
+    return json.dumps({"error": {"code": status, "message": message}}).encode()
+
+
+@functools.cache
+def _max_connections() -> int:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
+    return min(max(limit - RESERVED_DESCRIPTORS, limit // 2), MAX_CONNECTIONS)
+
+
+class Listener(uvicorn.Server):
+    """Uvicorn with the limits of a server's settings.
+
+    After SIGTERM, it still accepts requests for a while, with an unhealthy state, and answers all that it has accepted.
+    """
+
+    def __init__(self, server: Server) -> None:
+        settings = server.settings
+        super().__init__(
+            uvicorn.Config(
+                guarded(server.app(), settings.host, settings.origins),
+                host=settings.host,
+                port=settings.port,
+                http=cast(type[asyncio.Protocol], functools.partial(_Connection, server)),
+                ws="none",
+                log_config=None,
+                access_log=False,
+                log_level="warning",
+                timeout_graceful_shutdown=round(settings.limits.timeout) + 5,
+                timeout_keep_alive=75,
+                backlog=2048,
+                server_header=False,
+            )
+        )
+        self._server = server
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: Any = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        again, self._server.stopping = self._server.stopping, True
+        if again or sig == signal.SIGINT or self._loop is None:
+            self.should_exit = True
+            return
+        logger.info("stopping: finishing the accepted requests")
+        self._loop.call_soon_threadsafe(self._loop.call_later, self._server.settings.linger, self._exit)
+
+    def _exit(self) -> None:
+        self.should_exit = True
+
+    async def on_tick(self, counter: int) -> bool:
+        return await super().on_tick(counter) or self._server.refusal is not None
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._server.stopping = True
+        for accepted in self._close_listeners():
+            with contextlib.suppress(OSError):
+                await asyncio.get_running_loop().connect_accepted_socket(self._connection, accepted)
+        await asyncio.sleep(DRAIN_SECONDS)
+        await super().shutdown(sockets)
+
+    def _connection(self) -> asyncio.Protocol:
+        make: Any = self.config.http_protocol_class
+        return cast(
+            asyncio.Protocol,
+            make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state),
+        )
+
+    def _close_listeners(self) -> list[socket.socket]:
+        """Stop listening; return the connections that the kernel has established, which it would reset otherwise."""
+        accepted = []
+        for server in self.servers:
+            for each in server.sockets:
+                with socket.socket(fileno=os.dup(each.fileno())) as listening:
+                    listening.setblocking(False)
+                    with contextlib.suppress(OSError):  # none is left, or no descriptor is
+                        while True:
+                            accepted.append(listening.accept()[0])
+            server.close()
+        return accepted
+
+
+def guarded(app: ASGIApp, host: str, origins: tuple[str, ...]) -> ASGIApp:
+    """Return the application as it answers on an address.
+
+    A loopback address trusts its clients, but a page of any site can make the user's browser one of them. So the
+    requests of pages are refused unless they are the server's own, or of an allowed origin. Behind any other address,
+    proxies and health checks send the names that they know.
+    """
+    if not _is_loopback(host):
+        return _with_origins(app, origins)
+    names = {urlsplit(origin).hostname for origin in origins}
+
+    @functools.lru_cache(maxsize=256)
+    def fault(host: str, origin: str) -> str | None:
+        name = _hostname(f"//{host}")
+        if host and not (_is_loopback(name) or name in names):
+            return (
+                f"The request is for the host {host!r:.80}. To allow it: slipway serve --allow-origin http://{host:.80}"
+            )
+        if origin and origin not in (*origins, f"http://{host}"):
+            return f"The request is of a page of {origin!r:.80}. To allow it: slipway serve --allow-origin {origin:.80}"
+        return None
+
+    async def guard(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = dict(scope["headers"])
+            found = fault(headers.get(b"host", b"").decode("latin-1"), headers.get(b"origin", b"").decode("latin-1"))
+            if found is not None:
+                body = _error(403, found)
+                start = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+                await send({"type": "http.response.start", "status": 403, "headers": start})
+                await send({"type": "http.response.body", "body": body})
+                return
+        await inner(scope, receive, send)
+
+    inner = _with_origins(app, origins)
+    return guard
+
+
+def _with_origins(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
+    if not origins:
+        return app
+    return CORSMiddleware(app, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["content-type"])
+
+
+def _hostname(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
