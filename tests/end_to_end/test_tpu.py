@@ -66,7 +66,7 @@ def test_a_tpu_whose_launcher_was_killed_is_deleted_by_its_lease_and_the_run_res
     tpu: TpuRuns, finished: FinishedRun
 ) -> None:
     tpu.google.tpu.machines.containers["SLIPWAY_TEST_HOLD"] = POINTER  # else it might end before the lease does
-    running = tpu.workspace.start("run", *tpu.arguments(lease=0.05))
+    running = tpu.workspace.start("run", *tpu.arguments(lease=0.2))
     tpu.wait_for_objects(f"/{POINTER}")
     family = [psutil.Process(running.pid), *psutil.Process(running.pid).children(recursive=True)]
     for process in family:
@@ -74,7 +74,7 @@ def test_a_tpu_whose_launcher_was_killed_is_deleted_by_its_lease_and_the_run_res
             process.kill()
     running.communicate()
     (name,) = tpu.requested()
-    wait_for(lambda: not tpu.google.tpu.resources, 30)
+    wait_for(lambda: not tpu.google.tpu.resources, 60)
     assert tpu.google.tpu.states(name)[-2:] == ["ACTIVE", "DELETING"]
     tpu.google.tpu.machines.containers.clear()
     done = tpu.workspace.slipway("run", "--resume", "latest")
