@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from slipway.core.errors import UserError, nearest
+from slipway.core.paths import local_path
 
 if TYPE_CHECKING:
     from slipway.components.prepare_data.settings import DataSettings
@@ -164,10 +165,18 @@ def open_source(settings: DataSettings, task: TaskName = "classification") -> So
         UserError: The source is unknown, cannot be opened, lacks a feature or column, or has no labels of the task.
     """
     kind, group_by = source_kind(settings.source), settings.group_by or ""
+    if kind.location == "source":
+        _refuse_special_file(settings.source, kind.place_of(settings.source))
     column = group_by.removeprefix(COLUMN) if group_by.startswith(COLUMN) else None
     if not kind.features:
         _refuse_features(settings, column, task)
-    source = kind.open(settings, column, task)
+    try:
+        source = kind.open(settings, column, task)
+    except OSError as error:
+        raise UserError(
+            f"{error.filename or settings.source} cannot be read: {error.strerror}.",
+            setting="data.source", value=settings.source, allowed=kind.form,
+        ) from None  # fmt: skip
     if not source.has_image:
         _refuse_image_settings(settings, source)
     return source
@@ -199,6 +208,26 @@ def check_source(settings: DataSettings, task: TaskName = "classification") -> s
 def _function(reference: str) -> Callable[..., object]:
     module, _, name = reference.partition(":")
     return cast("Callable[..., object]", getattr(import_module(f"{__name__}.{module}"), name))
+
+
+def _refuse_special_file(reference: str, place: str) -> None:
+    """Reject a device or FIFO, whose reading may never end, and a path that cannot be stored as text."""
+    path = local_path(place).expanduser()
+    if "\0" in place or reference.encode(errors="ignore") != reference.encode(errors="surrogateescape"):
+        problem = f"The source {reference!r} has a zero byte or bytes that are not UTF-8."
+        raise UserError(problem, setting="data.source", value=ascii(reference), fix="rename the file or folder")
+    try:
+        special = path.exists() and not path.is_file() and not path.is_dir()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.", setting="data.source", value=reference) from None
+    if special:
+        raise UserError(
+            f"{path} is neither a file nor a folder.",
+            setting="data.source",
+            value=reference,
+            allowed="a regular file or a folder",
+            fix="copy its content to a file",
+        )
 
 
 def _refuse_image_settings(settings: DataSettings, source: Source) -> None:

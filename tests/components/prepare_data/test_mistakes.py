@@ -295,3 +295,42 @@ def test_a_disk_that_fills_up_while_shards_are_written_is_named(
     assert f"Not enough disk space for the data set in {store}" in error.message
     assert "needs about 0.8 MB" in error.message
     assert list(small_disk.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("csv:{}/pipe", "pipe is neither a file nor a folder"),
+        ("images:{}/pipe.tar", "pipe.tar is neither a file nor a folder"),
+        ("images:{}/pipe.zip", "pipe.zip is neither a file nor a folder"),
+        ("tfrecord:{}/pipe", "pipe is neither a file nor a folder"),
+        ("csv:/dev/null", "/dev/null is neither a file nor a folder"),
+        ("csv:/dev/zero", "/dev/zero is neither a file nor a folder"),
+        ("csv:/proc", "/proc cannot be read: Is a directory"),
+        ("csv:/proc/self/mem", "/proc/self/mem cannot be read: Input/output error"),
+        ("tfrecord:/proc/self/mem", "/proc/self/mem cannot be read: Input/output error"),
+        ("csv:/" + "x" * 5000, "cannot be read: File name too long"),
+        ("images:/" + "x" * 5000, "cannot be read: File name too long"),
+        ("csv:a\0b", r"The source 'csv:a\\x00b' has a zero byte"),
+        ("images:{}/\udcff", r"udcff' has a zero byte or bytes that are not UTF-8"),
+    ],
+)
+def test_a_source_that_is_no_regular_file(
+    tmp_path: Path, make_settings: MakeSettings, source: str, message: str
+) -> None:
+    for name in ("pipe", "pipe.tar", "pipe.zip"):
+        os.mkfifo(tmp_path / name)
+    with pytest.raises(UserError, match=message) as error:
+        prepare(make_settings(source.format(tmp_path), features={"x": "number", "label": "integer"}), 1)
+    str(error.value).encode()
+
+
+def test_a_class_folder_whose_name_is_not_utf_8(make_folder: Callable[..., Path], make_settings: MakeSettings) -> None:
+    root = make_folder({"a": 3, "b": 3})
+    (root / "b").rename(root / "\udcff")
+    with pytest.raises(UserError, match=r"The class folder '\\udcff' in .* has unprintable characters") as error:
+        prepare(make_settings(root), 1)
+    str(error.value).encode()
+    (root / "\udcff").rename(root / "b")
+    os.mkfifo(root / "b" / "pipe.png")
+    assert sum(split.examples for split in prepare(make_settings(root), 1).manifest.splits.values()) == 6
