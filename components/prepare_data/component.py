@@ -57,6 +57,6 @@ def prepare_data(
             "dataset": prepared.uri,
             "examples": examples,
             "fingerprint": prepared.manifest.fingerprint,
-            "left_out": prepared.manifest.left_out_count,
+            "skipped": prepared.manifest.skipped,
             "statistics": statistics.path,
         }

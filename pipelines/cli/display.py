@@ -45,6 +45,7 @@ def _outcome(step: StepRecord, *, judged: bool) -> str:
     elif step.name == "prepare_data" and "examples" in outputs:
         counts = ", ".join(f"{count:,} {split}" for split, count in outputs["examples"].items())
         text = f"{counts} examples in {_short(outputs['dataset'])}"
+        text += f"; {outputs['skipped']}" if outputs.get("skipped") else ""
     elif step.name == "plan_training" and "steps" in outputs:
         replicas = outputs["replicas"]
         each = outputs["batch_per_replica"]

@@ -14,10 +14,10 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Literal
 
+from slipway.components.prepare_data.sources.images import ENDINGS, is_image
 from slipway.core import manifest as manifests
 from slipway.core.errors import UserError
 
-ENDINGS = (".png", ".jpg", ".jpeg")
 STANDARD_INPUT = "-"
 EVERY_SPLIT = "all"
 BYTE_ORDER_MARK = "\ufeff"
@@ -76,7 +76,7 @@ def listed(inputs: Sequence[str], split: str) -> list[Part]:
         else:
             inside = [str(each) for each in _images_in(path)]
             if not inside:
-                raise unreadable(given, f"has no images ({', '.join(ENDINGS)})")
+                raise unreadable(given, f"has no images ({b', '.join(sorted(ENDINGS)).decode()})")
             images += inside
     return [*([Part("images", tuple(images), len(images))] if images else []), *found]
 
@@ -130,7 +130,7 @@ def _is_lines(given: str) -> bool:
 
 
 def _images_in(folder: Path) -> Iterator[Path]:
-    """Yield the images in a folder and below, in order, without hidden files."""
+    """Yield the images in a folder and below, also of formats that no model reads, in order, without hidden files."""
     with os.scandir(folder) as scanned:
         entries = sorted(scanned, key=lambda entry: entry.name)
     for entry in entries:
@@ -138,7 +138,7 @@ def _images_in(folder: Path) -> Iterator[Path]:
             continue
         if entry.is_dir():
             yield from _images_in(Path(entry.path))
-        elif entry.name.lower().endswith(ENDINGS):
+        elif is_image(os.fsencode(entry.name)):
             yield Path(entry.path)
 
 

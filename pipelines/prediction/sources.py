@@ -111,6 +111,8 @@ def _files(part: Part, model: Model, size: int) -> Iterator[Chunk]:
 
     def content(path: str) -> Any:
         try:
+            if not Path(path).is_file():
+                return BadRequest("The file cannot be read: it does not exist, or is a device or a FIFO")
             data = Path(path).read_bytes()
         except OSError as error:
             return BadRequest(f"The file cannot be read: {error.strerror}")

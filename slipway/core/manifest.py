@@ -131,7 +131,8 @@ class Manifest(BaseModel):
     `features` maps additional features to their descriptions. `written_by` names the writer; the shards' bytes do not
     depend on it. `checked` is the image validation, None if it was not recorded.
     `notes` are sentences for the user, such as a warning about nearly equal class names.
-    `left_out` lists the first 100 skipped images; `left_out_count` counts all of them. `damaged` lists the first 100
+    `left_out` lists the first 100 skipped examples; `left_out_count` counts all of them, `skipped_reasons` by the most
+    frequent reasons. `damaged` lists the first 100
     damaged images that are used.
     """
 
@@ -157,6 +158,7 @@ class Manifest(BaseModel):
     notes: list[str] = []
     left_out_count: int = 0
     left_out: list[LeftOut] = []
+    skipped_reasons: dict[str, int] = {}
     damaged: list[LeftOut] = []
 
     @property
@@ -179,6 +181,18 @@ class Manifest(BaseModel):
     def noun(self) -> str:
         """What an example is called in sentences."""
         return "image" if self.has_image else "example"
+
+    @property
+    def skipped(self) -> str:
+        """A phrase about the skipped examples with reasons and counts; empty if none was skipped."""
+        if not self.left_out_count:
+            return ""
+        total = self.left_out_count + sum(split.examples for split in self.splits.values())
+        named = [f"{reason}: {count:,}" for reason, count in self.skipped_reasons.items()]
+        if others := self.left_out_count - sum(self.skipped_reasons.values()):
+            named += [f"other reasons: {others:,}"] if named else []
+        reasons = f" ({'; '.join(named)})" if named else ""
+        return f"{self.left_out_count:,} of {total:,} {self.noun}s skipped{reasons}"
 
     @property
     def is_image_only(self) -> bool:

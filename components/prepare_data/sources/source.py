@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +36,9 @@ SPLIT_FOLDERS = {
 OWN = ("image", "label", "key")
 MOST_IGNORED = 20
 MOST_UNUSABLE_NAMED = 100
+# Reasons that are counted; in reasons, what differs between examples: the line, the image of which one is a copy.
+MOST_REASONS = 1000
+OF_ONE_EXAMPLE = re.compile(r"(?<=the same image as) .*(?= in the split )| on line \d+$", re.DOTALL)
 
 
 # Separates the labels of an example in its entry.
@@ -69,6 +74,7 @@ class Ignored:
             data.skip_corrupt, like those that turn out to be unusable when they are read.
         unusable: The keys of the first of these examples, with reasons.
         unusable_digest: A digest of all their keys and reasons.
+        reasons: Their number by reason, of the first reasons.
         precision: The rounding of numbers that are inputs or targets.
     """
 
@@ -77,6 +83,7 @@ class Ignored:
     unusable_count: int = 0
     unusable: list[tuple[bytes, str]] = field(default_factory=list)
     unusable_digest: bytes = b""
+    reasons: Counter[str] = field(default_factory=Counter)
     precision: Precision = field(default_factory=Precision)
 
     def add(self, key: bytes) -> None:
@@ -88,6 +95,8 @@ class Ignored:
         self.unusable_count += 1
         if len(self.unusable) < MOST_UNUSABLE_NAMED:
             self.unusable.append((key, reason))
+        if (common := common_reason(reason)) in self.reasons or len(self.reasons) < MOST_REASONS:
+            self.reasons[common] += 1
         self.unusable_digest = hashlib.sha256(self.unusable_digest + repr((key, reason)).encode()).digest()
 
     def merge(self, other: Ignored) -> None:
@@ -96,7 +105,13 @@ class Ignored:
         self.unusable_count += other.unusable_count
         self.unusable = sorted(self.unusable + other.unusable)[:MOST_UNUSABLE_NAMED]
         self.unusable_digest += other.unusable_digest
+        self.reasons += other.reasons
         self.precision.merge(other.precision)
+
+
+def common_reason(reason: str) -> str:
+    """Return a reason without what differs between examples, to count by it."""
+    return OF_ONE_EXAMPLE.sub("", reason).replace("the same image as in", "the same image as one in")
 
 
 def readable(key: bytes) -> str:

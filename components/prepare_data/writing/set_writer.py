@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from slipway.components.prepare_data.listing.plan import Plan, stored_settings
 from slipway.components.prepare_data.publishing.dataset_info import write_dataset_info
 from slipway.components.prepare_data.publishing.statistics import TEMPLATE, write_statistics
 from slipway.components.prepare_data.settings import BeamSettings, DataSettings
-from slipway.components.prepare_data.sources.source import SPLITS, Source, readable
+from slipway.components.prepare_data.sources.source import SPLITS, Source, common_reason, readable
 from slipway.components.prepare_data.validation.duplicates import (
     Copy,
     HashedShard,
@@ -47,6 +48,7 @@ from slipway.core.manifest import Checked, LeftOut, Manifest, Split
 # The digests of the shards' records (`ShardResult.content`) by split.
 Records = Mapping[str, list[str]]
 MOST_LEFT_OUT_LISTED = 100
+MOST_REASONS_LISTED = 3
 
 
 class SetWriter:
@@ -329,6 +331,7 @@ class SetWriter:
         train, everything = statistics["train"], combine_statistics(statistics.values())
         unlisted = self._listing.ignored
         left_out = sorted([*unlisted.unusable, *self._left_out.listed()])[:MOST_LEFT_OUT_LISTED]
+        reasons = unlisted.reasons + Counter(map(common_reason, self._left_out.reasons.values()))
         splits = {
             split: _split_record(found, classes, statistics[split].get(LABEL)) for split, found in results.items()
         }
@@ -366,6 +369,7 @@ class SetWriter:
             ],
             left_out_count=len(self._left_out.reasons) + unlisted.unusable_count,
             left_out=[LeftOut(key=readable(key), reason=reason) for key, reason in left_out],
+            skipped_reasons=dict(reasons.most_common(MOST_REASONS_LISTED)),
             damaged=[LeftOut(key=readable(key), reason=reason) for key, reason in self._left_out.damaged_images],
         )
 

@@ -18,6 +18,8 @@ from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.publishing import statistics as statistics_page
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.core import manifest
+from slipway.pipelines.cli import display
+from slipway.pipelines.runs.record import StepRecord
 
 
 def run(settings: DataSettings, folder: Path, output: str = "") -> tuple[dsl.Dataset, dsl.HTML]:
@@ -157,3 +159,31 @@ def test_a_mistake_is_one_screen_and_an_event(
     failed = json.loads(events.read_text().splitlines()[-1])
     assert (failed["event"], failed["error"]["nearest"]) == ("failed", "digits")
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_skipped_examples_are_on_the_steps_line_with_reasons(
+    make_settings: Callable[..., DataSettings], make_folder: Callable[..., Path], events: Path, tmp_path: Path
+) -> None:
+    def line() -> str:
+        outputs = json.loads(events.read_text().splitlines()[-1])["outputs"]
+        return display.step_line(StepRecord(name="prepare_data", status="succeeded", outputs=outputs), judged=True)
+
+    root = make_folder({"train/a": 20, "train/b": 20, "test/a": 5, "test/b": 5})
+    for number in range(3):
+        (root / "train" / "a" / f"copy {number}.png").write_bytes(
+            (root / "test" / "a" / f"image {number}.png").read_bytes()
+        )
+    (root / "train" / "b" / "text.png").write_text("text")
+    _, statistics = run(make_settings(root, skip_corrupt=0.1, duplicates="drop"), tmp_path)
+    skipped = "4 of 54 images skipped (it is the same image as one in the split test: 3; it is neither PNG nor JPEG: 1)"
+    assert line().endswith(f"; {skipped}")
+    assert f"; {skipped}." in Path(statistics.path).read_text()
+
+    rows = [f"{number},{number % 2}" for number in range(40)] + [",1"] * 3 + ["nan,0"]
+    (tmp_path / "table.csv").write_text("\n".join(["age,label", *rows]))
+    run(make_settings(f"csv:{tmp_path / 'table.csv'}", skip_corrupt=0.1), tmp_path)
+    assert line().endswith(
+        "; 4 of 44 examples skipped (its number in the column age is empty: 3; its number in the column age is nan: 1)"
+    )
+    run(make_settings("digits"), tmp_path)
+    assert " skipped" not in line()

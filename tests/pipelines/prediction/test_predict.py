@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import socket
 import threading
 from datetime import UTC, datetime
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from typer.testing import CliRunner, Result
 
 from slipway.components.register_model.registration import register
@@ -68,6 +70,21 @@ def test_a_folder_of_images_gets_a_line_each_and_damaged_ones_an_error(project: 
     assert "6 examples, 1 with an error" in result.stderr
     assert run("digits", "images", "--strict").exit_code == 1
     assert run("digits", "images/cut.PNG").exit_code == 1  # nothing was predicted
+
+
+def test_files_of_a_folder_that_no_model_reads_have_an_error(project: Path) -> None:
+    folder = project / "mixed"
+    folder.mkdir()
+    shutil.copy(project / "images" / "inner" / "0.png", folder / "0.png")
+    (folder / "notes.txt").write_text("no image")
+    Image.new("L", (8, 8)).save(folder / "1.gif")
+    Image.new("L", (8, 8)).save(folder / "2.webp")
+    os.mkfifo(folder / "3.png")
+    result = run("digits", str(folder))
+    found = lines(result)
+    assert [Path(each["input"]).name for each in found] == ["0.png", "1.gif", "2.webp", "3.png"]
+    assert "prediction" in found[0] and all("error" in each for each in found[1:])
+    assert "4 examples, 3 with an error" in result.stderr
 
 
 def test_predictions_are_those_of_single_requests(project: Path, classifier: Model) -> None:
