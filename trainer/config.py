@@ -302,7 +302,11 @@ class TrainSettings(Settings):
         description="Container image of one's own, by digest or by an immutable tag, in which the replicas run "
         "`command` or `module`, or without these its entry point. null: Slipway's image.",
     )
-    arguments: tuple[str, ...] = Field(default=(), description="Command-line arguments of the custom program.")
+    arguments: tuple[str, ...] = Field(
+        default=(),
+        description="Command-line arguments of the custom program. For `module`, without `image`, $(AIP_MODEL_DIR), "
+        "$(AIP_CHECKPOINT_DIR) and $(AIP_TENSORBOARD_LOG_DIR) stand for the run's own folders.",
+    )
     processes: PositiveInt | Literal["per_device"] = Field(
         default=1,
         description="Processes of `module` per replica, or per_device: one per GPU. Each has torchrun's variables for "

@@ -14,12 +14,13 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from slipway.core import events
 from slipway.core.cores import available_cores
 from slipway.core.errors import UserError, report
 from slipway.core.exit_codes import FAILED, PEER_LOST, TRY_AGAIN, UNAVAILABLE, can_restart, leave, reported
+from slipway.core.paths import OUTPUT_VARIABLES
 from slipway.trainer.distributed import cluster as clusters
 from slipway.trainer.distributed import processes, rendezvous
 from slipway.trainer.distributed.signals import ASKED_TO_STOP, StopRequest
@@ -39,6 +40,13 @@ def command(module: str, count: int | str) -> list[str]:
     return ["python", "-m", "slipway.trainer.launch", *options, module]
 
 
+def expanded(argument: str, environment: Mapping[str, str]) -> str:
+    """Return an argument with the run's folders in place of $(AIP_MODEL_DIR) and the other output variables."""
+    for name in OUTPUT_VARIABLES:
+        argument = argument.replace(f"$({name})", environment.get(name, f"$({name})"))
+    return argument
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run the program and return this replica's exit status."""
     count = "1"
@@ -47,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     stop = StopRequest()
     stop.install()
-    program = [sys.executable, "-m", *arguments]
+    program = [sys.executable, "-m", *(expanded(argument, os.environ) for argument in arguments)]
     try:
         verify_machine(os.environ)
         if clusters.slice_hosts(os.environ) > 1:  # hosts that know each other only through the TPU's runtime

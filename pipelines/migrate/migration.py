@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import yaml
 
 from slipway.components.build_image.reference import ImageReference
+from slipway.components.cloud.policies import ACCOUNT_DOMAIN
 from slipway.pipelines.hardware import Hardware
 from slipway.pipelines.migrate.flags import read_flags
 from slipway.pipelines.migrate.job import PREBUILT, ROLES, LegacyJob, LegacyReplica, parse_text, read_job
@@ -123,12 +124,19 @@ def _train(job: LegacyJob, notes: Notes) -> tuple[dict[str, object], Program | N
     if arguments:
         notes.changed.append("the program's arguments became train.arguments")
     if job.job_dir:
-        arguments += ["--job-dir", job.job_dir]
-        notes.changed.append(f"jobDir {job.job_dir} is passed to the program as --job-dir, as before")
-        notes.decisions.append(
-            "train.arguments: --job-dir is the same folder for every run, also on this machine; each run's own folders "
-            "are AIP_MODEL_DIR and AIP_CHECKPOINT_DIR."
-        )
+        if image or "module" not in train:  # it receives its arguments as they are
+            notes.changed.append(f"jobDir {job.job_dir} is passed to the program as --job-dir, as before")
+            notes.decisions.append(
+                "train.arguments: --job-dir is the same folder for every run, also on this machine; each run's own "
+                "folders are AIP_MODEL_DIR and AIP_CHECKPOINT_DIR."
+            )
+            arguments += ["--job-dir", job.job_dir]
+        else:
+            notes.changed.append(
+                f"jobDir {job.job_dir} became --job-dir $(AIP_MODEL_DIR), the folder of each run's model, on this "
+                "machine, too"
+            )
+            arguments += ["--job-dir", "$(AIP_MODEL_DIR)"]
     if arguments:
         train["arguments"] = arguments
     return train, program
@@ -217,6 +225,11 @@ def _vertex(job: LegacyJob, hardware: Hardware, notes: Notes) -> dict[str, objec
             notes.changed.append(f"{value} became vertex.{setting}")
         elif value:
             notes.dropped.append(f"{key} {value}: not a {words}")
+    if "service_account" not in vertex:
+        vertex["service_account"] = f"slipway@{'.'.join(reversed(project.split(':')))}{ACCOUNT_DOMAIN}"
+        notes.decisions.append(
+            f"vertex.service_account: the job names no account; slipway setup creates {vertex['service_account']}."
+        )
     if job.labels:
         vertex["labels"] = job.labels
         notes.changed.append("labels became vertex.labels")

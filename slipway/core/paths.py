@@ -8,6 +8,8 @@ from pathlib import Path
 
 from slipway.core.errors import UserError
 
+# Environment variables with a job's output folders.
+OUTPUT_VARIABLES = ("AIP_MODEL_DIR", "AIP_CHECKPOINT_DIR", "AIP_TENSORBOARD_LOG_DIR")
 # Environment variable with the path of a custom program's data: a prepared data set (a folder or URI), or data.uri.
 DATA_VARIABLE = "SLIPWAY_DATA"
 # Environment variable of a rehearsed custom program: the number of steps after whose report it is ended.
@@ -53,12 +55,11 @@ def output_paths(environment: Mapping[str, str]) -> OutputPaths:
     Raises:
         UserError: A variable is not set.
     """
-    names = ("AIP_MODEL_DIR", "AIP_CHECKPOINT_DIR", "AIP_TENSORBOARD_LOG_DIR")
-    missing = [name for name in names if not environment.get(name)]
+    missing = [name for name in OUTPUT_VARIABLES if not environment.get(name)]
     if missing:
         raise UserError(
             f"The job has no output folder: {' and '.join(missing)} not set.",
             fix=f"set the job's base output directory, or export {missing[0]}=FOLDER",
         )
-    model, checkpoints, logs = (local_path(environment[name]) for name in names)
+    model, checkpoints, logs = (local_path(environment[name]) for name in OUTPUT_VARIABLES)
     return OutputPaths(model, checkpoints, logs)

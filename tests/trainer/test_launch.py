@@ -97,6 +97,13 @@ def test_a_program_on_two_replicas_has_torchruns_variables_beside_tf_config(laun
     assert found[0]["arguments"] == [MEET, "--epochs", "3"]
 
 
+def test_arguments_name_the_runs_own_folders(launch, tmp_path):
+    (tmp_path / "program.py").write_text("import sys; print(sys.argv[1:])")
+    run = launch("--job-dir=$(AIP_MODEL_DIR)/x", AIP_MODEL_DIR="/run/model")
+    output, errors = run.communicate(timeout=60)
+    assert "['--job-dir=/run/model/x', '--epochs', '3']" in output, errors
+
+
 def test_a_process_per_device_replaces_the_replicas_own_variables(launch, two, tmp_path):
     options = ("--processes", "per_device")
     replicas = [launch(MEET, *options, SLIPWAY_VIRTUAL_DEVICES="2", **environment) for environment in two]

@@ -393,7 +393,7 @@ def test_every_field_is_mapped_or_listed():
     kept = yaml.safe_load("\n".join(line.removeprefix("# ").removeprefix("#") for line in tail.splitlines()))
     assert kept == {"hyperparameters": {"goal": "MAXIMIZE", "maxTrials": "10"}}
     assert config.train.module == "trainer.task"
-    assert config.train.arguments == ("--learning-rate=0.1", "--epochs", "3", "--job-dir", "gs://my-bucket/jobs/7")
+    assert config.train.arguments == ("--learning-rate=0.1", "--epochs", "3", "--job-dir", "$(AIP_MODEL_DIR)")
     assert said(migration.changed, "gs://my-bucket/jobs/7", "--job-dir")
     assert said(migration.decisions, "train.module: gs://my-bucket/trainer-1.0.tar.gz", "gcloud storage cp")
 
@@ -499,7 +499,7 @@ def test_flags_of_the_guides():
     assert config.train.arguments == ("--distribution_strategy=tpu", "--model_dir=gs://my-bucket/output")
     gpus = from_arguments(GPU_FLAGS)
     assert check(gpus).hardware == "t4x4@n1-highcpu-16*10"
-    arguments = ("--user_arg_1", "value_1", "--user_arg_n", "value_n", "--job-dir", "gs://my-bucket/job")
+    arguments = ("--user_arg_1", "value_1", "--user_arg_n", "value_n", "--job-dir", "$(AIP_MODEL_DIR)")
     assert gpus.configuration["train"] == {"module": "package.main", "arguments": list(arguments)}
     assert said(gpus.dropped, "3 parameter servers")
 
@@ -514,6 +514,9 @@ def test_a_flag_overrides_the_file(tmp_path):
         ["job", f"--config={file}", "--worker-count=1", "--labels=a=b,c=d", "--no-use-chief-in-tf-config"]
     )
     assert check(fewer).hardware == "t4x4@n1-highcpu-16*2"
+    account = "slipway@p1.iam.gserviceaccount.com"
+    assert check(plain).vertex.service_account == account
+    assert said(plain.decisions, "vertex.service_account", account, "slipway setup")
     assert fewer.configuration["vertex"]["labels"] == {"a": "b", "c": "d"}
     assert said(fewer.dropped, "useChiefInTfConfig false")
 
