@@ -51,6 +51,7 @@ TAR_HEADERS = (
     tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK
 )  # fmt: skip
 MAX_HEADER_BYTES = 1 << 20
+_DAMAGED_HEADER = (tarfile.InvalidHeaderError, tarfile.TruncatedHeaderError)  # type: ignore[attr-defined]
 DAMAGED = (tarfile.TarError, EOFError, zlib.error, struct.error, OSError)
 
 
@@ -178,14 +179,22 @@ def _compressed_members(file: BinaryIO, spool: Path) -> Iterator[Member]:
 
 
 class _TarInfo(tarfile.TarInfo):
-    """A member whose headers are small enough to be read into memory."""
+    """A member whose headers are small enough to be read into memory, and undamaged.
+
+    tarfile takes a damaged header after the first one for the end of the archive.
+    """
 
     @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        found = super().frombuf(buf, encoding, errors)
-        if found.type in TAR_HEADERS and found.size > MAX_HEADER_BYTES:
-            raise tarfile.ReadError(f"a header has {found.size:,} bytes, more than {MAX_HEADER_BYTES:,}")
-        return found
+    def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
+        try:
+            return super().fromtarfile(archive)
+        except _DAMAGED_HEADER as error:
+            raise tarfile.ReadError(str(error)) from None
+
+    def _proc_member(self, archive: tarfile.TarFile) -> Self:  # tarfile documents that a subclass may override it
+        if self.type in TAR_HEADERS and self.size > MAX_HEADER_BYTES:
+            raise tarfile.ReadError(f"a header has {self.size:,} bytes, more than {MAX_HEADER_BYTES:,}")
+        return super()._proc_member(archive)  # type: ignore[misc, no-any-return]
 
 
 def _tar_infos(archive: tarfile.TarFile, length: int = sys.maxsize) -> Iterator[tarfile.TarInfo]:
