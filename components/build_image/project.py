@@ -6,7 +6,7 @@ import fnmatch
 import os
 import re
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -45,21 +45,26 @@ class ProjectContent:
     requirements: Path | None = None
 
 
-def project_content(folder: Path, settings: ContentSettings, modules: Iterable[str]) -> ProjectContent:
+def project_content(
+    folder: Path, settings: ContentSettings, modules: Iterable[str], configurations: Collection[str] = ()
+) -> ProjectContent:
     """Return what the project in `folder` adds to an image.
 
     Args:
         folder: The project's folder: where `slipway` runs.
         settings: The section `build`.
         modules: The project's packages and modules that the run imports; the content must have them.
+        configurations: The project's run configurations, which no image needs.
 
     Raises:
         UserError: The folder is not in a git checkout, git does not track a module, a pattern matches nothing, or the
             requirements file does not exist.
     """
     included = _included(folder, settings.include)
-    tracked = [path for path in git_files(folder, "--cached") if not _excluded(path, settings)]
-    untracked = [path for path in git_files(folder, "--others", "--exclude-standard") if not _excluded(path, settings)]
+    tracked, untracked = (
+        [path for path in git_files(folder, *kind) if path not in configurations and not _excluded(path, settings)]
+        for kind in (("--cached",), ("--others", "--exclude-standard"))
+    )
     names = sorted({*tracked, *included})
     _check_modules(folder, names, modules)
     if any(PurePosixPath(name).parts[0] in (PACKAGE, f"{PACKAGE}.py") for name in names):

@@ -40,7 +40,7 @@ def read_yaml(path: Path) -> Values:
     except UnicodeDecodeError:
         raise UserError(f"{path} is not UTF-8 text.", fix="-c FILE, with the path of a YAML file") from None
     if not isinstance(values, dict):
-        raise UserError(f"{path} contains no settings.", allowed="a mapping, as in configs/digits.yaml")
+        raise UserError(f"{path} contains no settings.", allowed="a mapping, as slipway init writes it")
     return values
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,14 +22,14 @@ from slipway.components.build_image.build import (
 from slipway.components.build_image.cloud_build import CloudBuildSettings, Source
 from slipway.components.build_image.context import Context, is_checkout, make_context
 from slipway.components.build_image.images import ANY_USER, image_kind
-from slipway.components.build_image.project import ProjectContent, project_content
+from slipway.components.build_image.project import ProjectContent, git_files, project_content
 from slipway.components.build_image.reference import ARTIFACT_REGISTRY
 from slipway.components.build_image.registry import Registry
 from slipway.components.cloud.retries import is_transient
 from slipway.components.prepare_data.sources import source_kind
 from slipway.components.train.tpu.settings import TpuSettings
 from slipway.core.errors import UserError
-from slipway.pipelines.config.config import RunConfig, VertexSettings, vertex_of
+from slipway.pipelines.config.config import RunConfig, VertexSettings, load, vertex_of
 from slipway.pipelines.hardware import Hardware
 from slipway.trainer.engines.builder import module_spec
 from slipway.trainer.engines.table import ENGINES
@@ -263,8 +264,18 @@ def own_content(config: RunConfig) -> tuple[dict[str, Path], ProjectContent | No
     inside = [name for name, path in own.items() if path.parent == folder]
     if not inside and not config.build.include and not config.build.requirements:
         return own, None
-    content = project_content(folder, config.build, inside)
+    content = project_content(folder, config.build, inside, _run_configurations(folder))
     return {name: path for name, path in own.items() if name not in inside}, content
+
+
+def _run_configurations(folder: Path) -> list[str]:
+    """Return the paths in a project of its run configurations: a new one does not build new images."""
+    found = []
+    for path in git_files(folder, "--cached", "--others", "--exclude-standard", pattern="*.y*ml"):
+        with contextlib.suppress(UserError):
+            load(folder / path)
+            found.append(path)
+    return found
 
 
 def own_code(config: RunConfig) -> dict[str, Path]:

@@ -54,6 +54,15 @@ def test_ignored_files_are_included_on_demand_and_tracked_ones_excluded(folder: 
     assert set(content(folder, include=["weights"]).files) >= {"weights/backbone.h5", "weights/old.h5"}
 
 
+def test_run_configurations_are_excluded_unless_included(folder: Path) -> None:
+    (folder / "sweep.yaml").write_text("name: sweep\n")
+    git(folder, "add", "sweep.yaml")
+    found = project_content(folder, ContentSettings(), ["model"], ["sweep.yaml"])
+    assert "sweep.yaml" not in found.files and "sweep.yaml" not in found.untracked
+    asked = project_content(folder, ContentSettings(include=("sweep.yaml",)), ["model"], ["sweep.yaml"])
+    assert "sweep.yaml" in asked.files
+
+
 def test_a_secret_is_not_included_even_on_demand(folder: Path) -> None:
     with pytest.raises(UserError, match=r"No file .* matches \.env"):
         content(folder, include=[".env"])
