@@ -194,7 +194,7 @@ class _TarInfo(tarfile.TarInfo):
     def _proc_member(self, archive: tarfile.TarFile) -> Self:  # tarfile documents that a subclass may override it
         if self.type in TAR_HEADERS and self.size > MAX_HEADER_BYTES:
             raise tarfile.ReadError(f"a header has {self.size:,} bytes, more than {MAX_HEADER_BYTES:,}")
-        return super()._proc_member(archive)  # type: ignore[misc, no-any-return]
+        return super()._proc_member(archive)  # type: ignore[misc, no-any-return, unused-ignore]
 
 
 def _tar_infos(archive: tarfile.TarFile, length: int = sys.maxsize) -> Iterator[tarfile.TarInfo]:
