@@ -15,6 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from slipway.core import events
 from slipway.core.cores import available_cores
@@ -27,6 +28,10 @@ from slipway.trainer.distributed.signals import ASKED_TO_STOP, StopRequest
 from slipway.trainer.distributed.verification import verify_machine
 
 PER_DEVICE = "per_device"
+# Linux's tables of sockets, the state of those that listen, and how often they are read.
+TCP_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+LISTENING = "0A"
+LISTENER_SECONDS = 0.25
 # How long after the program's failure another replica is still found to be the cause. It is lost once its own launcher
 # has ended, which first stops the processes of its other devices.
 BLAME_SECONDS = 3.0
@@ -82,7 +87,10 @@ def _run(program: Sequence[str], count: str, stop: StopRequest) -> int:
     watch = rendezvous.meet(cluster, rendezvous.seconds_to_wait(os.environ))
     events.phase("running the training program")
 
+    joined = _Listener(cluster)
+
     def stop_requested() -> bool:
+        joined.look()
         if stop.requested:
             watch.finish()  # the others may leave while this program saves
         return stop.requested
@@ -93,10 +101,37 @@ def _run(program: Sequence[str], count: str, stop: StopRequest) -> int:
             logger.info("%s: so was the program, which ended with exit code %d", ASKED_TO_STOP, status)
         if not status:
             watch.close()
+            if not joined.found:
+                events.message(
+                    f"{cluster.world_size} replicas ran, and none joined the other: the program opened no port at "
+                    f"{joined.address}, the chief's address in CLUSTER_SPEC"
+                )
         elif not stop.requested and (status == TRY_AGAIN or not can_restart(status)) and _another_is_lost(watch):
             logger.error("the program failed because %s is lost", watch.lost)
             return PEER_LOST
     return status
+
+
+class _Listener:
+    """Whether this replica's program has listened at its address in the cluster, where the others would join it.
+
+    `found` is True where that cannot be observed or needs not be: without /proc, and except on the chief of several.
+    """
+
+    def __init__(self, cluster: clusters.Cluster) -> None:
+        host, port = cluster.tasks[0].host_and_port
+        self.address = f"{host}:{port}"
+        self.found = not (cluster.is_chief and cluster.world_size > 1 and TCP_TABLES[0].exists())
+        self._ending = f":{port:04X}"
+        self._next = 0.0
+
+    def look(self) -> None:
+        """Read the machine's listening sockets, at most a few times per second."""
+        if self.found or time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + LISTENER_SECONDS
+        rows = [row.split() for table in TCP_TABLES if table.exists() for row in table.read_text().splitlines()[1:]]
+        self.found = any(row[1].endswith(self._ending) and row[3] == LISTENING for row in rows)
 
 
 def _another_is_lost(watch: rendezvous.Watch) -> bool:

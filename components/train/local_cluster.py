@@ -17,10 +17,14 @@ from slipway.components.worker_pools import Replica, WorkerPool, cluster_environ
 from slipway.core import events
 from slipway.core.exit_codes import LOCAL_CLUSTER_VARIABLE
 from slipway.core.forking import can_run
+from slipway.core.noise import is_noise
 from slipway.core.paths import DATA_VARIABLE, REHEARSED_FILE
 from slipway.core.supervision import Child, Children, Ports, write_line
 from slipway.trainer.config import RestartSettings
 from slipway.trainer.distributed.accelerators import PLANNED_VARIABLE, VIRTUAL_DEVICES_VARIABLE, first_gpus
+
+TRAINER = "slipway.trainer"  # the module in the command of Slipway's own trainer, which reports its progress itself
+MAX_SHOWN = 1000  # characters of a line on the terminal
 
 
 def run_local_cluster(
@@ -77,15 +81,24 @@ def _try(
             machine = worker_pool_specs[replica.pool].get("machine_spec")
             if machine is not None and not virtual_devices:
                 environment |= first_gpus(environment, int(str(machine.get("accelerator_count", 0))))
-            copy = _copying(replica.name, log)
+            is_shown = replica is replicas[0] and TRAINER not in replica.command
+            copy = _copying(replica.name, log, shown=is_shown)
             fork = replica.environment.keys() <= {DATA_VARIABLE, PLANNED_VARIABLE} and can_run(replica.command)
             workers.all.append(Child(replica.name, replica.command, environment, copy, own_group=True, fork=fork))
         failed = workers.wait(lambda: termination_requested() or rehearsed.is_file())
     return workers.all, failed
 
 
-def _copying(name: str, log: TextIO) -> Callable[[str], object]:
-    return lambda line: write_line(log, f"[{name}] {line.rstrip()}")
+def _copying(name: str, log: TextIO, *, shown: bool) -> Callable[[str], object]:
+    """Return what copies a replica's lines to the log, and to the terminal if they are `shown`."""
+
+    def copy(line: str) -> None:
+        write_line(log, f"[{name}] {line.rstrip()}")
+        text = "".join(letter if letter.isprintable() else " " for letter in line).strip()[:MAX_SHOWN]
+        if shown and text and not is_noise(text):
+            events.output(text)
+
+    return copy
 
 
 def _environment(replica: Replica, replicas: list[Replica], output: Path, virtual_devices: int) -> dict[str, str]:

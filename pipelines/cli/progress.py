@@ -32,6 +32,7 @@ class RunDisplay:
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._task: TaskID | None = None
+        self._reports = False  # whether the step has reported progress
         self._doing = ""  # the latest activity that the step reported
         self._started = self._printed = time.monotonic()
         self._progress = Progress(
@@ -73,7 +74,10 @@ class RunDisplay:
         elif kind == "phase":
             self._update(event["text"], 0, None)
         elif kind == "progress":
+            self._reports = True
             self._update(figures_line(event), event["done"], event["total"] or None)
+        elif kind == "output":
+            self._show_output(event["text"])
         elif kind == "message":
             self._print(f"  {escape(event['text'])}")
         elif kind in ("finished", "failed", "cancelled"):
@@ -99,7 +103,7 @@ class RunDisplay:
     def _show(self, name: str, doing: str) -> None:
         """Show a new progress bar in place of the previous one."""
         self._hide()
-        self._doing, self._started = doing, time.monotonic()
+        self._reports, self._doing, self._started = False, doing, time.monotonic()
         self._task = self._progress.add_task("", total=None, step=name, doing=doing)
 
     def _update(self, doing: str, done: int, total: int | None) -> None:
@@ -107,6 +111,13 @@ class RunDisplay:
             self._doing = doing
             self._progress.tasks[-1].total = total  # `update` ignores a total of None
             self._progress.update(self._task, completed=done, doing=doing)
+
+    def _show_output(self, line: str) -> None:
+        """Show a line of a custom program: on a terminal the last one, unless the program reports its progress."""
+        if not self.console.is_interactive:
+            self._print(f"  {escape(line)}")
+        elif not self._reports:
+            self._update(line, 0, None)
 
     def _hide(self) -> None:
         if self._task is not None:

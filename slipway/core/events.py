@@ -18,7 +18,7 @@ STEP_VARIABLE = "SLIPWAY_STEP"
 
 
 def emit(event: str, **fields: object) -> None:
-    """Append one event: `event` is started, phase, progress, message, finished, failed or cancelled.
+    """Append one event: `event` is started, phase, progress, output, message, finished, failed or cancelled.
 
     Raises:
         OSError: The event could not be written, for example because the disk is full.
@@ -45,6 +45,12 @@ def progress(done: int, total: int, unit: str, **values: float) -> None:
     """Report that `done` of `total` `unit` are done, with values to display (loss, steps_per_second)."""
     with contextlib.suppress(OSError):  # a full disk must not fail a step that makes progress
         emit("progress", done=done, total=total, unit=unit, values=values)
+
+
+def output(line: str) -> None:
+    """Report a line that a custom program printed."""
+    with contextlib.suppress(OSError):  # see `progress`
+        emit("output", text=line)
 
 
 def message(text: str) -> None:

@@ -97,6 +97,16 @@ def test_a_program_on_two_replicas_has_torchruns_variables_beside_tf_config(laun
     assert found[0]["arguments"] == [MEET, "--epochs", "3"]
 
 
+@pytest.mark.parametrize(("code", "joined"), [("pass", False), (f"{MEET}\ntime.sleep(1)", True)])
+def test_replicas_that_do_not_join_each_other_are_reported(launch, two, tmp_path, code, joined):
+    events = tmp_path / "events"
+    replicas = [launch(code, **environment, SLIPWAY_EVENTS=str(events)) for environment in two]
+    outputs = [replica.communicate(timeout=120) for replica in replicas]
+    assert [replica.returncode for replica in replicas] == [0, 0], outputs
+    messages = [each["text"] for line in events.read_text().splitlines() if "text" in (each := json.loads(line))]
+    assert any("2 replicas ran, and none joined the other" in each for each in messages) is not joined
+
+
 def test_arguments_name_the_runs_own_folders(launch, tmp_path):
     (tmp_path / "program.py").write_text("import sys; print(sys.argv[1:])")
     run = launch("--job-dir=$(AIP_MODEL_DIR)/x", AIP_MODEL_DIR="/run/model")

@@ -120,6 +120,18 @@ def test_a_replica_learns_the_accelerators_of_its_plan_but_not_in_a_rehearsal(tm
     assert found == {"workerpool0-0": seen, "workerpool1-0": None}
 
 
+def test_the_chiefs_lines_are_events_without_control_characters_and_noise(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLIPWAY_EVENTS", str(tmp_path / "events"))
+    code = """
+        import os
+        print("\\033[31mepoch 1\\n\\nI0000 00:00:1.1 1 x.cc:1] start")
+        print(os.environ["CLUSTER_SPEC"].count("workerpool"))
+    """
+    run_local_cluster(pools(code, 2), tmp_path, log=io.StringIO())
+    events = [json.loads(line) for line in (tmp_path / "events").read_text().splitlines()]
+    assert [each["text"] for each in events if each["event"] == "output"] == ["[31mepoch 1", "3"]
+
+
 def test_the_evaluator_is_not_in_the_cluster():
     container = {"container_spec": {"command": ["python"]}, "replica_count": 1}
     replicas = replicas_of([container, {}, container, container], [1, 2, 3])

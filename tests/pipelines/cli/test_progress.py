@@ -75,6 +75,21 @@ def test_a_running_step_shows_its_phase_and_progress(
     assert "starting" not in shown.text.partition("✓ evaluate")[2]
 
 
+def test_a_programs_lines_are_all_printed_without_a_terminal_and_the_last_one_is_shown_on_one() -> None:
+    without, on = Shown(terminal=False), Shown(terminal=True)
+    for shown in (without, on):
+        with shown.display:
+            shown.tell("train", "started")
+            for epoch in range(3):
+                shown.tell("train", "output", text=f"epoch [{epoch}]")
+            assert shown.display._doing == ("epoch [2]" if shown is on else "training")
+            if shown is on:  # a program that reports its progress is not hidden by what it prints
+                shown.tell("train", **DECODING)
+                shown.tell("train", "output", text="a warning")
+                assert "images decoded" in shown.display._doing
+    assert without.text.splitlines() == ["  epoch [0]", "  epoch [1]", "  epoch [2]"]
+
+
 def test_the_progress_bar_is_reset_after_a_phase() -> None:
     shown = Shown(terminal=True)
     with shown.display:
