@@ -83,6 +83,10 @@ $(ENGINES_STAMP): $(LOCK) $(ENGINES_LOCK) pyproject.toml | $(STAMP)
 chaos: $(if $(filter tensorflow,$(ENGINE)),$(STAMP),$(ENGINES_STAMP)) ## Kill training workers at random and verify that the final weights are unchanged (ENGINE, PROCESSES, SLIPWAY_SEED)
 	$(if $(filter tensorflow,$(ENGINE)),$(BIN),$(ENGINES_BIN))/python -m tests.chaos --engine $(ENGINE) --processes $(PROCESSES)
 
+.PHONY: chaos-links
+chaos-links: $(if $(filter tensorflow,$(ENGINE)),$(STAMP),$(ENGINES_STAMP)) ## Cut links between replicas, freeze replicas, and verify who is blamed and that the weights are unchanged (root, ENGINE)
+	$(if $(filter tensorflow,$(ENGINE)),$(BIN),$(ENGINES_BIN))/python -m tests.chaos.links --engine $(ENGINE)
+
 .PHONY: chaos-tpus
 chaos-tpus: $(STAMP) ## Kill launchers and hosts of TPUs at random while calls fail, and verify that no TPU is left (SLIPWAY_SEED)
 	$(BIN)/python -m tests.chaos.tpus

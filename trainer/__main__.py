@@ -110,7 +110,10 @@ def _work(config: str, stop: StopRequest) -> None:
             events.phase(f"waiting for all {cluster.world_size} replicas")
         watch = rendezvous.meet(cluster, rendezvous.seconds_to_wait(os.environ))
     try:
-        engine = _train(job, where, cluster, share, stop)
+        engine = _train(job, where, cluster, share, stop, watch)
+    except PeerLost as error:
+        watch.give_up(str(error))
+        raise
     except Stopped:
         with stop.deferred():  # the others are at the same point: none may leave before all have
             watch.close()
@@ -158,7 +161,9 @@ def _train_in_processes(
         sys.exit(status)
 
 
-def _train(job: JobConfig, where: OutputPaths, cluster: Cluster, share: Share, stop: StopRequest) -> Engine:
+def _train(
+    job: JobConfig, where: OutputPaths, cluster: Cluster, share: Share, stop: StopRequest, watch: rendezvous.Watch
+) -> Engine:
     from slipway.trainer import loop  # imported late because they import TensorFlow
     from slipway.trainer.data import inputs
     from slipway.trainer.engines import base
@@ -189,7 +194,7 @@ def _train(job: JobConfig, where: OutputPaths, cluster: Cluster, share: Share, s
     if job.train.export == "best":
         best = BestWeights(Checkpoints(where.checkpoints / BEST_FOLDER, keep=2), cluster, origin)
     loop.Loop(
-        job, cluster, engine, training, validation, checkpoints, origin, metrics, stop, progress, best, task
+        job, cluster, engine, training, validation, checkpoints, origin, metrics, stop, progress, best, task, watch
     ).train()  # fmt: skip
     steps = weights_step = progress.step
     best_step = progress.selection.best_step

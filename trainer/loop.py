@@ -21,6 +21,7 @@ from slipway.trainer.checkpoint.store import Checkpoints
 from slipway.trainer.config import JobConfig
 from slipway.trainer.data.inputs import Evaluation, TrainingData
 from slipway.trainer.distributed.cluster import Cluster
+from slipway.trainer.distributed.rendezvous import Watch
 from slipway.trainer.distributed.signals import ASKED_TO_STOP, Stopped, StopRequest
 from slipway.trainer.engines.base import Engine, Measured, OutOfMemory, StepFigures, Work
 from slipway.trainer.failures import check_finite, check_measured, too_large
@@ -59,6 +60,7 @@ class Loop:
         progress: Progress,
         best: BestWeights | None = None,
         task: TaskName = "classification",
+        watch: Watch | None = None,
     ) -> None:
         self._job, self._plan, self._cluster = job, job.plan, cluster
         self._engine, self._training, self._validation = engine, training, validation
@@ -67,6 +69,7 @@ class Loop:
         self._identity, self._metrics = identity, metrics
         self._figure = TASKS[task].figure
         self._stop_request, self._progress, self._best = stop, progress, best
+        self._watch = watch or Watch({})
         self._profile = contextlib.ExitStack()
         self._to_profile = job.train.profile_steps if metrics else 0  # steps left to profile
         self._profiling = False
@@ -170,7 +173,8 @@ class Loop:
         due = self._saver.due_again or (every is not None and time.monotonic() - self._saved_at >= every)
         mine = [float(self._stop_request.requested)]
         mine += [float(due), float(self._count())] if self._cluster.is_chief else [0.0, 0.0]
-        stop, save, count = self._engine.agree(mine)
+        with self._watched():
+            stop, save, count = self._engine.agree(mine)
         return stop > 0, save > 0, round(count)
 
     def _count(self) -> int:
@@ -194,7 +198,8 @@ class Loop:
         if not self._warm:
             events.phase("compiling the training step")
         try:
-            figures = self._engine.run(self._training, self._step, rates)
+            with self._watched():
+                figures = self._engine.run(self._training, self._step, rates)
         except OutOfMemory as error:
             raise too_large(error, self._job, self._work.devices) from None
         if self._warm:
@@ -204,6 +209,10 @@ class Loop:
         check_finite(figures, self._step, self._job)
         self._log(figures, rates)
         self._show(figures)
+
+    def _watched(self) -> contextlib.AbstractContextManager[None]:
+        """Notice if the other replicas do not take part; not while one of them may compile the step."""
+        return self._watch.step() if self._warm else contextlib.nullcontext()
 
     def _end_profile(self, count: int) -> None:
         """Count a call's steps, and write the profile once it covers `profile_steps`."""

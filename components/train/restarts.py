@@ -22,13 +22,19 @@ from slipway.trainer.config import RestartSettings
 from slipway.trainer.distributed.signals import ASKED_TO_STOP
 
 MOST_BACKOFF_SECONDS = 60.0
+# Printed by a replica that ends because of another one, with the time of the first sign; see rendezvous.py.
+LOST = re.compile(r"^lost (.+?): (.+), since (\S+);")
+RANK = re.compile(r"\S+ \d+(?: at \S+)? \(rank (\d+)\)")
 # Printed by every replica of the trainer at the end.
 CHECKSUM = re.compile(r"weights checksum ([0-9a-f]{64})")
 
 
 @dataclass(frozen=True)
 class Restart:
-    """A restart of all replicas: the failed replica, the reason, the time (UTC) and the step to resume from."""
+    """A restart of all replicas: the cause, the reason, the time (UTC) and the step to resume from.
+
+    `replica` is the failed replica, or the lost connection of two.
+    """
 
     replica: str
     reason: str
@@ -73,15 +79,17 @@ class Restarts:
             if (mistake := reported_error(worker.tail)) is not None:
                 raise mistake
         cause = min(failed, key=_innocence)
-        trace = last_traceback(cause.tail)
+        name, trace = cause.name, last_traceback(cause.tail)
+        if cause.status == exit_codes.PEER_LOST and how is None and (sign := _first_sign(workers)) is not None:
+            name, how = sign
         how = how or exit_codes.describe(cause.status)
         if trace and not exit_codes.can_restart(cause.status):
             how += f": {trace[-1]}"
-        self._by_replica[cause.name] += 1
-        count, most = self._by_replica[cause.name], self._settings.at_most
+        self._by_replica[name] += 1
+        count, most = self._by_replica[name], self._settings.at_most
         if count > most or not exit_codes.can_restart(cause.status):
             again = f", for the {_ordinal(count)} time (train.restarts.at_most is {most})" if count > most > 0 else ""
-            raise WorkFailed(f"Replica {cause.name} {how}{again}.", "\n".join(trace))
+            raise WorkFailed(f"Replica {name} {how}{again}.", "\n".join(trace))
         step = 0
         with contextlib.suppress(OSError):  # of storage that fails; the replicas read it again
             step = pointed_step(self._checkpoints) or 0
@@ -90,7 +98,7 @@ class Restarts:
         seconds = min(MOST_BACKOFF_SECONDS, self._settings.backoff_seconds * 2.0**self._without_progress)
         self._without_progress += 1
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        self.done.append(Restart(cause.name, how, now, step, seconds))
+        self.done.append(Restart(name, how, now, step, seconds))
         return self.done[-1]
 
     def describe(self, restart: Restart) -> str:
@@ -98,7 +106,8 @@ class Restarts:
         start = f"the checkpoint of step {restart.step}" if restart.step else "the beginning"
         return (
             f"{restart.replica} {restart.reason}: all start again from {start} in {restart.waited_seconds:g} s "
-            f"(restart {self._by_replica[restart.replica]} of at most {self._settings.at_most} for this replica)"
+            f"(restart {self._by_replica[restart.replica]} of at most {self._settings.at_most} for this "
+            f"{'connection' if 'connection' in restart.replica else 'replica'})"
         )
 
 
@@ -153,6 +162,16 @@ def check_same_weights(workers: Sequence[Ended]) -> None:
     if len(set(said.values())) > 1:
         listed = ", ".join(f"{name} {checksum[:12]}" for name, checksum in said.items())
         raise WorkFailed(f"The replicas ended with different weights: {listed}.")
+
+
+def _first_sign(workers: Sequence[Ended]) -> tuple[str, str] | None:
+    """Return which replica or connection was lost, and a verb phrase, by the earliest sign that a replica printed."""
+    signs = [match for worker in workers for line in worker.tail if (match := LOST.match(line))]
+    if not signs:
+        return None
+    lost, how, _ = min(signs, key=lambda sign: sign[3]).groups()
+    name = RANK.sub(lambda one: workers[int(one[1])].name if int(one[1]) < len(workers) else one[0], lost)
+    return name, f"was lost ({how})"
 
 
 def _innocence(worker: Ended) -> tuple[int, bool, bool]:

@@ -5,19 +5,24 @@ releases the ports to the engines' servers. The connections stay open: if one br
 too long, that replica is lost. The chief then notifies the others, and a process that hangs in the engine (a collective
 operation can block forever) is terminated so that it can be restarted.
 
-Engines detect a lost replica at different speeds: TensorFlow 2.21 a killed one after 0.1 s and a frozen one after 7 s
-(measured with four processes on one machine), but not at all while its own cluster is being formed.
+Workers exchange gradients over connections that the chief does not see. Each replica therefore reports a step that
+takes far longer than those before it, and which replicas it cannot reach; once all report this, a connection is lost.
+
+The engines' own heartbeats are turned off: they end a job in which a replica is frozen for seconds, also if all are,
+and do not identify it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import selectors
 import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 
 from slipway.core.errors import UserError
 from slipway.core.exit_codes import PEER_LOST, leave, on_vertex
@@ -35,8 +40,18 @@ POLL_SECONDS = 0.05
 HEARTBEAT_SECONDS = 1.0
 # A replica that sends nothing for this long is considered lost: its machine is down, or the process is frozen.
 SILENCE_SECONDS = 30.0
+# A step is overdue after this long, and `OVERDUE_FACTOR` times as long as the longest before it.
+OVERDUE_SECONDS = 30.0
+OVERDUE_FACTOR = 10
+PROBE_SECONDS = 2.0
+# A pause of the watching thread this long means that this process was frozen: nobody else is to blame for it.
+FROZEN_SECONDS = 5.0
 # Time for the engine to detect a lost replica itself, and for the last checkpoint to be written.
 LOST_SECONDS = 5.0
+# How long after an engine's error the watch may still learn which replica is lost.
+BLAME_SECONDS = 1.5
+# Turns the engines' own heartbeats off, in seconds.
+NO_ENGINE_HEARTBEAT_SECONDS = 7 * 24 * 3600
 # How long the chief waits for the others' farewells, and any replica for its own to be received.
 FAREWELL_SECONDS = 10.0
 
@@ -44,9 +59,9 @@ logger = logging.getLogger(__name__)
 
 
 class Connection:
-    """A connection to another replica for lines of text in both directions: hello, waiting, go, lost, bye.
+    """A connection to another replica for lines of text in both directions: hello, waiting, go, overdue, lost, bye.
 
-    An empty line is a heartbeat.
+    An empty line is a heartbeat; "overdue" is one too, with the ranks that the sender cannot reach.
     """
 
     def __init__(self, connected: socket.socket) -> None:
@@ -56,6 +71,7 @@ class Connection:
         self.socket = connected
         self.heard_at = time.monotonic()
         self.has_left = False
+        self.overdue: set[int] | None = None  # ranks that the other side cannot reach, once its step is overdue
         self._rest = b""
 
     def send(self, line: str) -> None:
@@ -114,8 +130,12 @@ def meet(cluster: Cluster, seconds: float) -> Watch:
     patience = _Patience(seconds)
     with _listening(cluster.task) as listener:
         if cluster.is_chief:
-            return Watch(_gather(cluster, listener, patience), leaves_last=True)
-        return Watch({str(cluster.tasks[0]): _report_to(cluster.tasks[0], cluster, patience)})
+            return Watch(_gather(cluster, listener, patience), cluster, leaves_last=True)
+        return Watch({_name(cluster, 0): _report_to(cluster.tasks[0], cluster, patience)}, cluster)
+
+
+def _name(cluster: Cluster, rank: int) -> str:
+    return f"{cluster.tasks[rank]} (rank {rank})"
 
 
 class _Patience:
@@ -169,7 +189,7 @@ def _gather(cluster: Cluster, listener: socket.socket, patience: _Patience) -> d
         if len(there) == cluster.world_size - 1:
             for connection in there.values():
                 connection.send("go")
-            return {str(cluster.tasks[rank]): connection for rank, connection in there.items()}
+            return {_name(cluster, rank): connection for rank, connection in there.items()}
         missing = ", ".join(str(task) for rank, task in enumerate(cluster.tasks) if rank and rank not in there)
         if time.monotonic() - told_at > HEARTBEAT_SECONDS:
             told_at = time.monotonic()
@@ -244,9 +264,15 @@ class Watch:
     `leaves_last` is true for the chief's.
     """
 
-    def __init__(self, connections: dict[str, Connection], *, leaves_last: bool = False) -> None:
+    def __init__(
+        self, connections: dict[str, Connection], cluster: Cluster | None = None, *, leaves_last: bool = False
+    ) -> None:
         self.lost: str | None = None
-        self._connections = connections
+        self._connections, self._cluster = connections, cluster
+        self._sentence, self._is_reported = "", False
+        self._step_began: float | None = None
+        self._longest_step = 0.0
+        self._overdue: set[int] | None = None  # as `Connection.overdue`, of this replica
         self._leaves_last = leaves_last
         self._finished, self._closed = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -257,6 +283,27 @@ class Watch:
     def has_others(self) -> bool:
         """Whether there are replicas to watch."""
         return bool(self._connections)
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """Watch that what runs in the context, some steps of the training, does not take far longer than before."""
+        self._step_began = time.monotonic()
+        try:
+            yield
+        finally:
+            began, self._step_began = self._step_began, None
+            self._longest_step = max(self._longest_step, time.monotonic() - began)
+
+    def give_up(self, message: str) -> None:
+        """Log which replica is lost and notify the others, after the engine's error `message`."""
+        if not self._connections:
+            return
+        began = time.monotonic()
+        while self.lost is None and time.monotonic() - began < BLAME_SECONDS:
+            time.sleep(POLL_SECONDS)
+        own = f" of {_name(self._cluster, self._cluster.rank)}" if self._cluster else ""
+        self._lose(f"a connection{own}", message, time.monotonic() - began)
+        self._report()
 
     def finish(self) -> None:
         """Mark the job as done on all replicas: from now on losing one is not an error."""
@@ -286,58 +333,136 @@ class Watch:
         with selectors.DefaultSelector() as selector:
             for name, connection in self._connections.items():
                 selector.register(connection.socket, selectors.EVENT_READ, name)
-            beat_at = 0.0
+            beat_at, woke_at = 0.0, time.monotonic()
             end_at: float | None = None
             while not self._closed.is_set() and (self.lost is not None or not self._all_left()):
-                for key, _ in selector.select(HEARTBEAT_SECONDS / 2):
+                ready = selector.select(HEARTBEAT_SECONDS / 2)
+                now = time.monotonic()
+                if now - woke_at > FROZEN_SECONDS:
+                    self._forgive(now - woke_at)
+                for key, _ in ready:
                     if not self._listen(key.data):
                         selector.unregister(key.fileobj)
-                now = time.monotonic()
+                now = woke_at = time.monotonic()
                 if now - beat_at >= HEARTBEAT_SECONDS:
                     beat_at = now
                     self._beat()
+                    woke_at = time.monotonic()  # probing the others takes seconds
                 if self.lost is None or self._finished.is_set():
                     continue
                 if end_at is None:
                     end_at = now + LOST_SECONDS
-                    self._report(self.lost)
+                    self._report()
                 elif now >= end_at:  # the engine has not detected the loss itself
                     leave(PEER_LOST)
 
     def _all_left(self) -> bool:
         return all(connection.has_left for connection in self._connections.values())
 
+    def _forgive(self, seconds: float) -> None:
+        """Do not count a pause in which this process was frozen, as by the suspension of a laptop."""
+        for connection in self._connections.values():
+            connection.heard_at += seconds
+        if self._step_began is not None:
+            self._step_began += seconds
+
     def _listen(self, name: str) -> bool:
         """Process a replica's received lines; return whether more may follow."""
         connection = self._connections[name]
         lines = connection.receive()
         for line in lines or ():
-            word, _, who = line.partition(" ")
+            word, _, rest = line.partition(" ")
             if word == "bye":
                 connection.has_left = True
-            elif word == "lost":
-                self._lose(who)
+            elif word == "lost" and self.lost is None and not self._finished.is_set():
+                self._sentence = rest
+                self.lost = rest.partition(": ")[0]
+            elif word in ("", "overdue"):
+                connection.overdue = {int(rank) for rank in rest.split(",") if rank} if word else None
         if lines is None and not connection.has_left:
             connection.has_left = True
-            self._lose(name)
+            self._lose(name, "it closed its connection", 0.0)
         return lines is not None
 
     def _beat(self) -> None:
-        for name, connection in self._connections.items():
-            if connection.has_left:
-                continue
-            connection.send("")
+        now = time.monotonic()
+        waited = now - (self._step_began or now)
+        if waited <= max(OVERDUE_SECONDS, OVERDUE_FACTOR * self._longest_step):
+            self._overdue = None
+        elif self._overdue is None and self._cluster is not None:
+            self._overdue = _unreachable(self._cluster)
+        beat = "" if self._overdue is None else f"overdue {','.join(map(str, sorted(self._overdue)))}"
+        there = {name: connection for name, connection in self._connections.items() if not connection.has_left}
+        for name, connection in there.items():
+            connection.send(beat)
             if _is_silent(connection, SILENCE_SECONDS):
-                self._lose(f"{name} (silent for {SILENCE_SECONDS:g} s)")
+                self._lose(name, f"silent for {SILENCE_SECONDS:g} s", now - connection.heard_at)
+        if self._leaves_last and self._overdue is not None and all(each.overdue is not None for each in there.values()):
+            self._lose(self._lost_connection(), self._no_progress(waited), waited)
 
-    def _lose(self, name: str) -> None:
+    def _lost_connection(self) -> str:
+        """Return which connection is lost, the chief's part once the steps of all replicas are overdue."""
+        assert self._cluster is not None
+        reports = {0: self._overdue} | {
+            rank: connection.overdue
+            for rank in range(self._cluster.world_size)
+            if (connection := self._connections.get(_name(self._cluster, rank)))
+        }
+        pairs = sorted({(min(a, b), max(a, b)) for a, others in reports.items() for b in others or ()})
+        if not pairs:
+            return "a connection between the replicas"
+        return f"the connection of {_name(self._cluster, pairs[0][0])} and {_name(self._cluster, pairs[0][1])}"
+
+    def _no_progress(self, waited: float) -> str:
+        return (
+            f"each replica waits for another in a step, for {waited:.0f} s; none took over {self._longest_step:.2g} s"
+        )
+
+    def _lose(self, name: str, how: str, ago: float) -> None:
+        """Note what is lost, and for how many seconds it has been; the first sign decides."""
         if self.lost is None and not self._finished.is_set():
+            since = datetime.fromtimestamp(time.time() - ago, UTC).isoformat(timespec="milliseconds")
+            self._sentence = f"{name}: {how}, since {since}"
             self.lost = name
 
-    def _report(self, lost: str) -> None:
+    def _report(self) -> None:
+        if self.lost is None or self._is_reported:
+            return
+        self._is_reported = True
         for connection in self._connections.values():
-            connection.send(f"lost {lost}")
-        logger.error("lost %s; this replica cannot continue alone", lost)
+            connection.send(f"lost {self._sentence}")
+        logger.error("lost %s; this replica cannot continue alone", self._sentence)
+
+
+def _unreachable(cluster: Cluster) -> set[int]:
+    """Return the ranks of the replicas that do not answer within `PROBE_SECONDS`; a refusal is an answer."""
+    probes: dict[int, socket.socket] = {}
+    with contextlib.ExitStack() as closed:
+        for rank, task in enumerate(cluster.tasks):
+            if rank != cluster.rank:
+                with contextlib.suppress(OSError):  # the name cannot be resolved
+                    probes[rank] = closed.enter_context(_probe(*task.host_and_port))
+        deadline = time.monotonic() + PROBE_SECONDS
+        waiting = set(range(cluster.world_size)) - {cluster.rank}
+        while waiting and time.monotonic() < deadline:
+            waiting -= {rank for rank, probe in probes.items() if _has_answered(probe)}
+            time.sleep(POLL_SECONDS)
+    return waiting
+
+
+def _probe(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    probe = socket.socket(family, kind, protocol)
+    probe.setblocking(False)
+    probe.connect_ex(address)
+    return probe
+
+
+def _has_answered(probe: socket.socket) -> bool:
+    with contextlib.suppress(OSError):
+        probe.getpeername()
+        return True
+    return probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNREFUSED
 
 
 def seconds_to_wait(environment: Mapping[str, str]) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from slipway.core.errors import ERROR_PREFIX, UserError
 from slipway.core.exit_codes import PEER_LOST, STOPPED, status_of
 from slipway.core.supervision import Child
 from slipway.trainer.config import RestartSettings
+from slipway.trainer.distributed.rendezvous import Watch
 
 KILLED = 128 + signal.SIGKILL
 TRACEBACK = ("Traceback (most recent call last):", '  File "x.py", line 1, in <module>', "KeyError: 'lost'")
@@ -63,6 +65,41 @@ def test_a_kill_or_a_stop_is_restarted_and_the_one_that_was_struck_is_named(
     workers = [EndedWorker(*each) for each in ended]
     restart = restarts(tmp_path).next(workers, workers)
     assert (restart.replica, restart.reason) == (f"workerpool1-{cause}", reason)
+
+
+def lost(who: str, how: str, second: int) -> str:
+    """The line of a replica that ends because of another one, by the trainer's own code."""
+    watch = Watch({})
+    watch._lose(who, how, 0.0)
+    sentence = re.sub(r"since \S+", f"since 2026-11-23T10:00:{second:02d}.000+00:00", watch._sentence)
+    return f"lost {sentence}; this replica cannot continue alone"
+
+
+def test_the_first_sign_in_time_decides_who_is_to_blame(tmp_path: Path) -> None:
+    """A frozen replica is not among those that failed, and what it says after it continues comes later."""
+    one, two = "chief 0 at 127.0.0.1:5000 (rank 0)", "worker 1 at 127.0.0.1:5002 (rank 2)"
+    workers = [
+        EndedWorker(0, PEER_LOST, lost(two, "silent for 30 s", 7)),
+        EndedWorker(1, PEER_LOST, lost(two, "silent for 30 s", 7)),
+        EndedWorker(2, PEER_LOST, lost(one, "it closed its connection", 39)),
+    ]
+    policy = restarts(tmp_path, at_most=1)
+    restart = policy.next(workers, workers[:2])
+    assert (restart.replica, restart.reason) == ("workerpool1-2", "was lost (silent for 30 s)")
+    assert policy.describe(restart).endswith("(restart 1 of at most 1 for this replica)")
+    with pytest.raises(WorkFailed, match=r"Replica workerpool1-2 was lost .*, for the 2nd time"):
+        policy.next(workers, workers[:2])
+
+
+def test_a_lost_connection_is_named_and_counted_and_no_replica_is(tmp_path: Path) -> None:
+    pair = "the connection of worker 0 at 10.0.0.2:5000 (rank 1) and worker 1 at 10.0.0.3:5000 (rank 2)"
+    workers = [EndedWorker(rank, PEER_LOST, lost(pair, "each replica waits", 7)) for rank in range(3)]
+    policy = restarts(tmp_path)
+    restart = policy.next(workers, workers)
+    assert restart.replica == "the connection of workerpool1-1 and workerpool1-2"
+    assert policy.describe(restart).endswith("(restart 1 of at most 5 for this connection)")
+    killed = [*workers[:2], EndedWorker(2, KILLED)]
+    assert policy.next(killed, killed).replica == "workerpool1-2", "what failed by itself is the cause"
 
 
 @pytest.mark.parametrize("code", [1, 2, 127])
@@ -174,6 +211,7 @@ from pathlib import Path
 from slipway.components.step import step
 from slipway.components.train.local_cluster import run_local_cluster
 from slipway.trainer.config import RestartSettings
+from slipway.trainer.distributed.rendezvous import Watch
 code = "import os; print('ready', flush=True); os.kill(os.getpid(), 9)"
 pool = {"machine_spec": {}, "container_spec": {"command": ["python", "-c", code]}, "replica_count": 1}
 with step("train"):

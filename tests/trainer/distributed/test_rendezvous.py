@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import socket
 import subprocess
 import sys
@@ -273,3 +274,120 @@ def test_a_replica_that_stays_behind_is_not_waited_for_long(monkeypatch: pytest.
     assert 0.2 <= time.monotonic() - started < 5
     worker.close()
     assert worker.lost is None
+
+
+def trio(monkeypatch: pytest.MonkeyPatch) -> tuple[list[rendezvous.Watch], dict[str, int]]:
+    """The watches of a chief and two workers, which notice an overdue step soon, and the exits of their threads."""
+    exits: dict[str, int] = {}
+    monkeypatch.setattr(rendezvous, "leave", lambda status: exits.update({threading.current_thread().name: status}))
+    for name, seconds in (
+        ("HEARTBEAT", 0.05),
+        ("OVERDUE", 0.3),
+        ("PROBE", 0.2),
+        ("LOST", 0.2),
+        ("BLAME", 0.2),
+        ("FAREWELL", 0.1),
+    ):
+        monkeypatch.setattr(rendezvous, f"{name}_SECONDS", seconds)
+    addresses = free_addresses(3)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        meeting = [pool.submit(rendezvous.meet, cluster(addresses, rank), 60) for rank in range(3)]
+    return [each.result() for each in meeting], exits
+
+
+def wait_for(condition: Any, seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert condition()
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_when_the_steps_of_all_replicas_are_overdue_the_lost_connection_is_named(
+    cut: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if cut:  # between the two workers, whose connections to the chief stay
+        monkeypatch.setattr(rendezvous, "_unreachable", lambda own: {1: {2}, 2: {1}}.get(own.rank, set()))
+    watches, exits = trio(monkeypatch)
+    with contextlib.ExitStack() as steps:
+        for watch in watches:
+            steps.enter_context(watch.step())
+        wait_for(lambda: [*exits.values()] == [138] * 3)
+    for watch in watches:
+        watch.close()
+    lost = {watch.lost for watch in watches}
+    assert len(lost) == 1, lost
+    expected = r"the connection of worker 0 at \S+ \(rank 1\) and worker 1 at \S+ \(rank 2\)"
+    assert re.fullmatch(expected if cut else "a connection between the replicas", str(lost.pop()))
+    assert "each replica waits for another in a step, for " in caplog.text
+
+
+def test_a_replica_that_does_something_else_lets_the_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The chief may export, save or call the user's function while the others are in a step."""
+    watches, exits = trio(monkeypatch)
+    with watches[1].step(), watches[2].step():
+        time.sleep(1.0)
+    assert [watch.lost for watch in watches] == [None] * 3
+    assert exits == {}
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        list(pool.map(rendezvous.Watch.close, watches))
+
+
+def test_a_step_may_take_ten_times_as_long_as_those_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    watches, exits = trio(monkeypatch)
+    for _ in range(2):
+        with contextlib.ExitStack() as steps:
+            for watch in watches:
+                watch._longest_step = max(watch._longest_step, 0.2)
+                steps.enter_context(watch.step())
+            time.sleep(0.8)
+    assert [watch.lost for watch in watches] == [None] * 3
+    assert exits == {}
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        list(pool.map(rendezvous.Watch.close, watches))
+
+
+def test_a_machine_is_probed_and_a_refusal_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "PROBE_SECONDS", 0.5)
+    refusing = free_addresses(1)[0]
+    with socket.socket() as silent, contextlib.ExitStack() as waiting:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(0)
+        for _ in range(2):  # fills the queue; the kernel drops the next one's packets
+            waiting.enter_context(rendezvous._probe(*silent.getsockname()))
+        host, port = silent.getsockname()
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            listening = f"127.0.0.1:{server.getsockname()[1]}"
+            addresses = ["127.0.0.1:1", refusing, listening, f"{host}:{port}"]
+            assert rendezvous._unreachable(cluster(addresses, 0)) == {3}
+
+
+def test_after_the_engines_error_the_others_learn_of_it_and_blame_nobody_else(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    watches, exits = trio(monkeypatch)
+    watches[1].give_up("Connection reset by peer")
+    wait_for(lambda: [*exits.values()] == [138] * 3)
+    for watch in watches:
+        watch.close()
+    assert len({watch._sentence for watch in watches}) == 1
+    assert re.match(
+        r"a connection of worker 0 at \S+ \(rank 1\): Connection reset by peer, since", watches[0]._sentence
+    )
+
+
+def test_when_all_are_frozen_at_once_nobody_is_lost() -> None:
+    """As by the suspension of a laptop, here for longer than the silence after which a replica is lost."""
+    import signal
+
+    replicas = start_replicas(3)
+    try:
+        for number, seconds in ((signal.SIGSTOP, 6.0), (signal.SIGCONT, 2.0)):
+            for replica in replicas:
+                replica.send_signal(number)
+            time.sleep(seconds)
+        assert [replica.poll() for replica in replicas] == [None] * 3
+    finally:
+        for replica in replicas:
+            replica.kill()
+            replica.communicate()

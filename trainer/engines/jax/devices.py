@@ -15,13 +15,14 @@ from numpy.typing import ArrayLike, NDArray
 from slipway.core.cores import available_cores
 from slipway.trainer.distributed.accelerators import virtual_devices
 from slipway.trainer.distributed.cluster import SLICE, Cluster
+from slipway.trainer.distributed.rendezvous import NO_ENGINE_HEARTBEAT_SECONDS
 from slipway.trainer.distributed.verification import verify_library
 from slipway.trainer.engines.base import OutOfMemory, PeerLost
 from slipway.trainer.engines.quick_import import let_tensorflow_only_read
 
 # The mesh's only axis: a batch's examples are split along it, everything else is replicated on each device.
 AXIS = "examples"
-# A process that sends no heartbeat for this long is considered lost.
+# A host of a TPU slice, which only JAX watches, is lost once it sends no heartbeat for this long.
 HEARTBEAT_SECONDS = 30
 # The devices of a process wait for other processes in threads of one pool: with 1 to 4 threads, two processes of two
 # devices blocked each other for ever, with 8 they did not; four of four devices needed more than 16 (jax 0.10.2).
@@ -120,7 +121,7 @@ def _join(cluster: Cluster) -> None:
         process_id=cluster.rank,
         cluster_detection_method="deactivate",
         coordinator_bind_address=f"{host if host in ('127.0.0.1', 'localhost') else '[::]'}:{port}",
-        heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+        heartbeat_timeout_seconds=NO_ENGINE_HEARTBEAT_SECONDS,
         shutdown_timeout_seconds=HEARTBEAT_SECONDS,
     )
 

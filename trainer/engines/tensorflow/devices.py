@@ -7,11 +7,15 @@ import os
 from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
+from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+from tensorflow.python.distribute import multi_worker_util
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
+from tensorflow.python.eager import context
 
 from slipway.core.errors import UserError
 from slipway.trainer.distributed.accelerators import virtual_devices
 from slipway.trainer.distributed.cluster import Cluster
+from slipway.trainer.distributed.rendezvous import NO_ENGINE_HEARTBEAT_SECONDS
 
 
 def devices() -> list[str]:
@@ -47,6 +51,16 @@ def multi_worker_strategy(cluster: Cluster, names: Sequence[str]) -> tf.distribu
         task_id=cluster.task.index,
         num_accelerators={"GPU": len(names)} if names[0].startswith("GPU") else {},
         rpc_layer="grpc",
+    )
+    # As the strategy would, but without heartbeats: see rendezvous.py.
+    context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader=multi_worker_util.coordination_leader(tasks),
+        heartbeat_timeout_in_ms=1000 * NO_ENGINE_HEARTBEAT_SECONDS,
+        coordinated_jobs=[
+            coordination_config_pb2.CoordinatedJob(name=name, num_tasks=len(addresses))
+            for name, addresses in tasks.items()
+        ],
     )
     with _several_processors(names) if names[0].startswith("CPU") else contextlib.nullcontext():
         return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)

@@ -335,7 +335,13 @@ class TensorFlowEngine:
             raise OutOfMemory(cause[0] if cause else error.message.partition("\n")[0], fits) from error
 
 
-_LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
+# What gRPC, the collective operations and the coordination service raise when another process is lost.
+_LOST = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+)
 
 
 @contextlib.contextmanager

@@ -284,6 +284,16 @@ def test_an_exploding_loss_is_found_at_its_very_step(tiny: Path, make_job: Any, 
         failures.check_finite(one_call, 0, config)
 
 
+@pytest.mark.parametrize("name", ["UnavailableError", "AbortedError", "CancelledError", "DeadlineExceededError"])
+def test_an_error_of_a_connection_is_a_lost_replica(name: str) -> None:
+    import tensorflow as tf
+
+    from slipway.trainer.engines.tensorflow import engine
+
+    with pytest.raises(base.PeerLost, match=r"^no answer$"), engine._peers():
+        raise getattr(tf.errors, name)(None, None, "no answer")
+
+
 def test_a_replica_lost_while_the_builder_creates_variables_is_no_error_of_the_builder() -> None:
     import tensorflow as tf
 

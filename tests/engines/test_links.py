@@ -1,0 +1,20 @@
+"""Two representative faults of links with the engine; `make chaos-links` tries all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.links import Links, missing
+from tests.engines.conftest import ENGINE
+
+
+@pytest.mark.timeout(900)
+def test_lost_data_connections_are_noticed_and_a_freeze_of_all_is_not_a_loss(tmp_path: Path) -> None:
+    if lacking := missing():
+        pytest.skip(lacking)
+    links = Links(ENGINE, 2, tmp_path)
+    expected = links.undisturbed()
+    for fault in ("data only", "all frozen 20 s"):
+        assert links.run(fault, expected).problems == []
