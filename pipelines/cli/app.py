@@ -19,6 +19,7 @@ from slipway.pipelines.cli.start import rehearse, run
 from slipway.pipelines.cli.terminal import (
     HELP_OPTIONS,
     Commands,
+    output_errors,
     print_any_character,
     show_help_alone,
     user_errors,
@@ -148,4 +149,5 @@ def slipway(
 def main() -> None:
     """Entry point of the console script."""
     print_any_character()
-    app()
+    with output_errors():
+        app()

@@ -99,11 +99,8 @@ def logs(
     from slipway.pipelines.runs import record as runs
 
     folder = runs.find(run_id)
-    try:
-        for line in _log_lines(folder, step, follow=follow, raw=raw):
-            print(line, flush=follow)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    for line in _log_lines(folder, step, follow=follow, raw=raw):
+        print(line, flush=follow)
 
 
 def _log_lines(folder: RunFolder, step: str | None, *, follow: bool, raw: bool) -> Iterator[str]:

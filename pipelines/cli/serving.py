@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -63,20 +61,16 @@ def predict(
     source = sources.open_all(inputs, loaded, batch_size, split)
     done = failed = 0
     started = time.monotonic()
-    try:
-        with progress_bar() as progress, files.opened(output) as file:
-            task = progress.add_task(str(chosen), total=source.examples)
-            for answers in prediction.predict(loaded, source.chunks):
-                if not done:
-                    file.write(files.header(kind, loaded))
-                file.write(files.lines(answers, kind, loaded))
-                done += len(answers)
-                failed += sum(answer.error is not None for answer in answers)
-                progress.update(task, completed=done)
-            file.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(EXIT_FAILED) from None
+    with progress_bar() as progress, files.opened(output) as file:
+        task = progress.add_task(str(chosen), total=source.examples)
+        for answers in prediction.predict(loaded, source.chunks):
+            if not done:
+                file.write(files.header(kind, loaded))
+            file.write(files.lines(answers, kind, loaded))
+            done += len(answers)
+            failed += sum(answer.error is not None for answer in answers)
+            progress.update(task, completed=done)
+        file.flush()
     rate = done / max(time.monotonic() - started, 1e-9)
     where = f" in {output}" if output else ""
     errors = f", {failed:,} with an error" if failed else ""

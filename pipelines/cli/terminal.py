@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import io
 import json
+import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial, wraps
+from pathlib import Path
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 import click
@@ -59,7 +62,7 @@ def user_errors(command: Callable[Parameters, Result]) -> Callable[Parameters, R
         as_json = bool(options.get("as_json"))
         try:
             return command(*args, **options)
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
         except Exception as error:
             mistake = _mistake_of(error)
@@ -120,6 +123,32 @@ def show_error(error: UserError, *, as_json: bool) -> None:
         sys.stdout.write(json.dumps({"error": error.as_dict()}, indent=2) + "\n")
     else:
         error_console.print(f"[red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def output_errors() -> Iterator[None]:
+    """End the process without a traceback if stdout is a closed pipe, or another error of the system was not handled.
+
+    Closed streams are opened on /dev/null before: the first file that a command opens would take their place.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode))
+            os.set_inheritable(getattr(sys, name).fileno(), True)
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it again at its exit
+        if isinstance(error, BrokenPipeError):
+            sys.exit(EXIT_FAILED)
+        mistake = system_error(error)
+        if mistake is None:
+            raise
+        show_error(mistake, as_json=False)
+        sys.exit(EXIT_USAGE)
 
 
 def print_any_character() -> None:

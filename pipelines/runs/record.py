@@ -245,6 +245,12 @@ def create(config: RunConfig, root: Path = ROOT) -> RunFolder:
     """Create a new run's folder with its configuration; on failure, remove the folder."""
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     folder = RunFolder(root / f"{config.name}-{stamp}-{secrets.token_hex(2)}")
+    latest = root / LATEST
+    if latest.exists() and not latest.is_symlink():
+        raise UserError(
+            f"{latest} is not the link to the newest run, for which Slipway needs this name.",
+            fix=f"mv {latest} {root / 'latest-renamed'}",
+        )
     try:
         folder.path.mkdir(parents=True)
         folder.logs.mkdir()

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import difflib
 import errno
+import io
 import json
+import os
 import sys
+import traceback
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, fields
 
@@ -119,23 +122,44 @@ _SYSTEM_FIXES = {
     errno.EACCES: "repeat the command in a folder that you can write to, or change the permissions",
     errno.EPERM: "repeat the command in a folder that you can write to, or change the permissions",
     errno.ENAMETOOLONG: "use a shorter name",
-}
+    errno.ENOENT: "check that the path exists and that files can be created there",
+    errno.ENOTDIR: "use a path inside a folder",
+    errno.EISDIR: "use the path of a file, or rename the folder",
+    errno.EEXIST: "use another path, or rename what exists there",
+    errno.EMFILE: "raise the limit of open files: ulimit -n 4096",
+} | dict.fromkeys(
+    (errno.EIO, errno.ESTALE, errno.ENOTCONN),
+    "check the disk or the mount, then repeat the command, or for a run: slipway run --resume latest",
+)
 # Processes share memory and locks there, in no other folder.
 _SHARED_MEMORY_FIX = "mount -t tmpfs -o mode=1777 tmpfs /dev/shm; of a container: --tmpfs /dev/shm:mode=1777,size=1g"
 
 
 def system_error(error: BaseException) -> UserError | None:
-    """Convert an operating system error such as a full disk or a missing write permission to a UserError.
+    """Convert an error of the operating system, such as a full disk or a failing read, to a UserError.
 
     Returns:
-        None for any other error, which is a bug.
+        None for a closed pipe, and for any other error, which is a bug: one of neither a known kind nor a file.
     """
-    if not isinstance(error, OSError) or error.errno not in _SYSTEM_FIXES:
+    if not isinstance(error, OSError) or isinstance(error, BrokenPipeError):
         return None
-    path = "" if error.filename is None else _shortened(str(error.filename), 200)
-    message = f"{error.strerror}: {path}" if path else str(error.strerror)
-    shared_memory = path.startswith("/dev/shm/")
-    return UserError(f"{message}.", fix=_SHARED_MEMORY_FIX if shared_memory else _SYSTEM_FIXES[error.errno])
+    path = _shortened(_path_of(error), 200)
+    fix = _SYSTEM_FIXES.get(error.errno or 0)
+    if error.strerror is None or not (path or fix):
+        return None
+    message = f"{error.strerror}: {path}" if path else error.strerror
+    return UserError(f"{message}.", fix=_SHARED_MEMORY_FIX if path.startswith("/dev/shm/") else fix)
+
+
+def _path_of(error: OSError) -> str:
+    """Return the path in an error; for a failed read or write, which has none, that of the file in its traceback."""
+    if path := error.filename2 or error.filename:
+        return os.fsdecode(path) if isinstance(path, bytes) else str(path)
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    files = (value for frame in reversed(frames) for value in frame.f_locals.values() if isinstance(value, io.IOBase))
+    names = (getattr(file, "name", None) for file in files)
+    paths = (str(name) for name in names if isinstance(name, str | os.PathLike))
+    return next((path for path in paths if not path.startswith("<")), "")  # not <stdout>
 
 
 def report(error: UserError) -> None:

@@ -1,4 +1,8 @@
 import errno
+import io
+import os
+
+import pytest
 
 from slipway.core.errors import UserError, system_error
 
@@ -36,3 +40,34 @@ def test_shared_memory_that_cannot_be_written_is_mounted_not_moved():
     assert error is not None
     assert "mount -t tmpfs" in (error.fix or "")
     assert "another folder" not in str(error)
+
+
+class Failing(io.RawIOBase):
+    """A file of a disk that fails; its errors have no file name, as those of every read."""
+
+    name = "runs/digits/metrics.jsonl"
+
+    def readall(self) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_a_failed_read_names_the_file_that_was_read():
+    file = Failing()
+    with pytest.raises(OSError, match="Input/output error") as caught:
+        file.read()
+    error = system_error(caught.value)
+    assert error is not None
+    assert error.message == "Input/output error: runs/digits/metrics.jsonl."
+    assert "check the disk" in (error.fix or "")
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.EIO])
+def test_every_error_of_a_path_is_a_sentence(number: int):
+    error = system_error(OSError(number, os.strerror(number), b"runs/\xff"))
+    assert error is not None
+    assert error.message == f"{os.strerror(number)}: runs/\udcff."
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(errno.EPIPE, "x", "pipe"), OSError("x"), OSError(errno.EBADF, "x")])
+def test_a_closed_pipe_and_a_bug_are_no_user_errors(error: OSError):
+    assert system_error(error) is None

@@ -102,6 +102,8 @@ def run(folder: RunFolder, config: RunConfig, record: RunRecord, watcher: Watche
         with _stop_on_signals() as stop, session.temporary_folder(folder) as temporary:
             finished = _execute(folder, config, record, follower, stop, temporary)
         _conclude(folder, record, finished)
+    except OSError as error:  # the file system of its folder fails
+        follower.fail(error)
     except Interrupted:
         record.status = "cancelled"
         for step in record.steps:
@@ -160,7 +162,7 @@ def _execute(
         session.stop(process, session.stop_seconds(record.platform))
         if record.runner == "docker":
             stop_containers(folder.run_id)
-        follower.follow()
+        follower.follow(last=True)
     return process.returncode == 0
 
 
@@ -228,24 +230,39 @@ class _Follower:
         self._warned = False
         self._frozen: dict[int, int] = {}  # by process id, the number of checks that found it stopped
         self._frozen_at = 0.0
+        self._unread = False  # whether the last read of the events failed
 
     def catch_up(self) -> None:
         """Apply the events of an earlier attempt whose watcher was killed before it read them."""
         for event in self._new_events():
             _apply(self._record, event)
 
-    def follow(self) -> None:
-        """Apply and show the events written since the last call.
+    def follow(self, *, last: bool = False) -> None:
+        """Apply and show the events written since the last call; if they cannot be read, warn once, and retry then.
+
+        Args:
+            last: Whether this is the last call.
 
         Raises:
             UserError: The run folder was deleted.
+            OSError: The events cannot be read by the last call.
         """
-        if not self._folder.record_file.exists():
+        try:
+            exists, events = self._folder.record_file.exists(), self._new_events()
+        except OSError as error:
+            if last:
+                raise
+            if not self._unread:
+                self._unread = True
+                self.say(f"warning: cannot read {self._folder.events_file}: {error.strerror}; retrying")
+            return
+        self._unread = False
+        if not exists:
             raise UserError(
                 f"The run folder {self._folder.path} was deleted during the run; its processes were stopped.",
                 fix="slipway run, to start a new one",
             )
-        for event in self._new_events():
+        for event in events:
             if _apply(self._record, event):
                 self.save()
             self._show(event)
@@ -269,21 +286,23 @@ class _Follower:
             if self._record.status == "succeeded":
                 sync_tree(self._folder.path)
         except OSError as error:
-            self._fail(error)
+            self.fail(error)
         deadline = time.monotonic() + LAST_SAVE_SECONDS
         self.save()
         while self._unsaved and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
             self.save()
         if self._unsaved:
-            self._fail(self._unsaved)
+            self.fail(self._unsaved)
 
-    def _fail(self, error: OSError) -> None:
-        ended, self._record.status = self._record.status, "failed"
+    def fail(self, error: OSError) -> None:
+        """Record that the run failed because its folder cannot be read or written."""
+        status, self._record.status = self._record.status, "failed"
+        problem = "was stopped" if status == "running" else f"{status}, but its folder could not be written"
         path = error.filename or self._folder.path
         self._record.error = self._record.error or ErrorRecord(
             step=None,
-            message=f"The run {ended}, but its folder could not be written: {error.strerror}: {path}.",
+            message=f"The run {problem}: {error.strerror}: {path}.",
             fix=f"free disk space there, or check the disk; then slipway run --resume {self._record.run_id}",
         )
 

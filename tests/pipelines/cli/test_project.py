@@ -39,6 +39,15 @@ def test_nothing_is_written_through_a_link(tmp_path: Path):
     assert not (tmp_path / "elsewhere.py").exists()
 
 
+@pytest.mark.parametrize("name", ["file", "file/project"])
+def test_a_file_instead_of_a_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    result = CliRunner().invoke(app, ["init", name])
+    assert result.exit_code == 2
+    assert f": {name}.\n  fix: " in result.stderr
+
+
 def test_nothing_is_overwritten(tmp_path: Path):
     (tmp_path / "model.py").write_text("mine")
     result = CliRunner().invoke(app, ["init", str(tmp_path)])

@@ -6,7 +6,9 @@ import errno
 import io
 import json
 import os
+import shlex
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -154,3 +156,37 @@ def test_an_ascii_terminal_shows_replacements(monkeypatch: pytest.MonkeyPatch) -
     shown = written.getvalue().decode("ascii")
     assert shown == '+ ... "\\u00e9\\ud83d\\ude00"\n'
     assert json.loads(shown.removeprefix("+ ...")) == "é😀", "JSON remains JSON"
+
+
+def slipway(*arguments: str, folder: Path, shell: str = "") -> subprocess.CompletedProcess[str]:
+    """Run the console script in `folder`; `shell` redirects its streams."""
+    command = f"exec {shlex.join([sys.executable, '-m', 'slipway.pipelines', *arguments])} {shell}"
+    return subprocess.run(["/bin/sh", "-c", command], cwd=folder, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("arguments", [("hardware",), ("hardware", "--json"), ("--version",), ("status", "none")])
+def test_closed_streams_are_no_error(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    expected = 2 if "none" in arguments else 0
+    for shell in (">&-", "<&- >&- 2>&-"):
+        result = slipway(*arguments, folder=tmp_path, shell=shell)
+        assert (result.returncode, result.stdout) == (expected, "")
+        assert "Traceback" not in result.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is Linux's")
+@pytest.mark.parametrize("arguments", [("hardware",), ("hardware", "--json"), ("--version",)])
+def test_output_that_cannot_be_written_is_one_sentence(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    result = slipway(*arguments, folder=tmp_path, shell=">/dev/full")
+    assert result.returncode == EXIT_USAGE
+    assert result.stderr.startswith("error: No space left on device.\n  fix: ")
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [("hardware",), ("hardware", "--json"), ("config", "schema")])
+def test_a_pipe_whose_reader_ended_is_silent(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "slipway.pipelines", *arguments]
+    result = subprocess.run(command, cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(writer)
+    assert (result.returncode, result.stderr) == (1, "")

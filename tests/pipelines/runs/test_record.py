@@ -155,6 +155,13 @@ def test_the_configuration_is_on_the_disk_before_the_run_starts(tmp_path, config
     assert [path.stat().st_ino for path in expected] == flushed
 
 
+def test_a_folder_called_latest_is_not_replaced(tmp_path, config):
+    (tmp_path / "runs" / "latest").mkdir(parents=True)
+    with pytest.raises(UserError, match="latest is not the link"):
+        runs.create(config, tmp_path / "runs")
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["latest"]
+
+
 def test_an_unknown_run_names_the_nearest(tmp_path, config):
     folder = runs.create(config, tmp_path)
     folder.write(record(folder))

@@ -61,6 +61,15 @@ def happened(folder: RunFolder, kind: str, step: str = "train", **fields: Any) -
     append_line(folder.events_file, json.dumps({"step": step, "event": kind, **fields}))
 
 
+def failing(number: int) -> Callable[..., Any]:
+    """Return a function that raises the operating system's error `number`."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
 FINISHED = {"seconds": 1.0, "peak_memory_bytes": 1, "reused": False, "outputs": {}}
 
 
@@ -113,6 +122,34 @@ def test_a_step_without_a_result_because_of_a_full_disk_is_explained(
     assert record.error is not None
     assert "No space is left" in record.error.message
     assert record.error.fix == f"free disk space there, then slipway run --resume {record.run_id}"
+
+
+def test_events_that_cannot_be_read_are_read_later(
+    folder: RunFolder, record: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    happened(folder, "started")
+    shown = Shown()
+    follower = launch._Follower(folder, record, shown)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", failing(errno.EIO))
+        follower.follow()
+        follower.follow()
+        with pytest.raises(OSError, match="Input/output error"):
+            follower.follow(last=True)
+    assert shown.messages == [f"warning: cannot read {folder.events_file}: Input/output error; retrying"]
+    follower.follow()
+    assert folder.read().step("train").status == "running"
+
+
+def test_a_file_system_that_was_shut_down_fails_the_run_with_a_sentence(
+    folder: RunFolder, record: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "_execute", failing(errno.EIO))
+    ended = launch.run(folder, CONFIG, record, Shown())
+    assert (ended.status, folder.read().status) == ("failed", "failed")
+    assert ended.error is not None
+    assert ended.error.message == f"The run was stopped: Input/output error: {folder.path}."
+    assert f"slipway run --resume {record.run_id}" in (ended.error.fix or "")
 
 
 def test_a_deleted_run_folder_ends_the_run(folder: RunFolder, record: RunRecord) -> None:
