@@ -41,11 +41,11 @@ class NotifySettings(Settings):
         "null: none.",
     )
 
-    @field_validator("webhook")
+    @field_validator("webhook", mode="before")
     @classmethod
-    def _form_of_a_webhook(cls, webhook: str | None) -> str | None:
+    def _form_of_a_webhook(cls, webhook: object) -> object:
         """Reject other forms, without the value in the error: an address of a webhook is a secret."""
-        if webhook is None or any(form.fullmatch(webhook) for form in (URL, VARIABLE, SECRET)):
+        if webhook is None or any(form.fullmatch(str(webhook)) for form in (URL, VARIABLE, SECRET)):
             return webhook
         raise UserError(
             "notify.webhook has none of the accepted forms.",

@@ -200,7 +200,7 @@ class Registry:
         folder = self.root / model
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with FileLock(folder / LOCK):
+            with FileLock(folder / LOCK, mode=folder.stat().st_mode & 0o666):  # whoever may write there may lock it
                 for left in folder.glob(f"{UNFINISHED}*"):
                     shutil.rmtree(left, ignore_errors=True)
                 yield

@@ -24,6 +24,7 @@ from slipway.pipelines.cli.terminal import (
     EXIT_REJECTED,
     console,
     error_console,
+    printable,
     user_errors,
 )
 from slipway.pipelines.platforms.remote import remote
@@ -45,7 +46,7 @@ def status(
 
     folder = runs.find(run_id)
     if follow and remote(folder.read().platform):
-        shown = Console(stderr=True) if as_json else console
+        shown = error_console if as_json else console
         watch_and_exit(folder, shown, as_json=as_json, require_promotion=False)
         return
     record = current(folder)
@@ -99,8 +100,9 @@ def logs(
     from slipway.pipelines.runs import record as runs
 
     folder = runs.find(run_id)
+    shown = printable if sys.stdout.isatty() else str
     for line in _log_lines(folder, step, follow=follow, raw=raw):
-        print(line, flush=follow)
+        print(shown(line), flush=follow)
 
 
 def _log_lines(folder: RunFolder, step: str | None, *, follow: bool, raw: bool) -> Iterator[str]:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import click
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from slipway.core.errors import UserError
@@ -29,7 +28,7 @@ from slipway.pipelines.cli.options import (
     complete_run,
     configuration_path,
 )
-from slipway.pipelines.cli.terminal import EXIT_INTERRUPTED, EXIT_REJECTED, console, user_errors
+from slipway.pipelines.cli.terminal import EXIT_INTERRUPTED, EXIT_REJECTED, console, error_console, user_errors
 from slipway.pipelines.platforms.remote import Remote, remote
 
 if TYPE_CHECKING:
@@ -208,7 +207,7 @@ def _run_remotely(
     """
     from slipway.pipelines.runs.record import RunFolder
 
-    shown = Console(stderr=True) if as_json else console
+    shown = error_console if as_json else console
 
     def say(line: str) -> None:
         shown.print(escape(line), highlight=False, soft_wrap=True)
@@ -240,7 +239,7 @@ def _find_image(folder: RunFolder, configuration: RunConfig, *, as_json: bool) -
     from slipway.pipelines.platforms.tpu.checks import settings_of
     from slipway.pipelines.runs import record as runs
 
-    shown = Console(stderr=True) if as_json else console
+    shown = error_console if as_json else console
 
     def say(line: str) -> None:
         shown.print(escape(line), highlight=False, soft_wrap=True)
@@ -272,7 +271,7 @@ def _run_and_exit(
     from slipway.pipelines.platforms.local import launch
     from slipway.pipelines.runs.notification import notify
 
-    shown = Console(stderr=True) if as_json else console
+    shown = error_console if as_json else console
     kind = "rehearsal" if record.rehearsal else "run"
     shown.print(
         f"{kind} {folder.run_id} on {configuration.hardware}, logs in {folder.logs}", highlight=False, soft_wrap=True

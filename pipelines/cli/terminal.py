@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -18,14 +19,31 @@ import click
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.text import Text
 from typer.core import TyperGroup
 
 from slipway.core.errors import UserError, system_error
 from slipway.core.values import JsonObject
 from slipway.trainer.engines.installed import missing_extra
 
-console = Console()
-error_console = Console(stderr=True)
+# Control characters, with which the content of a file could command the terminal.
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+class Terminal(Console):
+    """A console that shows control characters in texts, such as the names in a user's file, as escapes."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(printable(text), **options)
+
+
+def printable(text: str) -> str:
+    """Return `text` with control characters, except tabs and line breaks, as escapes such as \\x1b."""
+    return CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+console = Terminal()
+error_console = Terminal(stderr=True)
 
 ASCII_MARKS = {"✓": "+", "✗": "x", "■": "#", "…": "...", "–": "-", "·": "."}
 EXIT_FAILED = 1
@@ -133,7 +151,7 @@ def output_errors() -> Iterator[None]:
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open(mode))
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 (for as long as the process runs)
             os.set_inheritable(getattr(sys, name).fileno(), True)
     try:
         try:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # A label of a multilabel model is predicted from this probability on.
 PREDICTED = 0.5
+# What a formula begins with in a spreadsheet, as OWASP lists it: https://owasp.org/www-community/attacks/CSV_Injection
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 class Format(StrEnum):
@@ -100,7 +102,7 @@ def _row(answer: Answer, model: Model) -> list[Any]:
             values = [found["label"], *found["probabilities"]]
         case "multilabel":
             pairs = zip(model.names, found["probabilities"], strict=True)
-            values = [";".join(name for name, value in pairs if value >= PREDICTED), *found["probabilities"]]
+            values = ["|".join(name for name, value in pairs if value >= PREDICTED), *found["probabilities"]]
         case "regression":
             values = [found["prediction"]]
         case _:
@@ -126,5 +128,16 @@ def _json(value: Any) -> str:
 
 def _csv(rows: list[list[Any]]) -> str:
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
+    csv.writer(text, lineterminator="\n").writerows([[_cell(value) for value in row] for row in rows])
     return text.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    """Return a value as a cell; one that a spreadsheet would execute as a formula is quoted, and stays text."""
+    if not isinstance(value, str) or not value.startswith(FORMULA):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value

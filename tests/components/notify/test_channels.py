@@ -57,6 +57,13 @@ def test_the_text_says_the_outcome_and_what_explains_it() -> None:
     ]
 
 
+@pytest.mark.parametrize("wrong", [["https://chat/secret"], {"url": "https://chat/secret"}, "http://chat/secret", 5])
+def test_a_webhook_of_another_form_is_refused_without_showing_it(wrong: object) -> None:
+    with pytest.raises(UserError, match="none of the accepted forms") as caught:
+        NotifySettings.model_validate({"webhook": wrong})
+    assert "secret" not in str(caught.value).replace("secrets/SECRET", "")
+
+
 def test_a_long_error_is_cut() -> None:
     assert len(Notice("r", "n", "w", "cpu", "failed", error="x" * 9_000).text()) < LONGEST_ERROR + 100
 

@@ -339,3 +339,12 @@ def test_the_component_registers_and_reports(
     _, events = run("e", champion="none", unchecked="No minimum is set.")
     assert not events[-1]["outputs"]["checked"]
     assert Registry(tmp_path / "models").champion("digits").metadata["unchecked"] == "No minimum is set."
+
+
+@pytest.mark.parametrize("mode", [0o2775, 0o755])
+def test_whoever_may_write_to_a_models_folder_may_lock_it(tmp_path: Path, model_folder: Path, mode: int) -> None:
+    folder = tmp_path / "models" / "digits"
+    folder.mkdir(parents=True)
+    folder.chmod(mode)
+    Registry(tmp_path / "models").register("digits", model_folder, {}, None)
+    assert (folder / ".lock").stat().st_mode & 0o777 == mode & 0o666

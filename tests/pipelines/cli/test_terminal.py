@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -15,12 +16,13 @@ from pathlib import Path
 import pytest
 import typer
 from click.testing import Result
+from rich.table import Table
 from typer.testing import CliRunner
 
 from slipway.core.errors import UserError
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.cli.options import Json
-from slipway.pipelines.cli.terminal import EXIT_USAGE, Commands, print_any_character, user_errors
+from slipway.pipelines.cli.terminal import EXIT_USAGE, Commands, Terminal, print_any_character, user_errors
 
 CONFIGURATION = Path(__file__).parents[3] / "configs/digits.yaml"
 
@@ -190,3 +192,18 @@ def test_a_pipe_whose_reader_ended_is_silent(tmp_path: Path, arguments: tuple[st
     result = subprocess.run(command, cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
     os.close(writer)
     assert (result.returncode, result.stderr) == (1, "")
+
+
+def test_control_characters_of_texts_do_not_reach_the_terminal() -> None:
+    table = Table(box=None)
+    table.add_column("name\x1b[2J")
+    table.add_row("cat\x1b]0;title\x07")
+    written = io.StringIO()
+    shown = Terminal(file=written, force_terminal=True, width=80)
+    shown.print(table)
+    shown.print("[red]dog\x9b2J[/]\tnext\nline", soft_wrap=True)
+    text = re.sub(r"\x1b\[[\d;]*m", "", written.getvalue())  # rich's own colors
+    assert not set(text) & {"\x1b", "\x07", "\x9b"}
+    assert r"cat\x1b]0;title\x07" in text
+    assert "dog\\x9b2J" in text
+    assert "next\nline" in text

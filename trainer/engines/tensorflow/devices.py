@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
+import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import tensorflow as tf
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
@@ -63,7 +66,20 @@ def multi_worker_strategy(cluster: Cluster, names: Sequence[str]) -> tf.distribu
         ],
     )
     with _several_processors(names) if names[0].startswith("CPU") else contextlib.nullcontext():
-        return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+        strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+    host, port = cluster.task.host_and_port
+    if host in ("127.0.0.1", "localhost") and sys.platform == "linux":
+        accept_only_local_connections(port)
+    return strategy
+
+
+def accept_only_local_connections(port: int) -> None:
+    """Bind this process's server on `port` to the loopback interface: TensorFlow's listens on all interfaces."""
+    links = [path for path in Path("/proc/self/fd").iterdir() if path.is_socket()]
+    for number in (int(path.name) for path in links):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as server:
+            if server.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and server.getsockname()[1] == port:
+                server.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo")
 
 
 def gather(values: tf.Tensor) -> tf.Tensor:
