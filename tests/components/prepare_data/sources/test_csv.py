@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import cProfile
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -14,6 +15,9 @@ from slipway.components.prepare_data.listing import index
 from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.publishing import statistics
 from slipway.components.prepare_data.settings import DataSettings
+from slipway.components.prepare_data.sources import open_source
+from slipway.components.prepare_data.sources.csv_file import ManifestSource
+from slipway.components.prepare_data.sources.source import Ignored
 from slipway.components.prepare_data.sources.spool import UniqueKeys
 from slipway.core.errors import UserError
 
@@ -263,3 +267,49 @@ def test_a_table_of_another_format_is_named(
     (tmp_path / "patients.parquet").write_bytes(start + b"\xff\0")
     with pytest.raises(UserError, match=rf"patients\.parquet is {what}.*, not CSV"):
         prepare(make_settings(f"csv:{tmp_path / 'patients.parquet'}"), 1)
+
+
+class Counted(str):
+    """A name of a column that counts how often it is compared."""
+
+    __slots__ = ()
+    comparisons = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Counted.comparisons += 1
+        return str.__eq__(self, other)
+
+    def strip(self, chars: str | None = None, /) -> Counted:  # type: ignore[override]
+        return self
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_the_work_for_columns_grows_with_their_number(
+    tmp_path: Path, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, *, named: bool
+) -> None:
+    rows_of = ManifestSource._rows
+
+    def rows(source: ManifestSource, file: BinaryIO) -> Iterator[tuple[int, list[str]]]:
+        for line, row in rows_of(source, file):
+            yield line, [*map(Counted, row)] if line == 1 else row
+
+    monkeypatch.setattr(ManifestSource, "_rows", rows)
+
+    def counts(columns: int) -> tuple[int, int]:
+        """Return the numbers of comparisons and of calls of functions."""
+        names = [f"column {number}" for number in range(columns)]
+        path = tmp_path / f"{columns}.csv"
+        path.write_text("\n".join([",".join([*names, "label"]), *[",".join(["0.5"] * columns + ["1"])] * 3]))
+        settings = make_settings(f"csv:{path}", inputs=names if named else None)
+        Counted.comparisons = 0
+        with cProfile.Profile() as profile:
+            source = open_source(settings, "regression")
+            examples = list(source.entries(path, Ignored(), tmp_path))
+        assert len(examples) == 3 and len(source.inputs) == columns
+        return Counted.comparisons, sum(each.callcount for each in profile.getstats())
+
+    counts(10)
+    few, many = counts(100), counts(1000)
+    assert many[0] <= 100 * 1000  # a search of a list would compare 1,000 x 500 times
+    assert many[1] < 12 * few[1]
