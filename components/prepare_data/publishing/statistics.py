@@ -16,7 +16,7 @@ from slipway.components.prepare_data.encoding.records import read_records
 from slipway.components.prepare_data.sources.source import Ignored, readable
 from slipway.components.prepare_data.validation.sampling import sentence
 from slipway.components.prepare_data.validation.tally import Tally
-from slipway.core.manifest import Manifest
+from slipway.core.manifest import Manifest, TaskName
 
 FILE_NAME = "statistics.html"
 TEMPLATE = Path(__file__).with_name(FILE_NAME)
@@ -146,21 +146,23 @@ def samples(folder: Path, manifest: Manifest) -> Iterator[Sample]:
             label = values(features[b"label"])
             assert isinstance(image, bytes) and isinstance(key, bytes)
             if len(of_class := found.setdefault(int(label[0]) if classified else 0, [])) < most:
-                of_class.append(Sample(_inline(image), label_text(manifest, label), readable(key)))
+                of_class.append(
+                    Sample(_inline(image), label_text(manifest.task, manifest.classes, label), readable(key))
+                )
     # Of each class the first image, then of each the second, and so on.
     ranked = sorted((rank, label) for label, of_class in found.items() for rank in range(len(of_class)))[:SAMPLES]
     for index, rank in sorted((label, rank) for rank, label in ranked):
         yield found[index][rank]
 
 
-def label_text(manifest: Manifest, label: Sequence[bytes | float | int]) -> str:
+def label_text(task: TaskName, classes: Sequence[str], label: Sequence[bytes | float | int]) -> str:
     """Return a stored label as text: the class, the labels, or the target."""
-    if manifest.task == "regression":
+    if task == "regression":
         return f"{float(label[0]):.6g}"
-    if manifest.task == "multilabel":
-        found = [name for name, indicator in zip(manifest.classes, label, strict=True) if indicator]
+    if task == "multilabel":
+        found = [name for name, indicator in zip(classes, label, strict=True) if indicator]
         return ", ".join(found) or "no label"
-    return manifest.classes[int(label[0])]
+    return classes[int(label[0])]
 
 
 def further_features(folder: Path, manifest: Manifest) -> list[FurtherFeature]:

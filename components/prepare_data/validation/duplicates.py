@@ -13,7 +13,8 @@ import hashlib
 import itertools
 import marshal
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,15 +75,15 @@ def write_hashes(path: Path, hashes: Sequence[int], places: Sequence[int], bucke
 class HashedShard:
     """Reads the hashes of a shard's images from the file `hashes`, bucket by bucket."""
 
-    def __init__(self, shard: Path, hashes: Path) -> None:
-        self._shard = shard
-        self._hashes = hashes
+    def __init__(self, path: Path, hashes: Path) -> None:
+        self.path = path
+        self.hashes = hashes
         self._place = 0
 
     def next_bucket(self) -> tuple[array[int], array[int]]:
         """Return the hashes and offsets of the next bucket."""
         hashes, places = array("Q"), array("Q")
-        with self._hashes.open("rb") as file:
+        with self.hashes.open("rb") as file:
             file.seek(self._place)
             for column, content in zip((hashes, places), marshal.load(file), strict=True):
                 column.frombytes(content)
@@ -91,11 +92,15 @@ class HashedShard:
 
     def key_and_digest(self, place: int) -> tuple[bytes, bytes]:
         """Return the key of the record at an offset, and the SHA-256 of its image."""
-        with self._shard.open("rb") as file:
+        return self.read(place)[:2]
+
+    def read(self, place: int) -> tuple[bytes, bytes, tuple[bytes | float | int, ...]]:
+        """Return the key of the record at an offset, the SHA-256 of its image, and its label's values."""
+        with self.path.open("rb") as file:
             features = features_of(next(read_records(file, place)))
         (image,), (key,) = values(features[b"image"]), values(features[b"key"])
         assert isinstance(image, bytes) and isinstance(key, bytes)
-        return key, hashlib.sha256(image).digest()
+        return key, hashlib.sha256(image).digest(), tuple(values(features[b"label"]))
 
 
 def find_copies(shards: Mapping[str, list[HashedShard]], buckets: int) -> Iterator[Copy]:
@@ -123,6 +128,44 @@ def find_copies(shards: Mapping[str, list[HashedShard]], buckets: int) -> Iterat
                 stays, keeper = kept.setdefault(digest, (key, split))
                 if keeper != split:
                     yield Copy(key, split, stays, keeper)
+
+
+def conflict_notes(
+    shards: Iterable[HashedShard], buckets: int, text_of: Callable[[Sequence[bytes | float | int]], str]
+) -> list[str]:
+    """Return a note on the images that have several labels, if there are any.
+
+    Args:
+        shards: The shards of all splits.
+        buckets: The number of buckets with which the hashes were written.
+        text_of: Returns a stored label as text.
+    """
+    named: list[str] = []
+    count, shards = 0, list(shards)
+    for _ in range(buckets):
+        found = [(shard, *shard.next_bucket()) for shard in shards]
+        several = {
+            hashed for hashed, times in Counter(itertools.chain(*(each[1] for each in found))).items() if times > 1
+        }
+        alike: dict[bytes, dict[tuple[bytes | float | int, ...], bytes]] = {}
+        for shard, hashes, places in found if several else ():
+            for hashed, place in zip(hashes, places, strict=True):
+                if hashed in several:
+                    key, digest, label = shard.read(place)
+                    keys = alike.setdefault(digest, {})
+                    keys[label] = min(key, keys.get(label, key))
+        conflicts = [labels for labels in alike.values() if len(labels) > 1]
+        count += len(conflicts)
+        named += [
+            " = ".join(sorted(f"{readable(key)} ({text_of(label)})" for label, key in labels.items()))
+            for labels in conflicts
+        ]
+        named = sorted(named)[:MOST_NAMED]
+    if not count:
+        return []
+    more = f"; and {count - len(named):,} more" if count > len(named) else ""
+    many = "1 image has" if count == 1 else f"{count:,} images have"
+    return [f"{many} several labels: {'; '.join(named)}{more}. Correct the labels, or remove the copies."]
 
 
 def refuse_copies(copies: Iterable[Copy]) -> None:

@@ -29,6 +29,7 @@ class SkippedImages:
         damaged: The number of them that decoders accept with warnings.
         damaged_images: Keys and warnings of the first of these that are used.
         reasons: The reason for each skipped image, by key.
+        conflicts: A note on images with several labels, if there are any.
         copies: The split of each skipped image that is usable but a copy, by key.
     """
 
@@ -36,6 +37,7 @@ class SkippedImages:
         self._path = path
         self.reasons: dict[bytes, str] = {}
         self.copies: dict[bytes, str] = {}
+        self.conflicts: list[str] = []
         self.decoded = 0
         self.undecodable = 0
         self.damaged = 0
@@ -45,6 +47,7 @@ class SkippedImages:
             stored = json.loads(path.read_bytes())
             self.decoded, self.undecodable, self.damaged = (stored[name] for name in COUNTS)
             self.damaged_images = [(base64.b64decode(key), warning) for key, warning in stored["damaged_images"]]
+            self.conflicts = stored["conflicts"]
             for encoded, reason, split in stored["images"]:
                 key = base64.b64decode(encoded)
                 self.reasons[key] = reason
@@ -80,21 +83,22 @@ class SkippedImages:
         return sorted(self.reasons.items())
 
     def notes(self) -> list[str]:
-        """Return a note on the damaged images that are used, if there are any."""
+        """Return notes on images with several labels and on damaged images that are used, if there are any."""
         if not self.damaged_images:
-            return []
+            return self.conflicts
         named = _named(self.damaged_images, self.damaged)
         return [
+            *self.conflicts,
             f"{self.damaged:,} of {self.decoded:,} decoded images are damaged: {named}. "
             "They decode with warnings, and some of their pixels are wrong. Training uses them; with "
-            "--set data.damaged=refuse, they are unusable."
+            "--set data.damaged=refuse, they are unusable.",
         ]
 
     def _store(self) -> None:
         images = [(base64.b64encode(key).decode(), reason, self.copies.get(key)) for key, reason in self.listed()]
         damaged = [(base64.b64encode(key).decode(), warning) for key, warning in self.damaged_images]
         counts = {name: getattr(self, name) for name in COUNTS}
-        stored = {**counts, "damaged_images": damaged, "images": images}
+        stored = {**counts, "damaged_images": damaged, "conflicts": self.conflicts, "images": images}
         self.validated = True
         replace_file(self._path, json.dumps(stored).encode())
 

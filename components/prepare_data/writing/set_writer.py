@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -23,17 +23,19 @@ from slipway.components.prepare_data.listing.groups import Bundles
 from slipway.components.prepare_data.listing.index import Dealer, Listing, list_path, read_list
 from slipway.components.prepare_data.listing.plan import Plan, stored_settings
 from slipway.components.prepare_data.publishing.dataset_info import write_dataset_info
-from slipway.components.prepare_data.publishing.statistics import TEMPLATE, write_statistics
+from slipway.components.prepare_data.publishing.statistics import TEMPLATE, label_text, write_statistics
 from slipway.components.prepare_data.settings import BeamSettings, DataSettings
 from slipway.components.prepare_data.sources.source import SPLITS, Source, common_reason, readable
 from slipway.components.prepare_data.validation.duplicates import (
     Copy,
     HashedShard,
     bucket_count,
+    conflict_notes,
     find_copies,
     refuse_copies,
 )
 from slipway.components.prepare_data.validation.image import import_decoder
+from slipway.components.prepare_data.validation.leaks import leak_notes
 from slipway.components.prepare_data.validation.sampling import check_for, decoded_below, sentence
 from slipway.components.prepare_data.validation.skipped import COUNTS, SkippedImages, refuse_too_many
 from slipway.components.prepare_data.validation.tally import Tally, combine, missing_labels, notes
@@ -201,10 +203,15 @@ class SetWriter:
             for split, found in results.items()
         }
         events.phase("comparing the images")
+        every = (HashedShard(shard.path, shard.hashes) for found in shards.values() for shard in found)
+        self._left_out.conflicts = conflict_notes(every, self._buckets, self._label_text)
         copies = find_copies(shards, self._buckets)
         if self._settings.duplicates == "refuse":
             refuse_copies(copies)
         return list(copies)
+
+    def _label_text(self, label: Sequence[bytes | float | int]) -> str:
+        return label_text(self._source.task, self._plan.classes, label)
 
     @property
     def _finds_copies(self) -> bool:
@@ -313,6 +320,7 @@ class SetWriter:
             stray.unlink()
         statistics = {split: combine_statistics(result.inputs for result in found) for split, found in results.items()}
         about = self._manifest(name, fingerprint, results, tally, statistics)
+        about = about.model_copy(update={"notes": [*about.notes, *leak_notes(self._set, about)]})
         write_dataset_info(self._set, about, self._source)
         write_statistics(self._set, about, tally, self._listing.ignored, statistics["train"])
         replace_file(self._set / manifest.FILE_NAME, about.model_dump_json(indent=1).encode())

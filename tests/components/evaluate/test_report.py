@@ -103,6 +103,16 @@ def test_the_number_of_damaged_images_is_in_the_provenance(html: str, evaluation
     assert "Damaged images" not in html
 
 
+def test_the_notes_on_the_data_and_the_skipped_images_are_on_the_page(evaluation: Evaluation) -> None:
+    noted = evaluation.manifest.model_copy(
+        update={"notes": ["2 images have several labels."], "left_out_count": 3, "skipped_reasons": {"it is empty": 2}}
+    )
+    html = render(dataclasses.replace(evaluation, manifest=noted))
+    total = 3 + sum(split.examples for split in noted.splits.values())
+    assert "<li>2 images have several labels.</li>" in html
+    assert f"3 of {total:,} (it is empty: 2; other reasons: 1)" in html
+
+
 def test_the_most_confidently_wrong_images_are_shown_as_they_are(html: str, evaluation: Evaluation) -> None:
     examples, text = evaluation.model.measures.worst.examples, Page(html).text
     assert len(examples) == 5

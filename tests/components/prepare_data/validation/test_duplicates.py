@@ -180,3 +180,18 @@ def test_without_the_copies_no_image_is_in_two_splits(
 
 def test_buckets_hold_few() -> None:
     assert [bucket_count(count) for count in (0, 1, 8192, 8193, 10**6)] == [1, 1, 1, 2, 123]
+
+
+def test_images_with_several_labels_are_noted(make_folder: Callable[..., Path], make_settings: MakeSettings) -> None:
+    root = make_folder({"train/a": 20, "train/b": 20, "test/a": 5, "test/b": 5})
+    for source, target in [("train/a/image 3", "train/b/x"), ("train/a/image 3", "train/b/y"),
+                           ("train/a/image 4", "train/a/same"), ("test/b/image 1", "train/a/z")]:  # fmt: skip
+        (root / f"{target}.png").write_bytes((root / f"{source}.png").read_bytes())
+    prepared = prepare(make_settings(root, duplicates="drop"), 2)
+    (note,) = prepared.manifest.notes
+    assert note == (
+        "2 images have several labels: test/b/image 1.png (b) = train/a/z.png (a); train/a/image 3.png (a) = "
+        "train/b/x.png (b). Correct the labels, or remove the copies."
+    )
+    assert prepare(make_settings(root, duplicates="drop"), 2).manifest.notes == [note]
+    assert not prepare(make_settings(root, duplicates="keep"), 2).manifest.notes

@@ -1,0 +1,89 @@
+"""Find inputs that alone predict the target, such as a copy of it: what the network learns is then useless."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from slipway.components.prepare_data.encoding.messages import features_of, values
+from slipway.components.prepare_data.encoding.records import read_records
+from slipway.core.manifest import Manifest
+
+# The training examples that are compared: fewer with many inputs.
+MOST_EXAMPLES = 10_000
+MOST_VALUES = 2_000_000
+FEWEST_EXAMPLES = 50
+# Fewer examples outside the largest class, or fewer different targets, may be separated by chance.
+FEWEST_OTHERS = 10
+# Texts that predict the target must occur this often on average; a key predicts anything.
+FEWEST_OF_CATEGORY = 5
+CORRELATION = 0.9999
+MOST_NAMED = 5
+
+Value: TypeAlias = bytes | float | int
+
+
+def leak_notes(folder: Path, manifest: Manifest) -> list[str]:
+    """Return a note on the inputs that alone predict the class or the target, if there are any.
+
+    Args:
+        folder: The folder of the shards.
+        manifest: The data set's manifest.
+    """
+    names = [name for name, each in manifest.inputs.items() if each.kind != "image" and not each.shape]
+    if not names or manifest.task == "multilabel":
+        return []
+    most = min(MOST_EXAMPLES, max(FEWEST_EXAMPLES, MOST_VALUES // len(names)))
+    examples = list(itertools.islice(_training_examples(folder, manifest), most))
+    labels = [values(each[b"label"])[0] for each in examples]
+    others = len(labels) - max(Counter(labels).values(), default=0)
+    if others < FEWEST_OTHERS:
+        return []
+    leaks = []
+    for name in names:
+        column, kind = [values(each[name.encode()])[0] for each in examples], manifest.inputs[name].kind
+        if column == labels:
+            leaks.append(f"{name} (equal to it)")
+        elif _determines(column, labels) if kind == "category" else _orders(column, labels, manifest.task):
+            leaks.append(name)
+    if not leaks:
+        return []
+    named = ", ".join(leaks[:MOST_NAMED]) + (
+        f" and {len(leaks) - MOST_NAMED:,} more" if len(leaks) > MOST_NAMED else ""
+    )
+    target = "target" if manifest.task == "regression" else "class"
+    those = f"The input {named} alone predicts" if len(leaks) == 1 else f"Each of the inputs {named} alone predicts"
+    return [
+        f"{those} the {target} in all {len(labels):,} training examples compared. If it is not known when the model is "
+        "used, exclude it: data.inputs names the inputs."
+    ]
+
+
+def _training_examples(folder: Path, manifest: Manifest) -> Iterator[dict[bytes, bytes]]:
+    for shard in manifest.splits["train"].shards:
+        with (folder / shard.file).open("rb") as file:
+            for message in read_records(file):
+                yield features_of(message)
+
+
+def _determines(column: Sequence[Value], labels: Sequence[Value]) -> bool:
+    """Whether all examples of each category have one label."""
+    pairs, categories = set(zip(column, labels, strict=True)), set(column)
+    return len(pairs) == len(categories) <= len(column) / FEWEST_OF_CATEGORY
+
+
+def _orders(column: Sequence[Value], labels: Sequence[Value], task: str) -> bool:
+    """Whether numbers are proportional to the targets, or each class has a range of numbers of its own."""
+    import numpy as np
+
+    if task == "regression":
+        found, targets = np.array(column, dtype=np.float64), np.array(labels, dtype=np.float64)
+        if not found.std() or not targets.std():
+            return False
+        return bool(abs(np.corrcoef(found, targets)[0, 1]) > CORRELATION)
+    pairs = set(zip(column, labels, strict=True))
+    ranges = sum(1 for _ in itertools.groupby(label for _, label in sorted(pairs)))
+    return len(pairs) == len(set(column)) and ranges == len(set(labels))
