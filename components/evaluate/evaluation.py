@@ -12,13 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from slipway.components.evaluate import contract
 from slipway.components.evaluate.gate import INTERVALS, EvaluateSettings, GateSettings, Opponent, Verdict, decide
 from slipway.components.evaluate.measures import EVALUATED, Baseline
 from slipway.components.evaluate.measures.base import compare
 from slipway.components.evaluate.measures.classification import ClassificationMeasures
-from slipway.components.evaluate.served_model import Answers, Batch, Measured, ModelFolder, OtherData, ServedModel
-from slipway.core import events, manifest
+from slipway.components.evaluate.served_model import Answers, Batch, Mask, Measured, ModelFolder, OtherData, ServedModel
+from slipway.core import events, manifest, seen
 from slipway.core.cores import available_cores
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest, Split, signature_name
@@ -32,6 +35,8 @@ EVENT_SECONDS = 0.5
 # Larger confusion matrices do not fit into an artifact's metadata; the report contains them in full.
 LARGEST_MATRIX = 100
 CURVE_POINTS = 100
+# If test examples are excluded from the comparison with the champion, fewer are too few, unless half of all remain.
+FEWEST_COMPARED = 50
 # Batches of at most so many decoded bytes are predicted in several threads. With larger ones, each operation of a
 # network uses all cores itself, and two batches at once would need twice the memory.
 SMALL_BATCH_BYTES, MOST_THREADS = 8 * 1024**2, 4
@@ -147,11 +152,14 @@ def evaluate(
     import_tensorflow(keras=False)
     events.phase("loading the model")
     opponent_folder = champion if settings.champion == "registered" else None
-    challenger = ServedModel(model, description, split.examples, settings.worst_examples, is_champion=False)
+    hashes = seen.of_split(data, description, SPLIT)
+    compared = None if opponent_folder is None else unseen_by(hashes, model, opponent_folder)
+    challenger = ServedModel(model, description, split.examples, settings.worst_examples, compared, is_champion=False)
     opponent, other = None, None
     if opponent_folder is not None:
         try:
-            opponent = ServedModel(opponent_folder, description, split.examples, 0, is_champion=True)
+            _check_enough(compared)
+            opponent = ServedModel(opponent_folder, description, split.examples, 0, compared, is_champion=True)
         except OtherData as reason:
             name = ModelFolder(opponent_folder, {}, read_json(opponent_folder / "metadata.json")).name
             other = Opponent(name, {}, incomparable=str(reason))
@@ -175,11 +183,55 @@ def evaluate(
     return Evaluation(description, measured, beaten, verdict, settings, unseen.found(), baseline)
 
 
+def unseen_by(hashes: NDArray[np.uint64] | None, *models: Path) -> Mask | None:
+    """Return whether each of the examples with these hashes is one that none of the models has seen; None for all.
+
+    A model has seen what it was trained on, and what it was selected on, the validation split.
+    """
+    found = [each for each in map(seen.seen_by, models) if each is not None]
+    if hashes is None or not found:
+        return None
+    unseen: Mask = ~np.isin(hashes, np.concatenate(found))
+    return None if unseen.all() else unseen
+
+
+def _check_enough(compared: Mask | None) -> None:
+    """Raise OtherData if so few examples remain that their comparison would say little."""
+    if compared is None:
+        return
+    kept, examples = int(compared.sum()), len(compared)
+    if kept < min(FEWEST_COMPARED, examples / 2):
+        raise OtherData(
+            f"or this model was trained or selected on {examples - kept:,} of the {examples:,} test examples; "
+            f"the other {kept:,} are too few to compare on (at least {FEWEST_COMPARED}, or half)"
+        )
+
+
 def _as_opponent(champion: Measured | None, model: Measured, metric: str) -> Opponent | None:
     if champion is None:
         return None
-    identical, comparison = champion.has_weights_of(model), compare(metric, model.measures, champion.measures)
-    return Opponent(champion.name, champion.metrics, identical, comparison, champion.unknown, champion.foreign)
+    ours, kept, examples = model.compared.metrics(), model.compared.examples, model.measures.examples
+    identical, comparison = champion.has_weights_of(model), compare(metric, model.compared, champion.measures)
+    basis = missing = ""
+    if kept < examples:
+        basis = (
+            f"The comparison excludes {examples - kept:,} of the {examples:,} test examples, on which the champion was "
+            "trained or selected."
+        )
+        if metric in model.metrics and not {metric} <= ours.keys() & champion.metrics.keys():
+            missing = f"was trained or selected on {examples - kept:,} of the {examples:,} test examples; "
+            missing += f"the other {kept:,} do not define the metric {metric}"
+    return Opponent(
+        champion.name,
+        champion.metrics,
+        identical,
+        comparison,
+        champion.unknown,
+        champion.foreign,
+        incomparable=missing,
+        basis=basis,
+        ours=ours,
+    )
 
 
 def _check_defined(gate: GateSettings, description: Manifest, model: Measured) -> None:

@@ -238,7 +238,8 @@ class Opponent:
     `name` identifies it ("version 3"). `identical` is true if it has the same weights as the evaluated model. `unknown`
     are the data set's classes that it does not have, `foreign` its classes that the data set does not have.
     `comparison` tests the difference of the gate's metric, None if it cannot be tested. `incomparable` says why it was
-    not measured, after "The champion, version 3, ".
+    not measured, after "The champion, version 3, ". `basis` says on which of the examples both are compared, if not
+    on all, and `ours` are the model's metrics there.
     """
 
     name: str
@@ -248,6 +249,8 @@ class Opponent:
     unknown: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
     incomparable: str = ""
+    basis: str = ""
+    ours: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -306,7 +309,10 @@ def decide(
     elif champion.incomparable:
         reasons.append(_not_comparable(champion))
     else:
-        beaten, reason = _against_champion(gate, metrics[gate.name], champion)
+        if champion.basis:
+            reasons.append(champion.basis)
+        compared = metrics if champion.ours is None else champion.ours
+        beaten, reason = _against_champion(gate, compared[gate.name], champion)
         passed.append(beaten)
         reasons.append(reason)
         if champion.comparison is not None:

@@ -71,6 +71,7 @@ def _content(evaluation: Evaluation) -> JsonObject:
         "untrained": model.description.get("trainable_bytes") == 0,
         "unseen": [(each, _few(each)) for each in evaluation.unseen],
         "champion": champion,
+        "compared": model.compared.examples,
         "figures": _figures(model, champion, manifest, evaluation.baseline),
         "baseline": evaluation.baseline,
         "curves": [curve for curve in curves if curve],
@@ -81,6 +82,7 @@ def _content(evaluation: Evaluation) -> JsonObject:
         "worst": [_worst(example) for example in model.measures.worst.examples],
         "provenance": _provenance(model, manifest),
         "created": datetime.now(UTC).strftime("%d %B %Y, %H:%M UTC").lstrip("0"),
+        "compares_classes": champion is not None and model.compared is model.measures,
         **SECTIONS[manifest.task](manifest, model, champion),
     }
 
@@ -96,15 +98,15 @@ def _figures(
     model: Measured, champion: Measured | None, manifest: Manifest, baseline: Mapping[str, float]
 ) -> list[JsonObject]:
     """Return the rows of the metrics table: this model, the baseline, the champion, the difference and its trend."""
-    ours, theirs = model.metrics, champion.metrics if champion else {}
+    ours, theirs, compared = model.metrics, champion.metrics if champion else {}, model.compared.metrics()
     champion_intervals = champion.intervals if champion else {}
     rows = []
     for name, metric in TASKS[manifest.task].metrics.items():
         if name not in ours:
             continue
-        difference = ours[name] - theirs[name] if name in theirs else None
+        difference = compared[name] - theirs[name] if name in theirs and name in compared else None
         trend = "same"
-        if difference is not None and figure(ours[name]) != figure(theirs[name]):
+        if difference is not None and figure(compared[name]) != figure(theirs[name]):
             trend = "better" if (difference < 0) == (metric.direction == "minimize") else "worse"
         label = metric.title[0].upper() + metric.title[1:]
         row: JsonObject = {"label": label, "meaning": metric.meaning, "difference": difference, "trend": trend}

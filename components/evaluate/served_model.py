@@ -33,6 +33,7 @@ Features: TypeAlias = Mapping[str, Any]
 # The names of the values, [] if there are none, and the values [batch, names] or [batch].
 Answers: TypeAlias = tuple[list[str], NDArray[np.float32]]
 Serve = Callable[[Features], Answers]
+Mask: TypeAlias = NDArray[np.bool_]
 
 
 class OtherData(NotServable):
@@ -85,10 +86,13 @@ class ModelFolder:
 class Measured(ModelFolder):
     """A model and its metrics.
 
-    `unknown` are the data set's classes that it does not have, `foreign` its classes that the data set does not have.
+    `compared` are the measures on the examples on which the champion and its challenger are compared: those that
+    neither has seen. `measures` are on all of them, except the champion's. `unknown` are the data set's classes that it
+    does not have, `foreign` its classes that the data set does not have.
     """
 
     measures: Measures[Any]
+    compared: Measures[Any]
     unknown: tuple[str, ...]
     foreign: tuple[str, ...]
 
@@ -105,17 +109,31 @@ class Measured(ModelFolder):
 class ServedModel:
     """A trained model that is being evaluated on a data set.
 
+    Args:
+        folder: The model's folder.
+        data: The data set's manifest.
+        examples: The number of examples.
+        worst: The number of worst examples to keep.
+        compared: Whether each example is one on which champion and challenger are compared, [examples]; None for all.
+        is_champion: Whether it is the champion, which is measured only on these.
+
     Raises:
         OtherData: It is the champion, and cannot be measured on this data set.
         UserError: It cannot be loaded.
     """
 
-    def __init__(self, folder: Path, data: Manifest, examples: int, worst: int, *, is_champion: bool) -> None:
+    def __init__(
+        self, folder: Path, data: Manifest, examples: int, worst: int, compared: Mask | None, *, is_champion: bool
+    ) -> None:
         self._folder = folder
         self._is_champion = is_champion
         self._data = data
         self._outputs = TASKS[data.task]
         self._measures = EVALUATED[data.task].measures(data, examples, worst)
+        self._mask, self._done, self._compared = compared, 0, self._measures
+        if compared is not None:
+            self._compared = EVALUATED[data.task].measures(data, int(compared.sum()), 0)
+            self._measures = self._compared if is_champion else self._measures
         self.model = self._load()
         if is_champion:
             self._check_classes(read_json(folder / RECORD_FILE).get("classes") or [])
@@ -130,8 +148,15 @@ class ServedModel:
         """Update the metrics by a batch and the answers of `predict`; batches have to be in order."""
         if self.sample is None:
             self.sample = batch.first(EXAMPLES)
-        predictions = self._measures.predictions(batch.labels, self._values(batch, answers), self._order)
-        self._measures.update(predictions)
+        answered = self._values(batch, answers)
+        predictions = self._measures.predictions(batch.labels, answered, self._order)
+        if self._mask is not None:
+            kept = self._mask[self._done : self._done + len(batch.labels)]
+            self._done += len(batch.labels)
+            if kept.any():
+                self._compared.update(self._compared.predictions(batch.labels[kept], answered[kept], self._order))
+        if self._measures is not self._compared or self._mask is None:
+            self._measures.update(predictions)
         worst, scores = self._measures.worst, self._measures.scores(predictions)
         examples = []
         for index in worst.candidates(scores).tolist():
@@ -149,6 +174,7 @@ class ServedModel:
             description=unsealed(read_json(self._folder / RECORD_FILE)),
             registration=read_json(self._folder / "metadata.json"),
             measures=self._measures,
+            compared=self._compared,
             unknown=tuple(name for name in self._data.classes if name not in set(names)),
             foreign=tuple(name for name in names if name not in set(self._data.classes)),
         )

@@ -34,6 +34,7 @@ def train(
     """
     import os
     from dataclasses import asdict
+    from pathlib import Path
 
     from slipway.components.inputs import read
     from slipway.components.step import step
@@ -55,7 +56,9 @@ def train(
         else:
             folder = local_path(output)
             restarted = run_local_cluster(pools, folder, virtual_devices=virtual_devices, restarts=policy)
-        result = rehearsed_steps(output) if REHEARSAL_VARIABLE in os.environ else publish(output, model, metrics)
+        data = Path(dataset.path) if dataset else None
+        rehearsed = REHEARSAL_VARIABLE in os.environ
+        result = rehearsed_steps(output) if rehearsed else publish(output, model, metrics, data)
         outcome.outputs = {"data": dataset.uri if dataset else None, **result}
         outcome.outputs["restarts"] = [asdict(restart) for restart in restarted]
         write_metadata(metrics)

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Protocol
 
-from slipway.core import integrity
+from slipway.core import integrity, manifest, seen
 from slipway.core.atomic import json_lines
 from slipway.core.errors import UserError
 from slipway.core.paths import REHEARSED_FILE, local_path
@@ -42,13 +42,14 @@ class Metrics(Protocol):
     def log_metric(self, metric: str, value: float) -> None: ...
 
 
-def publish(output: str, model: Model, metrics: Metrics) -> JsonObject:
+def publish(output: str, model: Model, metrics: Metrics, data: Path | None = None) -> JsonObject:
     """Describe the model in `output`/model, Slipway's or a custom program's in any format, in the step's artifacts.
 
     Args:
         output: The job's base output directory: a folder or URI.
         model: Receives the model's URI and metadata.
         metrics: Receives the metrics of the last validation.
+        data: The folder of the prepared data set, whose training and validation splits a custom program has read.
 
     Returns:
         The step's outputs: `model`, the metadata and `validation`.
@@ -63,6 +64,8 @@ def publish(output: str, model: Model, metrics: Metrics) -> JsonObject:
             allowed="files in any format in the folder AIP_MODEL_DIR, which the chief writes",
             fix="let the program save its model there, such as to Path(os.environ['AIP_MODEL_DIR'], 'model.pt')",
         )
+    if data is not None and not (folder / seen.SEEN_FILE).is_file():
+        seen.write_seen(data, manifest.read(data), folder)
     description = trainer_record(folder)
     metadata = {key: description[key] for key in METADATA if key in description}
     validation = _validation(folder / "metrics.jsonl", description.get("weights_step"))

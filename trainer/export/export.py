@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from slipway.core import events, integrity
+from slipway.core import events, integrity, seen
 from slipway.core.atomic import sync, sync_tree
 from slipway.core.integrity import RECORD_FILE
 from slipway.core.manifest import Manifest
-from slipway.core.paths import is_mounted
+from slipway.core.paths import is_mounted, local_path
 from slipway.trainer.config import JobConfig
 from slipway.trainer.engines.base import Engine
 from slipway.trainer.metrics.history import FILE_NAME as METRICS_FILE
@@ -54,6 +54,7 @@ def export(
     with replaced(folder) as place:
         engine.export(place, job, manifest)
         shutil.copyfile(metrics, place / METRICS_FILE)
+        seen.write_seen(local_path(job.data), manifest, place)
         integrity.seal(place, record)
     logger.info("model written to %s", folder)
 

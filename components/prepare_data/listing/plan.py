@@ -20,7 +20,7 @@ from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
 
 # Part of every fingerprint. Increment it if the bytes written for the same source and settings change.
-FORMAT = 1
+FORMAT = 2
 IDENTITY_DIGITS = 16
 # Approximate size of a record without the image: framing, field names and lengths, key.
 RECORD_BYTES_BESIDE_IMAGE = 120

@@ -2,7 +2,8 @@
 
 Other columns become additional features, of the kind text unless data.features specifies another one. Without a column
 for images, the file is a table, whose columns are inputs: numbers, or else categories. The values are spooled to a file
-while the list is read, because CSV rows cannot be accessed by number.
+while the list is read, because CSV rows cannot be accessed by number. The key of an image is its path, of a table's
+row a hash of its values: a row is the same one in whatever order the rows are.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from slipway.components.prepare_data.sources.source import (
     readable,
     stored_name,
 )
-from slipway.components.prepare_data.sources.spool import Spool, UniqueKeys
+from slipway.components.prepare_data.sources.spool import EqualRows, Spool, UniqueKeys
 from slipway.components.prepare_data.sources.values import SEPARATOR, NotANumber, infer_kinds, is_missing, label_cell
 from slipway.core.errors import UserError, nearest
 from slipway.core.manifest import TaskName
@@ -132,9 +133,12 @@ class ManifestSource(Source):
     def entries(self, part: Path, ignored: Ignored, scratch: Path) -> Iterator[Entry]:
         missing = MissingFiles(part)
         kept = Spool(scratch / SPOOL) if self._is_spooled else nullcontext()
-        with part.open("rb") as file, UniqueKeys(scratch / "keys") as keys, kept as spool:
+        path = scratch / "keys"
+        with part.open("rb") as file, UniqueKeys(path) as keys, EqualRows(scratch / "rows") as equal, kept as spool:
             rows = self._rows(file)
             header = self._header(rows)
+            places = set(range(len(header.names))) - {header.places.get("split")}
+            content = sorted(places, key=header.names.__getitem__)
             line = 1
             for line, row in self._body(header, rows):
                 cells = {use: row[place].strip() for use, place in header.places.items()}
@@ -156,7 +160,12 @@ class ManifestSource(Source):
                     about = repr((stamp, further, self._image_files(further))).encode()
                     stamp = int.from_bytes(hashlib.blake2b(about, digest_size=8).digest())
                 size = status.st_size if status else sum(len(feature) for _, feature in further)
-                yield key, label, split, size, stamp, place, group
+                if self.has_image:
+                    yield key, label, split, size, stamp, place, group
+                else:
+                    equal.add([row[place].strip() for place in content], (label, split, size, stamp, place, group))
+            for key, entry in equal.keyed():
+                yield key, *entry
             if line == 1:
                 raise self._mistake(f"{part} lists no {self.item}s.")
             if twice := keys.twice():

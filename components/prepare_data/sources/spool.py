@@ -1,18 +1,19 @@
 """Temporary files of sources that can only be read sequentially.
 
-The spool file is written while the source is listed and read by the shard writers. `UniqueKeys` finds keys that occur
-twice with the listing's external merge sort, so that memory use does not grow with their number.
+The spool file is written while the source is listed and read by the shard writers. Keys that occur
+twice and equal rows are found with the listing's external merge sort: memory use does not grow with their number.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import marshal
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, Self
 
 from slipway.components.prepare_data.listing import index
 from slipway.components.prepare_data.listing.index import Run, append_run, merge_runs
@@ -21,6 +22,8 @@ LENGTH = struct.Struct("<I")
 BUFFER_BYTES = 1 << 20
 # The number of a key's line, and the length of the key.
 NUMBER = struct.Struct(">Q")
+# Of a row's values.
+DIGEST_BYTES = 8
 
 
 class Spool:
@@ -72,15 +75,15 @@ def read_at(descriptor: int, place: int, size: int) -> bytes:
     return data
 
 
-class UniqueKeys:
-    """Keys and their line numbers, stored in the temporary file `path`, which is deleted at the end."""
+class SortedRows:
+    """Rows sorted in the temporary file `path`, which is deleted at the end."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._rows: list[bytes] = []
         self._runs: list[Run] = []
 
-    def __enter__(self) -> UniqueKeys:
+    def __enter__(self) -> Self:
         self._file: BinaryIO = self._path.open("w+b")
         return self
 
@@ -88,22 +91,51 @@ class UniqueKeys:
         self._file.close()
         self._path.unlink()
 
-    def add(self, key: bytes, line: int) -> None:
-        """Add a key and its line number."""
-        self._rows.append(NUMBER.pack(len(key)) + key + NUMBER.pack(line))
+    def _add(self, row: bytes) -> None:
+        self._rows.append(row)
         if len(self._rows) == index.MOST_ROWS_LISTED:
             self._write_run()
 
+    def _sorted(self) -> Iterator[bytes]:
+        self._write_run()
+        return merge_runs(self._file, self._runs)
+
+    def _write_run(self) -> None:
+        self._runs.append(append_run(self._file, sorted(self._rows)))
+        self._rows.clear()
+
+
+class UniqueKeys(SortedRows):
+    """Keys and their line numbers."""
+
+    def add(self, key: bytes, line: int) -> None:
+        """Add a key and its line number."""
+        self._add(NUMBER.pack(len(key)) + key + NUMBER.pack(line))
+
     def twice(self) -> tuple[bytes, int, int] | None:
         """Return the first of the shortest duplicate keys, with its first two lines, or None."""
-        self._write_run()
         key = slice(NUMBER.size, -NUMBER.size)
-        for one, other in itertools.pairwise(merge_runs(self._file, self._runs)):
+        for one, other in itertools.pairwise(self._sorted()):
             if one[key] == other[key]:
                 lines = (NUMBER.unpack(row[-NUMBER.size :])[0] for row in (one, other))
                 return one[key], *lines
         return None
 
-    def _write_run(self) -> None:
-        self._runs.append(append_run(self._file, sorted(self._rows)))
-        self._rows.clear()
+
+class EqualRows(SortedRows):
+    """Rows of a table by a hash of their values."""
+
+    def add(self, values: list[str], about: tuple[Any, ...]) -> None:
+        """Add a row with these values; `about` is returned with it."""
+        digest = hashlib.blake2b(repr(values).encode(), digest_size=DIGEST_BYTES).digest()
+        self._add(digest + marshal.dumps(about))
+
+    def keyed(self) -> Iterator[tuple[bytes, tuple[Any, ...]]]:
+        """Yield a key of each row, unique by a number where rows are equal, and what was added with it."""
+        last, number = b"", 0
+        for row in self._sorted():
+            digest = row[:DIGEST_BYTES]
+            number = number + 1 if digest == last else 1
+            last = digest
+            copy = b" copy %d" % number if number > 1 else b""
+            yield b"row " + digest.hex().encode() + copy, marshal.loads(row[DIGEST_BYTES:])

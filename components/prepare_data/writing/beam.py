@@ -175,6 +175,8 @@ def write_shard(writer: ShardWriter, task: ShardTask) -> None:
             remote.store(here.path, task.path)
         if here.hashes and task.hashes:
             remote.store(here.hashes, task.hashes)
+        if task.path:
+            remote.store(here.seen, task.seen)
         remote.store(here.result, task.result)
 
 

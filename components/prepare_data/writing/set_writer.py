@@ -46,6 +46,7 @@ from slipway.core import events, manifest
 from slipway.core.atomic import replace_file
 from slipway.core.errors import UserError
 from slipway.core.manifest import Checked, LeftOut, Manifest, Split
+from slipway.core.seen import HASH_BYTES, split_file
 
 # The digests of the shards' records (`ShardResult.content`) by split.
 Records = Mapping[str, list[str]]
@@ -321,10 +322,18 @@ class SetWriter:
         statistics = {split: combine_statistics(result.inputs for result in found) for split, found in results.items()}
         about = self._manifest(name, fingerprint, results, tally, statistics)
         about = about.model_copy(update={"notes": [*about.notes, *leak_notes(self._set, about)]})
+        for split, found in results.items():
+            self._write_seen(split, [result.shard.file for result in found if result.shard])
         write_dataset_info(self._set, about, self._source)
         write_statistics(self._set, about, tally, self._listing.ignored, statistics["train"])
         replace_file(self._set / manifest.FILE_NAME, about.model_dump_json(indent=1).encode())
         return about
+
+    def _write_seen(self, split: str, shards: list[str]) -> None:
+        """Write the hashes of a split's examples; see `slipway.core.seen`."""
+        with (self._set / split_file(split)).open("wb") as file:
+            for shard in shards:
+                file.write((self._results / f"{shard}.u64").read_bytes())
 
     def _manifest(
         self,
@@ -391,6 +400,8 @@ def finished(task: ShardTask) -> ShardResult | None:
                 if stored is None:
                     return None
                 manifest.verify_shard(path, stored)
+        if result.shard and task.seen.stat().st_size != result.shard.examples * HASH_BYTES:
+            return None
     except (FileNotFoundError, ValidationError, UserError):
         return None
     return result

@@ -6,10 +6,11 @@ import collections
 import hashlib
 import os
 import time
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeAlias
 
 from pydantic import BaseModel
 
@@ -27,6 +28,7 @@ from slipway.components.prepare_data.validation.sampling import is_decoded
 from slipway.components.prepare_data.validation.tally import Tally, TallyCounter
 from slipway.components.prepare_data.writing.workers import Tick
 from slipway.core.manifest import Shard
+from slipway.core.seen import key_hash
 
 BUFFER_BYTES = 1 << 19
 EXAMPLES_BETWEEN_TICKS = 256
@@ -36,14 +38,16 @@ SECONDS_BETWEEN_TICKS = 0.2
 # A usable example: its image in the source and as it is stored, its key, class and additional features (names and
 # serialized Features).
 Usable = tuple[bytes, bytes, bytes, int, list[tuple[bytes, bytes]]]
-# The hashes of images and the offsets of their records.
-Hashed = tuple[list[int], list[int]]
+# The hashes of examples and the offsets of their records.
+Hashed: TypeAlias = "tuple[array[int], array[int]]"
 # The name under which the label is stored.
 LABEL = "label"
 
 
 class ShardResult(BaseModel):
     """The result of a task: the images' tally, the inputs' statistics, the shard, and the file of the images' hashes.
+
+    The hashes of all examples, in the order of the records, are in the task's file `seen`.
 
     `shard` is None if the images were only validated, `hashes` if duplicates are not checked. `content` is the SHA-256
     (hex) of the shard's records with the images as they are in the source: the shard's own, except with data.resize.
@@ -90,6 +94,11 @@ class ShardTask:
     hashes: Path | None
     buckets: int
 
+    @property
+    def seen(self) -> Path:
+        """The file for the examples' hashes; see `slipway.core.seen`."""
+        return self.result.with_suffix(".u64")
+
 
 class ShardWriter:
     """Validates and writes shards in one process; each call handles one task and writes its result.
@@ -129,7 +138,7 @@ class ShardWriter:
             result = ShardResult(tally=counter.tally(), inputs=inputs.statistics)
         else:
             writing = task.path.with_name(f".{task.path.name}.{os.getpid()}")
-            hashed: Hashed | None = ([], []) if task.hashes else None
+            hashed: Hashed = (array("Q"), array("Q"))
             size, digest, content = self._write_records(writing, examples, hashed, resized=task.resize is not None)
             writing.replace(task.path)
             tally = counter.tally()
@@ -138,8 +147,9 @@ class ShardWriter:
                 content=content,
                 tally=tally,
                 inputs=inputs.statistics,
-                hashes=write_hashes(task.hashes, *hashed, task.buckets) if task.hashes and hashed else None,
+                hashes=write_hashes(task.hashes, *hashed, task.buckets) if task.hashes else None,
             )
+            task.seen.write_bytes(hashed[0].tobytes())
         task.result.write_text(result.model_dump_json())
         return result
 
@@ -203,22 +213,21 @@ class ShardWriter:
         return self._encoder.encode(image, key, label)
 
     def _write_records(
-        self, path: Path, examples: Iterable[Usable], hashed: Hashed | None, *, resized: bool
+        self, path: Path, examples: Iterable[Usable], hashed: Hashed, *, resized: bool
     ) -> tuple[int, str, str]:
         """Write the records to `path`; return their size, their SHA-256 and their content's.
 
-        Appends the images' hashes and the offsets of their records to `hashed`.
+        Appends the examples' hashes and the offsets of their records to `hashed`.
         """
         digest, original = hashlib.sha256(), hashlib.sha256()
-        add_hash, add_place = (column.append for column in hashed or ([], []))
-        encode, has_further = self._encoder.encode, self._has_further
+        add_hash, add_place = (column.append for column in hashed)
+        encode, has_further, has_image = self._encoder.encode, self._has_further, self._source.has_image
         waiting: list[bytes] = []
         size, waiting_bytes = 0, 0
         with path.open("wb") as file:
             for image, stored, key, label, further in examples:
-                if hashed:
-                    add_hash(image_hash(image))
-                    add_place(size + waiting_bytes)
+                add_hash(image_hash(image) if has_image else key_hash(key))
+                add_place(size + waiting_bytes)
                 if resized:
                     original.update(self._record(image, key, label, further))
                 record = self._record(stored, key, label, further) if has_further else encode(stored, key, label)

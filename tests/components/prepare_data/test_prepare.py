@@ -191,7 +191,7 @@ def test_the_bytes_depend_on_nothing_but_source_settings_and_seed(
         for source, workers in ((root, 1), (root, 3), (again, 2))
     ]
     first = contents(sets[0].folder)
-    assert len(first) == 3 * 4 + 5
+    assert len(first) == 3 * (4 + 1) + 5
     assert contents(sets[1].folder) == first
     other = contents(sets[2].folder)
     for name in ("manifest.json", "statistics.html"):  # they contain the source

@@ -84,7 +84,7 @@ def write_bunch(path: Path, name: str) -> tuple[np.ndarray, np.ndarray, list[str
 
 def test_the_fingerprint_of_a_data_set_of_images_is_what_it_was(make_settings: MakeSettings) -> None:
     prepared = prepare(make_settings("digits"), 2)
-    assert prepared.manifest.fingerprint == "6c286243db4b10fbed6315ef4dd173cfd87afaca6a7f9c68acb8f2da03a5af96"
+    assert prepared.manifest.fingerprint == "542185a87ab81074b7f18465e759ee59dd459c796d2f5fcf06f973cf6b55d246"
     digests = [shard.sha256 for split in prepared.manifest.splits.values() for shard in split.shards]
     assert digests[0] == "47970b67b8575f46853360019e449bb03a11bb40efdcd5f5327d25ef39c5a792"
 
@@ -104,12 +104,13 @@ def test_diabetes_is_a_regression(tmp_path: Path, make_settings: MakeSettings) -
         "train": 354, "validation": 44, "test": 44
     }  # fmt: skip
     stored = {name: records(one, name) for name in about.splits}
-    for key, record in itertools.chain.from_iterable(of_split.items() for of_split in stored.values()):
-        row = int(key.removeprefix("line ")) - 2
+    row_of = {tuple(np.float32(each).tolist()): row for row, each in enumerate(numbers)}
+    for record in itertools.chain.from_iterable(of_split.values() for of_split in stored.values()):
+        row = row_of[tuple(record[name][0] for name in names)]
         assert [record[name] for name in names] == [[float(np.float32(number))] for number in numbers[row]]
         assert record["label"] == [targets[row]]
         assert set(record) == {*names, "label"}
-    rows = [int(key.removeprefix("line ")) - 2 for key in stored["train"]]
+    rows = [row_of[tuple(record[name][0] for name in names)] for record in stored["train"].values()]
     found = [(*about.inputs[name].mean, *about.inputs[name].deviation) for name in names]
     expected = numbers[rows].astype(np.float32).astype(float)
     np.testing.assert_allclose(found, np.stack([expected.mean(0), expected.std(0)], axis=1), rtol=1e-9, atol=1e-12)
@@ -170,7 +171,7 @@ def test_columns_of_a_table(table: Callable[..., str], make_settings: MakeSettin
 
 def test_several_labels_in_a_cell(table: Callable[..., str], make_settings: MakeSettings) -> None:
     cells = ["sea|sun", "sun", "", "sun | sea|wind", "wind|wind"]
-    source = table("x,label", [f"{n},{cells[n % 5]}" for n in range(100)])
+    source = table("x,label", [f"{n},{cells[n % 5]}" for n in range(300)])
     prepared = prepare(make_settings(source), 2, task="multilabel")
     about = prepared.manifest
     assert (about.classes, about.outputs) == (["sea", "sun", "wind"], 3)
@@ -225,9 +226,13 @@ def test_values_come_through_a_record(tmp_path_factory: pytest.TempPathFactory) 
         prepared = prepare(DataSettings.model_validate(given), 1, task="regression")
         found = records(prepared)
         assert len(found) == len(rows)
-        ordered = [found[key] for key in sorted(found, key=lambda key: int(key.removeprefix("line ")))]
-        for (number, text, integer, target), record in zip(rows, ordered, strict=True):
-            assert record == {"number": [number], "text": [text.encode()], "ids": [integer, 0], "label": [target]}
+        expected = [
+            {"number": [number], "text": [text.encode()], "ids": [integer, 0], "label": [target]}
+            for number, text, integer, target in rows
+        ]
+        for record in found.values():
+            expected.remove(record)  # equal rows have keys of their own
+        assert not expected
 
     round_trip()
 
