@@ -199,15 +199,16 @@ def train(
     )
 
 
-def collect_model(job: Text, output: Text, *, image: Place = "") -> PipelineTask:
+def collect_model(job: Text, output: Text, dataset: Artifact | None = None, *, image: Place = "") -> PipelineTask:
     """Publish the model of a finished custom job. Outputs: `model`, `metrics` of the validation split.
 
     Args:
         job: The output `gcp_resources` of CustomTrainingJobOp; "" if the job ended in an earlier attempt of the run.
         output: The job's base output directory, a gs:// URI.
+        dataset: The prepared data set on which the model was trained, if there is one.
         image: The container image of the task.
     """
-    return on_image(_train.collect_model, image)(job=job, output=output)
+    return _task(_train.collect_model, image, job=job, output=output, dataset=dataset)
 
 
 def evaluate(

@@ -110,7 +110,9 @@ def train_on_tpu(
 
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)
-def collect_model(job: str, output: str, model: Output[Model], metrics: Output[Metrics]) -> str:
+def collect_model(
+    job: str, output: str, model: Output[Model], metrics: Output[Metrics], dataset: Input[Dataset] = None
+) -> str:
     """Publish the model in a custom job's base output directory (a gs:// URI); return the model's URI.
 
     Args:
@@ -118,10 +120,14 @@ def collect_model(job: str, output: str, model: Output[Model], metrics: Output[M
         output: The job's base output directory.
         model: The trained model.
         metrics: Its metrics on the validation split.
+        dataset: The prepared data set on which it was trained; None if there is none.
     """
+    from pathlib import Path
+
     from slipway.components.step import step
     from slipway.components.train.result import publish
 
     with step("collect_model") as outcome:
-        outcome.outputs = {"job": job, **publish(output, model, metrics)}
+        data = Path(dataset.path) if dataset else None
+        outcome.outputs = {"job": job, **publish(output, model, metrics, data)}
     return model.uri

@@ -41,6 +41,9 @@ def test_the_first_run_registers_a_champion(finished):
     assert (finished.path / "models" / "digits" / "champion").read_text().strip() == "1"
     metadata = json.loads((version / "metadata.json").read_text())
     assert metadata["run_id"] == record["run_id"]
+    examples = steps(record)["prepare_data"]["outputs"]["examples"]
+    seen = json.loads((version / "model.json").read_text())["files"]["seen.u64"]
+    assert seen[0] == 8 * (examples["train"] + examples["validation"])
     report = Path(record["report"]).read_text()
     assert f"{record['metrics']['accuracy']:.4f}"[:5] in report
     assert "<script src" not in report

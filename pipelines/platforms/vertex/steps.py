@@ -146,12 +146,12 @@ class VertexPlatform(Platform):
         self,
         config: RunConfig,
         worker_pool_specs: PipelineParameterChannel,
-        dataset: PipelineArtifactChannel,  # noqa: ARG002
+        dataset: PipelineArtifactChannel,
         output: str | PipelineParameterChannel,
         access: dsl.PipelineTask | None,
     ) -> dsl.PipelineTask:
         if self.trained:
-            return self.add(steps.collect_model, "", output)
+            return self.add(steps.collect_model, "", output, dataset)
         job = CustomTrainingJobOp(
             display_name=config.name,
             project=self.settings.project,
@@ -169,7 +169,7 @@ class VertexPlatform(Platform):
         self.configure(job, TASKS["custom-training-job"])
         if access is not None:
             job.after(access)
-        return self.add(steps.collect_model, job.outputs["gcp_resources"], output)
+        return self.add(steps.collect_model, job.outputs["gcp_resources"], output, dataset)
 
     def find_champion(self, config: RunConfig) -> Champion:
         """Return the champion at the time of the run, not of the compilation."""

@@ -6,10 +6,13 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from slipway.components.train.result import publish
 from slipway.core.errors import UserError
+from slipway.core.manifest import FILE_NAME, Manifest, Split
+from slipway.core.seen import seen_by
 
 
 def write(folder: Path, weights_step: int) -> None:
@@ -45,3 +48,20 @@ def test_a_model_of_any_format_is_enough_and_an_empty_folder_is_not(tmp_path: Pa
     (tmp_path / "model" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     model, logged, _ = published(tmp_path)
     assert (model.metadata, logged) == ({}, {"rmse": 0.5})
+
+
+def test_a_custom_programs_model_has_seen_the_splits_that_the_program_was_given(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model.pt").write_bytes(b"weights")
+    (tmp_path / "data").mkdir()
+    splits = {"train": [9, 4, 7], "validation": [5, 4], "test": [6]}
+    for split, hashes in splits.items():
+        np.array(hashes, np.uint64).tofile(tmp_path / "data" / f"{split}.u64")
+    found = {name: Split(examples=len(each), classes={}, shards=[]) for name, each in splits.items()}
+    about = Manifest(
+        name="own", fingerprint="", source="digits", settings={}, classes=[], image_size=(8, 8), channels=1,
+        resize=False, encodings=[], splits=found,
+    )  # fmt: skip
+    (tmp_path / "data" / FILE_NAME).write_text(about.model_dump_json())
+    publish(str(tmp_path), SimpleNamespace(uri="", metadata={}), SimpleNamespace(), tmp_path / "data")
+    assert seen_by(tmp_path / "model").tolist() == [4, 5, 7, 9]
