@@ -91,6 +91,11 @@ chaos-links: $(if $(filter tensorflow,$(ENGINE)),$(STAMP),$(ENGINES_STAMP)) ## C
 chaos-tpus: $(STAMP) ## Kill launchers and hosts of TPUs at random while calls fail, and verify that no TPU is left (SLIPWAY_SEED)
 	$(BIN)/python -m tests.chaos.tpus
 
+.PHONY: chaos-serving
+chaos-serving: $(STAMP) ## Attack the prediction server for five minutes, then move its champion while reads fail, and verify every answer
+	$(BIN)/python -m tests.chaos.serving --seconds 300 --attacks --restart 60
+	$(BIN)/python -m tests.chaos.serving --seconds 300 --reload 5
+
 .PHONY: test-containers
 test-containers: $(STAMP) ## Build images and run the pipeline in containers (skips what this machine lacks)
 	$(BIN)/python -m pytest -n 0 -ra --timeout 2400 tests/containers

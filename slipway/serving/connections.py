@@ -33,6 +33,8 @@ RESERVED_DESCRIPTORS = 64
 MAX_CONNECTIONS = 4096
 # Until a connection is closed by force whose client does not read.
 ABORT_SECONDS = 5.0
+# In which a request must arrive completely once the server has stopped listening.
+STOP_SECONDS = 5.0
 # For requests of connections that are accepted as the last ones to arrive.
 DRAIN_SECONDS = 0.2
 
@@ -42,7 +44,8 @@ logger = logging.getLogger(__name__)
 class _Connection(HttpToolsProtocol):
     """A connection that is closed if a request's header is too large, or the request takes too long to arrive.
 
-    If there are too many connections, the one that has been waiting for a request for the longest time is closed.
+    If there are too many connections, the one that has been waiting for a request for the longest time is closed; first
+    of those that never had a complete one.
     """
 
     def __init__(self, server: Server, **values: Any) -> None:
@@ -50,7 +53,7 @@ class _Connection(HttpToolsProtocol):
         self._server = server
         self._unread = 0  # bytes of the request's header, or since the last bytes of its body
         self._arriving = False  # whether a request has begun and is not complete
-        self._since = time.monotonic()
+        self._since, self._answered = time.monotonic(), False
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -63,7 +66,7 @@ class _Connection(HttpToolsProtocol):
         self._start_timer()
         if len(self.connections) > _max_connections():
             waiting = (each for each in self.connections if isinstance(each, _Connection) and each.is_waiting)
-            oldest = min(waiting, key=lambda each: each._since)
+            oldest = min(waiting, key=lambda each: (each._answered, each._since))
             oldest.connections.discard(oldest)
             oldest.transport.abort()
 
@@ -104,18 +107,21 @@ class _Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        self._since = time.monotonic()
+        self._since, self._answered = time.monotonic(), True
         super().on_response_complete()
 
     def timeout_keep_alive_handler(self) -> None:
         self.transport.abort()  # does not wait for a client that does not read
 
     def shutdown(self) -> None:
-        if not (self._arriving and self.cycle is None):  # a header that has begun to arrive
+        if self._arriving:
+            self._stop_timer()
+            self._start_timer(min(STOP_SECONDS, self._server.settings.limits.timeout))
+        if not self._arriving or self.cycle is not None:  # a header that has begun to arrive may end
             super().shutdown()
 
-    def _start_timer(self) -> None:
-        self._timer = self.loop.call_later(self._server.settings.limits.timeout, self._time_out)
+    def _start_timer(self, seconds: float | None = None) -> None:
+        self._timer = self.loop.call_later(seconds or self._server.settings.limits.timeout, self._time_out)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -126,7 +132,7 @@ class _Connection(HttpToolsProtocol):
         if self.flow.read_paused:  # the server is late, not the client
             self._start_timer()
         elif self._arriving:
-            self._refuse(408, f"The request took more than {self._server.settings.limits.timeout:g} seconds to arrive.")
+            self._refuse(408, "The request took too long to arrive.")
         else:
             self.transport.abort()
 
