@@ -2,10 +2,11 @@
 
 Both servers are uvicorn processes with the same model; a load generator in a process of its own keeps a number of
 clients busy, each with one connection and one request at a time. The plain handler is a Starlette endpoint that parses
-the JSON and calls the model in its thread pool.
+the JSON and calls the model in its thread pool. With `--litserve`, LitServe with dynamic batching is a third one.
 
-    python -m benchmarks.serving --model MODEL_FOLDER --image FILE
-    python -m benchmarks.serving --model MODEL_FOLDER --image FILE --requests 100000    the server's memory
+    python -m benchmarks.serving --model MODEL_FOLDER
+    python -m benchmarks.serving --model MODEL_FOLDER --litserve PACKAGES
+    python -m benchmarks.serving --model MODEL_FOLDER --requests 100000    the server's memory
     python -m benchmarks.serving --model MODEL_FOLDER --images FOLDER    slipway predict beside the step evaluate
 """
 
@@ -15,62 +16,67 @@ import argparse
 import asyncio
 import base64
 import contextlib
+import io
+import itertools
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import psutil
 
 CLIENTS = (1, 8, 64)
-SERVERS = ("slipway", "plain")
+SIZE = 40, 30  # of the default image
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", type=Path, required=True, help="an exported classifier of images")
-    parser.add_argument("--image", type=Path, default=Path(os.devnull), help="a PNG or JPEG image")
+    parser.add_argument("--image", type=Path, help="a PNG or JPEG image; default: noise of 40x30 pixels")
     parser.add_argument("--images", type=Path, help="images of the model's classes, as split/class/*")
     parser.add_argument("--seconds", type=float, default=5.0, help="length of each measurement")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=0, help="instead, send so many requests and watch the memory")
+    parser.add_argument("--litserve", metavar="PACKAGES", help="folder of `pip install --target PACKAGES litserve`")
     parser.add_argument("--plain-port", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    image = options.image.read_bytes() if options.image else noise()
     if options.plain_port:
         serve_plainly(options.model, options.plain_port)
     elif options.images:
         compare_with_evaluation(options.model, options.images, options.rounds)
     elif options.requests:
-        watch_memory(options.model, options.image.read_bytes(), options.requests)
+        watch_memory(options.model, image, options.requests)
     else:
-        compare(options.model, options.image.read_bytes(), options.seconds, options.rounds)
+        compare(options.model, image, options.seconds, options.rounds, options.litserve)
 
 
-def serve_plainly(folder: Path, port: int) -> None:
-    """The handler that people write: one request, one call of the model."""
-    import uvicorn
-    from starlette.applications import Starlette
-    from starlette.concurrency import run_in_threadpool
-    from starlette.requests import Request
-    from starlette.responses import JSONResponse
-    from starlette.routing import Route
+def noise() -> bytes:
+    from PIL import Image
 
+    file = io.BytesIO()
+    Image.effect_noise(SIZE, 100).save(file, "JPEG")
+    return file.getvalue()
+
+
+def handler(folder: Path) -> Callable[[list[bytes]], list[dict[str, object]]]:
+    """Return what people write: the SavedModel's answers for images, as JSON has them."""
     from slipway.serving.model import import_tensorflow
 
     import_tensorflow()
     import tensorflow as tf
 
-    signature = (loaded := tf.saved_model.load(str(folder))).signatures["serving_default"]
+    loaded = tf.saved_model.load(str(folder))
 
-    def answer(instances: list[dict[str, str]]) -> list[dict[str, object]]:
-        found = signature(image_bytes=tf.constant([base64.b64decode(each["b64"]) for each in instances]))
+    def answer(images: list[bytes]) -> list[dict[str, object]]:
+        found = loaded.signatures["serving_default"](image_bytes=tf.constant(images))
         classes = [name.decode() for name in found["classes"][0].numpy()]
         labels, probabilities = found["label"].numpy(), found["probabilities"].numpy()
         return [
@@ -78,34 +84,61 @@ def serve_plainly(folder: Path, port: int) -> None:
             for label, row in zip(labels, probabilities, strict=True)
         ]
 
+    return answer
+
+
+def serve_plainly(folder: Path, port: int) -> None:
+    """One request, one call of the model."""
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.concurrency import run_in_threadpool
+    from starlette.requests import Request
+    from starlette.responses import JSONResponse
+    from starlette.routing import Route
+
+    answer = handler(folder)
+
     async def predict(request: Request) -> JSONResponse:
         body = await request.json()
-        return JSONResponse({"predictions": await run_in_threadpool(answer, body["instances"])})
+        images = [base64.b64decode(each["b64"]) for each in body["instances"]]
+        return JSONResponse({"predictions": await run_in_threadpool(answer, images)})
 
     async def health(_request: Request) -> JSONResponse:
-        return JSONResponse({"loaded": bool(loaded)})
+        return JSONResponse({"loaded": True})
 
     app = Starlette(routes=[Route("/predict", predict, methods=["POST"]), Route("/health", health)])
     uvicorn.run(app, port=port, log_level="error", access_log=False)
 
 
 @contextlib.contextmanager
-def server(name: str, folder: Path) -> Iterator[tuple[int, psutil.Process]]:
+def server(name: str, folder: Path, packages: str = "") -> Iterator[tuple[int, psutil.Process]]:
     """Return a context with a running server: its port and its process."""
     with socket.socket() as trial:
         trial.bind(("127.0.0.1", 0))
         port = trial.getsockname()[1]
     command = [sys.executable, "-m", "slipway.serving", str(folder)]
-    if name == "plain":
-        command = [sys.executable, "-m", "benchmarks.serving", "--model", str(folder), "--plain-port", str(port)]
     environment = {**os.environ, "AIP_HTTP_PORT": str(port)}
+    if name == "plain":
+        command[2:] = ["benchmarks.serving", "--model", str(folder), "--plain-port", str(port)]
+    if name == "litserve":  # its packages after those of this environment
+        command[2:] = ["benchmarks.serving_litserve", str(folder), str(port)]
+        environment["PYTHONPATH"] = os.pathsep.join([sysconfig.get_path("purelib"), packages])
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         asyncio.run(until_healthy(port))
         yield port, psutil.Process(process.pid)
     finally:
-        process.send_signal(signal.SIGKILL)
+        for each in family(psutil.Process(process.pid)):
+            each.kill()
         process.wait()
+
+
+def family(process: psutil.Process) -> list[psutil.Process]:
+    return [process, *process.children(recursive=True)]
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+    return sum(sum(each.cpu_times()[:2]) for each in family(process))
 
 
 async def until_healthy(port: int) -> None:
@@ -142,18 +175,20 @@ async def load(port: int, image: bytes, clients: int, seconds: float, most: int 
     return times
 
 
-def compare(folder: Path, image: bytes, seconds: float, rounds: int) -> None:
+def compare(folder: Path, image: bytes, seconds: float, rounds: int, packages: str | None) -> None:
     """Print a table: the medians over the rounds of requests/s, also per CPU second, and the latencies in ms."""
     found: dict[tuple[int, str], list[tuple[float, ...]]] = {}
-    with server("slipway", folder) as own, server("plain", folder) as plain:
-        for port, _ in (own, plain):
+    names = ["slipway", "plain", *(["litserve"] if packages else [])]
+    with contextlib.ExitStack() as stack:
+        servers = {name: stack.enter_context(server(name, folder, packages or "")) for name in names}
+        for port, _ in servers.values():
             asyncio.run(load(port, image, 8, 1))
         for _ in range(rounds):
             for clients in CLIENTS:
-                for name, (port, process) in zip(SERVERS, (own, plain), strict=True):
-                    before = sum(process.cpu_times()[:2])
+                for name, (port, process) in servers.items():
+                    before = cpu_seconds(process)
                     times = asyncio.run(load(port, image, clients, seconds))
-                    used = sum(process.cpu_times()[:2]) - before
+                    used = cpu_seconds(process) - before
                     p50, p99 = np.percentile(times, [50, 99]) * 1000
                     row = (len(times) / seconds, len(times) / used, p50, p99)
                     found.setdefault((clients, name), []).append(row)
@@ -161,9 +196,9 @@ def compare(folder: Path, image: bytes, seconds: float, rounds: int) -> None:
     medians = {key: np.median(rows, axis=0) for key, rows in found.items()}
     for (clients, name), (rate, per_cpu, p50, p99) in medians.items():
         print(f"| {clients} | {name} | {rate:,.0f} | {per_cpu:,.0f} | {p50:.1f} | {p99:.1f} |")
-    for clients in CLIENTS:
-        rate, per_cpu, *_ = medians[clients, "slipway"] / medians[clients, "plain"]
-        print(f"{clients} clients: {rate:.2f} times as many requests/s, {per_cpu:.2f} per CPU second")
+    for clients, name in itertools.product(CLIENTS, names[1:]):
+        rate, per_cpu, *_ = medians[clients, "slipway"] / medians[clients, name]
+        print(f"{clients} clients: {rate:.2f} times as many requests/s as {name}, {per_cpu:.2f} per CPU second")
 
 
 def watch_memory(folder: Path, image: bytes, requests: int) -> None:

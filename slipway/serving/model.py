@@ -191,13 +191,14 @@ def _saved_model(folder: Path, description: JsonObject) -> Model:
     stored = _manifest(folder, description).all_inputs
     kinds = {signature_name(name, one): one.kind for name, one in stored.items()}
 
+    names: list[str] = []
+
     def function(arrays: Arrays) -> tuple[list[str] | None, Outputs]:
         tensors = {name: tf.convert_to_tensor(array, specs[name].dtype) for name, array in arrays.items()}
         result = loaded.signatures[SIGNATURE](**tensors)
-        names = None
-        if names_output in result:
-            names = [name.decode(errors="replace") for name in result[names_output][0].numpy()]
-        return names, {name: tensor.numpy() for name, tensor in result.items() if name != names_output}
+        if names_output in result and not names:  # every example of every answer has the same
+            names.extend(name.decode(errors="replace") for name in result[names_output].numpy()[0])
+        return names or None, {name: tensor.numpy() for name, tensor in result.items() if name != names_output}
 
     def described(name: str, spec: Any) -> Field:
         dtype = np.dtype(object if spec.dtype == tf.string else spec.dtype.as_numpy_dtype)
@@ -207,8 +208,9 @@ def _saved_model(folder: Path, description: JsonObject) -> Model:
         return Field(kinds.get(name, guessed), dtype, tuple(spec.shape.as_list()[1:]))
 
     order = {name: position for position, name in enumerate(kinds)}  # the signature's is alphabetic
-    names = sorted(specs, key=lambda name: order.get(name, len(order)))
-    inputs = {name: described(name, specs[name]) for name in names}
+    inputs = {
+        name: described(name, specs[name]) for name in sorted(specs, key=lambda name: order.get(name, len(order)))
+    }
     # JAX's computations are compiled for each batch size.
     sizes = tuple(2**power for power in range(11)) if description.get("engine") == "jax" else ()
     return Model(folder, task if task in TASKS else None, inputs, outputs, description, function, sizes=sizes)
