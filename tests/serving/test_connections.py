@@ -47,8 +47,7 @@ def doubling(folder: Path, function: Callable[[Any], Any] | None = None, **value
 
 @pytest.fixture
 def port(tmp_path: Path) -> Iterator[int]:
-    limits = Limits(timeout=1.0)
-    with serving(doubling(tmp_path, limits=limits, max_bodies=100_000, max_body=80_000)) as port:
+    with serving(doubling(tmp_path, limits=Limits(timeout=1.0))) as port:
         yield port
 
 
@@ -105,17 +104,19 @@ def test_a_connection_that_sends_requests_stays_open_longer_than_a_request_may_t
             time.sleep(0.4)
 
 
-def test_announced_bodies_use_no_memory_and_incomplete_ones_half_of_it(port: int) -> None:
-    with contextlib.ExitStack() as stack:
+def test_announced_bodies_use_no_memory_and_incomplete_ones_half_of_it(tmp_path: Path) -> None:
+    server = doubling(tmp_path, limits=Limits(timeout=5.0), max_bodies=100_000, max_body=80_000)
+    with serving(server) as port, contextlib.ExitStack() as stack:
         for size in (0,) * 26 + (30_000, 30_000):
             client = stack.enter_context(connect(port, START + b"Content-Length: 79000\r\n\r\n"))
             client.sendall(b" " * size)
         time.sleep(0.1)
         assert ask(port, "/predict", BODY) == (200, {"predictions": [{"prediction": 2.0}]})
         assert ask(port, "/predict", b" " * 70_000 + BODY)[0] == 429
-    until(lambda: ask(port, "/predict", b" " * 70_000 + BODY)[0] == 200)
+        until(lambda: ask(port, "/predict", b" " * 70_000 + BODY)[0] == 200)
 
 
+@pytest.mark.slow
 def test_half_requests_do_not_use_up_the_descriptors(tmp_path: Path, classifier_folder: Path) -> None:
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
