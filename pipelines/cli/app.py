@@ -115,6 +115,7 @@ app = typer.Typer(
     help="From a data set to a trained, evaluated, registered model, as one Kubeflow pipeline.",
     epilog=_examples(EXAMPLES),
     pretty_exceptions_enable=False,
+    suggest_commands=False,  # click suggests them, too
     context_settings=HELP_OPTIONS,
 )
 for group, name, function, lines in COMMANDS:

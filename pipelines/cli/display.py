@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,8 @@ MARKS = {
     "pending": "[dim]·[/]",
 }
 NAME_WIDTH = 15
+# Settings that the list of runs shows below a run.
+MAX_SETTINGS = 8
 
 
 def step_line(step: StepRecord, *, judged: bool) -> str:
@@ -232,27 +235,61 @@ def next_command(record: RunRecord) -> str | None:
     return new_run_with(record, option[0])
 
 
-def run_table(records: list[RunRecord]) -> Table:
-    """Return the table of runs. Their ids contain the start time. A metric that all runs share is the column's name."""
+def run_lines(records: list[RunRecord], configurations: list[Mapping[str, object]]) -> list[str]:
+    """Return the list of runs: a line of columns for each, and below it the settings that differ between the runs.
+
+    Lines are as long as they have to be: ids, which contain the start time, are copied. A metric that all runs share is
+    the column's name.
+
+    Args:
+        records: The runs.
+        configurations: The configuration of each.
+    """
     measured = [
         record.step("evaluate").outputs.get("metric", "accuracy") if record.metrics else "" for record in records
     ]
     shared = {name for name in measured if name}
     result = shared.pop() if len(shared) == 1 else "metric"
-    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
-    for column in ("run", "status", "hardware", result, "verdict", "seconds"):
-        table.add_column(column, justify="right" if column in (result, "seconds") else "left", no_wrap=True)
+    rows = [("run", "status", "hardware", result, "verdict", "seconds")]
     for record, metric in zip(records, measured, strict=True):
         value = f"{record.metrics[metric]:.4f}" if metric in record.metrics else ""
-        table.add_row(
+        rows.append((
             record.run_id,
             record.status,
             record.hardware,
             value if metric in ("", result) else f"{metric} {value}",
             "rehearsal" if record.rehearsal else (record.verdict or {}).get("decision", ""),
             "" if record.seconds is None else f"{record.seconds:.1f}",
-        )
-    return table
+        ))  # fmt: skip
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    header, *lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    below = [f"\n  [dim]{escape(text)}[/]" if text else "" for text in differences(configurations)]
+    return [f"[bold]{header}[/]", *(escape(line) + more for line, more in zip(lines, below, strict=True))]
+
+
+def differences(configurations: list[Mapping[str, object]]) -> list[str]:
+    """Return for each configuration the settings that are not the same in all of them, such as "train.epochs=5"."""
+    flat = [dict(_leaves(each)) for each in configurations]
+    different = [
+        name
+        for name in sorted({name for each in flat for name in each} - {"hardware"})
+        if len({repr(each.get(name)) for each in flat}) > 1
+    ]
+    found = []
+    for each in flat:
+        values = {name: each[name] for name in different if each.get(name) is not None}
+        shown = [f"{name}={f'{value:g}' if isinstance(value, float) else value}" for name, value in values.items()]
+        more = f" and {len(shown) - MAX_SETTINGS} more" if len(shown) > MAX_SETTINGS else ""
+        found.append(" ".join(shown[:MAX_SETTINGS]) + more)
+    return found
+
+
+def _leaves(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def _short(path: str) -> str:

@@ -71,14 +71,18 @@ def status(
 
 @user_errors
 def list_(as_json: Json = False) -> None:
-    """List all runs, newest first."""
+    """List all runs, newest first, with the settings that differ between them."""
+    from slipway.core.yaml_loader import load_yaml
     from slipway.pipelines.cli import display
     from slipway.pipelines.runs import record as runs
 
-    records = []
+    records, configurations = [], []
     for folder in runs.folders():
         try:
+            file = folder.configuration_file
+            configuration = load_yaml(file.read_text(), str(file)) if file.is_file() else {}
             records.append(current(folder))
+            configurations.append(configuration)
         except UserError as error:
             error_console.print(f"skipped: {escape(error.message)}", highlight=False, soft_wrap=True)
     if as_json:
@@ -86,7 +90,8 @@ def list_(as_json: Json = False) -> None:
     elif not records:
         console.print("No runs yet. To start one: slipway run", highlight=False)
     else:
-        console.print(display.run_table(records), highlight=False)
+        for line in display.run_lines(records, configurations):
+            console.print(line, highlight=False, soft_wrap=True)
 
 
 @user_errors

@@ -223,7 +223,7 @@ def print_results(results: Sequence[Described], *, as_json: bool) -> None:
 
 def command_group(description: str) -> typer.Typer:
     """Return an empty group of commands, which shows its help if called without a command."""
-    group = typer.Typer(help=description, context_settings=HELP_OPTIONS)
+    group = typer.Typer(help=description, suggest_commands=False, context_settings=HELP_OPTIONS)  # click does
     group.callback(invoke_without_command=True)(show_help_alone)
     return group
 

@@ -92,18 +92,19 @@ def test_gradients_are_clipped_to_the_global_norm(bench: Bench) -> None:
 
 
 def test_momentum_goes_on_from_step_to_step(bench: Bench) -> None:
-    """At rate r the second step is -r (m g1 + g2)."""
+    """With the rates r1 and r2 the second step is -(m r1 g1 + r2 g2), as in Keras, on every engine."""
     plain = bench.job(builder="sample_networks:linear", optimizer="sgd", momentum=0.5)
     engine, data = bench.engine(plain), bench.training(plain)
     kernel, bias = kernel_and_bias(engine.state())
     moved, moved_bias = np.zeros_like(kernel), np.zeros_like(bias)
-    for step in range(3):
+    changing = np.array([0.5, 0.125, 0.25], np.float32)
+    for step, rate in enumerate(changing):
         chosen = data.order(step, 1)[0]
         images, labels = data.inputs[chosen] / np.float32(255), data.labels[chosen]
         _, of_kernel, of_bias = by_hand(images, labels, kernel, bias, np.ones(3))
-        moved, moved_bias = 0.5 * moved + of_kernel, 0.5 * moved_bias + of_bias
-        kernel, bias = kernel - 0.25 * moved, bias - 0.25 * moved_bias
-    engine.run(data, 0, rates(3, 0.25))
+        moved, moved_bias = 0.5 * moved + rate * of_kernel, 0.5 * moved_bias + rate * of_bias
+        kernel, bias = kernel - moved, bias - moved_bias
+    engine.run(data, 0, changing)
     np.testing.assert_allclose(kernel_and_bias(engine.state())[0], kernel, rtol=1e-4, atol=1e-6)
 
 

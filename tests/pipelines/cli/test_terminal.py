@@ -160,6 +160,19 @@ def test_an_ascii_terminal_shows_replacements(monkeypatch: pytest.MonkeyPatch) -
     assert json.loads(shown.removeprefix("+ ...")) == "é😀", "JSON remains JSON"
 
 
+@pytest.mark.parametrize(("arguments", "near"), [(["runn"], "run"), (["schedule", "lst"], "list")])
+def test_a_misspelled_command_is_suggested_once(arguments: list[str], near: str) -> None:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == EXIT_USAGE
+    assert " ".join(result.stderr.split()).count(f"Did you mean '{near}'") == 1
+
+
+@pytest.mark.parametrize("module", ["slipway", "slipway.pipelines"])
+def test_the_package_is_the_console_script(tmp_path: Path, module: str) -> None:
+    result = subprocess.run([sys.executable, "-m", module, "--version"], cwd=tmp_path, capture_output=True, text=True)
+    assert (result.returncode, result.stdout.split()[0], result.stderr) == (0, "slipway", "")
+
+
 def slipway(*arguments: str, folder: Path, shell: str = "") -> subprocess.CompletedProcess[str]:
     """Run the console script in `folder`; `shell` redirects its streams."""
     command = f"exec {shlex.join([sys.executable, '-m', 'slipway.pipelines', *arguments])} {shell}"

@@ -129,8 +129,12 @@ class Step:
         if self.train.clip_norm is not None:
             self.scaler.unscale_(self.optimizer)
             torch.nn.utils.clip_grad_norm_(parameters, self.train.clip_norm)
+        if self.train.optimizer == "sgd" and self.train.momentum:  # as in Keras, each gradient keeps its own rate
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(rate)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = 1.0 if self.train.optimizer == "sgd" and self.train.momentum else rate
         if self.train.decay:
             with torch.no_grad():
                 for parameter in parameters:
