@@ -17,6 +17,7 @@ from slipway.components.worker_pools import Replica, WorkerPool, cluster_environ
 from slipway.core import events
 from slipway.core.exit_codes import LOCAL_CLUSTER_VARIABLE
 from slipway.core.forking import can_run
+from slipway.core.memory import MemoryKills
 from slipway.core.noise import is_noise
 from slipway.core.paths import DATA_VARIABLE, REHEARSED_FILE
 from slipway.core.supervision import Child, Children, Ports, write_line
@@ -54,7 +55,7 @@ def run_local_cluster(
         UserError: A replica reported an error that the user can fix.
         WorkFailed: A replica failed, or was killed too often; the others were stopped.
     """
-    policy = Restarts(restarts or RestartSettings(), output / "checkpoints")
+    policy = Restarts(restarts or RestartSettings(), output / "checkpoints", MemoryKills())
     rehearsed = output / "checkpoints" / REHEARSED_FILE
     rehearsed.unlink(missing_ok=True)  # of an earlier attempt
 

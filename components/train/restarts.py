@@ -16,6 +16,7 @@ from typing import Protocol, TextIO, TypeVar
 from slipway.components.step import WorkFailed, raise_if_terminated
 from slipway.core import events, exit_codes
 from slipway.core.errors import ERROR_PREFIX, UserError
+from slipway.core.memory import MemoryKills
 from slipway.core.supervision import POLL_SECONDS, write_line
 from slipway.trainer.checkpoint.store import pointed_step
 from slipway.trainer.config import RestartSettings
@@ -55,9 +56,13 @@ class Ended(Protocol):
 
 
 class Restarts:
-    """The restarts of one job. Each replica may cause at most `settings.at_most`."""
+    """The restarts of one job. Each replica may cause at most `settings.at_most`.
 
-    def __init__(self, settings: RestartSettings, checkpoints: Path) -> None:
+    `memory` says which of the replicas' kills were for lack of memory, if they run on this machine.
+    """
+
+    def __init__(self, settings: RestartSettings, checkpoints: Path, memory: MemoryKills | None = None) -> None:
+        self._memory = memory
         self.done: list[Restart] = []
         self._settings, self._checkpoints = settings, checkpoints
         self._by_replica: Counter[str] = Counter()
@@ -83,6 +88,8 @@ class Restarts:
         if cause.status == exit_codes.PEER_LOST and how is None and (sign := _first_sign(workers)) is not None:
             name, how = sign
         how = how or exit_codes.describe(cause.status)
+        if cause.status == exit_codes.SIGKILLED and self._memory and (lacking := self._memory.describe()):
+            how += f", {lacking}; a smaller train.batch_size or fewer replicas need less"
         if trace and not exit_codes.can_restart(cause.status):
             how += f": {trace[-1]}"
         self._by_replica[name] += 1

@@ -23,6 +23,7 @@ from slipway.core import events
 from slipway.core.cores import available_cores
 from slipway.core.errors import UserError
 from slipway.core.exit_codes import describe, status_of
+from slipway.core.memory import MemoryKills
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -40,16 +41,18 @@ OWN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class WorkerDied(UserError):
     """A worker process ended during a task; `code` is its exit code as reported by `multiprocessing`.
 
-    Workers do not exit by themselves: it was killed, or user code or a library ended it.
+    Workers do not exit by themselves: it was killed, or user code or a library ended it. `memory` is what is known of
+    the kernel's kills for lack of memory.
     """
 
-    def __init__(self, code: int) -> None:
-        super().__init__(
-            f"A process that prepares the data {describe(status_of(code))}.",
-            fix="check the log; if the machine ran out of memory, use fewer processes: --set data.workers=1"
-            if code < 0
-            else "check the log, and your code for calls of os._exit",
-        )
+    def __init__(self, code: int, memory: str | None = None) -> None:
+        because = f": {memory}" if code == -signal.SIGKILL and memory else ""
+        fix = "check the log; if the machine ran out of memory, use fewer processes: --set data.workers=1"
+        if because:
+            fix = "use fewer processes: --set data.workers=1"
+        elif code >= 0:
+            fix = "check the log, and your code for calls of os._exit"
+        super().__init__(f"A process that prepares the data {describe(status_of(code))}{because}.", fix=fix)
 
 
 class WorkerFailed(Exception):
@@ -95,6 +98,7 @@ class Workers(Generic[Task, Result]):
         )
         self._work = work
         self._count = count
+        self._memory = MemoryKills()
         self._processes: dict[Connection, BaseProcess] = {}
 
     def __enter__(self) -> Workers[Task, Result]:
@@ -173,7 +177,7 @@ class Workers(Generic[Task, Result]):
         except (EOFError, ConnectionResetError):
             process = self._processes[connection]
             process.join(SECONDS_TO_END)
-            raise WorkerDied(process.exitcode or 0) from None
+            raise WorkerDied(process.exitcode or 0, self._memory.describe()) from None
         return message
 
 

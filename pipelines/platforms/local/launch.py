@@ -23,6 +23,7 @@ from slipway.components.step import LOGS_VARIABLE
 from slipway.core.atomic import json_lines, sync_tree
 from slipway.core.errors import UserError
 from slipway.core.events import EVENTS_VARIABLE
+from slipway.core.memory import MemoryKills
 from slipway.core.noise import is_noise
 from slipway.core.paths import REHEARSAL_VARIABLE
 from slipway.core.values import JsonObject
@@ -42,6 +43,8 @@ FROZEN_CHECK_SECONDS = 2.0
 # With less free space than this, the disk is assumed to be full when a step ended without a result.
 FULL_DISK_BYTES = 2**20
 LOG_LINES = 12
+# The setting with which a step needs less memory for the same result.
+LESS_MEMORY = {"prepare_data": "data.workers=1"}
 
 
 class Interrupted(Exception):
@@ -97,11 +100,11 @@ def run(folder: RunFolder, config: RunConfig, record: RunRecord, watcher: Watche
         else:
             step.status = "pending"
     folder.write(record)
-    started = time.monotonic()
+    started, kills = time.monotonic(), MemoryKills()
     try:
         with _stop_on_signals() as stop, session.temporary_folder(folder) as temporary:
             finished = _execute(folder, config, record, follower, stop, temporary)
-        _conclude(folder, record, finished)
+        _conclude(folder, record, finished, kills)
     except OSError as error:  # the file system of its folder fails
         follower.fail(error)
     except Interrupted:
@@ -375,7 +378,7 @@ def _sentence(error: JsonObject) -> str:
     return str(UserError.from_dict({**error, "fix": None}))
 
 
-def _conclude(folder: RunFolder, record: RunRecord, finished: bool) -> None:
+def _conclude(folder: RunFolder, record: RunRecord, finished: bool, kills: MemoryKills) -> None:
     """Set the status and the error of a run whose executing process has exited."""
     evaluation = record.step("evaluate")
     if evaluation.status == "succeeded":
@@ -396,6 +399,15 @@ def _conclude(folder: RunFolder, record: RunRecord, finished: bool) -> None:
             step=running.name if running else None,
             message=f"No space is left on the disk of {folder.path}.",
             fix=f"free disk space there, then slipway run --resume {record.run_id}",
+        )
+    if record.error is None and running is not None and (lacking := kills.describe()):
+        setting = LESS_MEMORY.get(running.name)
+        resume = f"slipway run --resume {record.run_id}"
+        record.error = ErrorRecord(
+            step=running.name,
+            message=f"The step was killed, {lacking}.",
+            setting=setting.partition("=")[0] if setting else None,
+            fix=f"{resume} --set {setting}" if setting else f"free memory, or raise the limit, then {resume}",
         )
     if record.error is None:
         log = folder.logs / (f"{running.name}.log" if running else "pipeline.log")

@@ -21,6 +21,7 @@ from slipway.components.train.local_cluster import run_local_cluster
 from slipway.components.train.restarts import Restarts
 from slipway.core.errors import ERROR_PREFIX, UserError
 from slipway.core.exit_codes import PEER_LOST, STOPPED, status_of
+from slipway.core.memory import MemoryKills
 from slipway.core.supervision import Child
 from slipway.trainer.config import RestartSettings
 from slipway.trainer.distributed.rendezvous import Watch
@@ -89,6 +90,20 @@ def test_the_first_sign_in_time_decides_who_is_to_blame(tmp_path: Path) -> None:
     assert policy.describe(restart).endswith("(restart 1 of at most 1 for this replica)")
     with pytest.raises(WorkFailed, match=r"Replica workerpool1-2 was lost .*, for the 2nd time"):
         policy.next(workers, workers[:2])
+
+
+def test_a_kill_for_lack_of_memory_is_told_with_what_needs_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kills = MemoryKills()
+    monkeypatch.setattr(kills, "describe", lambda: "out of memory: the limit is 1 GB")
+    policy = Restarts(RestartSettings(), tmp_path, kills)
+    killed, other = EndedWorker(1, KILLED), EndedWorker(0, PEER_LOST)
+    assert policy.next([other, killed], [other, killed]).reason == (
+        "was killed by SIGKILL, out of memory: the limit is 1 GB; "
+        "a smaller train.batch_size or fewer replicas need less"
+    )
+    assert policy.next([other], [other]).reason == "failed with exit code 138"
 
 
 def test_a_lost_connection_is_named_and_counted_and_no_replica_is(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import yaml
 from kfp import compiler
 from typer.testing import CliRunner
 
+from slipway.core.memory import MemoryKills
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.config.config import RunConfig, load, validate
 from slipway.pipelines.platforms.local import containers, replica
@@ -100,7 +101,7 @@ def test_a_step_that_vanished_has_not_succeeded(tmp_path: Path) -> None:
         step.status = "succeeded"
     record.step("evaluate").status = "pending"
     record.step("register_model").status = "running"
-    launch._conclude(folder, record, finished=True)
+    launch._conclude(folder, record, True, MemoryKills())
     assert record.status == "failed"
     assert record.error is not None
     assert (record.error.step, "killed" in record.error.message) == ("register_model", True)

@@ -20,6 +20,7 @@ import pytest
 
 from slipway.core.atomic import append_line
 from slipway.core.errors import UserError
+from slipway.core.memory import MemoryKills
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.platforms.local import launch, session
 from slipway.pipelines.runs import record as runs
@@ -117,7 +118,7 @@ def test_a_step_without_a_result_because_of_a_full_disk_is_explained(
     record.step("train").status = "running"
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage(60_000_000, 60_000_000, 4096))
-    launch._conclude(folder, record, finished=False)
+    launch._conclude(folder, record, False, MemoryKills())
     assert record.status == "failed"
     assert record.error is not None
     assert "No space is left" in record.error.message
@@ -150,6 +151,25 @@ def test_a_file_system_that_was_shut_down_fails_the_run_with_a_sentence(
     assert ended.error is not None
     assert ended.error.message == f"The run was stopped: Input/output error: {folder.path}."
     assert f"slipway run --resume {record.run_id}" in (ended.error.fix or "")
+
+
+@pytest.mark.parametrize(
+    ("step", "fix"),
+    [
+        ("prepare_data", "slipway run --resume {} --set data.workers=1"),
+        ("evaluate", "free memory, or raise the limit, then slipway run --resume {}"),
+    ],
+)
+def test_a_step_that_was_killed_for_lack_of_memory_says_so(
+    folder: RunFolder, record: RunRecord, step: str, fix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kills = MemoryKills()
+    monkeypatch.setattr(kills, "describe", lambda: "out of memory: the limit of its control group is 2.00 GB")
+    record.step(step).status = "running"
+    launch._conclude(folder, record, False, kills)
+    assert record.error is not None
+    assert record.error.message == "The step was killed, out of memory: the limit of its control group is 2.00 GB."
+    assert record.error.fix == fix.format(record.run_id)
 
 
 def test_a_deleted_run_folder_ends_the_run(folder: RunFolder, record: RunRecord) -> None:

@@ -1,0 +1,96 @@
+"""Whether the kernel has killed a process for lack of memory: the control group's word, or else the machine's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+GROUPS = Path("/sys/fs/cgroup")
+# A limit of cgroup v1 that is none: the largest number of whole pages.
+NO_LIMIT = 1 << 60
+# Names of the files of a group: the count of kills, the limit, the peak. Version 2, then 1.
+FILES = (
+    ("memory.events", "memory.max", "memory.peak"),
+    ("memory.oom_control", "memory.limit_in_bytes", "memory.max_usage_in_bytes"),
+)
+
+
+@dataclass(frozen=True)
+class _Usage:
+    limit: int | None
+    peak: int | None
+
+
+class MemoryKills:
+    """The kernel's kills for lack of memory since this object was made or last asked."""
+
+    def __init__(self) -> None:
+        self._before = _kills()
+
+    def describe(self) -> str | None:
+        """Return what happened, as in "out of memory: …"; None if no process was killed for that, or nobody knows."""
+        before, self._before = self._before, _kills()
+        if all(count <= before.get(where, count) for where, count in self._before.items()):
+            return None
+        usage = _usage()
+        if usage.limit is None:
+            return f"out of memory: the machine has {_gigabytes(_machine_bytes())}, and the kernel killed a process"
+        peak = "" if usage.peak is None else f", the peak was {_gigabytes(usage.peak)}"
+        return f"out of memory: the limit of its control group is {_gigabytes(usage.limit)}{peak}"
+
+
+def _kills() -> dict[str, int]:
+    """Return the kills so far in this process's control groups, or on the machine if there are none."""
+    counts = {str(folder): _field(folder / events, "oom_kill") for folder, (events, *_) in _groups()}
+    counts = counts or {"machine": _field(PROC / "vmstat", "oom_kill")}
+    return {where: count for where, count in counts.items() if count is not None}
+
+
+def _usage() -> _Usage:
+    """Return the smallest limit of this process's control groups, and that group's peak."""
+    usages = [_Usage(_number(folder / limit), _number(folder / peak)) for folder, (_, limit, peak) in _groups()]
+    limited = [usage for usage in usages if usage.limit is not None and usage.limit < NO_LIMIT]
+    return min(limited, key=lambda usage: usage.limit or 0, default=_Usage(None, None))
+
+
+def _groups() -> Iterator[tuple[Path, tuple[str, str, str]]]:
+    """This process's control groups of memory, from the innermost outwards, with their files' names."""
+    for line in _text(PROC / "self" / "cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        files, root = (FILES[1], GROUPS / "memory") if controllers else (FILES[0], GROUPS)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        folder = root / path.lstrip("/")
+        # In a container, the path may be the host's, and the container's own group is mounted at the root.
+        for group in (folder, *folder.parents):
+            if group.is_relative_to(root) and (group / files[0]).is_file():
+                yield group, files
+
+
+def _field(path: Path, name: str) -> int | None:
+    found = re.search(rf"^{name} (\d+)$", _text(path), re.MULTILINE)
+    return int(found[1]) if found else None
+
+
+def _number(path: Path) -> int | None:
+    text = _text(path).strip()
+    return int(text) if text.isdecimal() else None
+
+
+def _machine_bytes() -> int:
+    found = re.search(r"^MemTotal:\s+(\d+) kB$", _text(PROC / "meminfo"), re.MULTILINE)
+    return 1024 * int(found[1]) if found else 0
+
+
+def _gigabytes(count: int) -> str:
+    return f"{count / 1e9:.2f} GB"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
