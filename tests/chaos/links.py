@@ -151,13 +151,13 @@ class Replica:
                 _, local, remote, state, *rest = line.split()
                 if state == "01" and not local.startswith("0100007F"):
                     ports[rest[5]] = int(local.rpartition(":")[2], 16), int(remote.rpartition(":")[2], 16)
-        found = {}
+        own = set()
         for file in Path(f"/proc/{self.process.pid}/fd").iterdir():
             with contextlib.suppress(OSError):
                 inode = str(file.readlink()).removeprefix("socket:[").removesuffix("]")
-                if inode in ports:
-                    found[int(file.name)] = ports[inode]
-        return [found[number] for number in sorted(found)]  # the watch connects before the engine does
+                own.add(inode)
+        # Numbers of sockets grow, and the watch connects before the engine does.
+        return [ports[inode] for inode in sorted(own & ports.keys(), key=int)]
 
 
 @dataclass(frozen=True)
