@@ -282,9 +282,15 @@ class Server:
         model = self.model
         if model is None:
             return JSONResponse({"error": {"code": 503, "message": "The model is not loaded yet."}}, 503)
-        vocabularies = {signature_name(name, one): list(one.vocabulary) for name, one in model.stored_inputs.items()}
+        stored = {signature_name(name, one): one for name, one in model.stored_inputs.items()}
         inputs: list[JsonObject] = [
-            {"name": name, "kind": each.kind, "shape": each.shape, "categories": vocabularies.get(name, [])[:1000]}
+            {
+                "name": name,
+                "kind": each.kind,
+                "shape": each.shape,
+                "categories": stored[name].vocabulary[:1000] if name in stored else [],
+                "example": instances.example(stored[name]) if name in stored else None,
+            }
             for name, each in model.inputs.items()
         ]
         return JSONResponse(

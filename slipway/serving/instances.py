@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway.core.errors import nearest
+from slipway.core.manifest import Input
 from slipway.core.values import MOST_PIXELS, JsonObject
 from slipway.serving.model import IMAGE_SUFFIX, INSTANCES, PREDICTIONS, Arrays, Field, Model, Outputs
 from slipway.trainer.tasks import TASKS
@@ -63,6 +64,10 @@ def read(body: bytes) -> list[Any]:
     Raises:
         BadRequest: It is not JSON, or has no list of instances.
     """
+    if body.startswith(b"--"):  # multipart/form-data
+        raise BadRequest(
+            "The body is a form; send an image as it is: --data-binary @FILE -H 'Content-Type: image/jpeg'"
+        )
     request = parse(body, "The body")
     if not isinstance(request, dict) or not isinstance(request.get("instances"), list):
         raise BadRequest('The body has no list of instances: {"instances": […]}')
@@ -70,6 +75,16 @@ def read(body: bytes) -> list[Any]:
         raise BadRequest("The list of instances is empty")
     found: list[Any] = request["instances"]
     return found
+
+
+def example(stored: Input) -> Any:
+    """Return an input's usual value: the mean of the training split, or its first category; None for an image."""
+    if stored.kind == "category":
+        return stored.vocabulary[0] if stored.vocabulary else None
+    if stored.kind == "image" or len(stored.shape) > 1:
+        return None
+    values = [float(f"{value:.4g}") for value in stored.mean] or [0] * (stored.shape[0] if stored.shape else 1)
+    return values if stored.shape else values[0]
 
 
 def parse(text: bytes, what: str) -> Any:

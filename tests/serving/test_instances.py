@@ -14,6 +14,7 @@ from PIL import Image
 
 from slipway.components.prepare_data.validation.image import encode_png
 from slipway.core.errors import UserError
+from slipway.core.manifest import Input
 from slipway.serving import instances, model
 from slipway.serving.instances import BadRequest
 from slipway.serving.model import Model
@@ -91,6 +92,7 @@ def test_a_missing_input_and_a_bare_value_are_refused(houses: Model) -> None:
     ("body", "says"),
     [
         (b"{", "The body is not JSON"),
+        (b"--abc\r\nContent-Disposition: form-data", "The body is a form; .*--data-binary"),
         (b"\xff", "The body is not JSON"),
         (b"[" * 100_000, "The body is not JSON"),
         (b"[]", "no list of instances"),
@@ -181,3 +183,17 @@ def test_a_saved_model_without_a_task_answers_its_outputs_by_name(tmp_path: Path
     loaded = model.load(tmp_path)
     assert loaded.task is None
     assert predict(loaded, [[1, 2], {"pair": [3, 4]}]) == [{"total": 3, "name": "sum"}, {"total": 7, "name": "sum"}]
+
+
+@pytest.mark.parametrize(
+    ("stored", "value"),
+    [
+        ({"kind": "number", "mean": [12.34567], "deviation": [1.0]}, 12.35),
+        ({"kind": "number", "shape": [2], "mean": [1.0, 2.0], "deviation": [1.0, 1.0]}, [1.0, 2.0]),
+        ({"kind": "integer", "shape": [3], "maximum": 9}, [0, 0, 0]),
+        ({"kind": "category", "vocabulary": ["Elm", "Oak"]}, "Elm"),
+        ({"kind": "image", "shape": [8, 8, 1]}, None),
+    ],
+)
+def test_an_example_is_a_usual_value(stored: dict[str, Any], value: Any) -> None:
+    assert instances.example(Input.model_validate(stored)) == value

@@ -57,7 +57,9 @@ def test_health_metrics_page_and_description(port: int) -> None:
     assert "slipway_batch_examples_count" in metrics
     described = ask(port, "/model")[1]
     assert (described["model"], described["task"], described["predict"]) == ("digits/1", "classification", "/predict")
-    assert described["inputs"] == [{"name": "image_bytes", "kind": "image", "shape": [], "categories": []}]
+    assert described["inputs"] == [
+        {"name": "image_bytes", "kind": "image", "shape": [], "categories": [], "example": None}
+    ]
     assert "<!doctype html>" in ask(port, "/")[1]
 
 
