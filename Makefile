@@ -96,6 +96,10 @@ chaos-serving: $(STAMP) ## Attack the prediction server for five minutes, then m
 	$(BIN)/python -m tests.chaos.serving --seconds 300 --attacks --restart 60
 	$(BIN)/python -m tests.chaos.serving --seconds 300 --reload 5
 
+.PHONY: chaos-disk
+chaos-disk: $(STAMP) ## Fail every disk operation in turn, and cut the power 20 times during a run (SLIPWAY_SEED)
+	SLIPWAY_FAULTS=all SLIPWAY_CUTS=$${SLIPWAY_CUTS:-20} $(BIN)/python -m pytest -n 0 -rP --timeout 7200 tests/chaos/test_faults.py tests/chaos/test_power.py
+
 .PHONY: test-containers
 test-containers: $(STAMP) ## Build images and run the pipeline in containers (skips what this machine lacks)
 	$(BIN)/python -m pytest -n 0 -ra --timeout 2400 tests/containers

@@ -62,6 +62,7 @@ def prepare(
     if known is not None:
         target = Target.of(source, known, settings, replicas, store.name)
         if prepared := reusable(store, target, earlier):
+            store.remove_leftovers()
             return prepared
     events.phase(f"listing {settings.source}")
     beam_for(settings, source, 0)  # if Beam writes data sets of any size, report its errors before listing
@@ -80,6 +81,7 @@ def prepare(
         if prepared:
             refuse_other(prepared.manifest.fingerprint, earlier)
             store.listings.remember_summary(listing_name(source, settings), summary)
+            store.remove_leftovers()
             return prepared
         beam = beam_for(settings, source, target.plan.source_bytes)
         beside = beam is not None and is_elsewhere(beam)
@@ -93,7 +95,6 @@ def prepare(
             written = writer.write(store.name, target.fingerprint)
             refuse_other(written.fingerprint, earlier)
             before = store.publish(work / SetWriter.SET, identity(written.fingerprint))
-        # Remembered once the work folder is gone: a run that finds the data set by them does not look for leftovers.
         store.listings.remember_summary(listing_name(source, settings), summary)
         store.listings.remember_fingerprint(target, written.fingerprint)
         return prepared_in(store, before or written, reused=before is not None)

@@ -216,11 +216,19 @@ class RunFolder:
             raise UserError(f"{self.path} contains no readable run record.", fix="slipway list") from None
 
     def write(self, record: RunRecord) -> None:
-        """Write the record atomically; with the first one, `latest` points to the run."""
+        """Write the record atomically; with the first one, `latest` points to the run.
+
+        If the first one cannot be written, the folder is removed.
+        """
         is_new = not self.record_file.exists()
-        replace_file(self.record_file, record.as_json().encode())
-        if is_new:
-            _point_latest_to(self)
+        try:
+            replace_file(self.record_file, record.as_json().encode())
+            if is_new or not (self.path.parent / LATEST).is_symlink():
+                _point_latest_to(self)
+        except OSError:
+            if is_new:
+                shutil.rmtree(self.path, ignore_errors=True)
+            raise
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -278,8 +286,11 @@ def discard(folder: RunFolder) -> None:
 
 def _point_latest_to(folder: RunFolder) -> None:
     beside = folder.path.parent / f".latest.{folder.run_id}"
-    beside.symlink_to(folder.run_id)
-    beside.replace(folder.path.parent / LATEST)
+    try:
+        beside.symlink_to(folder.run_id)
+        beside.replace(folder.path.parent / LATEST)
+    finally:
+        beside.unlink(missing_ok=True)
     sync(folder.path.parent)
 
 

@@ -20,20 +20,23 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 STALE_SECONDS = 3600
 
 
-def replace_file(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes, *, durable: bool = True) -> None:
     """Replace a small file atomically and durably; if that fails before the rename, the old file is kept.
 
-    Temporary files that earlier failures could not remove are removed.
+    Without `durable`, the disk is not asked to flush the file. Temporary files that earlier failures could not remove
+    are removed.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with beside.open("wb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
             now = os.fstat(file.fileno()).st_mtime
         beside.replace(path)
-        sync(path.parent)
+        if durable:
+            sync(path.parent)
     except BaseException as error:
         with contextlib.suppress(OSError):  # the first error is the one to report
             beside.unlink()

@@ -50,6 +50,7 @@ def export(
     record |= {f"{name}_bytes": size for name, size in asdict(engine.size()).items()}
     if _read_record(folder) == json.loads(json.dumps(record)):
         logger.info("the model in %s already has these weights", folder)
+        _remove_leftovers(folder)
         return
     with replaced(folder) as place:
         engine.export(place, job, manifest)
@@ -144,10 +145,7 @@ def _copied(folder: Path) -> Iterator[Path]:
 @contextlib.contextmanager
 def _renamed(folder: Path) -> Iterator[Path]:
     """For a disk: write a sibling folder, then rename it."""
-    beside = folder.with_name(f".{folder.name}.new")
-    earlier = folder.with_name(f".{folder.name}.old")
-    for leftover in (beside, earlier):
-        shutil.rmtree(leftover, ignore_errors=True)
+    beside, earlier = _remove_leftovers(folder)
     beside.mkdir(parents=True)
     try:
         yield beside
@@ -164,5 +162,12 @@ def _renamed(folder: Path) -> Iterator[Path]:
         with contextlib.suppress(PermissionError):  # to list it; it may be new as well
             sync(folder.parent.parent)
     finally:
-        for leftover in (beside, earlier):
-            shutil.rmtree(leftover, ignore_errors=True)
+        _remove_leftovers(folder)
+
+
+def _remove_leftovers(folder: Path) -> tuple[Path, Path]:
+    """Remove the sibling folders of an interrupted replacement, the new one and the earlier one; return their paths."""
+    siblings = folder.with_name(f".{folder.name}.new"), folder.with_name(f".{folder.name}.old")
+    for leftover in siblings:
+        shutil.rmtree(leftover, ignore_errors=True)
+    return siblings

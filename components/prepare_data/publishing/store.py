@@ -103,8 +103,8 @@ class Store:
                 with contextlib.suppress(OSError):  # it is no longer empty
                     path.rmdir()
 
-    def remove_leftovers(self, but: str) -> None:
-        """Remove work folders of killed runs, except that of the listing `but`."""
+    def remove_leftovers(self, but: str = "") -> None:
+        """Remove work folders of killed runs, or that could not be removed, except that of the listing `but`."""
         for root in {self.work_root, self.folder}:
             names = root.iterdir() if root.is_dir() else ()
             for name in {found[1] for path in names if (found := WORK.match(path.name))} - {but}:
@@ -225,7 +225,8 @@ def _locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
     try:
         yield True
     finally:
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the next process that needs the lock removes it
+            path.unlink()
         os.close(descriptor)
 
 

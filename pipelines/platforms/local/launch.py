@@ -20,7 +20,7 @@ import psutil
 
 from slipway.components.register_model.registration import NONE_ASKED, champion_folder
 from slipway.components.step import LOGS_VARIABLE
-from slipway.core.atomic import json_lines, sync_tree
+from slipway.core.atomic import json_lines, replace_file, sync_tree
 from slipway.core.errors import UserError
 from slipway.core.events import EVENTS_VARIABLE
 from slipway.core.memory import MemoryKills
@@ -297,6 +297,8 @@ class _Follower:
             self.save()
         if self._unsaved:
             self.fail(self._unsaved)
+            with contextlib.suppress(OSError):  # the last record may be in place, not flushed: it says "succeeded"
+                replace_file(self._folder.record_file, self._record.as_json().encode(), durable=False)
 
     def fail(self, error: OSError) -> None:
         """Record that the run failed because its folder cannot be read or written."""
