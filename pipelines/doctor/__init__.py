@@ -9,7 +9,17 @@ from collections.abc import Sequence
 
 from slipway.components.cloud.refusals import refusal
 from slipway.core.errors import UserError
-from slipway.pipelines.doctor import configuration, endpoints, kubeflow, machine, model_builder, quotas, tpu, vertex
+from slipway.pipelines.doctor import (
+    configuration,
+    endpoints,
+    kubeflow,
+    machine,
+    model_builder,
+    quotas,
+    tpu,
+    user_code,
+    vertex,
+)
 from slipway.pipelines.doctor.check import Check, Context, Finding, examine
 
 CHECKS = (
@@ -26,6 +36,8 @@ CHECKS = (
     Check("model builder", model_builder.model_builder, of_run=True),
     Check("evaluation", model_builder.evaluation, of_run=True),
     Check("serving", model_builder.serving, of_run=True),
+    Check("modules", user_code.imports, of_run=True),
+    Check("results", user_code.outputs, of_run=True),
     Check("model memory", configuration.model_memory),
     Check("stages", configuration.stages),
     Check("image context", configuration.image_context, of_run=True),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -63,11 +63,43 @@ def changes_in(root: Path, module: str) -> list[Change]:
         written = {each.replacement for each in listed}
         listed += [
             Change(str(main), (1,), "the program", row.why, row.replacement, row.source)
-            for row in rows
-            if row.kind == "absent" and row.replacement not in written
-            if not any(each.endswith(row.pattern) for each in occurring)
+            for row in _absent_texts(occurring)
+            if row.replacement not in written
         ]
     return sorted(listed, key=lambda change: (change.path, change.lines, change.found))
+
+
+def missing_outputs(files: Sequence[SourceFile]) -> list[LegacyAPI]:
+    """Return the rows of what a program should write and does not name."""
+    names = {use.name for file in files for use in _uses(file.tree)}
+    return _absent_texts(names | {part for name in names for part in name.split(".")})
+
+
+def imported_packages(files: Sequence[SourceFile]) -> set[str]:
+    """Return the packages that files import anywhere, with tf for tensorflow."""
+    return {use.name.partition(".")[0] for file in files for use in _uses(file.tree) if use.kind == "module"}
+
+
+def literal_metrics(files: Sequence[SourceFile]) -> set[str] | None:
+    """Return the metrics that all calls of slipway.training.finish name; None if one does not as a literal dict."""
+    calls = [use.call for file in files for use in _uses(file.tree) if use.name == "slipway.training.finish"]
+    found: set[str] = set()
+    for call in calls:
+        given = next(iter([*call.args, *(each.value for each in call.keywords)]), None) if call else None
+        if not isinstance(given, ast.Dict) or not all(isinstance(key, ast.Constant) for key in given.keys):
+            return None
+        found |= {str(key.value) for key in given.keys if isinstance(key, ast.Constant)}
+    return found or None
+
+
+def _absent_texts(occurring: Set[str]) -> list[LegacyAPI]:
+    """Return the rows for texts that a program should have, of those that do not occur in it."""
+    return [
+        row
+        for row in LEGACY_APIS
+        if row.kind == "absent" and _applies(row, occurring)
+        if not any(each.endswith(row.pattern) for each in occurring)
+    ]
 
 
 def _python2(file: SourceFile, root: Path) -> Iterator[Change]:
@@ -81,7 +113,7 @@ def _python2(file: SourceFile, root: Path) -> Iterator[Change]:
         yield Change(str(path), (line,), f"import {name}", why, use, PYTHON3)
 
 
-def _applies(row: LegacyAPI, occurring: set[str]) -> bool:
+def _applies(row: LegacyAPI, occurring: Set[str]) -> bool:
     return (not row.beside or row.beside in occurring) and occurring.isdisjoint(row.unless)
 
 

@@ -184,7 +184,12 @@ LEGACY_APIS: tuple[LegacyAPI, ...] = (
         keyword="filepath",
     ),
     LegacyAPI(
-        "absent", "AIP_MODEL_DIR", "saves no model to AIP_MODEL_DIR", REGISTERED, VERTEX, unless=("slipway.training",)
+        "absent",
+        "AIP_MODEL_DIR",
+        "saves no model to AIP_MODEL_DIR",
+        REGISTERED,
+        VERTEX,
+        unless=("slipway.training.export", "slipway.training.model_dir"),
     ),
     LegacyAPI(
         "absent",

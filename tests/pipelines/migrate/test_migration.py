@@ -121,7 +121,7 @@ def test_a_migrated_configuration_passes_the_doctor(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "trainer").mkdir()
     (tmp_path / "trainer/__init__.py").touch()
-    (tmp_path / "trainer/task.py").write_text("print('training')\n")
+    (tmp_path / "trainer/task.py").write_text("from slipway import training\ntraining.model_dir()\n")
     for command in (["init", "--quiet"], ["add", "trainer"]):  # images contain what git tracks
         subprocess.run(["git", *command], check=True)
     for example, (text, _) in EXAMPLES.items():

@@ -1,0 +1,205 @@
+"""The checks of what the user's code does: whether its modules import, and what a custom program writes."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from slipway.components.prepare_data.sources import source_kind
+from slipway.core.errors import UserError, nearest
+from slipway.pipelines.doctor.check import Context, DoubtError, NotApplicableError
+from slipway.pipelines.migrate.changes import imported_packages, literal_metrics, missing_outputs
+from slipway.pipelines.migrate.source import SourceFile, read_program
+from slipway.trainer import hooks
+from slipway.trainer.engines.builder import module_spec
+from slipway.trainer.engines.installed import extras
+
+SECONDS, SILENT_SECONDS = 120.0, 4.0
+
+
+def imports(context: Context) -> str:
+    """The user's modules are Python and, for a run on this machine, can be imported: in a process of its own."""
+    config = context.config
+    references = {
+        "model.builder": config.model.builder if config.model else None,
+        **hooks.functions(config.train),
+        "evaluate.module": config.evaluate.module,
+        "serve.module": config.serve.module,
+    }
+    if config.prepared and not source_kind(config.prepared.source).prefix:
+        references["data.source"] = config.prepared.source
+    named = {setting: name for setting, name in references.items() if name and not name.startswith("slipway.")}
+    program = None if config.train.image else config.train.module
+    if not named and program is None:
+        raise NotApplicableError("the run uses no module of the project")
+    for setting, name in (named | ({"train.module": program} if program else {})).items():
+        _check_syntax(setting, name, context.folder)
+    is_here = context.target == "local" and context.runner == "process"
+    if program and is_here:
+        _check_imports(program, context.folder)
+    if named and is_here:
+        _import(named, config.train.engine, context.folder)
+    return ", ".join([*named.values(), *([program] if program else [])])
+
+
+def outputs(context: Context) -> str:
+    """A custom program writes a model, and the program or the evaluation returns the gate's metric."""
+    config = context.config
+    if context.rehearsal:
+        raise NotApplicableError("a rehearsal registers no model")
+    if reference := config.evaluate.module:
+        module, _, function = reference.partition(":")
+        files = read_program(context.folder, module)
+        path = context.folder.joinpath(*module.split(".")).with_suffix(".py")
+        for file in files:
+            if file.path == path:
+                _check_metric(context, _returned(file.tree, function), reference)
+    program = None if config.train.image else config.train.module
+    files = read_program(context.folder, program) if program else []
+    if not files:
+        raise NotApplicableError("no program of the project trains")
+    if config.evaluate.module is None:
+        _check_metric(context, literal_metrics(files), str(program))
+    evaluated = config.evaluate.module is not None or config.prepared is not None
+    missing = [
+        row
+        for row in missing_outputs(files)
+        if not (row.pattern == "metrics.json" and evaluated)
+        if not any("$(AIP_" in argument for argument in config.train.arguments)
+    ]
+    if not missing:
+        return f"{program} writes its results"
+    first = missing[0]
+    known = {*sys.stdlib_module_names, "slipway", "tf"} | {name for names in extras().values() for name in names}
+    own = {file.path.relative_to(context.folder).parts[0].removesuffix(".py") for file in files}
+    if others := sorted(imported_packages(files) - known - own):
+        raise DoubtError(
+            f"no file of {program} {first.why}; the run fails unless {', '.join(others)} does", first.replacement
+        )
+    raise UserError(
+        f"The program {program} {first.why}: no model could be registered.",
+        setting="train.module",
+        value=program,
+        allowed="a program that writes its model, and its metrics, to AIP_MODEL_DIR",
+        fix=first.replacement,
+    )
+
+
+def _check_syntax(setting: str, name: str, folder: Path) -> None:
+    for file in read_program(folder, name.partition(":")[0]):
+        for line, message in sorted(file.errors.items())[:1]:
+            text = file.path.read_text(errors="replace").split("\n")[line - 1].strip()
+            raise UserError(
+                f"The module {name.partition(':')[0]} is not valid Python: {message} "
+                f"({file.path.relative_to(folder)}:{line}: {text})",
+                setting=setting,
+                value=name,
+                fix=f"correct line {line} of {file.path.relative_to(folder)}",
+            )
+
+
+def _check_imports(module: str, folder: Path) -> None:
+    """Raise UserError if a program, which cannot be imported without running it, imports a package that is missing."""
+    for file in read_program(folder, module):
+        beside = {path.stem for path in file.path.parent.iterdir()}
+        for node, package in _imported_at_start(file):
+            if package not in beside and package not in sys.stdlib_module_names and not module_spec(package, folder):
+                path = file.path.relative_to(folder)
+                raise UserError(
+                    f"The program {module} imports {package}, which is not installed ({path}:{node.lineno}: "
+                    f"{ast.unparse(node)})",
+                    setting="train.module",
+                    value=module,
+                    fix=f"install {package}, or correct line {node.lineno} of {path}",
+                )
+
+
+def _imported_at_start(file: SourceFile) -> Iterator[tuple[ast.Import | ast.ImportFrom, str]]:
+    """Yield the unconditional imports of a file, and the package of each."""
+    for node in file.tree.body:
+        if isinstance(node, ast.Import):
+            yield from ((node, alias.name.partition(".")[0]) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node, node.module.partition(".")[0]
+
+
+def _import(references: dict[str, str], engine: str, folder: Path) -> None:
+    command = [sys.executable, "-m", "slipway.trainer.engines.user_modules", engine, json.dumps(references)]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    with subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=SILENT_SECONDS)
+        except subprocess.TimeoutExpired:
+            print(f"importing {', '.join(references.values())}", file=sys.stderr, flush=True)
+            try:
+                output, errors = process.communicate(timeout=SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise DoubtError(
+                    f"importing {', '.join(references.values())} takes more than {SECONDS:.0f} s",
+                    "move what takes long into the function",
+                ) from None
+    try:
+        problem = json.loads(output.rstrip().rpartition("\n")[2])
+    except ValueError:
+        last = (errors.strip() or "no message").rpartition("\n")[2]
+        raise UserError(
+            f"Importing {', '.join(references.values())} ended its process with status {process.returncode}: {last}",
+            fix="fix what the module does when it is imported",
+        ) from None
+    if problem is not None:
+        raise UserError.from_dict(problem)
+
+
+def _check_metric(context: Context, returned: set[str] | None, who: str) -> None:
+    """Raise UserError if what is returned is known, and the gate's metric is not part of it."""
+    gate = context.config.evaluate.gate.of(context.config.task)
+    if returned and gate.name not in returned:
+        near = nearest(gate.name, returned)
+        raise UserError(
+            f"The gate judges {gate.name}, and {who} returns {', '.join(sorted(returned))}.",
+            setting="evaluate.gate.metric",
+            value=gate.name,
+            allowed=", ".join(sorted(returned)),
+            nearest=near,
+            fix=f"--set evaluate.gate.metric={near or min(returned)}",
+        )
+
+
+def _returned(tree: ast.Module, function: str) -> set[str] | None:
+    """Return the names of the metrics that a function returns as literal dicts; None if any is not literal."""
+    found: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name == function:
+            for each in ast.walk(node):
+                if isinstance(each, ast.FunctionDef | ast.Lambda) and each is not node:
+                    return None
+                if isinstance(each, ast.Return):
+                    if (names := _literal_keys(each.value)) is None:
+                        return None
+                    found |= names
+    return found or None
+
+
+def _literal_keys(node: ast.expr | None) -> set[str] | None:
+    """Return the keys of a literal dict, or of its value `metrics`; None if it is not literal."""
+    if not isinstance(node, ast.Dict):
+        return None
+    keys = [key.value if isinstance(key, ast.Constant) else None for key in node.keys]
+    if "metrics" in keys and isinstance(inner := node.values[keys.index("metrics")], ast.Dict):
+        return _literal_keys(inner)
+    return None if None in keys or "metrics" in keys else {str(key) for key in keys}

@@ -1,0 +1,111 @@
+"""The user's modules and program are checked before anything is prepared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipway.core.errors import UserError
+from slipway.pipelines.config.config import validate
+from slipway.pipelines.doctor import user_code
+from slipway.pipelines.doctor.check import Context, DoubtError, NotApplicableError
+
+WRITES = "from slipway import training\ntraining.model_dir()\n"
+
+
+def context(folder: Path, target: Any = "local", **sections: Any) -> Context:
+    config = validate({"name": "own", "train": {"module": "program"}, **sections}, "the test")
+    return Context(config, target, False, folder)
+
+
+def network(folder: Path, source: str, target: Any = "local") -> Context:
+    (folder / "nets.py").write_text(source)
+    sections = {"data": {"source": "digits"}, "model": {"builder": "nets:build"}, "train": {"epochs": 1}}
+    return context(folder, target, **sections)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "problem"),
+    [
+        ("def build(:\n", "local", r"nets is not valid Python: .* \(nets.py:1: def build\(:\)"),
+        ("def build(:\n", "vertex", "nets is not valid Python"),
+        ("x = 1\nbuild = kers.Input\n", "local", r"NameError.*\(nets.py:2: build = kers.Input\)"),
+        ("import json\ndef f(): json.loads('')\nf()\n", "local", r"JSONDecodeError.*\(nets.py:2: "),
+        ("globals()['biuld'] = print\n", "local", "nets has no function 'build'"),
+        ("import os\nprint('bye')\nos.abort()\n", "local", "ended its process with status -6"),
+    ],
+)
+def test_a_module_that_does_not_import_is_refused_with_its_own_line(
+    tmp_path: Path, source: str, target: str, problem: str
+) -> None:
+    with pytest.raises(UserError, match=problem):
+        user_code.imports(network(tmp_path, source, target))
+
+
+def test_modules_that_import_pass_and_their_output_does_not_matter(tmp_path: Path) -> None:
+    source = "import os\nassert os.environ['KERAS_BACKEND']\nprint('{}')\ndef build(a, b): ...\n"
+    assert user_code.imports(network(tmp_path, source)) == "nets:build"
+    missing = network(tmp_path, "import nowhere_installed\ndef build(a, b): ...\n", "vertex")
+    assert user_code.imports(missing) == "nets:build"  # the image may have what this machine has not
+
+
+def test_without_a_module_of_the_project_nothing_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(user_code.subprocess, "Popen", lambda *_, **__: pytest.fail("a process was started"))
+    sections = {"data": {"source": "digits"}, "train": {"epochs": 1}}
+    builder = "slipway.trainer.models.digits:build"
+    with pytest.raises(NotApplicableError):
+        user_code.imports(context(tmp_path, model={"builder": builder}, **sections))
+
+
+def test_a_program_is_not_run_and_its_missing_imports_are_named(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("import nowhere_installed.x\nopen('ran', 'w')\n")
+    with pytest.raises(UserError, match=r"imports nowhere_installed, .*program.py:1: import nowhere_installed.x"):
+        user_code.imports(context(tmp_path))
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "sections", "problem"),
+    [
+        ("import tensorflow, keras.layers\n", {}, "saves no model to AIP_MODEL_DIR"),
+        ("from slipway import training\ntraining.finish({'accuracy': 1})\n", {}, "saves no model"),
+        ("import os\nopen(os.environ['AIP_MODEL_DIR'])\n", {}, "writes no metrics.json"),
+        ("import os\nopen(os.environ['AIP_MODEL_DIR'])\n", {"data": {"source": "digits"}}, None),
+        ("import json\n", {"train": {"module": "program", "arguments": ["--job-dir", "$(AIP_MODEL_DIR)"]}}, None),
+        (f"{WRITES}training.finish({{'acuracy': 1}})\n", {}, "judges accuracy, and program returns acuracy"),
+        (f"{WRITES}training.finish(measured)\n", {}, None),
+        (f"{WRITES}training.finish({{'accuracy': 1, 'x': 2}})\n", {}, None),
+    ],
+)
+def test_what_a_program_writes_is_known_before_it_runs(
+    tmp_path: Path, source: str, sections: Any, problem: str | None
+) -> None:
+    (tmp_path / "program.py").write_text(source)
+    if problem is None:
+        assert user_code.outputs(context(tmp_path, **sections)) == "program writes its results"
+        return
+    with pytest.raises(UserError, match=problem):
+        user_code.outputs(context(tmp_path, **sections))
+
+
+def test_a_program_whose_library_may_write_the_model_is_doubtful(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("import trainer_of_others\n")
+    with pytest.raises(DoubtError, match="unless trainer_of_others does"):
+        user_code.outputs(context(tmp_path))
+
+
+@pytest.mark.parametrize(("returned", "problem"), [("{'acc': 1}", "judges accuracy"), ("dict(acc=1)", None)])
+def test_the_gates_metric_is_one_that_the_evaluation_returns(
+    tmp_path: Path, returned: str, problem: str | None
+) -> None:
+    (tmp_path / "program.py").write_text(WRITES)
+    (tmp_path / "score.py").write_text(f"def evaluate(model, data):\n    return {returned}\n")
+    own = context(tmp_path, evaluate={"module": "score:evaluate"})
+    if problem is None:
+        user_code.outputs(own)
+        return
+    with pytest.raises(UserError, match=problem) as error:
+        user_code.outputs(own)
+    assert error.value.setting == "evaluate.gate.metric"
