@@ -172,11 +172,13 @@ def check_same_weights(workers: Sequence[Ended]) -> None:
 
 
 def _first_sign(workers: Sequence[Ended]) -> tuple[str, str] | None:
-    """Return which replica or connection was lost, and a verb phrase, by the earliest sign that a replica printed."""
+    """Return which replica or connection was lost, and a verb phrase, by what most replicas printed, then the first."""
     signs = [match for worker in workers for line in worker.tail if (match := LOST.match(line))]
     if not signs:
         return None
-    lost, how, _ = min(signs, key=lambda sign: sign[3]).groups()
+    # A machine behind a cut cable accuses the chief, in the same second as the chief accuses it.
+    accusers = Counter(sign[1] for sign in signs)
+    lost, how, _ = min(signs, key=lambda sign: (-accusers[sign[1]], sign[3])).groups()
     name = RANK.sub(lambda one: workers[int(one[1])].name if int(one[1]) < len(workers) else one[0], lost)
     return name, f"was lost ({how})"
 

@@ -92,6 +92,13 @@ def test_the_first_sign_in_time_decides_who_is_to_blame(tmp_path: Path) -> None:
         policy.next(workers, workers[:2])
 
 
+def test_a_machine_behind_a_cut_cable_accuses_the_chief_in_vain(tmp_path: Path) -> None:
+    one, two = "chief 0 at 10.0.0.1:5000 (rank 0)", "worker 1 at 10.0.0.3:5000 (rank 2)"
+    accused = ((two, 8), (two, 8), (one, 7))
+    workers = [EndedWorker(rank, PEER_LOST, lost(who, "silent", at)) for rank, (who, at) in enumerate(accused)]
+    assert restarts(tmp_path).next(workers, workers).replica == "workerpool1-2"
+
+
 def test_a_kill_for_lack_of_memory_is_told_with_what_needs_less(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
