@@ -18,6 +18,7 @@ from slipway.core.errors import UserError
 from slipway.pipelines.cli.app import app
 from tests.components.evaluate.conftest import png
 from tests.end_to_end.workspace import Workspace
+from tests.serving.client import free_port
 
 SEED = int(os.environ.get("SLIPWAY_SEED") or random.randrange(2**31))
 
@@ -33,7 +34,7 @@ def check_every_file_is_verified(workspace: Workspace) -> None:
     commands = (
         ("predict", "digits", str(image)),
         ("batch", "digits", "--input", str(image), "--output", str(workspace.path / "out")),
-        ("serve", "digits", "--port", "9"),
+        ("serve", "digits", "--port", str(free_port())),
     )
     assert _slipway(*commands[0]).exit_code == 0
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "metadata.json"]

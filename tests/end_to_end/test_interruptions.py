@@ -28,6 +28,7 @@ folder = Path(os.environ["AIP_CHECKPOINT_DIR"])
 folder.mkdir(parents=True, exist_ok=True)
 (folder / "latest").write_text("step-00000001")
 time.sleep(1000)
+Path(os.environ["AIP_MODEL_DIR"], "model.txt").write_text("trained")
 """
 PROGRAM = ("run", "--set", "model=null", "--set", "train={module: program}", "--set", "evaluate.gate.minimum=0")
 
