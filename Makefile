@@ -7,6 +7,10 @@ HARDWARE ?=
 TARGET ?= local
 ENGINE ?= tensorflow
 PROCESSES ?= 4
+# With PYTHON given, environments of another version are made again; otherwise they are kept.
+ifdef PYTHON
+.PHONY: $(shell for venv in .venv .venv-engines; do [ ! -e $$venv ] || [ "$$($$venv/bin/python -V 2>&1)" = "$$($(PYTHON) -V 2>&1)" ] || echo $$venv/.installed; done)
+endif
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do $$python -c '$(SUPPORTED)' 2>/dev/null && echo $$python && break; done)
 
@@ -92,9 +96,9 @@ chaos-tpus: $(STAMP) ## Kill launchers and hosts of TPUs at random while calls f
 	$(BIN)/python -m tests.chaos.tpus
 
 .PHONY: chaos-serving
-chaos-serving: $(STAMP) ## Attack the prediction server for five minutes, then move its champion while reads fail, and verify every answer
-	$(BIN)/python -m tests.chaos.serving --seconds 300 --attacks --restart 60
-	$(BIN)/python -m tests.chaos.serving --seconds 300 --reload 5
+chaos-serving: $(STAMP) ## Attack the prediction server for ten minutes, then move its champion for ten while reads fail, and verify every answer
+	$(BIN)/python -m tests.chaos.serving --seconds 600 --attacks --restart 60
+	$(BIN)/python -m tests.chaos.serving --seconds 600 --reload 5
 
 .PHONY: chaos-disk
 chaos-disk: $(STAMP) ## Fail every disk operation in turn, and cut the power 20 times during a run (SLIPWAY_SEED)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import functools
+import os
 import re
 import shlex
+import shutil
+import subprocess
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -218,3 +221,25 @@ def test_python_examples_compile(page: Path) -> None:
 def test_pages_use_the_words_of_the_field(page: Path) -> None:
     found = re.search(rf"\b({BANNED})\b", page.read_text(), re.IGNORECASE)
     assert found is None, f"{page.name}: {found}"
+
+
+def test_another_python_replaces_the_environment_only_if_it_is_given(tmp_path: Path) -> None:
+    """As in `make PYTHON=python3.13 install` over a .venv of another version."""
+    shutil.copyfile(ROOT / "Makefile", tmp_path / "Makefile")
+    (tmp_path / "requirements").mkdir()
+    for name, version in {".venv/bin/python": "3.12.1", "other": "3.13.0", "same": "3.12.1"}.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f'#!/bin/sh\n[ "$1" != -V ] || echo Python {version}\n')
+        path.chmod(0o755)
+    for name in ("requirements/development.txt", "pyproject.toml", ".venv/.installed"):
+        (tmp_path / name).touch()
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHON" and not name.startswith("MAKE")}
+
+    def planned(*options: str) -> str:
+        command = ["make", "--dry-run", "install", *options]
+        return subprocess.run(command, cwd=tmp_path, env=clean, capture_output=True, text=True, check=True).stdout
+
+    assert "Nothing to be done" in planned()
+    assert "Nothing to be done" in planned("PYTHON=./same")
+    assert "./other -m venv .venv" in planned("PYTHON=./other")
