@@ -197,7 +197,7 @@ def how_to_watch_on(record: RunRecord) -> str:
 
 
 # Sections that may change when a run is resumed, because neither the data nor the checkpoints depend on them.
-CHANGEABLE = ("evaluate", "register", "train.restarts", "train.export", "tpu")
+CHANGEABLE = ("data.workers", "evaluate", "register", "train.restarts", "train.export", "tpu")
 # Settings that refer to files, where the file can be fixed without changing the setting.
 NAMES_OF_FILES = ("data", "model.builder", "train.module", "train.command")
 

@@ -186,8 +186,8 @@ def _resumed_configuration(
             f"{fixed[0]} cannot be applied to a resumed run: its data and checkpoints depend on the original value.",
             setting=fixed[0].partition(" ")[0],
             value=fixed[0].partition(" ")[2],
-            allowed="evaluate.*, register.*, train.restarts.* and tpu.*, which do not affect the weights, and before "
-            "the model is exported train.export",
+            allowed="data.workers, evaluate.*, register.*, train.restarts.* and tpu.*, which do not affect the "
+            "weights, and before the model is exported train.export",
             fix=new_run_with(record, " ".join(fixed)),
         )
     configuration = load(folder.configuration_file, overrides)

@@ -44,7 +44,7 @@ FROZEN_CHECK_SECONDS = 2.0
 FULL_DISK_BYTES = 2**20
 LOG_LINES = 12
 # The setting with which a step needs less memory for the same result.
-LESS_MEMORY = {"prepare_data": "data.workers=1"}
+LESS_MEMORY = {"prepare_data": "data.workers=1", "evaluate": "evaluate.batch_size=32"}
 
 
 class Interrupted(Exception):
@@ -312,7 +312,7 @@ class _Follower:
         )
 
     def check_for_frozen(self, leader: int) -> None:
-        """Report the processes of the session of `leader` that were stopped by SIGSTOP: the run waits for them."""
+        """Report the processes of the session of `leader` that were stopped by SIGSTOP."""
         if time.monotonic() - self._frozen_at < FROZEN_CHECK_SECONDS:
             return
         self._frozen_at = time.monotonic()
@@ -320,7 +320,7 @@ class _Follower:
         self._frozen = {pid: self._frozen.get(pid, 0) + 1 for pid in frozen}
         for pid in (pid for pid, checks in self._frozen.items() if checks == 2):
             self.say(
-                f"warning: process {pid} of this run is frozen (SIGSTOP), and the run waits for it.\n"
+                f"warning: process {pid} of this run is frozen (SIGSTOP).\n"
                 f"  continue it: kill -CONT {pid}\n"
                 f"  or stop the run: slipway cancel {self._record.run_id}"
             )

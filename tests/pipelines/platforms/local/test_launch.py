@@ -21,6 +21,7 @@ import pytest
 from slipway.core.atomic import append_line
 from slipway.core.errors import UserError
 from slipway.core.memory import MemoryKills
+from slipway.pipelines.cli.display import is_changeable
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.platforms.local import launch, session
 from slipway.pipelines.runs import record as runs
@@ -157,7 +158,8 @@ def test_a_file_system_that_was_shut_down_fails_the_run_with_a_sentence(
     ("step", "fix"),
     [
         ("prepare_data", "slipway run --resume {} --set data.workers=1"),
-        ("evaluate", "free memory, or raise the limit, then slipway run --resume {}"),
+        ("evaluate", "slipway run --resume {} --set evaluate.batch_size=32"),
+        ("train", "free memory, or raise the limit, then slipway run --resume {}"),
     ],
 )
 def test_a_step_that_was_killed_for_lack_of_memory_says_so(
@@ -170,6 +172,8 @@ def test_a_step_that_was_killed_for_lack_of_memory_says_so(
     assert record.error is not None
     assert record.error.message == "The step was killed, out of memory: the limit of its control group is 2.00 GB."
     assert record.error.fix == fix.format(record.run_id)
+    setting = launch.LESS_MEMORY.get(step)
+    assert setting is None or is_changeable(setting.partition("=")[0])
 
 
 def test_a_deleted_run_folder_ends_the_run(folder: RunFolder, record: RunRecord) -> None:
