@@ -11,6 +11,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from slipway.core.cores import available_cores
 from tests.fakes.google import FakeGoogle
 
 # Tests fork beside the fakes' gRPC servers, whose fork handlers now and then crash or block the new process.
@@ -32,7 +33,7 @@ TESTS = Path(__file__).parent
 
 def pytest_xdist_auto_num_workers() -> int:
     """Return one process more than there are cores: many tests wait for servers and processes."""
-    return (os.cpu_count() or 1) + 1
+    return available_cores() + 1
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
