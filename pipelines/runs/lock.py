@@ -42,12 +42,12 @@ def acquire(path: Path, run_id: str) -> int:
     After a command that was killed, wait until the processes that it started have ended.
 
     Raises:
-        UserError: Another command executes the run.
+        UserError: Another command executes the run, or the file system has no locks.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     started = time.monotonic()
     try:
-        while not _locks(descriptor, fcntl.LOCK_EX):
+        while not _locks(descriptor, fcntl.LOCK_EX, path):
             other = _read(descriptor)
             is_ending = other is not None and other.was_killed()
             if time.monotonic() - started > (ENDING_SECONDS if is_ending else READING_SECONDS):
@@ -68,7 +68,7 @@ def holder(path: Path) -> Holder | None:
     except FileNotFoundError:
         return None
     try:
-        while not _locks(descriptor, fcntl.LOCK_SH):
+        while not _locks(descriptor, fcntl.LOCK_SH, path):
             if found := _read(descriptor):
                 return found
             time.sleep(0.01)  # it has just locked the new file
@@ -90,11 +90,16 @@ def _in_use(run_id: str, other: Holder | None, *, is_ending: bool) -> UserError:
     )
 
 
-def _locks(descriptor: int, kind: int) -> bool:
+def _locks(descriptor: int, kind: int, path: Path) -> bool:
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:  # as ENOLCK of a network file system
+        raise UserError(
+            f"The file system cannot lock {path}: {error.strerror}.",
+            fix="repeat the command in a folder on a file system with locks (flock), such as a local disk",
+        ) from error
     return True
 
 

@@ -127,6 +127,8 @@ _SYSTEM_FIXES = {
     errno.EISDIR: "use the path of a file, or rename the folder",
     errno.EEXIST: "use another path, or rename what exists there",
     errno.EMFILE: "raise the limit of open files: ulimit -n 4096",
+    errno.ENOMEM: "free memory, then repeat the command",
+    errno.EAGAIN: "raise the limit of processes: ulimit -u 4096",
 } | dict.fromkeys(
     (errno.EIO, errno.ESTALE, errno.ENOTCONN),
     "check the disk or the mount, then repeat the command, or for a run: slipway run --resume latest",
@@ -139,14 +141,12 @@ def system_error(error: BaseException) -> UserError | None:
     """Convert an error of the operating system, such as a full disk or a failing read, to a UserError.
 
     Returns:
-        None for a closed pipe, and for any other error, which is a bug: one of neither a known kind nor a file.
+        None for a closed pipe, and for what is a bug: another exception, or a descriptor that is not open.
     """
-    if not isinstance(error, OSError) or isinstance(error, BrokenPipeError):
+    if not isinstance(error, OSError) or error.strerror is None or error.errno in (errno.EPIPE, errno.EBADF):
         return None
     path = _shortened(_path_of(error), 200)
     fix = _SYSTEM_FIXES.get(error.errno or 0)
-    if error.strerror is None or not (path or fix):
-        return None
     message = f"{error.strerror}: {path}" if path else error.strerror
     return UserError(f"{message}.", fix=_SHARED_MEMORY_FIX if path.startswith("/dev/shm/") else fix)
 

@@ -68,6 +68,13 @@ def test_every_error_of_a_path_is_a_sentence(number: int):
     assert error.message == f"{os.strerror(number)}: runs/\udcff."
 
 
+def test_every_error_of_the_system_is_a_sentence_without_a_path_too():
+    for number in sorted({*errno.errorcode} - {errno.EPIPE, errno.EBADF}):
+        error = system_error(OSError(number, os.strerror(number)))
+        assert error is not None
+        assert error.message == f"{os.strerror(number)}."
+
+
 @pytest.mark.parametrize("error", [BrokenPipeError(errno.EPIPE, "x", "pipe"), OSError("x"), OSError(errno.EBADF, "x")])
 def test_a_closed_pipe_and_a_bug_are_no_user_errors(error: OSError):
     assert system_error(error) is None

@@ -118,6 +118,18 @@ def test_a_run_is_executed_by_one_command_at_a_time(tmp_path, config):
     assert folder.holder() is None
 
 
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP])
+def test_a_file_system_without_locks_is_named(tmp_path, config, monkeypatch, number):
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    folder = runs.create(config, tmp_path)
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with pytest.raises(UserError, match=r"cannot lock .*/\.lock: ") as caught, folder.held():
+        pass
+    assert "a file system with locks" in str(caught.value)
+
+
 def test_a_resume_waits_for_the_processes_of_a_killed_command(tmp_path, config, monkeypatch):
     """The executing process, which inherits the lock, still ends a training then."""
     folder = runs.create(config, tmp_path)
