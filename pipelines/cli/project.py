@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from slipway.core.errors import UserError
+from slipway.core.paths import require_utf8
 from slipway.pipelines.cli.terminal import console, user_errors
 
 # The folder with the files of all templates, and those that have another name in the project.
@@ -45,6 +46,7 @@ def init(
     from slipway.pipelines.config.config import RunConfig
     from slipway.pipelines.config.schema import schema_text
 
+    require_utf8(folder.resolve())
     content = _content(template)
     content["slipway.yaml"] = content["slipway.yaml"].replace("name: project\n", f"name: {_name(folder)}\n")
     content[SCHEMA] = schema_text(RunConfig)

@@ -25,6 +25,7 @@ from slipway.pipelines.doctor.check import Check, Context, Finding, examine
 CHECKS = (
     Check("python", machine.python_version),
     Check("folder", machine.folder),
+    Check("folder's name", machine.folder_name, of_run=True),
     Check("disk", machine.disk),
     Check("cores", machine.cores),
     Check("accelerators", machine.accelerators, of_run=True),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from slipway.core.cores import available_cores
 from slipway.core.errors import UserError, system_error
+from slipway.core.paths import require_utf8
 from slipway.pipelines.doctor.check import Context, DoubtError, NotApplicableError
 from slipway.pipelines.hardware import this_machine
 from slipway.trainer.engines import installed
@@ -44,6 +45,12 @@ def folder(context: Context) -> str:
     except OSError as error:
         error.filename = context.folder
         raise system_error(error) or error from None
+
+
+def folder_name(context: Context) -> str:
+    """The working folder's path can be stored in records."""
+    require_utf8(context.folder)
+    return "UTF-8"
 
 
 def disk(context: Context) -> str:

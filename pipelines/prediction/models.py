@@ -11,6 +11,7 @@ from pathlib import Path
 from slipway.components.register_model.registry import CHAMPION, METADATA, SERVE_MODULE, Registry, Version
 from slipway.core.errors import UserError, nearest
 from slipway.core.noise import without_stderr
+from slipway.core.paths import require_utf8
 from slipway.pipelines.runs import record as runs
 from slipway.serving import instances
 from slipway.serving import model as served
@@ -107,6 +108,7 @@ def ready(chosen: Chosen, sizes: tuple[int, ...] = (1,)) -> served.Model:
     Raises:
         UserError: It cannot be loaded, or does not run.
     """
+    require_utf8(chosen.folder)
     if chosen.module is not None and str(Path.cwd()) not in sys.path:  # as for the module of a run
         sys.path.insert(0, str(Path.cwd()))
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,17 @@ def local_path(uri: str) -> Path:
 def is_mounted(path: Path) -> bool:
     """Whether `path` is in a mounted bucket, where renaming a folder is not atomic."""
     return any(path.is_relative_to(mount) for mount in MOUNTS.values())
+
+
+def require_utf8(folder: Path) -> None:
+    """Raise UserError if a folder's path is not UTF-8, as records and libraries such as kfp need it."""
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:
+        shown = os.fsencode(folder).decode(errors="backslashreplace")
+        raise UserError(
+            f"The path of the folder {shown} is not UTF-8.", fix="rename the folder, or use another one"
+        ) from None
 
 
 def output_paths(environment: Mapping[str, str]) -> OutputPaths:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,23 @@ def test_a_file_instead_of_a_folder_is_named(tmp_path: Path, monkeypatch: pytest
     result = CliRunner().invoke(app, ["init", name])
     assert result.exit_code == 2
     assert f": {name}.\n  fix: " in result.stderr
+
+
+@pytest.mark.parametrize("command", [["init"], ["run"], ["compile"], ["predict", ".", "x.csv"]])
+def test_a_folder_whose_name_is_not_utf8_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+):
+    (tmp_path / "project").mkdir()
+    if command != ["init"]:
+        CliRunner().invoke(app, ["init", str(tmp_path / "project")])
+        (tmp_path / "project" / "model.json").write_text("{}")
+    folder = (tmp_path / "project").rename(os.fsdecode(bytes(tmp_path) + b"/\xff"))
+    before = sorted(folder.iterdir())
+    monkeypatch.chdir(folder)
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 2
+    assert f"error: The path of the folder {tmp_path}/\\xff is not UTF-8.\n  fix: " in result.stderr
+    assert sorted(folder.iterdir()) == before
 
 
 def test_nothing_is_overwritten(tmp_path: Path):
