@@ -11,7 +11,7 @@ import typer
 
 from slipway.core.errors import UserError
 from slipway.pipelines.cli.options import check_folder_of
-from slipway.pipelines.cli.terminal import EXIT_FAILED, error_console, say, user_errors
+from slipway.pipelines.cli.terminal import EXIT_FAILED, error_console, printable, say, user_errors
 from slipway.pipelines.prediction.output import Format
 
 if TYPE_CHECKING:
@@ -63,10 +63,11 @@ def predict(
     started = time.monotonic()
     with progress_bar() as progress, files.opened(output) as file:
         task = progress.add_task(str(chosen), total=source.examples)
+        shown = printable if file.isatty() else str
         for answers in prediction.predict(loaded, source.chunks):
             if not done:
-                file.write(files.header(kind, loaded))
-            file.write(files.lines(answers, kind, loaded))
+                file.write(shown(files.header(kind, loaded)))
+            file.write(shown(files.lines(answers, kind, loaded)))
             done += len(answers)
             failed += sum(answer.error is not None for answer in answers)
             progress.update(task, completed=done)

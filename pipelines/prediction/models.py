@@ -53,12 +53,16 @@ def find(model: str | None, registry: Path, module: str | None = None) -> Chosen
         return replace(chosen, module=module)
     named = served.read_json(chosen.folder / METADATA).get(SERVE_MODULE)
     if chosen.module is None and named is not None:
+        path = str(named).partition(":")[0].replace(".", "/")[:200]
+        is_own = any(Path(file).is_file() for file in (f"{path}.py", f"{path}/__init__.py"))
+        offered = shlex.quote(str(named)) if is_own else "MODULE:FUNCTION, of your own project"
         raise UserError(
-            f"The model in {chosen.folder} is not registered, and its {METADATA} names a function to execute.",
+            f"The model in {chosen.folder} is not registered, and its {METADATA} names a function to execute: "
+            f"{str(named)[:200]!r}.",
             setting="--module",
             value=None,
             allowed=f"{MEANINGS}; the function of a folder outside of {registry} is not executed",
-            fix=f"--module {shlex.quote(str(named)[:200])}, if you trust the model",
+            fix=f"--module {offered}, if you trust the model",
         )
     return chosen
 

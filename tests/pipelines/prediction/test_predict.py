@@ -115,6 +115,22 @@ def test_a_csv_output_has_a_column_per_class_and_appears_when_it_is_complete(
     assert {path.name for path in project.iterdir()} == {"models", "images", "out.csv"}
 
 
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_a_terminal_receives_no_control_characters_of_names(project: Path, kind: str) -> None:
+    shutil.copy(project / "images" / "inner" / "0.png", project / "images" / "\x1b]0;\x9b31m.png")
+    controller, terminal = os.openpty()
+    try:
+        result = run("digits", "images", "--format", kind, "-o", os.ttyname(terminal))
+        shown = os.read(controller, 100_000).decode()
+    finally:
+        os.close(controller)
+        os.close(terminal)
+    assert result.exit_code == 0, result.output
+    assert "\\x9b31m.png" in shown
+    assert not set(shown) & {"\x1b", "\x9b"}
+    assert "\x9b31m.png" in run("digits", "images", "--format", kind).stdout  # a pipe receives the name
+
+
 def test_json_lines_from_stdin(project: Path, houses_folder: Path) -> None:
     given = [json.dumps(HOUSE), "", "{", json.dumps(HOUSE | {"rooms": "many"})]
     found = lines(run(str(houses_folder), "-", stdin="\n".join(given)))
@@ -365,8 +381,11 @@ def test_the_function_that_an_unregistered_folder_names_is_not_executed(project:
         given = {"predict": ["-"], "batch": ["--input", "images", "-o", "out"], "serve": []}[command]
         result = CliRunner().invoke(app, [command, hostile.name, *given], input="1")
         assert result.exit_code == 2 and "is not registered" in result.stderr, result.output
-        assert "--module os:system, if you trust the model" in result.stderr
+        assert "'os:system'" in result.stderr
+        assert "--module MODULE:FUNCTION, of your own project, if you trust the model" in result.stderr
     assert not Path("PWNED").exists()
+    (project / "os.py").touch()
+    assert "--module os:system, if you trust the model" in run(hostile.name, "-", stdin="1").stderr
     trusted = CliRunner().invoke(app, ["predict", hostile.name, "-", "--module", "os:system"], input="1")
     assert Path("PWNED").exists(), trusted.output
 
