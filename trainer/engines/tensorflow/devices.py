@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import sys
@@ -19,6 +20,8 @@ from slipway.core.errors import UserError
 from slipway.trainer.distributed.accelerators import virtual_devices
 from slipway.trainer.distributed.cluster import Cluster
 from slipway.trainer.distributed.rendezvous import NO_ENGINE_HEARTBEAT_SECONDS
+
+logger = logging.getLogger(__name__)
 
 
 def devices() -> list[str]:
@@ -79,7 +82,10 @@ def accept_only_local_connections(port: int) -> None:
     for number in (int(path.name) for path in links):
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as server:
             if server.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and server.getsockname()[1] == port:
-                server.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo")
+                try:
+                    server.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo")
+                except OSError as error:
+                    logger.warning("other machines can connect to port %d of this replica: %s", port, error.strerror)
 
 
 def gather(values: tf.Tensor) -> tf.Tensor:

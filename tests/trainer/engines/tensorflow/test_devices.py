@@ -24,6 +24,18 @@ def test_a_server_on_all_interfaces_accepts_only_local_connections() -> None:
         socket.create_connection(("127.0.0.1", server.getsockname()[1]), 5).close()
 
 
+def test_a_kernel_that_does_not_bind_the_server_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A container's seccomp profile, or a kernel before 5.7 without root, refuses it."""
+    from slipway.trainer.engines.tensorflow import devices
+
+    with socket.create_server(("", 0)) as server:
+        monkeypatch.setattr("socket.SO_BINDTODEVICE", 9999)  # an unknown option
+        devices.accept_only_local_connections(server.getsockname()[1])
+        assert f"other machines can connect to port {server.getsockname()[1]} " in caplog.text
+
+
 def test_the_server_of_a_replica_on_loopback_accepts_only_local_connections(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
