@@ -68,6 +68,10 @@ ALIASES = {
 # Suggested first setting of a missing section; otherwise its first required key.
 FIRST_SETTINGS = {"data": "data.source=digits", "train": "train.epochs=10"}
 
+# Settings, however they are misspelled, whose values no error shows: the address of a webhook is a secret.
+SECRETS = ("notify", "webhook")
+HIDDEN = "(hidden)"
+
 
 def explain_validation(
     model: type[BaseModel],
@@ -92,9 +96,13 @@ def explain_validation(
     # A union reports a problem for each member; the deepest location is the most relevant.
     same = [each for each in located if each[0][: len(first)] == first or first[: len(each[0])] == each[0]]
     location, problem = max(same, key=lambda each: (len(each[0]), _pattern(each[1]) in WORDS))
+    override = _override(location, problem, overrides)
+    if any(nearest(str(part), SECRETS) for part in location):
+        override = override and f"{override.partition('=')[0]}={HIDDEN}"
+        problem = {**problem, "input": problem["input"] and HIDDEN}
     others = len({each[0] for each in located if each not in same})
     more = f" ({others} more problem{'s' if others > 1 else ''})" if others else ""
-    place = _Place(model, location, where, _override(location, problem, overrides), more)
+    place = _Place(model, location, where, override, more)
     return _explain(place, problem)
 
 

@@ -99,7 +99,7 @@ def apply_overrides(values: Values, overrides: Iterable[str]) -> None:
             child = target[parent] = {} if target.get(parent) is None else target[parent]
             if not isinstance(child, dict):
                 name = ".".join(parents[: depth + 1])
-                raise UserError(f"{name} is a single value, not a section.", setting="--set", value=text)
+                raise UserError(f"{name} is a single value, not a section.", setting="--set", value=key)
             target = child
         try:
             target[last] = load_yaml(value, f"--set {text}")

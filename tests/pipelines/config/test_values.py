@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from slipway.core.errors import UserError
+from slipway.pipelines.config.config import load
 from slipway.pipelines.config.values import origins
 
 TEXT = """\
@@ -49,3 +51,23 @@ def test_the_origin_of_a_value(tmp_path: Path, key: str, overrides: list[str], h
     path = tmp_path / "run.yaml"
     path.write_text(TEXT)
     assert origins(path, overrides, hardware)(tuple(key.split("."))) == expected.replace("FILE", str(path))
+
+
+@pytest.mark.parametrize(
+    ("notify", "overrides"),
+    [
+        ("notify: [ADDRESS]", []), ("notify: ADDRESS", []), ("notify: {webhok: ADDRESS}", []),
+        ("notify: {topic: ADDRESS}", []), ("notfy: {webhook: ADDRESS}", []), ("webhook: ADDRESS", []),
+        ("", ["notify=ADDRESS"]), ("", ["notify.hook=ADDRESS"]), ("", ["notify.topic=ADDRESS"]),
+        ("", ["notfy.webhook=ADDRESS"]), ("", ["notify={webhok: ADDRESS}"]), ("", ["webhook=ADDRESS"]),
+        ("notify: ADDRESS", ["notify.webhook=ADDRESS"]),
+    ],
+)  # fmt: skip
+def test_no_error_shows_the_address_of_a_webhook(tmp_path: Path, notify: str, overrides: list[str]):
+    path = tmp_path / "run.yaml"
+    address = "https://chat.example/T0/secret"
+    path.write_text(f"name: a\ndata: {{source: digits}}\ntrain: {{epochs: 1}}\n{notify.replace('ADDRESS', address)}")
+    with pytest.raises(UserError) as caught:
+        load(path, [text.replace("ADDRESS", address) for text in overrides])
+    assert "secret" not in f"{caught.value}{caught.value.as_dict()}"
+    assert "notify" in str(caught.value)
