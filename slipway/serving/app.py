@@ -41,6 +41,8 @@ JSON = b"application/json"
 # How long the event loop and the model's thread may hold the interpreter while the other one waits for it. Python's
 # 5 ms are longer than a prediction.
 SWITCH_SECONDS = 0.0002
+# Why the task of a request is cancelled.
+EVICTED = "evicted"
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +88,7 @@ class Server:
         self._source = source
         self._seen: object = None
         self._bodies = 0
+        self._incomplete: dict[asyncio.Task[Any] | None, int] = {}  # bytes that have arrived, oldest first
         self._registry = prometheus.CollectorRegistry()
         self._requests = prometheus.Counter(
             "slipway_requests", "Prediction requests by HTTP status.", ["status"], registry=self._registry
@@ -217,7 +220,7 @@ class Server:
         headers = [(b"content-type", JSON), (b"content-length", str(len(body)).encode())]
         if status in (429, 503):
             headers.append((b"retry-after", b"1"))
-        if self.stopping:  # the client's next request goes elsewhere
+        if self.stopping or status == 408:  # the client's next request goes elsewhere; or the rest of this one
             headers.append((b"connection", b"close"))
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
@@ -241,7 +244,8 @@ class Server:
             self._bodies -= len(body)
 
     async def _body(self, receive: Receive) -> bytes:
-        """Return a body, and reserve its memory as it arrives; incomplete bodies may fill half of it."""
+        """Return a body, and reserve its memory as it arrives."""
+        task = asyncio.current_task()
         parts: list[bytes] = []
         size, more = 0, True
         try:
@@ -255,12 +259,30 @@ class Server:
                 self._bodies += len(parts[-1])
                 if size > self.settings.max_body:
                     raise self._too_large()
-                if self._bodies > self.settings.max_bodies // (2 if more else 1):
+                if more:
+                    self._incomplete[task] = size
+                    self._evict()
+                if self._bodies > self.settings.max_bodies:
                     raise Busy
-        except BaseException:
+        except BaseException as error:
             self._bodies -= size
+            if task is not None and error.args == (EVICTED,):
+                task.uncancel()
+                raise _Refused(408, "The request took too long to arrive: others need its memory.") from None
             raise
+        finally:
+            self._incomplete.pop(task, None)
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _evict(self) -> None:
+        """Refuse the requests whose bodies have been arriving for longest, until the others fill half of the memory."""
+        while sum(self._incomplete.values()) > self.settings.max_bodies // 2:
+            oldest = next(iter(self._incomplete))
+            del self._incomplete[oldest]
+            if oldest is asyncio.current_task():
+                raise Busy
+            if oldest is not None:
+                oldest.cancel(EVICTED)
 
     def _too_large(self) -> _Refused:
         return _Refused(413, f"The body has more than {self.settings.max_body:,} bytes.")

@@ -3,9 +3,10 @@
     python -m tests.chaos.serving --seconds 600 --attacks --restart 100
     python -m tests.chaos.serving --seconds 600 --reload 5
 
-Eight clients send an image again and again, half of them on new connections. Attackers send endless headers, half
-requests, bodies that they announce and do not send, huge images, and the requests of other sites' pages. The server may
-open 256 files. Every answer must be that of the newest champion that can be read, at most ten seconds late.
+Eight clients send an image again and again, half of them on new connections, two in 1 MB of JSON. Attackers send
+endless headers, half requests, bodies that they announce and do not send, huge images, and the requests of other sites'
+pages. The server may open 256 files. Every answer must be that of the newest champion that can be read, at most ten
+seconds late.
 """
 
 from __future__ import annotations
@@ -105,6 +106,7 @@ class Soak:
         self._ended = threading.Event()
         self._stopping = threading.Event()  # the server was told to stop
         self._image = png(8)
+        self._json = json.dumps({"instances": [{"b64": b64encode(self._image).decode()}]}).encode() + b" " * (1 << 20)
         self._server: subprocess.Popen[bytes] | None = None
 
     def run(self, seconds: float, attacks: bool, restart: float, reload: float) -> Report:
@@ -206,6 +208,7 @@ class Soak:
 
     def _client(self, number: int) -> None:
         connection: http.client.HTTPConnection | None = None
+        body, kind = (self._json, "application/json") if number < 2 else (self._image, "image/png")
         while not self._ended.is_set():
             reused, started, connected = connection is not None, time.monotonic(), connection is not None
             try:
@@ -213,9 +216,9 @@ class Soak:
                     connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
                     connection.connect()
                     connected = True
-                connection.request("POST", "/predict", self._image, {"Content-Type": "image/png"})
+                connection.request("POST", "/predict", body, {"Content-Type": kind})
                 answer = connection.getresponse()
-                body = answer.read()
+                content = answer.read()
             except OSError as error:
                 if reused:  # closed between two requests, which HTTP allows
                     self.report.counts["idle connections closed"] += 1
@@ -229,9 +232,9 @@ class Soak:
                 self.report.seconds.append(time.monotonic() - started)
                 self.report.counts[str(answer.status)] += 1
                 if answer.status == 200:
-                    self._check(json.loads(body)["predictions"][0]["label"], started)
+                    self._check(json.loads(content)["predictions"][0]["label"], started)
                 else:
-                    self.report.problems.append(f"{answer.status}: {body[:200]!r}")
+                    self.report.problems.append(f"{answer.status}: {content[:200]!r}")
                 if number % 2 or answer.getheader("connection") == "close":
                     connection.close()
                     connection = None
