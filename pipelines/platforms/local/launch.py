@@ -87,6 +87,8 @@ def run(folder: RunFolder, config: RunConfig, record: RunRecord, watcher: Watche
         UserError: The run folder was deleted during the run; every process of the run has ended.
         OSError: The run's record cannot be written at the start.
     """
+    if record.runner == "docker":  # containers that outlived a killed command do not hold the run's lock
+        stop_containers(folder.run_id)
     follower = _Follower(folder, record, watcher)
     follower.catch_up()
     if record.champion is None or record.step("evaluate").status != "succeeded":

@@ -307,6 +307,27 @@ def test_files_that_cannot_be_flushed_are_a_failed_run(
     assert f"Input/output error: {folder.path}" in read.error.message
 
 
+def test_containers_of_a_killed_command_are_stopped_before_a_run_continues(
+    folder: RunFolder, record: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    def stop(run_id: str) -> None:
+        done.append(run_id)
+        happened(folder, "finished", "prepare_data", **FINISHED)  # by a container, at its end
+
+    def execute(_folder: RunFolder, _config: RunConfig, record: RunRecord, *_: object) -> bool:
+        done.append(record.step("prepare_data").status)
+        raise launch.Interrupted
+
+    monkeypatch.setattr(launch, "stop_containers", stop)
+    monkeypatch.setattr(launch, "_execute", execute)
+    record.runner = "docker"
+    with folder.held():
+        assert launch.run(folder, CONFIG, record, Shown()).status == "cancelled"
+    assert done == [folder.run_id, "succeeded"]
+
+
 def test_temporary_folders_of_killed_commands_are_removed(
     folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
