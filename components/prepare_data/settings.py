@@ -188,6 +188,12 @@ class DataSettings(Settings):
         description="Largest fraction of images that may be skipped as unusable, for which all images are read twice, "
         "first to validate them; 0: the first unusable image stops the run.",
     )
+    truncated: Literal["refuse", "keep"] = Field(
+        default="refuse",
+        description="TFRecord files that were cut off, also those of TFDS: refuse stops the run, whatever "
+        "`skip_corrupt` allows; keep uses their whole records, and counts the lost ones as unusable, see "
+        "`skip_corrupt`: one of each file, unless the data set says how many it had.",
+    )
     check: Check = Field(
         default="sample",
         description="Image validation: decode decodes every image, header checks only the headers, sample checks every "

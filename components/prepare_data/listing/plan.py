@@ -172,6 +172,8 @@ def stored_settings(settings: DataSettings, name: str, images: int) -> JsonObjec
         del found["check_sample"]
     if found["damaged"] == "warn":  # the images are the same as without the setting
         del found["damaged"]
+    if found["truncated"] == "refuse":
+        del found["truncated"]
     return {name: value for name, value in found.items() if value is not None or name not in DESCRIBING} | {
         "name": name
     }

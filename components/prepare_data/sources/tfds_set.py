@@ -53,7 +53,7 @@ def open_tfds(
     info = json.loads((folder / INFO).read_text(encoding="utf-8"))
     files = list(_files(folder, info, settings))
     layout = record_layout(read_features(settings, folder), settings, task, group_column)
-    return TfrecordSource(valid_name(info["name"]), settings.source, files, layout, group_column)
+    return TfrecordSource(valid_name(info["name"]), settings, files, layout, group_column)
 
 
 def pending(reference: str, settings: DataSettings) -> str | None:

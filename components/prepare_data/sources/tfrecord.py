@@ -6,7 +6,6 @@ import glob
 import hashlib
 import os
 import re
-import shlex
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
@@ -57,17 +56,23 @@ class TfrecordSource(Source):
 
     Args:
         name: The data set's name.
-        reference: The source as the user wrote it.
+        settings: The user's settings.
         files: The files, in a fixed order.
         layout: The role of each feature.
         group_column: The feature of the group, if data.group_by is set.
     """
 
     def __init__(
-        self, name: str, reference: str, files: Sequence[RecordFile], layout: RecordLayout, group_column: str | None
+        self,
+        name: str,
+        settings: DataSettings,
+        files: Sequence[RecordFile],
+        layout: RecordLayout,
+        group_column: str | None,
     ) -> None:
         self.name = name
-        self.reference = reference
+        self.reference = settings.source
+        self._keeps_truncated = settings.truncated == "keep"
         self.task = layout.task
         self.has_image = layout.image is not None
         self.inputs = layout.inputs
@@ -82,7 +87,7 @@ class TfrecordSource(Source):
                     raise UserError(
                         f"{file.path} is compressed as a whole; its records cannot be read individually.",
                         setting="data.source",
-                        value=reference,
+                        value=self.reference,
                         fix=f"unpack it: gzip -dc {file.path} > {file.path}.unpacked",
                     )
 
@@ -113,18 +118,12 @@ class TfrecordSource(Source):
                 )
 
     def _of_file(self, number: int, ignored: Ignored) -> Iterator[Entry]:
-        file, count = self._files[number], 0
+        file, count, is_damaged = self._files[number], 0, False
         with file.path.open("rb") as opened:
             for place, message, reason, is_cut in scan(opened):
-                if is_cut and file.records is None:
-                    raise UserError(
-                        f"{file.path} is cut off or damaged after {count:,} records: it is not known how many it lost.",
-                        setting="data.source",
-                        value=self.reference,
-                        allowed="whole files; data.skip_corrupt counts records",
-                        fix=f"copy the file again, or keep these records: "
-                        f"truncate -s {place} {shlex.quote(str(file.path))}",
-                    )
+                if is_cut:
+                    self._refuse_truncated(file, count)
+                is_damaged |= reason is not None
                 key = f"{file.prefix}/{count}".encode()
                 count += 1
                 if reason is not None:
@@ -142,8 +141,23 @@ class TfrecordSource(Source):
                     continue
                 stamp = int.from_bytes(hashlib.blake2b(message, digest_size=8).digest())
                 yield key, label, file.split, len(message), stamp, number << PLACE_BITS | place, value
+        if not is_damaged and count < (file.records or 0):
+            self._refuse_truncated(file, count)
         for missing in range(count, file.records or 0):
             ignored.skip(f"{file.prefix}/{missing}".encode(), "it is missing from its file")
+
+    def _refuse_truncated(self, file: RecordFile, count: int) -> None:
+        """Raise UserError for a file that ends after `count` records, unless the user keeps such files."""
+        if self._keeps_truncated:
+            return
+        lost = "it is not known how many it lost" if file.records is None else f"it had {file.records:,}"
+        raise UserError(
+            f"{file.path} is cut off or damaged after {count:,} records: {lost}.",
+            setting="data.source",
+            value=self.reference,
+            allowed="whole files; data.skip_corrupt counts records",
+            fix="copy the file again; or keep its records: --set data.truncated=keep --set data.skip_corrupt=0.01",
+        )
 
     def _group_value(self, features: dict[bytes, bytes]) -> bytes:
         if self._group is None:
@@ -270,7 +284,7 @@ def open_tfrecord(
     root = Path(os.path.commonpath([path.parent for path in paths]))
     files = [RecordFile(path, path.relative_to(root).as_posix(), splits[path]) for path in paths]
     layout = record_layout(read_features(settings, paths[0].parent), settings, task, group_column)
-    return TfrecordSource(valid_name(_name(paths[0], root)), settings.source, files, layout, group_column)
+    return TfrecordSource(valid_name(_name(paths[0], root)), settings, files, layout, group_column)
 
 
 def _split_of(path: Path) -> str | None:

@@ -166,8 +166,13 @@ def test_a_shard_that_is_missing_or_short_is_named(data_dir: Path, make_settings
         "tfds:mock_flowers", tfds={"data_dir": str(tmp_path / "sets"), "splits": TAKEN}, image_size=[8, 8]
     )
     shard = sorted(copy.glob("*-train.tfrecord*"))[0]
-    shard.write_bytes(b"")
-    error = refused(settings)
+    whole = shard.read_bytes()
+    for cut in (whole[:-1], b""):
+        shard.write_bytes(cut)
+        error = refused(settings.model_copy(update={"skip_corrupt": 0.9}))
+        assert f"{shard.name} is cut off or damaged after " in error.message
+        assert "--set data.truncated=keep" in str(error.fix)
+    error = refused(settings.model_copy(update={"truncated": "keep"}))
     assert " of 61 images cannot be used" in error.message
     assert "train/00000/0 (it is missing from its file)" in error.message
     shard.unlink()

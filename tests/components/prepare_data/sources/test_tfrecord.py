@@ -154,7 +154,7 @@ def test_damage_is_counted_and_named(write: Callable[..., Path], make_settings: 
 
 
 @pytest.mark.parametrize("cut", [3, 1000, "header"])
-def test_a_file_that_is_cut_off_is_refused_whatever_may_be_skipped(
+def test_a_file_that_is_cut_off_is_refused_unless_the_user_keeps_it(
     write: Callable[..., Path], make_settings: MakeSettings, cut: int | str
 ) -> None:
     root = write({"a.tfrecord": 50, "b.tfrecord": 50})
@@ -163,13 +163,17 @@ def test_a_file_that_is_cut_off_is_refused_whatever_may_be_skipped(
         places = [found.place for found in scan(file)]
     os.truncate(path, places[30] + 7 if cut == "header" else path.stat().st_size - int(cut))
     whole = sum(place < path.stat().st_size for place in places) - 1
+    content = path.read_bytes()
     settings = make_settings(f"tfrecord:{root}", features=PLAIN, skip_corrupt=0.9)
     with pytest.raises(UserError, match=f"a.tfrecord is cut off or damaged after {whole} records") as error:
         prepare(settings, 1)
-    command = error.value.fix.partition(": ")[2]
-    assert command == f"truncate -s {places[whole]} {path}"
-    os.truncate(path, places[whole])
-    assert prepare(settings, 1).manifest.left_out_count == 0
+    assert "--set data.truncated=keep" in str(error.value.fix)
+    manifest = prepare(settings.model_copy(update={"truncated": "keep"}), 1).manifest
+    assert sum(split.examples for split in manifest.splits.values()) == whole + 50
+    assert [(one.key, one.reason) for one in manifest.left_out] == [(f"a.tfrecord/{whole}", "the file ends inside it")]
+    assert path.read_bytes() == content
+    with pytest.raises(UserError, match="cut off"):  # the data set that was kept is not reused
+        prepare(settings, 1)
 
 
 def test_damage_when_listed_and_when_read_is_counted_together(
