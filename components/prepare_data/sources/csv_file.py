@@ -163,7 +163,8 @@ class ManifestSource(Source):
                 if self.has_image:
                     yield key, label, split, size, stamp, place, group
                 else:
-                    equal.add([row[place].strip() for place in content], (label, split, size, stamp, place, group))
+                    sorted_cells = [row[place].strip() for place in content]
+                    equal.add(repr(sorted_cells).encode(), (label, split, size, stamp, place, group))
             for key, entry in equal.keyed():
                 yield key, *entry
             if line == 1:

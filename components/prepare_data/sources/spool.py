@@ -123,11 +123,11 @@ class UniqueKeys(SortedRows):
 
 
 class EqualRows(SortedRows):
-    """Rows of a table by a hash of their values."""
+    """Rows of a table, or examples without a key, by a hash of their values."""
 
-    def add(self, values: list[str], about: tuple[Any, ...]) -> None:
+    def add(self, values: bytes, about: tuple[Any, ...]) -> None:
         """Add a row with these values; `about` is returned with it."""
-        digest = hashlib.blake2b(repr(values).encode(), digest_size=DIGEST_BYTES).digest()
+        digest = hashlib.blake2b(values, digest_size=DIGEST_BYTES).digest()
         self._add(digest + marshal.dumps(about))
 
     def keyed(self) -> Iterator[tuple[bytes, tuple[Any, ...]]]:

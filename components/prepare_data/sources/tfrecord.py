@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import itertools
+import marshal
 import os
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -28,7 +29,7 @@ from slipway.components.prepare_data.sources.source import (
     Unusable,
     readable,
 )
-from slipway.components.prepare_data.sources.spool import UniqueKeys
+from slipway.components.prepare_data.sources.spool import EqualRows, UniqueKeys
 from slipway.core.errors import UserError, nearest
 from slipway.core.manifest import TaskName
 from slipway.core.paths import local_path
@@ -39,6 +40,8 @@ SPLIT_TOKEN = re.compile(r"(?:^|[-_.])(train|validation|valid|val|test)(?=[-_.]|
 PLACE_BITS = 44
 MOST_OPEN = 64
 GZIP_START = b"\x1f\x8b"
+# A record's key, its features by name, and the rest of its entry.
+Listed = tuple[bytes, dict[bytes, bytes], tuple[str, str | None, int, int, int, bytes]]
 
 
 @dataclass(frozen=True)
@@ -95,21 +98,35 @@ class TfrecordSource(Source):
         return self._layout.classes(found)
 
     def parts(self) -> list[list[int]]:
-        """Return one part per file, or one part of all files if records have keys, to check that they are unique."""
+        """Return one part per file, or one part of all files if their keys have to be unique among all.
+
+        The key of an image without one is its position; that of another example is its content.
+        """
         numbers = list(range(len(self._files)))
-        return [numbers] if self._layout.key else [[number] for number in numbers]
+        return [[number] for number in numbers] if self._is_keyed_by_position else [numbers]
+
+    @property
+    def _is_keyed_by_position(self) -> bool:
+        return self.has_image and not self._layout.key
 
     def entries(self, part: list[int], ignored: Ignored, scratch: Path) -> Iterator[Entry]:
-        unique = UniqueKeys(scratch / "keys") if self._layout.key else nullcontext()
-        with unique as keys:
-            count = 0
+        if self._is_keyed_by_position:
             for number in part:
-                for entry in self._of_file(number, ignored):
-                    if keys is not None:
-                        keys.add(entry[0], count)
-                        count += 1
-                    yield entry
-            if keys is not None and (twice := keys.twice()):
+                for key, _, entry in self._of_file(number, ignored):
+                    yield key, *entry
+            return
+        # Parts run at the same time; these files are of the only one.
+        with UniqueKeys(scratch / "keys") as keys, EqualRows(scratch / "rows") as equal:
+            records = itertools.chain.from_iterable(self._of_file(number, ignored) for number in part)
+            for count, (key, features, entry) in enumerate(records):
+                if self._layout.key:
+                    keys.add(key, count)
+                    yield key, *entry
+                else:  # serialized maps have no fixed order
+                    equal.add(marshal.dumps(sorted(features.items()), 2), entry)
+            for key, entry in equal.keyed():
+                yield key, *entry
+            if twice := keys.twice():
                 raise UserError(
                     f"The key {readable(twice[0])} is not unique: examples {twice[1]:,} and {twice[2]:,} have it.",
                     setting="data.source",
@@ -117,7 +134,8 @@ class TfrecordSource(Source):
                     fix=f"make every {self._layout.key} unique, or remove {self._layout.key} from the features file",
                 )
 
-    def _of_file(self, number: int, ignored: Ignored) -> Iterator[Entry]:
+    def _of_file(self, number: int, ignored: Ignored) -> Iterator[Listed]:
+        """Yield each usable record of a file."""
         file, count, is_damaged = self._files[number], 0, False
         with file.path.open("rb") as opened:
             for place, message, reason, is_cut in scan(opened):
@@ -140,7 +158,8 @@ class TfrecordSource(Source):
                     ignored.skip(key, str(error))
                     continue
                 stamp = int.from_bytes(hashlib.blake2b(message, digest_size=8).digest())
-                yield key, label, file.split, len(message), stamp, number << PLACE_BITS | place, value
+                entry = label, file.split, len(message), stamp, number << PLACE_BITS | place, value
+                yield key, features, entry
         if not is_damaged and count < (file.records or 0):
             self._refuse_truncated(file, count)
         for missing in range(count, file.records or 0):

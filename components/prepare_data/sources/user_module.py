@@ -35,7 +35,7 @@ from slipway.components.prepare_data.sources.source import (
     readable,
     stored_name,
 )
-from slipway.components.prepare_data.sources.spool import Spool, SpoolReader, UniqueKeys
+from slipway.components.prepare_data.sources.spool import EqualRows, Spool, SpoolReader, UniqueKeys
 from slipway.components.prepare_data.sources.tfrecord import require_feature
 from slipway.components.prepare_data.sources.values import check_label, label_value, split_of, target_of
 from slipway.components.prepare_data.validation.image import (
@@ -103,7 +103,8 @@ class ModuleSource(Source):
     def entries(self, part: str, ignored: Ignored, scratch: Path) -> Iterator[Entry]:  # noqa: ARG002
         number = -1
         second = Again(self._settings, self.task) if self._settings.module.check_repeatable else nullcontext()
-        with Spool(scratch / SPOOL) as spool, UniqueKeys(scratch / "keys") as keys, second as again:
+        unique, rows = UniqueKeys(scratch / "keys"), EqualRows(scratch / "rows")
+        with Spool(scratch / SPOOL) as spool, unique as keys, rows as equal, second as again:
             for number, example in enumerate(self._examples()):
                 try:
                     stored = self._convert(example, number)
@@ -116,10 +117,13 @@ class ModuleSource(Source):
                 same = digest(stored)
                 if again:
                     again.compare(number, same)
-                keys.add(stored.key, number)
-                place = spool.add(stored.image, stored.further or None)
-                group = self._group_value(stored)
-                yield stored.key, stored.label, stored.split, len(stored.image), int.from_bytes(same), place, group
+                place, group = spool.add(stored.image, stored.further or None), self._group_value(stored)
+                entry = stored.label, stored.split, len(stored.image), int.from_bytes(same), place, group
+                if stored.key:
+                    keys.add(stored.key, number)
+                    yield stored.key, *entry
+                else:
+                    equal.add(marshal.dumps((stored.label, stored.further), 2), entry)
             if again:
                 again.compare(number + 1, b"")
             if twice := keys.twice():
@@ -127,6 +131,8 @@ class ModuleSource(Source):
                 raise self._mistake(
                     f"{self.reference} yields the key {readable(key)} twice: examples {one:,} and {other:,}."
                 )
+            for key, entry in equal.keyed():
+                yield key, *entry
 
     def digests(self) -> Iterator[bytes]:
         """Yield the digest of each example, in order."""
@@ -227,8 +233,8 @@ class ModuleSource(Source):
         """
         if not isinstance(example, Mapping):
             raise Unusable(f"it is a {type(example).__name__}, not a dict")
-        key = example.get("key", f"{number:08d}")
-        if not isinstance(key, str | bytes) or not key:
+        key = example.get("key", f"{number:08d}" if self.has_image else b"")
+        if not isinstance(key, str | bytes) or (not key and "key" in example):
             raise Unusable("its key is not text")
         further = {name: example[name] for name in example if name not in (self._image, self._label, "key", "split")}
         if further.keys() != self._kinds.keys():
@@ -312,7 +318,7 @@ class Pixels(Protocol):
 
 
 class StoredExample(NamedTuple):
-    """An example in its stored form: key, class, split, encoded image and additional features."""
+    """An example in its stored form: key (b"" for that of its content), class, split, encoded image and features."""
 
     key: bytes
     label: str

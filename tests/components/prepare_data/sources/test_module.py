@@ -19,6 +19,7 @@ from slipway.components.prepare_data.publishing import store
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.writing.set_writer import SetWriter
 from slipway.components.prepare_data.writing.shards import ShardWriter
+from slipway.core import seen
 from slipway.core.errors import UserError
 
 pytestmark = pytest.mark.slow  # each example function runs in processes of its own
@@ -122,6 +123,21 @@ def test_splits_and_keys_are_its_own(write: Callable[[str], str], make_settings:
     found = stored(prepare(make_settings(source), 1))
     assert len(found) == 30
     assert all(one["split"] == {"val": "validation"}.get(key[:3], key.split("/")[0]) for key, one in found.items())
+
+
+def test_rows_without_keys_are_recognized_in_another_order(
+    write: Callable[[str], str], make_settings: MakeSettings
+) -> None:
+    row = "{'x': n // 2 % 30, 'label': 'ab'[n // 2 % 2]}"  # some rows are equal
+    first, again = (prepare(make_settings(write(f"for n in range(80)[::{step}]: yield {row}")), 1) for step in (1, -1))
+    assert again.manifest.fingerprint == first.manifest.fingerprint
+    grown = prepare(make_settings(write(f"for n in range(84)[::-1]: yield {row}")), 1)
+    hashes = [
+        set(np.concatenate([seen.of_split(each.folder, each.manifest, split) for split in each.manifest.splits]))
+        for each in (first, grown)
+    ]
+    assert len(hashes[0]) == 80
+    assert len(hashes[1] - hashes[0]) == 4
 
 
 def test_a_function_may_start_threads_of_its_own(write: Callable[[str], str], make_settings: MakeSettings) -> None:

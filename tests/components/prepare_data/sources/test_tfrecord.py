@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +116,24 @@ def test_splits_stand_in_the_names_of_files_or_folders(write: Callable[..., Path
         assert prepared.manifest.classes == ["0", "1"]
         keys = {one["key"][0].decode() for one in stored(prepared)["validation"]}
         assert keys == {f"{names[2]}/{number}" for number in range(9)}
+
+
+def test_rows_without_keys_are_recognized_in_another_order_and_other_files(
+    make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    def prepared(rows: Sequence[int], border: int) -> Prepared:
+        messages = []
+        for number in rows:
+            entries = [example([(b"x", feature(float(number // 2 % 30)))]), example([(b"label", feature(number % 2))])]
+            messages.append(framed(b"".join(entries[:: 1 if border == 10 else -1])))  # serialized maps have no order
+        (tmp_path / "1.tfrecord").write_bytes(b"".join(messages[:border]))
+        (tmp_path / "2.tfrecord").write_bytes(b"".join(messages[border:]))
+        settings = make_settings(f"tfrecord:{tmp_path}", features={"x": "number", "label": {"classes": 2}}, name="rows")
+        return prepare(settings, 1)
+
+    first, again = prepared(range(80), 10), prepared(range(80)[::-1], 50)
+    assert len({one["key"][0] for split in stored(first).values() for one in split}) == 80
+    assert again.manifest.fingerprint == first.manifest.fingerprint
 
 
 def damaged(path: Path) -> dict[str, str]:
