@@ -212,7 +212,7 @@ class Loop:
 
     def _watched(self) -> contextlib.AbstractContextManager[None]:
         """Notice if the other replicas do not take part; not while one of them may compile the step."""
-        return self._watch.step() if self._warm else contextlib.nullcontext()
+        return self._watch.step(lambda: self._training.waiting.is_on) if self._warm else contextlib.nullcontext()
 
     def _end_profile(self, count: int) -> None:
         """Count a call's steps, and write the profile once it covers `profile_steps`."""

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 from collections.abc import Iterator
 from concurrent import futures
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,27 @@ _SHARDS_TOGETHER = 8
 logger = logging.getLogger(__name__)
 
 
+class Waiting:
+    """Whether this process is waiting for training data; a context, or two calls for a graph, which return the time."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+
+    def begin(self) -> np.float64:
+        self.is_on = True
+        return np.float64(time.perf_counter())
+
+    def end(self) -> np.float64:
+        self.is_on = False
+        return np.float64(time.perf_counter())
+
+    def __enter__(self) -> None:
+        self.begin()
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+
 @dataclass(frozen=True)
 class MemoryTraining:
     """A training split in memory, which may still be being decoded.
@@ -51,6 +73,7 @@ class MemoryTraining:
     steps_per_epoch: int
     seed: int
     rank: int
+    waiting: Waiting = field(default_factory=Waiting)
 
     @property
     def examples(self) -> int:
@@ -103,7 +126,8 @@ class MemoryTraining:
             rows.append(epoch_order[position : position + taken])
             step, count = step + taken, count - taken
         order = np.concatenate(rows)
-        self.decoding.wait(order)
+        with self.waiting:
+            self.decoding.wait(order)
         return order
 
 
@@ -133,6 +157,7 @@ class StreamTraining:
     batch: int
     steps_per_epoch: int
     seed: int
+    waiting: Waiting = field(default_factory=Waiting)
 
     @property
     def example_bytes(self) -> int:
@@ -156,6 +181,14 @@ class StreamTraining:
             return tf.nest.map_structure(lambda part: tf.ensure_shape(part, (self.batch, *part.shape[1:])), elements)
 
         return batches.map(as_it_is(shaped)).prefetch(2)
+
+    def arrays_from(self, step: int) -> Iterator[tuple[Inputs, Labels]]:
+        """Yield the elements of `batches` as NumPy arrays."""
+        batches = self.batches(step).as_numpy_iterator()
+        while True:
+            with self.waiting:
+                batch = next(batches)
+            yield batch
 
     def _epoch(self, epoch: tf.Tensor) -> tf.data.Dataset:
         """Return one epoch's encoded records, exactly as many as its steps need."""

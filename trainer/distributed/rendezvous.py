@@ -6,7 +6,8 @@ too long, that replica is lost. The chief then notifies the others, and a proces
 operation can block forever) is terminated so that it can be restarted.
 
 Workers exchange gradients over connections that the chief does not see. Each replica therefore reports a step that
-takes far longer than those before it, and which replicas it cannot reach; once all report this, a connection is lost.
+takes far longer than those before it, and which replicas it cannot reach; once all report this, a connection is lost. A
+replica that waits for training data does not report: the others wait for it, and no connection is lost.
 
 The engines' own heartbeats are turned off: they end a job in which a replica is frozen for seconds, also if all are,
 and do not identify it.
@@ -21,7 +22,8 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from slipway.core.errors import UserError
@@ -258,6 +260,14 @@ def _listening(task: Task) -> Iterator[socket.socket]:
         yield listener
 
 
+@dataclass
+class _Step:
+    """Steps of the training that are running; `began` moves on while they do not wait for other replicas."""
+
+    is_waiting: Callable[[], bool]
+    began: float = field(default_factory=time.monotonic)
+
+
 class Watch:
     """A watch over the replicas in `connections`, by name: the chief watches all others, a worker the chief.
 
@@ -270,7 +280,7 @@ class Watch:
         self.lost: str | None = None
         self._connections, self._cluster = connections, cluster
         self._sentence, self._is_reported = "", False
-        self._step_began: float | None = None
+        self._step: _Step | None = None
         self._longest_step = 0.0
         self._overdue: set[int] | None = None  # as `Connection.overdue`, of this replica
         self._leaves_last = leaves_last
@@ -285,14 +295,17 @@ class Watch:
         return bool(self._connections)
 
     @contextlib.contextmanager
-    def step(self) -> Iterator[None]:
-        """Watch that what runs in the context, some steps of the training, does not take far longer than before."""
-        self._step_began = time.monotonic()
+    def step(self, is_waiting: Callable[[], bool] = lambda: False) -> Iterator[None]:
+        """Watch that what runs in the context, some steps of the training, does not take far longer than before.
+
+        `is_waiting` returns whether it waits for something else than the other replicas; such time does not count.
+        """
+        step = self._step = _Step(is_waiting)
         try:
             yield
         finally:
-            began, self._step_began = self._step_began, None
-            self._longest_step = max(self._longest_step, time.monotonic() - began)
+            self._step = None
+            self._longest_step = max(self._longest_step, time.monotonic() - step.began)
 
     def give_up(self, message: str) -> None:
         """Log which replica is lost and notify the others, after the engine's error `message`."""
@@ -363,8 +376,8 @@ class Watch:
         """Do not count a pause in which this process was frozen, as by the suspension of a laptop."""
         for connection in self._connections.values():
             connection.heard_at += seconds
-        if self._step_began is not None:
-            self._step_began += seconds
+        if (step := self._step) is not None:
+            step.began += seconds
 
     def _listen(self, name: str) -> bool:
         """Process a replica's received lines; return whether more may follow."""
@@ -386,7 +399,9 @@ class Watch:
 
     def _beat(self) -> None:
         now = time.monotonic()
-        waited = now - (self._step_began or now)
+        if (step := self._step) is not None and step.is_waiting():
+            step.began = now
+        waited = now - step.began if step else 0.0
         if waited <= max(OVERDUE_SECONDS, OVERDUE_FACTOR * self._longest_step):
             self._overdue = None
         elif self._overdue is None and self._cluster is not None:

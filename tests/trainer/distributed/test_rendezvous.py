@@ -333,6 +333,22 @@ def test_a_replica_that_does_something_else_lets_the_others_wait(monkeypatch: py
         list(pool.map(rendezvous.Watch.close, watches))
 
 
+def test_a_replica_that_waits_for_its_data_lets_the_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A storage stall is no lost connection, and the step may take as long as any other once it is over."""
+    watches, exits = trio(monkeypatch)
+    monkeypatch.setattr(rendezvous, "_unreachable", lambda own: set())
+    is_stalled = True
+    with watches[0].step(), watches[1].step(), watches[2].step(lambda: is_stalled):
+        time.sleep(1.0)
+        assert [watch.lost for watch in watches] == [None] * 3
+        assert exits == {}
+        is_stalled = False
+        wait_for(lambda: [*exits.values()] == [138] * 3)
+    assert watches[2]._longest_step < watches[1]._longest_step - 0.8
+    for watch in watches:
+        watch.close()
+
+
 def test_a_step_may_take_ten_times_as_long_as_those_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     watches, exits = trio(monkeypatch)
     for _ in range(2):

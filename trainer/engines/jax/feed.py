@@ -97,7 +97,7 @@ class StreamFeed:
 def _batches(data: TrainingData, step: int) -> Iterator[tuple[Inputs, Labels]]:
     """Yield each step's decoded inputs and labels, from `step` on."""
     if not isinstance(data, MemoryTraining):
-        yield from data.batches(step).as_numpy_iterator()
+        yield from data.arrays_from(step)
         return
     inputs, labels = data.arrays(whole=False)
     while True:

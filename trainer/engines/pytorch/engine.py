@@ -164,7 +164,7 @@ class PyTorchEngine:
                 self._waited += time.perf_counter() - started
                 yield each(lambda one, order=order: one[order].to(device), inputs), _classes(labels[order]).to(device)
                 step += 1
-        read = iter(data.batches(step).as_numpy_iterator())
+        read = data.arrays_from(step)
         while True:
             started = time.perf_counter()
             decoded, found = next(read)

@@ -114,11 +114,11 @@ class StepLoop:
         share = self._layout.share
 
         def fetch(_number: tf.Tensor) -> tuple[Batch, tf.Tensor]:
-            started = _now()
+            started = _called(data.waiting.begin)
             with tf.control_dependencies([started]):
                 batch = next(iterator)
             with tf.control_dependencies(tf.nest.flatten(batch)):
-                return batch, _now() - started
+                return batch, _called(data.waiting.end) - started
 
         def batch(device: tf.Tensor, inputs: Tensors, labels: tf.Tensor) -> Batch:
             start = device * share
@@ -308,9 +308,9 @@ def _in_order(call: Call, first: int) -> Call:
     return checked
 
 
-def _now() -> tf.Tensor:
-    """Return the current time in seconds, a float64 scalar; deterministic runs do not allow tf.timestamp."""
-    return tf.ensure_shape(tf.numpy_function(lambda: np.float64(time.perf_counter()), [], tf.float64), [])
+def _called(time_of: Callable[[], np.float64]) -> tf.Tensor:
+    """Return the result of a call, a time in seconds; deterministic runs do not allow tf.timestamp."""
+    return tf.ensure_shape(tf.numpy_function(time_of, [], tf.float64), [])
 
 
 def _padded(values: NDArray[Number], rows: int) -> NDArray[Number]:
