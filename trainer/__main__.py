@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logger.error("another replica is gone (see its log); this replica cannot continue alone: %s", error)
         return PEER_LOST
     except Exception as error:
-        told = bad_image(error) or bad_record(error) or full_disk(error) or not_deterministic(error)
+        told = bad_image(error) or full_disk(error) or not_deterministic(error)
         if told is not None:
             report(told)
             return FAILED
@@ -115,6 +115,10 @@ def _work(config: str, stop: StopRequest) -> None:
         engine = _train(job, where, cluster, share, stop, watch)
     except PeerLost as error:
         watch.give_up(str(error))
+        raise
+    except Exception as error:
+        if damaged := bad_record(error, share.folder):
+            raise damaged from None
         raise
     except Stopped:
         with stop.deferred():  # the others are at the same point: none may leave before all have

@@ -6,6 +6,7 @@ import errno
 import math
 import os
 import re
+from pathlib import Path
 
 import numpy as np
 
@@ -108,14 +109,14 @@ def bad_image(error: Exception) -> UserError | None:
 _BAD_RECORD = re.compile(r"(?:corrupted|truncated) record at \d+")
 
 
-def bad_record(error: Exception) -> UserError | None:
-    """Return the error for a record of a streamed split with a wrong checksum, or None."""
+def bad_record(error: Exception, data: Path) -> UserError | None:
+    """Return the error for a record with a wrong checksum in a streamed split of the data set in `data`, or None."""
     found = _BAD_RECORD.search(str(error))
     if found is None:
         return None
     return UserError(
-        f"A shard of the data set is damaged: {found[0]}.",
-        fix="remove the data set's folder, then run again to prepare the data set",
+        f"A shard of the data set in {data} is damaged: {found[0]}.",
+        fix="remove that folder, then run again to prepare the data set",
     )
 
 
