@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from slipway.core import cores, events
 from slipway.core import manifest as manifests
-from slipway.core.errors import UserError, report, system_error
+from slipway.core.errors import UserError, report
 from slipway.core.exit_codes import FAILED, PEER_LOST, STOPPED, UNAVAILABLE, leave, reported
 from slipway.core.paths import OutputPaths, local_path, output_paths
 from slipway.trainer import weights
@@ -75,12 +75,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             report(told)
             return FAILED
         traceback.print_exc()
-        if storage_unavailable(error) and (refused := system_error(error)):
-            report(refused)
         # A library may convert the SystemExit of a stop request into its own error.
         if stop.requested:
             return STOPPED
-        return UNAVAILABLE if storage_unavailable(error) else FAILED  # any other error will recur
+        if unavailable := storage_unavailable(error):
+            report(unavailable)
+            return UNAVAILABLE
+        return FAILED  # any other error will recur
     return 0
 
 

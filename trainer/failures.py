@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from slipway.core.atomic import FULL
-from slipway.core.errors import UserError
+from slipway.core.errors import UserError, system_error
 from slipway.trainer.config import JobConfig
 from slipway.trainer.engines.base import Measured, OutOfMemory, StepFigures
 from slipway.trainer.hooks import functions
@@ -159,16 +159,20 @@ _STORAGE_UNAVAILABLE = (
 )
 
 
-def storage_unavailable(error: BaseException | None) -> bool:
-    """Return whether `error`, or an error that it was raised from, says that the storage is temporarily unavailable.
+def storage_unavailable(error: BaseException) -> UserError | None:
+    """Return the error for storage that is temporarily unavailable, if `error` or what it was raised from says so.
 
     The engines' errors contain the operating system's text instead of its number. An error that is not recognised
     here will recur.
     """
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in _STORAGE_UNAVAILABLE:
-            return True
-        if any(os.strerror(number) in str(error) for number in _STORAGE_UNAVAILABLE):
-            return True
-        error = error.__cause__
-    return False
+    cause: BaseException | None = error
+    while cause is not None:
+        is_known = isinstance(cause, OSError) and cause.errno in _STORAGE_UNAVAILABLE
+        if is_known or any(os.strerror(number) in str(cause) for number in _STORAGE_UNAVAILABLE):
+            first = str(cause).strip().partition("\n")[0]
+            return system_error(cause) or UserError(
+                f"The storage is unavailable: {first}",
+                fix="check the disk or mount, then: slipway run --resume latest",
+            )
+        cause = cause.__cause__
+    return None

@@ -20,6 +20,7 @@ from slipway.core.memory import MemoryKills
 from slipway.core.supervision import POLL_SECONDS, write_line
 from slipway.trainer.checkpoint.store import pointed_step
 from slipway.trainer.config import RestartSettings
+from slipway.trainer.distributed.rendezvous import PEER_SECONDS_VARIABLE
 from slipway.trainer.distributed.signals import ASKED_TO_STOP
 
 MOST_BACKOFF_SECONDS = 60.0
@@ -77,11 +78,11 @@ class Restarts:
             how: What happened to them, as a verb phrase; None: what their exit statuses say.
 
         Raises:
-            UserError: A replica reported a user error.
+            UserError: A replica reported a user error, or too often that the storage is unavailable.
             WorkFailed: The user's code failed, or a replica has reached its limit of restarts.
         """
         for worker in workers:
-            if (mistake := reported_error(worker.tail)) is not None:
+            if (mistake := reported_error(worker.tail)) is not None and not _may_pass(mistake, worker.status):
                 raise mistake
         cause = min(failed, key=_innocence)
         name, trace = cause.name, last_traceback(cause.tail)
@@ -90,11 +91,17 @@ class Restarts:
         how = how or exit_codes.describe(cause.status)
         if cause.status == exit_codes.SIGKILLED and self._memory and (lacking := self._memory.describe()):
             how += f", {lacking}; a smaller train.batch_size or fewer replicas need less"
-        if trace and not exit_codes.can_restart(cause.status):
+        unavailable = reported_error(cause.tail)
+        can_restart = unavailable is not None or exit_codes.can_restart(cause.status)
+        if unavailable is not None:
+            how += f": {unavailable.message.rstrip('.')}"
+        elif trace and not can_restart:
             how += f": {trace[-1]}"
         self._by_replica[name] += 1
         count, most = self._by_replica[name], self._settings.at_most
-        if count > most or not exit_codes.can_restart(cause.status):
+        if count > most and unavailable is not None:
+            raise unavailable
+        if count > most or not can_restart:
             again = f", for the {_ordinal(count)} time (train.restarts.at_most is {most})" if count > most > 0 else ""
             raise WorkFailed(f"Replica {name} {how}{again}.", "\n".join(trace))
         step = 0
@@ -181,6 +188,14 @@ def _first_sign(workers: Sequence[Ended]) -> tuple[str, str] | None:
     lost, how, _ = min(signs, key=lambda sign: (-accusers[sign[1]], sign[3])).groups()
     name = RANK.sub(lambda one: workers[int(one[1])].name if int(one[1]) < len(workers) else one[0], lost)
     return name, f"was lost ({how})"
+
+
+def _may_pass(mistake: UserError, status: int) -> bool:
+    """Return whether another attempt may succeed after a reported error: the storage is unavailable.
+
+    Replicas that are missing have been waited for; they do not come for another attempt here.
+    """
+    return status == exit_codes.UNAVAILABLE and mistake.setting != PEER_SECONDS_VARIABLE
 
 
 def _innocence(worker: Ended) -> tuple[int, bool, bool]:

@@ -20,11 +20,12 @@ from slipway.components.step import WorkFailed
 from slipway.components.train.local_cluster import run_local_cluster
 from slipway.components.train.restarts import Restarts
 from slipway.core.errors import ERROR_PREFIX, UserError
-from slipway.core.exit_codes import PEER_LOST, STOPPED, status_of
+from slipway.core.exit_codes import PEER_LOST, STOPPED, UNAVAILABLE, status_of
 from slipway.core.memory import MemoryKills
 from slipway.core.supervision import Child
+from slipway.trainer.checkpoint.store import StorageUnavailable
 from slipway.trainer.config import RestartSettings
-from slipway.trainer.distributed.rendezvous import Watch
+from slipway.trainer.distributed.rendezvous import PEER_SECONDS_VARIABLE, ReplicasMissing, Watch
 
 KILLED = 128 + signal.SIGKILL
 TRACEBACK = ("Traceback (most recent call last):", '  File "x.py", line 1, in <module>', "KeyError: 'lost'")
@@ -139,6 +140,38 @@ def test_a_mistake_that_any_replica_reported_is_the_reason_whoever_ended_first(t
     lost, mistaken = EndedWorker(0, PEER_LOST), EndedWorker(1, STOPPED, "Bad.", said)
     with pytest.raises(UserError, match=r"Bad\."):
         restarts(tmp_path).next([lost, mistaken], [lost])
+
+
+def reported(index: int, status: int, error: UserError, *lines: str) -> EndedWorker:
+    """A replica that has reported an error, which the trainer prints as one line for programs."""
+    return EndedWorker(index, status, *lines, ERROR_PREFIX + json.dumps(error.as_dict()))
+
+
+def test_storage_that_is_unavailable_is_tried_again_and_at_last_its_error_is_the_reason(tmp_path: Path) -> None:
+    error = StorageUnavailable("The storage is unavailable: [Errno 5] Input/output error.", fix="check the mount")
+    workers = [EndedWorker(0, PEER_LOST), reported(1, UNAVAILABLE, error, *TRACEBACK)]
+    policy = restarts(tmp_path, at_most=2)
+    for seconds in (1, 2):
+        restart = policy.next(workers, workers)
+        assert (restart.replica, restart.waited_seconds) == ("workerpool1-1", seconds)
+        assert restart.reason == ("failed with exit code 75: The storage is unavailable: [Errno 5] Input/output error")
+    with pytest.raises(UserError, match="The storage is unavailable") as caught:
+        policy.next(workers, workers)
+    assert caught.value.fix == "check the mount"
+
+
+def test_a_replica_that_is_missing_and_a_programs_own_exit_code_75_are_no_reason_to_try_again(tmp_path: Path) -> None:
+    missing = ReplicasMissing("Some replicas did not connect.", setting=PEER_SECONDS_VARIABLE, value=300.0)
+    workers = [reported(0, UNAVAILABLE, missing)]
+    with pytest.raises(UserError, match="did not connect"):
+        restarts(tmp_path).next(workers, workers)
+    workers = [EndedWorker(0, UNAVAILABLE, "out of tickets")]
+    with pytest.raises(WorkFailed, match=r"workerpool1-0 failed with exit code 75\."):
+        restarts(tmp_path).next(workers, workers)
+    mistaken = reported(1, 1, UserError("Bad."))
+    workers = [reported(0, UNAVAILABLE, StorageUnavailable("Away.")), mistaken]
+    with pytest.raises(UserError, match=r"Bad\."):
+        restarts(tmp_path).next(workers, workers)
 
 
 def test_each_replica_may_be_the_cause_so_often(tmp_path: Path) -> None:

@@ -120,6 +120,21 @@ def test_a_users_error_in_a_trainjob_ends_it_at_once(step: Step) -> None:
     step.cluster.wait(lambda: not step.cluster.left())
 
 
+def test_a_trainjob_whose_storage_was_unavailable_is_tried_again(step: Step) -> None:
+    step.grant()
+    said = ERROR_PREFIX + json.dumps(UserError("The storage is unavailable: Input/output error.").as_dict())
+    code = f"""
+        import os, pathlib
+        first = pathlib.Path(os.environ["AIP_MODEL_DIR"]).parent / "first"
+        if not first.exists():
+            first.touch()
+            print({said!r}, flush=True)
+            raise SystemExit(75)
+    """
+    (restart,) = step.run(pools(code, 1)[:1])
+    assert restart.reason == "failed with exit code 75: The storage is unavailable: Input/output error"
+
+
 def test_a_trainjob_gives_up_after_as_many_restarts_as_are_allowed(step: Step) -> None:
     step.grant()
     code = """

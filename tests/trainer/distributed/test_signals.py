@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slipway.core.errors import UserError
+from slipway.core.errors import ERROR_PREFIX, UserError
 from slipway.core.exit_codes import FAILED, PEER_LOST, UNAVAILABLE
 from slipway.trainer import __main__ as worker
 from slipway.trainer.distributed.rendezvous import ReplicasMissing
@@ -133,7 +133,7 @@ def test_a_stop_that_a_library_turned_into_an_error_is_a_stop(
     ],
 )
 def test_only_an_error_that_may_pass_asks_for_another_try(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, status: int
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, status: int
 ) -> None:
     def work(_config: str, _stop: StopRequest) -> None:
         raise error
@@ -141,6 +141,8 @@ def test_only_an_error_that_may_pass_asks_for_another_try(
     monkeypatch.setattr(worker, "_work", work)
     monkeypatch.setattr(StopRequest, "install", lambda _stop: None)
     assert worker.main(["--config", "{}"]) == status
+    # Without it, the restart policy takes the exit code for a custom program's own.
+    assert (ERROR_PREFIX in capsys.readouterr().err) == (status == UNAVAILABLE or isinstance(error, UserError))
 
 
 def test_an_error_of_the_storage_behind_another_one_may_pass() -> None:
