@@ -215,7 +215,8 @@ def _train(
             events.message(line)
         metrics.close()
         events.phase("exporting the model")
-        export(engine, job, share.manifest, checksum, metrics.path, where.model, steps, weights_step)
+        went_back = checkpoints.went_back()
+        export(engine, job, share.manifest, checksum, metrics.path, where.model, steps, weights_step, went_back)
     engine.agree([0.0])  # barrier: a job may be considered finished when the chief exits
     logger.info("weights checksum %s", checksum)
     return engine

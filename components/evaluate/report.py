@@ -48,6 +48,7 @@ _TRAINING = {
     "learning_rate": "Learning rate",
     "replicas": "Replicas",
     "seed": "Seed",
+    "went_back": "Older checkpoint used",
 }
 
 

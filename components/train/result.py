@@ -22,6 +22,7 @@ METADATA = (
     "data_fingerprint",
     "variables_bytes",
     "trainable_bytes",
+    "went_back",
 )
 
 

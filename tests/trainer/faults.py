@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import json
 import os
 import shutil
 import subprocess
@@ -86,17 +87,30 @@ def check_flipped_label(config: JobConfig, place: Path) -> None:
 
 
 def check_failing_opens(config: JobConfig, place: Path) -> None:
-    """Check that a run that resumes from storage that fails for a moment ends with the same weights."""
+    """Check that a run ends with the same weights if storage fails for a moment, or it resumes from an older checkpoint.
+
+    The latter is in the model's record.
+    """
     whole = train(config, place / "whole")
     assert whole.status == 0, whole
-    resumed = place / "resumed" / "checkpoints"
-    step = config.plan.steps // 2
-    shutil.copytree(place / "whole" / "checkpoints" / f"step-{step:08d}", resumed / f"step-{step:08d}")
-    (resumed / store.POINTER).write_text(f"step-{step:08d}")
+    resumed, record = place / "resumed" / "checkpoints", place / "resumed" / "model" / "model.json"
+    for step in (5, 10):
+        shutil.copytree(place / "whole" / "checkpoints" / f"step-{step:08d}", resumed / f"step-{step:08d}")
+    (resumed / store.POINTER).write_text("step-00000010")
     ended = train(config, place / "resumed", fail_three_opens.__name__)
     assert ended.output.count("cannot read a checkpoint") == 3
-    assert f"resuming from the checkpoint at step {step} of" in ended.output
+    assert "resuming from the checkpoint at step 10 of" in ended.output
     assert ended.checksum == whole.checksum
+    assert "went_back" not in json.loads(record.read_text())
+
+    shutil.rmtree(record.parent)
+    (resumed / store.POINTER).write_text("step-00000010")
+    (resumed / "step-00000010" / store.STATE_FILE).write_bytes(b"")
+    ended = train(config, place / "resumed")
+    assert ended.checksum == whole.checksum
+    assert json.loads(record.read_text())["went_back"] == [
+        "the checkpoint of step 10 is damaged; training resumes from the one of step 5"
+    ]
 
 
 def check_stalled_stream(engine: Any, data: Any) -> None:

@@ -28,12 +28,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway.core import events
-from slipway.core.atomic import FULL, replace_file
+from slipway.core.atomic import FULL, append_line, replace_file
 from slipway.core.errors import UserError
 
 POINTER = "latest"
 STATE_FILE = "state.npz"
 RECORD_FILE = "checkpoint.json"
+WENT_BACK_FILE = "went-back.txt"
 _FOLDER = re.compile(r"step-(\d{8,})")
 # Seconds before each repetition of a read that failed.
 READ_WAITS = (1.0, 2.0, 4.0, 8.0)
@@ -116,8 +117,18 @@ class Checkpoints:
         else:
             found = None
         if skipped:
-            events.message(self._went_back(skipped, found))
+            text = self._went_back(skipped, found)
+            events.message(text)
+            with contextlib.suppress(OSError):  # the training does not depend on it
+                append_line(self._folder / WENT_BACK_FILE, text)
         return found
+
+    def went_back(self) -> list[str]:
+        """Return what was said each time that training resumed from an older checkpoint than the newest."""
+        try:
+            return list(dict.fromkeys((self._folder / WENT_BACK_FILE).read_text().splitlines()))
+        except OSError:
+            return []
 
     def _went_back(self, skipped: list[int], found: Checkpoint | None) -> str:
         """Return the sentence that says that training resumes from an older checkpoint than the newest."""

@@ -8,7 +8,7 @@ import json
 import logging
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -33,6 +33,7 @@ def export(
     folder: Path,
     steps: int,
     weights_step: int,
+    went_back: Sequence[str] = (),
 ) -> None:
     """Write the engine's model, model.json and metrics.jsonl to `folder`, unless it already holds these weights.
 
@@ -45,9 +46,11 @@ def export(
         folder: The output folder (AIP_MODEL_DIR).
         steps: Number of trained steps; fewer than planned after early stopping.
         weights_step: The step whose weights are exported.
+        went_back: What is known of resumptions from an older checkpoint than the newest.
     """
     record = _record(job, manifest, checksum, steps, weights_step)
     record |= {f"{name}_bytes": size for name, size in asdict(engine.size()).items()}
+    record |= {"went_back": list(went_back)} if went_back else {}
     if _read_record(folder) == json.loads(json.dumps(record)):
         logger.info("the model in %s already has these weights", folder)
         _remove_leftovers(folder)

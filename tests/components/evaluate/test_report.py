@@ -103,6 +103,13 @@ def test_the_number_of_damaged_images_is_in_the_provenance(html: str, evaluation
     assert "Damaged images" not in html
 
 
+def test_an_older_checkpoint_that_was_used_is_in_the_provenance(html: str, evaluation: Evaluation) -> None:
+    sentence = "the checkpoint of step 30 is damaged; training resumes from the one of step 20"
+    model = dataclasses.replace(evaluation.model, description={**evaluation.model.description, "went_back": [sentence]})
+    assert f"Older checkpoint used {sentence}" in Page(render(dataclasses.replace(evaluation, model=model))).text
+    assert "Older checkpoint" not in html
+
+
 def test_the_notes_on_the_data_and_the_skipped_images_are_on_the_page(evaluation: Evaluation) -> None:
     noted = evaluation.manifest.model_copy(
         update={"notes": ["2 images have several labels."], "left_out_count": 3, "skipped_reasons": {"it is empty": 2}}

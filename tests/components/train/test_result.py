@@ -14,10 +14,14 @@ from slipway.core.errors import UserError
 from slipway.core.manifest import FILE_NAME, Manifest, Split
 from slipway.core.seen import seen_by
 
+WENT_BACK = ["the checkpoint of step 10 is damaged; training resumes from the one of step 5"]
+
 
 def write(folder: Path, weights_step: int) -> None:
     folder.mkdir(parents=True)
-    (folder / "model.json").write_text(json.dumps({"engine": "jax", "weights_step": weights_step}))
+    (folder / "model.json").write_text(
+        json.dumps({"engine": "jax", "weights_step": weights_step, "went_back": WENT_BACK})
+    )
     lines = [{"kind": "validation", "step": step, "loss": 1 / step, "accuracy": step / 100} for step in (10, 20, 30)]
     torn = '{"kind": "validation", "ste\n'  # what a full disk left of a line
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + torn)
@@ -33,7 +37,10 @@ def test_its_figures_are_those_of_the_weights_that_were_exported(tmp_path: Path)
     write(tmp_path / "model", 20)
     model, logged, outputs = published(tmp_path)
     assert logged == {"loss": 0.05, "accuracy": 0.2}
-    assert (model.uri, model.metadata) == (f"{tmp_path}/model", {"engine": "jax", "weights_step": 20})
+    assert (model.uri, model.metadata) == (
+        f"{tmp_path}/model",
+        {"engine": "jax", "weights_step": 20, "went_back": WENT_BACK},
+    )
     assert outputs == {"model": model.uri, **model.metadata, "validation": logged}
 
 

@@ -269,7 +269,9 @@ def messages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return said
 
 
-def test_going_back_to_an_older_checkpoint_is_said_on_the_terminal(tmp_path: Path, messages: list[str]) -> None:
+def test_going_back_to_an_older_checkpoint_is_said_on_the_terminal_and_kept(
+    tmp_path: Path, messages: list[str]
+) -> None:
     checkpoints = Checkpoints(tmp_path, keep=3)
     for step in (10, 20, 30):
         checkpoints.save(checkpoint(step))
@@ -277,10 +279,15 @@ def test_going_back_to_an_older_checkpoint_is_said_on_the_terminal(tmp_path: Pat
     assert messages == []
     (tmp_path / "step-00000030" / "state.npz").write_bytes(b"")
     checkpoints.newest()
-    assert messages.pop() == "the checkpoint of step 30 is damaged; training resumes from the one of step 20"
+    checkpoints.newest()
+    assert messages.pop() == messages.pop()
+    damaged = "the checkpoint of step 30 is damaged; training resumes from the one of step 20"
+    assert Checkpoints(tmp_path, keep=3).went_back() == [damaged]
     shutil.rmtree(tmp_path / "step-00000030")
     checkpoints.newest()
-    assert messages.pop() == "the checkpoint of step 30 is missing; training resumes from the one of step 20"
+    missing = "the checkpoint of step 30 is missing; training resumes from the one of step 20"
+    assert messages.pop() == missing
+    assert checkpoints.went_back() == [damaged, missing]
     for step in (10, 20):
         (tmp_path / f"step-000000{step}" / "checkpoint.json").unlink()
     assert checkpoints.newest() is None
