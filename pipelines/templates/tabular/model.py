@@ -16,7 +16,10 @@ def build(inputs: dict[str, Any], outputs: int, *, width: int = 32) -> keras.Mod
         outputs: Number of outputs; 1 for regression.
         width: Units of the hidden layers.
     """
-    columns = {name: keras.Input(column.shape, dtype=column.dtype) for name, column in inputs.items()}
+    columns = {
+        name: keras.Input(column.shape, dtype=column.dtype, name=None if "/" in name else name)
+        for name, column in inputs.items()
+    }
     parts = []
     for name, column in inputs.items():
         if column.kind == "category":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import yaml
 from typer.testing import CliRunner
 
 from slipway.core.errors import UserError
+from slipway.core.manifest import Input
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.cli.options import configuration_path
 from slipway.pipelines.cli.project import Template
@@ -29,6 +31,20 @@ def test_every_template_is_a_valid_project_with_the_schema_of_its_header(tmp_pat
     named = yaml.safe_load("\n".join(lines))
     module = named["train"].get("module") or named["model"]["builder"].partition(":")[0]
     assert (folder / f"{module}.py").is_file()
+
+
+@pytest.mark.slow
+def test_the_network_of_a_table_is_reloaded_without_a_warning(tmp_path: Path):
+    import keras
+    from slipway.pipelines.templates.tabular import model
+
+    columns = {"a b": Input(kind="number"), "city": Input(kind="category", vocabulary=["Bern", "Basel"])}
+    model.build(columns, 2).save(tmp_path / "model.keras")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        keras.models.load_model(tmp_path / "model.keras")
+    with pytest.warns(UserWarning, match="km/h"):  # no name of a layer
+        model.build({"km/h": Input(kind="number"), **columns}, 2)
 
 
 def test_nothing_is_written_through_a_link(tmp_path: Path):
