@@ -61,7 +61,7 @@ def predict(
     source = sources.open_all(inputs, loaded, batch_size, split)
     done = failed = 0
     started = time.monotonic()
-    with progress_bar() as progress, files.opened(output) as file:
+    with prediction.quiet(loaded), progress_bar() as progress, files.opened(output) as file:
         task = progress.add_task(str(chosen), total=source.examples)
         shown = printable if file.isatty() else str
         for answers in prediction.predict(loaded, source.chunks):

@@ -316,7 +316,7 @@ def _write_part(number: int, part: Part) -> None:
     from slipway.pipelines.prediction import prediction, sources
 
     done, errors = 0, []
-    with output.opened(_batch.part_file(number)) as file:
+    with prediction.quiet(_model), output.opened(_batch.part_file(number)) as file:
         chunks = sources.read(part, _model, _batch.batch_size, key=_batch.key)
         for index, answers in enumerate(prediction.predict(_model, chunks)):
             if not index:

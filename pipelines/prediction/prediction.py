@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from slipway.core.errors import UserError
+from slipway.core.noise import without_native_stderr
 from slipway.pipelines.prediction.sources import Chunk
 from slipway.serving import instances
 from slipway.serving.model import Arrays, Model
@@ -49,6 +51,11 @@ def predict(model: Model, chunks: Iterator[Chunk]) -> Iterator[list[Answer]]:
         finally:
             for future in waiting:
                 future.cancel()
+
+
+def quiet(model: Model) -> AbstractContextManager[None]:
+    """Return a context without what decoders print on images that they cannot decode; a custom model's output stays."""
+    return nullcontext() if model.is_custom else without_native_stderr()
 
 
 def _answers(model: Model, chunk: Chunk) -> list[Answer]:

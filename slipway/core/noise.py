@@ -41,6 +41,21 @@ def without_stderr() -> Iterator[None]:
             os.close(stderr)
 
 
+@contextlib.contextmanager
+def without_native_stderr() -> Iterator[None]:
+    """Discard what native code writes to stderr, such as libjpeg's warnings; what Python writes is kept."""
+    if sys.stderr is not sys.__stderr__:  # Python's is another file already
+        with without_stderr():
+            yield
+        return
+    with (
+        os.fdopen(os.dup(2), "w", buffering=1, errors="backslashreplace") as kept,
+        without_stderr(),
+        contextlib.redirect_stderr(kept),
+    ):
+        yield
+
+
 def is_noise(line: str) -> bool:
     """Return whether a line is a library's start-up message, with or without a replica's name in front."""
     return _NOISE.match(line) is not None

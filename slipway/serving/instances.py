@@ -32,6 +32,7 @@ from slipway.trainer.tasks import TASKS
 PNG_START, PNG_SIZE = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR", struct.Struct(">II")
 PNG_HEADER_BYTES = 33
 JPEG_START = b"\xff\xd8\xff"
+PNG_END, JPEG_END = b"IEND\xaeB`\x82", b"\xff\xd9"
 LARGEST = float(np.finfo(np.float32).max)
 LABEL = "label"
 # Longest part of a library's error message in an answer.
@@ -316,7 +317,9 @@ def undecodable(model: Model, batch: Arrays) -> Iterator[tuple[int, str, str]]:
             try:
                 tf.io.decode_image(data, channels=channels, expand_animations=False)
             except tf.errors.OpError as error:
-                yield index, name, f"The image cannot be decoded: {sentence(error)}"
+                end = PNG_END if data.startswith(PNG_START) else JPEG_END
+                reason = sentence(error) if data.rstrip(b"\0").endswith(end) else "the file is cut short"
+                yield index, name, f"The image cannot be decoded: {reason}"
 
 
 def sentence(error: BaseException) -> str:

@@ -36,6 +36,7 @@ def test_every_template_is_a_valid_project_with_the_schema_of_its_header(tmp_pat
 @pytest.mark.slow
 def test_the_network_of_a_table_is_reloaded_without_a_warning(tmp_path: Path):
     import keras
+
     from slipway.pipelines.templates.tabular import model
 
     columns = {"a b": Input(kind="number"), "city": Input(kind="category", vocabulary=["Bern", "Basel"])}

@@ -87,6 +87,19 @@ def test_files_of_a_folder_that_no_model_reads_have_an_error(project: Path) -> N
     assert "4 examples, 3 with an error" in result.stderr
 
 
+def test_images_that_are_cut_short_are_said_to_be_so_without_their_decoders_output(
+    project: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    Image.effect_noise((64, 64), 50).save("images/cut.jpg")
+    whole = Path("images/cut.jpg").read_bytes()
+    Path("images/cut.jpg").write_bytes(whole[: len(whole) // 2])
+    capfd.readouterr()
+    found = {each["input"]: each for each in lines(run("digits", "images"))}
+    reason = "The image cannot be decoded: the file is cut short"
+    assert [found[f"images/cut.{name}"]["error"] for name in ("PNG", "jpg")] == [reason] * 2
+    assert capfd.readouterr().err == ""
+
+
 def test_predictions_are_those_of_single_requests(project: Path, classifier: Model) -> None:
     found = lines(run("digits/1", "images/inner"))
     for each in found:
