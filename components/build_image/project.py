@@ -6,7 +6,8 @@ import fnmatch
 import os
 import re
 import subprocess
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -19,6 +20,8 @@ from slipway.core.errors import UserError, nearest
 # Never included in an image, even if git tracks them.
 SECRET_NAMES = (".env", ".env.*", "*.pem", "*.key", "*.p12", "id_rsa*", "id_ed25519*", "*credentials*.json", ".netrc")
 PACKAGE = "slipway"
+# What `git ls-files` needs to list the files that git neither tracks nor ignores.
+OTHERS = ("--others", "--exclude-standard")
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,12 @@ class ProjectContent:
 
 
 def project_content(
-    folder: Path, settings: ContentSettings, modules: Iterable[str], configurations: Collection[str] = ()
+    folder: Path,
+    settings: ContentSettings,
+    modules: Iterable[str],
+    is_configuration: Callable[[Path], bool] = lambda _path: False,
+    *,
+    without_git: bool = False,
 ) -> ProjectContent:
     """Return what the project in `folder` adds to an image.
 
@@ -54,7 +62,8 @@ def project_content(
         folder: The project's folder: where `slipway` runs.
         settings: The section `build`.
         modules: The project's packages and modules that the run imports; the content must have them.
-        configurations: The project's run configurations, which no image needs.
+        is_configuration: Whether a file is a run configuration, which no image needs.
+        without_git: Accept a folder that is in no git checkout, as if git tracked what .gitignore does not ignore.
 
     Raises:
         UserError: The folder is not in a git checkout, git does not track a module, a pattern matches nothing, or the
@@ -62,8 +71,8 @@ def project_content(
     """
     included = _included(folder, settings.include)
     tracked, untracked = (
-        [path for path in git_files(folder, *kind) if path not in configurations and not _excluded(path, settings)]
-        for kind in (("--cached",), ("--others", "--exclude-standard"))
+        [path for path in paths if not _excluded(path, settings) and not is_configuration(folder / path)]
+        for paths in _tracked_and_others(folder, without_git=without_git)
     )
     names = sorted({*tracked, *included})
     _check_modules(folder, names, modules)
@@ -87,12 +96,26 @@ def project_content(
     return ProjectContent(files, tuple(name for name in untracked if name not in known), requirements)
 
 
-def git_files(folder: Path, *options: str, pattern: str = ".") -> list[str]:
+def _tracked_and_others(folder: Path, *, without_git: bool) -> tuple[list[str], list[str]]:
+    """Return the files that git tracks, and those that it neither tracks nor ignores."""
+    try:
+        return git_files(folder, "--cached"), git_files(folder, *OTHERS)
+    except UserError:
+        if not without_git:
+            raise
+    with tempfile.TemporaryDirectory() as repository:
+        git(folder, "init", "--quiet", "--bare", repository)
+        return git_files(folder, *OTHERS, repository=repository), []
+
+
+def git_files(folder: Path, *options: str, pattern: str = ".", repository: str | None = None) -> list[str]:
     """Return the paths in `folder` of the regular files that `git ls-files` lists with `options`, but secrets.
 
-    Symlinks are skipped: they may point to files outside the tree, or to untracked ones.
+    Symlinks are skipped: they may point to files outside the tree, or to untracked ones. `repository` replaces the one
+    that the folder is in.
     """
-    names = git(folder, "ls-files", "-z", *options, "--", pattern).split("\0")
+    place = [] if repository is None else ["--git-dir", repository, "--work-tree", "."]
+    names = git(folder, *place, "ls-files", "-z", *options, "--", pattern).split("\0")
     return [name for name in names if name and _is_regular(folder / name)]
 
 

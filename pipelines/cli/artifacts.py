@@ -46,7 +46,7 @@ def compile_(
     from slipway.pipelines.config.config import load
 
     configuration = load(configuration_path(file, config), overrides or (), hardware)
-    check_configuration(configuration, target)
+    check_configuration(configuration, target, builds=False)
     if output.suffix not in (".yaml", ".yml", ".json"):
         raise UserError(
             f"{output} is not a YAML or JSON file name.", setting="-o", value=str(output),

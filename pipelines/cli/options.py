@@ -109,6 +109,7 @@ def check_configuration(
     runner: Runner = Runner.process,
     rehearsal: bool = False,
     submitting: bool = False,
+    builds: bool = True,
 ) -> None:
     """Make the doctor's checks that apply to a run; show the warnings.
 
@@ -121,7 +122,7 @@ def check_configuration(
     from slipway.pipelines.doctor import refuse_on_failure
     from slipway.pipelines.doctor.check import Context
 
-    context = Context(configuration, target, rehearsal=rehearsal, folder=Path.cwd(), runner=runner.value)
+    context = Context(configuration, target, rehearsal=rehearsal, folder=Path.cwd(), runner=runner.value, builds=builds)
     for finding in refuse_on_failure(context, submitting=submitting):
         error_console.print(
             f"[yellow]warning:[/] {escape(finding.check)}: {escape(finding.found)}", highlight=False, soft_wrap=True

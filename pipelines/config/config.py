@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, PrivateAttr, ValidationError, field_validator, model_validator
 from pydantic.config import JsonDict
 
 from slipway.components.build_image.reference import check_pinned
@@ -168,6 +168,7 @@ class VertexSettings(Settings):
 class RunConfig(Settings):
     """One run: its data, model, training, evaluation and registration, and the hardware that trains."""
 
+    _file: Path | None = PrivateAttr(default=None)
     name: str = Field(
         pattern=r"^[a-z][a-z0-9-]*$",
         max_length=40,
@@ -243,6 +244,14 @@ class RunConfig(Settings):
             )
         return self
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RunConfig) and self.__dict__ == other.__dict__
+
+    @property
+    def file(self) -> Path | None:
+        """The file that it was loaded from, which is no part of it: None if it was not."""
+        return self._file
+
     @property
     def network(self) -> ModelSettings:
         """The network that Slipway's trainer trains; not with a custom program."""
@@ -311,7 +320,9 @@ def load(path: Path, overrides: Iterable[str] = (), hardware: str | None = None)
         UserError: The file is missing or not YAML, a key is unknown, or a value has the wrong type or is out of range.
     """
     overrides = list(overrides)
-    return validate(read_values(path, overrides, hardware), str(path), overrides)
+    config = validate(read_values(path, overrides, hardware), str(path), overrides)
+    config._file = path
+    return config
 
 
 def validate(values: Mapping[str, object], where: str, overrides: Sequence[str] = ()) -> RunConfig:

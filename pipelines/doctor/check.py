@@ -21,13 +21,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Context:
-    """The run to check: its configuration, target and working folder; `runner` is how local steps execute."""
+    """The run to check: its configuration, target and working folder.
+
+    `runner` is how local steps execute; `builds` is False if its pipeline is only compiled.
+    """
 
     config: RunConfig
     target: PlatformName
     rehearsal: bool
     folder: Path
     runner: Literal["process", "docker"] = "process"
+    builds: bool = True
 
     @functools.cached_property
     def project(self) -> Project:

@@ -174,13 +174,13 @@ def image_context(context: Context) -> str:
         from slipway.pipelines.images.images import check_builder, wanted_images
 
         check_builder(config.vertex, config.vertex.build.builder)
-        images = wanted_images(config, lambda _line: None)
+        images = wanted_images(config, lambda _line: None, without_git=not context.builds)
         return ", ".join(f"{image.request.name}:{image.request.tag}" for image in images.values())
     if context.target == "tpu" and config.tpu is not None and not (config.tpu.image or config.train.image):
         from slipway.pipelines.images.images import check_builder, wanted_trainer
 
         check_builder(config.tpu, config.tpu.build.builder)
-        image = wanted_trainer(config, config.tpu, lambda _line: None)
+        image = wanted_trainer(config, config.tpu, lambda _line: None, without_git=not context.builds)
         return f"{image.request.name}:{image.request.tag}"
     if context.runner == "docker":
         from slipway.pipelines.images.images import wanted_image

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -22,7 +22,7 @@ from slipway.components.build_image.build import (
 from slipway.components.build_image.cloud_build import CloudBuildSettings, Source
 from slipway.components.build_image.context import Context, is_checkout, make_context
 from slipway.components.build_image.images import ANY_USER, image_kind
-from slipway.components.build_image.project import ProjectContent, git_files, project_content
+from slipway.components.build_image.project import ProjectContent, project_content
 from slipway.components.build_image.reference import ARTIFACT_REGISTRY
 from slipway.components.build_image.registry import Registry
 from slipway.components.cloud.retries import is_transient
@@ -98,10 +98,11 @@ def accelerator_of(hardware: Hardware) -> str:
     return "tpu" if hardware.is_tpu else "gpu"
 
 
-def wanted_images(config: RunConfig, say: Say) -> dict[str, Wanted]:
+def wanted_images(config: RunConfig, say: Say, *, without_git: bool = False) -> dict[str, Wanted]:
     """Return the images for a run on Vertex AI by role: steps, trainer, evaluation if it needs a separate one, serving.
 
     With an image of the user's own for training (`train.image`) or serving (`vertex.serving_image`), none for that.
+    `without_git` accepts a project in no git checkout, and returns the images that it has once git tracks its files.
 
     Raises:
         UserError: No image can be built: no checkout, files that git does not track, or no such image.
@@ -109,7 +110,7 @@ def wanted_images(config: RunConfig, say: Say) -> dict[str, Wanted]:
     settings = vertex_of(config)
     base, repository, user = settings.build.base, settings.image_repository, settings.build.run_as
     accelerator = accelerator_of(config.parsed_hardware)
-    content = own_content(config)  # the same in all images
+    content = own_content(config, without_git=without_git)  # the same in all images
     wanted = {
         "steps": wanted_image(config, "steps", "cpu", base, repository, say, user, with_engine=False, content=content),
     }
@@ -212,13 +213,14 @@ def _ensured(
 
 def known_trainer(config: RunConfig, settings: TpuSettings, say: Say) -> str:
     """Return the image for a spec that is only compiled, by its tag if it is one that a run builds."""
-    return config.train.image or settings.image or wanted_trainer(config, settings, say).request.uri
+    return config.train.image or settings.image or wanted_trainer(config, settings, say, without_git=True).request.uri
 
 
-def wanted_trainer(config: RunConfig, settings: TpuSettings, say: Say) -> Wanted:
-    """Return the trainer's image on Cloud TPU VMs; see `wanted_images` for the errors."""
-    build = settings.build
-    return wanted_image(config, "trainer", "tpu", build.base, settings.image_repository, say, build.run_as)
+def wanted_trainer(config: RunConfig, settings: TpuSettings, say: Say, *, without_git: bool = False) -> Wanted:
+    """Return the trainer's image on Cloud TPU VMs; see `wanted_images` for the arguments and errors."""
+    build, content = settings.build, own_content(config, without_git=without_git)
+    repository = settings.image_repository
+    return wanted_image(config, "trainer", "tpu", build.base, repository, say, build.run_as, content=content)
 
 
 def known_images(config: RunConfig, say: Say) -> Images:
@@ -229,7 +231,7 @@ def known_images(config: RunConfig, say: Say) -> Images:
     settings = vertex_of(config)
     if settings.image is not None:
         return Images.one(settings.image)
-    wanted = wanted_images(config, say)
+    wanted = wanted_images(config, say, without_git=True)
     try:
         registry = registry_of(settings.image_repository, settings.connection)
         found = {role: find(image.request, registry) for role, image in wanted.items()}
@@ -250,8 +252,8 @@ def _images(config: RunConfig, uris: Mapping[str, str], build: VerifiedBuild | N
     return Images.of({**uris, "trainer": config.train.image or uris["trainer"]}, build)
 
 
-def own_content(config: RunConfig) -> tuple[dict[str, Path], ProjectContent | None]:
-    """Return the user's own content of a run's images.
+def own_content(config: RunConfig, *, without_git: bool = False) -> tuple[dict[str, Path], ProjectContent | None]:
+    """Return the user's own content of a run's images; see `wanted_images` for `without_git`.
 
     Returns:
         The packages and modules outside of the project's folder that the run imports, by name (a folder or a .py file),
@@ -264,18 +266,21 @@ def own_content(config: RunConfig) -> tuple[dict[str, Path], ProjectContent | No
     inside = [name for name, path in own.items() if path.parent == folder]
     if not inside and not config.build.include and not config.build.requirements:
         return own, None
-    content = project_content(folder, config.build, inside, _run_configurations(folder))
+    content = project_content(folder, config.build, inside, partial(_is_configuration, config), without_git=without_git)
     return {name: path for name, path in own.items() if name not in inside}, content
 
 
-def _run_configurations(folder: Path) -> list[str]:
-    """Return the paths in a project of its run configurations: a new one does not build new images."""
-    found = []
-    for path in git_files(folder, "--cached", "--others", "--exclude-standard", pattern="*.y*ml"):
-        with contextlib.suppress(UserError):
-            load(folder / path)
-            found.append(path)
-    return found
+def _is_configuration(config: RunConfig, path: Path) -> bool:
+    """Return whether a file is a run configuration, this run's or another: a new one does not build new images."""
+    if path.suffix not in (".yaml", ".yml"):
+        return False
+    if config.file is not None and path.resolve() == config.file.resolve():
+        return True
+    try:
+        load(path)
+    except UserError:
+        return False
+    return True
 
 
 def own_code(config: RunConfig) -> dict[str, Path]:

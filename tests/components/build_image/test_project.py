@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -57,9 +58,10 @@ def test_ignored_files_are_included_on_demand_and_tracked_ones_excluded(folder: 
 def test_run_configurations_are_excluded_unless_included(folder: Path) -> None:
     (folder / "sweep.yaml").write_text("name: sweep\n")
     git(folder, "add", "sweep.yaml")
-    found = project_content(folder, ContentSettings(), ["model"], ["sweep.yaml"])
+    sweep = (folder / "sweep.yaml").__eq__
+    found = project_content(folder, ContentSettings(), ["model"], sweep)
     assert "sweep.yaml" not in found.files and "sweep.yaml" not in found.untracked
-    asked = project_content(folder, ContentSettings(include=("sweep.yaml",)), ["model"], ["sweep.yaml"])
+    asked = project_content(folder, ContentSettings(include=("sweep.yaml",)), ["model"], sweep)
     assert "sweep.yaml" in asked.files
 
 
@@ -94,6 +96,13 @@ def test_a_project_without_git_is_refused_with_the_command(tmp_path: Path) -> No
     with pytest.raises(UserError) as error:
         content(tmp_path)
     assert str(error.value.fix).startswith(f"git -C {tmp_path} init")
+
+
+def test_without_git_the_content_is_what_it_would_track(folder: Path) -> None:
+    git(folder, "add", "--all")
+    tracked = content(folder)
+    shutil.rmtree(folder / ".git")
+    assert project_content(folder, ContentSettings(), ["model"], without_git=True) == tracked
 
 
 def requirements(folder: Path, text: str) -> None:

@@ -347,6 +347,44 @@ def test_the_users_own_modules_are_found(project: FakeGoogle, tmp_path: Path, mo
     assert own_code(RunConfig.model_validate(program)) == {"samples": tmp_path / "samples.py"}
 
 
+@pytest.mark.parametrize("target", ["vertex", "tpu"])
+def test_compile_in_no_checkout_names_the_images_of_the_later_one(
+    project: FakeGoogle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    path = for_tpu(project, tmp_path) if target == "tpu" else configuration(project, tmp_path)
+    values = yaml.safe_load(path.read_text())
+    values["model"]["builder"] = "nets:build"
+    path.write_text(yaml.safe_dump(values))
+    (tmp_path / "nets.py").write_text("from slipway.trainer.models.digits import build as build\n")
+    monkeypatch.chdir(tmp_path)
+
+    def compiled(spec: str) -> str:
+        result = CliRunner().invoke(app, ["compile", "-c", path.name, "--target", target, "-o", spec])
+        assert result.exit_code == 0, result.output
+        return (tmp_path / spec).read_text()
+
+    before = compiled("one.yaml")
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "add", "nets.py")
+    assert compiled("two.yaml") == before
+
+
+def test_a_runs_own_configuration_is_in_none_of_its_images(
+    project: FakeGoogle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = configuration(project, tmp_path)
+    values = yaml.safe_load(path.read_text())
+    values["model"]["builder"] = "nets:build"
+    path.write_text(yaml.safe_dump(values | {"name": "not a name"}))
+    (tmp_path / "nets.py").touch()
+    (tmp_path / "names.yaml").write_text("daisy: 1\n")
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "add", "--all")
+    monkeypatch.chdir(tmp_path)
+    images = wanted_images(load(Path(path.name), ["name=good"]), print)
+    assert {Path(name).name for name in images["trainer"].context.project} == {"nets.py", "names.yaml"}
+
+
 def test_a_build_lists_what_the_images_contain_of_the_project(
     project: FakeGoogle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
