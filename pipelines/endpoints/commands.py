@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -91,11 +92,20 @@ def apply(name: Name = None, as_json: Json = False) -> None:
 
 @app.command(name="list")
 @user_errors
-def list_(as_json: Json = False) -> None:
+def list_(
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", "-c", metavar="FILE", help="Also list those in the project and region of a run configuration."
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
     """List the endpoints with traffic, versions, replicas and cost per day."""
+    from slipway.pipelines.config.config import load
     from slipway.pipelines.endpoints import operations
 
-    _table(operations.compare(()), as_json=as_json)
+    _table(operations.compare((), load(config) if config else None), as_json=as_json)
 
 
 @app.command()

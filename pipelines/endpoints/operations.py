@@ -96,11 +96,16 @@ class Result:
         }
 
 
-def compare(names: Sequence[str]) -> list[Result]:
-    """Compare each file with Vertex AI; without names, also list endpoints without a file."""
-    files = read_all(names)
+def compare(names: Sequence[str], config: RunConfig | None = None) -> list[Result]:
+    """Compare each file with Vertex AI; without names, also list endpoints without a file.
+
+    These are in the projects and regions that the files use, and in the one of `config`, with which no file is needed.
+    """
+    files = read_all(names) if config is None or any(FOLDER.glob("*.yaml")) else []
     results = [_compared(file) for file in files]
-    return results if names else results + _without_file(files)
+    if names:
+        return results
+    return results + _without_file(files, [*(file.config for file in files), *([config] if config else [])])
 
 
 def apply(names: Sequence[str], say: Say) -> list[Result]:
@@ -230,14 +235,14 @@ def _changed(endpoints: Endpoints, file: EndpointFile, endpoint: Endpoint, found
     return [f"changed {one}" for one in found if one.field in (*ENDPOINT_FIELDS, *REPLICA_FIELDS)]
 
 
-def _without_file(files: Sequence[EndpointFile]) -> list[Result]:
-    """Return Slipway's endpoints without a file, in the projects and regions that the files use."""
+def _without_file(files: Sequence[EndpointFile], configs: Sequence[RunConfig]) -> list[Result]:
+    """Return Slipway's endpoints without a file, in the projects and regions of the configurations."""
     known = {file.deployment.endpoint_id for file in files}
-    places = {(file.connection.project, file.connection.region): file for file in files}
+    places = {(vertex_of(config).project, vertex_of(config).region): config for config in configs}
     found = []
-    for file in places.values():
-        with refusals(file.config, "list the endpoints"):
-            every = Endpoints(file.connection).all()
+    for config in places.values():
+        with refusals(config, "list the endpoints"):
+            every = Endpoints(vertex_of(config).connection).all()
         for endpoint in every:
             if endpoint.name.rpartition("/")[2] not in known:
                 name = endpoint.labels[NAME_LABEL]

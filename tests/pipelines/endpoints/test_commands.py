@@ -74,6 +74,8 @@ def test_list_shows_traffic_versions_replicas_and_what_a_day_costs(workspace, mo
     (workspace.folder / "configs/endpoints/other.yaml").write_text("configuration: configs/digits.yaml\n")
     (workspace.folder / "configs/endpoints/digits.yaml").unlink()
     assert "no file; to manage it" in workspace.slipway("endpoints", "diff").stdout
+    (workspace.folder / "configs/endpoints/other.yaml").unlink()
+    assert "digits@2" in workspace.slipway("endpoints", "list", "-c", "configs/digits.yaml").stdout
 
 
 def test_delete_asks_and_removes_everything(workspace):
