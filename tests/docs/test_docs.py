@@ -78,6 +78,12 @@ def test_paths_exist(page: Path) -> None:
             assert any(ROOT.glob(name)), f"{page.name} names {span}"
 
 
+@page
+def test_examples_use_configurations_that_every_user_has(page: Path) -> None:
+    found = re.search(r"(-c|--config|configuration:) configs/", page.read_text())
+    assert found is None, "an installed Slipway has no configs/, only what slipway init writes"
+
+
 # --- commands
 
 
@@ -190,7 +196,7 @@ def test_yaml_examples_are_valid(page: Path) -> None:
         values = yaml.safe_load(block)
         if "cron" in values:
             schedule = ScheduleSettings.model_validate(values)
-            apply_overrides(read_yaml(ROOT / schedule.configuration), schedule.set)
+            apply_overrides(read_yaml(ROOT / "pipelines/templates/images" / schedule.configuration), schedule.set)
         elif "canary" in values:
             EndpointSettings.model_validate(values)
         elif "trainingInput" in values or any("/" in key for key in values):
