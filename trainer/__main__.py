@@ -41,7 +41,7 @@ from slipway.trainer.engines.table import ENGINES
 from slipway.trainer.export.export import export, exported
 from slipway.trainer.failures import bad_image, bad_record, full_disk, not_deterministic, storage_unavailable
 from slipway.trainer.metrics.history import Metrics
-from slipway.trainer.metrics.summary import table
+from slipway.trainer.metrics.summary import better_epoch, table
 from slipway.trainer.tasks import TASKS, check_inputs
 
 logger = logging.getLogger("slipway.trainer")
@@ -210,7 +210,7 @@ def _train(
         weights_step = best_step
     checksum = engine.weights_checksum()
     if metrics:
-        for line in table(metrics.history(), TASKS[task].figure, best_step if job.train.needs_validation else None):
+        for line in _ended(job, metrics, TASKS[task].figure, best_step, weights_step):
             logger.info("%s", line)
             events.message(line)
         metrics.close()
@@ -220,6 +220,14 @@ def _train(
     engine.agree([0.0])  # barrier: a job may be considered finished when the chief exits
     logger.info("weights checksum %s", checksum)
     return engine
+
+
+def _ended(job: JobConfig, metrics: Metrics, figure: str, best_step: int, exported_step: int) -> list[str]:
+    """Return what is printed of the epochs, and of a better one than the exported."""
+    history = metrics.history()
+    lines = table(history, figure, *((best_step, exported_step) if job.train.needs_validation else ()))
+    better = better_epoch(history, job.train.monitor, exported_step) if job.train.export == "last" else None
+    return [*lines, better] if better else lines
 
 
 def _is_finished(job: JobConfig, where: OutputPaths, cluster: Cluster, share: Share, engine: Engine) -> bool:

@@ -327,5 +327,5 @@ def test_it_ends_early_and_exports_the_best_weights(tiny: Path, tmp_path: Path, 
     assert model["weights_step"] == best == model["steps"] - 75
     assert model["planned_steps"] == 750
     assert "stopping early at step" in end.output
-    assert any(line.endswith("best") and f" {best} " in line for line in end.output.splitlines())
+    assert any(line.endswith("exported") and f" {best} " in line for line in end.output.splitlines())
     assert list((tmp_path / "logs").glob("plugins/profile/*/*.xplane.pb"))

@@ -69,7 +69,7 @@ def no_validation(train: TrainSettings) -> UserError:
         setting=setting,
         value=value,
         allowed="only with a data set that has a validation split",
-        fix=f"set data.split.validation to create one, or remove {setting}",
+        fix="set data.split.validation to create one; or --set train.early_stop=null --set train.export=last",
     )
 
 

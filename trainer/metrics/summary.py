@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from slipway.trainer.metrics.history import Record
-from slipway.trainer.tasks import in_words
+from slipway.trainer.tasks import MONITORS, in_words
 
 ROWS = 12
+WIDTH = 78  # columns of a terminal, without the indentation
 
 
-def table(history: Sequence[Record], figure: str, best_step: int | None = None) -> list[str]:
-    """Return the table's lines, header first: at most `ROWS` epochs, evenly spaced, with the last and the best.
+def table(
+    history: Sequence[Record], figure: str, best_step: int | None = None, exported_step: int | None = None
+) -> list[str]:
+    """Return the table's lines, header first: at most `ROWS` epochs, evenly spaced, with the last and the marked one.
 
-    Loss and figure are means over the epoch's steps, measured while the weights changed.
+    Loss and figure are means over the epoch's steps, measured while the weights changed. A header that is too wide has
+    a line for each word.
 
     Args:
         history: The records of metrics.jsonl.
         figure: The name of the task's figure, such as accuracy.
         best_step: Step of the best validation, marked in the table.
+        exported_step: Step of the exported weights, marked in the table.
     """
+    marks = {best_step: "best", exported_step: "exported"}  # the second, if they are the same
     training = {record["step"]: record for record in history if record["kind"] == "train"}
     validations = {record["step"]: record for record in history if record["kind"] == "validation"}
     ends = sorted(validations) or _epoch_ends(training)
@@ -36,12 +44,36 @@ def table(history: Sequence[Record], figure: str, best_step: int | None = None) 
                 _number(validated.get("loss")),
                 _number(validated.get(figure)),
                 f"{trained['steps_per_second']:,.1f}" if trained.get("steps_per_second") else "",
-                "best" if step == best_step else "",
+                marks.get(step, ""),
             )
         )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     kept = [number for number, column in enumerate(zip(*rows[1:], strict=True)) if any(column)]
-    return ["  ".join(row[number].rjust(widths[number]) for number in kept).rstrip() for row in rows]
+    shown = [tuple(row[number] for number in kept) for row in rows]
+    lines = _aligned(shown)
+    if max(map(len, lines)) > WIDTH:
+        words = zip_longest(*(reversed(name.split()) for name in shown[0]), fillvalue="")
+        lines = _aligned([*reversed(list(words)), *shown[1:]])
+    return lines
+
+
+def better_epoch(history: Sequence[Record], monitor: str, exported_step: int) -> str | None:
+    """Return a sentence that names the epoch with the best validation, if its weights are not the exported ones."""
+    validations = (record for record in history if record["kind"] == "validation")
+    measured = {record["step"]: record for record in validations if math.isfinite(record.get(monitor, math.nan))}
+    minimized = MONITORS[monitor] == "minimize"
+    best = (min if minimized else max)(measured.values(), key=lambda record: record[monitor], default=None)
+    exported = measured.get(exported_step)
+    if best is None or (exported and exported[monitor] == best[monitor]):
+        return None
+    extreme = "lowest" if minimized else "highest"
+    return (
+        f"validation {in_words(monitor)} was {extreme} in epoch {best['epoch']:g}; --set train.export=best exports it"
+    )
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.rjust, row, widths)).rstrip() for row in rows]
 
 
 def _epoch_ends(training: dict[int, Record]) -> list[int]:
@@ -60,4 +92,4 @@ def _chosen(ends: list[int], best_step: int | None) -> list[int]:
 
 
 def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4f}"
+    return "" if value is None else f"{value:.4f}" if abs(value) < 1000 else f"{value:.6g}"
