@@ -31,6 +31,8 @@ def test_every_template_is_a_valid_project_with_the_schema_of_its_header(tmp_pat
     named = yaml.safe_load("\n".join(lines))
     module = named["train"].get("module") or named["model"]["builder"].partition(":")[0]
     assert (folder / f"{module}.py").is_file()
+    if "model" in named:
+        assert (named["train"]["export"], "early_stop" in named["train"]) == ("best", True)
 
 
 @pytest.mark.slow
