@@ -65,9 +65,10 @@ class History:
         )
         return [name for name in found if any(isinstance(record.get(name), int | float) for record in known)]
 
-    def last(self, kind: str) -> JsonObject | None:
-        """The last record of a kind."""
-        return next((record for record in reversed(self.records) if record["kind"] == kind), None)
+    def validation(self, step: int | None) -> JsonObject:
+        """Return the validation at `step`, or the last one if it is None; {} if there is none."""
+        found = (record for record in reversed(self.records) if record["kind"] == "validation")
+        return next((record for record in found if step in (None, record["step"])), {})
 
 
 def read_history(path: Path) -> History:

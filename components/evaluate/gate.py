@@ -76,7 +76,8 @@ class GateSettings(Settings):
     baseline: bool = Field(
         default=True,
         description="Whether to reject a model that is no better than a baseline, which predicts the training split's "
-        "class frequencies, or its mean target, for every example. Only in Slipway's evaluation.",
+        "class frequencies, or its mean target, for every example; for F1 and precision of labels, all labels if that "
+        "is better. Only in Slipway's evaluation.",
     )
 
     @model_validator(mode="after")
@@ -257,7 +258,7 @@ class Opponent:
 class Verdict:
     """The gate's decision and the reasons for it, one sentence each.
 
-    `checked` is false if there was nothing to compare with: no limit is set and there was no champion.
+    `checked` is false if there was nothing to compare with: no limit is set, and no champion or baseline was there.
     """
 
     decision: Decision
@@ -296,12 +297,15 @@ def decide(
     if gate.name not in metrics:
         raise UserError.unknown("metric", gate.name, metrics, setting="evaluate.gate.metric")
     passed, reasons = [], []
+    trivial = (baseline or {}).get(gate.name)
     if gate.limit is not None:
         holds, reason = _against_limit(gate, metrics[gate.name], gate.limit, measured)
         passed.append(holds)
         reasons.append(reason)
     elif champion is None:
-        reasons.append(f"No {gate.limit_name} is set (evaluate.gate.{gate.limit_name}): any {gate.label} passes.")
+        beating = f" better than the baseline's, {trivial:.4f}," if gate.baseline and trivial is not None else ""
+        setting = f"evaluate.gate.{gate.limit_name}"
+        reasons.append(f"No {gate.limit_name} is set ({setting}): any {gate.label}{beating} passes.")
     if champion is None:
         reasons.append(without_champion)
     elif champion.identical:
@@ -322,20 +326,21 @@ def decide(
         elif gate.significance is not None:
             raise no_test(f"the difference of the {gate.label} cannot be tested {measured}", gate.significance)
         reasons += _other_classes(champion)
-    checked = bool(passed)
     decision: Decision = "promote"
     if champion is not None and (champion.identical or champion.incomparable):
         decision = "unchanged" if champion.identical else "not comparable"
-    if baseline and gate.name in baseline and not _is_better(gate, metrics[gate.name], baseline[gate.name]):
-        ours, trivial = _told_apart(metrics[gate.name], baseline[gate.name])
-        reasons.append(
-            f"The {gate.label}, {ours}, is no better than the baseline's, {trivial}: that of a constant prediction, "
-            "learned from the targets of the training split alone."
-        )
-        passed.append(not gate.baseline)
+    if trivial is not None:
+        better = _is_better(gate, metrics[gate.name], trivial)
+        if not better:
+            ours, theirs = _told_apart(metrics[gate.name], trivial)
+            reasons.append(
+                f"The {gate.label}, {ours}, is no better than the baseline's, {theirs}: that of a constant prediction, "
+                "learned from the targets of the training split alone."
+            )
+        passed += [better] if gate.baseline else []
     if not all(passed):
         decision = "reject"
-    return Verdict(decision, reasons, checked or decision != "promote")
+    return Verdict(decision, reasons, bool(passed) or decision != "promote")
 
 
 def _not_comparable(champion: Opponent) -> str:

@@ -61,10 +61,12 @@ def _content(evaluation: Evaluation) -> JsonObject:
     model, champion, manifest = evaluation.model, evaluation.champion, evaluation.manifest
     history, recorded = read_history(model.folder / "metrics.jsonl"), ("loss", TASKS[manifest.task].figure)
     curves = [charts.learning_curve(history, name) for name in charts.curve_names(history, model.description)]
-    validation = history.last("validation") or {}
+    validation, gate = history.validation(model.description.get("weights_step")), evaluation.settings.gate
+    value = model.metrics[gate.name]
     return {
         "verdict": evaluation.verdict,
-        "gate": gate_text(evaluation.settings.gate),
+        "gate": gate_text(gate),
+        "headline": f"{gate.label} {f'{value:.2%}' if gate.name == 'accuracy' else figure(value)}",
         "manifest": manifest,
         "noun": manifest.noun,
         "sections": f"sections/{manifest.task}.html",

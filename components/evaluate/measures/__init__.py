@@ -47,28 +47,36 @@ EVALUATED: Mapping[TaskName, Evaluated] = {
 }
 
 
+# The baseline's metrics that predicting all labels can improve, other than recall, of which that has all.
+OF_ALL_LABELS = ("macro_f1", "macro_precision", "micro_f1")
+
+
 class Baseline:
     """The trivial model, measured beside the others: for every example, the training split's frequencies or mean.
 
-    It predicts the most frequent class, the labels that most examples have, or the mean target.
+    It predicts the most frequent class, the labels that most examples have, or the mean target. Its precision and F1 of
+    labels are those of all labels for every example, if that is better: with rare labels, the frequencies predict none.
     """
 
     def __init__(self, data: Manifest, examples: int) -> None:
         train = data.splits.get("train")
-        self._values: NDArray[np.float64] | None = None
+        self._constants: list[NDArray[np.float64]] = []
         if data.task == "regression" and data.target is not None and data.target.mean:
-            self._values = np.array(data.target.mean[0])
+            self._constants = [np.array(data.target.mean[0])]
         elif train and train.examples and data.classes and set(data.classes) <= train.classes.keys():
-            self._values = np.array([train.classes[name] for name in data.classes]) / train.examples
-        self._measures = EVALUATED[data.task].measures(data, examples, 0)
+            self._constants = [np.array([train.classes[name] for name in data.classes]) / train.examples]
+            self._constants += [np.ones(len(data.classes))] if data.task == "multilabel" else []
+        self._measures = [EVALUATED[data.task].measures(data, examples, 0) for _ in self._constants]
 
     def update(self, labels: NDArray[np.generic]) -> None:
         """Accumulate a batch of the records' labels."""
-        if self._values is not None:
-            values = np.broadcast_to(self._values, (len(labels), *self._values.shape))
-            self._measures.update(self._measures.predictions(labels, values, np.arange(self._values.size)))
+        for measures, constant in zip(self._measures, self._constants, strict=True):
+            values = np.broadcast_to(constant, (len(labels), *constant.shape))
+            measures.update(measures.predictions(labels, values, np.arange(constant.size)))
 
     def metrics(self) -> dict[str, float]:
         """Return its metrics, {} without a training split; a constant is calibrated, which says nothing."""
-        found = {} if self._values is None else self._measures.metrics()
+        found, *others = [measures.metrics() for measures in self._measures] or [{}]
+        for other in others:
+            found |= {name: max(found[name], other[name]) for name in OF_ALL_LABELS if name in found}
         return {name: value for name, value in found.items() if name not in ("examples", "expected_calibration_error")}

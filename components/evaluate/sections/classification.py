@@ -63,7 +63,6 @@ def content(manifest: Manifest, model: Measured, champion: Measured | None) -> J
     wrong = confusion.examples - confusion.correct
     interval = proportion_interval(confusion.correct, confusion.examples)
     return {
-        "headline": f"accuracy {confusion.accuracy:.2%}",
         "wrong": wrong,
         "interval": interval,
         "cells": _cells(confusion) if in_full else None,

@@ -37,10 +37,8 @@ def content(manifest: Manifest, model: Measured, champion: Measured | None) -> J
     in_full = len(rows) <= LABELS_IN_FULL
     if not in_full:
         rows.sort(key=lambda row: (row.examples == 0, row.f1))
-    metrics = model.metrics
     return {
-        "headline": f"macro F1 {metrics['macro_f1']:.4f}" if "macro_f1" in metrics else "no label in the split",
-        "wrong": round(measures.examples * (1 - metrics["exact_match"])),
+        "wrong": round(measures.examples * (1 - model.metrics["exact_match"])),
         "labels": rows if in_full else rows[:WEAKEST_CLASSES],
         "other_labels": [] if in_full else rows[WEAKEST_CLASSES:],
         "threshold": THRESHOLD,

@@ -14,7 +14,6 @@ def content(_manifest: Manifest, model: Measured, _champion: Measured | None) ->
     assert isinstance(model.measures, RegressionMeasures)
     sample = model.measures.sample
     return {
-        "headline": f"RMSE {model.metrics['rmse']:.5g}",
         "sampled": len(sample.actual),
         "predicted_actual": charts.predicted_actual(sample.actual, sample.predicted),
         "residual_plot": charts.residual_plot(sample.predicted, sample.residuals),

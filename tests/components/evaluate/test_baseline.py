@@ -49,8 +49,19 @@ def test_of_labels_those_of_most_examples_are_predicted() -> None:
     labels = (np.random.default_rng(0).random((200, 2)) < [0.7, 0.2]).astype(np.int64)
     found = metrics_of(described("multilabel", ["sky", "sea"], {"sky": 70, "sea": 20}, 100), labels)
     predicted = np.tile([1, 0], (200, 1))
-    assert found["macro_f1"] == pytest.approx(reference.f1_score(labels, predicted, average="macro"))
+    assert found["macro_recall"] == 0.5
     assert found["label_accuracy"] == pytest.approx((labels == predicted).mean())
+
+
+def test_f1_and_precision_of_rare_labels_are_those_of_all_labels() -> None:
+    labels = (np.random.default_rng(0).random((200, 2)) < [0.4, 0.2]).astype(np.int64)
+    found = metrics_of(described("multilabel", ["sky", "sea"], {"sky": 40, "sea": 20}, 100), labels)
+    of_all = np.ones_like(labels)
+    assert found["macro_f1"] == pytest.approx(reference.f1_score(labels, of_all, average="macro"))
+    assert found["micro_f1"] == pytest.approx(reference.f1_score(labels, of_all, average="micro"))
+    assert found["macro_precision"] == pytest.approx(reference.precision_score(labels, of_all, average="macro"))
+    assert found["macro_recall"] == 0
+    assert found["loss"] == pytest.approx(reference.log_loss(labels.ravel(), np.tile([0.4, 0.2], 200)))
 
 
 def test_of_targets_the_mean_is_predicted() -> None:

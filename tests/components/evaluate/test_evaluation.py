@@ -338,7 +338,7 @@ def test_the_component_gives_the_verdict_and_fills_its_artifacts(
 def test_a_verdict_that_compared_nothing_goes_along_with_the_metrics(artifacts: dict[str, Any]) -> None:
     from slipway.components.evaluate.component import evaluate as component
 
-    assert component.python_func(settings="{}", champion="", **artifacts) == "promote"
+    assert component.python_func(settings='{"gate": {"baseline": false}}', champion="", **artifacts) == "promote"
     assert artifacts["metrics"].metadata["unchecked"].startswith("No minimum is set")
     assert artifacts["report"].metadata["checked"] is False
 

@@ -96,6 +96,20 @@ def test_the_baseline_is_beside_each_metric_that_it_has(html: str, evaluation: E
     assert "Baseline" not in html
 
 
+def test_the_headline_is_the_gates_metric_and_the_validation_that_of_the_exported_weights(
+    evaluation: Evaluation,
+) -> None:
+    history = read_history(evaluation.model.folder / "metrics.jsonl").records
+    first, *_, last = (record for record in history if record["kind"] == "validation")
+    assert first["loss"] > last["loss"]
+    gated = evaluation.settings.model_copy(update={"gate": GateSettings(metric="macro_auc")})
+    exported = dataclasses.replace(evaluation.model, description={"weights_step": first["step"]})
+    html = render(dataclasses.replace(evaluation, settings=gated, model=exported))
+    macro_auc = evaluation.model.metrics["macro_auc"]
+    assert f"promote, macro AUC {macro_auc:.4f}</title>" in html
+    assert f"at step {first['step']:,}: loss {first['loss']:.4f}, accuracy {first['accuracy']:.4f}." in Page(html).text
+
+
 def test_the_number_of_damaged_images_is_in_the_provenance(html: str, evaluation: Evaluation) -> None:
     checked = Checked(check="decode", images=9_000, decoded=9_000, undecodable=0, damaged=1_234)
     manifest = evaluation.manifest.model_copy(update={"checked": checked})
@@ -202,7 +216,7 @@ def test_a_verdict_that_compared_nothing_and_an_untrained_network_are_not_in_gre
     shutil.copytree(model_folder, model)
     about = json.loads((model / "model.json").read_text()) | {"variables_bytes": 8, "trainable_bytes": trainable}
     (model / "model.json").write_text(json.dumps(about))
-    html = render(evaluate(EvaluateSettings(gate=GateSettings(minimum=minimum)), model, data_set, None))
+    html = render(evaluate(EvaluateSettings(gate=GateSettings(minimum=minimum, baseline=False)), model, data_set, None))
     assert f'<span class="verdict {state}">' in html
     assert f'<ul class="notes {state}">' in html
     assert ("No minimum is set" in html) == (minimum is None)
