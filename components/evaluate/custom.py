@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 from slipway.components import page
 from slipway.components.evaluate import charts, contract
 from slipway.components.evaluate.evaluation import NO_CHAMPION_ASKED, NO_CHAMPION_YET
-from slipway.components.evaluate.gate import MAXIMIZED, MINIMIZED, EvaluateSettings, Opponent, Verdict, decide
+from slipway.components.evaluate.gate import EvaluateSettings, Opponent, Verdict, decide, known
 from slipway.components.evaluate.served_model import ModelFolder
 from slipway.components.train.result import trainer_record
 from slipway.core import events
@@ -127,6 +127,7 @@ def evaluate(
         challenger = _measured(model, _reported(model, settings.gate.name))
         if opponent_folder is not None:
             opponent = _measured(opponent_folder, _reported_by_champion(opponent_folder))
+    settings = settings.model_copy(update={"gate": settings.gate.among(challenger.metrics)})
     beaten = Opponent(opponent.name, opponent.metrics, opponent.has_weights_of(challenger)) if opponent else None
     without = NO_CHAMPION_YET if settings.champion == "registered" else NO_CHAMPION_ASKED
     verdict = decide(settings.gate, challenger.metrics, beaten, without, measured)
@@ -342,8 +343,9 @@ def _table(evaluation: CustomEvaluation) -> Iterator[JsonObject]:
     theirs = evaluation.champion.metrics if evaluation.champion else {}
     for name in sorted(ours, key=lambda name: name != gate.name):
         row: JsonObject = {"name": name, "value": ours[name], "champion": theirs.get(name), "trend": ""}
-        if name in theirs and name in (gate.name, *MINIMIZED, *MAXIMIZED):
-            minimized = gate.minimized if name == gate.name else name in MINIMIZED
+        metric = known(name)
+        if name in theirs and (name == gate.name or metric):
+            minimized = gate.minimized if metric is None or name == gate.name else metric.direction == "minimize"
             gain = (theirs[name] - ours[name]) * (1 if minimized else -1)
             row["trend"] = "better" if gain > 0 else "worse" if gain < 0 else "same"
         yield row

@@ -32,8 +32,16 @@ KNOWN: Mapping[str, Metric] = {
     "f1": Metric("F1", "maximize", "harmonic mean of precision and recall"),
     **{name: metric for task in TASKS.values() for name, metric in task.metrics.items()},
 }
+# Prefixes with which Hugging Face's Trainer and Keras name the metrics of a split.
+PREFIXES = ("eval_", "test_", "val_")
 MINIMIZED = tuple(name for name, metric in KNOWN.items() if metric.direction == "minimize")
 MAXIMIZED = tuple(name for name, metric in KNOWN.items() if metric.direction == "maximize")
+
+
+def known(name: str) -> Metric | None:
+    """Return the known metric of a name with or without one of `PREFIXES`, or None."""
+    prefix = next((each for each in PREFIXES if name.startswith(each)), "")
+    return KNOWN.get(name.removeprefix(prefix))
 
 
 class GateSettings(Settings):
@@ -47,7 +55,8 @@ class GateSettings(Settings):
         min_length=1,
         description="Metric that decides. Slipway's evaluation has, by task: "
         + "; ".join(f"{name}: {', '.join(task.metrics)}" for name, task in TASKS.items())
-        + ". `evaluate.module` and custom programs have their own. null: the task's first one.",
+        + ". `evaluate.module` and custom programs have their own, also with the prefix eval_, test_ or val_. "
+        "null: the task's first one.",
     )
     direction: Literal["maximize", "minimize"] | None = Field(
         default=None,
@@ -84,7 +93,7 @@ class GateSettings(Settings):
     def _limit_of_direction(self) -> GateSettings:
         if self.metric is None:  # checked by `of`, once the task is known
             return self
-        if self.direction is None and self.metric not in KNOWN:
+        if self.direction is None and known(self.metric) is None:
             near = nearest(self.metric, KNOWN)
             raise UserError(
                 f"The gate does not know whether a higher or a lower {self.metric} is better.",
@@ -110,9 +119,10 @@ class GateSettings(Settings):
 
     def _check_range(self) -> None:
         """Raise UserError if the limit is outside of the known metric's range; one with a direction has its own."""
-        if self.limit is None or self.direction is not None or self.metric is None:
+        metric = known(self.name)
+        if self.limit is None or self.direction is not None or metric is None:
             return
-        lowest, highest = KNOWN[self.metric].lowest, KNOWN[self.metric].highest
+        lowest, highest = metric.lowest, metric.highest
         if lowest <= self.limit <= highest:
             return
         between = (
@@ -129,7 +139,7 @@ class GateSettings(Settings):
             allowed=between,
             nearest=None if percent is None else f"{percent:g}",
             fix=f"--set {setting}={'null' if percent is None else f'{percent:g}'}; "
-            f"or, for a metric on another scale, --set evaluate.gate.direction={KNOWN[self.metric].direction}",
+            f"or, for a metric on another scale, --set evaluate.gate.direction={metric.direction}",
         )
 
     @model_validator(mode="after")
@@ -154,6 +164,11 @@ class GateSettings(Settings):
             return self
         return GateSettings.model_validate({**self.model_dump(), "metric": next(iter(TASKS[task].metrics))})
 
+    def among(self, metrics: Mapping[str, float]) -> GateSettings:
+        """Return the gate with its metric under the name that it has in `metrics`, which may have a prefix."""
+        name = next((prefix + self.name for prefix in ("", *PREFIXES) if prefix + self.name in metrics), self.name)
+        return self.model_copy(update={"metric": name})
+
     @property
     def name(self) -> str:
         """The metric; see `of`."""
@@ -162,7 +177,8 @@ class GateSettings(Settings):
     @property
     def minimized(self) -> bool:
         """Whether a lower value of the metric is better."""
-        return self.name in MINIMIZED if self.direction is None else self.direction == "minimize"
+        metric = known(self.name)
+        return (self.direction or (metric.direction if metric else None)) == "minimize"
 
     @property
     def limit(self) -> float | None:
@@ -295,7 +311,11 @@ def decide(
         UserError: The model or the champion does not have the gate's metric.
     """
     if gate.name not in metrics:
-        raise UserError.unknown("metric", gate.name, metrics, setting="evaluate.gate.metric")
+        near = nearest(gate.name, metrics) or next(iter(metrics), None)
+        fix = None if near is None else f"--set evaluate.gate.metric={near}"
+        if near is not None and known(near) is None:
+            fix = f"{fix} --set evaluate.gate.direction=maximize (or minimize)"
+        raise UserError.unknown("metric", gate.name, metrics, setting="evaluate.gate.metric", fix=fix)
     passed, reasons = [], []
     trivial = (baseline or {}).get(gate.name)
     if gate.limit is not None:

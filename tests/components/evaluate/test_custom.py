@@ -90,6 +90,22 @@ def test_without_a_function_the_metrics_that_the_program_wrote_count(project: Pa
         evaluate(settings(), challenger, None, model(project / "old", 0))
 
 
+def test_a_metric_may_have_the_prefix_of_hugging_faces_trainer(project: Path) -> None:
+    folder = model(project / "1", 0.0, eval_accuracy=0.9, eval_loss=0.3, eval_bleu=20.0)
+    found = evaluate(EvaluateSettings(), folder, None, None)
+    assert (found.verdict.decision, found.as_dict()["metric"]) == ("promote", "eval_accuracy")
+    assert "eval_accuracy 0.9" in render(found)
+    loss = settings(gate={"metric": "eval_loss", "maximum": 0.2})
+    assert evaluate(loss, folder, None, None).verdict.decision == "reject"
+
+
+def test_one_message_has_the_metric_and_the_direction_that_it_needs(project: Path) -> None:
+    with pytest.raises(UserError, match="There is no metric 'accuracy'") as caught:
+        evaluate(EvaluateSettings(), model(project / "1", 0.0, eval_bleu=20.0), None, None)
+    metric, direction = "--set evaluate.gate.metric=eval_bleu", "--set evaluate.gate.direction=maximize"
+    assert caught.value.fix == f"{metric} {direction} (or minimize)"
+
+
 def test_what_slipway_evaluates_itself(tmp_path: Path) -> None:
     folder = model(tmp_path / "model", 0)
     assert is_custom(settings(), folder)  # no format that Slipway reads
