@@ -106,6 +106,7 @@ def run(folder: RunFolder, config: RunConfig, record: RunRecord, watcher: Watche
     try:
         with _stop_on_signals() as stop, session.temporary_folder(folder) as temporary:
             finished = _execute(folder, config, record, follower, stop, temporary)
+        follower.copy_report()
         _conclude(folder, record, finished, kills)
     except OSError as error:  # the file system of its folder fails
         follower.fail(error)
@@ -285,6 +286,22 @@ class _Follower:
                 self._warned = True
                 self.say(f"warning: cannot write {self._folder.record_file}: {error.strerror}; retrying")
 
+    def copy_report(self) -> None:
+        """Copy the report to the run's folder; if that fails twice, the record names that of the step."""
+        evaluation = self._record.step("evaluate")
+        if evaluation.status != "succeeded":
+            return
+        self._record.report = evaluation.outputs["report"]
+        target = self._folder.report_file
+        for last in (False, True):
+            try:
+                replace_file(target, Path(evaluation.outputs["report"]).read_bytes())
+                self._record.report = str(target)
+                return
+            except OSError as error:
+                if last:
+                    self.say(f"warning: cannot write {target}: {error.strerror}; the report is {self._record.report}")
+
     def finish(self) -> None:
         """Write the last record; a succeeded run's files are then on the disk. If that fails, so has the run."""
         try:
@@ -384,11 +401,6 @@ def _sentence(error: JsonObject) -> str:
 
 def _conclude(folder: RunFolder, record: RunRecord, finished: bool, kills: MemoryKills) -> None:
     """Set the status and the error of a run whose executing process has exited."""
-    evaluation = record.step("evaluate")
-    if evaluation.status == "succeeded":
-        record.report = evaluation.outputs["report"]
-        with contextlib.suppress(OSError):  # on a full disk, the record keeps the path of the step's artifact
-            record.report = str(shutil.copyfile(evaluation.outputs["report"], folder.report_file))
     # A step has finished only if it reported so, whatever its process or container returned.
     if finished and not any(step.status == "running" for step in record.steps):
         record.status = "succeeded"

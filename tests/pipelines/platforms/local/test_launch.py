@@ -262,6 +262,23 @@ def test_the_last_record_is_written_at_the_second_attempt(
     assert folder.read().status == "succeeded"
 
 
+def test_the_report_is_copied_at_the_second_attempt_or_its_other_path_is_said(
+    folder: RunFolder, record: RunRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "report").write_text("<html>")
+    evaluation, shown = record.step("evaluate"), Shown()
+    evaluation.status, evaluation.outputs = "succeeded", {"report": str(tmp_path / "report")}
+    monkeypatch.setattr(launch, "replace_file", refusing(errno.EIO, errno.EIO, errno.EIO))
+    launch._Follower(folder, record, shown).copy_report()
+    assert record.report == str(tmp_path / "report")
+    assert shown.messages == [
+        f"warning: cannot write {folder.report_file}: Input/output error; the report is {record.report}"
+    ]
+    launch._Follower(folder, record, shown).copy_report()
+    assert (record.report, folder.report_file.read_text()) == (str(folder.report_file), "<html>")
+    assert len(shown.messages) == 1
+
+
 def test_a_run_whose_last_record_cannot_be_written_has_failed(
     folder: RunFolder, record: RunRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
