@@ -52,8 +52,10 @@ def opened(path: Path | None) -> Iterator[IO[str]]:
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    except BaseException:
+        with contextlib.suppress(OSError):  # the first error is the one to report
+            unfinished.unlink()
+        raise
 
 
 def _writer(path: Path) -> IO[str]:

@@ -289,8 +289,10 @@ def _point_latest_to(folder: RunFolder) -> None:
     try:
         beside.symlink_to(folder.run_id)
         beside.replace(folder.path.parent / LATEST)
-    finally:
-        beside.unlink(missing_ok=True)
+    except OSError:
+        with contextlib.suppress(OSError):  # the first error is the one to report
+            beside.unlink()
+        raise
     sync(folder.path.parent)
 
 

@@ -174,6 +174,20 @@ def test_a_folder_called_latest_is_not_replaced(tmp_path, config):
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["latest"]
 
 
+def test_the_first_error_is_reported_when_the_unfinished_link_cannot_be_removed_either(tmp_path, config, monkeypatch):
+    def failing(text):
+        def fail(_path, *_arguments, **_named):
+            raise OSError(errno.EIO, text)
+
+        return fail
+
+    folder = runs.create(config, tmp_path)
+    monkeypatch.setattr(Path, "unlink", failing("removing failed"))
+    monkeypatch.setattr(Path, "replace", failing("renaming failed"))
+    with pytest.raises(OSError, match="renaming failed"):
+        runs._point_latest_to(folder)
+
+
 def test_an_unknown_run_names_the_nearest(tmp_path, config):
     folder = runs.create(config, tmp_path)
     folder.write(record(folder))
