@@ -58,18 +58,11 @@ def refused(error: BaseException, connection: Connection, location: str, account
             fix=f"--set {connection.section}.build.region=global",
         )
     if is_disabled(error) or status_of(error) not in (400, 403):
-        return refusal(error, connection, f"start a build in {location}")
+        return refusal(error, connection, f"start builds in {location}")
     problem = _account_problem(connection, account, may_act="act as service account" not in text)
     if problem is not None:
         return problem
-    if "caller does not have permission" in text.lower():
-        return UserError(
-            f"{connection.caller or 'Your account'} may not start builds: cloudbuild.builds.create is missing.",
-            setting=f"{connection.section}.project",
-            value=project,
-            fix=grant_command(Resource("project", project), member_of(connection), "roles/cloudbuild.builds.editor"),
-        )
-    return refusal(error, connection, f"start a build in {location}")
+    return refusal(error, connection, f"start builds in {location}", "cloudbuild.builds.create")
 
 
 def _account_problem(connection: Connection, account: Callable[[], str], *, may_act: bool) -> UserError | None:
@@ -82,7 +75,8 @@ def _account_problem(connection: Connection, account: Callable[[], str], *, may_
     try:
         email = account()
     except Exception as error:
-        return None if may_act else refusal(error, connection, "get the account that builds run as")
+        what = "get the account that builds run as"
+        return None if may_act else refusal(error, connection, what, "cloudbuild.builds.get")
     if not email:
         return UserError(
             f"The project {project} has no default account for builds.", setting=setting, value=None, fix=own

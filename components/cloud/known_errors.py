@@ -278,16 +278,15 @@ def first_recognised(texts: Iterable[str], facts: Mapping[str, object] | None = 
     return next((found for text in texts if (found := recognise(text, facts)) is not None), None)
 
 
-def as_user_error(error: BaseException, doing: str, facts: Mapping[str, object] | None = None) -> UserError:
-    """Convert an exception of one of Google's clients to a UserError.
+def as_user_error(words: str, doing: str, facts: Mapping[str, object] | None = None) -> UserError:
+    """Convert the words of a service to a UserError.
 
     Args:
-        error: The exception.
-        doing: The beginning of the message: "Vertex AI refused".
+        words: The service's words.
+        doing: The beginning of the message: "The last run was refused".
         facts: See `recognise`.
     """
-    words = getattr(error, "message", None) or getattr(error, "reason", None) or str(error)
-    found = recognise(str(words), facts)
+    found = recognise(words, facts)
     if found is None:
-        return UserError(f"{doing}: {' '.join(str(words).split())}", fix="slipway doctor --target vertex")
+        return UserError(f"{doing}: {' '.join(words.split())}", fix="slipway doctor --target vertex")
     return UserError(f"{doing}: {found.sentence}", fix=found.fix)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from slipway.components.cloud.connection import LOG_IN, Connection
+from slipway.components.cloud.known_errors import recognise
 from slipway.components.cloud.policies import Resource, grant_command
 from slipway.components.cloud.retries import is_transient, status_of
 from slipway.core.errors import UserError
@@ -71,7 +73,13 @@ def role_with(permission: str) -> str | None:
     return ROLES[max(found, key=len)] if found else None
 
 
-def refusal(error: BaseException, connection: Connection, what: str, needs: str | None = None) -> UserError:
+def refusal(
+    error: BaseException,
+    connection: Connection,
+    what: str,
+    needs: str | None = None,
+    facts: Mapping[str, object] | None = None,
+) -> UserError:
     """Convert an exception of a Google Cloud call to a UserError.
 
     Args:
@@ -79,10 +87,13 @@ def refusal(error: BaseException, connection: Connection, what: str, needs: str 
         connection: The connection of the call.
         what: What the call was for, as a verb phrase: "read the policy of gs://b".
         needs: The permission that the call needs; several services refuse without naming it.
+        facts: The run's values (see `recognise`), if known errors of Vertex AI are to be recognized.
     """
     if isinstance(error, UserError):
         return error
     text = message_of(error)
+    if facts is not None and (known := recognise(text, facts)) is not None:
+        return UserError(f"Could not {what}: {known.sentence}", fix=known.fix)
     if is_disabled(error):
         service = SERVICE.search(text)
         name = service[1] if service else "SERVICE.googleapis.com"

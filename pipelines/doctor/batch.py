@@ -90,7 +90,7 @@ def version(connection: Connection, model: str) -> Any:
         return retried(lambda: connection.models.get_model(name=f"{name}@{chosen or CHAMPION}"))
     except Exception as error:
         if not is_absent(error):
-            raise refusal(error, connection, f"see the model {model}") from error
+            raise refusal(error, connection, f"see the model {model}", "aiplatform.models.get") from error
     return _no_such_model(connection, model, name)
 
 

@@ -111,7 +111,8 @@ def builds(context: Context) -> str:
     except Exception as error:
         if status_of(error) != 403:
             raise
-        raise NotApplicableError(refusal(error, connection, "see the account of builds").message) from None
+        problem = refusal(error, connection, "see the account of builds", "cloudbuild.builds.get")
+        raise NotApplicableError(problem.message) from None
     if not email or is_legacy(email):
         raise NotApplicableError(f"{email or 'the account of builds'} is not checked")
     _require(connection, policies.Resource("account", email), ACT_AS, settings.project)
@@ -303,7 +304,8 @@ def _versions(connection: Connection, zone: str) -> Iterable[str]:
         try:
             page = retried(request.execute)
         except Exception as error:
-            raise refusal(error, connection, f"list the runtime versions of {zone}") from error
+            what = f"list the runtime versions of {zone}"
+            raise refusal(error, connection, what, "tpu.runtimeversions.list") from error
         yield from (each["version"] for each in page.get("runtimeVersions", ()))
         request = versions.list_next(request, page)
 
@@ -317,7 +319,8 @@ def _metric(connection: Connection, metric: str) -> JsonObject | None:
             page = retried(request.execute)
         except Exception as error:
             if status_of(error) == 403:
-                raise NotApplicableError(refusal(error, connection, "see the quotas").message) from None
+                problem = refusal(error, connection, "see the quotas", "serviceusage.quotas.get")
+                raise NotApplicableError(problem.message) from None
             raise
         for each in page.get("metrics", ()):
             if each["metric"] == metric:

@@ -385,7 +385,7 @@ def schedules(context: Context) -> str:
     for one in active:
         if why := refused(one):
             name = one.display_name.removeprefix(NAME_PREFIX)
-            problem = as_user_error(RuntimeError(why), f"The last run of {name} was refused", facts_of(context.config))
+            problem = as_user_error(why, f"The last run of {name} was refused", facts_of(context.config))
             raise DoubtError(problem.message, f"{problem.fix}; slipway schedule list shows all")
     return f"the last runs of {len(active)} were started"
 
@@ -401,7 +401,7 @@ def first_job(context: Context) -> str:
         pipelines = retried(lambda: list(connection.pipelines.list_pipeline_jobs(request).pipeline_jobs))
         jobs = pipelines or retried(lambda: list(connection.jobs.list_custom_jobs(request).custom_jobs))
     except Exception as error:
-        raise refusal(error, connection, "list the jobs") from error
+        raise refusal(error, connection, "list the jobs", "aiplatform.pipelineJobs.list") from error
     if jobs:
         return f"jobs have run in {region}"
     missing = blocking(project.lines(lambda line: isinstance(line.item, Identity)))

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slipway.components.cloud.known_errors import recognise
-from slipway.components.cloud.operations import StillRunningError
-from slipway.components.cloud.refusals import refusal
 from slipway.components.deploy.rollout import Outcome, roll_back, roll_out
 from slipway.components.deploy.service import NAME_LABEL, PREVIOUS, ROLLOUT, Endpoints, version_text
-from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
-from slipway.pipelines.config.config import RunConfig, vertex_of
 from slipway.pipelines.doctor.check import Check, Context
 from slipway.pipelines.endpoints.difference import (
     ENDPOINT_FIELDS,
@@ -27,7 +21,7 @@ from slipway.pipelines.endpoints.difference import (
     serving_model,
 )
 from slipway.pipelines.endpoints.files import FOLDER, EndpointFile, read_all, read_one
-from slipway.pipelines.platforms.vertex.submission import facts_of
+from slipway.pipelines.platforms.vertex.submission import refusals
 from slipway.pipelines.schedules.difference import Difference
 
 if TYPE_CHECKING:
@@ -35,6 +29,7 @@ if TYPE_CHECKING:
 
 HOURS = 24
 CHAMPION = "champion"
+RIGHTS = "aiplatform.endpoints"
 Say = Callable[[str], None]
 
 
@@ -114,7 +109,7 @@ def apply(names: Sequence[str], say: Say) -> list[Result]:
     for file in read_all(names):
         check(file, say, deploys=False)
         endpoints = Endpoints(file.connection)
-        with refusals(file.config, f"apply the endpoint {file.name}"):
+        with refusals(file.config, f"apply the endpoint {file.name}", f"{RIGHTS}.create"):
             created = endpoints.get(file.deployment.endpoint_id) is None
             endpoint = endpoints.ensure(file.deployment)
             found = [] if created else differences(file, endpoint)
@@ -130,7 +125,7 @@ def delete(results: Sequence[tuple[EndpointFile, Result]], say: Say) -> list[Res
     deleted = []
     for file, result in results:
         until = time.monotonic() + 60 * file.settings.timeout
-        with refusals(file.config, f"delete the endpoint {file.name}"):
+        with refusals(file.config, f"delete the endpoint {file.name}", f"{RIGHTS}.delete"):
             if result.endpoint is not None:
                 say(f"deleting {result.endpoint.name}")
                 Endpoints(file.connection).delete(file.deployment.endpoint_id, until)
@@ -152,7 +147,7 @@ def deploy(name: str | None, version: str, timeout: float | None, say: Say) -> O
         file = replace(file, deployment=file.deployment.model_copy(update={"settings": settings}))
     check(file, say)
     endpoints = Endpoints(file.connection)
-    with refusals(file.config, f"deploy {file.deployment.model} to {file.name}"):
+    with refusals(file.config, f"deploy {file.deployment.model} to {file.name}", f"{RIGHTS}.deploy"):
         found = endpoints.version(file.deployment.model, version)
         return roll_out(endpoints, file.deployment, found, say)
 
@@ -160,7 +155,7 @@ def deploy(name: str | None, version: str, timeout: float | None, say: Say) -> O
 def rollback(name: str | None, say: Say) -> Outcome:
     """Return an endpoint's traffic to the previous model."""
     file = read_one(name)
-    with refusals(file.config, f"roll back {file.name}"):
+    with refusals(file.config, f"roll back {file.name}", f"{RIGHTS}.update"):
         return roll_back(Endpoints(file.connection), file.deployment.endpoint_id, say)
 
 
@@ -188,26 +183,8 @@ def check(file: EndpointFile, say: Say, *, deploys: bool = True) -> None:
             say(f"warning: {finding.check}: {finding.found}")
 
 
-@contextlib.contextmanager
-def refusals(config: RunConfig, doing: str) -> Iterator[None]:
-    """Convert errors from Google's clients, and operations that take too long, to UserError."""
-    from google.api_core.exceptions import GoogleAPIError
-
-    try:
-        yield
-    except StillRunningError as error:
-        raise UserError(
-            f"Could not {doing} in time; Vertex AI continues ({error}).",
-            fix="repeat the command later; it continues",
-        ) from None
-    except GoogleAPIError as error:
-        if (known := recognise(str(error), facts_of(config))) is not None:
-            raise UserError(f"Could not {doing}: {known.sentence}", fix=known.fix) from None
-        raise refusal(error, vertex_of(config).connection, doing) from None
-
-
 def _compared(file: EndpointFile) -> Result:
-    with refusals(file.config, f"read the endpoint {file.name}"):
+    with refusals(file.config, f"read the endpoint {file.name}", f"{RIGHTS}.get"):
         endpoint = Endpoints(file.connection).get(file.deployment.endpoint_id)
     result = Result(file.name, endpoint, price=file.settings.price_per_hour)
     if endpoint is None:
@@ -241,7 +218,7 @@ def _without_file(files: Sequence[EndpointFile], configs: Sequence[RunConfig]) -
     places = {(vertex_of(config).project, vertex_of(config).region): config for config in configs}
     found = []
     for config in places.values():
-        with refusals(config, "list the endpoints"):
+        with refusals(config, "list the endpoints", f"{RIGHTS}.list"):
             every = Endpoints(vertex_of(config).connection).all()
         for endpoint in every:
             if endpoint.name.rpartition("/")[2] not in known:

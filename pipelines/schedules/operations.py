@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +18,7 @@ from slipway.pipelines.config.config import RunConfig, VertexSettings, vertex_of
 from slipway.pipelines.doctor import refuse_on_failure
 from slipway.pipelines.doctor.check import Context
 from slipway.pipelines.images.images import Images, ensure_images, known_images
-from slipway.pipelines.platforms.vertex.submission import compile_pipeline, facts_of, pipeline_job
+from slipway.pipelines.platforms.vertex.submission import compile_pipeline, facts_of, pipeline_job, refusals
 from slipway.pipelines.schedules.difference import NAME_PREFIX, Difference, desired, differences, needs_new
 from slipway.pipelines.schedules.files import ScheduleFile, read_all
 from slipway.pipelines.schedules.service import Schedules, refused
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 # Number of differences shown per schedule; --json shows all.
 SHOWN_DIFFERENCES = 12
 NEXT_RUNS = 3
+RIGHTS = "aiplatform.schedules"
 Say = Callable[[str], None]
 
 
@@ -90,7 +90,7 @@ class Result:
         """Why the last run was not started; None if it was."""
         if self.schedule is None or not (why := refused(self.schedule)):
             return None
-        return as_user_error(RuntimeError(why), "refused", facts_of(self.file.config) if self.file else {})
+        return as_user_error(why, "refused", facts_of(self.file.config) if self.file else {})
 
     def lines(self) -> list[str]:
         """Return the output lines."""
@@ -134,7 +134,7 @@ def current() -> list[Result]:
     files = read_all()
     results = []
     for file in files:
-        with _refusals(file.config, "Could not list the schedules"):
+        with refusals(file.config, "list the schedules", f"{RIGHTS}.list"):
             found = Schedules(vertex_of(file.config).connection).named(file.name)
         note = "" if found else f"to create it: slipway schedule apply {file.name}"
         results.append(Result(file.name, found[0] if found else None, note=note, file=file))
@@ -147,7 +147,7 @@ def compare(names: Sequence[str], say: Say) -> list[Result]:
     results = []
     for file in files:
         settings = vertex_of(file.config)
-        with _refusals(file.config, f"Could not read schedule {file.name}"):
+        with refusals(file.config, f"read schedule {file.name}", f"{RIGHTS}.list"):
             want = request_of(file, known_images(file.config, say))
             results.append(_compared(file, want, Schedules(settings.connection).named(file.name)))
     return results if names else results + _without_file(files)
@@ -162,7 +162,7 @@ def apply(names: Sequence[str], log: TextIO, say: Say) -> list[Result]:
         for warning in refuse_on_failure(context, submitting=True):
             say(f"warning: {warning.check}: {warning.found}")
         settings = vertex_of(file.config)
-        with _refusals(file.config, f"Vertex AI rejected schedule {file.name}"):
+        with refusals(file.config, f"apply schedule {file.name}", f"{RIGHTS}.create"):
             want = request_of(file, ensure_images(file.config, log, say))
             applied = Schedules(settings.connection).apply(file.name, want, file.settings.paused)
         note = "" if applied.done else f"unchanged: matches {file.path}"
@@ -193,7 +193,7 @@ def doomed(name: str | None) -> list[Result]:
     found = []
     for file in files:
         settings = vertex_of(file.config)
-        with _refusals(file.config, "Could not list the schedules"):
+        with refusals(file.config, "list the schedules", f"{RIGHTS}.list"):
             schedules = Schedules(settings.connection).named(file.name)
         found += [Result(file.name, schedule, file=file, settings=settings) for schedule in schedules]
     if name is not None and not files:
@@ -249,7 +249,7 @@ def _without_file(files: list[ScheduleFile]) -> list[Result]:
         places[(settings.project, settings.region, *sorted(settings.endpoints.items()))] = file.config
     found = []
     for config in places.values():
-        with _refusals(config, "Could not list the schedules"):
+        with refusals(config, "list the schedules", f"{RIGHTS}.list"):
             every = Schedules(vertex_of(config).connection).all()
         for schedule in every:
             name = schedule.display_name.removeprefix(NAME_PREFIX)
@@ -263,7 +263,7 @@ def _steered(file: ScheduleFile, state: str, steer: Callable[[Schedules, Schedul
     """Pause or resume a schedule, unless it is in that state already."""
     connection: Connection = vertex_of(file.config).connection
     schedules = Schedules(connection)
-    with _refusals(file.config, f"Could not make schedule {file.name} {state}"):
+    with refusals(file.config, f"make schedule {file.name} {state}", f"{RIGHTS}.update"):
         found = schedules.named(file.name)
         if not found:
             raise UserError(
@@ -299,17 +299,6 @@ def _check_end(file: ScheduleFile) -> None:
             allowed="a time in the future, or none",
             fix=f"correct end in {file.path}, or slipway schedule delete {file.name}",
         )
-
-
-@contextlib.contextmanager
-def _refusals(config: RunConfig, doing: str) -> Iterator[None]:
-    """Convert errors from Google's clients to UserError."""
-    from google.api_core.exceptions import GoogleAPIError
-
-    try:
-        yield
-    except GoogleAPIError as error:
-        raise as_user_error(error, doing, facts_of(config)) from None
 
 
 def _clock(time: datetime) -> str:

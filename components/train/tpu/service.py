@@ -26,6 +26,8 @@ RUN_LABEL, OWNER_LABEL = "slipway-run", "slipway-owner"
 PREFIX = "slipway-"
 # Neither becomes ready any more: the request failed or expired, or its capacity was taken back.
 FAILED, SUSPENDED = "FAILED", ("SUSPENDING", "SUSPENDED")
+# Queued resources have no permissions of their own: their calls need those of nodes.
+CREATE, DELETE, GET, LIST = (f"tpu.nodes.{verb}" for verb in ("create", "delete", "get", "list"))
 CREATE_SECONDS = 120.0
 DELETE_SECONDS = 1200.0
 # Pause between two looks at the service; for a running TPU also at its lease and its log.
@@ -79,7 +81,7 @@ def create(connection: Connection, zone: str, name: str, body: JsonObject) -> No
         operation = retried(request.execute)
     except Exception as error:
         if not is_conflict(error):
-            raise refusal(error, connection, what) from error
+            raise refusal(error, connection, what, CREATE) from error
         existing = get(connection, zone, name)
         if existing is not None and existing.labels != body["tpu"]["nodeSpec"][0]["node"]["labels"]:
             raise UserError(f"Could not {what}: another run has a queued resource of that name.") from None
@@ -99,7 +101,7 @@ def get(connection: Connection, zone: str, name: str) -> QueuedResource | None:
     except Exception as error:
         if is_absent(error):
             return None
-        raise refusal(error, connection, f"read the queued resource {name} in {zone}") from error
+        raise refusal(error, connection, f"read the queued resource {name} in {zone}", GET) from error
 
 
 def listed(connection: Connection, zones: list[str]) -> Iterator[QueuedResource]:
@@ -115,7 +117,7 @@ def listed(connection: Connection, zones: list[str]) -> Iterator[QueuedResource]
             try:
                 page = retried(request.execute)
             except Exception as error:
-                raise refusal(error, connection, f"list the queued resources in {zone}") from error
+                raise refusal(error, connection, f"list the queued resources in {zone}", LIST) from error
             found = [_read(entry) for entry in page.get("queuedResources", ())]
             yield from (one for one in found if RUN_LABEL in one.labels)
             request = resources.list_next(request, page)
@@ -160,7 +162,7 @@ def request_delete(connection: Connection, zone: str, name: str) -> None:
             return
         # A resource that changes its state, or is being deleted, refuses with FAILED_PRECONDITION: HTTP status 400.
         if status_of(error) != 400 or get(connection, zone, name) is None:
-            raise refusal(error, connection, f"delete the TPU {name} in {zone}") from error
+            raise refusal(error, connection, f"delete the TPU {name} in {zone}", DELETE) from error
 
 
 def node_state(connection: Connection, zone: str, name: str) -> str:
@@ -175,7 +177,7 @@ def node_state(connection: Connection, zone: str, name: str) -> str:
     except Exception as error:
         if is_absent(error):
             return ""
-        raise refusal(error, connection, f"read the TPU {name} in {zone}") from error
+        raise refusal(error, connection, f"read the TPU {name} in {zone}", GET) from error
 
 
 def failure(status: JsonObject) -> str:

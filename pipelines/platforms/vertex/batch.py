@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from slipway.components.cloud.connection import Connection
-from slipway.components.cloud.known_errors import as_user_error, first_recognised
+from slipway.components.cloud.known_errors import first_recognised
 from slipway.components.cloud.refusals import refusal
 from slipway.components.cloud.retries import is_transient, paced, retried
 from slipway.core.errors import UserError
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 DEFAULT_HARDWARE = "n1-standard-4"
 BATCH_LABEL = "slipway-batch"
+RIGHTS = "aiplatform.batchPredictionJobs"
 HASH_LETTERS = 32
 POLL_SECONDS = 10.0
 # After a lost answer, the job may appear in the list only after a while.
@@ -139,7 +140,7 @@ def find(prepared: Prepared) -> Job | None:
     connection = prepared.connection
     request = {"parent": connection.parent, "filter": f'labels.{BATCH_LABEL}="{prepared.identity}"'}
     list_jobs = connection.jobs.list_batch_prediction_jobs
-    found = called(connection, "list the batch predictions", lambda: list(list_jobs(request)))
+    found = called(connection, "list the batch predictions", lambda: list(list_jobs(request)), f"{RIGHTS}.list")
     return next((job for job in found if job.state.name not in ENDED or job.state.name in SUCCEEDED), None)
 
 
@@ -168,14 +169,10 @@ def submit(prepared: Prepared) -> Job:
 
     try:
         name = retried(create)
-    except UserError:
-        raise
     except Exception as error:
-        if is_transient(error):
-            raise refusal(error, connection, "create the job") from error
-        raise as_user_error(error, "Vertex AI refused the batch prediction", _facts(connection)) from error
+        raise refusal(error, connection, "create the job", f"{RIGHTS}.create", _facts(connection)) from error
     what = f"see {name}, which was submitted"
-    return called(connection, what, lambda: connection.jobs.get_batch_prediction_job(name=name))
+    return called(connection, what, lambda: connection.jobs.get_batch_prediction_job(name=name), f"{RIGHTS}.get")
 
 
 def watch(prepared: Prepared, job: Job, show: Callable[[str, int], object]) -> Job:
@@ -194,13 +191,14 @@ def watch(prepared: Prepared, job: Job, show: Callable[[str, int], object]) -> J
             return job
         pause()
         what = f"watch {name}, which continues"
-        job = called(connection, what, lambda: connection.jobs.get_batch_prediction_job(name=name))
+        job = called(connection, what, lambda: connection.jobs.get_batch_prediction_job(name=name), f"{RIGHTS}.get")
 
 
 def cancel(prepared: Prepared, job: Job) -> None:
     """Ask Vertex AI to cancel the job; predictions that it has written are kept."""
     connection = prepared.connection
-    called(connection, f"cancel {job.name}", lambda: connection.jobs.cancel_batch_prediction_job(name=job.name))
+    stop = partial(connection.jobs.cancel_batch_prediction_job, name=job.name)
+    called(connection, f"cancel {job.name}", stop, f"{RIGHTS}.cancel")
 
 
 def failure(prepared: Prepared, job: Job) -> UserError:

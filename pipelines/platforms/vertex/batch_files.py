@@ -83,13 +83,14 @@ class Results:
     matched: bool = True
 
 
-def called(connection: Connection, what: str, call: Callable[[], Result]) -> Result:
+def called(connection: Connection, what: str, call: Callable[[], Result], needs: str | None = None) -> Result:
     """Return the result of an idempotent call, which is retried.
 
     Args:
         connection: The connection of the call.
         what: What the call is for, as a verb phrase.
         call: The call.
+        needs: The permission that it needs, unless the service names it.
 
     Raises:
         UserError: It failed.
@@ -97,7 +98,7 @@ def called(connection: Connection, what: str, call: Callable[[], Result]) -> Res
     try:
         return retried(call)
     except Exception as error:
-        raise refusal(error, connection, what) from error
+        raise refusal(error, connection, what, needs) from error
 
 
 def find_inputs(connection: Connection, uris: Sequence[str], key: str | None) -> Inputs:

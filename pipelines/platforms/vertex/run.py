@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.explanation import custom_jobs, explain
 from slipway.components.cloud.job_logs import LogReader, not_noise
-from slipway.components.cloud.known_errors import as_user_error
+from slipway.components.cloud.refusals import refusal
 from slipway.components.cloud.retries import is_transient, retried, status_of
 from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig, load, vertex_of
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.types import PipelineJob
 
 POLL_SECONDS = 10.0
+RIGHTS = "aiplatform.pipelineJobs"
 ENDED = ("PIPELINE_STATE_SUCCEEDED", "PIPELINE_STATE_FAILED", "PIPELINE_STATE_CANCELLED")
 
 # Number of polls for a submitted run to start; only then can it be added to its experiment.
@@ -91,7 +92,7 @@ class VertexRun:
             job = submission.pipeline_job(self.config, self.folder.specification_file)
             created = submission.submit(self.connection, job, job_id)
         except Exception as error:
-            known = self._as_user_error(error)
+            known = self._refusal(error, "submit the run", f"{RIGHTS}.create")
             if not isinstance(known, UnreachableError):
                 raise known from error
             self._never_started(record, known)
@@ -121,7 +122,7 @@ class VertexRun:
                 if submission.add_to_experiment(self.connection, str(experiment), job):
                     return
             except Exception as error:
-                raise self._as_user_error(error) from error
+                raise self._refusal(error, "add the run to it", "aiplatform.contexts.create") from error
             pause()
         if experiment:
             raise UserError("The run has not started yet.", setting="vertex.experiment", value=experiment)
@@ -145,7 +146,7 @@ class VertexRun:
             except Exception as error:
                 # The stored record still has the status running, so the next call repeats this.
                 record.status = "running"
-                raise self._as_user_error(error) from error
+                raise self._refusal(error, "read why the run failed", "aiplatform.customJobs.get") from error
         self.folder.write(record)
         return record
 
@@ -204,7 +205,7 @@ class VertexRun:
             try:
                 lines = reader.read(steps)
             except Exception as error:
-                raise as_user_error(error, "Cloud Logging refused", submission.facts_of(self.config)) from error
+                raise self._refusal(error, "read the logs", "logging.logEntries.list") from error
             for line in lines if raw else not_noise(lines):
                 yield f"{'' if step else steps[line.job] + ' '}{line.replica} | {line.text}"
             if not follow or job.state.name in ENDED:
@@ -227,17 +228,12 @@ class VertexRun:
                     "or it was deleted there.",
                     fix="slipway run --target vertex",
                 ) from None
-            raise self._as_user_error(error) from error
+            raise self._refusal(error, "read the run", f"{RIGHTS}.get") from error
 
-    def _as_user_error(self, error: BaseException) -> UserError:
-        """Convert an error of the service to a UserError with a fix."""
-        if isinstance(error, UserError):
-            return error
-        facts = submission.facts_of(self.config)
-        if is_transient(error):
-            known = as_user_error(error, "Vertex AI could not be reached", facts)
-            return UnreachableError(known.message, fix=known.fix)
-        return as_user_error(error, "Vertex AI refused", facts)
+    def _refusal(self, error: BaseException, what: str, needs: str) -> UserError:
+        """Convert an error of a service to a UserError with a fix; see `refusal`."""
+        known = refusal(error, self.connection, what, needs, submission.facts_of(self.config))
+        return UnreachableError(known.message, fix=known.fix) if is_transient(error) else known
 
     def _conclude(self, record: RunRecord, job: PipelineJob) -> None:
         """Add to the record of a finished run why it failed, and download its report."""
@@ -260,7 +256,7 @@ class VertexRun:
             retried(call)
         except Exception as error:
             if status_of(error) not in (400, 404, 409, 412):
-                raise self._as_user_error(error) from error
+                raise self._refusal(error, "cancel the run", f"{RIGHTS}.cancel") from error
 
     def _new_record(self) -> RunRecord:
         return RunRecord(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slipway.components.cloud.connection import Connection
+from slipway.components.cloud.operations import StillRunningError
+from slipway.components.cloud.refusals import refusal
 from slipway.components.cloud.retries import is_conflict, retried
 from slipway.components.register_model.model_registry import label
 from slipway.components.register_model.registry import git_commit
@@ -180,6 +184,28 @@ def submit(connection: Connection, job: PipelineJob, job_id: str) -> PipelineJob
             return connection.pipelines.get_pipeline_job(name=f"{connection.parent}/pipelineJobs/{job_id}")
 
     return retried(create)
+
+
+@contextlib.contextmanager
+def refusals(config: RunConfig, doing: str, needs: str) -> Iterator[None]:
+    """Convert errors of Vertex AI's clients, and operations that take too long, to UserError.
+
+    Args:
+        config: The configuration with the project.
+        doing: What the calls are for, as a verb phrase.
+        needs: The permission that they need.
+    """
+    from google.api_core.exceptions import GoogleAPIError
+
+    try:
+        yield
+    except StillRunningError as error:
+        raise UserError(
+            f"Could not {doing} in time; Vertex AI continues ({error}).",
+            fix="repeat the command later; it continues",
+        ) from None
+    except GoogleAPIError as error:
+        raise refusal(error, vertex_of(config).connection, doing, needs, facts_of(config)) from None
 
 
 def console_url(config: RunConfig, job_id: str) -> str:

@@ -225,7 +225,7 @@ def without_reader(google: FakeGoogle) -> None:
     ("damage", "says", "command"),
     [
         (act_as, f"builds that run as {COMPUTE_ACCOUNT}: iam.serviceAccounts.actAs", "iam service-accounts add-iam"),
-        (start_builds, "may not start builds: cloudbuild.builds.create", "--role=roles/cloudbuild.builds.editor"),
+        (start_builds, "cloudbuild.builds.create is missing", "--role=roles/cloudbuild.builds.editor"),
         (without_compute, "the Compute Engine API is off", "gcloud services enable compute.googleapis.com"),
         (without_default, "no default account for builds", "--set vertex.build.service_account="),
         (disabled, "is disabled", "gcloud iam service-accounts enable"),

@@ -167,7 +167,7 @@ def test_the_first_text_that_is_known_counts_and_an_unknown_one_is_not_guessed_a
 
 
 def test_an_error_that_is_not_known_keeps_the_services_words():
-    error = as_user_error(RuntimeError("400 Something\n  new."), "Vertex AI refused", FACTS)
+    error = as_user_error("400 Something\n  new.", "Vertex AI refused", FACTS)
     assert error.message == "Vertex AI refused: 400 Something new."
     assert error.fix == "slipway doctor --target vertex"
 

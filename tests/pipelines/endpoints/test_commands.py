@@ -13,6 +13,7 @@ from slipway.components.deploy.settings import CheckSettings
 from slipway.core.errors import UserError
 from slipway.pipelines.cli.terminal import console
 from slipway.pipelines.endpoints.files import read_one
+from tests.fakes.errors import ServiceError
 from tests.fakes.google import PROJECT, REGION
 from tests.fakes.ready import BUCKET
 
@@ -21,6 +22,9 @@ QUOTA = "aiplatform.googleapis.com/custom_model_serving_cpus"
 
 def test_apply_creates_and_changes_an_endpoint_and_diff_shows_what_it_would(workspace):
     assert "to create it: slipway endpoints apply digits" in workspace.slipway("endpoints", "diff").stdout
+    workspace.google.faults.plan("CreateEndpoint", ServiceError(403, "The caller does not have permission"))
+    refused = workspace.slipway("endpoints", "apply", "digits").stderr
+    assert "may not apply the endpoint digits: aiplatform.endpoints.create is missing" in refused
     assert "created" in workspace.slipway("endpoints", "apply", "digits").stdout
     assert "unchanged: matches" in workspace.slipway("endpoints", "apply").stdout
     workspace.register()

@@ -243,4 +243,8 @@ def test_an_error_of_vertex_is_one_sentence_with_a_fix(
     assert rights.exit_code == 2
     assert RUNNER in rights.stderr
     assert "fix:" in rights.stderr
+    ready_google.faults.plan("CreateSchedule", ServiceError(403, "The caller does not have permission"))
+    unnamed = slipway("schedule", "apply")
+    assert "may not apply schedule nightly: aiplatform.schedules.create is missing" in unnamed.stderr
+    assert "--role=roles/aiplatform.user" in unnamed.stderr
     assert not ready_google.region.schedules.schedules

@@ -161,9 +161,10 @@ def test_failed_jobs_are_explained_and_the_next_command_starts_another(ready_goo
     result = batch()
     assert result.exit_code == 1 and "did not become ready in time" in result.stderr
     assert len(jobs(ready_google)) == 2
-    ready_google.faults.plan("CreateBatchPredictionJob", ServiceError(403, "Permission denied on x."))
+    ready_google.faults.plan("CreateBatchPredictionJob", ServiceError(403, "The caller does not have permission"))
     result = batch()
-    assert result.exit_code == 2 and "Vertex AI refused the batch prediction: Permission denied" in result.stderr
+    assert result.exit_code == 2
+    assert "may not create the job: aiplatform.batchPredictionJobs.create is missing" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -246,10 +246,10 @@ def test_an_experiment_with_the_name_of_the_pipeline_is_refused(ready_google: Fa
 
 
 def test_an_experiment_error_does_not_stop_the_run(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
-    ready_google.faults.plan("CreateContext", ServiceError(403, "Permission 'aiplatform.contexts.create' denied."))
+    ready_google.faults.plan("CreateContext", ServiceError(403, "The caller does not have permission"))
     result = slipway(*RUN, "--set", "vertex.experiment=digit-runs")
     assert result.exit_code == 0
-    assert "not in the experiment digit-runs: Vertex AI refused: Permission" in result.output
+    assert "may not add the run to it: aiplatform.contexts.create is missing" in result.output
 
 
 def test_the_report_is_downloaded(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
@@ -273,7 +273,7 @@ def test_an_unreadable_log_hides_nothing_else(ready_google: FakeGoogle, workspac
     assert f"Its log could not be read: {sentence}" in error["message"]
     read = slipway("logs")
     assert read.exit_code == 2
-    assert f"Cloud Logging refused: {sentence}" in read.output
+    assert "may not read the logs: logging.logEntries.list is missing" in read.output
 
 
 def test_a_watch_survives_a_lost_connection(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
@@ -281,7 +281,7 @@ def test_a_watch_survives_a_lost_connection(ready_google: FakeGoogle, workspace:
     ready_google.faults.plan("GetPipelineJob", ServiceError(503, "Away."), times=25)
     followed = slipway("status", "--follow")
     assert followed.exit_code == 0
-    assert followed.output.count("Vertex AI could not be reached: Away.") == 1
+    assert followed.output.count("Could not read the run: Google kept returning transient errors: Away.") == 1
     assert record(workspace)["status"] == "succeeded"
 
 

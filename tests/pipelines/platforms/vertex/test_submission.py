@@ -176,11 +176,11 @@ def test_a_refused_submission_leaves_no_run(ready_google: FakeGoogle, workspace:
     ready_google.region.pipelines.script["evaluate"].refused = ServiceError(403, "The caller does not have permission")
     assert slipway(*RUN).exit_code == 1
     before = slipway("list", "--json").output
-    ready_google.faults.plan("CreatePipelineJob", ServiceError(403, "Permission 'x' denied on resource 'y'."), times=9)
+    ready_google.faults.plan("CreatePipelineJob", ServiceError(403, "The caller does not have permission"), times=9)
     for command in (RUN, ("run", "--resume", "latest")):
         result = slipway(*command)
         assert result.exit_code == 2
-        assert "Vertex AI refused: Permission 'x' denied on resource 'y'." in result.stderr
+        assert "may not submit the run: aiplatform.pipelineJobs.create is missing" in result.stderr
         assert slipway("list", "--json").output == before
     assert [path.name for path in (workspace / "runs").iterdir() if not (path / "run.json").exists()] == []
     assert len(ready_google.region.pipelines.jobs) == 2
@@ -195,7 +195,7 @@ def test_a_submission_without_a_response_leaves_a_failed_run(
     assert result.exit_code == 1
     record = json.loads(result.stdout)
     assert (record["status"], record["job"]) == ("failed", None)
-    assert "could not be reached" in record["error"]["message"]
+    assert "Could not submit the run: Google kept returning transient errors" in record["error"]["message"]
     assert slipway("explain").exit_code == 1
 
 
