@@ -71,8 +71,8 @@ def _jax_count(jax: Any, kind: Kind) -> int:
 
 
 def _torch_count(torch: Any, kind: Kind) -> int:
-    if kind == "gpu":
-        return int(torch.cuda.device_count())
+    if kind == "gpu":  # device_count alone asks NVML, which also counts GPUs whose driver is too old for this build
+        return int(torch.cuda.device_count()) if torch.cuda.is_available() else 0
     runtime = sys.modules.get("torch_xla.runtime")  # on a machine without TPU, it computes on the CPU
     if runtime is not None:
         return int(runtime.addressable_device_count()) if runtime.device_type() == "TPU" else 0
@@ -160,7 +160,10 @@ def _unseen(names: Sequence[str], plan: Accelerators, seen: int, environment: Ma
     """Return the error for libraries that see too few accelerators of a machine that `verify_machine` accepted."""
     titles = " and ".join(LIBRARIES[name].title for name in names)
     installs = (f"pip install -U {LIBRARIES[name].packages[plan.kind]}" for name in names)
-    fix = f"{' or '.join(installs)}, or in an image of your own: a build with support for {plan.kind.upper()}s"
+    build = f"a build with support for {plan.kind.upper()}s"
+    if plan.kind == "gpu":
+        build += ", whose CUDA version the driver supports: nvidia-smi shows the newest"
+    fix = f"{' or '.join(installs)}, or in an image of your own: {build}"
     return _refusal(plan, f"{titles} {'see' if len(names) > 1 else 'sees'} {seen}", fix, environment, Path("/"))
 
 

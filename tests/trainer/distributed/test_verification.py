@@ -138,7 +138,9 @@ def library(monkeypatch: pytest.MonkeyPatch, **counts: int) -> None:
             config=SimpleNamespace(list_physical_devices=lambda _: [None] * count)
         ),
         "jax": lambda count: SimpleNamespace(local_devices=lambda: [SimpleNamespace(platform="gpu")] * count),
-        "torch": lambda count: SimpleNamespace(cuda=SimpleNamespace(device_count=lambda: count)),
+        "torch": lambda count: SimpleNamespace(
+            cuda=SimpleNamespace(device_count=lambda: count, is_available=lambda: count > 0)
+        ),
     }
     for name, count in counts.items():
         monkeypatch.setitem(sys.modules, name, fakes[name](count))
@@ -153,6 +155,16 @@ def test_an_engines_library_has_to_see_all_of_them(monkeypatch: pytest.MonkeyPat
     with pytest.raises(UserError, match=r"should have 4 GPUs, but .* sees 1") as caught:
         verify_library(name, FOUR)
     assert str(caught.value.fix).startswith("pip install -U ")
+
+
+def test_pytorch_does_not_see_gpus_whose_driver_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its device_count asks NVML, which counts them; is_available asks the CUDA runtime, which only warns."""
+    library(monkeypatch, torch=4)
+    monkeypatch.setattr(sys.modules["torch"].cuda, "is_available", lambda: False)
+    for verify in (lambda: verify_library("torch", FOUR), lambda: verify_loaded(["torch"], FOUR)):
+        with pytest.raises(UserError, match="PyTorch sees 0") as caught:
+            verify()
+        assert "whose CUDA version the driver supports" in str(caught.value.fix)
 
 
 def test_one_of_a_programs_libraries_has_to_see_some(monkeypatch: pytest.MonkeyPatch) -> None:
