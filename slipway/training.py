@@ -50,8 +50,9 @@ from slipway.core.paths import DATA_VARIABLE, REHEARSAL_VARIABLE, REHEARSED_FILE
 from slipway.trainer.distributed import accelerators
 from slipway.trainer.distributed import cluster as clusters
 from slipway.trainer.distributed.cluster import HOSTS_VARIABLE, SLICE, Cluster, Task
+from slipway.trainer.distributed.libraries import LIBRARIES
 from slipway.trainer.distributed.signals import ASKED_TO_STOP, StopRequest
-from slipway.trainer.distributed.verification import LIBRARIES, verify_loaded
+from slipway.trainer.distributed.verification import verify_loaded
 from slipway.trainer.engines import quick_import
 from slipway.trainer.metrics.history import FILE_NAME as HISTORY_FILE
 from slipway.trainer.metrics.history import KINDS, METRICS_FILE, Metrics

@@ -25,7 +25,7 @@ from slipway.core.paths import OUTPUT_VARIABLES
 from slipway.trainer.distributed import cluster as clusters
 from slipway.trainer.distributed import processes, rendezvous
 from slipway.trainer.distributed.signals import ASKED_TO_STOP, StopRequest
-from slipway.trainer.distributed.verification import verify_machine
+from slipway.trainer.distributed.verification import verify_program
 
 PER_DEVICE = "per_device"
 # Linux's tables of sockets, the state of those that listen, and how often they are read.
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
     stop.install()
     program = [sys.executable, "-m", *(expanded(argument, os.environ) for argument in arguments)]
     try:
-        verify_machine(os.environ)
+        verify_program(os.environ)
         if clusters.slice_hosts(os.environ) > 1:  # hosts that know each other only through the TPU's runtime
             os.execv(sys.executable, program)
         return _run(program, count, stop)

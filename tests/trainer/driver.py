@@ -1,37 +1,56 @@
-"""A machine whose NVIDIA driver shows some GPUs that no framework can use, for programs in processes."""
+"""A machine whose NVIDIA driver shows some GPUs that no framework can use: a libcuda.so.1 that only counts."""
 
 from __future__ import annotations
 
+import functools
 import os
-import resource
+import shutil
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
-# Runs a module as `python -m` does, as if the driver had answered.
-WITH_DRIVER = """
-import runpy, sys
-from slipway.trainer.distributed import verification
-count = int(sys.argv.pop(1))
-verification._driver_count = lambda environment: (count, "the driver shows another number")
-runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+import pytest
+
+from slipway.core.cores import available_cores
+
+SOURCE = """
+#include <stdlib.h>
+#include <unistd.h>
+static int number(const char *name) { const char *text = getenv(name); return text ? atoi(text) : 0; }
+int cuInit(unsigned flags) { sleep(number("FAKE_CUDA_SECONDS")); return number("FAKE_CUDA_ERROR"); }
+int cuDeviceGetCount(int *count) { *count = number("FAKE_CUDA_GPUS"); return 0; }
 """
 REFUSAL_SECONDS = 10.0
+
+
+@functools.cache
+def driver_folder() -> Path:
+    """Return the folder of the driver's library, which is compiled."""
+    if (compiler := shutil.which("gcc")) is None:
+        pytest.skip("a stand-in for NVIDIA's driver needs gcc")
+    folder = Path(tempfile.mkdtemp(prefix="driver-"))
+    command = [compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", str(folder / "libcuda.so.1")]
+    subprocess.run(command, input=SOURCE, text=True, check=True)
+    return folder
+
+
+def with_driver(count: int, **environment: str) -> dict[str, str]:
+    """Return the variables of a process whose driver shows `count` GPUs; without any, it fails to start."""
+    error = "0" if count else "100"
+    found = {"LD_LIBRARY_PATH": str(driver_folder()), "FAKE_CUDA_GPUS": str(count), "FAKE_CUDA_ERROR": error}
+    return {**os.environ, **found, **environment}
 
 
 def run_with_gpus(count: int, module: str, *arguments: str, folder: Path, **environment: str) -> tuple[int, str, float]:
     """Run `python -m module` where the driver shows `count` GPUs.
 
     Returns:
-        Its exit code, its output, and its seconds of a processor, which do not depend on what else is running.
+        Its exit code, its output, and its seconds, of which a machine with more to do than it has cores needs more.
     """
-    command = [sys.executable, "-c", WITH_DRIVER, str(count), module, *arguments]
-    variables = {**os.environ, "CUDA_VISIBLE_DEVICES": "", **environment}
-    before = _used()
+    command, started = [sys.executable, "-m", module, *arguments], time.monotonic()
+    variables = with_driver(count, **environment)
     done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=120, check=False)
-    return done.returncode, done.stdout + done.stderr, _used() - before
-
-
-def _used() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    crowd = max(1.0, os.getloadavg()[0] / available_cores())
+    return done.returncode, done.stdout + done.stderr, (time.monotonic() - started) / crowd

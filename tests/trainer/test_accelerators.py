@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from slipway.trainer.distributed import libraries
 from tests.trainer.conftest import job
 from tests.trainer.driver import REFUSAL_SECONDS, run_with_gpus
 
@@ -39,10 +40,10 @@ def test_the_tensorflow_engine_refuses_gpus_that_it_does_not_see(tiny: Path, tmp
     variables = {**outputs(tmp_path), "SLIPWAY_ACCELERATORS": "gpu:2"}
     status, said, seconds = run_with_gpus(driver, "slipway.trainer", "--config", config, folder=tmp_path, **variables)
     assert status == 1, said
-    reason = "TensorFlow sees 0" if driver == 2 else "the driver shows another number"
+    reason = "TensorFlow sees 0" if driver == 2 else "NVIDIA's driver shows 1 to programs"
     assert f"This machine should have 2 GPUs, but {reason}. Found: " in said
     assert ("pip install -U 'tensorflow[and-cuda]'" in said) is (driver == 2)
-    assert "CUDA_VISIBLE_DEVICES=;" in said
+    assert "no device file /dev/nvidia0" in said
     assert not (tmp_path / "MODEL").exists()
     assert seconds < REFUSAL_SECONDS
 
@@ -53,20 +54,80 @@ def test_a_custom_program_is_not_started_on_a_machine_without_its_gpus(
 ) -> None:
     (tmp_path / "program.py").write_text("print('it trains')")
     environment = {"SLIPWAY_ACCELERATORS": "gpu:4"}
-    for driver in (0, 1):
-        status, said, seconds = run_with_gpus(
-            driver, "slipway.trainer.launch", *options, "program", folder=tmp_path, **environment
-        )
+    arguments = ("slipway.trainer.launch", *options, "program")
+    for driver, reason in ((0, "does not start (CUDA error 100: no device)"), (1, "shows 1 to programs")):
+        status, said, seconds = run_with_gpus(driver, *arguments, folder=tmp_path, **environment)
         assert status == 1
-        assert "This machine should have 4 GPUs, but the driver shows another number" in said
+        assert f"This machine should have 4 GPUs, but NVIDIA's driver {reason}" in said
         assert "it trains" not in said
         assert seconds < REFUSAL_SECONDS
-    assert "it trains" in run_with_gpus(4, "slipway.trainer.launch", "program", folder=tmp_path, **environment)[1]
+    other = {"SLIPWAY_VERIFY_LIBRARIES": "0"}
+    assert "it trains" in run_with_gpus(4, *arguments, folder=tmp_path, **environment, **other)[1]
+
+
+def installed(folder: Path, **gpus: int | None) -> None:
+    """Write stand-ins for libraries that see this many GPUs (None: that cannot be imported)."""
+    texts = {
+        "torch": "class cuda:\n    is_available = lambda: {0} > 0\n    device_count = lambda: {0}\n",
+        "jax": "class Gpu:\n    platform = 'gpu'\nlocal_devices = lambda: [Gpu] * {0}\n",
+        "tensorflow": "class config:\n    list_physical_devices = lambda kind: [kind] * {0}\n",
+    }
+    for name, count in gpus.items():
+        text = "raise ImportError('broken')" if count is None else texts[name].format(count)
+        (folder / f"{name}.py").write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "reason"),
+    [
+        ({"tensorflow": 0}, "TensorFlow sees 0"),
+        ({"tensorflow": 1, "torch": 0}, "PyTorch sees 0 and TensorFlow sees 1"),  # one of two is not enough
+        ({"tensorflow": 0, "jax": None}, "JAX fails (broken) and TensorFlow sees 0"),
+        ({"tensorflow": 0, "torch": 2}, ""),  # TensorFlow reads the records
+        ({"tensorflow": 0, "jax": 2}, ""),
+    ],
+)
+@pytest.mark.parametrize("is_command", [False, True])
+def test_a_program_that_does_not_know_slipway_is_not_started_without_a_library_that_sees_the_gpus(
+    tmp_path: Path, gpus: dict[str, int | None], reason: str, is_command: bool
+) -> None:
+    """Tried before: with a TensorFlow that has no CUDA, such a program ended with exit code 0."""
+    installed(tmp_path, **gpus)
+    (tmp_path / "program.py").write_text("import os; print('it trains with', os.environ['JAX_PLATFORMS'])")
+    command = ("slipway.trainer.distributed.verification", "python", "-m", "program")
+    arguments = command if is_command else ("slipway.trainer.launch", "program")
+    status, said, seconds = run_with_gpus(2, *arguments, folder=tmp_path, SLIPWAY_ACCELERATORS="gpu:2")
+    assert seconds < REFUSAL_SECONDS
+    if not reason:
+        assert (status, "it trains with cuda,cpu" in said) == (0, True), said
+        return
+    assert status == 1
+    assert f"This machine should have 2 GPUs, but {reason}. Found: " in said
+    assert "for a program with another library: export SLIPWAY_VERIFY_LIBRARIES=0" in said
+    assert "it trains" not in said
+
+
+def test_programs_with_other_libraries_are_started_where_none_of_the_known_ones_is_installed() -> None:
+    text = Path(libraries.__file__).read_text()
+    for kind in ("gpu", "tpu"):
+        command = [sys.executable, "-I", "-S", "-c", text, kind, "4"]
+        assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def test_a_program_on_a_tpu_needs_a_library_with_its_runtime(tmp_path: Path) -> None:
+    """Tried before: with TPU_ACCELERATOR_TYPE and a TensorFlow for CPUs, the program ended with exit code 0."""
+    installed(tmp_path, tensorflow=0)
+    command = [sys.executable, "-c", Path(libraries.__file__).read_text(), "tpu", "8"]
+    for runtime in (False, True):
+        if runtime:
+            (tmp_path / "libtpu").mkdir()
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == ((0, "") if runtime else (3, "TensorFlow has no libtpu\n"))
 
 
 def test_a_custom_programs_framework_has_to_see_the_gpus(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(TRAINS.format(library="tensorflow"))
-    variables = {**outputs(tmp_path), "SLIPWAY_ACCELERATORS": "gpu:1"}
+    variables = {**outputs(tmp_path), "SLIPWAY_ACCELERATORS": "gpu:1", "SLIPWAY_VERIFY_LIBRARIES": "0"}
     status, said, seconds = run_with_gpus(1, "slipway.trainer.launch", "program", folder=tmp_path, **variables)
     assert status == 1
     assert "This machine should have 1 GPU, but TensorFlow sees 0" in said

@@ -1,25 +1,24 @@
 """Verify that this machine has the accelerators that a run was planned for: otherwise it would train on the CPU.
 
 `verify_machine` asks the machine and its driver before a framework is imported, and `verify_library` the framework
-before it trains: one that sees no accelerator uses the CPU without an error. `python -m
-slipway.trainer.distributed.verification PROGRAM ARGUMENT…` replaces itself with a program once the machine is verified.
+before it trains: one that sees no accelerator uses the CPU without an error. Of a custom program it is only known what
+is installed: `verify_program` asks that. `python -m slipway.trainer.distributed.verification PROGRAM ARGUMENT…`
+replaces itself with a program once both are verified.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from slipway.core.errors import UserError, report
 from slipway.core.exit_codes import FAILED
+from slipway.trainer.distributed import libraries
 from slipway.trainer.distributed.accelerators import (
     GPU_FILES,
     TPU_FILES,
@@ -27,13 +26,13 @@ from slipway.trainer.distributed.accelerators import (
     VIRTUAL_DEVICES_VARIABLE,
     VISIBLE_GPUS_VARIABLE,
     Accelerators,
-    Kind,
     count_files,
     pci_chips,
     planned,
     virtual_devices,
     visible_gpus,
 )
+from slipway.trainer.distributed.libraries import LIBRARIES, UNSEEN, suffices
 
 _AMD_FILE = "kfd"  # of AMD's GPUs, which NVIDIA's driver does not know
 # Where Vertex AI and GKE mount NVIDIA's driver in containers.
@@ -47,61 +46,23 @@ print(driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)), count.va
 """
 _DRIVER_SECONDS = 60.0  # eight GPUs without the persistence mode need about 20
 _SMI_SECONDS = 3.0
-
-logger = logging.getLogger("slipway.trainer")
-
-
-@dataclass(frozen=True)
-class Library:
-    """A framework: its title, the packages that use each kind of accelerator, and how many of a kind it sees."""
-
-    title: str
-    packages: Mapping[Kind, str]
-    count: Callable[[Any, Kind], int]
-
-
-def _tensorflow_count(tensorflow: Any, kind: Kind) -> int:
-    config = tensorflow.config  # a TPU's cores are logical devices, once it is initialized
-    return len(config.list_logical_devices("TPU") if kind == "tpu" else config.list_physical_devices("GPU"))
-
-
-def _jax_count(jax: Any, kind: Kind) -> int:
-    names = [device.platform for device in jax.local_devices()]
-    return sum({"cpu": "cpu", "tpu": "tpu"}.get(name, "gpu") == kind for name in names)
-
-
-def _torch_count(torch: Any, kind: Kind) -> int:
-    if kind == "gpu":  # device_count alone asks NVML, which also counts GPUs whose driver is too old for this build
-        return int(torch.cuda.device_count()) if torch.cuda.is_available() else 0
-    runtime = sys.modules.get("torch_xla.runtime")  # on a machine without TPU, it computes on the CPU
-    if runtime is not None:
-        return int(runtime.addressable_device_count()) if runtime.device_type() == "TPU" else 0
-    return int("torch_tpu" in sys.modules)
-
-
-# By the module's name, which is that of Keras's backend.
-LIBRARIES = {
-    "tensorflow": Library(
-        "TensorFlow",
-        {"gpu": "'tensorflow[and-cuda]'", "tpu": "tensorflow-tpu"},
-        _tensorflow_count,
-    ),
-    "jax": Library("JAX", {"gpu": "'jax[cuda13]'", "tpu": "'jax[tpu]'"}, _jax_count),
-    "torch": Library("PyTorch", {"gpu": "torch", "tpu": "torch_tpu"}, _torch_count),
-}
+_IMPORT_SECONDS = 300.0  # from a slow disk, with eight GPUs
+# Set to 0 for a program that trains with another library than those of LIBRARIES.
+LIBRARIES_VARIABLE = "SLIPWAY_VERIFY_LIBRARIES"
+_JAX_VARIABLE = "JAX_PLATFORMS"
 
 
 def verify_machine(
     environment: Mapping[str, str],
     root: Path = Path("/"),
-    count_gpus: Callable[[Mapping[str, str]], tuple[int | None, str]] | None = None,
+    count_gpus: Callable[[Mapping[str, str]], tuple[int, str]] | None = None,
 ) -> None:
     """Check, without a framework, that this machine has the accelerators that were planned, if any were.
 
     Args:
         environment: The environment variables.
         root: The file system's root, below which are dev, sys and usr/local/nvidia.
-        count_gpus: Returns how many GPUs NVIDIA's driver sees (None if unknown), and that in words.
+        count_gpus: Returns how many GPUs NVIDIA's driver sees, and that in words.
 
     Raises:
         UserError: It does not have them; says what it has.
@@ -113,18 +74,20 @@ def verify_machine(
         fix = f"unset {VIRTUAL_DEVICES_VARIABLE}; slipway rehearse sets it for a rehearsal"
         raise _refusal(plan, f"{VIRTUAL_DEVICES_VARIABLE} is set", fix, environment, root)
     if plan.kind == "tpu":
-        named = any(environment.get(name) for name in TPU_VARIABLES)
-        if not (named or count_files(root / "dev", TPU_FILES) or pci_chips(root / "sys")):
+        if not (count_files(root / "dev", TPU_FILES) or pci_chips(root / "sys")):
             fix = (
                 "run on a TPU VM, in a container with --privileged --net=host, or in a pod that requests google.com/tpu"
             )
             raise _refusal(plan, "there is no TPU chip", fix, environment, root)
-    elif not (root / "dev" / _AMD_FILE).exists():  # otherwise only the framework knows
+    elif not _is_amd(root):  # otherwise only the framework knows
         seen, said = (count_gpus or _driver_count)(environment)
-        if seen is None:
-            logger.warning("the GPUs were not counted: %s", said)
-        elif not _suffices(plan, seen):
+        if not suffices(plan.kind, plan.count, seen):
             raise _refusal(plan, said, _gpu_fix(plan, seen, environment, root), environment, root)
+
+
+def _is_amd(root: Path) -> bool:
+    """Whether the machine has AMD's GPUs, and none of NVIDIA's, which may be beside a processor's own of AMD."""
+    return (root / "dev" / _AMD_FILE).exists() and not count_files(root / "dev", GPU_FILES)
 
 
 def verify_library(name: str, environment: Mapping[str, str] = os.environ) -> None:
@@ -134,8 +97,8 @@ def verify_library(name: str, environment: Mapping[str, str] = os.environ) -> No
         UserError: It sees another number of them.
     """
     plan = planned(environment)
-    if plan is not None and not _suffices(plan, seen := _seen(name, plan)):
-        raise _unseen([name], plan, seen, environment)
+    if plan is not None and not suffices(plan.kind, plan.count, seen := _seen(name, plan)):
+        raise _unseen([name], plan, f"{LIBRARIES[name].title} sees {seen}", environment)
 
 
 def verify_loaded(names: Sequence[str] = tuple(LIBRARIES), environment: Mapping[str, str] = os.environ) -> None:
@@ -149,27 +112,60 @@ def verify_loaded(names: Sequence[str] = tuple(LIBRARIES), environment: Mapping[
     plan = planned(environment)
     loaded = [name for name in names if name in sys.modules]
     if plan is not None and loaded and not any(_seen(name, plan) for name in loaded):
-        raise _unseen(loaded, plan, 0, environment)
+        titles = " and ".join(LIBRARIES[name].title for name in loaded)
+        raise _unseen(loaded, plan, f"{titles} {'see' if len(loaded) > 1 else 'sees'} 0", environment)
+
+
+def verify_program(environment: MutableMapping[str, str], python: str = sys.executable) -> None:
+    """Check, before a custom program starts, that the machine and an installed library of LIBRARIES have what it needs.
+
+    The libraries are imported in a process of their own. If none is installed, the program has another one.
+
+    Args:
+        environment: The program's environment variables; JAX is told there to fail rather than to use the CPU.
+        python: The Python interpreter whose libraries the program uses.
+
+    Raises:
+        UserError: The machine does not have the accelerators that were planned, or none of the libraries sees them.
+    """
+    verify_machine(environment)
+    plan = planned(environment)
+    if plan is None or environment.get(LIBRARIES_VARIABLE) == "0":
+        return
+    command = [python, "-c", Path(libraries.__file__).read_text(), plan.kind, str(plan.count)]
+    try:
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=_IMPORT_SECONDS, check=False, env=dict(environment)
+        )
+    except subprocess.TimeoutExpired:
+        reason = f"the libraries did not count its devices within {_IMPORT_SECONDS:g} s"
+    else:
+        if answer.returncode == UNSEEN:
+            reason = answer.stdout.strip().splitlines()[-1]
+        else:
+            reason = (answer.stderr.strip().splitlines() or [f"status {answer.returncode}"])[-1]
+        if not answer.returncode:
+            if plan.kind == "tpu" or not _is_amd(Path("/")):
+                environment.setdefault(_JAX_VARIABLE, f"{'tpu' if plan.kind == 'tpu' else 'cuda'},cpu")
+            return
+    names = [name for name, library in LIBRARIES.items() if library.title in reason] or list(LIBRARIES)
+    error = _unseen(names, plan, reason, environment)
+    error.fix = f"{error.fix}; for a program with another library: export {LIBRARIES_VARIABLE}=0"
+    raise error
 
 
 def _seen(name: str, plan: Accelerators) -> int:
     return LIBRARIES[name].count(sys.modules[name], plan.kind)
 
 
-def _unseen(names: Sequence[str], plan: Accelerators, seen: int, environment: Mapping[str, str]) -> UserError:
+def _unseen(names: Sequence[str], plan: Accelerators, reason: str, environment: Mapping[str, str]) -> UserError:
     """Return the error for libraries that see too few accelerators of a machine that `verify_machine` accepted."""
-    titles = " and ".join(LIBRARIES[name].title for name in names)
     installs = (f"pip install -U {LIBRARIES[name].packages[plan.kind]}" for name in names)
     build = f"a build with support for {plan.kind.upper()}s"
     if plan.kind == "gpu":
         build += ", whose CUDA version the driver supports: nvidia-smi shows the newest"
     fix = f"{' or '.join(installs)}, or in an image of your own: {build}"
-    return _refusal(plan, f"{titles} {'see' if len(names) > 1 else 'sees'} {seen}", fix, environment, Path("/"))
-
-
-def _suffices(plan: Accelerators, seen: int) -> bool:
-    """Whether that many are what was planned; the devices of a TPU chip depend on its generation and library."""
-    return seen == plan.count if plan.kind == "gpu" and plan.count else seen >= max(1, plan.count)
+    return _refusal(plan, reason, fix, environment, Path("/"))
 
 
 def _refusal(plan: Accelerators, reason: str, fix: str, environment: Mapping[str, str], root: Path) -> UserError:
@@ -233,15 +229,15 @@ def _gpu_fix(plan: Accelerators, seen: int, environment: Mapping[str, str], root
     )
 
 
-def _driver_count(environment: Mapping[str, str]) -> tuple[int | None, str]:
-    """Return how many GPUs NVIDIA's driver lets programs use, None if it does not respond, and that in words."""
+def _driver_count(environment: Mapping[str, str]) -> tuple[int, str]:
+    """Return how many GPUs NVIDIA's driver lets programs use, and that in words."""
     command = [sys.executable, "-I", "-S", "-c", _COUNT_GPUS]
     try:
         answer = subprocess.run(
             command, capture_output=True, text=True, timeout=_DRIVER_SECONDS, check=False, env=dict(environment)
         )
     except subprocess.TimeoutExpired:
-        return None, f"NVIDIA's driver did not respond within {_DRIVER_SECONDS:g} s"
+        return 0, f"NVIDIA's driver did not respond within {_DRIVER_SECONDS:g} s"
     if (counted := re.fullmatch(r"(\d+) (\d+)", answer.stdout.strip())) is None:
         reason = (answer.stderr.strip().splitlines() or [f"status {answer.returncode}"])[-1]
         return 0, f"NVIDIA's driver library cannot be loaded ({reason.removeprefix('OSError: ')})"
@@ -258,13 +254,14 @@ def verified_command(program: Sequence[str]) -> list[str]:
 
 def main(program: list[str]) -> None:
     """Replace this process with the program, unless the machine is refused."""
+    if program[0] in ("python", "python3"):
+        program[0] = sys.executable
+    python = program[0] if Path(program[0]).name.startswith("python") else sys.executable
     try:
-        verify_machine(os.environ)
+        verify_program(os.environ, python)
     except UserError as error:
         report(error)
         sys.exit(FAILED)
-    if program[0] in ("python", "python3"):
-        program[0] = sys.executable
     os.execvp(program[0], program)
 
 

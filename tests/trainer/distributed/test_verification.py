@@ -14,6 +14,7 @@ from slipway.core.errors import UserError
 from slipway.trainer.distributed import verification
 from slipway.trainer.distributed.verification import verify_library, verify_loaded, verify_machine
 from tests.trainer.distributed.test_accelerators import devices, pci
+from tests.trainer.driver import with_driver
 
 FOUR, TWO_TPUS = {"SLIPWAY_ACCELERATORS": "gpu:4"}, {"SLIPWAY_ACCELERATORS": "tpu:2"}
 
@@ -69,10 +70,22 @@ def test_the_driver_itself_is_asked(monkeypatch: pytest.MonkeyPatch, said: str, 
     assert words in text
 
 
-def test_a_driver_that_does_not_respond_is_left_to_the_framework(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verification, "_COUNT_GPUS", "import time; time.sleep(60)")
-    monkeypatch.setattr(verification, "_DRIVER_SECONDS", 0.1)
-    verify_machine(FOUR, root)
+def test_the_drivers_library_counts(root: Path) -> None:
+    devices(root / "dev", *(f"nvidia{number}" for number in range(4)))
+    verify_machine(with_driver(4, **FOUR), root)
+    for environment, reason in (
+        (with_driver(1, **FOUR), "shows 1 to programs"),
+        (with_driver(0, **FOUR), "does not start (CUDA error 100: no device)"),
+    ):
+        error = refused(environment, root)
+        assert f"should have 4 GPUs, but NVIDIA's driver {reason}" in error.message
+        assert "Found: device files nvidia0, nvidia1, nvidia2, nvidia3; LD_LIBRARY_PATH=" in error.message
+
+
+def test_a_driver_that_does_not_respond_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verification, "_DRIVER_SECONDS", 0.2)
+    error = refused(with_driver(4, **FOUR, FAKE_CUDA_SECONDS="60"), root)
+    assert "NVIDIA's driver did not respond within 0.2 s" in error.message
 
 
 @pytest.mark.parametrize(
@@ -113,10 +126,14 @@ def test_a_machine_as_planned_is_accepted_and_without_a_plan_any_is(root: Path) 
 
 def test_amds_gpus_are_counted_by_the_framework(root: Path) -> None:
     verify_machine(FOUR, devices(root / "dev", "kfd").parent)
+    devices(root / "dev", "nvidia0")  # beside a processor's own GPU of AMD
+    refused(FOUR, root, 0)
 
 
 def test_a_machine_without_tpu_chips_is_refused(root: Path) -> None:
     pci(root / "sys", ("0x1ae0", "0x0042"))
+    named = refused({**TWO_TPUS, "TPU_ACCELERATOR_TYPE": "v5litepod-2"}, root)  # a variable is no chip
+    assert "TPU_ACCELERATOR_TYPE=v5litepod-2" in named.message
     error = refused(TWO_TPUS, root)
     assert error.message == (
         "This machine should have 2 TPU devices, but there is no TPU chip. Found: 0 device files /dev/accelN and "
