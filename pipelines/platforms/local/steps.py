@@ -46,7 +46,10 @@ class LocalPlatform(Platform):
         return HOST if self._hosts_training and row.name == "train" else super().place(row)
 
     def training(self, config: RunConfig) -> TrainSettings:
-        return in_container(config.train) if self._hosts_training else config.train
+        if self._hosts_training:
+            return in_container(config.train)
+        runs_here = config.train.module or config.train.command  # in Slipway's environment, whatever the image is
+        return config.train.model_copy(update={"image": None}) if runs_here else config.train
 
     def configure(self, task: dsl.PipelineTask, row: Task) -> dsl.PipelineTask:
         return super().configure(task, row).set_caching_options(row.cached)
