@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import io
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,7 @@ import numpy as np
 from slipway.components.evaluate.measures.classification import Calibration
 from slipway.components.evaluate.measures.scores import Scores
 from slipway.components.evaluate.measures.significance import Counts, Floats
-from slipway.components.evaluate.plot import ACCENT, MUTED, SECOND, Axis, Panel, draw
+from slipway.components.evaluate.plot import ACCENT, LINE, MUTED, SECOND, Axis, Panel, draw
 from slipway.core.atomic import json_lines
 from slipway.core.values import JsonObject
 from slipway.trainer.tasks import TASKS
@@ -25,6 +27,7 @@ _SQUARE = (245, 230)  # three of these are side by side
 _WIDE = (331, 198)
 _SHARE = Axis(-0.02, 1.02)
 _RADIUS = 1.6  # of a scatter plot's dots
+_CELL, _NAME_LENGTH = 10.0, 24  # of a confusion matrix: the side of a cell, and the longest name at its axes
 # Cell colours of the confusion matrix plot, readable on light and dark backgrounds.
 _RIGHT, _WRONG = (58, 110, 224), (214, 84, 20)
 
@@ -186,6 +189,44 @@ def residual_histogram(residuals: Floats) -> str:
 def _opacity(points: int) -> float:
     """Return the opacity of a scatter plot's dots, lower for more points."""
     return float(np.clip(12 / math.sqrt(points), 0.25, 0.8))
+
+
+def confusion_map(counts: Counts, rows: Sequence[str], columns: Sequence[str]) -> str:
+    """Draw a confusion matrix as an <svg> element with the classes at both axes; pointing at a cell shows its count.
+
+    The diagonal is blue, the rest orange, as in `confusion_plot`.
+    """
+    shares = np.sqrt(counts / np.maximum(counts.sum(axis=1, keepdims=True), 1))
+    edge = _CELL * (0.5 * min(_NAME_LENGTH, max(map(len, columns))) + 1)
+    width, height = edge + _CELL * len(columns), edge + _CELL * len(rows)
+    lines = [f"M{edge:g},{edge + _CELL * index:g}H{width:g}" for index in range(len(rows) + 1)]
+    lines += [f"M{edge + _CELL * index:g},{edge:g}V{height:g}" for index in range(len(columns) + 1)]
+    parts = [f'<path d="{"".join(lines)}" stroke="{LINE}" stroke-width=".4"/>']
+    for index, name in enumerate(rows):
+        parts.append(_class_name(edge - 3, edge + _CELL * (index + 0.8), name, "end"))
+    for index, name in enumerate(columns):
+        left = edge + _CELL * (index + 0.8)
+        parts.append(_class_name(left, edge - 3, name, "start", f' transform="rotate(-90 {left:g} {edge - 3:g})"'))
+    for row, column in zip(*(each.tolist() for each in np.nonzero(counts)), strict=True):
+        title = f"{rows[row]}, predicted as {columns[column]}: {counts[row, column]:,}"
+        parts.append(
+            f'<rect x="{edge + _CELL * column:g}" y="{edge + _CELL * row:g}" width="{_CELL:g}" height="{_CELL:g}" '
+            f'fill="{ACCENT if row == column else SECOND}" fill-opacity="{max(shares[row, column], 0.25):.2f}">'
+            f"<title>{escape(title)}</title></rect>"
+        )
+    return (
+        f'<svg class="chart" viewBox="0 0 {width:g} {height:g}" font-size="{_CELL * 0.85:g}" role="img" '
+        f'style="max-width: {1.6 * width:.0f}px" aria-label="confusion matrix of {len(rows)} classes">'
+        f"{''.join(parts)}</svg>"
+    )
+
+
+def _class_name(x: float, y: float, name: str, anchor: str, more: str = "") -> str:
+    short = name if len(name) <= _NAME_LENGTH else name[: _NAME_LENGTH - 1] + "…"
+    return (
+        f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" fill="{MUTED}"{more}>'
+        f"<title>{escape(name)}</title>{escape(short)}</text>"
+    )
 
 
 def confusion_plot(counts: Counts) -> str:

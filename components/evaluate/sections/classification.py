@@ -15,13 +15,14 @@ from slipway.components.evaluate.measures.classification import (
     ConfusionMatrix,
 )  # fmt: skip
 from slipway.components.evaluate.measures.scores import Scores
-from slipway.components.evaluate.measures.significance import proportion_interval
+from slipway.components.evaluate.measures.significance import Counts, proportion_interval
 from slipway.components.evaluate.served_model import Measured
 from slipway.core.manifest import Manifest
 from slipway.core.values import JsonObject
 
 # Up to this many classes, the confusion matrix is a table and classes are listed in the data set's order.
 CLASSES_IN_FULL = 30
+CLASSES_WITH_NAMES = 100  # up to this many, the matrix has the classes' names at its axes
 CLASSES_BESIDE_LIST = 12  # up to this many, the list of confusions is beside the matrix, otherwise below it
 WEAKEST_CLASSES = 20
 CONFUSIONS = 12
@@ -67,7 +68,8 @@ def content(manifest: Manifest, model: Measured, champion: Measured | None) -> J
         "interval": interval,
         "cells": _cells(confusion) if in_full else None,
         "foreign": bool(confusion.counts[:, -1].any()),
-        "confusion_plot": None if in_full else charts.confusion_plot(confusion.counts[:, :-1]),
+        "confusion_map": None if in_full or classes > CLASSES_WITH_NAMES else _map(confusion, manifest.classes),
+        "confusion_plot": charts.confusion_plot(confusion.counts[:, :-1]) if classes > CLASSES_WITH_NAMES else None,
         "confusions": _confusions(manifest.classes, confusion),
         "classes": rows if in_full else rows[:WEAKEST_CLASSES],
         "other_classes": [] if in_full else rows[WEAKEST_CLASSES:],
@@ -98,7 +100,7 @@ def _measures(model: Measured) -> ClassificationMeasures:
 def _layout(classes: int, *, perfect: bool) -> str:
     """Return the CSS class that arranges the confusion matrix and the list of confusions."""
     if classes > CLASSES_IN_FULL:
-        return "even"
+        return "full" if classes <= CLASSES_WITH_NAMES else "even"
     if classes > CLASSES_BESIDE_LIST:
         return "stacked"
     return "full" if perfect else ""
@@ -122,12 +124,22 @@ def _class_rows(
 
 def _cells(confusion: ConfusionMatrix) -> list[list[tuple[int, int]]]:
     """Return the confusion matrix as (count, colour strength in percent) pairs."""
-    counts = confusion.counts if confusion.counts[:, -1].any() else confusion.counts[:, :-1]
+    counts = _shown(confusion)
     shares = counts / np.maximum(confusion.averages.support[:, None], 1)
     strengths = np.where(counts > 0, np.clip(np.sqrt(shares) * 100, 18, 100), 0).round().astype(int)
     return [
         list(zip(row.tolist(), strength.tolist(), strict=True)) for row, strength in zip(counts, strengths, strict=True)
     ]
+
+
+def _map(confusion: ConfusionMatrix, classes: Sequence[str]) -> str:
+    counts = _shown(confusion)
+    return charts.confusion_map(counts, classes, [*classes, "other"][: counts.shape[1]])
+
+
+def _shown(confusion: ConfusionMatrix) -> Counts:
+    """Return the counts, [n, n], or [n, n + 1] if some examples were predicted as a class that the data set lacks."""
+    return confusion.counts if confusion.counts[:, -1].any() else confusion.counts[:, :-1]
 
 
 def _confusions(classes: Sequence[str], confusion: ConfusionMatrix) -> list[Confusion]:

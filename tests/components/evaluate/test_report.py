@@ -10,6 +10,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -206,6 +207,24 @@ def test_many_classes_are_a_plot_and_the_weakest_come_first(
     assert image.size == (120, 120)
     assert image.getpixel((3, 3))[3] > 200  # the diagonal of a class with images
     assert image.getpixel((50, 50))[3] == 0  # of one without
+
+
+def test_up_to_a_hundred_classes_have_their_names_at_the_matrix(
+    make_data_set: Callable[..., Path], make_model: Callable[..., Path], digits: Any, regression: Any, tmp_path: Path
+) -> None:
+    names = [f"<class> {index:02d}, which has a long name" for index in range(60)]
+    labels = digits.test_labels.tolist()
+    data = make_data_set(tmp_path / "data", digits.test_images, labels, names)
+    weights = np.concatenate([regression.weights, np.zeros((64, 50))], axis=1)
+    model = make_model(tmp_path / "model", weights, np.concatenate([regression.bias, np.full(50, -30.0)]), names)
+    evaluation = evaluate(EvaluateSettings(), model, data, None)
+    html = render(evaluation)
+    counts = evaluation.model.measures.confusion.counts
+    matrix = html[html.index('aria-label="confusion matrix of 60 classes"') :].partition("</svg>")[0]
+    assert matrix.count("<rect") == np.count_nonzero(counts)
+    assert matrix.count(">&lt;class&gt; 59, which has a…</text>") == 2
+    assert f"{escape(names[3])}, predicted as {escape(names[3])}: {counts[3, 3]}</title>" in matrix
+    assert "One pixel per cell" not in html
 
 
 @pytest.mark.parametrize(("minimum", "trainable", "state"), [(None, 0, "unchecked"), (0.5, 8, "promote")])
