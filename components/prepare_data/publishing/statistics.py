@@ -21,6 +21,10 @@ from slipway.core.manifest import Manifest, TaskName
 FILE_NAME = "statistics.html"
 TEMPLATE = Path(__file__).with_name(FILE_NAME)
 CLASSES_SHOWN = 30
+SIZES_SHOWN = 8  # more are a histogram
+BINS = 12
+# From this ratio of the largest to the smallest side on, the bins of the histogram are powers of two.
+WIDE_RANGE = 16
 SAMPLES = 32
 MOST_RECORDS_READ = 512
 LARGEST_INLINE = 8192
@@ -95,6 +99,7 @@ def write_statistics(
         checked=sentence(manifest.checked) if manifest.checked else "",
         item="image" if manifest.has_image else "example",
         category="label" if manifest.task == "multilabel" else "class",
+        sides=list(side_bins(tally.sides)) if len(tally.sizes) > SIZES_SHOWN or tally.other_sizes else [],
         classes=classes,
         largest=max((row.total for row in classes), default=0),
         smallest=min((row.total for row in classes), default=0),
@@ -111,6 +116,21 @@ def class_counts(manifest: Manifest) -> list[ClassCounts]:
     splits = manifest.splits.values()
     rows = [ClassCounts(name, [split.classes[name] for split in splits]) for name in manifest.classes]
     return rows if len(rows) <= CLASSES_SHOWN else sorted(rows, key=lambda row: -row.total)
+
+
+def side_bins(sides: Mapping[int, int]) -> Iterator[tuple[str, int]]:
+    """Yield the histogram of the images' shorter sides: the range of a bin, in pixels, and its number of images."""
+    low, high = min(sides), max(sides)
+    if high >= WIDE_RANGE * low:
+        edges = [2**power for power in range(low.bit_length() - 1, high.bit_length() + 1)]
+    else:
+        least = (high - low + 1) / BINS
+        step = next(step for power in range(6) for step in (10**power, 2 * 10**power, 5 * 10**power) if step >= least)
+        edges = list(range(low // step * step, high + step + 1, step))
+    for start, end in itertools.pairwise(edges):
+        if start <= high:
+            name = f"{start:,}–{end - 1:,}" if end - start > 1 else f"{start:,}"
+            yield name, sum(count for side, count in sides.items() if start <= side < end)
 
 
 def input_rows(manifest: Manifest, statistics: Mapping[str, InputStatistics]) -> Iterator[InputRow]:

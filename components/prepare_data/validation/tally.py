@@ -34,8 +34,9 @@ class Tally(BaseModel):
     """Image counts.
 
     `classes` counts by class; for other tasks than classification, all examples are of class 0. `sizes` contains the
-    first sizes found, `other_sizes` counts images of other sizes; `smallest` and `largest` are [height, width] by
-    number of pixels. `left_out` contains (key, reason) of unusable images and `left_out_count` is their number.
+    first sizes found, `other_sizes` counts images of other sizes, `sides` all images by their shorter side; `smallest`
+    and `largest` are [height, width] by number of pixels. `left_out` contains (key, reason) of unusable images and
+    `left_out_count` is their number.
     `decoded` counts the images decoded in full, `undecodable` those that only this showed to be unusable, `damaged`
     those that decoders accept with warnings; `damaged_images` contains (key, warning) of the first of these that are
     used. All other fields exclude unusable images. `turned` counts images whose EXIF data tells viewers to rotate or
@@ -49,6 +50,7 @@ class Tally(BaseModel):
     turned: int = 0
     sizes: list[Size] = []
     other_sizes: int = 0
+    sides: dict[int, int] = {}
     smallest: tuple[int, int] | None = None
     largest: tuple[int, int] | None = None
     left_out_count: int = 0
@@ -140,14 +142,16 @@ class TallyCounter:
         other.gray += info.gray
         other.turned += info.turned
         pair = (info.height, info.width)
+        other.sides[min(pair)] = other.sides.get(min(pair), 0) + 1
         other.smallest = min(other.smallest or pair, pair, key=_pixels)
         other.largest = max(other.largest or pair, pair, key=_pixels)
 
     def tally(self) -> Tally:
         """Return the counts."""
-        encodings = Counter(self._other.encodings)
+        encodings, sides = Counter(self._other.encodings), Counter(self._other.sides)
         for info, count in self._infos.items():
             encodings[info.encoding] += count
+            sides[min(info.height, info.width)] += count
             self._sizes[info.height, info.width].count += count
         ends = [pair for pair in (self._other.smallest, self._other.largest) if pair] + list(self._sizes)
         return Tally(
@@ -157,6 +161,7 @@ class TallyCounter:
             turned=self._other.turned + sum(count for info, count in self._infos.items() if info.turned),
             sizes=list(self._sizes.values()),
             other_sizes=self._other.other_sizes,
+            sides=sides,
             smallest=min(ends, key=_pixels, default=None),
             largest=max(ends, key=_pixels, default=None),
             left_out_count=self._left_out_count,
@@ -172,11 +177,13 @@ def combine(tallies: Iterable[Tally]) -> Tally:
     """Combine the tallies of several shards, in order."""
     classes: Counter[int] = Counter()
     encodings: Counter[str] = Counter()
+    sides: Counter[int] = Counter()
     sizes: dict[tuple[int, int], Size] = {}
     result = Tally()
     for tally in tallies:
         classes.update(tally.classes)
         encodings.update(tally.encodings)
+        sides.update(tally.sides)
         result.gray += tally.gray
         result.turned += tally.turned
         result.other_sizes += tally.other_sizes
@@ -200,6 +207,7 @@ def combine(tallies: Iterable[Tally]) -> Tally:
     result.classes = dict(sorted(classes.items()))
     result.encodings = dict(sorted(encodings.items()))
     result.sizes = list(sizes.values())
+    result.sides = dict(sorted(sides.items()))
     result.left_out.sort()
     result.damaged_images = sorted(result.damaged_images)[:MOST_DAMAGED]
     return result

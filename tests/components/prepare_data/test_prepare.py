@@ -20,7 +20,7 @@ from PIL import Image
 from slipway.components.prepare_data import remote
 from slipway.components.prepare_data.encoding.records import example_parts, read_records
 from slipway.components.prepare_data.prepare import Prepared, prepare
-from slipway.components.prepare_data.publishing import store
+from slipway.components.prepare_data.publishing import statistics, store
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.writing import shards
 from slipway.core import manifest
@@ -352,6 +352,32 @@ def test_the_statistics_page_shows_what_is_in_the_set(
     assert page.count('<img src="data:image/') >= 15
     assert not re.search(r"(src|href)=\"(?!data:)", page)
     assert len(page) < 300_000
+
+
+@pytest.mark.parametrize(
+    ("sides", "bins"),
+    [
+        ({300: 4, 333: 5, 510: 2}, [("300–319", 4), ("320–339", 5), ("340–359", 0), ("500–519", 2)]),
+        ({20: 1, 700: 7}, [("16–31", 1), ("32–63", 0), ("64–127", 0), ("512–1,023", 7)]),
+        ({30: 1, 32: 3}, [("30", 1), ("31", 0), ("32", 3), ("32", 3)]),
+    ],
+)
+def test_bins_of_sizes_are_round_numbers_of_pixels(sides: dict[int, int], bins: list[tuple[str, int]]) -> None:
+    found = list(statistics.side_bins(sides))
+    assert [*found[:3], found[-1]] == bins
+    assert sum(count for _, count in found) == sum(sides.values())
+
+
+def test_many_sizes_are_a_histogram(
+    make_folder: Callable[..., Path], make_settings: Callable[..., DataSettings], encoded: Callable[..., bytes]
+) -> None:
+    root = make_folder({"a": 0, "b": 0})
+    for number in range(40):
+        (root / "ab"[number % 2] / f"{number}.png").write_bytes(encoded(number, (100 + number, 200), "RGB"))
+    prepared = prepare(make_settings(root, image_size=[6, 5]), 2)
+    page = (prepared.folder / "statistics.html").read_text()
+    counts = re.findall(r"<tr><td>(\d+–\d+)</td><td>(\d+)</td>", page)
+    assert counts == [(f"{start}–{start + 4}", "5") for start in range(100, 140, 5)]
 
 
 @pytest.fixture
