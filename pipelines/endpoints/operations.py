@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from slipway.components.deploy.rollout import Outcome, roll_back, roll_out
 from slipway.components.deploy.service import NAME_LABEL, PREVIOUS, ROLLOUT, Endpoints, version_text
 from slipway.core.values import JsonObject
+from slipway.pipelines.config.config import RunConfig, vertex_of
 from slipway.pipelines.doctor.check import Check, Context
 from slipway.pipelines.endpoints.difference import (
     ENDPOINT_FIELDS,
