@@ -87,9 +87,9 @@ def check_flipped_label(config: JobConfig, place: Path) -> None:
 
 
 def check_failing_opens(config: JobConfig, place: Path) -> None:
-    """Check that a run ends with the same weights if storage fails for a moment, or it resumes from an older checkpoint.
+    """Check that a run ends with the same weights if storage fails for a moment, or the newest checkpoint is damaged.
 
-    The latter is in the model's record.
+    The model's record says that an older one was used.
     """
     whole = train(config, place / "whole")
     assert whole.status == 0, whole
