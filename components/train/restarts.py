@@ -180,14 +180,31 @@ def check_same_weights(workers: Sequence[Ended]) -> None:
 
 def _first_sign(workers: Sequence[Ended]) -> tuple[str, str] | None:
     """Return which replica or connection was lost, and a verb phrase, by what most replicas printed, then the first."""
-    signs = [match for worker in workers for line in worker.tail if (match := LOST.match(line))]
+    signs = [
+        (rank, *match.groups())
+        for rank, worker in enumerate(workers)
+        for match in map(LOST.match, worker.tail)
+        if match
+    ]
     if not signs:
         return None
     # A machine behind a cut cable accuses the chief, in the same second as the chief accuses it.
-    accusers = Counter(sign[1] for sign in signs)
-    lost, how, _ = min(signs, key=lambda sign: (-accusers[sign[1]], sign[3])).groups()
+    accusers = Counter(lost for _, lost, _, _ in signs)
+    rank, lost, how, _ = min(signs, key=lambda sign: (-accusers[sign[1]], sign[3]))
+    for other, accused, of, _ in signs:
+        # Of two that accuse each other of the same, neither knows whose cable it is.
+        is_mutual = other != rank and (_rank(lost), _rank(accused)) == (other, rank)
+        if is_mutual and accusers[accused] == accusers[lost] and of == how:
+            lost = f"the connection of {' and '.join(sorted((lost, accused), key=_rank))}"
+            break
     name = RANK.sub(lambda one: workers[int(one[1])].name if int(one[1]) < len(workers) else one[0], lost)
     return name, f"was lost ({how})"
+
+
+def _rank(replica: str) -> int:
+    """Return the rank in a replica's name; -1 for a connection, of two replicas."""
+    found = RANK.fullmatch(replica)
+    return int(found[1]) if found else -1
 
 
 def _may_pass(mistake: UserError, status: int) -> bool:

@@ -162,18 +162,19 @@ class Replica:
 
 @dataclass(frozen=True)
 class Scene:
-    """A running job: its network and replicas; the last one is the victim."""
+    """A running job: its network and replicas, and the rank of the victim, the last one or the chief."""
 
     network: Network
     replicas: list[Replica]
+    victim: int
 
     @property
-    def victim(self) -> int:
-        return len(self.replicas) - 1
+    def neighbour(self) -> int:
+        return abs(self.victim - 1)
 
     def data(self) -> list[tuple[int, int]]:
         """The victim's connections without the watch's."""
-        return self.replicas[self.victim].connections()[1:]
+        return self.replicas[self.victim].connections()[1 if self.victim else len(self.replicas) - 1 :]
 
 
 def _vanish(scene: Scene) -> None:
@@ -181,12 +182,16 @@ def _vanish(scene: Scene) -> None:
     scene.network.drop(scene.victim, "OUTPUT", "-o", "eth0")
 
 
-def _one_direction(scene: Scene) -> None:
+def _outbound(scene: Scene) -> None:
     scene.network.drop(scene.victim, "OUTPUT", "-o", "eth0")
 
 
+def _inbound(scene: Scene) -> None:
+    scene.network.drop(scene.victim, "INPUT", "-i", "eth0")
+
+
 def _pair(scene: Scene) -> None:
-    other = scene.network.addresses[scene.victim - 1]
+    other = scene.network.addresses[scene.neighbour]
     scene.network.drop(scene.victim, "INPUT", "-s", other)
     scene.network.drop(scene.victim, "OUTPUT", "-d", other)
 
@@ -204,7 +209,7 @@ def _reset(scene: Scene) -> None:
 
 def _freeze(seconds: float, *, everything: bool = False) -> Callable[[Scene], None]:
     def freeze(scene: Scene) -> None:
-        frozen = scene.replicas if everything else scene.replicas[scene.victim :]
+        frozen = scene.replicas if everything else [scene.replicas[scene.victim]]
         for replica in frozen:
             replica.process.send_signal(signal.SIGSTOP)
         time.sleep(seconds)
@@ -214,11 +219,11 @@ def _freeze(seconds: float, *, everything: bool = False) -> Callable[[Scene], No
     return freeze
 
 
-# What happens, whether the job has to survive it without a restart, and who is to blame otherwise: the victim, its
-# connection with the replica before it, or any connection.
+# What happens, whether the job has to survive it without a restart, and who is to blame otherwise: see `_is_just`.
 FAULTS: dict[str, tuple[Callable[[Scene], None], str | None]] = {
-    "vanish": (_vanish, "victim"),
-    "one direction": (_one_direction, "victim"),
+    "vanish": (_vanish, "cable"),
+    "outbound": (_outbound, "direction"),
+    "inbound": (_inbound, "direction"),
     "pair": (_pair, "pair"),
     "data only": (_data_only, "connection"),
     "reset": (_reset, "connection"),
@@ -252,8 +257,8 @@ class Outcome:
 class Links:
     """Faults of the links between `replicas` workers of a job with the engine, in `folder`."""
 
-    def __init__(self, engine: str, replicas: int, folder: Path) -> None:
-        self.replicas, self._folder = replicas, folder
+    def __init__(self, engine: str, replicas: int, folder: Path, *, victim: int = -1) -> None:
+        self.replicas, self._folder, self._victim = replicas, folder, victim % replicas
         pools, _ = _job(Chaos(0, engine, replicas, 0, STEPS), folder)
         command = pools[0]["container_spec"]["command"] + pools[0]["container_spec"].get("args", [])
         self._config = command[command.index("--config") + 1]
@@ -276,14 +281,16 @@ class Links:
                     assert all(replica.process.poll() is None for replica in replicas), replicas[0].tail[-20:]
                     assert time.monotonic() < deadline
                     time.sleep(0.01)
+                scene = Scene(network, replicas, self._victim)
+                victim = replicas[self._victim]
                 began = time.monotonic()
                 with concurrent.futures.ThreadPoolExecutor(1) as pool:
-                    acting = pool.submit(act, Scene(network, replicas))
-                    _wait(replicas[:-1])
+                    acting = pool.submit(act, scene)
+                    _wait([replica for replica in replicas if replica is not victim])
                     seconds = time.monotonic() - began
                     acting.result()
-                _wait(replicas[-1:], NOTICED_SECONDS)
-                replicas[-1].process.kill()
+                _wait([victim], NOTICED_SECONDS)
+                victim.process.kill()
                 statuses = [replica.status for replica in replicas]
                 blamed, problems = "", []
                 if failed := [replica for replica in replicas if replica.status]:
@@ -294,8 +301,7 @@ class Links:
                     problems.append(f"exit codes {statuses} instead of {wanted}")
                 if cause and seconds > NOTICED_SECONDS:
                     problems.append(f"noticed after {seconds:.0f} s")
-                victim, before = replicas[-1].name, replicas[-2].name
-                if not _is_just(cause, blamed, victim, before, len(replicas)):
+                if not _is_just(cause, blamed, victim.name, replicas[scene.neighbour].name, len(replicas)):
                     problems.append(f"blamed {blamed!r}")
                 checksums = _checksums(replicas)
                 if not cause and len(checksums) != 1:
@@ -323,13 +329,17 @@ class Links:
                 replica.process.wait()
 
 
-def _is_just(cause: str | None, blamed: str, victim: str, before: str, count: int) -> bool:
+def _is_just(cause: str | None, blamed: str, victim: str, neighbour: str, count: int) -> bool:
+    """Return whether who is blamed is to blame, as far as the product can know."""
+    pair = f"the connection of {' and '.join(sorted((victim, neighbour)))}"
     if cause is None:
         return not blamed
-    if cause == "victim" or (cause == "pair" and count == 2):  # two replicas cannot know whose link it was
-        return blamed == victim or (count == 2 and blamed == before) or (victim in blamed and "connection" in blamed)
-    if cause == "pair":
-        return blamed == f"the connection of {before} and {victim}"
+    if cause == "victim":
+        return blamed == victim
+    if cause == "pair" or (cause == "cable" and count == 2):  # two replicas cannot know whose cable is cut
+        return blamed == pair
+    if cause in ("cable", "direction"):  # an engine may notice it first, and knows its own connection only
+        return blamed == victim or (victim in blamed and "connection" in blamed)
     return "connection" in blamed
 
 
@@ -348,6 +358,7 @@ def main() -> int:
     parser.add_argument("--engine", default="tensorflow")
     parser.add_argument("--replicas", type=int, nargs="+", default=[2, 3])
     parser.add_argument("--faults", nargs="+", choices=FAULTS, default=list(FAULTS))
+    parser.add_argument("--victim", choices=("chief", "last"), default="last", help="the replica that is struck")
     parser.add_argument("--at-once", type=int, default=3, help="number of faults that are tried at the same time")
     parser.add_argument("--keep", type=Path, help="an empty folder for the runs' output; default: a temporary folder")
     options = parser.parse_args()
@@ -360,7 +371,7 @@ def main() -> int:
         for count in options.replicas:
             folder = (options.keep or Path(temporary)) / str(count)
             folder.mkdir(parents=True, exist_ok=True)
-            links = Links(options.engine, count, folder)
+            links = Links(options.engine, count, folder, victim=0 if options.victim == "chief" else -1)
             expected = links.undisturbed()
             with concurrent.futures.ThreadPoolExecutor(options.at_once) as pool:
                 for outcome in pool.map(links.run, options.faults, itertools.repeat(expected)):

@@ -100,6 +100,17 @@ def test_a_machine_behind_a_cut_cable_accuses_the_chief_in_vain(tmp_path: Path) 
     assert restarts(tmp_path).next(workers, workers).replica == "workerpool1-2"
 
 
+def test_of_two_replicas_that_accuse_each_other_of_silence_the_connection_is_named(tmp_path: Path) -> None:
+    one, two = "chief 0 at 10.0.0.1:5000 (rank 0)", "worker 0 at 10.0.0.2:5000 (rank 1)"
+    workers = [EndedWorker(0, PEER_LOST, lost(two, "silent", 8)), EndedWorker(1, PEER_LOST, lost(one, "silent", 7))]
+    restart = restarts(tmp_path).next(workers, workers)
+    assert restart.replica == "the connection of workerpool1-0 and workerpool1-1"
+    workers[0] = EndedWorker(0, PEER_LOST, lost(two, "it closed its connection", 42))  # the chief was frozen
+    assert restarts(tmp_path).next(workers, workers).replica == "workerpool1-0"
+    workers[0] = EndedWorker(0, PEER_LOST, lost(one, "silent", 7))  # and reads what the worker says of it
+    assert restarts(tmp_path).next(workers, workers).replica == "workerpool1-0"
+
+
 def test_a_kill_for_lack_of_memory_is_told_with_what_needs_less(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
