@@ -1,10 +1,20 @@
 import errno
 import io
 import os
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import pytest
 
+from slipway.components.evaluate.charts import read_history
+from slipway.core import integrity
 from slipway.core.errors import UserError, system_error
+from slipway.pipelines.config.config import load
+
+# Its first bytes are those of no memory: every read fails with EIO.
+FAILING = Path("/proc/self/mem")
 
 
 def test_an_unknown_name_offers_the_closest_with_its_command():
@@ -58,6 +68,40 @@ def test_a_failed_read_names_the_file_that_was_read():
     error = system_error(caught.value)
     assert error is not None
     assert error.message == "Input/output error: runs/digits/metrics.jsonl."
+    assert "check the disk" in (error.fix or "")
+
+
+def verify_model(path: Path) -> None:
+    path.touch()
+    integrity.seal(path.parent, {})
+    path.unlink()
+    path.symlink_to(FAILING)
+    integrity.verify(path.parent)
+
+
+def read(function: Callable[[Path], object], path: Path) -> None:
+    path.symlink_to(FAILING)
+    function(path)
+
+
+@pytest.mark.skipif(not FAILING.exists(), reason="only on Linux is there a file that no one can read")
+@pytest.mark.parametrize(
+    ("name", "act"),
+    [
+        ("metrics.jsonl", partial(read, read_history)),
+        ("digits.yaml", partial(read, load)),
+        ("statistics.html", partial(read, lambda path: shutil.copyfile(path, path.with_name("copy.html")))),
+        ("fingerprint.pb", verify_model),
+    ],
+)
+def test_a_file_of_a_disk_that_fails_is_named_wherever_it_is_read(
+    tmp_path: Path, name: str, act: Callable[[Path], None]
+):
+    with pytest.raises(OSError, match="Input/output error") as caught:
+        act(tmp_path / name)
+    error = system_error(caught.value)
+    assert error is not None
+    assert error.message == f"Input/output error: {tmp_path / name}."
     assert "check the disk" in (error.fix or "")
 
 
