@@ -15,7 +15,8 @@ from slipway.components.prepare_data.publishing.store import Store, require_room
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources import open_source
 from slipway.components.prepare_data.sources.source import Part, Source
-from slipway.components.prepare_data.validation.skipped import refuse_too_many
+from slipway.components.prepare_data.validation.problems import refuse
+from slipway.components.prepare_data.validation.skipped import too_many
 from slipway.components.prepare_data.writing.beam import beam_for, is_elsewhere
 from slipway.components.prepare_data.writing.set_writer import SetWriter
 from slipway.components.prepare_data.writing.workers import Tick, Workers, worker_count
@@ -214,7 +215,7 @@ def refuse_unlisted(listing: Listing, settings: DataSettings, item: str) -> None
         raise problem
     unusable = listing.ignored.unusable_count
     if unusable:
-        refuse_too_many(unusable, listing.examples() + unusable, listing.ignored.unusable, settings, item)
+        refuse(too_many(unusable, listing.examples() + unusable, listing.ignored.unusable, settings, item))
 
 
 @dataclass(frozen=True)

@@ -186,7 +186,7 @@ class DataSettings(Settings):
         ge=0,
         lt=1,
         description="Largest fraction of images that may be skipped as unusable, for which all images are read twice, "
-        "first to validate them; 0: the first unusable image stops the run.",
+        "first to validate them; 0: any unusable image is refused.",
     )
     truncated: Literal["refuse", "keep"] = Field(
         default="refuse",

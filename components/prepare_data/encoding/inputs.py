@@ -325,7 +325,7 @@ def as_input(
                 f"The images of {name} have several sizes: {one} and {other} (height x width).",
                 setting="data.image_size",
                 allowed="the [height, width] to which all images are resized",
-                fix="set data.image_size, for instance to [{}, {}]".format(*everything.sizes[0]),
+                fix="--set 'data.image_size=[{}, {}]', or another size".format(*everything.sizes[0]),
             )
         size = settings.image_size or everything.sizes[0]
         channels = settings.channels or (3 if everything.color else 1)

@@ -23,7 +23,7 @@ import google_crc32c
 from slipway.components.prepare_data.encoding.messages import features_of, values
 from slipway.components.prepare_data.encoding.records import read_records
 from slipway.components.prepare_data.sources.source import SPLITS, readable
-from slipway.core.errors import UserError
+from slipway.components.prepare_data.validation.problems import Problem
 from slipway.core.manifest import Shard
 
 BUCKET_ROWS = 8192
@@ -168,26 +168,25 @@ def conflict_notes(
     return [f"{many} several labels: {'; '.join(named)}{more}. Correct the labels, or remove the copies."]
 
 
-def refuse_copies(copies: Iterable[Copy]) -> None:
-    """Check that no image is in several splits.
-
-    Raises:
-        UserError: There are copies; the message names the first by key.
-    """
+def in_several_splits(copies: Iterable[Copy]) -> list[Problem]:
+    """Return the problem that images are in several splits, if there are any; it names the first by key."""
     first: list[Copy] = []
     count = 0
     for copy in copies:
         count += 1
         first = sorted([*first, copy])[:MOST_NAMED]
     if not count:
-        return
+        return []
     named = [f"{readable(copy.key)} ({copy.split}) = {readable(copy.kept)} ({copy.keeper})" for copy in first]
     more = [f"and {count - len(named):,} more"] if count > len(named) else []
     many = "1 image is" if count == 1 else f"{count:,} images are"
-    raise UserError(
-        f"{many} also in another split: {'; '.join(named + more)}.",
-        setting="data.duplicates",
-        value="refuse",
-        allowed="refuse: reject copies; drop: keep one split's copy, preferably test's; keep: keep all copies",
-        fix="remove the copies, or set data.duplicates to drop",
-    )
+    return [
+        Problem(
+            f"{many} also in another split: {'; '.join(named + more)}.",
+            setting="data.duplicates",
+            value="refuse",
+            allowed="refuse: reject copies; drop: keep one split's copy, preferably test's; keep: keep all copies",
+            accepting="drop",
+            otherwise="remove the copies",
+        )
+    ]

@@ -11,9 +11,9 @@ from pathlib import Path
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.source import readable
 from slipway.components.prepare_data.validation.duplicates import Copy
+from slipway.components.prepare_data.validation.problems import Problem
 from slipway.components.prepare_data.validation.tally import Tally
 from slipway.core.atomic import replace_file
-from slipway.core.errors import UserError
 
 MOST_NAMED = 5
 COUNTS = ("decoded", "undecodable", "damaged")
@@ -103,7 +103,7 @@ class SkippedImages:
         replace_file(self._path, json.dumps(stored).encode())
 
 
-def refuse_too_many(
+def too_many(
     count: int,
     total: int,
     found: list[tuple[bytes, str]],
@@ -111,8 +111,10 @@ def refuse_too_many(
     item: str = "image",
     *,
     damaged: int = 0,
-) -> None:
-    """Check that the fraction of unusable images does not exceed data.skip_corrupt.
+) -> list[Problem]:
+    """Return the problem that the fraction of unusable images exceeds data.skip_corrupt, if it does.
+
+    It names the first unusable images and the fraction that would allow them.
 
     Args:
         count: The number of unusable images.
@@ -121,24 +123,22 @@ def refuse_too_many(
         settings: The user's settings.
         item: What an example is called.
         damaged: The number of unusable images that could be used with another data.damaged.
-
-    Raises:
-        UserError: Names the first unusable images and the fraction that would allow them.
     """
     if count <= settings.skip_corrupt * total:
-        return
+        return []
     if settings.damaged == "warn":
         damaged = 0
     enough = math.ceil(count / total * 10_000) / 10_000
-    raise UserError(
+    problem = Problem(
         f"{count:,} of {total:,} {item}s cannot be used: {_named(sorted(found), count)}.",
         setting="data.skip_corrupt",
         value=settings.skip_corrupt,
         allowed=f"at most a fraction of {settings.skip_corrupt:.4g} of the {item}s may be skipped",
-        fix=f"fix or remove the {item}s"
-        + (f", or set data.skip_corrupt to {enough:.4g} to skip them" if enough < 1 else "")
-        + (f", or set data.damaged to warn to use {damaged:,} of them, which are damaged" if damaged else ""),
+        accepting=f"{enough:.4g}" if enough < 1 else None,
+        otherwise=f"fix or remove the {item}s"
+        + (f"; or --set data.damaged=warn, to use {damaged:,} of them, which are damaged" if damaged else ""),
     )
+    return [problem]
 
 
 def _named(found: list[tuple[bytes, str]], count: int) -> str:

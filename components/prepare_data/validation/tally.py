@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from slipway.components.prepare_data.sources.source import Damaged, Undecodable, Unusable, readable
 from slipway.components.prepare_data.validation.image import ImageInfo
-from slipway.core.errors import UserError
+from slipway.components.prepare_data.validation.problems import Problem
 from slipway.core.manifest import Split
 
 MOST_SIZES = 32
@@ -65,27 +65,12 @@ class Tally(BaseModel):
         """The number of images, excluding skipped ones."""
         return sum(self.classes.values())
 
-    def same_size(self, source: str) -> tuple[int, int]:
-        """Return the size, [height, width], of all images.
-
-        Raises:
-            UserError: The images have several sizes.
-        """
-        if len(self.sizes) > 1:
-            raise sizes_differ(self.sizes[0], self.sizes[1], source)
-        return self.sizes[0].height, self.sizes[0].width
-
 
 class TallyCounter:
-    """Counts the images of one shard. With `one_size`, an image of a second size is an error.
+    """Counts the images of one shard. At most `most_left_out` skipped images are named; the others are only counted."""
 
-    At most `most_left_out` skipped images are named; the others are only counted.
-    """
-
-    def __init__(self, *, one_size: bool, most_left_out: int, source: str) -> None:
-        self._one_size = one_size
+    def __init__(self, *, most_left_out: int) -> None:
         self._most_left_out = most_left_out
-        self._source = source
         self._classes: dict[int, int] = {}
         self._infos: dict[ImageInfo, int] = {}
         self._sizes: dict[tuple[int, int], Size] = {}
@@ -98,11 +83,7 @@ class TallyCounter:
         self._other = Tally()
 
     def add(self, key: bytes, label: int, info: ImageInfo | None, damage: str = "", *, decoded: bool) -> None:
-        """Count one example, its image if it has one, whether its images were decoded in full, and their damage.
-
-        Raises:
-            UserError: Its size differs from that of earlier images although `one_size` is set.
-        """
+        """Count one example, its image if it has one, whether its images were decoded in full, and their damage."""
         self._classes[label] = self._classes.get(label, 0) + 1
         if damage and decoded:
             self._damaged += 1
@@ -130,8 +111,6 @@ class TallyCounter:
 
     def _add_new(self, key: bytes, info: ImageInfo) -> None:
         size = Size(height=info.height, width=info.width, count=0, first=key)
-        if self._one_size and self._sizes and (info.height, info.width) not in self._sizes:
-            raise sizes_differ(next(iter(self._sizes.values())), size, self._source)
         if len(self._infos) < MOST_SIZES:
             self._infos[info] = 1
             self._sizes.setdefault((info.height, info.width), size)
@@ -248,18 +227,24 @@ def missing_labels(splits: Mapping[str, Split]) -> list[str]:
     return found
 
 
-def sizes_differ(one: Size, other: Size, source: str) -> UserError:
-    """Return the error that names two images of different sizes."""
+def several_sizes(tally: Tally, source: str) -> list[Problem]:
+    """Return the problem that names two images of different sizes, if there are any; it proposes the usual size."""
+    if len(tally.sizes) < 2:
+        return []
     first, second = (
-        f"{readable(size.first)} has {size.height}x{size.width} pixels (height x width)" for size in (one, other)
+        f"{readable(size.first)} has {size.height}x{size.width} pixels (height x width)" for size in tally.sizes[:2]
     )
-    return UserError(
-        f"The images have several sizes: {first}, {second}.",
-        setting="data.image_size",
-        value=None,
-        allowed=f"the [height, width] to which all images of {source} are resized",
-        fix=f"set data.image_size, for instance to [{one.height}, {one.width}]",
-    )
+    usual = max(tally.sizes, key=lambda size: size.count)
+    return [
+        Problem(
+            f"The images have several sizes: {first}, {second}.",
+            setting="data.image_size",
+            value=None,
+            allowed=f"the [height, width] to which all images of {source} are resized",
+            accepting=f"[{usual.height}, {usual.width}]",
+            otherwise="another size",
+        )
+    ]
 
 
 def _pixels(size: tuple[int, int]) -> tuple[int, int, int]:

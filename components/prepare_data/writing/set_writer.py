@@ -32,13 +32,14 @@ from slipway.components.prepare_data.validation.duplicates import (
     bucket_count,
     conflict_notes,
     find_copies,
-    refuse_copies,
+    in_several_splits,
 )
 from slipway.components.prepare_data.validation.image import import_decoder
 from slipway.components.prepare_data.validation.leaks import leak_notes
+from slipway.components.prepare_data.validation.problems import Problem, refuse
 from slipway.components.prepare_data.validation.sampling import check_for, decoded_below, sentence
-from slipway.components.prepare_data.validation.skipped import COUNTS, SkippedImages, refuse_too_many
-from slipway.components.prepare_data.validation.tally import Tally, combine, missing_labels, notes
+from slipway.components.prepare_data.validation.skipped import COUNTS, SkippedImages, too_many
+from slipway.components.prepare_data.validation.tally import Tally, combine, missing_labels, notes, several_sizes
 from slipway.components.prepare_data.writing.beam import is_elsewhere, share_lists, write_by_beam, written_by
 from slipway.components.prepare_data.writing.shards import LABEL, ShardHasher, ShardResult, ShardTask, ShardWriter
 from slipway.components.prepare_data.writing.workers import Progress, Tick, Workers, worker_count
@@ -108,14 +109,17 @@ class SetWriter:
         dropped, all shards are written again without them.
 
         Raises:
-            UserError: There are too many unusable images, images of several sizes, or images in several splits.
+            UserError: There are too many unusable images, images of several sizes, or images in several splits: all
+                of them are in one error.
         """
         if self._left_out.validated:  # by an earlier, killed run
             self._tell_checked()
         elif self._settings.skip_corrupt:
             self._skip_unusable(name)
         results = self._write_shards(name)
-        if copies := self._copies(results):
+        copies = self._copies(results)
+        refuse(self._problems(combine(_tallies(results)), copies))
+        if copies:
             for folder in (self._results, self._set, self._hashes):
                 shutil.rmtree(folder, ignore_errors=True)
             self._left_out.add_copies(copies)
@@ -149,21 +153,25 @@ class SetWriter:
             for task in self._tasks(name, plan).values()
         ]
         tally = combine(result.tally for result in self._run_tasks(tasks, plan))
-        self._accept(tally)
-        self._left_out.add(tally.left_out)
-
-    def _accept(self, tally: Tally) -> None:
-        """Accept the images as validated.
-
-        Raises:
-            UserError: There are more unusable ones than data.skip_corrupt allows.
-        """
         self._left_out.count(tally)
         self._tell_checked()
+        if self._unusable(tally):
+            refuse(self._problems(tally, []))
+        self._left_out.add(tally.left_out)
+
+    def _problems(self, tally: Tally, copies: list[Copy]) -> list[Problem]:
+        """Return the problems of the examples that were validated."""
+        return [
+            *(several_sizes(tally, self._settings.source) if self._settings.image_size is None else ()),
+            *self._unusable(tally),
+            *(in_several_splits(copies) if self._settings.duplicates == "refuse" else ()),
+        ]
+
+    def _unusable(self, tally: Tally) -> list[Problem]:
         unlisted = self._listing.ignored
         count, total = (own + unlisted.unusable_count for own in (tally.left_out_count, self._plan.examples()))
         found = [*unlisted.unusable, *tally.left_out]
-        refuse_too_many(count, total, found, self._settings, self._source.item, damaged=tally.damaged)
+        return too_many(count, total, found, self._settings, self._source.item, damaged=tally.damaged)
 
     def _tell_checked(self) -> None:
         if self._source.has_image and (checked := self._checked()).check == "sample":
@@ -188,11 +196,7 @@ class SetWriter:
         return Checked(check=check, images=images, **counts)
 
     def _copies(self, results: Mapping[str, list[ShardResult]]) -> list[Copy]:
-        """Return the images to drop because they are also in another split.
-
-        Raises:
-            UserError: There are copies, and data.duplicates is `refuse`.
-        """
+        """Return the images that are also in another split."""
         if not self._finds_copies:
             return []
         shards = {
@@ -206,10 +210,7 @@ class SetWriter:
         events.phase("comparing the images")
         every = (HashedShard(shard.path, shard.hashes) for found in shards.values() for shard in found)
         self._left_out.conflicts = conflict_notes(every, self._buckets, self._label_text)
-        copies = find_copies(shards, self._buckets)
-        if self._settings.duplicates == "refuse":
-            refuse_copies(copies)
-        return list(copies)
+        return list(find_copies(shards, self._buckets))
 
     def _label_text(self, label: Sequence[bytes | float | int]) -> str:
         return label_text(self._source.task, self._plan.classes, label)
@@ -223,7 +224,7 @@ class SetWriter:
         """Write all shards that are not finished yet; return the results of each split, in order.
 
         Raises:
-            UserError: An image is unusable, although unusable images are not skipped or all images were validated.
+            UserError: An image is unusable, although all images were validated before.
         """
         for folder in (self._set, self._results, self._hashes):
             folder.mkdir(exist_ok=True)
@@ -234,7 +235,8 @@ class SetWriter:
             by_split[split].append(result)
         tally = combine(_tallies(by_split))
         if not self._left_out.validated:
-            self._accept(tally)
+            self._left_out.count(tally)
+            self._tell_checked()
         elif tally.left_out:
             key, reason = tally.left_out[0]
             raise UserError(
@@ -297,11 +299,9 @@ class SetWriter:
             decoded_below=0 if self._left_out.validated else decoded_below(self._settings, self._plan.examples()),
             refuse_damaged=self._settings.damaged == "refuse",
             gray=self._settings.channels == 1,
-            one_size=self._settings.image_size is None,
             resize=self._settings.resize,
             images=[name.encode() for name, about in self._source.features.items() if described(about) == "image"],
             most_left_out=int(self._settings.skip_corrupt * self._plan.examples()) + MOST_LEFT_OUT_LISTED,
-            source=self._settings.source,
             hashes=self._hashes / f"{file}.hashes" if self._finds_copies else None,
             buckets=self._buckets,
         )
@@ -344,7 +344,8 @@ class SetWriter:
         statistics: Mapping[str, Statistics],
     ) -> Manifest:
         settings, classes, source = self._settings, self._plan.classes, self._source
-        size = (settings.image_size or tally.same_size(settings.source)) if source.has_image else (0, 0)
+        own_sizes = [(found.height, found.width) for found in tally.sizes]
+        size = (settings.image_size or own_sizes[0]) if source.has_image else (0, 0)
         train, everything = statistics["train"], combine_statistics(statistics.values())
         unlisted = self._listing.ignored
         left_out = sorted([*unlisted.unusable, *self._left_out.listed()])[:MOST_LEFT_OUT_LISTED]
@@ -352,7 +353,6 @@ class SetWriter:
         splits = {
             split: _split_record(found, classes, statistics[split].get(LABEL)) for split, found in results.items()
         }
-        own_sizes = {(found.height, found.width) for found in tally.sizes}
         return Manifest(
             name=name,
             fingerprint=fingerprint,
@@ -369,7 +369,7 @@ class SetWriter:
             },
             image_size=size,
             channels=settings.channels or (1 if tally.gray == tally.examples or not source.has_image else 3),
-            resize=source.has_image and (own_sizes != {size} or tally.other_sizes > 0),
+            resize=source.has_image and (own_sizes != [size] or tally.other_sizes > 0),
             resize_mode=settings.reading_mode,
             encodings=list(tally.encodings),
             splits=splits,

@@ -71,11 +71,9 @@ class ShardTask:
         decoded_below: The threshold for images to decode in full, see `sampling`; only headers of others are checked.
         refuse_damaged: Whether images that decoders accept with warnings are unusable.
         gray: Whether readers convert images to grayscale.
-        one_size: Whether to reject images of several sizes.
         resize: How images are resized before they are stored; None if their bytes are.
         images: The additional features that are images.
         most_left_out: The maximum number of unusable images to name.
-        source: The source as the user wrote it.
         hashes: The file for the images' hashes; None if duplicates are not checked.
         buckets: The number of buckets of the hashes; see `duplicates`.
     """
@@ -86,11 +84,9 @@ class ShardTask:
     decoded_below: int
     refuse_damaged: bool
     gray: bool
-    one_size: bool
     resize: ResizeSettings | None
     images: list[bytes]
     most_left_out: int
-    source: str
     hashes: Path | None
     buckets: int
 
@@ -127,10 +123,10 @@ class ShardWriter:
         """Write one shard. The file is renamed to its final name when it is complete; `Store.publish` syncs it to disk.
 
         Raises:
-            UserError: Images have several sizes, or the source changed.
+            UserError: The source changed.
             OSError: The shard cannot be written.
         """
-        counter = TallyCounter(one_size=task.one_size, most_left_out=task.most_left_out, source=task.source)
+        counter = TallyCounter(most_left_out=task.most_left_out)
         inputs = InputCounter(self._counted)
         examples = self._usable(task, counter, inputs, tick)
         if task.path is None:

@@ -117,6 +117,26 @@ def test_images_of_several_sizes_are_both_named(
         assert (error.setting, error.value) == ("data.image_size", None)
 
 
+def test_all_problems_are_found_in_one_pass_and_one_command_line_accepts_them(
+    make_folder: MakeFolder, make_settings: MakeSettings, encoded: Callable[..., bytes]
+) -> None:
+    root = make_folder({"train/a": 30, "test/a": 29, "train/b": 20, "test/b": 18})
+    (root / "test" / "a" / "copy.png").write_bytes(encoded(7))
+    (root / "train" / "b" / "odd.png").write_bytes(encoded(5, (9, 4)))
+    (root / "test" / "b" / "cut.png").write_bytes(encoded(1)[:-15])
+    error = refused(make_settings(root))
+    title, sizes, unusable, copies = error.message.split("\n")
+    assert title == "The source has 3 problems:"
+    assert "The images have several sizes: " in sizes
+    assert "train/b/odd.png has 9x4 pixels" in sizes
+    assert unusable == "  1 of 100 images cannot be used: test/b/cut.png (it is cut short)."
+    assert copies == "  1 image is also in another split: train/a/image 7.png (train) = test/a/copy.png (test)."
+    options = "--set 'data.image_size=[6, 5]' --set data.skip_corrupt=0.01 --set data.duplicates=drop; or "
+    assert (error.fix or "").startswith(options)
+    accepting = make_settings(root, image_size=(6, 5), skip_corrupt=0.01, duplicates="drop")
+    assert prepare(accepting, 1).manifest.left_out_count == 2
+
+
 def png_header(width: int, height: int) -> bytes:
     """Return a PNG file with this size in its header and almost no data."""
     header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
@@ -162,7 +182,7 @@ def test_images_that_cannot_be_used_are_named(
         assert error.message.endswith("; and 3 more.")
         assert sum(f"{key} ({reason})" in error.message for key, reason in reasons.items()) == 5
         assert (error.setting, error.value) == ("data.skip_corrupt", allowed)
-        assert "set data.skip_corrupt to 0.08 " in (error.fix or "")
+        assert "--set data.skip_corrupt=0.08; or fix" in (error.fix or "")
 
 
 @pytest.mark.parametrize("check", ["header", "decode"])

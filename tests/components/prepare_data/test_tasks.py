@@ -247,9 +247,9 @@ NUMBERS_ROWS = [f"{n},{n / 2}" for n in range(40)]
          "Line 42 of .* has text in the column label: 'cat'", "--set task=classification"),
         ("regression", "x,label", [*NUMBERS_ROWS, "3,nan", "4,inf", "5,", "6,1e99"], {}, "data.skip_corrupt",
          r"4 of 44 examples cannot be used: line 42 \(its target in the column label is nan.*line 43 .*inf.*line 44 "
-         r".*empty.*line 45 .*1e99", "data.skip_corrupt to 0.091"),
+         r".*empty.*line 45 .*1e99", "data.skip_corrupt=0.091"),
         ("regression", "x,label", [*NUMBERS_ROWS, "NA,1"], {}, "data.skip_corrupt",
-         r"1 of 41 examples cannot be used: line 42 \(its number in the column x is NA\)", "skip_corrupt to 0.0244"),
+         r"1 of 41 examples cannot be used: line 42 \(its number in the column x is NA\)", "skip_corrupt=0.0244"),
         ("regression", "x,label", [*NUMBERS_ROWS, "inf,1"], {}, "data.skip_corrupt", "its x: inf is not a finite", ""),
         ("regression", "x,y", NUMBERS_ROWS, {}, "data.source", "no column label or class", "--set data.label=COLUMN"),
         ("regression", "x,target", NUMBERS_ROWS, {"label": "targte"}, "data.label", "no column targte",

@@ -63,7 +63,7 @@ def test_damaged_images_are_refused_like_other_unusable_ones(root: Path, make_se
     ) as error:
         prepare(settings, 2)
     assert error.value.setting == "data.skip_corrupt"
-    assert (error.value.fix or "").endswith("data.damaged to warn to use 7 of them, which are damaged")
+    assert (error.value.fix or "").endswith("--set data.damaged=warn, to use 7 of them, which are damaged")
     prepared = prepare(settings.model_copy(update={"skip_corrupt": 0.14}), 2)
     about = prepared.manifest
     assert [image.key for image in about.left_out] == [*DAMAGED, "b/07.jpg"] and about.left_out_count == 8

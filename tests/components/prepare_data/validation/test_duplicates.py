@@ -72,7 +72,7 @@ def test_copies_are_refused_by_name(own_splits: Path, make_settings: MakeSetting
         "validation/a/x.png (validation) = test/a/image 0.png (test)."
     )
     assert (error.value.setting, error.value.value) == ("data.duplicates", "refuse")
-    assert "data.duplicates to drop" in (error.value.fix or "")
+    assert "--set data.duplicates=drop; or" in (error.value.fix or "")
     assert not Path(make_settings(own_splits).store).exists()
 
 
