@@ -199,7 +199,9 @@ def how_to_watch_on(record: RunRecord) -> str:
 # Sections that may change when a run is resumed, because neither the data nor the checkpoints depend on them.
 CHANGEABLE = ("data.workers", "evaluate", "register", "train.restarts", "train.export", "tpu")
 # Settings that refer to files, where the file can be fixed without changing the setting.
-NAMES_OF_FILES = ("data", "model.builder", "train.module", "train.command")
+NAMES_OF_FILES = ("data.source", "data.features", "data.module", "model.builder", "train.module", "train.command")
+# An option in a fix; what follows its last quote or character is punctuation.
+OPTION = r"--(?:set|hardware) (?:'[^']*'|[^\s'])*(?:'[^']*'|[^\s',;.:])"
 
 
 def is_changeable(setting: str) -> bool:
@@ -221,18 +223,20 @@ def new_run_with(record: RunRecord, options: str) -> str:
 def next_command(record: RunRecord) -> str | None:
     """Return the command to type after fixing a failed run: resume it, or start a new run if data or weights change.
 
+    It has all options with which the fix begins, not those of its alternatives.
+
     None if the configuration has to change and the error does not say how.
     """
     fix = (record.error.fix if record.error else None) or ""
     cause = record.error.setting if record.error else None
     resume = f"slipway run --resume {record.run_id}"
-    option = re.search(r"--(set|hardware) ('[^']*'|\S*[^\s,;.:])", fix)
-    if option is None:
+    options = re.search(f"{OPTION}(?: {OPTION})*", fix)
+    if options is None:
         return resume if cause is None or _is_in(cause, (*CHANGEABLE, *NAMES_OF_FILES)) else None
-    setting = option[2].strip("'").partition("=")[0]
-    if option[1] == "set" and is_changeable(setting):
-        return f"{resume} {option[0]}"
-    return new_run_with(record, option[0])
+    changed = re.findall(r"--(?:set|hardware) '?([\w.]+)", options[0])
+    if "--hardware" not in options[0] and all(map(is_changeable, changed)):
+        return f"{resume} {options[0]}"
+    return new_run_with(record, options[0])
 
 
 def run_lines(records: list[RunRecord], configurations: list[Mapping[str, object]]) -> list[str]:

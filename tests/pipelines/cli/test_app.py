@@ -244,6 +244,18 @@ def test_a_resumed_run_refuses_other_settings(failed: RunFolder, resumed: list, 
         ("--set evaluate.champion=none", "slipway run --resume RUN --set evaluate.champion=none"),
         ("--set train.batch_size=9, or 12", "slipway run -c runs/RUN/config.yaml --set train.batch_size=9"),
         ("--set 'data.image_size=[8, 8]'.", "slipway run -c runs/RUN/config.yaml --set 'data.image_size=[8, 8]'"),
+        (
+            "--set 'data.image_size=[8, 8]' --set data.skip_corrupt=0.04; or --set data.damaged=warn",
+            "slipway run -c runs/RUN/config.yaml --set 'data.image_size=[8, 8]' --set data.skip_corrupt=0.04",
+        ),
+        (
+            "--set evaluate.gate.metric=eval_bleu --set evaluate.gate.direction=maximize (or minimize)",
+            "slipway run --resume RUN --set evaluate.gate.metric=eval_bleu --set evaluate.gate.direction=maximize",
+        ),
+        (
+            "--set train.schedule.milestones='[{epochs: 30}]'",
+            "slipway run -c runs/RUN/config.yaml --set train.schedule.milestones='[{epochs: 30}]'",
+        ),
         ("--hardware 'cpu*2' is larger", "slipway run -c runs/RUN/config.yaml --hardware 'cpu*2'"),
     ],
 )
@@ -264,6 +276,8 @@ def test_the_next_command_changes_the_configuration_where_the_fix_does(fix: str 
     assert display.next_command(rehearsed) == command.replace("run -c", "rehearse -c")
     record.error.setting = "model.builder"
     assert display.next_command(record) == command
+    record.error.setting = "data.image_size"  # --resume would use the stored configuration
+    assert display.next_command(record) == (command if "--" in (fix or "") else None)
     record.error.setting = "train.class_weights.cat"
     assert display.next_command(record) == (command if "--" in (fix or "") else None)
 
