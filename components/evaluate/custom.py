@@ -24,7 +24,7 @@ from slipway.components.evaluate.evaluation import NO_CHAMPION_ASKED, NO_CHAMPIO
 from slipway.components.evaluate.gate import EvaluateSettings, Opponent, Verdict, decide, known
 from slipway.components.evaluate.served_model import ModelFolder
 from slipway.components.train.result import trainer_record
-from slipway.core import events
+from slipway.core import events, integrity
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
 from slipway.serving.model import read_json
@@ -108,10 +108,12 @@ def evaluate(
         serve_module: What loads the model for serving (serve.module); "" if Slipway does.
 
     Raises:
-        UserError: A function cannot be called, fails, or returns no finite metrics; metrics.json is missing or
-            malformed; a metric that the gate needs is missing.
+        UserError: A model is damaged; a function cannot be called, fails, or returns no finite metrics; metrics.json
+            is missing or malformed; a metric that the gate needs is missing.
     """
     opponent_folder = champion if settings.champion == "registered" else None
+    for folder in filter(None, (model, opponent_folder)):
+        integrity.verify(folder)
     opponent = None
     if settings.module is not None:
         events.phase(f"loading {settings.module}")

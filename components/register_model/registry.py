@@ -20,11 +20,11 @@ from pydantic import Field
 
 from slipway.core.atomic import FULL, replace_file, sync, sync_tree
 from slipway.core.errors import UserError
-from slipway.core.integrity import files, verify
+from slipway.core.integrity import FILES_CHECKSUM, REGISTRATION_FILE, checksum, files, verify
 from slipway.core.values import JsonObject
 from slipway.trainer.settings import Settings
 
-METADATA = "metadata.json"
+METADATA = REGISTRATION_FILE
 # Its key with the function that loads a custom program's model.
 SERVE_MODULE = "serve_module"
 CHAMPION = "champion"
@@ -136,7 +136,7 @@ class Registry:
         Args:
             model: The model's name.
             source: The folder to copy.
-            metadata: Metadata to store; the registry adds model, version, created and source.
+            metadata: Metadata to store; the registry adds model, version, created, source and files_checksum.
             promote_over: The champion that the model was compared with. If the champion has changed since, the version
                 is registered but the alias does not move.
 
@@ -182,6 +182,8 @@ class Registry:
         try:
             _copy_folder(source, unfinished)
             _verify_copy(source, unfinished)
+            record[FILES_CHECKSUM] = checksum(unfinished)
+            # It replaces that of a model copied from a registry.
             replace_file(unfinished / METADATA, (json.dumps(record, indent=2) + "\n").encode())
             sync_tree(unfinished)
             unfinished.rename(target)
@@ -273,7 +275,7 @@ def _copy_folder(source: Path, target: Path) -> None:
     for path in sorted(source.iterdir()):
         if path.is_dir():
             _copy_folder(path, target / path.name)
-        elif path.name != METADATA:  # a model copied from a registry has that version's metadata
+        else:
             shutil.copyfile(path, target / path.name)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from slipway.core import integrity, manifest, seen
-from slipway.core.atomic import json_lines
+from slipway.core.atomic import json_lines, sync_tree
 from slipway.core.errors import UserError
 from slipway.core.paths import REHEARSED_FILE, local_path
 from slipway.core.values import JsonObject
@@ -46,6 +46,8 @@ class Metrics(Protocol):
 def publish(output: str, model: Model, metrics: Metrics, data: Path | None = None) -> JsonObject:
     """Describe the model in `output`/model, Slipway's or a custom program's in any format, in the step's artifacts.
 
+    A custom program's model receives checksums, and is on the disk when the step ends, as Slipway's is.
+
     Args:
         output: The job's base output directory: a folder or URI.
         model: Receives the model's URI and metadata.
@@ -59,6 +61,7 @@ def publish(output: str, model: Model, metrics: Metrics, data: Path | None = Non
         UserError: The job wrote no model.
     """
     folder = local_path(output) / "model"
+    (folder / integrity.CHECKSUMS_FILE).unlink(missing_ok=True)  # of an earlier attempt
     if not any(path.is_file() for path in folder.rglob("*")):
         raise UserError(
             f"The training succeeded but wrote no model to {folder}.",
@@ -68,7 +71,11 @@ def publish(output: str, model: Model, metrics: Metrics, data: Path | None = Non
     if data is not None and not (folder / seen.SEEN_FILE).is_file():
         seen.write_seen(data, manifest.read(data), folder)
     description = trainer_record(folder)
+    if integrity.checksum(folder) is None:
+        integrity.seal(folder, {}, integrity.CHECKSUMS_FILE)
+        sync_tree(folder)
     metadata = {key: description[key] for key in METADATA if key in description}
+    metadata[integrity.FILES_CHECKSUM] = integrity.checksum(folder)
     validation = _validation(folder / "metrics.jsonl", description.get("weights_step"))
     model.uri = f"{output}/model"
     model.metadata.update(metadata)

@@ -16,8 +16,6 @@ from slipway.trainer.checkpoint.best import FOLDER as BEST_FOLDER
 from slipway.trainer.checkpoint.store import Checkpoints
 
 NAMES = "a registered model, NAME/VERSION, a run's id, or the folder of a model or prepared data set"
-# Entry of a registered version's metadata: its model.json has checksums.
-SEALED = "weights_checksum"
 
 
 @dataclass
@@ -38,7 +36,7 @@ class Verified:
         """Return the lines of output: the artifact, then its errors."""
         if self.damages:
             return [f"✗ {self.kind} {self.path}", *(f"  {line}" for e in self.damages for line in str(e).split("\n"))]
-        return [f"✓ {self.kind} {self.path}" + ("" if self.sealed else ": has no checksums, as a custom program's")]
+        return [f"✓ {self.kind} {self.path}" + ("" if self.sealed else ": has no checksums")]
 
 
 def verify(name: str, registry: Path) -> Iterator[Verified]:
@@ -58,7 +56,7 @@ def verify(name: str, registry: Path) -> Iterator[Verified]:
         yield from _run(runs.find(name))
     elif (folder / manifest.FILE_NAME).is_file():
         yield _data_set(folder)
-    elif (folder / integrity.RECORD_FILE).exists():
+    elif any((folder / file).exists() for file in (integrity.RECORD_FILE, integrity.CHECKSUMS_FILE)):
         yield _model(folder)
     else:
         near = nearest(name, [*known.models(), *run_ids])
@@ -96,22 +94,23 @@ def _versions(known: Registry, name: str) -> Iterator[Verified]:
 def _version(known: Registry, name: str, number: int) -> Verified:
     folder = known.root / name / str(number)
     try:
-        sealed = SEALED in known.version(name, number).metadata
+        checksum = known.version(name, number).metadata.get(integrity.FILES_CHECKSUM)
     except UserError as error:
         return Verified("model", folder, [error])
-    return _model(folder, sealed=sealed)
+    return _model(folder, checksum)
 
 
-def _model(folder: Path, *, sealed: bool = False) -> Verified:
-    """Verify a model; with `sealed`, it is damaged if it has no checksums."""
+def _model(folder: Path, checksum: str | None = None) -> Verified:
+    """Verify a model; it is damaged, too, if it has not the checksums of which `checksum` is known."""
     try:
         damages = list(integrity.damages(folder))
-        has_checksums = bool(damages) or integrity.is_sealed(folder)
+        found = None if damages else integrity.checksum(folder)
     except OSError as error:
         return Verified("model", folder, [_told(error, folder)])
-    if sealed and not has_checksums:
-        damages = [f"{integrity.RECORD_FILE} is missing, or has no checksums"]
-    return Verified("model", folder, [integrity.damaged(folder, what) for what in damages], sealed or has_checksums)
+    if not damages and checksum not in (None, found):
+        damages = ["its checksums are missing" if found is None else "its checksums are those of another model"]
+    sealed = bool(damages) or found is not None
+    return Verified("model", folder, [integrity.damaged(folder, what) for what in damages], sealed)
 
 
 def _run(folder: runs.RunFolder, but: set[Path] | None = None) -> Iterator[Verified]:
@@ -128,7 +127,7 @@ def _run(folder: runs.RunFolder, but: set[Path] | None = None) -> Iterator[Verif
         yield from _checkpoints(checkpoints)
     model = local_path(str(outputs.get("train", {}).get("model", "")))
     if model != Path() and model.is_dir():
-        yield _model(model, sealed=SEALED in outputs["train"])
+        yield _model(model, outputs["train"].get(integrity.FILES_CHECKSUM))
 
 
 def _checkpoints(folder: Path) -> Iterator[Verified]:

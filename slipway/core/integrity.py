@@ -1,4 +1,7 @@
-"""Checksums of an exported model's files in its model.json, which are verified wherever the model is used."""
+"""Checksums of a model's files, which are verified wherever the model is used.
+
+They are in the model.json that Slipway exports, or beside the files of another program's model.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,21 @@ from typing import Any
 from slipway.core.errors import UserError
 
 RECORD_FILE = "model.json"
-# Entries of model.json: [size, SHA-256] by file, and the SHA-256 of all other entries.
+# The checksums of another program's model.
+CHECKSUMS_FILE = ".slipway.json"
+# Of a registered version; another program's file of this name is not part of it.
+REGISTRATION_FILE = "metadata.json"
+# What the metadata of artifacts and registered versions call the checksum of the checksums.
+FILES_CHECKSUM = "files_checksum"
+# Entries of either file: [size, SHA-256] by file, and the SHA-256 of all other entries.
 FILES, CHECKSUM = "files", "record_checksum"
 
 
-def seal(folder: Path, record: Mapping[str, object]) -> None:
-    """Write model.json with `record` and the checksums of the folder's files."""
-    content = {**record, FILES: {name: one for name, one in files(folder).items() if name != RECORD_FILE}}
-    (folder / RECORD_FILE).write_text(json.dumps({**content, CHECKSUM: _checksum(content)}, indent=2) + "\n")
+def seal(folder: Path, record: Mapping[str, object], file: str = RECORD_FILE) -> None:
+    """Write `file`, model.json or CHECKSUMS_FILE, with `record` and the checksums of the folder's other files."""
+    kept = {name: one for name, one in files(folder).items() if name not in (file, REGISTRATION_FILE)}
+    content = {**record, FILES: kept}
+    (folder / file).write_text(json.dumps({**content, CHECKSUM: _checksum(content)}, indent=2) + "\n")
 
 
 def files(folder: Path) -> dict[str, list[int | str]]:
@@ -28,24 +38,23 @@ def files(folder: Path) -> dict[str, list[int | str]]:
 
 
 def damages(folder: Path) -> Iterator[str]:
-    """Yield what is damaged in an exported model, such as "model.pt2 is missing".
-
-    Nothing for a whole model, and for one of another program, which has no checksums.
+    """Yield what is damaged in a model, such as "model.pt2 is missing"; nothing for one without checksums.
 
     Raises:
         OSError: The storage fails.
     """
+    file = _file(folder)
     try:
-        record = json.loads((folder / RECORD_FILE).read_bytes())
+        record = json.loads((folder / file).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return
     except (IsADirectoryError, ValueError, RecursionError):
-        yield f"{RECORD_FILE} cannot be read"
+        yield f"{file} cannot be read"
         return
-    if not isinstance(record, dict) or not {FILES, CHECKSUM} & record.keys():
+    if file == RECORD_FILE and not (isinstance(record, dict) and {FILES, CHECKSUM} & record.keys()):
         return
-    if record.pop(CHECKSUM, None) != _checksum(record):
-        yield f"{RECORD_FILE} does not match its checksum"
+    if not isinstance(record, dict) or record.pop(CHECKSUM, None) != _checksum(record):
+        yield f"{file} does not match its checksum"
         return
     for name, (size, digest) in record[FILES].items():
         path = folder / name
@@ -57,12 +66,14 @@ def damages(folder: Path) -> Iterator[str]:
             yield f"{name} does not match its checksum"
 
 
-def is_sealed(folder: Path) -> bool:
-    """Return whether a model has checksums, if it is not damaged."""
+def checksum(folder: Path) -> str | None:
+    """Return the checksum of the checksums of a model that is not damaged; None if it has none."""
     try:
-        return CHECKSUM in json.loads((folder / RECORD_FILE).read_bytes())
+        record = json.loads((folder / _file(folder)).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
-        return False
+        return None
+    found = record.get(CHECKSUM) if isinstance(record, dict) else None
+    return None if found is None else str(found)
 
 
 def damage(folder: Path) -> str | None:
@@ -71,7 +82,7 @@ def damage(folder: Path) -> str | None:
 
 
 def verify(folder: Path) -> None:
-    """Raise UserError if the exported model in `folder` is damaged; OSError if the storage fails."""
+    """Raise UserError if the model in `folder` is damaged; OSError if the storage fails."""
     if what := damage(folder):
         raise damaged(folder, what)
 
@@ -87,6 +98,10 @@ def damaged(folder: Path, what: str) -> UserError:
 def unsealed(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries of a model.json without the checksums."""
     return {name: value for name, value in record.items() if name not in (FILES, CHECKSUM)}
+
+
+def _file(folder: Path) -> str:
+    return CHECKSUMS_FILE if (folder / CHECKSUMS_FILE).exists() else RECORD_FILE
 
 
 def _checksum(record: Mapping[str, object]) -> str:

@@ -1,4 +1,4 @@
-"""Checksums of a model's files: each kind of damage is one sentence, and other programs' models have none."""
+"""Checksums of a model's files: each kind of damage is one sentence."""
 
 from __future__ import annotations
 
@@ -52,8 +52,10 @@ def test_each_damage_is_one_sentence(model: Path) -> None:
     integrity.verify(model)
 
 
-def test_no_flipped_bit_is_overlooked(model: Path) -> None:
-    for path in (model / "model.json", model / "model.pt2"):
+@pytest.mark.parametrize("by", [integrity.RECORD_FILE, integrity.CHECKSUMS_FILE])
+def test_no_flipped_bit_is_overlooked(model: Path, by: str) -> None:
+    integrity.seal(model, {}, by)
+    for path in (model / by, model / "model.pt2"):
         content = path.read_bytes()
         for bit in range(8 * len(content)):
             flipped = bytearray(content)
@@ -73,7 +75,7 @@ def test_all_damages_are_named(model: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [None, "{}", "[]", '{"format": "layers-model"}'])
-def test_another_programs_model_has_no_checksums(tmp_path: Path, text: str | None) -> None:
+def test_a_model_without_checksums_is_not_damaged(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / "model.json").write_text(text)
     integrity.verify(tmp_path)

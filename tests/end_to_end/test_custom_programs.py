@@ -77,6 +77,24 @@ def test_a_program_without_data_is_judged_by_the_metrics_that_it_wrote(workspace
     assert 'aria-label="rmse by step' in (project / "runs/latest/report.html").read_text()
 
 
+def test_weights_that_a_power_cut_emptied_are_trained_again(workspace: Workspace, project: Path) -> None:
+    (project / "cut.yaml").write_text(CONFIGURATION.replace("name: fit", "name: cut"))
+    failed = workspace.slipway("run", "-c", "cut.yaml", "--hardware", "cpu")
+    assert failed.returncode == 1, failed.stdout + failed.stderr
+    (project / "runs/latest/train/model/weights.txt").write_bytes(b"")
+    result = workspace.slipway("run", "--resume", "latest", "--set", "evaluate.gate.metric=rmse")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert workspace.log("train").count("] data None") == 2
+    registered = project / "models/cut/1"
+    assert (registered / "weights.txt").read_text() == "0.5"
+    assert workspace.slipway("verify", "cut").stdout == "✓ model models/cut/1\n"
+    (registered / "weights.txt").write_bytes(b"")
+    for command in (("verify", "cut"), ("predict", "cut", "3", "--module", "any:function")):
+        refused = workspace.slipway(*command)
+        assert refused.returncode
+        assert "is damaged: weights.txt has 0 bytes instead of 3" in refused.stdout + refused.stderr
+
+
 def test_a_command_receives_the_uri_and_is_judged_by_the_users_function(workspace: Workspace, project: Path) -> None:
     values = "train={command: [./fit.sh], arguments: ['0.4']}", "data.uri=rows", "evaluate.gate.metric=rmse"
     options = [option for value in values for option in ("--set", value)]

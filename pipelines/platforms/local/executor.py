@@ -77,12 +77,12 @@ def forget_damaged(cache: Path) -> None:
 
 
 def _is_damaged(artifact: JsonObject) -> bool:
-    """Return whether an artifact is an empty file, or a model that is damaged or lacks its model.json."""
+    """Return whether an artifact is an empty file, or a model that is damaged or has lost its checksums."""
     path = Path(artifact["uri"])
     if not path.is_dir():
         return path.is_file() and not path.stat().st_size
-    is_lost = "weights_checksum" in artifact["metadata"] and not (path / integrity.RECORD_FILE).is_file()
-    return is_lost or integrity.damage(path) is not None
+    known = artifact["metadata"].get(integrity.FILES_CHECKSUM)
+    return integrity.damage(path) is not None or (known is not None and known != integrity.checksum(path))
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ import pytest
 
 from slipway.components.evaluate.custom import evaluate, is_custom, render
 from slipway.components.evaluate.gate import EvaluateSettings
+from slipway.core import integrity
 from slipway.core.errors import UserError
 
 RMSE = {"gate": {"metric": "rmse", "maximum": 0.5}}
@@ -76,6 +77,19 @@ def test_champion_and_challenger_are_measured_by_the_same_function_on_the_same_d
     assert 'srcdoc="&lt;p class=&#39;x&#39;&gt;interactive &amp;amp; own'.replace("&amp;amp;", "&amp;") in html
     assert "&lt;Bonn&gt;" in html
     assert "<small>better</small>" in html
+
+
+@pytest.mark.parametrize("which", ["challenger", "champion"])
+@pytest.mark.parametrize("module", ["score_damaged:evaluate", None])
+def test_a_damaged_model_is_not_evaluated(project: Path, which: str, module: str | None) -> None:
+    (project / "score_damaged.py").write_text("def evaluate(model, data):\n    return {'rmse': 0.1}\n")
+    folders = {name: model(project / name, 0.25, rmse=0.25) for name in ("challenger", "champion")}
+    for folder in folders.values():
+        integrity.seal(folder, {}, integrity.CHECKSUMS_FILE)
+    assert evaluate(settings(module=module), folders["challenger"], None, folders["champion"])
+    (folders[which] / "weights.txt").write_text("")
+    with pytest.raises(UserError, match=rf"{which} is damaged: weights\.txt has 0 bytes instead of 4"):
+        evaluate(settings(module=module), folders["challenger"], None, folders["champion"])
 
 
 def test_without_a_function_the_metrics_that_the_program_wrote_count(project: Path) -> None:

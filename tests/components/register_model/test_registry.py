@@ -237,6 +237,22 @@ def test_another_programs_model_that_is_copied_with_other_content_is_not_registe
         Registry(tmp_path / "models").register("forest", tmp_path / "trained", {"run_id": "a"}, None)
 
 
+def test_another_programs_model_is_verified_and_keeps_its_files(tmp_path: Path) -> None:
+    source, registry = tmp_path / "trained", Registry(tmp_path / "models")
+    (source / "layers").mkdir(parents=True)
+    for name in ("forest.pkl", "metadata.json", "layers/metadata.json"):
+        (source / name).write_text(f'{{"file": "{name}"}}')
+    integrity.seal(source, {}, integrity.CHECKSUMS_FILE)
+    first = registry.register("forest", source, {"run_id": "a"}, None).version
+    assert integrity.damage(first.folder) is None
+    assert first.metadata["files_checksum"] == integrity.checksum(source)
+    assert json.loads((first.folder / "layers/metadata.json").read_text()) == {"file": "layers/metadata.json"}
+    (source / "forest.pkl").write_bytes(b"")
+    with pytest.raises(UserError, match=r"is damaged: forest\.pkl has 0 bytes instead of 22"):
+        registry.register("forest", source, {"run_id": "b"}, "any")
+    assert listing(registry, "forest") == {"1", "champion"}
+
+
 def test_a_small_file_system_that_is_full(tmp_path: Path, model_folder: Path) -> None:
     root = tmp_path / "small"
     root.mkdir()

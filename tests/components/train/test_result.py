@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from slipway.components.train.result import publish
+from slipway.core import integrity
 from slipway.core.errors import UserError
 from slipway.core.manifest import FILE_NAME, Manifest, Split
 from slipway.core.seen import seen_by
@@ -37,10 +39,13 @@ def test_its_figures_are_those_of_the_weights_that_were_exported(tmp_path: Path)
     write(tmp_path / "model", 20)
     model, logged, outputs = published(tmp_path)
     assert logged == {"loss": 0.05, "accuracy": 0.2}
-    assert (model.uri, model.metadata) == (
-        f"{tmp_path}/model",
-        {"engine": "jax", "weights_step": 20, "went_back": WENT_BACK},
-    )
+    known = {
+        "engine": "jax",
+        "weights_step": 20,
+        "went_back": WENT_BACK,
+        "files_checksum": integrity.checksum(tmp_path / "model"),
+    }
+    assert (model.uri, model.metadata) == (f"{tmp_path}/model", known)
     assert outputs == {"model": model.uri, **model.metadata, "validation": logged}
 
 
@@ -54,7 +59,32 @@ def test_a_model_of_any_format_is_enough_and_an_empty_folder_is_not(tmp_path: Pa
     lines = [{"kind": "validation", "step": 3, "epoch": 1, "rmse": 0.5, "bad": None, "time": 9.1}, {"step": 4}]
     (tmp_path / "model" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     model, logged, _ = published(tmp_path)
-    assert (model.metadata, logged) == ({}, {"rmse": 0.5})
+    assert (list(model.metadata), logged) == (["files_checksum"], {"rmse": 0.5})
+
+
+def test_a_custom_programs_model_has_checksums_and_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, flushed = tmp_path / "model", []
+    (folder / "layers").mkdir(parents=True)
+    weights = folder / "layers" / "weights"
+    monkeypatch.setattr(os, "fsync", lambda number: flushed.append(os.fstat(number).st_ino))
+    for content in (b"interrupted", b"trained"):  # the program writes its model again when the step is repeated
+        weights.write_bytes(content)
+        model, _, outputs = published(tmp_path)
+    assert outputs["files_checksum"] == model.metadata["files_checksum"] == integrity.checksum(folder)
+    assert integrity.damage(folder) is None
+    assert {path.stat().st_ino for path in (folder, *folder.rglob("*"))} <= set(flushed)
+    weights.write_bytes(b"")
+    assert integrity.damage(folder) == "layers/weights has 0 bytes instead of 7"
+
+
+def test_slipways_own_model_keeps_its_checksums_in_model_json(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model.pt2").write_bytes(b"weights")
+    integrity.seal(tmp_path / "model", {"weights_step": 20})
+    published(tmp_path)
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["model.json", "model.pt2"]
 
 
 def test_a_custom_programs_model_has_seen_the_splits_that_the_program_was_given(tmp_path: Path) -> None:

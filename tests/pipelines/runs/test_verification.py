@@ -38,7 +38,7 @@ def test_each_version_of_a_model_is_verified_and_all_its_damages_are_named() -> 
     Path("models/digits/2/model.json").unlink()
     assert damages("digits") == [
         "The model in models/digits/1 is damaged: model.pt2 is missing.",
-        "The model in models/digits/2 is damaged: model.json is missing, or has no checksums.",
+        "The model in models/digits/2 is damaged: its checksums are missing.",
     ]
     assert damages("digits/1") == damages("models/digits/1") == damages("digits")[:1]
     Path("models/digits/1/metadata.json").write_text("{")
@@ -49,11 +49,31 @@ def test_each_version_of_a_model_is_verified_and_all_its_damages_are_named() -> 
     assert "names version 9, which does not exist" in damages("digits")[-1]
 
 
-def test_a_custom_programs_model_is_said_to_have_no_checksums() -> None:
+def test_a_registered_model_of_a_custom_program_is_verified() -> None:
+    Path("own").mkdir()
+    Path("own/model.pt").write_bytes(b"weights")
+    integrity.seal(Path("own"), {}, integrity.CHECKSUMS_FILE)
+    for run in ("one", "two"):
+        Registry(Path("models")).register("own", Path("own"), {"run_id": run, "weights_checksum": None}, "any")
+    assert damages("own") == damages("own/1") == damages("models/own/1") == []
+    Path("models/own/1/model.pt").write_bytes(b"")
+    Path("models/own/2", integrity.CHECKSUMS_FILE).unlink()
+    assert damages("own") == [
+        "The model in models/own/1 is damaged: model.pt has 0 bytes instead of 7.",
+        "The model in models/own/2 is damaged: its checksums are missing.",
+    ]
+
+
+def test_a_model_without_checksums_is_said_to_have_none() -> None:
+    Path("unsealed").mkdir()
+    Path("unsealed/model.pt").write_bytes(b"weights")
+    Registry(Path("models")).register("earlier", Path("unsealed"), {"weights_checksum": None}, "any")
+    (version,) = verification.verify("earlier", Path("models"))
+    assert version.lines() == ["✓ model models/earlier/1: has no checksums"]
     Path("other").mkdir()
     Path("other/model.json").write_text("{}")
     result = CliRunner().invoke(app, ["verify", "other"])
-    assert (result.exit_code, result.stdout) == (0, "✓ model other: has no checksums, as a custom program's\n")
+    assert (result.exit_code, result.stdout) == (0, "✓ model other: has no checksums\n")
 
 
 def test_checkpoints_are_verified_but_not_one_that_is_being_written(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from slipway.core import integrity
+from slipway.core.integrity import CHECKSUMS_FILE
 from slipway.pipelines.platforms.local.executor import forget_damaged
 
 
@@ -20,23 +21,29 @@ def entry(folder: Path, name: str, output: str, uri: Path, **metadata: Any) -> N
 @pytest.mark.parametrize(
     ("damage", "kept"),
     [
-        (lambda _folder: None, ["data", "evaluate", "plan", "train"]),
-        (lambda folder: os.truncate(folder / "model" / "model.pt2", 0), ["data", "evaluate", "plan"]),
-        (lambda folder: (folder / "model" / "model.json").unlink(), ["data", "evaluate", "plan"]),
-        (lambda folder: os.truncate(folder / "report", 0), ["data", "plan", "train"]),
-        (lambda folder: os.truncate(folder / "cache" / "plan.json", 0), ["data", "evaluate", "train"]),
-        (lambda folder: (folder / "cache" / "plan.json").write_text("null"), ["data", "evaluate", "train"]),
-        (lambda folder: (folder / "cache" / "plan.json").write_bytes(b"\xff"), ["data", "evaluate", "train"]),
+        (lambda _folder: None, ["custom", "data", "evaluate", "plan", "train"]),
+        (lambda folder: os.truncate(folder / "model" / "model.pt2", 0), ["custom", "data", "evaluate", "plan"]),
+        (lambda folder: (folder / "model" / "model.json").unlink(), ["custom", "data", "evaluate", "plan"]),
+        (lambda folder: os.truncate(folder / "own" / "model.pt", 0), ["data", "evaluate", "plan", "train"]),
+        (lambda folder: os.truncate(folder / "own" / CHECKSUMS_FILE, 0), ["data", "evaluate", "plan", "train"]),
+        (lambda folder: (folder / "own" / CHECKSUMS_FILE).unlink(), ["data", "evaluate", "plan", "train"]),
+        (lambda folder: os.truncate(folder / "report", 0), ["custom", "data", "plan", "train"]),
+        (lambda folder: os.truncate(folder / "cache" / "plan.json", 0), ["custom", "data", "evaluate", "train"]),
+        (lambda folder: (folder / "cache" / "plan.json").write_text("null"), ["custom", "data", "evaluate", "train"]),
+        (lambda folder: (folder / "cache" / "plan.json").write_bytes(b"\xff"), ["custom", "data", "evaluate", "train"]),
     ],
 )
 def test_a_damaged_result_is_forgotten(tmp_path: Path, damage: Any, kept: list[str]) -> None:
-    cache, model = tmp_path / "cache", tmp_path / "model"
-    cache.mkdir()
-    model.mkdir()
+    cache, model, own = tmp_path / "cache", tmp_path / "model", tmp_path / "own"
+    for folder in (cache, model, own):
+        folder.mkdir()
     (model / "model.pt2").write_bytes(b"weights")
     integrity.seal(model, {"weights_checksum": "1"})
+    (own / "model.pt").write_bytes(b"weights")
+    integrity.seal(own, {}, CHECKSUMS_FILE)
     (tmp_path / "report").write_text("<html>")
-    entry(cache, "train", "model", model, weights_checksum="1")
+    entry(cache, "train", "model", model, files_checksum=integrity.checksum(model))
+    entry(cache, "custom", "model", own, files_checksum=integrity.checksum(own))
     entry(cache, "evaluate", "report", tmp_path / "report")
     entry(cache, "data", "dataset", tmp_path / "elsewhere")  # kfp's cache notices that it is missing
     (cache / "plan.json").write_text('{"Output": "text"}')
