@@ -47,7 +47,7 @@ def register(
     """
     _check_promoted(verdict)
     registry = Registry(Path(settings.registry).absolute())
-    description = _description(source)
+    description = _description(source, run_id)
     metadata = {
         "run_id": run_id,
         "metrics": _figures(metrics),
@@ -131,18 +131,18 @@ def _measured_against(registry: Registry, model_name: str, champion: str) -> Pro
     return int(folder.name)
 
 
-def _description(source: Path) -> JsonObject:
+def _description(source: Path, run_id: str) -> JsonObject:
     """Return the record of Slipway's trainer, {} for another program's model, whose format does not matter."""
     if not any(path.is_file() for path in source.rglob("*")):
-        raise _no_model(source, "the folder is missing or empty")
+        raise _no_model(source, run_id, "the folder is missing or empty")
     description = trainer_record(source)
     if description and not any((source / name).is_file() for name in model_files()):
-        raise _no_model(source, f"{' or '.join(model_files())} is missing")
+        raise _no_model(source, run_id, f"{' or '.join(model_files())} is missing")
     return description
 
 
-def _no_model(source: Path, why: str) -> UserError:
+def _no_model(source: Path, run_id: str, why: str) -> UserError:
     return UserError(
         f"There is no trained model in {source} to register: {why}.",
-        fix="train it again: slipway run, without --resume",
+        fix=f"slipway run --resume {run_id}, which trains it again",
     )

@@ -231,6 +231,8 @@ def next_command(record: RunRecord) -> str | None:
     cause = record.error.setting if record.error else None
     resume = f"slipway run --resume {record.run_id}"
     options = re.search(f"{OPTION}(?: {OPTION})*", fix)
+    if "without --resume" in fix:
+        return new_run_with(record, "").strip()
     if options is None:
         return resume if cause is None or _is_in(cause, (*CHANGEABLE, *NAMES_OF_FILES)) else None
     changed = re.findall(r"--(?:set|hardware) '?([\w.]+)", options[0])

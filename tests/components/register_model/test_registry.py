@@ -304,8 +304,9 @@ def test_only_what_the_gate_promoted_is_registered(tmp_path: Path, model_folder:
     with pytest.raises(ValueError, match="'reject'"):
         register(settings, verdict="reject", source=model_folder, **arguments)
     assert not (tmp_path / "models").exists()
-    with pytest.raises(UserError, match="There is no trained model in"):
+    with pytest.raises(UserError, match="There is no trained model in") as refused:
         register(settings, verdict="promote", source=tmp_path / "empty", **arguments)
+    assert refused.value.fix == "slipway run --resume a, which trains it again"  # resume forgets a model that is lost
     assert not (tmp_path / "models").exists()
     (tmp_path / "gguf").mkdir()
     (tmp_path / "gguf/weights.gguf").write_bytes(b"any format")

@@ -256,6 +256,7 @@ def test_a_resumed_run_refuses_other_settings(failed: RunFolder, resumed: list, 
             "--set train.schedule.milestones='[{epochs: 30}]'",
             "slipway run -c runs/RUN/config.yaml --set train.schedule.milestones='[{epochs: 30}]'",
         ),
+        ("train it again: slipway run, without --resume", "slipway run -c runs/RUN/config.yaml"),
         ("--hardware 'cpu*2' is larger", "slipway run -c runs/RUN/config.yaml --hardware 'cpu*2'"),
     ],
 )
