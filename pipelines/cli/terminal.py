@@ -22,7 +22,7 @@ from rich.markup import escape
 from rich.text import Text
 from typer.core import TyperGroup
 
-from slipway.core.errors import UserError, system_error
+from slipway.core.errors import UserError, shortened, system_error
 from slipway.core.values import JsonObject
 from slipway.trainer.engines.installed import missing_extra
 
@@ -110,6 +110,14 @@ def _mistake_of(error: Exception) -> UserError | None:
 class Commands(TyperGroup):
     """The group of all commands; with --json among the arguments, prints usage errors as an object on stdout."""
 
+    def make_context(self, *arguments: Any, **options: Any) -> click.Context:
+        with _short_messages():
+            return super().make_context(*arguments, **options)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _short_messages():
+            return super().invoke(ctx)
+
     def main(
         self,
         args: Sequence[str] | None = None,
@@ -133,6 +141,16 @@ class Commands(TyperGroup):
         except click.Abort:
             code = EXIT_INTERRUPTED
         sys.exit(code if isinstance(code, int) else 0)
+
+
+@contextlib.contextmanager
+def _short_messages() -> Iterator[None]:
+    """Shorten the long lines of usage errors, which repeat the arguments."""
+    try:
+        yield
+    except click.ClickException as error:
+        error.message = shortened(error.message)
+        raise
 
 
 def show_error(error: UserError, *, as_json: bool) -> None:

@@ -48,12 +48,12 @@ class UserError(Exception):
     traceback: str | None = None
 
     def __post_init__(self) -> None:
-        self.message = _shortened(self.message)
+        self.message = shortened(self.message)
         if len(shown := str(self.value)) > MAX_LINE:
-            self.value = _shortened(shown)
+            self.value = shortened(shown)
         for name in ("allowed", "nearest", "fix"):
             if text := getattr(self, name):
-                setattr(self, name, _shortened(text))
+                setattr(self, name, shortened(text))
 
     def __str__(self) -> str:
         lines = [self.message]
@@ -99,7 +99,7 @@ class UserError(Exception):
         return cls(**values)
 
 
-def _shortened(text: str, length: int = MAX_LINE) -> str:
+def shortened(text: str, length: int = MAX_LINE) -> str:
     """Return a text without the middle of lines longer than `length`, such as one with a value of 200 KB."""
     if len(text) <= length:
         return text
@@ -145,7 +145,7 @@ def system_error(error: BaseException) -> UserError | None:
     """
     if not isinstance(error, OSError) or error.strerror is None or error.errno in (errno.EPIPE, errno.EBADF):
         return None
-    path = _shortened(_path_of(error), 200)
+    path = shortened(_path_of(error), 200)
     fix = _SYSTEM_FIXES.get(error.errno or 0)
     message = f"{error.strerror}: {path}" if path else error.strerror
     return UserError(f"{message}.", fix=_SHARED_MEMORY_FIX if path.startswith("/dev/shm/") else fix)

@@ -66,6 +66,15 @@ def test_with_json_every_error_is_an_object_on_stdout(arguments: tuple[str, ...]
     assert result.stderr == ""
 
 
+@pytest.mark.parametrize("arguments", [(), ("run",), ("schedule",)], ids=" ".join)
+@pytest.mark.parametrize("option", ["", "--"])
+def test_a_long_argument_is_not_repeated(arguments: tuple[str, ...], option: str) -> None:
+    result = CliRunner().invoke(app, [*arguments, option + "n" * 100_000])
+    assert result.exit_code == EXIT_USAGE
+    assert "characters) …" in result.stderr
+    assert len(result.stderr) < 3000
+
+
 def test_help_is_not_an_error() -> None:
     result = CliRunner().invoke(app, ["run", "--json", "--help"])
     assert (result.exit_code, "Usage:" in result.stdout) == (0, True)
