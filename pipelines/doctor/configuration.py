@@ -8,7 +8,7 @@ from slipway.core import manifest
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
 from slipway.pipelines.config.config import RunConfig
-from slipway.pipelines.doctor.check import Context, NotApplicableError
+from slipway.pipelines.doctor.check import Context, DoubtError, NotApplicableError
 from slipway.pipelines.hardware import this_machine
 from slipway.pipelines.hardware.memory import fits_memory
 from slipway.pipelines.hardware.placement import check_engine
@@ -242,7 +242,7 @@ def notification(context: Context) -> str:
 
 
 def champion(context: Context) -> str:
-    """The champion that the model will be compared with can be read from the registry, and is of the same task."""
+    """The champion that the model will be compared with can be read from the registry; whether its task is the same."""
     config = context.config
     if context.target not in HERE:
         raise NotApplicableError("the registry is not on this machine")
@@ -268,12 +268,10 @@ def champion(context: Context) -> str:
     record = trainer_record(champion.folder)
     task = record.get("task", config.task if not record else "classification")  # earlier versions wrote no task
     if config.train.program is None and config.evaluate.module is None and task != config.task:
-        raise UserError(
-            f"The champion in {champion.folder} was trained for the task {task}, but this run's is {config.task}.",
-            setting="evaluate.champion",
-            value="registered",
-            allowed="registered, none",
-            fix="--set evaluate.champion=none to evaluate without it, or --set register.model=NAME to register this "
-            "model apart from it",
+        raise DoubtError(
+            f"{config.model_name} version {champion.number} was trained for the task {task}, not {config.task}: the "
+            "models will not be comparable, and the champion stays",
+            "--set register.model=NAME to register this model apart from it; to replace it: "
+            "--set evaluate.champion=none",
         )
     return f"{config.model_name} version {champion.number}"

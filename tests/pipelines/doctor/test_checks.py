@@ -17,6 +17,9 @@ from typer.testing import CliRunner
 from slipway.components.register_model.registry import Registry
 from slipway.core.errors import UserError
 from slipway.pipelines.cli.app import app
+from slipway.pipelines.config.config import validate
+from slipway.pipelines.doctor.check import Check, Context, examine
+from slipway.pipelines.doctor.configuration import champion
 from slipway.trainer.engines import installed
 
 DIGITS: dict[str, Any] = {
@@ -117,7 +120,6 @@ CASES = {
     "accelerators of this machine": Case("t4x1 needs 1 NVIDIA T4 here", ("--hardware", "t4x1")),
     "a batch that is not shared evenly": Case("cannot be split evenly", ("--hardware", "cpu*3")),
     "a setting that the engine lacks": Case(".", ("--set", "train.engine=jax", "--set", "train.xla=false")),
-    "a champion of another task": Case("was trained for the task regression", make=regression_champion),
     "a champion that is lost": Case("champion", make=folder("models/digits/champion")),
     "no training packages": Case("package matplotlib is not installed", make=without("matplotlib")),
     "no package docker": Case(
@@ -180,6 +182,19 @@ def test_doctor_run_and_compile_report_the_same_error(
         screen = str(UserError.from_dict(error | {"setting": None}))
         assert re.sub(r"\n  setting:  .*", "", compiled.stderr) == f"error: {screen}\n"
         assert not (tmp_path / "spec.yaml").exists()
+
+
+def test_a_champion_of_another_task_stops_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the evaluation says, after it, that the models are not comparable."""
+    monkeypatch.chdir(tmp_path)
+    regression_champion(tmp_path, monkeypatch)
+    config = validate(DIGITS, "the test")
+    found = examine(Check("champion", champion), Context(config, "local", rehearsal=False, folder=tmp_path))
+    assert (found.status, found.found) == (
+        "warning",
+        "digits version 1 was trained for the task regression, not classification: the models will not be comparable, "
+        "and the champion stays",
+    )
 
 
 def test_a_valid_configuration_passes_all_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
