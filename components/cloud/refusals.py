@@ -13,6 +13,8 @@ from slipway.core.errors import UserError
 
 # Permission names, but not parts of e-mail addresses or URLs.
 PERMISSION = re.compile(r"(?<![\w.@/-])([a-z]+\.[a-zA-Z]+\.[a-zA-Z]+)(?![\w.@-]*\w)")
+# Refusals that say neither the permission nor anything else. Others without a permission have a reason of their own.
+UNNAMED = re.compile(r"caller does not have permission|User not authorized to perform this action")
 SERVICE = re.compile(r"\b([a-z]+\.googleapis\.com)")
 # The role to request for a permission, or for all other permissions with a prefix that ends in a dot.
 ROLES = {
@@ -125,7 +127,7 @@ def member_of(connection: Connection) -> str:
 
 def _forbidden(text: str, connection: Connection, what: str, needs: str | None) -> UserError:
     named = PERMISSION.search(SERVICE.sub("", text))
-    permission = named[1] if named else needs
+    permission = named[1] if named else needs if UNNAMED.search(text) else None
     role = role_with(permission) if permission else None
     missing = f": {permission} is missing" if permission else f": {text}"
     return UserError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 from typing import Any
 
 from tests.fakes.errors import ServiceError
@@ -11,6 +12,7 @@ from tests.fakes.policies import add_permissions_route, add_policy_routes
 from tests.fakes.world import World
 
 SERVICE = "artifactregistry.googleapis.com"
+METADATA = {"@type": "type.googleapis.com/google.devtools.artifactregistry.v1.OperationMetadata"}
 PARENT = "/v1/projects/{project}/locations/{location}"
 REPOSITORY = f"{PARENT}/repositories/{{repository}}"
 
@@ -33,7 +35,17 @@ class FakeRepositories:
 
     def add(self, name: str, kind: str = "DOCKER") -> dict[str, Any]:
         """Create a repository; return its resource."""
-        resource = {"name": name, "format": kind, "mode": "STANDARD_REPOSITORY"}
+        made = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+        reason = "API containerscanning.googleapis.com is not enabled."
+        resource = {
+            "name": name,
+            "format": kind,
+            "mode": "STANDARD_REPOSITORY",
+            "createTime": made,
+            "updateTime": made,
+            "satisfiesPzi": True,
+            "vulnerabilityScanningConfig": {"enablementState": "SCANNING_DISABLED", "enablementStateReason": reason},
+        }
         self._world.repositories[name] = resource
         return resource
 
@@ -60,7 +72,7 @@ class FakeRepositories:
                     return self.add(name, request.json["format"])
 
                 self._operations[operation] = {"looks": self.looks, "work": make}
-            return {"name": operation}
+            return {"name": operation, "metadata": METADATA}
 
         @service.route("GET", f"{PARENT}/operations/{{operation}}")
         def operation(request: Request) -> Any:
@@ -69,14 +81,17 @@ class FakeRepositories:
                 pending = self._operations[name]
                 pending["looks"] -= 1
                 if pending["looks"] > 0:
-                    return {"name": name}
+                    return {"name": name, "metadata": METADATA}
                 if "response" not in pending:
                     pending["response"] = pending["work"]()
-                return {"name": name, "done": True, "response": pending["response"]}
+                return {"name": name, "metadata": METADATA, "done": True, "response": pending["response"]}
 
         @service.route("GET", REPOSITORY)
         def get(request: Request) -> Any:
-            return self._world.repositories[self._name(request, "artifactregistry.repositories.get")]
+            name = self._name(request, "artifactregistry.repositories.get")
+            _, project, _, location, _, repository = name.split("/")
+            uri = f"{location}-docker.pkg.dev/{project}/{repository}"
+            return {**self._world.repositories[name], "registryUri": uri}
 
     def _name(self, request: Request, permission: str | None) -> str:
         """Return the repository's name with the project's id; checks that it exists and the caller's permission."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 
@@ -24,14 +25,22 @@ CODES = {
 }
 
 
-class ServiceError(Exception):
-    """A refusal: an HTTP status and the service's own sentence. `reason` overrides google.rpc's name (ABORTED)."""
+# The reason in `errors`, which the bodies of older APIs have.
+REASONS = {400: "invalid", 401: "authError", 403: "forbidden", 404: "notFound", 409: "conflict", 412: "conditionNotMet"}
 
-    def __init__(self, status: int, message: str, reason: str | None = None) -> None:
+
+class ServiceError(Exception):
+    """A refusal: an HTTP status and the service's own sentence.
+
+    `reason` overrides google.rpc's name (ABORTED); `info` is the reason in the details, as google.rpc.ErrorInfo.
+    """
+
+    def __init__(self, status: int, message: str, reason: str | None = None, info: str = "") -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.reason = reason or CODES[status].name
+        self.info = info
 
     @property
     def code(self) -> grpc.StatusCode:
@@ -40,7 +49,15 @@ class ServiceError(Exception):
 
     def as_json(self) -> dict[str, object]:
         """The body of Google's HTTP errors."""
-        return {"error": {"code": self.status, "message": self.message, "status": self.reason}}
+        details = [{"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": self.info}] if self.info else []
+        body = {"code": self.status, "message": self.message, "status": self.reason}
+        return {"error": body | ({"details": details} if details else {})}
+
+    def as_older_json(self, reasons: Mapping[int, str] = REASONS) -> dict[str, object]:
+        """The body of errors of older APIs, with a list of errors instead of google.rpc's name."""
+        reason = reasons.get(self.status, "rateLimitExceeded" if self.status == 429 else "backendError")
+        errors = [{"domain": "global", "reason": reason, "message": self.message}]
+        return {"error": {"code": self.status, "message": self.message, "errors": errors}}
 
 
 class ConnectionReset(Exception):

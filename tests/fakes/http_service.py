@@ -62,13 +62,14 @@ class Request:
 class HttpService:
     """One service: add routes with `route`, then `start`. A route's path has {names}; {name=**} spans slashes.
 
-    `gate` may answer a request instead of its route.
+    `gate` may answer a request instead of its route; `error_body` is the body of an error.
     """
 
     def __init__(self, name: str, faults: Faults, caller_of: Callable[[Mapping[str, str]], str]) -> None:
         self.name = name
         self.faults = faults
         self.gate: Callable[[Request], Answer | None] = lambda _: None
+        self.error_body: Callable[[ServiceError], object] = ServiceError.as_json
         self._connections: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._caller_of = caller_of
@@ -134,7 +135,8 @@ class HttpService:
             handler.connection.close()
             return
         except ServiceError as error:
-            answer = Raw(json.dumps(error.as_json()).encode(), error.status, {"Content-Type": "application/json"})
+            told = json.dumps(self.error_body(error)).encode()
+            answer = Raw(told, error.status, {"Content-Type": "application/json"})
         if isinstance(answer, Stream):
             _send_chunks(handler, answer)
             return

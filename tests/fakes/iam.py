@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from tests.fakes.errors import ServiceError
+from tests.fakes.errors import REASONS, ServiceError
 from tests.fakes.http_service import HttpService, Request
 from tests.fakes.policies import add_permissions_route, add_policy_routes
 from tests.fakes.roles import PERMISSIONS
@@ -25,6 +25,7 @@ class FakeIam:
         self.flicker: tuple[bool, ...] = (True, False, True, False)
         self._new: dict[str, list[bool]] = {}
         self._world = world
+        service.error_body = _error_body
         self._add_accounts(service)
         self._add_roles(service)
         add_policy_routes(
@@ -108,3 +109,9 @@ class FakeIam:
             if seen and not seen.pop(0):
                 raise ServiceError(404, f"Service account {account['name']} does not exist.")
         return account, account["name"]
+
+
+def _error_body(error: ServiceError) -> dict[str, object]:
+    """Return the body of an error, which has a list of errors beside google.rpc's name."""
+    body = error.as_older_json({**REASONS, 409: "alreadyExists"})["error"]
+    return {"error": {**body, "status": error.reason}}

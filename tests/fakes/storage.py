@@ -14,6 +14,7 @@ import re
 import threading
 import time
 import urllib.parse
+from datetime import UTC, datetime
 from http.server import HTTPServer
 from typing import Any
 
@@ -46,6 +47,7 @@ class FakeStorage:
         self._lock = threading.Lock()
         # Shows the buckets as folders, where there is one.
         self.mount: Mount | None = None
+        service.error_body = ServiceError.as_older_json
         self._add_buckets(service)
         self._add_policies(service)
         self._add_objects(service)
@@ -61,17 +63,29 @@ class FakeStorage:
         if place not in (*MULTI_REGIONS, *DUAL_REGIONS) and not REGION.fullmatch(place):
             raise ServiceError(400, "The specified location constraint is not valid.")
         kind = "multi-region" if place in MULTI_REGIONS else "dual-region" if place in DUAL_REGIONS else "region"
+        time_created = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        access = {"enabled": uniform, **({"lockedTime": time_created} if uniform else {})}
         bucket = {
             "kind": "storage#bucket",
             "id": name,
+            "selfLink": f"https://www.googleapis.com/storage/v1/b/{name}",
             "name": name,
             "projectNumber": str(project.number),
             "location": place,
             "locationType": kind,
             "storageClass": "STANDARD",
+            "generation": str(time.time_ns() // 1000),
             "metageneration": "1",
             "etag": "CAE=",
-            "iamConfiguration": {"uniformBucketLevelAccess": {"enabled": uniform}},
+            "timeCreated": time_created,
+            "updated": time_created,
+            "softDeletePolicy": {"retentionDurationSeconds": "604800", "effectiveTime": time_created},
+            "iamConfiguration": {
+                "bucketPolicyOnly": dict(access),
+                "uniformBucketLevelAccess": access,
+                "publicAccessPrevention": "inherited",
+            },
+            **({"satisfiesPZI": True} if kind == "region" else {"rpo": "DEFAULT"}),
         }
         with self._world.lock:
             self._world.buckets[name] = bucket
@@ -143,7 +157,8 @@ class FakeStorage:
             name = wanted["name"]
             if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]", name):
                 raise ServiceError(400, f"Invalid bucket name: '{name}'")
-            uniform = wanted.get("iamConfiguration", {}).get("uniformBucketLevelAccess", {}).get("enabled", False)
+            access = wanted.get("iamConfiguration", {})
+            uniform = access.get("uniformBucketLevelAccess", {}).get("enabled", False)
             with self._world.lock:
                 existing = self._world.buckets.get(name)
                 if existing:
@@ -156,7 +171,7 @@ class FakeStorage:
                         "of the system. Please select a different name and try again.",
                     )
                 bucket = self.add_bucket(name, project, wanted.get("location", "US"), uniform=uniform)
-                bucket["iamConfiguration"] = {**bucket["iamConfiguration"], **wanted.get("iamConfiguration", {})}
+                bucket["iamConfiguration"] |= {key: access[key] for key in ("publicAccessPrevention",) if key in access}
                 self._world.writes["bucket"] += 1
             return bucket
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -180,6 +181,10 @@ def test_a_new_account_is_found_by_some_calls_and_not_by_others(google):
             answers.append(str(status_of(error)))
             assert "does not exist." in str(error)
     assert answers == ["new-one", "404", "new-one", "404", "new-one"]
+    with pytest.raises(Exception, match="already exists within project") as twice:
+        accounts.create(name=NAME, body={"accountId": "new-one"}).execute()
+    body = json.loads(twice.value.content)["error"]
+    assert (body["status"], body["errors"][0]["reason"]) == ("ALREADY_EXISTS", "alreadyExists")
 
 
 def test_enabling_compute_engine_creates_its_default_account(google):

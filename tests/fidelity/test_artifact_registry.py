@@ -15,6 +15,7 @@ from tests.fakes.google import PROJECT, REGION, SUBMITTER, FakeGoogle
 PARENT = f"projects/{PROJECT}/locations/{REGION}"
 NAME = f"{PARENT}/repositories/slipway"
 IMAGE = f"{REGION}-docker.pkg.dev/{PROJECT}/slipway/trainer-cpu:1"
+METADATA = "google.devtools.artifactregistry.v1.OperationMetadata"
 DIGEST = "sha256:" + "a" * 64
 
 
@@ -48,8 +49,9 @@ def test_a_repository_needs_a_format(create):
 
 
 def test_a_repository_is_created_by_a_long_running_operation_and_once(repositories, create):
-    """Source (read): ArtifactRegistry.CreateRepository in service.proto."""
+    """Source (recorded): k8s-config-connector, mockartifactregistry/testdata/repository/crud, commit e7ee33b523."""
     started = create(format="DOCKER")
+    assert "done" not in started
     with pytest.raises(Exception, match="was not found") as early:
         repositories.repositories().get(name=NAME).execute()
     assert status_of(early.value) == 404
@@ -57,7 +59,12 @@ def test_a_repository_is_created_by_a_long_running_operation_and_once(repositori
     for _ in range(3):
         operation = repositories.operations().get(name=started["name"]).execute()
     assert operation["done"]
-    assert repositories.repositories().get(name=NAME).execute()["format"] == "DOCKER"
+    found = repositories.repositories().get(name=NAME).execute()
+    assert (found["format"], found["mode"], found["satisfiesPzi"]) == ("DOCKER", "STANDARD_REPOSITORY", True)
+    assert found["vulnerabilityScanningConfig"]["enablementState"] == "SCANNING_DISABLED"
+    assert found["registryUri"] == IMAGE.rpartition("/")[0]
+    assert "registryUri" not in operation["response"]
+    assert operation["metadata"] == started["metadata"] == {"@type": f"type.googleapis.com/{METADATA}"}
     with pytest.raises(Exception, match="already exists") as again:
         create(format="DOCKER")
     assert status_of(again.value) == 409

@@ -48,6 +48,25 @@ def test_a_location_is_a_region_a_multi_region_or_a_dual_region(client, location
     assert (found.location, found.location_type, found.project_number) == (location.upper(), kind, NUMBER)
 
 
+def test_a_bucket_is_described_with_what_was_not_asked_for(client):
+    """Access is uniform and locked after 90 days, deleted objects are kept for a week.
+
+    Source (recorded): k8s-config-connector, storagebucket, commit 070531408b.
+    """
+    for location, special in ((REGION, ("satisfiesPZI", True)), ("EU", ("rpo", "DEFAULT"))):
+        made = client.bucket(f"{NAME}-{location.lower()}")
+        made.iam_configuration.uniform_bucket_level_access_enabled = True
+        found = client.create_bucket(made, location=location)._properties
+        assert found["selfLink"].endswith(f"/b/{found['id']}")
+        assert found["softDeletePolicy"]["retentionDurationSeconds"] == "604800"
+        assert found["generation"].isdecimal()
+        access = found["iamConfiguration"]
+        assert access["uniformBucketLevelAccess"] == access["bucketPolicyOnly"]
+        assert access["uniformBucketLevelAccess"].keys() == {"enabled", "lockedTime"}
+        assert access["publicAccessPrevention"] == "inherited"
+        assert special in found.items()
+
+
 @pytest.mark.parametrize("name", ["ab", "Capitals", "b" * 64])
 def test_a_bucket_name_has_3_to_63_lower_case_characters(client, name):
     """Source (read): https://cloud.google.com/storage/docs/buckets#naming"""
@@ -145,3 +164,15 @@ def test_a_lost_bucket_or_object_is_status_404(client, bucket):
     with pytest.raises(Exception, match="bucket does not exist") as error:
         client.get_bucket("no-such-bucket")
     assert status_of(error.value) == 404
+
+
+def test_the_body_of_an_error_lists_reasons_and_has_no_status(client, bucket):
+    """An error of Cloud Storage has `errors` instead of google.rpc's name in `status`.
+
+    Source (recorded): k8s-config-connector, storagebucket, commit 070531408b.
+    """
+    with pytest.raises(Exception, match="bucket does not exist") as missing:
+        client.get_bucket("no-such-bucket")
+    body = missing.value.response.json()["error"]
+    assert body.keys() == {"code", "message", "errors"}
+    assert body["errors"] == [{"domain": "global", "reason": "notFound", "message": body["message"]}]

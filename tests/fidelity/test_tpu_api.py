@@ -198,6 +198,23 @@ def test_a_queued_tpu_is_one_of_the_zone_with_its_runtime_version(
     refused(400, sentence, tpus.create, node=node)
 
 
+def test_a_zone_without_tpus_or_that_the_project_may_not_use_is_refused(tpus: Tpus) -> None:
+    """A zone without TPUs is 400, one that the project may not use 403 with a reason, which Slipway shows.
+
+    Source (reported): bodies of 2025 and 2026 in public reports of Cloud TPU users.
+    """
+    elsewhere = PARENT.replace(ZONE, "europe-north1-a")
+    sentence = 'The requested zone "europe-north1-a" is not supported. [EID: 0x'
+    refused(400, sentence, tpus.queued.list(parent=elsewhere).execute)
+    tpus.google.tpu.forbidden.add(ZONE)
+    with pytest.raises(HttpError) as error:
+        tpus.create()
+    assert error.value.error_details[0]["reason"] == "LOCATION_POLICY_VIOLATED"
+    sentence = f"may not read the queued resource tpu-1 in {ZONE}: Permission denied on 'locations/{ZONE}'"
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        service.get(Connection(PROJECT, REGION, tpus.google.endpoints), ZONE, "tpu-1")
+
+
 @pytest.mark.parametrize(
     ("kind", "runtime", "hosts"),
     [

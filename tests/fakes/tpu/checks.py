@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.fakes.vertex.shapes import check_labels, invalid
 from tests.fakes.world import Project, World
 
 IDENTITY = re.compile(r"[A-Za-z0-9_.~+%-]+")
+ZONE = re.compile(r"[a-z]+-[a-z]+\d+-[a-z]")
 DURATION = re.compile(r"(\d+(?:\.\d+)?)s")
 TYPES = {"string": str, "boolean": bool, "integer": int, "number": (int, float), "object": dict, "array": list}
 
@@ -50,9 +52,13 @@ def check_body(body: Any, schema: dict[str, Any], path: str) -> None:
             check_body(each, schema["properties"][name], f"{path}.{name}")
 
 
-def check_zone(zone: str) -> None:
+def check_zone(zone: str, forbidden: Collection[str]) -> None:
+    """Refuse a zone that the project may not use, or that has no TPUs."""
+    if zone in forbidden or not ZONE.fullmatch(zone):
+        text = f"Permission denied on 'locations/{zone}' (or it may not exist)."
+        raise ServiceError(403, text, info="LOCATION_POLICY_VIOLATED")
     if zone not in ZONES:
-        raise ServiceError(403, f"Permission denied on 'locations/{zone}' (or it may not exist).")
+        raise invalid(f'Cloud TPU received a bad request. The requested zone "{zone}" is not supported. [EID: 0x5e6b]')
 
 
 def check_request(world: World, project: Project, zone: str, identity: str, body: dict[str, Any], caller: str) -> Slice:

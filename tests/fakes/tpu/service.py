@@ -30,9 +30,9 @@ class FakeTpu:
     """The service; the hosts of its nodes run on `machines`.
 
     `seconds` is how long each state lasts at least. In the zones of `stocked_out` requests wait, in those of
-    `exhausted` provisioning fails, in those of `provisioning` it never ends. `second` is how long a second of the
-    requests' `validUntilDuration` takes. `history` has every state of every queued resource that there was: (name,
-    state), with "" when it was removed.
+    `exhausted` provisioning fails, in those of `provisioning` it never ends; the project may not use
+    those of `forbidden`. `second` is how long a second of the requests' `validUntilDuration` takes. `history` has every
+    state of every queued resource that there was: (name, state), with "" when it was removed.
     """
 
     def __init__(self, service: HttpService, world: World, machines: Machines) -> None:
@@ -47,6 +47,7 @@ class FakeTpu:
         self.stocked_out: set[str] = set()
         self.exhausted: set[str] = set()
         self.provisioning: set[str] = set()
+        self.forbidden: set[str] = set()
         self.machines = machines
         self.resources: dict[str, Queued] = {}
         self.history: list[tuple[str, str]] = []
@@ -267,7 +268,7 @@ class FakeTpu:
         project = self._world.project(request.parts["project"])
         self._world.require_service(project, "tpu.googleapis.com")
         self._world.require(request.caller, permission, f"projects/{project.id}")
-        check_zone(request.parts["zone"])
+        check_zone(request.parts["zone"], self.forbidden)
         return project
 
     def _named(self, request: Request, permission: str) -> Queued:
