@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import Any
 
 from tests.fakes.kubernetes.nodes import pod_security, tolerates
+from tests.fakes.kubernetes.rules import pod_problems
+from tests.fakes.kubernetes.store import PODS
 
 # The user of Slipway's images (containers/Dockerfile).
 IMAGE_USER = 65534
@@ -50,8 +51,8 @@ class Cluster:
         image = container["image"]
         if account not in self.accounts:
             return f'pods "{task}" is forbidden: error looking up service account: serviceaccount "{account}" not found'
-        if invalid := _invalid(body):
-            return f'Pod "{task}" is invalid: {", ".join(invalid)}'
+        if invalid := list(pod_problems({"spec": body})):
+            return str(PODS.invalid(task, invalid))
         if self.restricted and (forbidden := pod_security(task, body)):
             return forbidden
         if "accelerator" in container.get("resources", {}) and (taint := self._untolerated(pod)):
@@ -80,7 +81,7 @@ class Cluster:
         empty = {it["volumeName"]: it["mountPath"] for it in pod.get("emptyDirMounts", [])}
         volumes = [*VOLUMES.items(), *claims.items(), *empty.items()]
         mounts = [{"name": name, "mountPath": path} for name, path in volumes if path]
-        container = {"name": "main", "securityContext": security, "volumeMounts": mounts}
+        container = {"name": "main", "image": "image", "securityContext": security, "volumeMounts": mounts}
         return {"volumes": [{"name": name} for name, _ in volumes], "containers": [container]}
 
     def _user(self, pod: dict[str, Any]) -> int:
@@ -92,22 +93,3 @@ class Cluster:
             if not any(tolerates(toleration, key, value) for toleration in pod.get("tolerations", [])):
                 return f"{key}: {value}"
         return None
-
-
-def _invalid(pod: dict[str, Any]) -> list[str]:
-    """Return what the API server says about the names of a pod's volumes, and their mount paths."""
-    problems = []
-    names = [volume["name"] for volume in pod["volumes"]]
-    paths = [mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]]
-    for number, name in enumerate(names):
-        if not re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name):
-            problems.append(f'spec.volumes[{number}].name: Invalid value: "{name}": a lowercase RFC 1123 label must …')
-        if len(name) > 63:
-            problems.append(f"spec.volumes[{number}].name: Too long: may not be more than 63 bytes")
-        if name in names[:number]:
-            problems.append(f'spec.volumes[{number}].name: Duplicate value: "{name}"')
-    for number, path in enumerate(paths):
-        if path in paths[:number]:
-            place = f"spec.containers[0].volumeMounts[{number}].mountPath"
-            problems.append(f'{place}: Invalid value: "{path}": must be unique')
-    return problems

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.kubernetes.server import NAMESPACE, FakeKubernetes
-from tests.fidelity.kubernetes_client import API_VERSION, Clients
+from tests.fidelity.kubernetes_client import Clients
 
 pytestmark = pytest.mark.slow
 
@@ -15,8 +15,8 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        ("GET", f"/api/v1/namespaces/{NAMESPACE}/secrets"),
-        ("DELETE", f"/apis/{API_VERSION}/namespaces/{NAMESPACE}/trainingruntimes"),
+        ("GET", f"/api/v1/namespaces/{NAMESPACE}/configmaps"),
+        ("POST", f"/api/v1/namespaces/{NAMESPACE}/pods/one"),
         ("GET", "/apis/apps/v1/deployments"),
     ],
 )

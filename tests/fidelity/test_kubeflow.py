@@ -114,7 +114,7 @@ def test_root_has_no_capabilities_in_a_task(kubeflow: FakeKubeflow) -> None:
     ("claim", "folder", "reason"),
     [
         ("team.data", "/data", 'spec.volumes[9].name: Invalid value: "team.data"'),
-        ("a" * 64, "/data", "spec.volumes[9].name: Too long: may not be more than 63 bytes"),
+        ("a" * 64, "/data", 'aaa": must be no more than 63 bytes'),
         ("gcs-scratch", "/data", 'spec.volumes[9].name: Duplicate value: "gcs-scratch"'),
         ("tmp-dir-argo", "/data", 'spec.volumes[9].name: Duplicate value: "tmp-dir-argo"'),
         ("claim", "/gcs", 'mountPath: Invalid value: "/gcs": must be unique'),

@@ -10,6 +10,7 @@ import threading
 from typing import Any
 
 import pytest
+import yaml
 from kubernetes import watch
 
 from tests.fakes.kubernetes.server import NAMESPACE
@@ -18,6 +19,11 @@ from tests.fidelity.kubernetes_client import API_VERSION, TRAINER, Clients, labe
 pytestmark = pytest.mark.slow
 RUNTIMES = f"/apis/{API_VERSION}/namespaces/{NAMESPACE}/trainingruntimes"
 JOBS = f"/apis/{API_VERSION}/namespaces/{NAMESPACE}/trainjobs"
+
+
+def other() -> dict[str, Any]:
+    """Return a TrainJob without its runtime."""
+    return train_job(runtimeRef={"apiGroup": TRAINER[0], "kind": "TrainingRuntime", "name": "other"})
 
 
 # Decoding
@@ -99,6 +105,36 @@ def test_a_body_of_another_media_type_is_unsupported(admin: Clients, method: str
     status, found = admin.send(method, path, runtime(), media)
     assert (status, found["reason"]) == (415, "UnsupportedMediaType")
     assert "the body of the request was in an unknown format - accepted media types include: " in found["message"]
+
+
+def test_an_object_may_be_yaml_and_posted_to_its_own_path(admin: Clients) -> None:
+    """A POST to the path of one object of a CRD creates it as a POST to the list does.
+
+    Source (recorded): kube-apiserver 1.36.2 with Kubeflow Trainer 2.3.0's CRDs.
+    """
+    assert admin.send("POST", RUNTIMES, yaml.safe_dump(runtime()), "application/yaml")[0] == 201
+    message = refused(403, "must be created before the TrainJob is created", admin.create, "trainjobs", other())
+    assert admin.send("POST", f"{JOBS}/job", other()) == (403, message)
+    assert admin.send("POST", f"{JOBS}/job", train_job())[0] == 201
+
+
+@pytest.mark.parametrize(
+    ("mebibytes", "status", "message"),
+    [
+        (2, 500, "rpc error: code = ResourceExhausted desc = trying to send message larger than max ("),
+        (4, 413, "Request entity too large: limit is 3145728"),
+    ],
+)
+def test_an_object_that_is_too_large_is_refused(admin: Clients, mebibytes: int, status: int, message: str) -> None:
+    """The server limits requests, its client the messages to etcd.
+
+    Source (recorded): kube-apiserver 1.36.2 with Kubeflow Trainer 2.3.0's CRDs.
+    """
+    body = runtime()
+    container = body["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    container["containers"][0]["env"] = [{"name": "A", "value": "x" * (mebibytes << 20)}]
+    answered, found = admin.send("POST", RUNTIMES, body)
+    assert (answered, found["message"].startswith(message)) == (status, True), found["message"][:200]
 
 
 # Names and namespaces
@@ -191,13 +227,18 @@ def test_a_json_patch_changes_an_object(admin: Clients) -> None:
 
 
 def test_an_apply_names_its_manager(admin: Clients) -> None:
-    """Server-side apply without a fieldManager is 422.
+    """Server-side apply without a fieldManager is 422; it adds to what other managers have set.
 
     Source (recorded): kube-apiserver 1.36.2 with Kubeflow Trainer 2.3.0's CRDs.
     """
-    admin.create("trainingruntimes", runtime())
+    made = admin.create("trainingruntimes", runtime())
     status, found = admin.send("PATCH", f"{RUNTIMES}/job", runtime(), "application/apply-patch+yaml")
     assert (status, "fieldManager: Required value: is required for apply patch" in found["message"]) == (422, True)
+    path, applied = f"{RUNTIMES}/job?fieldManager=tests", labelled(a="b")
+    applied["spec"] = {}
+    status, found = admin.send("PATCH", path, yaml.safe_dump(applied), "application/apply-patch+yaml")
+    assert (status, found["metadata"]["labels"]) == (200, {"a": "b"})
+    assert found["spec"]["template"] == made["spec"]["template"]
 
 
 def test_a_replacement_names_the_version_that_it_replaces(admin: Clients) -> None:
@@ -273,6 +314,27 @@ def test_a_deletion_with_an_unknown_policy_is_refused(admin: Clients) -> None:
     admin.create("trainingruntimes", runtime())
     text = 'propagationPolicy: Unsupported value: "Bogus": supported values: '
     refused(422, text, admin.delete, "trainingruntimes", propagation_policy="Bogus")
+
+
+def test_service_accounts_and_secrets_are_objects_like_others(admin: Clients) -> None:
+    """An account can be created by who may, and secrets listed.
+
+    Source (recorded): kube-apiserver 1.36.2 with Kubeflow Trainer 2.3.0's CRDs.
+    """
+    path = f"/api/v1/namespaces/{NAMESPACE}"
+    assert admin.send("POST", f"{path}/serviceaccounts", {"metadata": {"generateName": "tests-"}})[0] == 201
+    assert admin.send("GET", f"{path}/secrets")[1]["kind"] == "SecretList"
+
+
+def test_all_objects_of_a_kind_are_deleted_by_one_request(admin: Clients) -> None:
+    """A DELETE of the list's path deletes those of the namespace.
+
+    Source (recorded): kube-apiserver 1.36.2 with Kubeflow Trainer 2.3.0's CRDs.
+    """
+    for name in "ab":
+        admin.create("trainingruntimes", {**runtime(), "metadata": {"name": name}})
+    assert admin.send("DELETE", RUNTIMES)[0] == 200
+    assert admin.custom.list_namespaced_custom_object(*TRAINER, NAMESPACE, "trainingruntimes")["items"] == []
 
 
 # Lists, watches and logs

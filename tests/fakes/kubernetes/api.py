@@ -21,10 +21,12 @@ from tests.fakes.kubernetes.nodes import Surroundings
 from tests.fakes.kubernetes.pods import Kubelets
 from tests.fakes.kubernetes.selectors import matches
 from tests.fakes.kubernetes.store import (
+    ACCOUNTS,
     JOBSETS,
     NAMESPACES,
     PODS,
     RESOURCES,
+    SECRETS,
     TRAINJOBS,
     ApiError,
     Object,
@@ -75,6 +77,8 @@ class Api:
             for scope in ("/namespaces/{namespace}/{plural}", "/{plural}"):
                 route("GET", root + scope, self._list)
                 route("POST", root + scope, self._create)
+                route("DELETE", root + scope, self._delete_all)
+                route("POST", f"{root}{scope}/{{name}}", self._create)
                 route("GET", f"{root}{scope}/{{name}}", self._get)
                 route("DELETE", f"{root}{scope}/{{name}}", self._delete)
                 route("PATCH", f"{root}{scope}/{{name}}", self._patch)
@@ -193,7 +197,7 @@ class Api:
         chosen = functools.partial(matches, query.get("labelSelector", ""), query.get("fieldSelector", ""))
         chosen({"metadata": {}})
         with self.store.lock:
-            found = [one for one in self.store.all(resource, space or None) if chosen(one)]
+            found = [one for one in self._all(resource, space) if chosen(one)]
             version = str(self.store.version)
         if watched:
             return Stream(self._watch(resource, space, chosen, found, query), "application/json")
@@ -201,6 +205,11 @@ class Api:
         metadata = {"resourceVersion": version} | ({"continue": ""} if resource.installed_by else {}) | more
         kind = {"kind": f"{resource.kind}List", "apiVersion": resource.api_version}
         return kind | {"metadata": metadata, "items": items}
+
+    def _all(self, resource: Resource, space: str) -> list[Object]:
+        if resource == SECRETS:
+            return [{"metadata": {"name": name, "namespace": space}} for name in self._around.secrets]
+        return self.store.all(resource, space or None)
 
     def _watch(
         self,
@@ -233,6 +242,8 @@ class Api:
 
     def _create(self, request: Request) -> Any:
         resource, space = self._target(request, "create")
+        if "name" in request.parts and not resource.installed_by:
+            raise ApiError(501, f"the fake has no POST to one of the {resource.plural}")
         body, twice = bodies.decoded(request, resource)
         metadata, user = body["metadata"], self._user(request)
         if isinstance(metadata, dict) and metadata.get("namespace", space) != space:
@@ -256,6 +267,8 @@ class Api:
             raise ApiError(500, "resourceVersion should not be set on objects to be created")
         if resource == PODS:
             body["status"] = {"phase": "Pending"}
+        if resource == ACCOUNTS:
+            self._around.accounts.add(metadata["name"])
         return _json(self.store.create(resource, space, body, dry_run="dryRun" in request.query), 201, headers)
 
     def _structure(
@@ -291,6 +304,14 @@ class Api:
             details = resource.details(metadata["name"], uid=metadata["uid"])
             return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
         return self.store.find(resource, space, metadata["name"]) or one
+
+    def _delete_all(self, request: Request) -> Any:
+        resource, space = self._target(request, "deletecollection")
+        grace = request.query.get("gracePeriodSeconds")
+        found = self.store.all(resource, space or None)
+        for one in found:
+            self.store.delete(resource, one, grace=None if grace is None else int(grace))
+        return {"kind": f"{resource.kind}List", "apiVersion": resource.api_version, "metadata": {}, "items": found}
 
     def _patch(self, request: Request) -> Any:
         resource, space = self._target(request, "patch")

@@ -7,6 +7,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import yaml
+
 from tests.fakes.http_service import Request
 from tests.fakes.kubernetes.store import ROLE_BINDINGS, ROLES, ApiError, Object, Resource
 
@@ -14,16 +16,15 @@ OBJECTS = ("application/json", "application/yaml", "application/vnd.kubernetes.p
 JSON_PATCH, MERGE_PATCH = "application/json-patch+json", "application/merge-patch+json"
 STRATEGIC_PATCH, APPLY_PATCH = "application/strategic-merge-patch+json", "application/apply-patch+yaml"
 SUMMARY = 30
-# Above it, etcd, its client and the API server refuse an object with errors of their own.
-MAX_BYTES = 1_572_864
+# Above them, the API server, its client of etcd, and etcd refuse an object.
+MAX_REQUEST, MAX_MESSAGE, MAX_STORED = 3 << 20, 2 << 20, 3 << 19
 
 
 def decoded(request: Request, resource: Resource) -> tuple[Object, list[str]]:
     """Return the object in a request, and the paths of the fields that it has twice."""
     media = _media_type(request, OBJECTS)
-    if media != OBJECTS[0] or len(request.body) > MAX_BYTES:
-        raise ApiError(501, f"the fake reads no {media} of {len(request.body)} bytes")
-    given = request.body.decode(errors="replace")
+    _check_size(len(request.body))
+    given = _json(request.body.decode(errors="replace"), media)
     summary = f"{given[:SUMMARY]} ..." if len(given) > SUMMARY else given or "<empty>"
     unrecognized = f"the object provided is unrecognized (must be of type {resource.kind}): "
     try:
@@ -89,7 +90,10 @@ def patched(request: Request, resource: Resource, old: Object) -> tuple[Object, 
         if not request.query.get("fieldManager"):
             text = 'PatchOptions.meta.k8s.io "" is invalid: fieldManager: Required value: is required for apply patch'
             raise ApiError(422, text)
-        raise ApiError(501, "the fake has no server-side apply")
+        applied = _merged(old, json.loads(_json(request.body.decode(), media)))
+        if not _keeps(old, applied):
+            raise ApiError(501, "the fake knows no managers of fields, which an apply may not change")
+        return applied, []
     if media == STRATEGIC_PATCH and resource not in (ROLES, ROLE_BINDINGS):  # whose lists have no merge keys
         raise ApiError(501, f"the fake has no strategic merge patches of {resource.plural}")
     try:
@@ -107,6 +111,27 @@ def patched(request: Request, resource: Resource, old: Object) -> tuple[Object, 
         except (KeyError, IndexError, ValueError, TypeError):
             raise ApiError(422, "the server rejected our request due to an error in our request") from None
     return new, twice
+
+
+def _check_size(size: int) -> None:
+    """Raise the error of an object of that many bytes."""
+    if size > MAX_REQUEST:
+        raise ApiError(413, f"Request entity too large: limit is {MAX_REQUEST}")
+    if size > MAX_MESSAGE:
+        text = f"trying to send message larger than max ({size} vs. {MAX_MESSAGE})"
+        raise ApiError(500, f"rpc error: code = ResourceExhausted desc = {text}")
+    if size > MAX_STORED:
+        raise ApiError(500, "etcdserver: request is too large")
+
+
+def _json(text: str, media: str) -> str:
+    """Return the JSON of a body in one of the media types that are read."""
+    if "yaml" not in media:
+        return text
+    try:
+        return json.dumps(yaml.safe_load(text))
+    except yaml.YAMLError as error:
+        raise ApiError(400, f"error converting YAML to JSON: {error}") from None
 
 
 def _media_type(request: Request, known: tuple[str, ...]) -> str:
@@ -156,6 +181,13 @@ def _merged(old: Any, patch: Any) -> Any:
         else:
             merged[key] = _merged(merged.get(key), value)
     return merged
+
+
+def _keeps(old: Any, new: Any) -> bool:
+    """Return whether an object has all values that it had."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        return all(key in new and _keeps(value, new[key]) for key, value in old.items())
+    return bool(old == new)
 
 
 def _apply(document: Any, operation: Object) -> None:

@@ -140,7 +140,7 @@ def job_problems(specification: Object) -> list[Problem]:
     return [
         *_unsupported("spec.completionMode", specification, ("Indexed", "NonIndexed")),
         *_unsupported("spec.template.spec.restartPolicy", pod, ("OnFailure", "Never")),
-        *_pod_problems({"spec": pod}, None),
+        *pod_problems({"spec": pod}),
     ]
 
 
@@ -216,7 +216,8 @@ def _runtime_problems(body: Object, _: Object | None) -> Iterator[Problem]:
         yield Problem("spec.mlPolicy", "Invalid value: Only one of the policy can be configured")
 
 
-def _pod_problems(body: Object, _: Object | None) -> Iterator[Problem]:
+def pod_problems(body: Object, _: Object | None = None) -> Iterator[Problem]:
+    """Yield what the API server refuses of a pod."""
     specification = body.get("spec") or {}
     yield from _unsupported("spec.restartPolicy", specification, ("Always", "OnFailure", "Never"))
     for number, toleration in enumerate(specification.get("tolerations", ())):
@@ -338,7 +339,7 @@ RULES = {
     TRAINJOBS: _train_job_problems,
     RUNTIMES: _runtime_problems,
     CLUSTER_RUNTIMES: _runtime_problems,
-    PODS: _pod_problems,
+    PODS: pod_problems,
     CLAIMS: _claim_problems,
     ROLES: _role_problems,
     ROLE_BINDINGS: _binding_problems,

@@ -22,6 +22,7 @@ REASONS = {
     404: "NotFound",
     409: "AlreadyExists",
     410: "Expired",
+    413: "RequestEntityTooLarge",
     415: "UnsupportedMediaType",
     422: "Invalid",
     500: "",
@@ -93,6 +94,8 @@ class Resource:
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace", False)
 PODS = Resource("", "v1", "pods", "Pod")
 EVENTS = Resource("", "v1", "events", "Event")
+ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
+SECRETS = Resource("", "v1", "secrets", "Secret")
 CLAIMS = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
 JOBS = Resource("batch", "v1", "jobs", "Job")
 JOBSETS = Resource("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet", installed_by="trainer")
@@ -105,7 +108,7 @@ RBAC = "rbac.authorization.k8s.io"
 ROLES = Resource(RBAC, "v1", "roles", "Role")
 ROLE_BINDINGS = Resource(RBAC, "v1", "rolebindings", "RoleBinding")
 RESOURCES = (
-    *(NAMESPACES, PODS, EVENTS, CLAIMS, JOBS, JOBSETS, TRAINJOBS, RUNTIMES, CLUSTER_RUNTIMES),
+    *(NAMESPACES, PODS, EVENTS, ACCOUNTS, SECRETS, CLAIMS, JOBS, JOBSETS, TRAINJOBS, RUNTIMES, CLUSTER_RUNTIMES),
     *(ROLES, ROLE_BINDINGS),
 )
 BY_KIND = {(resource.api_version, resource.kind): resource for resource in RESOURCES}
