@@ -16,7 +16,7 @@ from slipway.trainer.data.assignment import check_shared_evenly
 from slipway.trainer.distributed import nccl
 from slipway.trainer.distributed.accelerators import PLANNED_VARIABLE
 from slipway.trainer.distributed.cluster import HOSTS_VARIABLE
-from slipway.trainer.distributed.verification import verified_command
+from slipway.trainer.distributed.verification import verified_command, verified_in_shell
 from slipway.trainer.engines import table
 from slipway.trainer.engines.builder import example_elements
 from slipway.trainer.engines.quick_import import PLUGGABLE_VARIABLE
@@ -137,9 +137,12 @@ def _on_machine(pool: WorkerPool, container: Container, train: TrainSettings, ho
     if variables:
         more = [{"name": name, "value": value} for name, value in variables.items()]
         container = {**container, "env": [*container.get("env", []), *more]}
+    command = container.get("command")
     if train.image is not None:  # an image of one's own does not contain Slipway
+        if command and PLANNED_VARIABLE in variables:
+            container = {**container, "command": verified_in_shell(command)}
         return container
-    command = container["command"]
+    assert command is not None  # only an image has an entry point
     if train.command is not None and PLANNED_VARIABLE in variables:  # the trainer and the launcher verify it themselves
         command = verified_command(command)
     return {**container, "command": nccl.started_with(command, machine.get("machine_type"))}

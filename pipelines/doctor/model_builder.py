@@ -11,9 +11,10 @@ from pathlib import Path
 
 from slipway.core.errors import UserError, nearest
 from slipway.core.paths import is_remote
-from slipway.pipelines.doctor.check import Context, NotApplicableError
+from slipway.pipelines.doctor.check import Context, DoubtError, NotApplicableError
 from slipway.pipelines.doctor.configuration import prepared_data
 from slipway.trainer import hooks
+from slipway.trainer.distributed.accelerators import PLANNED_VARIABLE
 from slipway.trainer.engines.builder import check_signature, module_spec
 from slipway.trainer.weights import find
 
@@ -112,7 +113,15 @@ def _program(context: Context) -> str:
             fix="slipway run --runner docker; or --set train.command='[PROGRAM, ARGUMENT]'",
         )
     if train.image is not None and in_containers:
-        return f"{train.program} in {train.image}" if train.program != train.image else f"entry point of {train.image}"
+        if train.program != train.image:
+            return f"{train.program} in {train.image}"
+        if context.config.parsed_hardware.accelerators_per_replica:
+            raise DoubtError(
+                f"the accelerators are not verified: the entry point of {train.image} has to compare "
+                f"{PLANNED_VARIABLE} with what its framework sees, or may train on the CPU",
+                "--set train.command='[PROGRAM, ARGUMENT]', which Slipway starts only if they are there",
+            )
+        return f"entry point of {train.image}"
     if train.command is not None:
         return _command(train.command[0], context)
     module = str(train.module)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,7 +69,18 @@ def test_a_program_is_restarted_in_containers_of_its_image(
     running = subprocess.run(["podman", "ps", "-aq"], capture_output=True, text=True, env=engine.environment)
     assert running.stdout == ""
 
-    if command is not None:
+    if command is not None:  # without the GPUs that were planned, the program is not started
+        folder = create(config)
+        environment = {
+            **os.environ,
+            "AIP_MODEL_DIR": str(folder.path / "train" / "model"),
+            "CLUSTER_SPEC": json.dumps({"task": {"type": "workerpool0", "index": 0}}),
+            "SLIPWAY_ACCELERATORS": "gpu:2",
+        }
+        replica = [sys.executable, *in_container(config.train).command[1:]]
+        done = subprocess.run(replica, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 1
+        assert "This machine should have gpu:2, but it has 0 device files /dev/nvidiaN." in done.stdout + done.stderr
         return
     missing = config.train.model_copy(update={"image": f"{engine.registry}/missing:1"})
     planned = plan_training(pools, 0, None, "s3://rows", None, in_container(missing), "").worker_pool_specs

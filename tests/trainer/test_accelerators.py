@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from slipway.trainer.distributed import libraries
+from slipway.trainer.distributed.verification import verified_in_shell
 from tests.trainer.conftest import job
+from tests.trainer.distributed.test_accelerators import devices
 from tests.trainer.driver import REFUSAL_SECONDS, run_with_gpus
 
 TRAINS = "from slipway import training\nimport {library}\ntraining.cluster()\nprint('it trains')\n"
@@ -144,3 +146,60 @@ def test_a_command_is_not_started_on_a_machine_without_its_gpus(tmp_path: Path) 
         assert done.returncode == status
         assert ("it trains" in done.stdout) is (not planned)
         assert ("This machine should have 2 GPUs" in done.stderr) is bool(planned)
+
+
+def test_a_command_that_starts_containers_needs_no_library_beside_it(tmp_path: Path) -> None:
+    installed(tmp_path, tensorflow=0)
+    arguments = ("slipway.trainer.distributed.verification", "python", "-m", "slipway.core.cores")
+    assert run_with_gpus(2, *arguments, folder=tmp_path, SLIPWAY_ACCELERATORS="gpu:2")[0] == 0
+
+
+def in_image(root: Path, planned: str, **environment: str) -> tuple[int, str]:
+    """Run a program as in a container without Slipway whose files are below `root`; return exit code and output."""
+    command = verified_in_shell(["sh", "-c", 'echo "it trains $0 with $JAX_PLATFORMS"', "now"], str(root))
+    found = {"PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1", "SLIPWAY_ACCELERATORS": planned, **environment}
+    done = subprocess.run(command, cwd=root, env=found, capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_a_program_in_an_image_without_slipway_is_not_started_without_its_gpus(tmp_path: Path) -> None:
+    """Tried before: nothing was verified there, and the docs said that it was."""
+    (tmp_path / "dev").mkdir()
+    loads = {"LD_LIBRARY_PATH": "/nowhere:/usr/local/nvidia/lib64", "SLIPWAY_VERIFY_LIBRARIES": "0"}
+    status, said = in_image(tmp_path, "gpu:2", **loads)
+    assert (status, "This machine should have gpu:2, but it has 0 device files /dev/nvidiaN." in said) == (1, True)
+
+    devices(tmp_path / "dev", "nvidia0", "nvidiactl", "nvidia-uvm")
+    assert "it has 1 device files" in in_image(tmp_path, "gpu:2", **loads)[1]
+    devices(tmp_path / "dev", "nvidia1")
+    status, said = in_image(tmp_path, "gpu:2", **loads)
+    assert (status, "libcuda.so.1 is not on the loader's path" in said) == (1, True)
+    assert "ENV LD_LIBRARY_PATH=/usr/local/nvidia/lib64${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} PATH=$PATH:/usr" in said
+
+    library = tmp_path / "usr/local/nvidia/lib64/libcuda.so.1"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    assert "not on the loader's path" in in_image(tmp_path, "gpu:2")[1]
+    for visible, text in (("1", "CUDA_VISIBLE_DEVICES=1 lists 1"), ("", "lists 0"), ("-1", "lists 0")):
+        assert text in in_image(tmp_path, "gpu:2", CUDA_VISIBLE_DEVICES=visible, **loads)[1]
+    assert in_image(tmp_path, "gpu:2", **loads) == (0, "it trains now with cuda,cpu\n")
+    assert in_image(tmp_path, "gpu:2", CUDA_VISIBLE_DEVICES="3,1", **loads)[0] == 0
+
+    installed(tmp_path, torch=0, tensorflow=1)  # of the image's Python
+    (python := tmp_path / "bin").mkdir()
+    (python / "python3").symlink_to(sys.executable)
+    loads |= {"SLIPWAY_VERIFY_LIBRARIES": "1", "PATH": f"{python}:/usr/bin:/bin"}
+    status, said = in_image(tmp_path, "gpu:2", **loads)
+    assert status == 1
+    assert "PyTorch sees 0 and TensorFlow sees 1." in said
+    installed(tmp_path, torch=2)
+    assert in_image(tmp_path, "gpu:2", **loads)[0] == 0
+
+
+def test_a_program_in_an_image_without_slipway_is_not_started_without_a_tpu(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    other = {"SLIPWAY_VERIFY_LIBRARIES": "0"}
+    status, said = in_image(tmp_path, "tpu:8", TPU_ACCELERATOR_TYPE="v5litepod-8", **other)
+    assert (status, "there is no device file /dev/accelN or /dev/vfio/N" in said) == (1, True)
+    devices(tmp_path / "dev", "vfio/0")
+    assert in_image(tmp_path, "tpu:8", **other) == (0, "it trains now with tpu,cpu\n")

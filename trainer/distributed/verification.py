@@ -252,13 +252,30 @@ def verified_command(program: Sequence[str]) -> list[str]:
     return ["python", "-m", "slipway.trainer.distributed.verification", *program]
 
 
+def verified_in_shell(program: Sequence[str], root: str = "") -> list[str]:
+    """Return the command that does the same in an image without Slipway, which needs a shell and no Python.
+
+    It looks for the device files and the driver's library, and asks the libraries of the image's Python, if it has one.
+
+    Args:
+        program: The program and its arguments.
+        root: The folder that stands for the file system's root in tests.
+    """
+    script = Path(__file__).with_name("verify.sh").read_text()
+    return ["sh", "-c", script, "slipway", Path(libraries.__file__).read_text(), root, *program]
+
+
 def main(program: list[str]) -> None:
     """Replace this process with the program, unless the machine is refused."""
     if program[0] in ("python", "python3"):
         program[0] = sys.executable
     python = program[0] if Path(program[0]).name.startswith("python") else sys.executable
+    is_slipways = program[1:2] == ["-m"] and program[2].startswith("slipway.")  # which starts a program elsewhere
     try:
-        verify_program(os.environ, python)
+        if is_slipways:
+            verify_machine(os.environ)
+        else:
+            verify_program(os.environ, python)
     except UserError as error:
         report(error)
         sys.exit(FAILED)

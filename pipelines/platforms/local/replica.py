@@ -21,6 +21,8 @@ from slipway.pipelines.config.config import load
 from slipway.pipelines.platforms.local.containers import docker_client, run_arguments, run_to_end
 from slipway.pipelines.runs.record import RunFolder
 from slipway.trainer.config import TrainSettings
+from slipway.trainer.distributed.accelerators import PLANNED_VARIABLE, VISIBLE_GPUS_VARIABLE
+from slipway.trainer.distributed.verification import LIBRARIES_VARIABLE, verified_in_shell
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -34,7 +36,10 @@ PASSED_ON = (
     "TF_CONFIG",
     "SLIPWAY_DATA",
     "SLIPWAY_HOSTS",
-    "SLIPWAY_ACCELERATORS",
+    PLANNED_VARIABLE,
+    LIBRARIES_VARIABLE,
+    VISIBLE_GPUS_VARIABLE,
+    "CUDA_DEVICE_ORDER",
     "PYTHONUNBUFFERED",
 )
 
@@ -54,6 +59,8 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     """
     is_command = arguments[0] == COMMAND
     image, *program = arguments[is_command:]
+    if is_command and PLANNED_VARIABLE in environment:
+        program = verified_in_shell(program)
     folder = RunFolder(Path(environment["AIP_MODEL_DIR"]).parents[1])
     options = run_arguments(folder, load(folder.configuration_file))
     del options["working_dir"]  # the image's own, as on Vertex AI

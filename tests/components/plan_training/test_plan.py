@@ -14,6 +14,7 @@ from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest, Shard, Split
 from slipway.pipelines.hardware import parse
 from slipway.trainer.config import JobConfig, ModelSettings, TrainSettings
+from slipway.trainer.distributed.verification import verified_in_shell
 from slipway.trainer.engines.builder import example_elements
 
 MODEL = ModelSettings(builder="a.b:c", arguments={"width": 3, "rate": 0.5})
@@ -160,6 +161,24 @@ def test_an_image_of_ones_own_has_no_launcher():
     settings = TrainSettings(module="my.training", image="host/image@sha256:1")
     (spec,) = plan_training(pools(1), 0, None, "", None, settings, "").worker_pool_specs
     assert spec["container_spec"]["command"] == ["python", "-m", "my.training"]
+
+
+def test_in_an_image_of_ones_own_a_shell_verifies_the_accelerators_of_a_known_command():
+    image = "host/image@sha256:1"
+
+    def container(**program):
+        settings = TrainSettings(image=image, **program)
+        (spec,) = plan_training(parse("l4x4").worker_pools(), 4, None, "", None, settings, "").worker_pool_specs
+        return spec["container_spec"]
+
+    for program, command in (
+        ({"module": "my.training"}, ["python", "-m", "my.training"]),
+        ({"command": ["julia", "fit.jl"]}, ["julia", "fit.jl"]),
+    ):
+        assert container(**program)["command"] == verified_in_shell(command)
+    entry_point = container()
+    assert "command" not in entry_point
+    assert {"name": "SLIPWAY_ACCELERATORS", "value": "gpu:4"} in entry_point["env"]
 
 
 @pytest.mark.parametrize("settings", [{"module": "my.training"}, {"epochs": 1}], ids=["custom module", "trainer"])

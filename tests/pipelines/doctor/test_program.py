@@ -10,7 +10,7 @@ import pytest
 from slipway.core.errors import UserError
 from slipway.pipelines.config.config import validate
 from slipway.pipelines.doctor import configuration, model_builder
-from slipway.pipelines.doctor.check import Context, NotApplicableError
+from slipway.pipelines.doctor.check import Context, DoubtError, NotApplicableError
 
 IMAGE = f"registry/own@sha256:{'0' * 64}"
 
@@ -72,6 +72,15 @@ def test_data_for_a_container_of_another_image_have_an_absolute_path(tmp_path: P
 )
 def test_where_a_program_is(tmp_path: Path, train: dict[str, Any], target: str, runner: str, found: str) -> None:
     assert model_builder.model_builder(subject(tmp_path, target, runner, train=train)).endswith(found)
+
+
+def test_an_entry_point_whose_accelerators_nothing_verifies_is_a_warning(tmp_path: Path) -> None:
+    train, command = {"image": IMAGE}, {"image": IMAGE, "command": ["train-it"]}
+    with pytest.raises(DoubtError, match="the accelerators are not verified: the entry point of") as caught:
+        model_builder.model_builder(subject(tmp_path, "vertex", train=train, hardware="l4x4"))
+    assert "train.command" in caught.value.fix
+    for own, hardware in ((train, "cpu*2"), (command, "l4x4")):
+        assert model_builder.model_builder(subject(tmp_path, "vertex", train=own, hardware=hardware)).endswith(IMAGE)
 
 
 @pytest.mark.parametrize(
