@@ -123,17 +123,32 @@ def rehearsal_summary(record: RunRecord, hardware: Hardware, train: TrainSetting
     else:
         proven, not_proven = _trainer_rehearsed(record, layout, hardware, train)
     if hardware.accelerator_row is not None:
-        number, what = hardware.accelerators_per_host, "TPU devices" if hardware.is_tpu else "GPUs"
-        not_proven.append(
-            f"the use of {hardware.accelerator_row.title}: before step 1, each real machine checks that the framework "
-            f"sees {number} {what if number > 1 else what.removesuffix('s')}"
-        )
+        not_proven.append(f"the use of {hardware.accelerator_row.title}: {_verification(train, hardware)}")
     table = Table.grid(padding=(0, 2))
     table.add_row("run", f"{record.run_id}: {record.status} after {record.seconds:.1f} s")
     for title, lines in (("proven", proven), ("not proven", [*not_proven, "training speed"])):
         for number, line in enumerate(lines):
             table.add_row("" if number else title, escape(line))
     return Group("", table)
+
+
+def _verification(train: TrainSettings, hardware: Hardware) -> str:
+    """Return what each real machine verifies about its accelerators, which depends on the kind of program."""
+    number, what = hardware.accelerators_per_host, "TPU device" if hardware.is_tpu else "GPU"
+    planned = f"{number} {what}{'s' * (number > 1)}"
+    if train.image is not None and train.program == train.image:
+        return f"only the image's entry point can check that it sees {planned}"
+    has = "it has TPU chips" if hardware.is_tpu else f"its driver shows {planned}"
+    if train.program is None:
+        return f"before step 1, each real machine checks that {has}, and that the framework sees {planned}"
+    if train.image is None:
+        sees = "an installed framework has libtpu" if hardware.is_tpu else "an installed framework sees them"
+        return f"before the program starts, each real machine checks that {has}, and that {sees}"
+    files = "device files" if hardware.is_tpu else f"the device files of {planned} and the driver's library"
+    return (
+        f"before the program starts, each real machine checks that the container has {files}, and what the frameworks "
+        "of the image's Python see"
+    )
 
 
 def _program_rehearsed(record: RunRecord, layout: str, train: TrainSettings) -> tuple[list[str], list[str]]:

@@ -27,7 +27,7 @@ def test_a_cloud_layout_is_rehearsed_with_virtual_devices(workspace: Workspace, 
     options = [option for setting in settings for option in ("--set", setting)]
     result = workspace.slipway("rehearse", "--hardware", hardware, "--steps", "4", *options)
     assert result.returncode == 0, result.stdout + result.stderr
-    kind = f"sees {devices} TPU devices" if "tpu" in hardware else f"sees {devices} GPUs"
+    kind = f"framework sees {devices} TPU devices" if "tpu" in hardware else f"driver shows {devices} GPUs"
     assert kind in " ".join(result.stdout.partition("not proven")[2].split())
     assert "state of adam" in result.stdout
     log = workspace.log("train")
