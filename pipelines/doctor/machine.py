@@ -14,6 +14,7 @@ from slipway.core.errors import UserError, system_error
 from slipway.core.paths import require_utf8
 from slipway.pipelines.doctor.check import Context, DoubtError, NotApplicableError
 from slipway.pipelines.hardware import this_machine
+from slipway.trainer.distributed.accelerators import find
 from slipway.trainer.engines import installed
 
 OLDEST_PYTHON = (3, 11)
@@ -88,9 +89,8 @@ def cores(context: Context) -> str:
 
 def accelerators(context: Context) -> str:
     """The accelerators of this machine respond, and a run on this machine uses its GPUs."""
-    chips = sorted(Path("/dev").glob("accel[0-9]*"))
-    if chips:
-        return f"{len(chips)} TPU chips"
+    if (here := find({})).kind == "tpu":
+        return here.describe()
     try:
         gpus = this_machine.describe()
     except UserError as error:  # the check `hardware` refuses a run that needs them

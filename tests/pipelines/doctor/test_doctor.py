@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.doctor import CHECKS, configuration, examine_all, machine
 from slipway.pipelines.doctor.check import Context, Finding, examine
+from tests.trainer.distributed.test_accelerators import devices, pci
 
 
 def subject(folder: Path, target="local", rehearsal=False, **fields) -> Context:
@@ -173,3 +175,11 @@ def test_a_read_only_folder_fails(tmp_path):
     finding = finding_of("folder", subject(Path("/sys/kernel")))  # where not even root may create a file
     assert finding.status == "fail"
     assert "/sys/kernel" in finding.found
+
+
+def test_the_chips_of_a_tpu_vm_from_v5e_on_are_found(tmp_path, monkeypatch):
+    """They are vfio devices; the doctor said that local runs train on the CPU."""
+    own = devices(tmp_path / "dev", *(f"vfio/{number}" for number in range(8)))
+    system = pci(tmp_path / "sys", ("0x1ae0", "0x0063"))
+    monkeypatch.setattr(machine, "find", functools.partial(machine.find, devices=own, system=system))
+    assert finding_of("accelerators", subject(tmp_path)).found == "8 TPU chips (from device files)"
