@@ -47,6 +47,7 @@ CHECKS = (
     Check("kubeflow server", kubeflow.server),
     Check("kubeflow training", kubeflow.training),
     Check("kubeflow volume", kubeflow.volume),
+    Check("kubeflow GPU driver", kubeflow.gpu_driver),
     Check("champion", configuration.champion, of_run=True),
     Check("endpoint", endpoints.deployment, of_run=True),
     Check("endpoint machine", endpoints.machine, of_run=True),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from slipway.components.build_image.reference import ImageReference
 from slipway.pipelines.config.kubeflow import KubeflowSettings
 from slipway.pipelines.doctor.check import Context, DoubtError, NotApplicableError
+from slipway.pipelines.doctor.gpu_images import check_driver
 from slipway.pipelines.platforms.kubeflow.checks import settings_of
 
 
@@ -58,6 +60,15 @@ def volume(context: Context) -> str:
         return access.check_volume(settings, hardware)
     except (DeniedError, NoClusterError) as error:
         raise DoubtError(f"not checked: {error.message}", str(error.fix)) from None
+
+
+def gpu_driver(context: Context) -> str:
+    """An image that runs on GPUs looks for the driver where GKE mounts it; other clusters may mount it elsewhere."""
+    image, row = _settings(context).image, context.config.parsed_hardware.accelerator_row
+    if row is None or row.is_tpu or ImageReference.parse(image).is_googles:
+        raise NotApplicableError("no custom image runs on GPUs")
+    check_driver("kubeflow.image", image, "GKE")
+    return f"{image}: finds it"
 
 
 def _settings(context: Context) -> KubeflowSettings:

@@ -22,11 +22,11 @@ from slipway.components.setup_access.desired import Account, Binding, Bucket, Id
 from slipway.components.setup_access.difference import Line, blocking
 from slipway.core.errors import UserError
 from slipway.pipelines.doctor.check import Context, DoubtError, NotApplicableError
+from slipway.pipelines.doctor.gpu_images import check_driver
 from slipway.pipelines.doctor.project import Project
 from slipway.pipelines.hardware import validate_for
 from slipway.pipelines.hardware.quotas import DEFAULT_DISK_GB
 from slipway.pipelines.platforms.vertex.submission import facts_of
-from slipway.trainer.distributed.verification import DRIVER_FOLDER
 
 # Vertex AI's, whose title in the console has been Agent Platform API since 2026.
 VERTEX_API = "aiplatform.googleapis.com"
@@ -40,8 +40,6 @@ ACT_AS = "roles/iam.serviceAccountUser"
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
 COMPRESSED = (".tar.gz", ".tgz")
 MOST_OBJECTS = 10_000
-# Where Vertex AI mounts the driver of GPUs, as in containers/Dockerfile.
-DRIVER, TOOLS = f"/{DRIVER_FOLDER}/lib64", f"/{DRIVER_FOLDER}/bin"
 
 
 def credentials(context: Context) -> str:
@@ -261,8 +259,6 @@ def image_exists(image: ImageReference, connection: Connection) -> bool:
 
 def gpu_driver(context: Context) -> str:
     """Custom images that run on GPUs have the folder of the driver on the loader's path."""
-    from slipway.components.build_image.registry import HttpRegistry  # imports urllib.request
-
     config, settings, connection = context.config, context.project.vertex, context.project.connection
     row = config.parsed_hardware.accelerator_row
     trains = "train.image" if config.train.image else "vertex.image"
@@ -275,29 +271,17 @@ def gpu_driver(context: Context) -> str:
         image = ImageReference.parse(text or "")
         if text is None or image.is_googles:
             continue
-        repository, login = image.repository, None
+        repository, login = None, None
         if image.artifact_repository:
             _ = connection.caller  # refreshes the token
-            host, _, path = repository.partition("/")
+            host, _, path = image.repository.partition("/")
             repository = f"{connection.endpoints.get('docker', host)}/{path}"
             login = ("oauth2accesstoken", str(connection.credentials.token))
-        try:
-            environment = HttpRegistry(setting, login).environment(repository, image.name, image.version)
-        except UserError as error:
-            raise NotApplicableError(f"{text} cannot be read: {error.message}") from None
-        if environment is None:
-            raise NotApplicableError(f"there is no image {text}")
-        if DRIVER not in environment.get("LD_LIBRARY_PATH", "").split(":"):
-            raise DoubtError(
-                f"{setting} {text} does not set LD_LIBRARY_PATH to {DRIVER}, where Vertex AI mounts the GPUs' "
-                "driver, so its program may find no GPU",
-                f"add to its Dockerfile: ENV LD_LIBRARY_PATH={DRIVER}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}} "
-                f"PATH=$PATH:{TOOLS}",
-            )
+        check_driver(setting, text, "Vertex AI", repository, login)
         read.append(text)
     if not read:
         raise NotApplicableError("no custom image runs on GPUs")
-    return f"{', '.join(read)}: finds it at {DRIVER}"
+    return f"{', '.join(read)}: finds it"
 
 
 def data_disk(context: Context) -> str:

@@ -49,6 +49,7 @@ NOT_LOCAL = (
     "kubeflow server",
     "kubeflow training",
     "kubeflow volume",
+    "kubeflow GPU driver",
 )
 
 

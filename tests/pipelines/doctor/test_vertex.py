@@ -34,6 +34,7 @@ from tests.fakes.ready import (
     vertex_settings,
 )
 
+FINDS = ["LD_LIBRARY_PATH=/usr/local/nvidia/lib:/usr/local/nvidia/lib64"]
 T4 = "aiplatform.googleapis.com/custom_model_training_nvidia_t4_gpus"
 SCHEDULES = "aiplatform.googleapis.com/active_schedules"
 ACCOUNT = f"projects/{PROJECT}/serviceAccounts/{RUNNER}"
@@ -476,7 +477,8 @@ def test_setup_requires_a_service_account(google, tmp_path):
 @pytest.mark.parametrize(
     ("hardware", "environment", "status", "says"),
     [
-        ("t4x2", ["LD_LIBRARY_PATH=/usr/local/nvidia/lib:/usr/local/nvidia/lib64"], "pass", "finds it at"),
+        ("t4x2", [*FINDS, "PATH=/usr/bin:/usr/local/nvidia/bin"], "pass", ": finds it"),
+        ("t4x2", [*FINDS, "PATH=/usr/bin"], "warning", "does not set PATH to /usr/local/nvidia/bin"),
         ("t4x2", ["PATH=/usr/local/bin"], "warning", "vertex.image europe-west4-docker.pkg.dev/"),
         ("t4x2", None, "warning", "may find no GPU"),
         ("cpu", None, "skipped", "no custom image runs on GPUs"),

@@ -9,6 +9,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from slipway.components.build_image.registry import HttpRegistry
 from slipway.components.train.trainjob import rights
 from slipway.core.errors import UserError
 from slipway.pipelines.cli.app import app
@@ -172,6 +173,28 @@ def test_the_doctor_compares_the_fields_of_the_operators_kinds(cluster: FakeKube
     assert "ref=v2.3.0" in str(found.fix)
     cluster.absent_fields.add("TrainingRuntime.spec.mlPolicy")
     assert "needs the field spec.mlPolicy of a TrainingRuntime" in doctor(trains(), tmp_path).found
+
+
+@pytest.mark.parametrize(
+    ("hardware", "environment", "status", "says"),
+    [
+        ("gpux2", {"LD_LIBRARY_PATH": "/usr/local/nvidia/lib64", "PATH": "/usr/local/nvidia/bin"}, "pass", "finds it"),
+        ("gpux2", {"PATH": "/usr/local/nvidia/bin"}, "warning", "does not set LD_LIBRARY_PATH to /usr/local/nvidia"),
+        ("gpux2", None, "skipped", "there is no image registry.example.com/slipway/trainer@sha256:"),
+        ("cpu", {}, "skipped", "no custom image runs on GPUs"),
+    ],
+)
+def test_the_image_for_gpus_must_find_the_driver_of_gke(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    hardware: str,
+    environment: dict[str, str] | None,
+    status: str,
+    says: str,
+) -> None:
+    monkeypatch.setattr(HttpRegistry, "environment", lambda *_: environment)
+    found = doctor(configuration(hardware), tmp_path, kubeflow.gpu_driver)
+    assert (found.status, says in found.found) == (status, True), found
 
 
 def test_without_a_kubeconfig_the_doctor_cannot_check_for_trainjobs(
