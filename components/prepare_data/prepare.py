@@ -15,7 +15,7 @@ from slipway.components.prepare_data.publishing.store import Store, require_room
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources import open_source
 from slipway.components.prepare_data.sources.source import Part, Source
-from slipway.components.prepare_data.validation.problems import refuse
+from slipway.components.prepare_data.validation.problems import Problem, refuse
 from slipway.components.prepare_data.validation.skipped import too_many
 from slipway.components.prepare_data.writing.beam import beam_for, is_elsewhere
 from slipway.components.prepare_data.writing.set_writer import SetWriter
@@ -71,12 +71,18 @@ def prepare(
         started = time.monotonic()
         listing = list_source(source, settings, scratch)
         logger.info("Listed %s examples in %.1f s.", f"{listing.examples():,}", time.monotonic() - started)
-        refuse_unlisted(listing, settings, source.item)
+        unlisted = unlisted_problems(listing, settings, source.item)
+        if not source.has_image:  # nothing else can be refused
+            refuse(unlisted)
         summary = listing.summary()
-        target = Target.of(source, summary, settings, replicas, store.name)
+        try:
+            target = Target.of(source, summary, settings, replicas, store.name)
+        except UserError:
+            refuse(unlisted)  # it may be the cause
+            raise
         store.remove_leftovers(but=target.listing)
-        prepared = reusable(store, target, earlier)
-        if prepared is None and source.stamps_are_times:
+        prepared = None if unlisted else reusable(store, target, earlier)
+        if prepared is None and source.stamps_are_times and not unlisted:
             reader = SetWriter(source, settings, listing, target.plan, scratch, scratch)
             prepared = same_content(store, target, reader, source.item)
         if prepared:
@@ -88,7 +94,7 @@ def prepare(
         beside = beam is not None and is_elsewhere(beam)
         with store_errors_named(store, target.plan.bytes), store.work_folder(target.listing, beside=beside) as work:
             # Another run may have finished it while this one waited for the lock.
-            if prepared := reusable(store, target, earlier):
+            if not unlisted and (prepared := reusable(store, target, earlier)):
                 return prepared
             if not beside:
                 require_room(store, work, target.plan.bytes)
@@ -205,17 +211,18 @@ def list_source(source: Source, settings: DataSettings, folder: Path) -> Listing
     return Listing(source, [listed[number] for number in range(len(parts))])
 
 
-def refuse_unlisted(listing: Listing, settings: DataSettings, item: str) -> None:
-    """Refuse a source with more unlistable examples than data.skip_corrupt allows.
+def unlisted_problems(listing: Listing, settings: DataSettings, item: str) -> list[Problem]:
+    """Return the problem that there are more unlistable examples than data.skip_corrupt allows, if there are.
+
+    The writer finds it, too, together with the problems of the listed examples.
 
     Raises:
-        UserError: Names the first unusable examples.
+        UserError: float32 cannot represent a column.
     """
     if problem := listing.ignored.precision.problem(settings):
         raise problem
     unusable = listing.ignored.unusable_count
-    if unusable:
-        refuse(too_many(unusable, listing.examples() + unusable, listing.ignored.unusable, settings, item))
+    return too_many(unusable, listing.examples() + unusable, listing.ignored.unusable, settings, item)
 
 
 @dataclass(frozen=True)

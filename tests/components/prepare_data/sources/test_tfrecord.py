@@ -194,14 +194,15 @@ def test_a_file_that_is_cut_off_is_refused_unless_the_user_keeps_it(
         prepare(settings, 1)
 
 
+@pytest.mark.parametrize("allowed", [0.0, 0.08])
 def test_damage_when_listed_and_when_read_is_counted_together(
-    write: Callable[..., Path], make_settings: MakeSettings
+    write: Callable[..., Path], make_settings: MakeSettings, allowed: float
 ) -> None:
     root = write({"a.tfrecord": 50})
     extra = [record(b"no image", 0), record(b"x", 5), record(b"x", 0.5), record(b"x", "cat"), framed(b"\xff\xff")]
     with (root / "a.tfrecord").open("ab") as file:
         file.writelines(extra)
-    settings = make_settings(f"tfrecord:{root}", features=PLAIN, skip_corrupt=0.08)
+    settings = make_settings(f"tfrecord:{root}", features=PLAIN, skip_corrupt=allowed)
     with pytest.raises(UserError, match="5 of 55 images cannot be used") as error:
         prepare(settings, 1)
     for reason in (
