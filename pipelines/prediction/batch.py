@@ -130,7 +130,7 @@ def _plan(batch: Batch, every: Sequence[Part]) -> JsonObject:
     return {
         "model": str(batch.chosen),
         "folder": str(batch.chosen.folder),
-        "digest": hashlib.sha256(json.dumps(integrity.files(batch.chosen.folder)).encode()).hexdigest(),
+        "digest": _digest(batch.chosen.folder),
         "module": batch.chosen.module,
         "inputs": list(batch.inputs),
         "content": seen.hexdigest(),
@@ -139,6 +139,10 @@ def _plan(batch: Batch, every: Sequence[Part]) -> JsonObject:
         "format": str(batch.kind),
         "part_size": batch.size,
     }
+
+
+def _digest(model: Path) -> str:
+    return hashlib.sha256(json.dumps(integrity.files(model)).encode()).hexdigest()
 
 
 def _finished(batch: Batch, plan: JsonObject) -> Outcome | None:
@@ -306,6 +310,8 @@ def _predict_part(number: int, part: Part) -> JsonObject | None:
     try:
         if _model is None:
             _model = models.ready(_batch.chosen)
+            plan = json.loads((_batch.folder / UNFINISHED / PLAN).read_bytes())
+            _check_same(_batch, {"digest": _digest(_batch.chosen.folder)}, plan)
         _write_part(number, part)
     except UserError as error:
         return error.as_dict()

@@ -124,6 +124,22 @@ def test_a_stopped_batch_continues_with_the_missing_parts(
     assert changed.exit_code == 2 and "inputs have changed" in changed.stderr
 
 
+def test_a_model_that_is_replaced_before_a_process_loads_it_is_refused(
+    project: Path, here: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = batches.models.ready
+
+    def late(chosen: batches.Chosen) -> Model:
+        record = chosen.folder / "model.json"
+        record.write_bytes(record.read_bytes() + b" ")
+        return ready(chosen)
+
+    monkeypatch.setattr(batches.models, "ready", late)
+    refused = batch("digits", "--input", "images", "-o", "out")
+    assert refused.exit_code == 2 and "models/digits/2 has changed since the batch in out was begun" in refused.stderr
+    assert names() == [".unfinished"]
+
+
 def test_no_file_is_open_in_the_folder_that_is_removed(
     project: Path, here: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
