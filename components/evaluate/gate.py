@@ -118,28 +118,33 @@ class GateSettings(Settings):
         return self
 
     def _check_range(self) -> None:
-        """Raise UserError if the limit is outside of the known metric's range; one with a direction has its own."""
+        """Raise UserError if limit or margin is outside of the known metric's range, unless it has a direction."""
         metric = known(self.name)
-        if self.limit is None or self.direction is not None or metric is None:
+        if self.direction is not None or metric is None:
             return
         lowest, highest = metric.lowest, metric.highest
-        if lowest <= self.limit <= highest:
-            return
         between = (
             f"{lowest:g} to {highest:g}"
             if math.isfinite(highest - lowest)
             else (f"at least {lowest:g}" if math.isfinite(lowest) else f"at most {highest:g}")
         )
-        setting = f"evaluate.gate.{self.limit_name}"
-        percent = self.limit / 100 if 10 <= self.limit <= 100 and highest == 1 else None
-        raise UserError(
-            f"The gate's {self.limit_name} is {self.limit:g}, and the {self.label} is {between}.",
-            setting=setting,
-            value=self.limit,
-            allowed=between,
-            nearest=None if percent is None else f"{percent:g}",
-            fix=f"--set {setting}={'null' if percent is None else f'{percent:g}'}; "
-            f"or, for a metric on another scale, --set evaluate.gate.direction={metric.direction}",
+        if self.limit is not None and not lowest <= self.limit <= highest:
+            percent = self.limit / 100 if 10 <= self.limit <= 100 and highest == 1 else None
+            raise self._outside(self.limit_name, self.limit, between, between, "null" if percent is None else percent)
+        if (width := highest - lowest) < abs(self.margin):
+            percent = self.margin / 100 if abs(self.margin) <= 100 and highest == 1 else 0
+            raise self._outside("margin", self.margin, between, f"-{width:g} to {width:g}", percent)
+
+    def _outside(self, name: str, value: float, between: str, allowed: str, fixed: float | str) -> UserError:
+        fixed = fixed if isinstance(fixed, str) else f"{fixed:g}"
+        return UserError(
+            f"The gate's {name} is {value:g}, and the {self.label} is {between}.",
+            setting=f"evaluate.gate.{name}",
+            value=value,
+            allowed=allowed,
+            nearest=None if fixed == "null" else fixed,
+            fix=f"--set evaluate.gate.{name}={fixed}; "
+            f"or, for a metric on another scale, --set evaluate.gate.direction={'minimize' if self.minimized else 'maximize'}",
         )
 
     @model_validator(mode="after")

@@ -80,16 +80,19 @@ def test_a_limit_of_the_wrong_direction_is_refused_by_name(gate: dict[str, Any],
         ({"metric": "macro_auc", "minimum": -0.1}, "0 to 1", "--set evaluate.gate.minimum=null;"),
         ({"metric": "loss", "maximum": -1}, "at least 0", "--set evaluate.gate.maximum=null;"),
         ({"metric": "r2", "minimum": 1.5}, "at most 1", "--set evaluate.gate.minimum=null;"),
+        ({"metric": "accuracy", "margin": 95}, "-1 to 1", "--set evaluate.gate.margin=0.95;"),
+        ({"metric": "macro_f1", "margin": -1.5}, "-1 to 1", "--set evaluate.gate.margin=-0.015;"),
     ],
 )
-def test_a_limit_outside_of_the_metrics_range_is_refused(gate: dict[str, Any], allowed: str, fix: str) -> None:
+def test_a_limit_or_margin_outside_of_its_range_is_refused(gate: dict[str, Any], allowed: str, fix: str) -> None:
     with pytest.raises(UserError) as error:
         GateSettings(**gate)
     assert error.value.allowed == allowed
     assert str(error.value.fix).startswith(fix)
     GateSettings(direction="minimize" if "maximum" in gate else "maximize", **gate)  # a program's own scale
-    with pytest.raises(UserError, match="The gate's minimum is 95, and the accuracy is 0 to 1"):
-        GateSettings(minimum=95).of("classification")
+    for name in ("minimum", "margin"):
+        with pytest.raises(UserError, match=f"The gate's {name} is 95, and the accuracy is 0 to 1"):
+            GateSettings(**{name: 95}).of("classification")
 
 
 def test_a_missing_metric_is_told_with_the_nearest_of_model_and_champion() -> None:
