@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
+import tarfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -64,6 +67,25 @@ def no_fsync() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _descriptor: None)
         yield
+
+
+@pytest.fixture
+def no_tar_filters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unpack archives as Python 3.11.2, which is Debian 12's: `filter` exists from 3.11.4."""
+    extract_all, unpack = tarfile.TarFile.extractall, shutil.unpack_archive
+
+    def extractall(
+        archive: tarfile.TarFile, path: str = ".", members: Any = None, *, numeric_owner: bool = False
+    ) -> None:
+        extract_all(archive, path, members, numeric_owner=numeric_owner)
+
+    def unpack_archive(filename: Path, extract_dir: Path | None = None, format: str | None = None) -> None:
+        unpack(filename, extract_dir, format)
+
+    monkeypatch.setattr(tarfile.TarFile, "extractall", extractall)
+    monkeypatch.setattr(shutil, "unpack_archive", unpack_archive)
+    for name in ("data_filter", "tar_filter", "fully_trusted_filter"):
+        monkeypatch.delattr(tarfile, name)
 
 
 @pytest.fixture(autouse=True)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from kfp import compiler, dsl
+from kfp.local import subprocess_task_handler
 from pydantic import ValidationError
 
 from slipway import steps
@@ -169,3 +170,12 @@ def test_an_image_leaves_the_component_itself_unchanged(tmp_path: Path) -> None:
     assert "image: mine:1" in (tmp_path / "step.yaml").read_text()
     assert steps.on_image(prepare_data, "") is prepare_data
     assert prepare_data.component_spec.implementation.container.image == "python:3.11"
+
+
+def test_an_interpreter_in_a_folder_with_a_space_in_its_name_runs_the_steps(tmp_path: Path) -> None:
+    interpreter = tmp_path / "my code" / "python"
+    interpreter.parent.mkdir()
+    interpreter.symlink_to(sys.executable)
+    step = ["sh", "-ec", "python3 -c 'print(1)' && python3 -c 'print(2)'"]
+    command = subprocess_task_handler.replace_python_executable(step, str(interpreter))
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() == ["1", "2"]

@@ -10,6 +10,7 @@ from slipway.components.setup_access.desired import MACHINE_PERMISSIONS, machine
 from tests.end_to_end.workspace import Workspace, wait_for
 from tests.fakes.google import PROJECT, FakeGoogle
 from tests.fakes.ready import BUCKET, IMAGE, RUNNER, grant
+from tests.fakes.tpu.hosts import require_curl
 
 ZONE = "europe-west4-b"
 
@@ -37,6 +38,7 @@ class TpuRuns:
     """A working folder whose runs train on the fake TPUs."""
 
     def __init__(self, workspace: Workspace, google: FakeGoogle) -> None:
+        require_curl()
         self.workspace, self.google = workspace, google
         let_use_tpus(google)
 

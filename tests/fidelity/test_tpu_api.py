@@ -19,6 +19,7 @@ from tests.end_to_end.tpu_target import let_use_tpus
 from tests.fakes.errors import ServiceError
 from tests.fakes.google import NUMBER, PROJECT, REGION, SUBMITTER, FakeGoogle
 from tests.fakes.ready import BUCKET, IMAGE, RUNNER, grant
+from tests.fakes.tpu.hosts import require_curl
 
 ZONE = "europe-west4-b"
 PARENT = f"projects/{PROJECT}/locations/{ZONE}"
@@ -49,6 +50,7 @@ class Tpus:
 
     def run(self, script: str, name: str = "tpu-1", **node: Any) -> None:
         """Ask for a TPU whose hosts run a start-up script, and wait until it is active."""
+        require_curl()
         self.create(name, {"metadata": {"startup-script": script}, **node})
         self.wait("ACTIVE", name)
 

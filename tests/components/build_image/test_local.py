@@ -52,6 +52,7 @@ def told(tmp_path: Path) -> list[dict[str, list[str]]]:
     return [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
 
 
+@pytest.mark.usefixtures("no_tar_filters")
 def test_arguments_labels_and_the_machines_package_index_are_handed_over(
     builder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

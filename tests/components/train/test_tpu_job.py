@@ -27,6 +27,7 @@ from tests.end_to_end.workspace import wait_for
 from tests.fakes.errors import ConnectionReset, ServiceError
 from tests.fakes.google import PROJECT, FakeGoogle
 from tests.fakes.ready import BUCKET, IMAGE, RUNNER, grant
+from tests.fakes.tpu.hosts import require_curl
 
 # Both have TPU v2.
 ZONES = ("us-central1-b", "us-central1-c")
@@ -89,6 +90,7 @@ class Runs:
 
 @pytest.fixture
 def runs(ready_google: FakeGoogle, tmp_path: Path) -> Runs:
+    require_curl()
     return Runs(ready_google, tmp_path)
 
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
+import pytest
 
 from tests.fakes.metadata_server import MetadataServer
 from tests.fakes.mount import Mount
@@ -94,6 +95,12 @@ class Machines:
             if google.world.allowed(email, permission, repository, f"projects/{project}"):
                 found[uri] = self.images.get(uri, IMAGE_USER)
         return found
+
+
+def require_curl() -> None:
+    """Skip a test whose hosts run a start-up script if this machine does not have curl: it would wait for minutes."""
+    if shutil.which("curl") is None:
+        pytest.skip("curl, which the start-up script of a TPU uses, is not installed")
 
 
 class Host:

@@ -244,6 +244,7 @@ def archive_of(folder, name: str):
     return folder / name
 
 
+@pytest.mark.usefixtures("no_tar_filters")
 @pytest.mark.parametrize("name", ["trainer-0.1.tar.gz", "trainer-0.1-py3-none-any.whl"])
 def test_an_archive_is_unpacked_next_to_the_configuration(here, name):
     archive_of(here, name)
