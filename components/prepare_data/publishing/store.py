@@ -15,6 +15,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,7 +90,8 @@ class Store:
         """
         listing = listing or secrets.token_hex(8)
         root = self.folder if beside else self.work_root
-        made = _make_folders(root)
+        own = _make_own(root.parent) if root != self.folder else []
+        made = [*_make_folders(root), *own]
         folder = root / f".{listing}.work"
         try:
             with _locked(root / f".{listing}.lock"):
@@ -203,6 +205,25 @@ def disk_fix(needed: int) -> str:
 
 def _megabytes(count: int) -> str:
     return f"{count / 1e6:,.1f} MB"
+
+
+def _make_own(folder: Path) -> list[Path]:
+    """Create a folder that only this user can enter, where others can create folders as well; return it if it is new.
+
+    Raises:
+        UserError: It is another user's, or no folder.
+    """
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        about = folder.lstat()
+        if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
+            raise UserError(
+                f"{folder}, where data sets are written before they are copied to the bucket, is not yours.",
+                fix="export TMPDIR=FOLDER, with a folder of your own",
+            ) from None
+        return []
+    return [folder]
 
 
 def _make_folders(path: Path) -> list[Path]:

@@ -406,7 +406,8 @@ def test_a_set_in_a_bucket_is_copied_there_with_its_manifest_last(
 
     def record(source: Path, target: Path) -> None:
         copied.append(source.name)
-        folders.add(source.relative_to(local).parts[0])
+        own = local / source.relative_to(local).parts[0]
+        folders.add((own.name, own.stat().st_mode & 0o777))
         copy(source, target)
 
     monkeypatch.setattr(store.shutil, "copyfile", record)
@@ -416,13 +417,30 @@ def test_a_set_in_a_bucket_is_copied_there_with_its_manifest_last(
     assert prepared.folder == mount / prepared.uri.removeprefix("gs://")
     assert copied[-1] == manifest.FILE_NAME
     assert sorted(copied) == sorted(contents(prepared.folder))
-    assert folders == {f"slipway-{os.getuid()}"}, "a folder of this user's own"
+    assert folders == {(f"slipway-{os.getuid()}", 0o700)}, "a folder of this user's own"
     assert prepare(settings, 2).reused
     assert list(local.iterdir()) == []
     # The incomplete copy of a killed run is replaced.
     (prepared.folder / manifest.FILE_NAME).unlink()
     assert not prepare(settings, 2).reused
     assert manifest.read(prepared.folder) == prepared.manifest
+
+
+@pytest.mark.parametrize("kind", ["folder", "link"])
+def test_another_users_folder_of_that_name_is_not_written_to(
+    make_folder: Callable[..., Path],
+    make_settings: Callable[..., DataSettings],
+    bucket_folders: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:
+    uid = os.getuid() + 1
+    own = bucket_folders[1] / f"slipway-{uid}"
+    own.mkdir() if kind == "folder" else own.symlink_to(bucket_folders[0])
+    monkeypatch.setattr(store.os, "getuid", lambda: uid)
+    with pytest.raises(UserError, match=f"{own}, where .* is not yours") as caught:
+        prepare(make_settings(make_folder({"a": 10, "b": 10}), store="gs://bucket/datasets/"), 2)
+    assert "TMPDIR" in str(caught.value.fix)
 
 
 def test_the_disk_of_the_step_must_hold_a_set_that_is_copied_into_a_bucket(
