@@ -101,8 +101,8 @@ chaos-serving: $(STAMP) ## Attack the prediction server for ten minutes, then mo
 	$(BIN)/python -m tests.chaos.serving --seconds 600 --reload 5
 
 .PHONY: chaos-disk
-chaos-disk: $(STAMP) ## Fail every disk operation in turn, and cut the power 20 times during a run (SLIPWAY_SEED)
-	SLIPWAY_FAULTS=all SLIPWAY_CUTS=$${SLIPWAY_CUTS:-20} $(BIN)/python -m pytest -n 0 -rP --timeout 7200 tests/chaos/test_faults.py tests/chaos/test_power.py
+chaos-disk: $(STAMP) ## Fail every disk operation in turn, damage checkpoints, and cut the power 20 times during each of two runs (SLIPWAY_SEED)
+	SLIPWAY_FAULTS=all SLIPWAY_CUTS=$${SLIPWAY_CUTS:-20} $(BIN)/python -m pytest -n 0 -rP --timeout 7200 tests/chaos/test_faults.py tests/trainer/checkpoint/test_store.py tests/chaos/test_power.py
 
 .PHONY: test-containers
 test-containers: $(STAMP) ## Build images and run the pipeline in containers (skips what this machine lacks)
