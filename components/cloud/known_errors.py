@@ -79,7 +79,7 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
     _known(
         "quota",
         "a quota of the project is used up, or 0",
-        r"(?:following quota metrics exceed quota limits: |Quota exceeded for quota metric \W?)"
+        r"following quota metrics exceed quota limits: "
         r"(?P<metric>aiplatform\.googleapis\.com/\w+(?:,\s*aiplatform\.googleapis\.com/\w+)*)",
         "The project has too little quota in {region} for this run: {metric}.",
         f"request more quota in {{region}} at {QUOTA_PAGE}, or use a region that has some: slipway doctor lists them",
@@ -103,10 +103,18 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
     _known(
         "capacity",
         "the region has no free machines of that kind",
-        r"Resources are insufficient in region: (?P<where>[a-z]+-[a-z]+\d+)|STOCKOUT|Insufficient reserved capacity",
+        r"Resources are insufficient in region: (?P<where>[a-z]+-[a-z]+\d+)",
         "There are no free machines of this kind in {where} at the moment.",
         "try another region (--set vertex.region=REGION, with a bucket there) or other hardware, or let the job wait "
         "for GPUs: --hardware 'CHOICE+flex+wait=24h'; then slipway run --target vertex",
+    ),
+    _known(
+        "TPU capacity",
+        "Cloud TPU has no free TPUs; it speaks of reservations to those without one, too",
+        # https://github.com/skypilot-org/skypilot/issues/4579
+        r"Insufficient reserved capacity",
+        "There are no free TPUs of this kind in the zone at the moment, or none in the project's reservation.",
+        "slipway run --resume latest later, or with other zones: --set tpu.zones=[ZONE]",
     ),
     _known(
         "serving capacity",
@@ -129,7 +137,7 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
         "act as",
         "no permission to run jobs as the run-as account, or no such account",
         r"(?:permission to|cannot) act as service[ _]account:? (?P<account>[^\s(]+@[^\s(]+\w)"
-        r"|iam\.serviceAccounts\.actAs[^@]*?(?P<account2>[\w.-]+@[\w.-]+\w)?",
+        r"|'iam\.serviceaccounts\.actAs' denied on service account (?P<account2>[^\s(]+@[^\s(]+\w)",
         "The account {account} does not exist, or you may not run jobs as it.",
         f"{SETUP}, or gcloud iam service-accounts add-iam-policy-binding {{account}} --project={{project}} "
         "--role=roles/iam.serviceAccountUser --member=user:YOU",
@@ -187,8 +195,7 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
     _known(
         "libtpu",
         "the versions of TensorFlow and libtpu do not match",
-        r"TpuEmbeddingEngine_ExecutePartitioner not available in this library|"
-        r"libtpu[^\n]{0,80}(?:version mismatch|incompatible)",
+        r"TpuEmbeddingEngine_ExecutePartitioner not available in this library",
         "The versions of TensorFlow and libtpu in the image do not match.",
         "rebuild the TPU image from containers/, which installs tensorflow-tpu with its libtpu; "
         "do not install tensorflow as well",
@@ -205,8 +212,7 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
     _known(
         "model server",
         "the container of a deployed model ended or did not become ready",
-        # vertex-ai-samples#3485 and #2254, python-aiplatform#4559.
-        r"[Mm]odel server (?:never became ready|terminated|exited unexpectedly)",
+        r"Model server exited unexpectedly",
         "The model's container ended instead of serving, or did not become ready in time.",
         "slipway predict MODEL INPUT tries the model on this machine; the container's log: gcloud logging read "
         "resource.type=aiplatform.googleapis.com/Endpoint --project={project} --limit=50",
@@ -230,7 +236,7 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
     _known(
         "first job",
         "the first job of a project: its service agents are being created",
-        r"[Ss]ervice agents? (?:are being provisioned|(?:[^\s]+ )?does not exist)",
+        r"Service agents are being provisioned",
         "Vertex AI's service agents do not exist yet in this project: it is the project's first job.",
         f"{SETUP} creates them; wait a few minutes, then run again",
     ),

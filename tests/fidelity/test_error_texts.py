@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from google.api_core.exceptions import Forbidden, ServiceUnavailable, from_grpc_status
 
@@ -18,17 +20,18 @@ SDK = "read: google-cloud-aiplatform, also raised in a custom program that uses 
 SAID = (
     (
         "accelerator",
-        "reported: users of custom jobs",
+        "reported: GoogleCloudPlatform/vertex-ai-samples#213",
         'Accelerator "NVIDIA_TESLA_K80" is not supported for machine type "n1-standard-4"',
     ),
     (
         "accelerator count",
-        SDK,
-        "Both `accelerator_type` and `accelerator_count` should be specified or None.",
+        "reported: prefect-archive/prefect-gcp#175",
+        "List of found errors: 1.Field: job_spec.worker_pool_specs[0].machine_spec.accelerator_type; Message: Both "
+        "`accelerator_type` and `accelerator_count` should be specified or none.",
     ),
     (
         "machine type",
-        "reported: vertex-ai-samples",
+        "reported: a note of 2026-04 in the public repository Effort-AIGI-Detection-DtectVision, HANDOFF.md",
         'Machine type "a2-highgpu-1g" is not supported.',
     ),
     (
@@ -60,7 +63,7 @@ SAID = (
         "accelerator.",
     ),
     (
-        "capacity",
+        "TPU capacity",
         "reported: skypilot-org/skypilot#4579",
         "Insufficient reserved capacity. Contact customer support to increase your reservation. [EID: 0x1]",
     ),
@@ -68,11 +71,6 @@ SAID = (
         "serving capacity",
         "reported: GoogleCloudPlatform/PerfKitBenchmarker, vertex_ai_test.py",
         "Machine type temporarily unavailable, please deploy with a different machine type or retry.",
-    ),
-    (
-        "serving capacity",
-        "reported: a deployment of 2026",
-        'Machine type temporarily unavailable. Machine type: "g2-standard-24". Accelerator type: "nvidia-l4".',
     ),
     (
         "internal error",
@@ -91,21 +89,21 @@ SAID = (
         "Current user cannot act as service account runner@p.iam.gserviceaccount.com.",
     ),
     (
+        "act as",
+        "reported: dora-team/fourkeys#459",
+        "googleapi: Error 403: Permission 'iam.serviceaccounts.actAs' denied on service account "
+        "runner@p.iam.gserviceaccount.com (or it may not exist).",
+    ),
+    (
         "bucket rights",
-        "reported: a comment in vertex-ai-samples",
+        "reported: statmike/vertex-ai-mlops#60",
         "Failed to create pipeline job. Error: Service account `12-compute@developer.gserviceaccount.com` "
         "does not have `[storage.objects.get, storage.objects.create]` IAM permission(s) to the bucket "
         "`runs`.",
     ),
     (
-        "bucket rights",
-        "reported: a training pipeline",
-        "Service account `service-12@gcp-sa-aiplatform-cc.iam.gserviceaccount.com` does not have "
-        '`[storage.buckets.get]` IAM permission(s) to the bucket "runs". Please either copy the files',
-    ),
-    (
         "image pull",
-        "reported: users of pipelines",
+        "reported: zenml-io/zenml#3766",
         "Failed to create pipeline job. Error: Vertex AI Service Agent "
         "service-12@gcp-sa-aiplatform-cc.iam.gserviceaccount.com does not have permission to access Artifact "
         "Registry repository projects/p/locations/europe-west4/repositories/r",
@@ -119,28 +117,26 @@ SAID = (
     ),
     (
         "TPU account",
-        "reported: users of Colab's TPUs",
+        "reported: google-research/text-to-text-transfer-transformer#1003",
         "service-12@cloud-tpu.iam.gserviceaccount.com does not have storage.objects.list access to the "
-        "Google Cloud Storage bucket. Permission 'storage.objects.list' denied on resource (or it may not "
-        "exist).",
+        "Google Cloud Storage bucket.",
     ),
     (
         "Cloud Build logs",
-        "reported: users of build triggers",
+        "reported: cert-manager/cert-manager#8851",
         "if 'build.service_account' is specified, the build must either (a) specify 'build.logs_bucket', (b) "
         "use the REGIONAL_USER_OWNED_BUCKET build.options.default_logs_bucket_behavior option, or (c) use "
         "either CLOUD_LOGGING_ONLY / NONE logging options",
     ),
     (
         "build region",
-        "reported: users of Cloud Build",
-        "failed precondition: due to quota restrictions, Cloud Build cannot run builds in this region",
+        "reported: google-github-actions/deploy-cloudrun#480",
+        "failed precondition: due to quota restrictions, cannot run builds in this region. Please contact support",
     ),
     (
         "build region",
-        "reported: users of Cloud Build",
-        "failed_precondition: due to quota restrictions, cannot run builds in this region, see "
-        "https://cloud.google.com/build/docs/locations#restricted_regions_for_some_projects",
+        "reported: https://superuser.com/questions/1716674",
+        "FAILED_PRECONDITION: generic::failed_precondition: no concurrent builds quota available to create builds.",
     ),
     (
         "encryption key",
@@ -149,7 +145,7 @@ SAID = (
     ),
     (
         "libtpu",
-        "reported: programs with JAX and TensorFlow",
+        "reported: apple/axlearn, axlearn/common/launch.py",
         "tpu_library_init_fns.inc:98] TpuEmbeddingEngine_ExecutePartitioner not available in this library.",
     ),
     (
@@ -184,7 +180,7 @@ SAID = (
     ),
     (
         "first job",
-        "reported: users of new projects",
+        "reported: GoogleCloudPlatform/generative-ai#1308",
         "Service agents are being provisioned "
         "(https://cloud.google.com/vertex-ai/docs/general/access-control#service-agents). Service agents are "
         "needed to read the Cloud Storage file provided. So please try again in a few minutes.",
@@ -209,12 +205,24 @@ def test_a_sentence_is_recognized(name, source, sentence):
     assert found.name == name
 
 
-def test_every_known_error_has_been_said():
-    """No known error rests on a guess.
+def alternatives(pattern: str) -> list[str]:
+    """Return the alternatives of a regular expression that are not in a group."""
+    depth, found = 0, [""]
+    for part in re.findall(r"\\.|\[\^?\]?(?:\\.|[^\]])*\]|.", pattern):
+        depth += (part == "(") - (part == ")")
+        found = [*found, ""] if part == "|" and not depth else [*found[:-1], found[-1] + part]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [(known.name, each) for known in KNOWN_ERRORS for each in alternatives(known.pattern.pattern)]
+)
+def test_every_known_error_has_been_said(name, words):
+    """No alternative of a known error rests on a guess.
 
     Source (read): the table above.
     """
-    assert {name for name, *_ in SAID} == {known.name for known in KNOWN_ERRORS}
+    assert any(re.search(words, sentence, re.DOTALL) for said, _, sentence in SAID if said == name)
 
 
 def test_out_of_memory_names_the_pool():

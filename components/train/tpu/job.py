@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO, TypeVar
 
+from slipway.components.cloud.known_errors import recognise
 from slipway.components.cloud.retries import is_out_of_quota, is_transient, paced
 from slipway.components.step import raise_if_terminated, termination_deferred
 from slipway.components.train.restarts import Restart, Restarts, check_same_weights, say, wait
@@ -229,7 +230,8 @@ class _Job:
                 self._read_hosts()
                 return self._explained(Loss("was deleted", again=False))
             if found.state == service.FAILED:
-                return found.error or "the request failed"
+                known = recognise(found.error)
+                return known.sentence.rstrip(".") if known else found.error or "the request failed"
             if found.state in service.SUSPENDED:
                 return Loss("was preempted")
             if found.state == "ACTIVE":

@@ -47,6 +47,11 @@ WORDS: dict[str, tuple[str, str, str]] = {
         "in us-west1 at the moment",
         "--set vertex.region=REGION",
     ),
+    "TPU capacity": (
+        "Insufficient reserved capacity. Contact customer support to increase your reservation. [EID: 0x1]",
+        "no free TPUs of this kind",
+        "--set tpu.zones=[ZONE]",
+    ),
     "serving capacity": (
         'Machine type temporarily unavailable. Machine type: "g2-standard-24". Accelerator type: "nvidia-l4".',
         "for serving in europe-west4 at the moment.",
