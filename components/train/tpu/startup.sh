@@ -13,6 +13,8 @@ sent=0 part='' code='' stopping='' renewed=$(date +%s)
 # Google's unit for start-up scripts has KillMode=process: at a shutdown the script is not told, and if it is killed,
 # nobody starts it again. A unit of its own is told, before docker stops, and started again.
 if [ "${1:-}" != unit ]; then
+  # A second one, such as of the script that is run by hand, would replace the container of the first.
+  [ "$(systemctl show --property=LoadState --value slipway 2>/dev/null)" != loaded ] || exit 0
   cp "$0" "$WORK/startup" && systemd-run --unit=slipway --collect --property=After=docker.service \
     --property=After=network-online.target --property=KillMode=mixed --property=TimeoutStopSec=30 \
     --property=Restart=on-failure --property=RestartSec=5 bash "$WORK/startup" unit && exit

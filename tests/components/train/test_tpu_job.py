@@ -211,6 +211,22 @@ def test_a_preempted_tpus_trainer_is_told_and_its_exit_code_is_kept(runs: Runs) 
     assert bucket.blob("runs/run-1/hosts/1-0.exit").download_as_bytes() == b"143\n"
 
 
+def test_a_second_startup_script_leaves_the_unit_of_the_first_alone(tmp_path: Path) -> None:
+    """Without the unit it is started; with it, the script ends, and does not go on in the foreground."""
+    for state, started in (("not-found", ["systemd-run"]), ("loaded", [])):
+        bins = tmp_path / state
+        bins.mkdir()
+        (bins / "systemctl").write_text(f"#!/bin/sh\necho {state}\n")
+        for name in ("systemd-run", "curl", "docker"):
+            (bins / name).write_text(f"#!/bin/sh\necho {name} >>'{bins}/called'\n")
+        for path in bins.iterdir():
+            path.chmod(0o755)
+        environment = {"PATH": f"{bins}:{os.environ['PATH']}", "TMPDIR": str(tmp_path)}
+        subprocess.run(["bash", str(SCRIPT)], env=environment, check=True, timeout=30)
+        called = bins / "called"
+        assert (called.read_text().split() if called.exists() else []) == started
+
+
 def test_gcsfuse_is_installed_from_an_index_that_google_signed(tmp_path: Path) -> None:
     """The keys of the downloaded file that are not pinned are not trusted."""
     if shutil.which("gpg") is None:
