@@ -68,10 +68,8 @@ def refused(error: BaseException, connection: Connection, location: str, account
 def _account_problem(connection: Connection, account: Callable[[], str], *, may_act: bool) -> UserError | None:
     """Return what is wrong with the account of builds, which the service's refusal names by its number only."""
     project, setting = connection.project, account_setting(connection.section)
-    by_setup = connection.section == "vertex"  # slipway setup creates accounts for Vertex AI only
-    create = f"gcloud iam service-accounts create {{}} --project={project}"
-    creates = "slipway setup --apply" if by_setup else create.format("slipway-builder")
-    own = f"--set {setting}=slipway-builder@{project}{ACCOUNT_DOMAIN}, which {creates} creates"
+    setup = f"slipway setup --target {connection.section} --apply"
+    own = f"--set {setting}=slipway-builder@{project}{ACCOUNT_DOMAIN}, which {setup} creates"
     try:
         email = account()
     except Exception as error:
@@ -94,7 +92,7 @@ def _account_problem(connection: Connection, account: Callable[[], str], *, may_
             value=None if compute else email,
             fix=f"{enable}{own}"
             if compute
-            else create.format(email.partition("@")[0]) + ", or slipway setup --apply" * by_setup,
+            else f"gcloud iam service-accounts create {email.partition('@')[0]} --project={project}, or {setup}",
         )
     if found.get("disabled"):
         fix = f"gcloud iam service-accounts enable {email} --project={project}, or {own}"

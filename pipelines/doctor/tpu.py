@@ -54,7 +54,7 @@ def apis(context: Context) -> str:
     if missing := sorted(set(needed) - enabled):
         raise UserError(
             f"Not enabled: {', '.join(missing)}.",
-            fix=f"gcloud services enable {' '.join(missing)} --project={project}",
+            fix=f"{SETUP}, or gcloud services enable {' '.join(missing)} --project={project}",
         )
     return f"{len(needed)} enabled in {project}, number {number}"
 
@@ -167,8 +167,7 @@ def bucket(context: Context) -> str:
             f"The bucket {settings.bucket} does not exist.",
             setting="tpu.bucket",
             value=settings.bucket,
-            fix=f"gcloud storage buckets create {settings.bucket} --project={settings.project} "
-            f"--location={settings.region} --uniform-bucket-level-access",
+            fix=SETUP,
         ) from None
     location = str(found.location).lower()
     if location != settings.region:

@@ -101,7 +101,7 @@ def _no_quota_in_region(google: FakeGoogle) -> None:
 @pytest.mark.parametrize(
     ("change", "section", "check", "sentence", "fix"),
     [
-        (_disable, {}, "APIs", "tpu.googleapis.com", "gcloud services enable tpu.googleapis.com"),
+        (_disable, {}, "APIs", "tpu.googleapis.com", "slipway setup --target tpu --apply, or gcloud"),
         (_disable, {"image": None}, "APIs", "cloudbuild.googleapis.com, tpu", "gcloud services enable cloudbuild"),
         (_no_rights, {"image": None}, "builds", "lacks cloudbuild.builds.create", "roles/cloudbuild.builds.editor"),
         (_no_rights, {}, "own rights", "lacks tpu.nodes.create", "--role=roles/tpu.admin"),
@@ -114,7 +114,7 @@ def _no_quota_in_region(google: FakeGoogle) -> None:
             "slipway setup --target tpu",
         ),
         (_far_bucket, {}, "bucket", "is in us-east5", f"--location={REGION}"),
-        (None, {"bucket": "gs://absent"}, "bucket", "does not exist", "gcloud storage buckets create gs://absent"),
+        (None, {"bucket": "gs://absent"}, "bucket", "does not exist", "slipway setup --target tpu --apply"),
         (None, {"image": IMAGE.replace("0" * 64, "a" * 64)}, "image", "There is no image", "--set tpu.image=null"),
         (None, {"zones": [f"{REGION}-c"]}, "runtime version", "list the runtime versions", None),
         (_no_quota, {}, "quota", f"needs 8 of {SPOT}, and the limit is 4 in {ZONE}", "slipway tpu list"),
