@@ -13,7 +13,6 @@ from slipway.core.errors import UserError
 from slipway.pipelines.config.kubernetes import (
     DNS_LABEL,
     LABEL_VALUE,
-    OPTIONAL_LABEL_KEY,
     RESOURCE,
     WORDS,
     Cpu,
@@ -22,6 +21,7 @@ from slipway.pipelines.config.kubernetes import (
     LabelName,
     LabelValue,
     Memory,
+    OptionalLabelKey,
     Subdomain,
 )
 from slipway.pipelines.config.resources import StepResources, check_steps
@@ -48,15 +48,16 @@ MAX_USER = 2**31 - 1
 class Toleration(Settings):
     """A taint of the cluster's nodes that the training pod tolerates, as in a Kubernetes pod spec."""
 
-    key: str = Field(
-        default="", pattern=OPTIONAL_LABEL_KEY, description="The taint's key; empty: every taint, with operator Exists."
-    )
+    key: OptionalLabelKey = Field(default="", description="The taint's key; empty: every taint, with operator Exists.")
     operator: Literal["Equal", "Exists"] = Field(
         default="Equal", description="Equal compares `value` with the taint's; Exists accepts any value."
     )
     value: str = Field(default="", pattern=LABEL_VALUE, description="The taint's value; empty with operator Exists.")
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute", ""] = Field(
         default="", description="The taint's effect; empty: any."
+    )
+    tolerationSeconds: int | None = Field(  # noqa: N815 (as in a pod spec)
+        default=None, description="How long a pod stays on a node that gets the taint; null: for ever."
     )
 
     @model_validator(mode="after")
@@ -67,6 +68,8 @@ class Toleration(Settings):
             raise ValueError("a toleration with operator Exists has no value")
         if self.operator == "Equal" and not self.key:
             raise ValueError("a toleration without a key needs operator Exists")
+        if self.tolerationSeconds is not None and self.effect != "NoExecute":
+            raise ValueError("a toleration with tolerationSeconds needs the effect NoExecute")
         return self
 
 

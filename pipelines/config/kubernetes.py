@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from pydantic import Field, PositiveInt
+from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt
 
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
@@ -23,7 +23,8 @@ LABEL_VALUE = rf"^({_NAME})?$"
 RESOURCE = rf"^{_SUBDOMAIN}/{_NAME}$"
 # Kubernetes has no CPUs finer than 1m.
 CPU = r"^([1-9]\d*m?|[1-9]\d*\.\d{1,3}|0\.([1-9]\d{0,2}|0[1-9]\d?|00[1-9]))$"
-MEMORY = r"^[1-9]\d*([kMGTPE]|[KMGTPE]i)?$"
+MEMORY = r"^([1-9]\d*(\.\d+)?|0\.\d*[1-9]\d*)([kMGTPE]|[KMGTPE]i)?$"
+MAX_PREFIX = 253
 
 _KEY = "at most 63 letters, digits, '-', '_' and '.', with a letter or digit first and last"
 # What the patterns mean, for messages.
@@ -34,17 +35,31 @@ WORDS = {
     OPTIONAL_LABEL_KEY: f"the key of a taint must be NAME or DOMAIN/NAME, with a name of {_KEY}",
     LABEL_VALUE: f"the value of a label must be empty or {_KEY}",
     RESOURCE: "must be the name of a resource, such as nvidia.com/gpu",
-    CPU: "must be a number of CPUs such as 4, '0.5' or 500m",
+    CPU: "must be a number of CPUs such as 4, 0.5 or 500m",
     MEMORY: "must be a number of bytes with a unit such as k, M, G, Ki, Mi or Gi",
 }
+
+
+def _with_short_prefix(key: str) -> str:
+    if len(key.rpartition("/")[0]) > MAX_PREFIX:
+        raise ValueError(f"the domain before the / has more than {MAX_PREFIX} characters")
+    return key
+
 
 DnsLabel = Annotated[str, Field(pattern=DNS_LABEL)]
 Subdomain = Annotated[str, Field(pattern=SUBDOMAIN, max_length=253)]
 # The name of an object that is also the value of a label.
 LabelName = Annotated[str, Field(pattern=SUBDOMAIN, max_length=63)]
-LabelKey = Annotated[str, Field(pattern=LABEL_KEY)]
+LabelKey = Annotated[str, Field(pattern=LABEL_KEY), AfterValidator(_with_short_prefix)]
+OptionalLabelKey = Annotated[str, Field(pattern=OPTIONAL_LABEL_KEY), AfterValidator(_with_short_prefix)]
 LabelValue = Annotated[str, Field(pattern=LABEL_VALUE)]
-Cpu = PositiveInt | Annotated[str, Field(pattern=CPU)]
+Cpu = Annotated[
+    PositiveInt | Annotated[str, Field(pattern=CPU)],
+    BeforeValidator(
+        lambda value: str(value) if isinstance(value, float) else value,
+        json_schema_input_type=float | Annotated[str, Field(pattern=CPU)],
+    ),
+]
 Memory = Annotated[str, Field(pattern=MEMORY)]
 
 UNITS = {"": 1.0, "m": 1e-3} | {

@@ -59,7 +59,7 @@ class TrainJobSettings(Settings):
     folder: str = Field(description="Path of the volume in the pods.")
     resources: dict[str, str] = Field(default_factory=dict, description="Limits of each pod by resource.")
     node_selector: dict[str, str] = Field(default_factory=dict, description="Labels of the nodes.")
-    tolerations: list[dict[str, str]] = Field(default_factory=list, description="Taints that the pods tolerate.")
+    tolerations: list[dict[str, str | int]] = Field(default_factory=list, description="Taints that the pods tolerate.")
     image_pull_secrets: list[str] = Field(default_factory=list, description="Secrets for the image's registry.")
     service_account: str | None = Field(default=None, description="Service account; null: the namespace's default.")
     run_as_user: int | None = Field(default=None, description="User id of the containers; null: the image's.")

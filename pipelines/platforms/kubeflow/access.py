@@ -31,8 +31,9 @@ NAMESPACE, ACCOUNT, PROFILE_ACCOUNT = "kubeflow", "pipeline-runner", "default-ed
 SHARED = "ReadWriteMany"
 # Kubernetes lets an account grant only what it may do itself, and the namespace's role `admin` has no TrainJobs:
 # https://kubernetes.io/docs/reference/access-authn-authz/rbac/#privilege-escalation-prevention-and-bootstrapping
+_RIGHTS = "; ".join(f"{', '.join(rule['verbs'])} {', '.join(rule['resources'])}" for rule in rights.RULES)
 ADMINISTRATOR = (
-    "as an administrator of the cluster, or with an account that has the rights of the Role itself: "
+    f"as an administrator of the cluster, or with an account that has the rights of the Role itself ({_RIGHTS}): "
     "slipway setup --target kubeflow | kubectl apply -f -"
 )
 KUEUE = "Kueue since 0.17"

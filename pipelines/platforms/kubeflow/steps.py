@@ -3,6 +3,8 @@
 kfp reads a pipeline's annotations as objects, so they are not postponed here.
 """
 
+import math
+
 from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
 from kfp.dsl.pipeline_channel import PipelineArtifactChannel, PipelineParameterChannel
@@ -16,6 +18,7 @@ from slipway.components.train.trainjob.manifest import TrainJobSettings
 from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.config.kubeflow import SHARED_MEMORY, SHARED_MEMORY_PATH, KubeflowSettings
+from slipway.pipelines.config.kubernetes import quantity
 from slipway.pipelines.config.resources import StepResources, resources_of
 from slipway.pipelines.parameters import Channels, with_parameters
 from slipway.pipelines.pipeline import training_steps
@@ -62,7 +65,9 @@ class KubeflowPlatform(Platform):
         if limits.cpu is not None:
             task.set_cpu_limit(str(limits.cpu))
         if limits.memory is not None:
-            task.set_memory_limit(limits.memory.replace("k", "000"))  # kfp knows no k
+            # kfp knows neither k nor fractions.
+            bytes_only = {"k", "."} & set(limits.memory)
+            task.set_memory_limit(str(math.ceil(quantity(limits.memory))) if bytes_only else limits.memory)
         return task
 
     def _limits(self, row: Task) -> StepResources:

@@ -59,7 +59,7 @@ def node_selector(settings: KubeflowSettings, hardware: Hardware) -> dict[str, s
     return labels | settings.node_selector
 
 
-def tolerations(settings: KubeflowSettings) -> list[dict[str, str]]:
+def tolerations(settings: KubeflowSettings) -> list[dict[str, str | int]]:
     """Return the tolerations as a pod's specification has them."""
     return [taint.model_dump(exclude_defaults=True) | {"operator": taint.operator} for taint in settings.tolerations]
 

@@ -109,6 +109,7 @@ def test_who_may_not_grant_the_rights_for_a_trainjob_is_told_who_can(
     code, _, said = setup(tmp_path, trains(), "--apply")
     assert code != 0
     assert "as an administrator of the cluster, or with an account that has the rights of the Role itself" in said
+    assert "(create, get, delete trainjobs, trainingruntimes; list pods, events; get pods/log)" in said
     assert "slipway setup --target kubeflow | kubectl apply -f -" in said
     assert "not checked" in doctor(trains(), tmp_path).found
     assert "not checked" in doctor(trains(), tmp_path, kubeflow.volume).found

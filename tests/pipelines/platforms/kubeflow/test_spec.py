@@ -203,6 +203,10 @@ def test_unsupported_hardware_is_refused(tmp_path: Path, hardware: str, near: st
         ({"tolerations": [{"key": "a", "value": "b c"}]}, "the value of a label must be"),
         ({"tolerations": [{"key": "gpu", "operator": "Exists", "value": "a"}]}, "Exists has no value"),
         ({"tolerations": [{"value": "a"}]}, "without a key needs operator Exists"),
+        ({"tolerations": [{"key": "a", "tolerationSeconds": 60}]}, "tolerationSeconds needs the effect NoExecute"),
+        ({"node_selector": {"a." * 126 + "ab/c": "d"}}, "the domain before the / has more than 253 characters"),
+        ({"cpu": 0.0005}, "kubeflow.cpu: must be a number of CPUs"),
+        ({"memory": "0.0Gi"}, "kubeflow.memory"),
     ],
 )
 def test_invalid_settings_are_refused(settings: dict[str, Any], said: str) -> None:
@@ -214,9 +218,12 @@ def test_settings_that_kubernetes_accepts_are_accepted(tmp_path: Path) -> None:
     names = {"service_account": "team.trainer", "image_pull_secrets": ["registry.example.com"], "queue": "team.a"}
     labels = {"node_selector": {"Pool": "", "example.com/kind_of.Node": "A_1"}, "tolerations": [{"operator": "Exists"}]}
     configuration(**names, **labels, run_as_user=2**31 - 1)
-    specification, _ = compiled(tmp_path, configuration(cpu="0.5", memory="16000000k"))
-    resources = specification["deploymentSpec"]["executors"]["exec-train"]["container"]["resources"]
-    assert (resources["resourceCpuLimit"], resources["resourceMemoryLimit"]) == ("0.5", "16000000000")
+    evicted = {"key": "a", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 60}
+    for cpu, memory, given in (("0.5", "16000000k", "16000000000"), (0.5, "1.5Gi", "1610612736")):
+        specification, pods = compiled(tmp_path, configuration("gpux2", cpu=cpu, memory=memory, tolerations=[evicted]))
+        resources = specification["deploymentSpec"]["executors"]["exec-train"]["container"]["resources"]
+        assert (resources["resourceCpuLimit"], resources["resourceMemoryLimit"]) == ("0.5", given)
+        assert pods["exec-train"]["tolerations"] == [evicted]
 
 
 def test_without_a_cluster_the_missing_section_is_named(tmp_path: Path) -> None:
