@@ -109,8 +109,8 @@ test-containers: $(STAMP) ## Build images and run the pipeline in containers (sk
 	$(BIN)/python -m pytest -n 0 -ra --timeout 2400 tests/containers
 
 .PHONY: test-cluster
-test-cluster: $(STAMP) ## Run the tests of the Kubernetes API against a real kube-apiserver (skips without KUBEBUILDER_ASSETS)
-	SLIPWAY_TEST_CLUSTER=1 $(BIN)/python -m pytest -n 0 -rs tests/fidelity/test_kubernetes.py tests/fidelity/test_kubernetes_access.py tests/fidelity/test_kubernetes_objects.py
+test-cluster: $(STAMP) ## Run the tests of the Kubernetes API and of the rights against a real kube-apiserver (skips without KUBEBUILDER_ASSETS)
+	SLIPWAY_TEST_CLUSTER=1 $(BIN)/python -m pytest -n 0 -rs tests/fidelity/test_kubernetes.py tests/fidelity/test_kubernetes_access.py tests/fidelity/test_kubernetes_objects.py tests/pipelines/platforms/kubeflow/test_access.py
 
 .PHONY: lint
 lint: $(STAMP) ## Check style, types and the import rules

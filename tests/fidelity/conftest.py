@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +14,6 @@ from google.cloud import aiplatform_v1 as vertex
 from slipway.components.cloud.connection import Connection
 from tests.fakes.google import NUMBER, PROJECT, REGION, FakeGoogle
 from tests.fakes.kubernetes import real
-from tests.fakes.kubernetes.server import FakeKubernetes
 from tests.fakes.ready import BUCKET, SERVING_IMAGE
 from tests.fakes.vertex.serving import STAND_IN
 from tests.fidelity.kubernetes_client import Clients, Cluster
@@ -103,15 +101,8 @@ def client(ready_google: FakeGoogle) -> Client:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """A cluster without nodes: the real API server if it is asked for, else the fake."""
-    if os.environ.get(real.VARIABLE):
-        server = real.server()
-        server.clear()
+    with real.cluster(tmp_path) as server:
         yield server
-        return
-    with FakeKubernetes(tmp_path) as fake:
-        fake.around.nodes = []
-        yield fake
 
 
 @pytest.fixture

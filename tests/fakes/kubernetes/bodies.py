@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from tests.fakes.http_service import Request
-from tests.fakes.kubernetes.store import ROLE_BINDINGS, ROLES, ApiError, Object, Resource
+from tests.fakes.kubernetes.store import NAMESPACES, ROLE_BINDINGS, ROLES, ApiError, Object, Resource
 
 OBJECTS = ("application/json", "application/yaml", "application/vnd.kubernetes.protobuf")
 JSON_PATCH, MERGE_PATCH = "application/json-patch+json", "application/merge-patch+json"
@@ -94,7 +94,7 @@ def patched(request: Request, resource: Resource, old: Object) -> tuple[Object, 
         if not _keeps(old, applied):
             raise ApiError(501, "the fake knows no managers of fields, which an apply may not change")
         return applied, []
-    if media == STRATEGIC_PATCH and resource not in (ROLES, ROLE_BINDINGS):  # whose lists have no merge keys
+    if media == STRATEGIC_PATCH and resource not in (NAMESPACES, ROLES, ROLE_BINDINGS):  # without merge keys
         raise ApiError(501, f"the fake has no strategic merge patches of {resource.plural}")
     try:
         patch, twice = _parsed(request.body.decode())

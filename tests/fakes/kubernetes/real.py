@@ -7,6 +7,7 @@ kubectl. The flags follow pkg/internal/testing/controlplane of kubernetes-sigs/c
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import shutil
@@ -15,7 +16,7 @@ import subprocess
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from kubernetes import client, config
 from slipway.core.parent_death import dying_with_parent
 from tests.fakes.certificates import certificates
 from tests.fakes.kubernetes.access import ADMIN, account_name
-from tests.fakes.kubernetes.server import NAMESPACE, write_kubeconfig
+from tests.fakes.kubernetes.server import NAMESPACE, FakeKubernetes, write_kubeconfig
 
 # `make test-cluster` sets it.
 VARIABLE = "SLIPWAY_TEST_CLUSTER"
@@ -46,6 +47,19 @@ def server() -> RealKubernetes:
     if missing:
         pytest.skip(f"There is no real API server: {ASSETS} is no folder with {', '.join(missing)}.")
     return RealKubernetes(Path(folder), Path(tempfile.mkdtemp(prefix="cluster-")))
+
+
+@contextlib.contextmanager
+def cluster(folder: Path) -> Iterator[RealKubernetes | FakeKubernetes]:
+    """A cluster without nodes: the real API server if it is asked for, else the fake."""
+    if os.environ.get(VARIABLE):
+        found = server()
+        found.clear()
+        yield found
+        return
+    with FakeKubernetes(folder) as fake:
+        fake.around.nodes = []
+        yield fake
 
 
 class RealKubernetes:
@@ -72,6 +86,8 @@ class RealKubernetes:
         for kind in KINDS:
             listing = functools.partial(self._custom.list_cluster_custom_object, "trainer.kubeflow.org", "v1alpha1")
             self._wait("kube-apiserver", functools.partial(listing, kind))
+        fields = "/openapi/v3/apis/trainer.kubeflow.org/v1alpha1"
+        self._wait("kube-apiserver", lambda: api.call_api(fields, "GET", auth_settings=["BearerToken"]))
 
     def kubeconfig(self, user: str = ADMIN) -> Path:
         """Return the path of a kubeconfig with a user's token, which is their name."""
@@ -87,6 +103,10 @@ class RealKubernetes:
                     self._custom.patch_namespaced_custom_object(*arguments, one["metadata"]["name"], none)
             self._custom.delete_collection_namespaced_custom_object(*arguments)
         self._core.delete_collection_namespaced_pod(NAMESPACE, grace_period_seconds=0)
+        for claim in self._core.list_namespaced_persistent_volume_claim(NAMESPACE).items:
+            none = {"metadata": {"finalizers": None}}  # which a controller would remove
+            self._core.patch_namespaced_persistent_volume_claim(claim.metadata.name, NAMESPACE, none)
+        self._core.delete_collection_namespaced_persistent_volume_claim(NAMESPACE)
         self._rbac.delete_collection_namespaced_role_binding(NAMESPACE)
         self._rbac.delete_collection_namespaced_role(NAMESPACE)
 

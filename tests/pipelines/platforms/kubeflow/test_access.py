@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -17,19 +19,36 @@ from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.doctor import kubeflow
 from slipway.pipelines.doctor.check import Check, Context, Finding, examine
 from slipway.pipelines.platforms.kubeflow import access
+from tests.fakes.kubernetes import real
 from tests.fakes.kubernetes.server import NAMESPACE, FakeKubernetes
-from tests.fakes.kubernetes.store import NAMESPACES, RBAC, RESOURCES, ROLE_BINDINGS
-from tests.fidelity.kubernetes_client import Clients, grant
+from tests.fakes.kubernetes.store import RBAC
+from tests.fidelity.kubernetes_client import Clients, Cluster, eventually, grant
 from tests.pipelines.platforms.kubeflow.conftest import configuration
+
+DEFAULT = f"system:serviceaccount:{NAMESPACE}:default"
+changes_the_operator = pytest.mark.skipif(
+    bool(os.environ.get(real.VARIABLE)), reason="The real API server has the operator's current kinds."
+)
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKubernetes]:
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     monkeypatch.setenv("SLIPWAY_RETRY_SECONDS", "0.01")
-    with FakeKubernetes(tmp_path) as cluster:
+    with real.cluster(tmp_path) as cluster:
         monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig()))
-        cluster.add_claim("slipway")
         yield cluster
+
+
+@pytest.fixture
+def admin(cluster: Cluster) -> Clients:
+    admin = Clients(cluster)
+    claim(admin, "slipway", "ReadWriteMany")
+    return admin
+
+
+def claim(admin: Clients, name: str, mode: str) -> None:
+    spec = {"accessModes": [mode], "resources": {"requests": {"storage": "1Gi"}}}
+    admin.core.create_namespaced_persistent_volume_claim(NAMESPACE, {"metadata": {"name": name}, "spec": spec})
 
 
 def trains(**settings: str | int | None) -> RunConfig:
@@ -46,17 +65,15 @@ def doctor(config: RunConfig, folder: Path, check: Callable[[Context], str] = ku
     return examine(Check("kubeflow", check), Context(config, "kubeflow", False, folder))
 
 
-def granted(cluster: FakeKubernetes) -> dict[str, list[dict]]:
-    return {kind.kind: cluster.store.all(kind) for kind in RESOURCES if kind.kind in ("Role", "RoleBinding")}
+def bindings(admin: Clients) -> list[Any]:
+    return list(admin.rbac.list_namespaced_role_binding(NAMESPACE).items)
 
 
-def test_the_rights_for_a_trainjob_are_printed_as_a_manifest_and_applied(
-    cluster: FakeKubernetes, tmp_path: Path
-) -> None:
+def test_the_rights_for_a_trainjob_are_printed_as_a_manifest_and_applied(admin: Clients, tmp_path: Path) -> None:
     code, printed, _ = setup(tmp_path, trains())
     assert code == 0
     assert [body["kind"] for body in yaml.safe_load_all(printed)] == ["Role", "RoleBinding"]
-    assert granted(cluster) == {"Role": [], "RoleBinding": []}
+    assert (bindings(admin), admin.rbac.list_namespaced_role(NAMESPACE).items) == ([], [])
     assert doctor(trains(), tmp_path).status == "warning"
     code, said, _ = setup(tmp_path, trains(), "--apply")
     assert (code, said.count("created")) == (0, 2)
@@ -65,10 +82,11 @@ def test_the_rights_for_a_trainjob_are_printed_as_a_manifest_and_applied(
     assert "unchanged" in setup(tmp_path, trains(), "--apply")[1]
     other = configuration("cpu*2", service_account="default")
     assert "RoleBinding slipway-train in kubeflow: changed" in setup(tmp_path, other, "--apply")[1]
-    (binding,) = granted(cluster)["RoleBinding"]
-    assert [subject["name"] for subject in binding["subjects"]] == ["pipeline-runner", "default"]
+    (binding,) = bindings(admin)
+    assert [subject.name for subject in binding.subjects] == ["pipeline-runner", "default"]
 
 
+@changes_the_operator
 def test_the_doctor_names_what_a_trainjob_lacks_on_the_cluster(cluster: FakeKubernetes, tmp_path: Path) -> None:
     cluster.installed.clear()
     absent = doctor(trains(), tmp_path)
@@ -91,9 +109,9 @@ def test_the_doctor_names_what_a_trainjob_lacks_on_the_cluster(cluster: FakeKube
     ],
 )
 def test_a_volume_that_the_pods_cannot_mount_is_refused(
-    cluster: FakeKubernetes, tmp_path: Path, config: RunConfig, found: str
+    admin: Clients, tmp_path: Path, config: RunConfig, found: str
 ) -> None:
-    cluster.add_claim("single", modes=["ReadWriteOnce"])
+    claim(admin, "single", "ReadWriteOnce")
     told = doctor(config, tmp_path, kubeflow.volume)
     assert found in told.found
     assert (told.status == "fail") == told.found.endswith((".", "TrainJob's."))
@@ -103,9 +121,9 @@ def test_a_volume_that_the_pods_cannot_mount_is_refused(
 
 
 def test_who_may_not_grant_the_rights_for_a_trainjob_is_told_who_can(
-    cluster: FakeKubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig(f"system:serviceaccount:{NAMESPACE}:default")))
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig(DEFAULT)))
     code, _, said = setup(tmp_path, trains(), "--apply")
     assert code != 0
     assert "as an administrator of the cluster, or with an account that has the rights of the Role itself" in said
@@ -116,33 +134,35 @@ def test_who_may_not_grant_the_rights_for_a_trainjob_is_told_who_can(
 
 
 def test_an_administrator_of_the_namespace_cannot_grant_rights_that_they_lack(
-    cluster: FakeKubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, admin: Clients, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     verbs = ["create", "get", "patch"]  # not escalate
     rule = {"apiGroups": [rights.RBAC], "resources": ["roles", "rolebindings"], "verbs": verbs}
-    grant(Clients(cluster), rule, account="default")
-    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig(f"system:serviceaccount:{NAMESPACE}:default")))
+    grant(admin, rule, account="default")
+    eventually(lambda: Clients(cluster, DEFAULT).rbac.read_namespaced_role("slipway", NAMESPACE))
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig(DEFAULT)))
     code, _, said = setup(tmp_path, trains(), "--apply")
     assert code != 0
     assert "attempting to grant RBAC permissions not currently held" in said
     assert "as an administrator of the cluster" in said
 
 
-def test_a_binding_to_another_role_is_no_right_and_is_replaced(cluster: FakeKubernetes, tmp_path: Path) -> None:
+def test_a_binding_to_another_role_is_no_right_and_is_replaced(admin: Clients, tmp_path: Path) -> None:
     setup(tmp_path, trains(), "--apply")
-    (binding,) = granted(cluster)["RoleBinding"]
-    cluster.store.remove(ROLE_BINDINGS, binding)
+    (binding,) = bindings(admin)
+    admin.rbac.delete_namespaced_role_binding(binding.metadata.name, NAMESPACE)
     other = {"apiGroup": RBAC, "kind": "ClusterRole", "name": "view"}
-    cluster.store.create(ROLE_BINDINGS, NAMESPACE, {**binding, "roleRef": other})
+    body = {"metadata": {"name": binding.metadata.name}, "roleRef": other, "subjects": binding.subjects}
+    admin.rbac.create_namespaced_role_binding(NAMESPACE, body)
     found = doctor(trains(), tmp_path)
     assert (found.status, "has no RoleBinding slipway-train as setup makes it" in found.found) == ("warning", True)
     said = setup(tmp_path, trains(), "--apply")[1]
     assert "RoleBinding slipway-train in kubeflow: replaced: it was of the ClusterRole view" in said
-    assert granted(cluster)["RoleBinding"][0]["roleRef"] == binding["roleRef"]
+    assert bindings(admin)[0].role_ref == binding.role_ref
     assert doctor(trains(), tmp_path).status == "pass"
 
 
-def test_a_namespace_that_does_not_exist_is_named_with_the_command(cluster: FakeKubernetes, tmp_path: Path) -> None:
+def test_a_namespace_that_does_not_exist_is_named_with_the_command(admin: Clients, tmp_path: Path) -> None:
     config = trains(namespace="team-b", context="fake")
     code, _, said = setup(tmp_path, config, "--apply")
     assert (code, "kubectl create namespace team-b" in said) == (2, True)
@@ -151,10 +171,12 @@ def test_a_namespace_that_does_not_exist_is_named_with_the_command(cluster: Fake
         access.check_before_run(config.kubeflow, config.parsed_hardware)
 
 
-def test_root_in_a_restricted_namespace_is_refused_before_the_run(cluster: FakeKubernetes, tmp_path: Path) -> None:
-    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-    space = cluster.store.get(NAMESPACES, "", NAMESPACE)
-    cluster.store.change(NAMESPACES, space, lambda it: it["metadata"].update(labels=labels))
+def test_root_in_a_restricted_namespace_is_refused_before_the_run(admin: Clients, tmp_path: Path) -> None:
+    def enforce(standard: str | None) -> None:
+        labels = {"pod-security.kubernetes.io/enforce": standard}
+        admin.core.patch_namespace(NAMESPACE, {"metadata": {"labels": labels}})
+
+    enforce("restricted")
     for user in (0, None):
         config = trains(context="fake", run_as_user=user)
         with pytest.raises(UserError, match="pods need a user other than root") as refused:
@@ -162,8 +184,10 @@ def test_root_in_a_restricted_namespace_is_refused_before_the_run(cluster: FakeK
         assert "--set kubeflow.run_as_user=65534" in str(refused.value.fix)
     setup(tmp_path, trains(run_as_user=65534), "--apply")
     assert doctor(trains(run_as_user=65534), tmp_path).status == "pass"
+    enforce(None)
 
 
+@changes_the_operator
 def test_the_doctor_compares_the_fields_of_the_operators_kinds(cluster: FakeKubernetes, tmp_path: Path) -> None:
     setup(tmp_path, trains(), "--apply")
     assert doctor(trains(queue="team"), tmp_path).status == "pass"
