@@ -291,7 +291,7 @@ def test_a_server_on_a_machine_with_gpus_refuses_to_predict_on_the_cpu(
         driver, "slipway.serving", str(classifier_folder), folder=tmp_path, **variables
     )
     assert status == 2, said
-    reason = "TensorFlow sees 0" if driver else "the driver shows another number"
+    reason = "TensorFlow sees 0" if driver else "NVIDIA's driver does not start (CUDA error 100: no device)"
     assert f"This machine should have GPUs, but {reason}. Found: " in said
     assert seconds < REFUSAL_SECONDS
 
