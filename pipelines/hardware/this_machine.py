@@ -20,7 +20,7 @@ from slipway.pipelines.hardware.catalogue import Accelerator
 from slipway.pipelines.hardware.choice import Hardware
 from slipway.pipelines.hardware.grammar import HERE
 from slipway.trainer.distributed.accelerators import VISIBLE_GPUS_VARIABLE
-from slipway.trainer.distributed.verification import LIBRARIES
+from slipway.trainer.distributed.libraries import LIBRARIES
 from slipway.trainer.engines.installed import package
 from slipway.trainer.engines.table import ENGINES
 
