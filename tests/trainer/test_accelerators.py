@@ -166,6 +166,7 @@ def test_a_program_in_an_image_without_slipway_is_not_started_without_its_gpus(t
     """Tried before: nothing was verified there, and the docs said that it was."""
     (tmp_path / "dev").mkdir()
     loads = {"LD_LIBRARY_PATH": "/nowhere:/usr/local/nvidia/lib64", "SLIPWAY_VERIFY_LIBRARIES": "0"}
+    assert in_image(tmp_path, "") == (0, "it trains now with \n")
     status, said = in_image(tmp_path, "gpu:2", **loads)
     assert (status, "This machine should have gpu:2, but it has 0 device files /dev/nvidiaN." in said) == (1, True)
 

@@ -3,6 +3,7 @@
 # Arguments: the text of libraries.py, the root of /dev and of the libraries ("" for /), the program and its arguments.
 libraries=$1 root=$2
 shift 2
+if [ -z "${SLIPWAY_ACCELERATORS-}" ]; then exec "$@"; fi
 kind=${SLIPWAY_ACCELERATORS%%:*} count=${SLIPWAY_ACCELERATORS#*:}
 driver=/usr/local/nvidia/lib64
 
