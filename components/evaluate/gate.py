@@ -137,6 +137,7 @@ class GateSettings(Settings):
 
     def _outside(self, name: str, value: float, between: str, allowed: str, fixed: float | str) -> UserError:
         fixed = fixed if isinstance(fixed, str) else f"{fixed:g}"
+        direction = "minimize" if self.minimized else "maximize"
         return UserError(
             f"The gate's {name} is {value:g}, and the {self.label} is {between}.",
             setting=f"evaluate.gate.{name}",
@@ -144,7 +145,7 @@ class GateSettings(Settings):
             allowed=allowed,
             nearest=None if fixed == "null" else fixed,
             fix=f"--set evaluate.gate.{name}={fixed}; "
-            f"or, for a metric on another scale, --set evaluate.gate.direction={'minimize' if self.minimized else 'maximize'}",
+            f"or, for a metric on another scale, --set evaluate.gate.direction={direction}",
         )
 
     @model_validator(mode="after")
