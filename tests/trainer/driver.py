@@ -26,12 +26,12 @@ REFUSAL_SECONDS = 10.0
 
 
 @functools.cache
-def driver_folder() -> Path:
-    """Return the folder of the driver's library, which is compiled."""
+def driver_folder() -> tempfile.TemporaryDirectory[str]:
+    """Return the folder of the driver's library, which is compiled, and deleted when this process ends."""
     if (compiler := shutil.which("gcc")) is None:
         pytest.skip("a stand-in for NVIDIA's driver needs gcc")
-    folder = Path(tempfile.mkdtemp(prefix="driver-"))
-    command = [compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", str(folder / "libcuda.so.1")]
+    folder = tempfile.TemporaryDirectory(prefix="driver-")
+    command = [compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", f"{folder.name}/libcuda.so.1"]
     subprocess.run(command, input=SOURCE, text=True, check=True)
     return folder
 
@@ -39,7 +39,7 @@ def driver_folder() -> Path:
 def with_driver(count: int, **environment: str) -> dict[str, str]:
     """Return the variables of a process whose driver shows `count` GPUs; without any, it fails to start."""
     error = "0" if count else "100"
-    found = {"LD_LIBRARY_PATH": str(driver_folder()), "FAKE_CUDA_GPUS": str(count), "FAKE_CUDA_ERROR": error}
+    found = {"LD_LIBRARY_PATH": driver_folder().name, "FAKE_CUDA_GPUS": str(count), "FAKE_CUDA_ERROR": error}
     return {**os.environ, **found, **environment}
 
 
