@@ -181,7 +181,7 @@ def check_same_weights(workers: Sequence[Ended]) -> None:
 def _first_sign(workers: Sequence[Ended]) -> tuple[str, str] | None:
     """Return which replica or connection was lost, and a verb phrase, by what most replicas printed, then the first."""
     signs = [
-        (rank, *match.groups())
+        (rank, match[1], match[2], match[3])
         for rank, worker in enumerate(workers)
         for match in map(LOST.match, worker.tail)
         if match
