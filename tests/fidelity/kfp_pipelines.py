@@ -24,6 +24,19 @@ def join(one: str, number: int, rate: float, flag: bool, names: list, settings: 
 
 
 @python
+def pick(which: str, made: dsl.Output[dsl.Dataset]) -> str:
+    """Return its input.
+
+    Args:
+        which: Its input.
+
+    Returns:
+        made: An artifact.
+    """
+    return which
+
+
+@python
 def optional(one: str = None, number: int = None, flag: bool = True) -> str:
     return f"{one} {number} {flag}"
 
@@ -55,6 +68,11 @@ def pythonic(value: str) -> dsl.Dataset:
         file.write(value)
     made.metadata["rows"] = 1
     return made
+
+
+@python
+def measure(metrics: dsl.Output[dsl.Metrics]) -> None:
+    metrics.log_metric("accuracy", 0.5)
 
 
 @python
@@ -196,6 +214,22 @@ def nested(value: str = "v") -> None:
 
 
 @dsl.pipeline
+def halfway(value: str, extra: str = None, made: dsl.Input[dsl.Dataset] = None) -> None:
+    optional(one=extra, number=1)
+    maybe(made=made)
+
+
+@dsl.pipeline
+def omitted() -> None:
+    halfway(value="v")
+
+
+@dsl.pipeline
+def measured() -> dsl.Metrics:
+    return measure().outputs["metrics"]
+
+
+@dsl.pipeline
 def conditions(which: str = "yes") -> None:
     made = text(value=which)
     with dsl.If(made.output == "yes"):
@@ -210,6 +244,14 @@ def conditions(which: str = "yes") -> None:
 def exits() -> None:
     with dsl.ExitHandler(status()):
         fail()
+
+
+@dsl.pipeline
+def handlers() -> None:
+    with dsl.ExitHandler(status()):
+        middle(value="v")
+    with dsl.ExitHandler(status()):
+        optional()
 
 
 @dsl.pipeline
@@ -229,6 +271,11 @@ def retried(marker: str) -> None:
 def resources() -> None:
     made = variable(name="COLOR").set_env_variable("COLOR", "blue")
     made.set_cpu_limit("8").set_memory_limit("32G").set_display_name("The color").set_caching_options(False)
+
+
+@dsl.pipeline(display_name="A name", description="What it does.", pipeline_root="gs://bucket/root")
+def described() -> None:
+    pick(which="b").set_caching_options(True, cache_key="key").set_cpu_request("1").set_memory_request("2G")
 
 
 @dsl.pipeline
