@@ -137,7 +137,11 @@ CASES = {
     "hardware of another region": vertex("europe-west4", "--hardware", "tpu-v5e-2x4", image="e.g/trainer:1"),
     "a repository of someone else's": vertex("Artifact Registry", build={"repository": "localhost:5000/slipway"}),
     "code that is not in git": builder(
-        "own_builders:narrow", "git", target="vertex", more=(("vertex", {**VERTEX, "serving_image": "e.g/serving:1"}),)
+        "own_builders:narrow",
+        "git",
+        target="vertex",
+        more=(("vertex", {**VERTEX, "serving_image": "e.g/serving:1"}),),
+        compiled=False,
     ),
     "no packages for a cloud": Case(
         "package tenacity is not installed", target="vertex", make=without("tenacity"), more=(("vertex", VERTEX),)
