@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 from collections.abc import Iterator
 
 import jax
@@ -27,8 +28,13 @@ HEARTBEAT_SECONDS = 30
 # The devices of a process wait for other processes in threads of one pool: with 1 to 4 threads, two processes of two
 # devices blocked each other for ever, with 8 they did not; four of four devices needed more than 16 (jax 0.10.2).
 THREADS_PER_DEVICE = 16
-# Words in the errors of XLA's runtime, gloo and NCCL when another process is lost.
-_LOST = ("gloo", "nccl", "connection", "unavailable", "aborted", "peer", "heartbeat", "coordination service", "socket")
+# In the errors of gloo, NCCL, gRPC and the coordination service when another process is lost.
+_LOST = re.compile(
+    r"^(?:UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED):|gloo [\w -]+ failed|gloo/transport|remote (?:process|peer)|"
+    r"ncclRemoteError|ncclSystemError|unhandled system error|connection (?:closed|reset|refused|timed out)|"
+    r"broken pipe|socket closed|heartbeat|coordination service",
+    re.IGNORECASE,
+)
 
 
 class Devices:
@@ -136,6 +142,6 @@ def errors_named(cluster: Cluster) -> Iterator[None]:
         first = text.partition("\n")[0]
         if "RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower():
             raise OutOfMemory(first) from error
-        if cluster.world_size > 1 and any(word in text.lower() for word in _LOST):
+        if cluster.world_size > 1 and _LOST.search(text):
             raise PeerLost(first) from error
         raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -24,8 +25,12 @@ COLLECTIVE_MINUTES = 10
 # How long a process waits for the others at the end, and its polling interval.
 LEAVE_SECONDS = 10.0
 LEAVE_POLL_SECONDS = 0.01
-# Words in the errors of gloo, NCCL and the store when another process is lost.
-_LOST = ("gloo", "nccl", "connection", "peer", "socket", "timed out", "broken pipe", "store")
+# In the errors of gloo's transport and of NCCL when another process is lost; those of the store have their own classes.
+_LOST = re.compile(
+    r"gloo/transport|ncclRemoteError|ncclSystemError|remote (?:process|peer)|collective operation timeout|"
+    r"connection (?:closed|reset|refused|timed out)|broken pipe",
+    re.IGNORECASE,
+)
 
 
 class Devices:
@@ -160,6 +165,7 @@ def errors_named(cluster: Cluster) -> Iterator[None]:
         first = str(error).partition("\n")[0]
         if "DefaultCPUAllocator" in first and "memory" in first:
             raise OutOfMemory(first) from error
-        if cluster.world_size > 1 and any(word in first.lower() for word in _LOST):
+        is_store = isinstance(error, (distributed.DistNetworkError, distributed.DistStoreError))
+        if cluster.world_size > 1 and (is_store or _LOST.search(str(error))):
             raise PeerLost(first) from error
         raise
