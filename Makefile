@@ -95,6 +95,10 @@ chaos-links: $(if $(filter tensorflow,$(ENGINE)),$(STAMP),$(ENGINES_STAMP)) ## C
 chaos-tpus: $(STAMP) ## Kill launchers and hosts of TPUs at random while calls fail, and verify that no TPU is left (SLIPWAY_SEED)
 	$(BIN)/python -m tests.chaos.tpus
 
+.PHONY: chaos-resume
+chaos-resume: $(STAMP) ## Resume runs by several commands at once for ten minutes, kill them at random, and verify that one trains, to the same weights (SLIPWAY_SEED)
+	$(BIN)/python -m tests.chaos.resume --seconds 600
+
 .PHONY: chaos-serving
 chaos-serving: $(STAMP) ## Attack the prediction server for ten minutes, then move its champion for ten while reads fail, and verify every answer
 	$(BIN)/python -m tests.chaos.serving --seconds 600 --attacks --restart 60
