@@ -31,7 +31,7 @@ def imports(context: Context) -> str:
         "evaluate.module": config.evaluate.module,
         "serve.module": config.serve.module,
     }
-    if config.prepared and not source_kind(config.prepared.source).prefix:
+    if config.prepared and ":" in config.prepared.source and not source_kind(config.prepared.source).prefix:
         references["data.source"] = config.prepared.source
     named = {setting: name for setting, name in references.items() if name and not name.startswith("slipway.")}
     program = None if config.train.image else config.train.module

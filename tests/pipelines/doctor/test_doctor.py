@@ -39,6 +39,8 @@ def finding_of(name: str, context: Context) -> Finding:
 NOT_LOCAL = (
     "evaluation",
     "serving",
+    "modules",
+    "results",
     "endpoint",
     "endpoint machine",
     "model memory",
