@@ -85,7 +85,7 @@ def no_tar_filters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tarfile.TarFile, "extractall", extractall)
     monkeypatch.setattr(shutil, "unpack_archive", unpack_archive)
     for name in ("data_filter", "tar_filter", "fully_trusted_filter"):
-        monkeypatch.delattr(tarfile, name)
+        monkeypatch.delattr(tarfile, name, raising=False)
 
 
 @pytest.fixture(autouse=True)

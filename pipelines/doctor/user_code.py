@@ -25,15 +25,22 @@ SECONDS, SILENT_SECONDS = 120.0, 4.0
 def imports(context: Context) -> str:
     """The user's modules are Python and, for a run on this machine, can be imported: in a process of its own."""
     config = context.config
+    functions = hooks.functions(config.train)
     references = {
         "model.builder": config.model.builder if config.model else None,
-        **hooks.functions(config.train),
+        **functions,
         "evaluate.module": config.evaluate.module,
         "serve.module": config.serve.module,
     }
     if config.prepared and ":" in config.prepared.source and not source_kind(config.prepared.source).prefix:
         references["data.source"] = config.prepared.source
-    named = {setting: name for setting, name in references.items() if name and not name.startswith("slipway.")}
+    named = {
+        setting: name
+        for setting, name in references.items()
+        if name and not name.startswith("slipway.")
+        # A module that does not exist is reported by the check of its setting; the functions of `train` have none.
+        if setting in functions or module_spec(name.partition(":")[0].partition(".")[0], context.folder)
+    }
     program = None if config.train.image else config.train.module
     if not named and program is None:
         raise NotApplicableError("the run uses no module of the project")
