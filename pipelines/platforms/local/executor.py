@@ -64,12 +64,14 @@ def execute(folder: RunFolder, output: Path, champion: str, *, rehearsal: bool, 
 def forget_damaged(cache: Path) -> None:
     """Delete the results of finished steps of which a power cut left a part, so that those steps are repeated.
 
-    kfp's cache itself notices artifacts that are missing, not those that are damaged.
+    kfp's cache itself notices artifacts that are missing, not those that are damaged. It also keeps a result without
+    any output, of a process that was stopped before it wrote one.
     """
     for entry in cache.glob("*.json"):
         try:
             outputs = json.loads(entry.read_bytes()).values()
-            is_whole = not any(_is_damaged(each) for each in outputs if isinstance(each, dict) and "uri" in each)
+            artifacts = [each for each in outputs if isinstance(each, dict) and "uri" in each]
+            is_whole = len(outputs) > 0 and not any(map(_is_damaged, artifacts))
         except (ValueError, AttributeError):
             is_whole = False
         if not is_whole:

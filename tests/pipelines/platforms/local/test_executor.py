@@ -30,6 +30,7 @@ def entry(folder: Path, name: str, output: str, uri: Path, **metadata: Any) -> N
         (lambda folder: os.truncate(folder / "report", 0), ["custom", "data", "plan", "train"]),
         (lambda folder: os.truncate(folder / "cache" / "plan.json", 0), ["custom", "data", "evaluate", "train"]),
         (lambda folder: (folder / "cache" / "plan.json").write_text("null"), ["custom", "data", "evaluate", "train"]),
+        (lambda folder: (folder / "cache" / "plan.json").write_text("{}"), ["custom", "data", "evaluate", "train"]),
         (lambda folder: (folder / "cache" / "plan.json").write_bytes(b"\xff"), ["custom", "data", "evaluate", "train"]),
     ],
 )
