@@ -114,6 +114,7 @@ def _figures(
         label = metric.title[0].upper() + metric.title[1:]
         row: JsonObject = {"label": label, "meaning": metric.meaning, "difference": difference, "trend": trend}
         row |= {"value": ours[name], "interval": model.intervals.get(name), "baseline": baseline.get(name)}
+        row |= {"no_interval": model.without_interval.get(name)}
         rows.append(row | {"champion": theirs.get(name), "champion_interval": champion_intervals.get(name)})
     return rows
 

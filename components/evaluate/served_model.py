@@ -105,6 +105,11 @@ class Measured(ModelFolder):
         """95% confidence intervals of metrics."""
         return self.measures.intervals()
 
+    @functools.cached_property
+    def without_interval(self) -> dict[str, str]:
+        """Why the other metrics have no confidence interval."""
+        return self.measures.without()
+
 
 class ServedModel:
     """A trained model that is being evaluated on a data set.

@@ -15,16 +15,22 @@ from slipway.components.evaluate.gate import KNOWN, Comparison
 from slipway.components.evaluate.measures.significance import (
     Counts,
     Floats,
+    NoInterval,
+    check_classes,
     fraction_interval,
     mcnemar,
     number_interval,
     paired_p_value,
     positive_interval,
     proportion_interval,
+    quantile_95,
+    standard_error,
 )  # fmt: skip
 
 # Machine epsilon of float32; smaller probabilities are clipped to it in a loss.
 SMALLEST_PROBABILITY = float(np.finfo(np.float32).eps)
+# Means over the classes that are the same in samples and population.
+UNBIASED = ("macro_recall", "macro_auc")
 P = TypeVar("P")
 
 
@@ -77,7 +83,7 @@ class Measures(ABC, Generic[P]):
     `update` does not fill `worst`, which needs images and keys: the caller passes its candidates to `worst.add`.
     """
 
-    # Metrics whose influences serve to compare models only.
+    # A single confident error changes these by more than all that is observed without it.
     without_interval: frozenset[str] = frozenset()
 
     def __init__(self, worst: int) -> None:
@@ -118,6 +124,10 @@ class Measures(ABC, Generic[P]):
         """Return the metric of each class of which `metric` is the mean, and the class's examples, [n] each."""
         return np.array([self.metrics()[metric]]), np.array([float(self.examples)])
 
+    def bias(self, metric: str) -> float:  # noqa: ARG002
+        """Return how much higher a metric from 0 to 1 is expected to be in a sample than in its population."""
+        return 0.0
+
     def hits(self) -> dict[str, int]:
         """Return, for each metric that is a proportion of the examples, the number of examples that count."""
         return {}
@@ -134,24 +144,43 @@ class Measures(ABC, Generic[P]):
 
     def intervals(self) -> dict[str, tuple[float, float]]:
         """Return the metrics' 95% confidence intervals: exact for proportions, else from the influences."""
-        hits, influences, intervals = self.hits(), self.influences(), dict[str, tuple[float, float]]()
+        return {name: each for name, each in self._intervals.items() if not isinstance(each, str)}
+
+    def without(self) -> dict[str, str]:
+        """Return why the other metrics have no interval."""
+        return {name: each for name, each in self._intervals.items() if isinstance(each, str)}
+
+    @property
+    def _intervals(self) -> dict[str, tuple[float, float] | str]:
+        hits, influences = self.hits(), self.influences()
+        found: dict[str, tuple[float, float] | str] = {}
         for name, value in self.metrics().items():
             if name in hits:
-                intervals[name] = proportion_interval(hits[name], self.examples)
-            elif name in influences and name not in self.without_interval:
-                intervals[name] = self._interval(name, value, influences[name])
-        return {name: each for name, each in intervals.items() if all(map(math.isfinite, each))}
+                found[name] = proportion_interval(hits[name], self.examples)
+            elif name in self.without_interval:
+                found[name] = "one confident error more changes it too much"
+            elif name in influences:
+                try:
+                    found[name] = self._interval(name, value, influences[name])
+                except NoInterval as reason:
+                    found[name] = str(reason)
+        return found
 
     def _interval(self, name: str, value: float, influences: Floats) -> tuple[float, float]:
         lowest, highest = (KNOWN[name].lowest, KNOWN[name].highest) if name in KNOWN else (-math.inf, math.inf)
         if (lowest, highest) == (0, 1):
-            return fraction_interval(value, influences, *self.classes(name))
+            each, support = self.classes(name)
+            check_classes(support, is_biased=name not in UNBIASED)
+            return fraction_interval(value, influences, each, support, self.bias(name))
+        if name == "rmse":
+            low, high = positive_interval(value**2, 2 * value * influences, 2)
+            return math.sqrt(low), math.sqrt(high)
         if lowest == 0:
-            return positive_interval(value, influences)
+            return positive_interval(value, influences, 1 if name == "mae" else 2)
         if highest == 1:  # R² is 1 minus a ratio of positive numbers
-            low, high = positive_interval(1 - value, -influences)
+            low, high = positive_interval(1 - value, -influences, 2)
             return 1 - high, 1 - low
-        return number_interval(value, influences)
+        return number_interval(value, influences, 1)
 
 
 def compare(metric: str, model: Measures[P], champion: Measures[P]) -> Comparison | None:
@@ -173,7 +202,8 @@ def compare(metric: str, model: Measures[P], champion: Measures[P]) -> Compariso
     if metric not in observed or metric not in beaten or metric not in ours_found:
         return None
     gain, influences = observed[metric] - beaten[metric], ours_found[metric] - theirs_found[metric]
-    low, high = number_interval(gain, influences)
-    counts = f"{len(influences):,} examples, 95% interval of the difference {low:.4g} to {high:.4g}"
+    error, freedom = standard_error(influences)
+    half = quantile_95(freedom) * error
+    counts = f"{len(influences):,} examples, 95% interval of the difference {gain - half:.4g} to {gain + half:.4g}"
     test = "DeLong's test" if metric == "macro_auc" else "paired t-test"
     return Comparison(test, paired_p_value(gain, influences), counts)

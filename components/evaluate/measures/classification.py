@@ -112,8 +112,7 @@ class ClassificationMeasures(Measures[Predictions]):
     Keeps the label, the prediction and the loss of each example, and its scores; see `Scores`.
     """
 
-    # A single confident error changes the loss of a good model by more than all that is observed without it.
-    without_interval = frozenset({"loss"})
+    without_interval = frozenset({"loss", "expected_calibration_error"})
 
     def __init__(self, classes: Sequence[str], examples: int, worst: int = 0) -> None:
         self._names = [*classes, FOREIGN]
@@ -181,7 +180,10 @@ class ClassificationMeasures(Measures[Predictions]):
         }
 
     def classes(self, metric: str) -> tuple[Floats, Floats]:
-        return self.scored.classes({**self.confusion.averages.each, **self.scored.each}[metric])
+        return self.scored.classes(metric, {**self.confusion.averages.each, **self.scored.each}[metric])
+
+    def bias(self, metric: str) -> float:
+        return self.scored.bias(metric)
 
     def hits(self) -> dict[str, int]:
         top = {"top_5_accuracy": self._in_top} if len(self._names) - 1 > TOP else {}

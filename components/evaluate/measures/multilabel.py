@@ -39,7 +39,6 @@ class LabelPredictions:
 class MultilabelMeasures(Measures[LabelPredictions]):
     """All metrics of one model on one split of a data set with these labels."""
 
-    # A single confident error changes the loss of a good model by more than all that is observed without it.
     without_interval = frozenset({"loss"})
 
     def __init__(self, labels: Sequence[str], examples: int, worst: int = 0) -> None:
@@ -105,7 +104,10 @@ class MultilabelMeasures(Measures[LabelPredictions]):
 
     def classes(self, metric: str) -> tuple[Floats, Floats]:
         each = {**self.averages.each, **self.scored.each}
-        return self.scored.classes(each[metric]) if metric in each else super().classes(metric)
+        return self.scored.classes(metric, each[metric]) if metric in each else super().classes(metric)
+
+    def bias(self, metric: str) -> float:
+        return self.scored.bias(metric)
 
     def hits(self) -> dict[str, int]:
         return {"exact_match": int((self._right == 1).sum())}

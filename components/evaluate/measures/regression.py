@@ -90,11 +90,10 @@ class RegressionMeasures(Measures[Values]):
         found = {
             "mae": absolute - absolute.mean(),
             "mse": squared - mse,
+            "rmse": (squared - mse) / (2 * math.sqrt(mse)) if mse else squared,
             "mean_error": error - error.mean(),
             "loss": (squared - mse) / self._deviation**2,
         }
-        if mse:
-            found["rmse"] = (squared - mse) / (2 * math.sqrt(mse))
         if variance := self._variance:
             found["r2"] = (mse / variance * (actual - actual.mean()) ** 2 - squared) / variance
         return found

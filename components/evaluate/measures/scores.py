@@ -75,6 +75,24 @@ class Ranking:
         cost = np.cumsum((self.positive * precision / examples)[::-1])[::-1]
         return average, np.stack([-cost, precision - average + gain - cost]) / positives
 
+    def bias(self) -> float:
+        """Return the jackknife's estimate of the bias of the average precision; 0 with one positive example.
+
+        Each positive example counts in the precision at its own score, the more the fewer there are.
+        """
+        positives, negatives = self.positive.sum(), self.negative.sum()
+        if positives < 2:
+            return 0.0
+        hits, every = np.cumsum(self.positive), np.cumsum(self.positive + self.negative)
+        average, precision, rest = float((self.positive * hits / every).sum() / positives), hits / every, every - 1
+        # Sums, over the examples left out, of the precisions at the other positive examples.
+        one_less = np.divide(1, rest, out=np.zeros(len(rest)), where=rest > 0)
+        of_positives = self.positive * ((positives - hits) * precision + (hits - 1) ** 2 * one_less)
+        of_negatives = self.positive * ((negatives - every + hits) * precision + (every - hits) * hits * one_less)
+        total = positives + negatives
+        left_out = (of_positives.sum() / (positives - 1) + of_negatives.sum() / positives) / total
+        return float((total - 1) * (left_out - average))
+
     def best_f1(self) -> tuple[float, float]:
         """Return the threshold with the highest F1, and that F1."""
         found = np.cumsum(self.positive)
@@ -125,14 +143,16 @@ class Scores:
         return Ranking(-thresholds.astype(np.float64), found, every - found, position)
 
     @functools.cached_property
-    def _measured(self) -> tuple[dict[str, list[float | None]], dict[str, Floats]]:
-        """Areas and average precisions of each class, and the examples' influences on their means, [examples]."""
+    def _measured(self) -> tuple[dict[str, list[float | None]], dict[str, Floats], float]:
+        """Areas and average precisions of each class, the examples' influences on their means, [examples], and the
+        bias of the mean average precision."""
         examples = len(self.values)
         values: dict[str, list[float | None]] = {"macro_auc": [], "macro_average_precision": []}
         influences = {name: np.zeros(examples) for name in values}
-        rows = np.arange(examples)
+        rows, biases = np.arange(examples), []
         for index, support in enumerate(self.support.tolist()):
             ranking = self.ranking(index) if support else None
+            biases += [ranking.bias()] if ranking else []
             for name in values:
                 if ranking is None or (name == "macro_auc" and support == examples):
                     values[name].append(None)
@@ -142,17 +162,21 @@ class Scores:
                 influences[name] += examples * each[self.positive[rows, index].astype(int), ranking.position]
         for name, found in values.items():
             influences[name] /= max(1, sum(value is not None for value in found))
-        return values, influences
+        return values, influences, sum(biases) / max(1, len(biases))
 
     @property
     def each(self) -> dict[str, Floats]:
         """The metrics of each class whose means are `macro`, [n] each; NaN where undefined."""
         return {name: np.array(values, np.float64) for name, values in self._measured[0].items()}
 
-    def classes(self, each: Floats) -> tuple[Floats, Floats]:
-        """Return the metrics of the classes that have examples and a metric, and the classes' examples."""
-        known = (self.support > 0) & np.isfinite(each)
-        return each[known], self.support[known].astype(np.float64)
+    def classes(self, metric: str, each: Floats) -> tuple[Floats, Floats]:
+        """Return the metric of each class, and the class's examples: for an AUC, those of the rarer kind."""
+        rarer = np.minimum(self.support, len(self.values) - self.support)
+        return each, (rarer if metric == "macro_auc" else self.support).astype(np.float64)
+
+    def bias(self, metric: str) -> float:
+        """Return the jackknife's estimate of the bias of a metric: that of the mean average precision, else 0."""
+        return self._measured[2] if metric == "macro_average_precision" else 0.0
 
     def areas(self) -> list[float | None]:
         """[n]: AUC of each class; None if it has no positive or no negative examples."""

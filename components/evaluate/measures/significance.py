@@ -21,6 +21,14 @@ SEED = 0
 PRIOR = 4.0
 # Examples that draw the metric of a class to the mean of the classes.
 CLASS_PRIOR = 8.0
+# Influences below this fraction of the metric are rounding.
+ROUNDING = 1e-9
+# The interval of an error allows for an example outside of the sample with so many times the sample's largest error.
+LARGER_ERROR = 4.0
+
+
+class NoInterval(Exception):
+    """A metric has no confidence interval that can be relied on; the text is the reason."""
 
 
 def proportion_interval(successes: float, examples: float) -> tuple[float, float]:
@@ -61,22 +69,57 @@ def quantile_95(examples: float) -> float:
     return float(stdtrit(max(2.0, examples - 1), 0.975))
 
 
-def number_interval(value: float, influences: Floats) -> tuple[float, float]:
-    """Return the 95% confidence interval of a metric without bounds."""
+def number_interval(value: float, influences: Floats, power: int) -> tuple[float, float]:
+    """Return the 95% confidence interval of a mean of errors raised to a power.
+
+    Raises:
+        NoInterval: The error of all examples is the same.
+    """
+    half, below, above = _half_widths(value, influences, power)
+    return value - math.hypot(half, below), value + math.hypot(half, above)
+
+
+def positive_interval(value: float, influences: Floats, power: int) -> tuple[float, float]:
+    """Return the 95% confidence interval of a mean of errors that are 0 or more, from that of its logarithm.
+
+    Raises:
+        NoInterval: The error of all examples is the same, or few of them contribute to the mean.
+    """
+    half, below, above = _half_widths(value, influences, power)
+    low, high = (math.hypot(half / value, math.log1p(each / value)) for each in (below, above))
+    if high >= 700:  # of a float
+        raise NoInterval("too few examples contribute to it")
+    return value * math.exp(-low), value * math.exp(high)
+
+
+def _half_widths(value: float, influences: Floats, power: int) -> tuple[float, float, float]:
+    """Return half the width of Student's interval, and how much an unseen, larger error would change a metric.
+
+    A sample rarely has the largest errors of a population with heavy tails.
+    """
     error, freedom = standard_error(influences)
-    half = quantile_95(freedom) * error
-    return value - half, value + half
+    if error <= ROUNDING * abs(value):
+        raise NoInterval("all examples have the same error")
+    larger = LARGER_ERROR**power / len(influences)
+    return quantile_95(freedom) * error, -larger * float(influences.min()), larger * float(influences.max())
 
 
-def positive_interval(value: float, influences: Floats) -> tuple[float, float]:
-    """Return the 95% confidence interval of a metric that is 0 or more, from that of its logarithm."""
-    if value <= 0:
-        return value, value
-    low, high = number_interval(math.log(value), influences / value)
-    return math.exp(low), math.exp(high) if high < 700 else math.inf
+def check_classes(support: Floats, *, is_biased: bool) -> None:
+    """Check that classes with these examples, [classes], are enough for an interval of the mean of a metric of each.
+
+    The bias of a mean of ratios falls with the examples of each class, and its standard error with the root of those
+    of all classes, too: there have to be as many examples of each class as classes, in their harmonic mean.
+
+    Raises:
+        NoInterval: They are not.
+    """
+    if support.min() < 2 or (is_biased and float((1 / support).sum()) > 1 + ROUNDING):
+        raise NoInterval("there are too few examples of each class")
 
 
-def fraction_interval(value: float, influences: Floats, each: Floats, support: Floats) -> tuple[float, float]:
+def fraction_interval(
+    value: float, influences: Floats, each: Floats, support: Floats, bias: float
+) -> tuple[float, float]:
     """Return the 95% confidence interval of a metric from 0 to 1, such as the mean of a metric of each class.
 
     It is that of a proportion with the effective number of examples (Korn and Graubard): that of independent examples
@@ -87,7 +130,8 @@ def fraction_interval(value: float, influences: Floats, each: Floats, support: F
         value: The metric.
         influences: The examples' influences on it.
         each: The metric of each class, [classes].
-        support: The examples of each class, [classes], above 0.
+        support: The examples of each class, [classes].
+        bias: How much higher the metric is in a sample than in its population; the interval contains both.
     """
     error, errors = standard_error(influences)
     classes, spread = len(each), max(value * (1 - value), 1e-12)
@@ -99,7 +143,8 @@ def fraction_interval(value: float, influences: Floats, each: Floats, support: F
     freedom = errors + PRIOR
     variance = (errors * observed + PRIOR * max(expected, 1 / len(influences))) / freedom
     examples = (quantile_95(np.inf) / quantile_95(freedom)) ** 2 / variance
-    return proportion_interval(value * examples, examples)
+    low, high = max(0.0, value - max(0.0, bias)), min(1.0, value - min(0.0, bias))
+    return proportion_interval(low * examples, examples)[0], proportion_interval(high * examples, examples)[1]
 
 
 def paired_p_value(gain: float, influences: Floats) -> float:
