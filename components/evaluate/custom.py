@@ -20,11 +20,11 @@ from typing import Any, TypeAlias
 
 from slipway.components import page
 from slipway.components.evaluate import charts, contract
-from slipway.components.evaluate.evaluation import NO_CHAMPION_ASKED, NO_CHAMPION_YET
+from slipway.components.evaluate.evaluation import MAY_INCLUDE, NO_CHAMPION_ASKED, NO_CHAMPION_YET, SPLIT, unseen_by
 from slipway.components.evaluate.gate import EvaluateSettings, Opponent, Verdict, decide, known
 from slipway.components.evaluate.served_model import ModelFolder
 from slipway.components.train.result import trainer_record
-from slipway.core import events, integrity
+from slipway.core import events, integrity, manifest, seen
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
 from slipway.serving.model import read_json
@@ -130,12 +130,31 @@ def evaluate(
         if opponent_folder is not None:
             opponent = _measured(opponent_folder, _reported_by_champion(opponent_folder))
     settings = settings.model_copy(update={"gate": settings.gate.among(challenger.metrics)})
-    beaten = Opponent(opponent.name, opponent.metrics, opponent.has_weights_of(challenger)) if opponent else None
+    beaten = None
+    if opponent is not None:
+        caveat = _seen_by_champion(settings, data, opponent.folder)
+        beaten = Opponent(opponent.name, opponent.metrics, opponent.has_weights_of(challenger), caveat=caveat)
     without = NO_CHAMPION_YET if settings.champion == "registered" else NO_CHAMPION_ASKED
     verdict = decide(settings.gate, challenger.metrics, beaten, without, measured)
     if serve_module:
         verdict = verdict.unless(contract.module_fault(model, serve_module))
     return CustomEvaluation(challenger, opponent, verdict, settings, data, measured)
+
+
+def _seen_by_champion(settings: EvaluateSettings, data: Data, champion: Path) -> str:
+    """Return the sentence on test examples that the champion has seen, "" if it is known to have seen none."""
+    if settings.module is None:
+        return f"{MAY_INCLUDE}the metrics are those that its program reported."
+    hashes = seen.of_split(data, manifest.read(data), SPLIT) if isinstance(data, Path) else None
+    if hashes is None or seen.seen_by(champion) is None:
+        return f"{MAY_INCLUDE}there is no record of them (seen.u64)."
+    unseen = unseen_by(hashes, champion)
+    if unseen is None:
+        return ""
+    return (
+        f"The comparison includes {int((~unseen).sum()):,} of the {len(unseen):,} test examples on which the champion "
+        f"was trained or selected: Slipway cannot exclude examples from the metrics of {settings.module}."
+    )
 
 
 def load(module: str) -> Function:

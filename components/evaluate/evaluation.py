@@ -40,6 +40,7 @@ FEWEST_COMPARED = 50
 # Batches of at most so many decoded bytes are predicted in several threads. With larger ones, each operation of a
 # network uses all cores itself, and two batches at once would need twice the memory.
 SMALL_BATCH_BYTES, MOST_THREADS = 8 * 1024**2, 4
+MAY_INCLUDE = "The comparison may include test examples on which the champion was trained or selected: "
 NO_CHAMPION_YET = "There is no champion yet."
 NO_CHAMPION_ASKED = "Not compared with a champion (evaluate.champion=none)."
 
@@ -173,7 +174,8 @@ def evaluate(
     gate = settings.gate.of(description.task)
     _check_defined(gate, description, measured)
     baseline = constant.metrics()
-    champion_found = other or _as_opponent(beaten, measured, gate.name)
+    is_recorded = hashes is not None and opponent_folder is not None and seen.seen_by(opponent_folder) is not None
+    champion_found = other or _as_opponent(beaten, measured, gate.name, is_recorded=is_recorded)
     verdict = decide(gate, measured.metrics, champion_found, without, baseline=baseline)
     if serve_module:
         verdict = verdict.unless(contract.module_fault(model, serve_module))
@@ -207,7 +209,7 @@ def _check_enough(compared: Mask | None) -> None:
         )
 
 
-def _as_opponent(champion: Measured | None, model: Measured, metric: str) -> Opponent | None:
+def _as_opponent(champion: Measured | None, model: Measured, metric: str, *, is_recorded: bool) -> Opponent | None:
     if champion is None:
         return None
     ours, kept, examples = model.compared.metrics(), model.compared.examples, model.measures.examples
@@ -230,6 +232,7 @@ def _as_opponent(champion: Measured | None, model: Measured, metric: str) -> Opp
         champion.foreign,
         incomparable=missing,
         basis=basis,
+        caveat="" if is_recorded else f"{MAY_INCLUDE}there is no record of them (seen.u64).",
         ours=ours,
     )
 

@@ -262,7 +262,7 @@ class Opponent:
     are the data set's classes that it does not have, `foreign` its classes that the data set does not have.
     `comparison` tests the difference of the gate's metric, None if it cannot be tested. `incomparable` says why it was
     not measured, after "The champion, version 3, ". `basis` says on which of the examples both are compared, if not
-    on all, and `ours` are the model's metrics there.
+    on all, and `ours` are the model's metrics there. `caveat` says so if it may have seen some of them.
     """
 
     name: str
@@ -273,6 +273,7 @@ class Opponent:
     foreign: tuple[str, ...] = ()
     incomparable: str = ""
     basis: str = ""
+    caveat: str = ""
     ours: Mapping[str, float] | None = None
 
 
@@ -351,7 +352,7 @@ def decide(
             reasons.append(reason)
         elif gate.significance is not None:
             raise no_test(f"the difference of the {gate.label} cannot be tested {measured}", gate.significance)
-        reasons += _other_classes(champion)
+        reasons += [*_other_classes(champion), *filter(None, [champion.caveat])]
     decision: Decision = "promote"
     if champion is not None and (champion.identical or champion.incomparable):
         decision = "unchanged" if champion.identical else "not comparable"

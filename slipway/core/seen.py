@@ -52,11 +52,15 @@ def of_split(data: Path, manifest: Manifest, split: str) -> NDArray[np.uint64] |
     return hashes
 
 
-def write_seen(data: Path, manifest: Manifest, model: Path) -> None:
-    """Write to a model's folder what it has seen, if the data set that it was trained on has hashes."""
+def write_seen(data: Path, manifest: Manifest, model: Path, base: Path | None = None) -> None:
+    """Write to a model's folder what it has seen, if the data set that it was trained on has hashes.
+
+    `base` is the folder of its initial weights: the model has seen what that of another model has.
+    """
     import numpy as np
 
     found = [of_split(data, manifest, split) for split in SEEN_SPLITS]
+    found += [seen_by(base)] if base else []
     if hashes := [each for each in found if each is not None]:
         np.unique(np.concatenate(hashes)).tofile(model / SEEN_FILE)
 

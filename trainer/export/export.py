@@ -17,6 +17,7 @@ from slipway.core.atomic import sync, sync_tree
 from slipway.core.integrity import RECORD_FILE
 from slipway.core.manifest import Manifest
 from slipway.core.paths import is_mounted, local_path
+from slipway.trainer import weights
 from slipway.trainer.config import JobConfig
 from slipway.trainer.engines.base import Engine
 from slipway.trainer.metrics.history import FILE_NAME as METRICS_FILE
@@ -58,7 +59,8 @@ def export(
     with replaced(folder) as place:
         engine.export(place, job, manifest)
         shutil.copyfile(metrics, place / METRICS_FILE)
-        seen.write_seen(local_path(job.data), manifest, place)
+        base = weights.find(job.model.weights).parent if job.model.weights else None
+        seen.write_seen(local_path(job.data), manifest, place, base)
         integrity.seal(place, record)
     logger.info("model written to %s", folder)
 

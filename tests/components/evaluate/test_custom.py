@@ -69,6 +69,7 @@ def test_champion_and_challenger_are_measured_by_the_same_function_on_the_same_d
     assert found.as_dict()["champion_metrics"] == {"rmse": 0.4, "bias": 0.0}
     assert found.verdict.decision == "promote"
     assert "better by 0.1500 than the champion's (version 7)" in found.verdict.reasons[1]
+    assert found.verdict.reasons[2].endswith("was trained or selected: there is no record of them (seen.u64).")
     html = render(found)
     assert "The RMSE that score_both:evaluate returned, 0.2500, is within the maximum" in html
     assert 'aria-label="rmse by step' in html
@@ -99,6 +100,9 @@ def test_without_a_function_the_metrics_that_the_program_wrote_count(project: Pa
     assert (found.verdict.decision, found.as_dict()["metric"]) == ("reject", "rmse")
     assert found.verdict.reasons[0].startswith("The RMSE that the program reported, 0.6000, is above the maximum")
     assert "worse by 0.2000" in found.verdict.reasons[1]
+    assert found.verdict.reasons[2].endswith(
+        "was trained or selected: the metrics are those that its program reported."
+    )
     assert evaluate(settings(champion="none"), challenger, None, champion).champion is None
     with pytest.raises(UserError, match="The champion, old, has no metric rmse"):
         evaluate(settings(), challenger, None, model(project / "old", 0))

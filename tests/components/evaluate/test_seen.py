@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slipway.components.evaluate import report
+from slipway.components.evaluate import custom, report
 from slipway.components.evaluate.evaluation import evaluate, unseen_by
 from slipway.components.evaluate.gate import EvaluateSettings, GateSettings, Opponent, Verdict, decide
 from slipway.components.evaluate.measures.base import compare
@@ -168,6 +168,43 @@ def test_the_gate_does_not_judge_on_too_few_examples(
         assert (
             "trained or selected on 311 of the 360 test examples; the other 49 are too few" in found.verdict.reasons[-1]
         )
+
+
+def test_the_verdict_says_so_if_the_champion_may_have_seen_test_examples(
+    marked: Callable[[int], tuple[Path, Path]], model_folder: Path
+) -> None:
+    data, version = marked(360)
+    found = evaluate(EvaluateSettings(), model_folder, data, version)
+    assert not any("may include" in each for each in found.verdict.reasons)
+    (version / seen.SEEN_FILE).unlink()
+    assert evaluate(EvaluateSettings(), model_folder, data, version).verdict.reasons[-1] == (
+        "The comparison may include test examples on which the champion was trained or selected: there is no record of "
+        "them (seen.u64)."
+    )
+
+
+@pytest.mark.parametrize(("unseen", "words"), [(360, None), (100, "includes 260 of the 360 test examples on which")])
+def test_a_function_of_ones_own_measures_on_examples_that_the_champion_has_seen(
+    marked: Callable[[int], tuple[Path, Path]], model_folder: Path, monkeypatch: pytest.MonkeyPatch, unseen: int,
+    words: str | None,
+) -> None:  # fmt: skip
+    data, version = marked(unseen)
+    monkeypatch.syspath_prepend(str(version.parent))
+    (version.parent / f"measured_{unseen}.py").write_text("def of(model, data): return {'accuracy': 0.5}\n")
+    found = custom.evaluate(EvaluateSettings(module=f"measured_{unseen}:of"), model_folder, data, version)
+    caveats = [each for each in found.verdict.reasons if "trained or selected" in each]
+    assert len(caveats) == (words is not None)
+    assert words is None or words in caveats[0]
+
+
+def test_a_fine_tuned_model_has_seen_what_its_base_has(
+    prepared: Callable[..., Prepared], rows: list[str], champion: Path, tmp_path: Path
+) -> None:
+    other = prepared(rows[ROWS:])
+    seen.write_seen(other.folder, other.manifest, tmp_path, champion)
+    found = set(seen.seen_by(tmp_path).tolist())
+    assert found > set(seen.seen_by(champion).tolist())
+    assert found > set(seen.of_split(other.folder, other.manifest, "train").tolist())
 
 
 def test_the_hashes_of_a_split_are_those_of_its_records(

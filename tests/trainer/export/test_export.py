@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slipway.core import events, paths
+from slipway.core import events, paths, seen
 from slipway.core import manifest as manifests
 from slipway.trainer.engines.base import ModelSize
 from slipway.trainer.export.export import export, exported
+from slipway.trainer.weights import WeightsSettings
 
 
 class WritingEngine:
@@ -52,6 +53,19 @@ def test_the_folder_takes_the_place_of_an_empty_or_older_one(tiny: Path, tmp_pat
     assert listing(tmp_path / "model") == ["metrics.jsonl", "model.json", "saved_model.pb"]
     assert json.loads((tmp_path / "model" / "model.json").read_text())["weights_checksum"] == "c2"
     assert listing(tmp_path) == ["metrics.jsonl", "model"]
+
+
+def test_a_model_with_another_ones_weights_has_seen_what_that_has(tiny: Path, tmp_path: Path, make_job: Any) -> None:
+    base = tmp_path / "models" / "3"
+    base.mkdir(parents=True)
+    (base / "model.keras").touch()
+    np.array([3, 7], np.uint64).tofile(base / seen.SEEN_FILE)
+    job = make_job(tiny, steps=10, steps_per_epoch=75)
+    model = job.model.model_copy(update={"weights": WeightsSettings(file=str(base / "model.keras"))})
+    (tmp_path / "metrics.jsonl").touch()
+    job = job.model_copy(update={"model": model})
+    export(WritingEngine(), job, manifests.read(tiny), "c1", tmp_path / "metrics.jsonl", tmp_path / "model", 10, 10)
+    assert {3, 7} <= set(seen.seen_by(tmp_path / "model").tolist())
 
 
 @pytest.mark.usefixtures("tensorflow")
