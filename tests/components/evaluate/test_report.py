@@ -83,6 +83,7 @@ def test_the_page_says_the_verdict_its_reasons_and_both_models_figures(html: str
     assert "Champion, version 3" in text
     low, high = proportion_interval(evaluation.model.measures.confusion.correct, 360)
     assert f"95% confidence interval of the accuracy: {low:.1%} to {high:.1%}" in text
+    assert "No interval of Loss, Expected calibration error: one confident error more changes it too much." in text
     assert "Predicted class" in text
     assert "True class" in text
     assert "slipway.trainer.models.digits:build" in text
