@@ -33,7 +33,12 @@ class Holder(NamedTuple):
         """Return whether the process is known to have ended; processes that it started then still hold the lock."""
         import psutil
 
-        return self.is_here and not psutil.pid_exists(self.pid)
+        if not self.is_here:
+            return False
+        try:  # a parent that does not wait for it keeps a zombie
+            return bool(psutil.Process(self.pid).status() == psutil.STATUS_ZOMBIE)
+        except psutil.NoSuchProcess:
+            return True
 
 
 def acquire(path: Path, run_id: str) -> int:

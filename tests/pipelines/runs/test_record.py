@@ -118,6 +118,18 @@ def test_a_run_is_executed_by_one_command_at_a_time(tmp_path, config):
     assert folder.holder() is None
 
 
+def test_a_process_that_ended_was_killed_also_while_its_parent_does_not_wait_for_it():
+    process = subprocess.Popen(["sleep", "60"])
+    here = lock.Holder(process.pid, socket.gethostname())
+    assert not here.was_killed()
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert here.was_killed()
+    process.wait()
+    assert here.was_killed()
+    assert not lock.Holder(process.pid, "elsewhere").was_killed()
+
+
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP])
 def test_a_file_system_without_locks_is_named(tmp_path, config, monkeypatch, number):
     def refuse(*_: object) -> None:
