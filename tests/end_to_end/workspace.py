@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import termios
@@ -59,7 +60,7 @@ class Workspace:
             stdout=theirs,
             stderr=theirs,
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            preexec_fn=_in_the_foreground,
         )
         os.close(theirs)
         return process, ours
@@ -109,6 +110,11 @@ class FinishedRun:
 
 def steps(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {step["name"]: step for step in record["steps"]}
+
+
+def _in_the_foreground() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = 90) -> Any:
