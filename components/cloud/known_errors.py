@@ -212,7 +212,7 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
     _known(
         "model server",
         "the container of a deployed model ended or did not become ready",
-        r"Model server exited unexpectedly",
+        r"[Mm]odel server never became ready|Model server exited unexpectedly",
         "The model's container ended instead of serving, or did not become ready in time.",
         "slipway predict MODEL INPUT tries the model on this machine; the container's log: gcloud logging read "
         "resource.type=aiplatform.googleapis.com/Endpoint --project={project} --limit=50",

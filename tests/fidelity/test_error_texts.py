@@ -169,6 +169,13 @@ SAID = (
         "Model server exited unexpectedly. Please use recommended machine spec.",
     ),
     (
+        "model server",
+        "read: https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/predictions/"
+        "get-batch-predictions",
+        "Error: model server never became ready. Please validate that your model file or container configuration are "
+        "valid.",
+    ),
+    (
         "try again",
         f"{ERRORS}: the code 134 asks for another try",
         "The replica workerpool1-0 exited with a non-zero status of 134(SIGABRT). Termination reason: Error.",
