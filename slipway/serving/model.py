@@ -191,14 +191,15 @@ def _saved_model(folder: Path, description: JsonObject) -> Model:
     stored = _manifest(folder, description).all_inputs
     kinds = {signature_name(name, one): one.kind for name, one in stored.items()}
 
-    names: list[str] = []
+    names: list[str] | None = None
 
     def function(arrays: Arrays) -> tuple[list[str] | None, Outputs]:
+        nonlocal names
         tensors = {name: tf.convert_to_tensor(array, specs[name].dtype) for name, array in arrays.items()}
         result = loaded.signatures[SIGNATURE](**tensors)
-        if names_output in result and not names:  # every example of every answer has the same
-            names.extend(name.decode(errors="replace") for name in result[names_output].numpy()[0])
-        return names or None, {name: tensor.numpy() for name, tensor in result.items() if name != names_output}
+        if names_output in result and names is None:  # every example of every answer has the same
+            names = [name.decode(errors="replace") for name in result[names_output].numpy()[0]]
+        return names, {name: tensor.numpy() for name, tensor in result.items() if name != names_output}
 
     def described(name: str, spec: Any) -> Field:
         dtype = np.dtype(object if spec.dtype == tf.string else spec.dtype.as_numpy_dtype)
