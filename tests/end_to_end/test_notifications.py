@@ -40,7 +40,7 @@ def test_success_failure_and_an_unreachable_webhook(tmp_path: Path, webhook: Fak
     failed = workspace.slipway(*command, "--set", "train.module=missing", HOOK=webhook.url)
     assert failed.returncode == 2  # refused before anything starts: there is no run to tell of
     assert len(webhook.received) == 1
-    (tmp_path / "failing.py").write_text("raise ValueError('no such layer')\n")
+    (tmp_path / "failing.py").write_text("raise ValueError('no such layer')\n" + QUICK_PROGRAM)
     failed = workspace.slipway(*command, "--set", "train.module=failing", HOOK=webhook.url)
     assert failed.returncode == 1, failed.stdout
     body = webhook.received[1]
