@@ -125,6 +125,7 @@ class Replica:
             is_rest = is_last = self._over.is_set()
             try:
                 for stamp, line in self._cluster.log_lines(self.pod, self._last, follow=not is_rest):
+                    retries.answered()
                     self._last = stamp
                     self.tail.append(line)
                     write_line(self._log, f"[{self.name}] {line}")
