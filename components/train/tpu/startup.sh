@@ -1,11 +1,11 @@
 # Runs on every host of the TPU: trains in a container, sends its log and exit code to the bucket, and deletes the TPU
 # when the launcher no longer renews its lease, when the time is over, or some time after the container ended. Needs
-# systemd, curl, docker, gpg and apt-get. The variables are set by `startup.py`.
+# systemd, curl, docker and apt-get. The variables are set by `startup.py`.
 set -u
 METADATA="http://${GCE_METADATA_HOST:-metadata.google.internal}/computeMetadata/v1/instance"
-GCSFUSE_VERSION=2.5.2
-# Which keys sign the packages of packages.cloud.google.com: of Artifact Registry, and the one before (2022).
-GOOGLE_KEYS=(35BAA0B33E9EB396F59CA838C0BA5CE6DC6315A3 A362B822F6DEDC652817EA46B53DC80D13EDEF05)
+GCSFUSE_VERSION=3.4.4
+# Of its package for amd64, as openai/openai-agents-js pins it.
+GCSFUSE_SHA256=406945ecc736e8cf0eee92a617fd4a038d138c9c31e48980b99862a5f1f55bb5
 WORK=$(mktemp -d) LOG=$WORK/log
 sent=0 part='' code='' stopping='' renewed=$(date +%s)
 : >"$LOG"
@@ -73,18 +73,13 @@ delete_tpu() {
   done
 }
 
-# apt-get verifies the package by the checksum in the repository's index, and the index by a signature with one of
-# GOOGLE_KEYS; other keys of the downloaded file are not used.
 install_gcsfuse() {
-  local packages=https://packages.cloud.google.com/apt apt options
-  apt=$(mktemp -d) && chmod 755 "$apt" && mkdir -m 700 "$apt/gpg" "$apt/lists" && chmod 755 "$apt/lists" || return
-  curl -sSfL --retry 8 "$packages/doc/apt-key.gpg" | gpg --batch --homedir "$apt/gpg" --import
-  gpg --batch --homedir "$apt/gpg" --export "${GOOGLE_KEYS[@]}" >"$apt/google.gpg" && [ -s "$apt/google.gpg" ] || return
-  echo "deb [signed-by=$apt/google.gpg] $packages gcsfuse-$(. /etc/os-release && echo "$VERSION_CODENAME") main" \
-    >"$apt/lists/gcsfuse.list"
-  # Of the machine's own sources, those of Ubuntu. Another apt-get may hold the lock while the machine starts.
-  options=(-o "Dir::Etc::SourceParts=$apt/lists" -o DPkg::Lock::Timeout=600)
-  apt-get "${options[@]}" update && apt-get "${options[@]}" install -y "gcsfuse=$GCSFUSE_VERSION"
+  local package=$WORK/gcsfuse_${GCSFUSE_VERSION}_amd64.deb
+  local releases=https://github.com/GoogleCloudPlatform/gcsfuse/releases/download
+  curl -sSfL --retry 8 -o "$package" "$releases/v$GCSFUSE_VERSION/${package##*/}" || return
+  echo "$GCSFUSE_SHA256  $package" | sha256sum --check --quiet || return
+  # Another apt-get may hold the lock while the machine starts.
+  apt-get -o DPkg::Lock::Timeout=600 update && apt-get -o DPkg::Lock::Timeout=600 install -y "$package"
 }
 
 again() {

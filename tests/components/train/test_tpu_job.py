@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import itertools
 import os
-import shutil
+import re
+import shlex
 import subprocess
 import threading
 import time
@@ -227,42 +229,32 @@ def test_a_second_startup_script_leaves_the_unit_of_the_first_alone(tmp_path: Pa
         assert (called.read_text().split() if called.exists() else []) == started
 
 
-def test_gcsfuse_is_installed_from_an_index_that_google_signed(tmp_path: Path) -> None:
-    """The keys of the downloaded file that are not pinned are not trusted."""
-    if shutil.which("gpg") is None:
-        pytest.skip("needs gpg")
-    home, bins = tmp_path / "gpg", tmp_path / "bin"
-    home.mkdir(mode=0o700)
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_gcsfuse_is_installed_only_with_the_pinned_checksum(tmp_path: Path, is_whole: bool) -> None:
+    text = SCRIPT.read_text()
+    pinned = re.search(r"^GCSFUSE_SHA256=([0-9a-f]{64})$", text, re.MULTILINE)
+    assert pinned is not None
+    checksum = hashlib.sha256(b"package").hexdigest() if is_whole else pinned[1]
+    bins = tmp_path / "bin"
     bins.mkdir()
-    gpg = ["gpg", "--batch", "--homedir", str(home)]
-    for name in ("pinned", "other"):
-        subprocess.run([*gpg, "--passphrase", "", "--quick-generate-key", name, "rsa2048", "sign"], check=True)
-    listed = subprocess.run([*gpg, "--with-colons", "--list-keys"], check=True, capture_output=True, text=True).stdout
-    pinned, other = (line.split(":")[9] for line in listed.splitlines() if line.startswith("fpr"))
-    subprocess.run([*gpg, "--output", str(tmp_path / "keys"), "--export"], check=True)
-    (bins / "curl").write_text(f"#!/bin/sh\ncat '{tmp_path}/keys'\n")
+    (bins / "curl").write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\nprintf package >"$2"\n')
     (bins / "apt-get").write_text(f'#!/bin/sh\necho "$*" >>"{tmp_path}/apt"\n')
     for path in bins.iterdir():
         path.chmod(0o755)
-    function = SCRIPT.read_text().partition("install_gcsfuse() {")[2].partition("\n}\n")[0]
-    script = f"GOOGLE_KEYS=({pinned}) GCSFUSE_VERSION=2.5.2\ninstall_gcsfuse() {{{function}\n}}\ninstall_gcsfuse"
-    environment = {"PATH": f"{bins}:{os.environ['PATH']}", "TMPDIR": str(tmp_path)}
-    subprocess.run(["bash", "-c", script], env=environment, check=True)
-    update, install = (tmp_path / "apt").read_text().splitlines()
-    assert install.endswith("install -y gcsfuse=2.5.2")
-    folder = Path(update.partition("SourceParts=")[2].partition(" ")[0])
-    source = (folder / "gcsfuse.list").read_text()
-    assert source.startswith(
-        f"deb [signed-by={folder.parent}/google.gpg] https://packages.cloud.google.com/apt gcsfuse"
-    )
-    shown = subprocess.run(
-        ["gpg", "--homedir", str(home), "--show-keys", str(folder.parent / "google.gpg")],
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout
-    assert (pinned in shown, other in shown) == (True, False)
-    subprocess.run(["gpgconf", "--homedir", str(home), "--kill", "all"], check=False)
+    function = text.partition("install_gcsfuse() {")[2].partition("\n}\n")[0]
+    script = f"install_gcsfuse() {{{function}\n}}\nWORK={shlex.quote(str(tmp_path))}\ninstall_gcsfuse"
+    environment = {
+        "PATH": f"{bins}:{os.environ['PATH']}",
+        "GCSFUSE_VERSION": "3.4.4",
+        "GCSFUSE_SHA256": checksum,
+    }
+    done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True)
+    assert (done.returncode == 0) == is_whole
+    if is_whole:
+        assert (tmp_path / "apt").read_text().endswith(f"install -y {tmp_path}/gcsfuse_3.4.4_amd64.deb\n")
+    else:
+        assert "FAILED" in done.stdout + done.stderr
+        assert not (tmp_path / "apt").exists()
 
 
 @pytest.mark.parametrize("state", ["WAITING_FOR_RESOURCES", "ACTIVE"])
