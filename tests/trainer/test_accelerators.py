@@ -68,14 +68,15 @@ def test_a_custom_program_is_not_started_on_a_machine_without_its_gpus(
 
 
 def installed(folder: Path, **gpus: int | None) -> None:
-    """Write stand-ins for libraries that see this many GPUs (None: that cannot be imported)."""
+    """Write stand-ins for libraries that see this many GPUs (None: that cannot be imported; -6: that crash)."""
     texts = {
         "torch": "class cuda:\n    is_available = lambda: {0} > 0\n    device_count = lambda: {0}\n",
         "jax": "class Gpu:\n    platform = 'gpu'\nlocal_devices = lambda: [Gpu] * {0}\n",
         "tensorflow": "class config:\n    list_physical_devices = lambda kind: [kind] * {0}\n",
     }
     for name, count in gpus.items():
-        text = "raise ImportError('broken')" if count is None else texts[name].format(count)
+        failing = {None: "raise ImportError('broken')", -6: "import os\nos.abort()"}
+        text = failing.get(count) or texts[name].format(count)
         (folder / f"{name}.py").write_text(text)
 
 
@@ -85,6 +86,8 @@ def installed(folder: Path, **gpus: int | None) -> None:
         ({"tensorflow": 0}, "TensorFlow sees 0"),
         ({"tensorflow": 1, "torch": 0}, "PyTorch sees 0 and TensorFlow sees 1"),  # one of two is not enough
         ({"tensorflow": 0, "jax": None}, "JAX fails (broken) and TensorFlow sees 0"),
+        ({"tensorflow": 0, "torch": -6}, "PyTorch fails (status -6) and TensorFlow sees 0"),
+        ({"tensorflow": 2, "torch": -6}, ""),
         ({"tensorflow": 0, "torch": 2}, ""),  # TensorFlow reads the records
         ({"tensorflow": 0, "jax": 2}, ""),
     ],
