@@ -9,6 +9,7 @@ as not flushed until Python flushes it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -118,7 +119,8 @@ def _recorded(folder: Path, name: Name, number: int) -> Workspace:
     process.kill()
     while others := [other for other in processes_of(space.path) if other.status() != psutil.STATUS_ZOMBIE]:
         for other in others:
-            other.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                other.kill()
         psutil.wait_procs(others, timeout=1)
     process.communicate()
     return space

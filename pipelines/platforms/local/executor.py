@@ -88,12 +88,12 @@ def _is_damaged(artifact: JsonObject) -> bool:
 
 
 @contextlib.contextmanager
-def _warm(steps: Sequence[str], engine: str) -> Iterator[None]:
+def _warm(steps: Sequence[str], engine: str, lock: int) -> Iterator[None]:
     """Run these steps of the pipeline in forks of a process that imports their libraries while other steps run."""
     if not steps:
         yield
         return
-    warm = Warm(steps, engine)
+    warm = Warm(steps, engine, lock)
     try:
         from kfp.local import subprocess_task_handler
 
@@ -152,11 +152,13 @@ def main() -> None:
     parser.add_argument("--champion", default="")
     parser.add_argument("--rehearsal", action="store_true")
     parser.add_argument("--containers", action="store_true")
+    parser.add_argument("--lock", type=int, required=True, help="the descriptor of the run's lock, which was inherited")
     parser.add_argument("--warm", metavar="STEP", nargs="*", default=(), help="steps to run in forks")
     parser.add_argument("--engine", default="tensorflow", help="the engine of the step train")
     arguments = parser.parse_args()
     folder = RunFolder(arguments.folder)
-    with _ends_with_parent(folder, containers=arguments.containers), _warm(arguments.warm, arguments.engine):
+    ending = _ends_with_parent(folder, containers=arguments.containers)
+    with ending, _warm(arguments.warm, arguments.engine, arguments.lock):
         done = execute(
             folder, arguments.output, arguments.champion, rehearsal=arguments.rehearsal, containers=arguments.containers
         )

@@ -133,6 +133,7 @@ def _execute(
     command += ["--containers"] if record.runner == "docker" else ["--warm", *forked]
     command += ["--engine", config.train.engine]
     assert folder.lock is not None, "the run is held"
+    command += ["--lock", str(folder.lock)]
     environment = {
         **os.environ,
         EVENTS_VARIABLE: str(folder.events_file),

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from slipway.core import forking
 from slipway.core.exit_codes import FAILED
+from slipway.core.parent_death import dying_with_parent
 from slipway.trainer.distributed.accelerators import find
 from slipway.trainer.engines.quick_import import import_before_tensorflow, import_tensorflow
 
@@ -48,15 +49,20 @@ def warm_steps(config: RunConfig, platform: str, environment: Mapping[str, str])
 
 
 class Warm:
-    """The process that imports and forks; `close` ends it."""
+    """The process that imports and forks; `close` ends it.
 
-    def __init__(self, steps: Sequence[str], engine: str) -> None:
+    If this process is killed, it and its forks are, too: a run that is resumed would train beside them. They hold the
+    run's lock (`lock`, a descriptor) until they have ended.
+    """
+
+    def __init__(self, steps: Sequence[str], engine: str, lock: int | None = None) -> None:
         self._steps = steps
         self._channel, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-m", __name__, str(theirs.fileno()), engine, *steps]
             environment = {**os.environ, "_KFP_RUNTIME": "true"}  # as in steps: kfp imports only what they need
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
+            descriptors = [theirs.fileno(), *([] if lock is None else [lock])]
+            self._process = subprocess.Popen(dying_with_parent(command), pass_fds=descriptors, env=environment)
         self._answers = self._channel.makefile()
 
     def run(self, command: Sequence[str]) -> int | None:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
+import subprocess
 import sys
 from pathlib import Path
+from typing import TextIO
 
+import psutil
 import pytest
 
 from slipway.core.exit_codes import FAILED
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.platforms.local.warm import Warm, warm_steps
+from tests.end_to_end.workspace import wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="steps are forks on Linux only")
 
@@ -64,3 +71,38 @@ def test_each_step_is_a_process_of_its_own(tmp_path: Path, monkeypatch):
         assert warm.run(command("evaluate", loaded)) is None
     finally:
         warm.close()
+
+
+def test_a_step_dies_with_a_killed_executor_and_holds_the_lock_until_then(tmp_path: Path) -> None:
+    """Otherwise the run is resumed beside a training that continues."""
+    step = (
+        "import os, time\n"
+        "from pathlib import Path\n"
+        "def evaluate() -> None:\n"
+        "    Path('writing').write_text(str(os.getpid()))\n"
+        "    Path('writing').rename('running')\n"
+        "    time.sleep(100)\n"
+    )
+    executor = (
+        "import fcntl, os\n"
+        "from slipway.pipelines.platforms.local.warm import Warm\n"
+        "lock = os.open('lock', os.O_RDWR | os.O_CREAT)\n"
+        "fcntl.flock(lock, fcntl.LOCK_EX)\n"
+        f"Warm(['evaluate'], 'tensorflow', lock).run({command('evaluate', step)!r})\n"
+    )
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen([sys.executable, "-c", executor], cwd=tmp_path, env=environment)
+    wait_for((tmp_path / "running").exists)
+    process.kill()
+    process.wait()
+    with (tmp_path / "lock").open() as file:
+        wait_for(lambda: locked(file))
+    pid = int((tmp_path / "running").read_text())
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def locked(file: TextIO) -> bool:
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
