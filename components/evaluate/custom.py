@@ -20,7 +20,14 @@ from typing import Any, TypeAlias
 
 from slipway.components import page
 from slipway.components.evaluate import charts, contract
-from slipway.components.evaluate.evaluation import MAY_INCLUDE, NO_CHAMPION_ASKED, NO_CHAMPION_YET, SPLIT, unseen_by
+from slipway.components.evaluate.evaluation import (
+    MAY_INCLUDE,
+    NO_CHAMPION_ASKED,
+    NO_CHAMPION_YET,
+    SPLIT,
+    UNRECORDED,
+    unseen_by,
+)
 from slipway.components.evaluate.gate import EvaluateSettings, Opponent, Verdict, decide, known
 from slipway.components.evaluate.served_model import ModelFolder
 from slipway.components.train.result import trainer_record
@@ -147,7 +154,7 @@ def _seen_by_champion(settings: EvaluateSettings, data: Data, champion: Path) ->
         return f"{MAY_INCLUDE}the metrics are those that its program reported."
     hashes = seen.of_split(data, manifest.read(data), SPLIT) if isinstance(data, Path) else None
     if hashes is None or seen.seen_by(champion) is None:
-        return f"{MAY_INCLUDE}there is no record of them (seen.u64)."
+        return UNRECORDED
     unseen = unseen_by(hashes, champion)
     if unseen is None:
         return ""

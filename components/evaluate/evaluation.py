@@ -41,6 +41,7 @@ FEWEST_COMPARED = 50
 # network uses all cores itself, and two batches at once would need twice the memory.
 SMALL_BATCH_BYTES, MOST_THREADS = 8 * 1024**2, 4
 MAY_INCLUDE = "The comparison may include test examples on which the champion was trained or selected: "
+UNRECORDED = f"{MAY_INCLUDE}there is no record of them (seen.u64)."
 NO_CHAMPION_YET = "There is no champion yet."
 NO_CHAMPION_ASKED = "Not compared with a champion (evaluate.champion=none)."
 
@@ -232,7 +233,7 @@ def _as_opponent(champion: Measured | None, model: Measured, metric: str, *, is_
         champion.foreign,
         incomparable=missing,
         basis=basis,
-        caveat="" if is_recorded else f"{MAY_INCLUDE}there is no record of them (seen.u64).",
+        caveat="" if is_recorded else UNRECORDED,
         ours=ours,
     )
 

@@ -90,8 +90,8 @@ class Ranking:
         of_positives = self.positive * ((positives - hits) * precision + (hits - 1) ** 2 * one_less)
         of_negatives = self.positive * ((negatives - every + hits) * precision + (every - hits) * hits * one_less)
         total = positives + negatives
-        left_out = (of_positives.sum() / (positives - 1) + of_negatives.sum() / positives) / total
-        return float((total - 1) * (left_out - average))
+        without_one = (of_positives.sum() / (positives - 1) + of_negatives.sum() / positives) / total
+        return float((total - 1) * (without_one - average))
 
     def best_f1(self) -> tuple[float, float]:
         """Return the threshold with the highest F1, and that F1."""
