@@ -35,8 +35,8 @@ MAX_CONNECTIONS = 4096
 ABORT_SECONDS = 5.0
 # In which a request must arrive completely once the server has stopped listening.
 STOP_SECONDS = 5.0
-# For requests of connections that are accepted as the last ones to arrive.
-DRAIN_SECONDS = 0.2
+# In which the first request of a new connection must begin once the server has stopped listening.
+DRAIN_SECONDS = 1.0
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +53,7 @@ class _Connection(HttpToolsProtocol):
         self._server = server
         self._unread = 0  # bytes of the request's header, or since the last bytes of its body
         self._arriving = False  # whether a request has begun and is not complete
+        self._draining = False  # whether the server has stopped listening
         self._since, self._answered = time.monotonic(), False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -88,6 +89,8 @@ class _Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._arriving = True
+        if self._draining:
+            self._restart_timer(STOP_SECONDS)
         if self.cycle is not None and self.cycle.response_complete:
             self.cycle = None  # type: ignore[assignment]
         super().on_message_begin()
@@ -114,11 +117,16 @@ class _Connection(HttpToolsProtocol):
         self.transport.abort()  # does not wait for a client that does not read
 
     def shutdown(self) -> None:
-        if self._arriving:
-            self._stop_timer()
-            self._start_timer(min(STOP_SECONDS, self._server.settings.limits.timeout))
-        if not self._arriving or self.cycle is not None:  # a header that has begun to arrive may end
+        is_new = self.cycle is None and not self._answered
+        if self._arriving or is_new:
+            self._draining = True
+            self._restart_timer(STOP_SECONDS if self._arriving else DRAIN_SECONDS)
+        if self.cycle is not None or not (self._arriving or is_new):  # a header that has begun to arrive may end
             super().shutdown()
+
+    def _restart_timer(self, seconds: float) -> None:
+        self._stop_timer()
+        self._start_timer(min(seconds, self._server.settings.limits.timeout))
 
     def _start_timer(self, seconds: float | None = None) -> None:
         self._timer = self.loop.call_later(seconds or self._server.settings.limits.timeout, self._time_out)
@@ -209,7 +217,6 @@ class Listener(uvicorn.Server):
         for accepted in self._close_listeners():
             with contextlib.suppress(OSError):
                 await asyncio.get_running_loop().connect_accepted_socket(self._connection, accepted)
-        await asyncio.sleep(DRAIN_SECONDS)
         await super().shutdown(sockets)
 
     def _connection(self) -> asyncio.Protocol:

@@ -46,6 +46,11 @@ class Report:
     counts: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
 
+    @property
+    def saw_all(self) -> bool:
+        """Whether a command was killed and a resume was refused."""
+        return any(name.startswith("kills") for name in self.counts) and self.counts["exit codes 2"] > 0
+
     def __str__(self) -> str:
         counts = ", ".join(f"{count} {name}" for name, count in sorted(self.counts.items()))
         return f"{counts}; " + ("; ".join(self.problems) or "the same weights, one trainer at a time")
@@ -60,11 +65,11 @@ class Soak:
         self._space = Workspace(folder / "space")
 
     def run(self, seconds: float) -> Report:
-        """Return the report of at least one run, and of as many as begin in the time."""
+        """Return the report of as many runs as begin in the time, and as it takes for a kill and a refused resume."""
         started = time.monotonic()
         self._complete(RUN)
         duration, checksum = time.monotonic() - started, self._checksum()
-        while not self.report.counts["runs"] or time.monotonic() - started < seconds:
+        while time.monotonic() - started < seconds or not self.report.saw_all:
             self.report.counts["runs"] += 1
             self._round([RUN, RESUME], duration)
             while self._space.record()["status"] != "succeeded":

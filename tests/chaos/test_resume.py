@@ -19,5 +19,4 @@ def test_one_of_several_resumes_trains_and_the_weights_stay_the_same(tmp_path: P
     report = Soak(tmp_path, seed).run(1)
     assert report.problems == []
     assert report.counts["looks at a trainer"]
-    assert report.counts["exit codes 2"], "resumes are refused"
-    assert any(name.startswith("kills") for name in report.counts)
+    assert report.saw_all
