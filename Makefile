@@ -7,6 +7,7 @@ HARDWARE ?=
 TARGET ?= local
 ENGINE ?= tensorflow
 PROCESSES ?= 4
+SUITE ?= trixie
 # With PYTHON given, environments of another version are made again; otherwise they are kept.
 ifdef PYTHON
 .PHONY: $(shell for venv in .venv .venv-engines; do [ ! -e $$venv ] || [ "$$($$venv/bin/python -V 2>&1)" = "$$($(PYTHON) -V 2>&1)" ] || echo $$venv/.installed; done)
@@ -111,6 +112,10 @@ chaos-disk: $(STAMP) ## Fail every disk operation in turn, damage checkpoints, a
 .PHONY: test-containers
 test-containers: $(STAMP) ## Build images and run the pipeline in containers (skips what this machine lacks)
 	$(BIN)/python -m pytest -n 0 -ra --timeout 2400 tests/containers
+
+.PHONY: test-debian
+test-debian: ## Run the README's commands on a minimal Debian, as an ordinary user (SUITE, root, debootstrap)
+	tests/debian $(SUITE)
 
 .PHONY: test-cluster
 test-cluster: $(STAMP) ## Run the tests of the Kubernetes API and of the rights against a real kube-apiserver (skips without KUBEBUILDER_ASSETS)
