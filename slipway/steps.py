@@ -369,7 +369,7 @@ def deploy_model(
     Args:
         registered: The version of `register_version`; one that is not the champion is not deployed.
         connection: As for `find_champion`.
-        deployment: The endpoint, as `slipway.pipelines.endpoints.files` reads it from its file.
+        deployment: The endpoint, as `slipway.pipelines.platforms.vertex.endpoints.files` reads it from its file.
         image: The container image of the task.
     """
     return on_image(_deploy.deploy_model, image)(

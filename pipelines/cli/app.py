@@ -16,7 +16,11 @@ from slipway.pipelines.cli.preparation import doctor, hardware_, migrate, setup
 from slipway.pipelines.cli.project import init
 from slipway.pipelines.cli.serving import predict, serve
 from slipway.pipelines.cli.start import rehearse, run
-from slipway.pipelines.cli.terminal import (
+from slipway.pipelines.platforms.tpu.commands import app as tpu_app
+from slipway.pipelines.platforms.vertex.endpoints.commands import app as endpoints_app
+from slipway.pipelines.platforms.vertex.endpoints.commands import deploy, rollback
+from slipway.pipelines.platforms.vertex.schedules.commands import app as schedule_app
+from slipway.pipelines.terminal import (
     HELP_OPTIONS,
     Commands,
     output_errors,
@@ -24,10 +28,6 @@ from slipway.pipelines.cli.terminal import (
     show_help_alone,
     user_errors,
 )
-from slipway.pipelines.cli.tpu import app as tpu_app
-from slipway.pipelines.endpoints.commands import app as endpoints_app
-from slipway.pipelines.endpoints.commands import deploy, rollback
-from slipway.pipelines.schedules.commands import app as schedule_app
 
 # In the order of --help: group, command, function, examples.
 COMMANDS = (

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from slipway.core.errors import UserError
-from slipway.pipelines.cli.options import (
+from slipway.pipelines.cli.serving import Registry
+from slipway.pipelines.options import (
     Configuration,
     ConfigurationFile,
     Hardware,
@@ -22,10 +23,9 @@ from slipway.pipelines.cli.options import (
     check_folder_of,
     configuration_path,
 )
-from slipway.pipelines.cli.serving import Registry
-from slipway.pipelines.cli.terminal import EXIT_FAILED, console, print_results, say, user_errors
 from slipway.pipelines.platforms.remote import remote
 from slipway.pipelines.table import PlatformName
+from slipway.pipelines.terminal import EXIT_FAILED, console, print_results, say, user_errors
 
 if TYPE_CHECKING:
     from slipway.pipelines.images.build import Content

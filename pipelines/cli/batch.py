@@ -11,11 +11,11 @@ import typer
 
 from slipway.core.cores import available_cores
 from slipway.core.errors import UserError
-from slipway.pipelines.cli.options import Configuration, Json, Overrides, configuration_path
 from slipway.pipelines.cli.serving import FORMAT, MODEL, SPLIT, Module, Registry, progress_bar
-from slipway.pipelines.cli.terminal import EXIT_FAILED, EXIT_INTERRUPTED, say, show_error, user_errors
+from slipway.pipelines.options import Configuration, Json, Overrides, configuration_path
 from slipway.pipelines.prediction.output import Format
 from slipway.pipelines.table import PlatformName
+from slipway.pipelines.terminal import EXIT_FAILED, EXIT_INTERRUPTED, say, show_error, user_errors
 
 if TYPE_CHECKING:
     from slipway.pipelines.platforms.vertex.batch import Asked, Job, Prepared

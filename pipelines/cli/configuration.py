@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from slipway.pipelines.cli.options import (
+from slipway.pipelines.options import (
     Configuration,
     ConfigurationFile,
     Hardware,
@@ -18,7 +18,7 @@ from slipway.pipelines.cli.options import (
     Overrides,
     configuration_path,
 )
-from slipway.pipelines.cli.terminal import command_group, user_errors
+from slipway.pipelines.terminal import command_group, user_errors
 
 # Origins are aligned at the longest line, up to this column.
 WIDEST = 60

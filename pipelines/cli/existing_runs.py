@@ -17,8 +17,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from slipway.core.errors import UserError
-from slipway.pipelines.cli.options import Json, Run, Timings
-from slipway.pipelines.cli.terminal import (
+from slipway.pipelines.options import Json, Run, Timings
+from slipway.pipelines.platforms.remote import remote
+from slipway.pipelines.terminal import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_REJECTED,
@@ -27,7 +28,6 @@ from slipway.pipelines.cli.terminal import (
     printable,
     user_errors,
 )
-from slipway.pipelines.platforms.remote import remote
 
 if TYPE_CHECKING:
     from slipway.pipelines.runs.record import RunFolder, RunRecord

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from slipway.pipelines.cli.options import (
+from slipway.pipelines.options import (
     Configuration,
     ConfigurationFile,
     Hardware,
@@ -21,14 +21,14 @@ from slipway.pipelines.cli.options import (
     check_runner,
     configuration_path,
 )
-from slipway.pipelines.cli.terminal import EXIT_FAILED, command_group, console, error_console, user_errors
+from slipway.pipelines.terminal import EXIT_FAILED, command_group, console, error_console, user_errors
 from slipway.trainer.engines.table import ENGINES
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from slipway.pipelines.checks import Finding
     from slipway.pipelines.config.config import RunConfig
-    from slipway.pipelines.doctor.check import Finding
 
 SetupPlace = Annotated[
     Literal["vertex", "kubeflow", "tpu"],
@@ -49,9 +49,9 @@ def doctor(
     as_json: Json = False,
 ) -> None:
     """Check the machine, the project and the configuration, and show how to fix what fails."""
+    from slipway.pipelines.checks import Context
     from slipway.pipelines.config.config import load
     from slipway.pipelines.doctor import examine_all
-    from slipway.pipelines.doctor.check import Context
 
     configuration = load(configuration_path(file, config), overrides or (), hardware)
     check_runner(runner, runner if target == "local" else Runner.process, f"a run on {target}")

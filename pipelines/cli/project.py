@@ -13,7 +13,7 @@ import typer
 
 from slipway.core.errors import UserError
 from slipway.core.paths import require_utf8
-from slipway.pipelines.cli.terminal import console, user_errors
+from slipway.pipelines.terminal import console, user_errors
 
 # The folder with the files of all templates, and those that have another name in the project.
 ALL = "all"

@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 import typer
 
 from slipway.core.errors import UserError
-from slipway.pipelines.cli.options import check_folder_of
-from slipway.pipelines.cli.terminal import EXIT_FAILED, error_console, printable, say, user_errors
+from slipway.pipelines.options import check_folder_of
 from slipway.pipelines.prediction.output import Format
+from slipway.pipelines.terminal import EXIT_FAILED, error_console, printable, say, user_errors
 
 if TYPE_CHECKING:
     from rich.progress import Progress

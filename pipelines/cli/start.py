@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from slipway.core.errors import UserError
 from slipway.pipelines.cli.existing_runs import current, exit_as_it_went, show_failure, watch_and_exit
-from slipway.pipelines.cli.options import (
+from slipway.pipelines.options import (
     Configuration,
     ConfigurationFile,
     Hardware,
@@ -28,8 +28,8 @@ from slipway.pipelines.cli.options import (
     complete_run,
     configuration_path,
 )
-from slipway.pipelines.cli.terminal import EXIT_INTERRUPTED, EXIT_REJECTED, console, error_console, user_errors
 from slipway.pipelines.platforms.remote import Remote, remote
+from slipway.pipelines.terminal import EXIT_INTERRUPTED, EXIT_REJECTED, console, error_console, user_errors
 
 if TYPE_CHECKING:
     from slipway.pipelines.config.config import RunConfig

@@ -25,10 +25,10 @@ from slipway.components.train.tpu.settings import TpuSettings
 from slipway.core.errors import UserError
 from slipway.core.manifest import TaskName
 from slipway.pipelines.config.errors import explain_validation
-from slipway.pipelines.config.kubeflow import KubeflowSettings
 from slipway.pipelines.config.program import check_evaluation, check_program
 from slipway.pipelines.config.resources import VertexStepResources, check_vertex_steps
 from slipway.pipelines.config.values import read_values
+from slipway.pipelines.platforms.kubeflow.settings import KubeflowSettings
 from slipway.serving.settings import ServeSettings
 from slipway.trainer.config import ModelSettings, TrainSettings
 from slipway.trainer.settings import Settings

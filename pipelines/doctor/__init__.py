@@ -9,18 +9,12 @@ from collections.abc import Sequence
 
 from slipway.components.cloud.refusals import refusal
 from slipway.core.errors import UserError
-from slipway.pipelines.doctor import (
-    configuration,
-    endpoints,
-    kubeflow,
-    machine,
-    model_builder,
-    quotas,
-    tpu,
-    user_code,
-    vertex,
-)
-from slipway.pipelines.doctor.check import Check, Context, Finding, examine
+from slipway.pipelines.checks import Check, Context, Finding, examine
+from slipway.pipelines.doctor import configuration, machine, model_builder, user_code
+from slipway.pipelines.platforms.kubeflow import doctor as kubeflow
+from slipway.pipelines.platforms.tpu import doctor as tpu
+from slipway.pipelines.platforms.vertex.doctor import endpoints, quotas
+from slipway.pipelines.platforms.vertex.doctor import resources as vertex
 
 CHECKS = (
     Check("python", machine.python_version),

@@ -7,8 +7,8 @@ from pathlib import Path
 from slipway.core import manifest
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
+from slipway.pipelines.checks import Context, DoubtError, NotApplicableError
 from slipway.pipelines.config.config import RunConfig
-from slipway.pipelines.doctor.check import Context, DoubtError, NotApplicableError
 from slipway.pipelines.hardware import this_machine
 from slipway.pipelines.hardware.memory import fits_memory
 from slipway.pipelines.hardware.placement import check_engine

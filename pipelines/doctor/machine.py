@@ -12,7 +12,7 @@ from pathlib import Path
 from slipway.core.cores import available_cores
 from slipway.core.errors import UserError, system_error
 from slipway.core.paths import require_utf8
-from slipway.pipelines.doctor.check import Context, DoubtError, NotApplicableError
+from slipway.pipelines.checks import Context, DoubtError, NotApplicableError
 from slipway.pipelines.hardware import this_machine
 from slipway.trainer.distributed.accelerators import find
 from slipway.trainer.engines import installed

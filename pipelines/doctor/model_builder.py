@@ -11,7 +11,7 @@ from pathlib import Path
 
 from slipway.core.errors import UserError, nearest
 from slipway.core.paths import is_remote
-from slipway.pipelines.doctor.check import Context, DoubtError, NotApplicableError
+from slipway.pipelines.checks import Context, DoubtError, NotApplicableError
 from slipway.pipelines.doctor.configuration import prepared_data
 from slipway.trainer import hooks
 from slipway.trainer.distributed.accelerators import PLANNED_VARIABLE

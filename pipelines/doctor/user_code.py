@@ -12,7 +12,7 @@ from pathlib import Path
 
 from slipway.components.prepare_data.sources import source_kind
 from slipway.core.errors import UserError, nearest
-from slipway.pipelines.doctor.check import Context, DoubtError, NotApplicableError
+from slipway.pipelines.checks import Context, DoubtError, NotApplicableError
 from slipway.pipelines.migrate.changes import imported_packages, literal_metrics, missing_outputs
 from slipway.pipelines.migrate.source import SourceFile, read_program
 from slipway.trainer import hooks

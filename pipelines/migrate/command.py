@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from slipway.core.errors import UserError
-from slipway.pipelines.cli.options import check_folder_of
 from slipway.pipelines.migrate.migration import Migration, from_arguments, migrate
+from slipway.pipelines.options import check_folder_of
 
 
 def migration_of(source: Path | None, arguments: Sequence[str] = ()) -> Migration:

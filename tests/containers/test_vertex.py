@@ -33,7 +33,7 @@ from tests.fakes.google import FakeGoogle
 from tests.fakes.ready import BUCKET, vertex_settings
 from tests.fakes.vertex.replicas import REPLICA_LABEL
 from tests.fakes.vertex.serving import ACCOUNT, STAND_IN
-from tests.pipelines.endpoints.conftest import PARENT, Workspace
+from tests.pipelines.platforms.vertex.endpoints.conftest import PARENT, Workspace
 
 REPLICAS = ("workerpool0-0", "workerpool1-0")
 MODELS = """

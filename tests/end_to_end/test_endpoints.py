@@ -19,7 +19,7 @@ from slipway.core import integrity
 from tests.end_to_end.workspace import FinishedRun
 from tests.fakes.google import FakeGoogle
 from tests.fakes.ready import BUCKET
-from tests.pipelines.endpoints.conftest import ENDPOINT_ID, PARENT, Workspace
+from tests.pipelines.platforms.vertex.endpoints.conftest import ENDPOINT_ID, PARENT, Workspace
 
 CANARY = (5, 25, 100)
 

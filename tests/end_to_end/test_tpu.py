@@ -8,7 +8,7 @@ import signal
 import psutil
 import pytest
 
-from slipway.pipelines.cli.terminal import EXIT_INTERRUPTED
+from slipway.pipelines.terminal import EXIT_INTERRUPTED
 from slipway.trainer.checkpoint.store import POINTER
 from tests.end_to_end.tpu_target import TpuRuns
 from tests.end_to_end.workspace import FinishedRun, Workspace, steps, wait_for

@@ -20,9 +20,9 @@ from slipway.components.train.trainjob.cluster import (
 from slipway.components.train.trainjob.manifest import GROUP, VERSION
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
-from slipway.pipelines.config.kubeflow import KubeflowSettings
 from slipway.pipelines.hardware.choice import Hardware
 from slipway.pipelines.platforms.kubeflow.server import RUN_AS_USER, Server
+from slipway.pipelines.platforms.kubeflow.settings import KubeflowSettings
 from slipway.pipelines.platforms.kubeflow.training import uses_train_job
 
 # Namespace and service accounts of Kubeflow Pipelines without profiles, and the account of a profile. Source:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig
-from slipway.pipelines.config.kubeflow import KubeflowSettings
 from slipway.pipelines.hardware.choice import Hardware, base_text
+from slipway.pipelines.platforms.kubeflow.settings import KubeflowSettings
 from slipway.pipelines.platforms.kubeflow.training import uses_train_job
 
 

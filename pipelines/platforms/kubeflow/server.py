@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from slipway.components.cloud.retries import TRANSIENT, retried
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
-from slipway.pipelines.config.kubeflow import KubeflowSettings
+from slipway.pipelines.platforms.kubeflow.settings import KubeflowSettings
 
 if TYPE_CHECKING:
     from kfp import Client

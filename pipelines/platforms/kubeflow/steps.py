@@ -17,7 +17,6 @@ from slipway.components.register_model.registry import RegisterSettings
 from slipway.components.train.trainjob.manifest import TrainJobSettings
 from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig
-from slipway.pipelines.config.kubeflow import SHARED_MEMORY, SHARED_MEMORY_PATH, KubeflowSettings
 from slipway.pipelines.config.kubernetes import quantity
 from slipway.pipelines.config.resources import StepResources, resources_of
 from slipway.pipelines.parameters import Channels, with_parameters
@@ -25,6 +24,7 @@ from slipway.pipelines.pipeline import training_steps
 from slipway.pipelines.platforms.base import Champion, Platform
 from slipway.pipelines.platforms.kubeflow.checks import settings_of
 from slipway.pipelines.platforms.kubeflow.server import Server
+from slipway.pipelines.platforms.kubeflow.settings import SHARED_MEMORY, SHARED_MEMORY_PATH, KubeflowSettings
 from slipway.pipelines.platforms.kubeflow.training import limits_of, node_selector, tolerations, train_job_settings
 from slipway.pipelines.table import Role, Task, step_of
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from slipway.components.train.trainjob.manifest import TrainJobSettings
 from slipway.pipelines.config.config import RunConfig
-from slipway.pipelines.config.kubeflow import KubeflowSettings
 from slipway.pipelines.config.resources import StepResources
 from slipway.pipelines.hardware.choice import Hardware
+from slipway.pipelines.platforms.kubeflow.settings import KubeflowSettings
 
 # https://docs.cloud.google.com/kubernetes-engine/docs/how-to/tpus and …/how-to/gpus
 TPU_RESOURCE = "google.com/tpu"

@@ -22,9 +22,9 @@ from slipway.components.cloud.retries import is_transient, paced, retried
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig, vertex_of
-from slipway.pipelines.doctor import batch as checks
 from slipway.pipelines.platforms.vertex import batch_files
 from slipway.pipelines.platforms.vertex.batch_files import Inputs, Results, called
+from slipway.pipelines.platforms.vertex.doctor import batch as checks
 from slipway.pipelines.platforms.vertex.submission import labels_of
 
 if TYPE_CHECKING:

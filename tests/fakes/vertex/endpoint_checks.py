@@ -13,8 +13,8 @@ from collections.abc import Collection, Iterable, Mapping
 
 from google.cloud import aiplatform_v1 as vertex
 
-from slipway.pipelines.endpoints.machines import MACHINES, SERVING_PREFIX
 from slipway.pipelines.hardware.catalogue import load
+from slipway.pipelines.platforms.vertex.endpoints.machines import MACHINES, SERVING_PREFIX
 from tests.fakes.errors import ServiceError
 from tests.fakes.vertex.shapes import check_act_as, check_display_name, check_key, check_labels, check_network, invalid
 from tests.fakes.vertex.worker_pools import check_demand

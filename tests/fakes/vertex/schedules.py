@@ -11,7 +11,7 @@ from typing import Any
 from google.cloud import aiplatform_v1 as vertex
 from google.protobuf import empty_pb2
 
-from slipway.pipelines.schedules.cron import parse
+from slipway.pipelines.platforms.vertex.schedules.cron import parse
 from tests.fakes.errors import ServiceError
 from tests.fakes.filters import matcher
 from tests.fakes.paging import page_of

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 from slipway.core.errors import UserError
 from slipway.core.manifest import Input
 from slipway.pipelines.cli.app import app
-from slipway.pipelines.cli.options import configuration_path
 from slipway.pipelines.cli.project import Template
 from slipway.pipelines.config.config import load
+from slipway.pipelines.options import configuration_path
 
 
 @pytest.mark.parametrize("template", list(Template))

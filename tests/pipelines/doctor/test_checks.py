@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from slipway.components.register_model.registry import Registry
 from slipway.core.errors import UserError
+from slipway.pipelines.checks import Check, Context, examine
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.config.config import validate
-from slipway.pipelines.doctor.check import Check, Context, examine
 from slipway.pipelines.doctor.configuration import champion
 from slipway.trainer.engines import installed
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from slipway.core.errors import UserError
+from slipway.pipelines.checks import Context, Finding, examine
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.doctor import CHECKS, configuration, examine_all, machine
-from slipway.pipelines.doctor.check import Context, Finding, examine
 from tests.trainer.distributed.test_accelerators import devices, pci
 
 

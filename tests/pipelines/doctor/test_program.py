@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from slipway.core.errors import UserError
+from slipway.pipelines.checks import Context, DoubtError, NotApplicableError
 from slipway.pipelines.config.config import validate
 from slipway.pipelines.doctor import configuration, model_builder
-from slipway.pipelines.doctor.check import Context, DoubtError, NotApplicableError
 
 IMAGE = f"registry/own@sha256:{'0' * 64}"
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from slipway.core.errors import UserError
+from slipway.pipelines.checks import Context, DoubtError, NotApplicableError
 from slipway.pipelines.config.config import validate
 from slipway.pipelines.doctor import user_code
-from slipway.pipelines.doctor.check import Context, DoubtError, NotApplicableError
 
 WRITES = "from slipway import training\ntraining.model_dir()\n"
 

@@ -13,9 +13,9 @@ import yaml
 from typer.testing import CliRunner
 
 from slipway.core.errors import UserError
+from slipway.pipelines.checks import Context
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.config.config import RunConfig, load
-from slipway.pipelines.doctor.check import Context
 from slipway.pipelines.doctor.model_builder import model_builder
 from slipway.pipelines.images.build import build_images
 from slipway.pipelines.images.images import (

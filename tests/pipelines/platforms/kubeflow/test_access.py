@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 from slipway.components.build_image.registry import HttpRegistry
 from slipway.components.train.trainjob import rights
 from slipway.core.errors import UserError
+from slipway.pipelines.checks import Check, Context, Finding, examine
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.config.config import RunConfig
-from slipway.pipelines.doctor import kubeflow
-from slipway.pipelines.doctor.check import Check, Context, Finding, examine
 from slipway.pipelines.platforms.kubeflow import access
+from slipway.pipelines.platforms.kubeflow import doctor as kubeflow
 from tests.fakes.kubernetes import real
 from tests.fakes.kubernetes.server import NAMESPACE, FakeKubernetes
 from tests.fakes.kubernetes.store import RBAC

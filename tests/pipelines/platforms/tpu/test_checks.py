@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from slipway.core.errors import UserError
+from slipway.pipelines.checks import Context
 from slipway.pipelines.config.config import RunConfig, validate
 from slipway.pipelines.doctor import refuse_on_failure
-from slipway.pipelines.doctor.check import Context
 from slipway.pipelines.platforms.tpu.checks import request_of
 
 SECTION = {

@@ -1,0 +1,94 @@
+"""`slipway tpu …`: list and delete the TPUs that runs with `--target tpu` have requested."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from slipway.core.errors import UserError
+from slipway.pipelines.options import Configuration, Json, Overrides, configuration_path
+from slipway.pipelines.terminal import command_group, confirm_deletion, console, say, user_errors
+
+if TYPE_CHECKING:
+    from slipway.components.train.tpu.service import QueuedResource
+    from slipway.components.train.tpu.settings import TpuSettings
+
+app = command_group("List and delete the Cloud TPUs that runs with --target tpu have requested.")
+
+
+@app.command(name="list")
+@user_errors
+def list_(config: Configuration = None, overrides: Overrides = None, as_json: Json = False) -> None:
+    """List the requests of all users in the configuration's zones, with their states."""
+    _, found = _listed(config, overrides)
+    if as_json:
+        _print_json(found)
+        return
+    if not found:
+        say("There are no TPUs.")
+        return
+    for each in found:
+        console.print(escape(_line(each)), highlight=False, soft_wrap=True)
+    if expired := [each for each in found if each.is_expired]:
+        say(f"{len(expired)} hold no TPU and count against the quota: slipway tpu delete")
+
+
+@app.command()
+@user_errors
+def delete(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME]", help="A TPU or a run's id; default: your requests that failed or expired."),
+    ] = None,
+    config: Configuration = None,
+    overrides: Overrides = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Delete TPUs and wait until they no longer exist. A run that trains on one fails; its checkpoints are kept."""
+    from slipway.components.train.tpu import service
+
+    settings, found = _listed(config, overrides)
+    if name is None:
+        doomed = [each for each in found if each.is_expired and each.owner == service.owner()]
+    else:
+        doomed = [each for each in found if name in (each.name, each.run_id)]
+        if not doomed:
+            raise UserError.unknown("TPU", name, sorted({each.name for each in found}), setting="NAME")
+    for each in doomed:
+        say(_line(each))
+    if doomed and not yes:
+        confirm_deletion(f"Delete {'it' if len(doomed) == 1 else f'these {len(doomed)}'}?")
+    for each in doomed:
+        service.delete(settings.connection, each.zone, each.name)
+        say(f"{each.name}: deleted")
+    if not doomed:
+        say("There is no request of yours that failed or expired.")
+    if as_json:
+        _print_json(doomed)
+
+
+def _listed(config: Configuration, overrides: Overrides) -> tuple[TpuSettings, list[QueuedResource]]:
+    """Return the section `tpu`, and what runs have requested in its zones."""
+    from slipway.components.train.tpu import service
+    from slipway.pipelines.config.config import load
+    from slipway.pipelines.platforms.tpu.checks import settings_of
+
+    settings = settings_of(load(configuration_path(None, config), overrides or ()))
+    return settings, list(service.listed(settings.connection, list(settings.zones)))
+
+
+def _line(found: QueuedResource) -> str:
+    hardware = found.accelerator + (" Spot" if found.spot else "")
+    since = found.created.partition(".")[0].replace("T", " ")
+    why = f": {found.error}" if found.error else ""
+    return f"{found.name} in {found.zone}: {found.state}, {hardware}, since {since} UTC, of {found.owner}{why}"
+
+
+def _print_json(found: list[QueuedResource]) -> None:
+    sys.stdout.write(json.dumps([asdict(each) for each in found], indent=2) + "\n")

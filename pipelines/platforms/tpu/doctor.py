@@ -1,0 +1,343 @@
+"""Checks of the Google Cloud project of a run with `--target tpu`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from slipway.components.build_image.reference import ImageReference
+from slipway.components.build_image.refusals import is_legacy
+from slipway.components.cloud import policies
+from slipway.components.cloud.connection import Connection
+from slipway.components.cloud.refusals import is_absent, member_of, refusal
+from slipway.components.cloud.retries import retried, status_of
+from slipway.components.setup_access.access import COMMAND
+from slipway.components.setup_access.desired import machine_role
+from slipway.components.setup_access.observed import services
+from slipway.components.train.tpu.settings import TpuSettings
+from slipway.core.errors import UserError
+from slipway.core.values import JsonObject
+from slipway.pipelines.checks import Context, DoubtError, NotApplicableError
+from slipway.pipelines.platforms.tpu.checks import request_of, settings_of
+from slipway.pipelines.platforms.vertex.doctor.project import PAGE
+from slipway.pipelines.platforms.vertex.doctor.quotas import PAGE as QUOTA_PAGE
+from slipway.pipelines.platforms.vertex.doctor.quotas import UNLIMITED
+from slipway.pipelines.platforms.vertex.doctor.resources import ACT_AS, BUILD, image_exists, lacking
+
+SERVICE = "tpu.googleapis.com"
+APIS = (SERVICE, "storage.googleapis.com")
+SETUP = COMMAND.replace("setup", "setup --target tpu")
+BUILD_APIS = ("cloudbuild.googleapis.com", "artifactregistry.googleapis.com")
+TPU, OBJECTS, PULL = "roles/tpu.admin", "roles/storage.objectUser", "roles/artifactregistry.reader"
+READ, PUSH, LOG = "roles/storage.objectViewer", "roles/artifactregistry.writer", "roles/logging.logWriter"
+# By role, the others of Google's that contain what it is needed for. https://cloud.google.com/iam/docs/roles-permissions
+INSTEAD = {
+    OBJECTS: ("roles/storage.objectAdmin", "roles/storage.admin"),
+    PULL: ("roles/artifactregistry.writer", "roles/artifactregistry.admin", "roles/editor", "roles/owner"),
+    READ: (OBJECTS, "roles/storage.objectAdmin", "roles/storage.admin", "roles/cloudbuild.builds.builder"),
+    PUSH: ("roles/artifactregistry.admin", "roles/editor", "roles/owner", "roles/cloudbuild.builds.builder"),
+    LOG: ("roles/logging.admin", "roles/editor", "roles/owner", "roles/cloudbuild.builds.builder"),
+}
+
+
+def credentials(context: Context) -> str:
+    """There are credentials, and Google accepts them."""
+    return (_settings(context) and context.connection.caller) or "user credentials from gcloud"
+
+
+def apis(context: Context) -> str:
+    """The project exists, and the APIs are enabled."""
+    project, needed = _settings(context).project, [*APIS, *(BUILD_APIS if _builds(context) else ())]
+    number, enabled = services(context.connection, needed)
+    if enabled is None:
+        raise NotApplicableError("you may not see which APIs are enabled")
+    if missing := sorted(set(needed) - enabled):
+        raise UserError(
+            f"Not enabled: {', '.join(missing)}.",
+            fix=f"{SETUP}, or gcloud services enable {' '.join(missing)} --project={project}",
+        )
+    return f"{len(needed)} enabled in {project}, number {number}"
+
+
+def rights(context: Context) -> str:
+    """The caller may create, read and delete TPUs."""
+    where = policies.Resource("project", _settings(context).project)
+    _require(context.connection, where, TPU)
+    return "may create and delete TPUs"
+
+
+def account(context: Context) -> str:
+    """The account of the TPU's machines exists, and the caller may start machines that run as it."""
+    settings = _settings(context)
+    email = settings.service_account
+    where = policies.Resource("account", email)
+    try:
+        _require(context.connection, where, ACT_AS, settings.project)
+    except Exception as error:
+        if not is_absent(error):
+            raise
+        raise UserError(
+            f"The account {email} does not exist.",
+            setting="tpu.service_account",
+            value=settings.service_account,
+            fix=SETUP,
+        ) from None
+    return f"{email}; you may start machines that run as it"
+
+
+def account_roles(context: Context) -> str:
+    """The account of the TPU's machines may delete the TPU, use the bucket and pull the image."""
+    settings = _settings(context)
+    needed = [
+        (policies.Resource("project", settings.project), (role := machine_role(settings.project))),
+        (policies.Resource("bucket", _bucket(settings)), OBJECTS),
+        *((repository, PULL) for repository in _repositories(context)),
+    ]
+    alone = " Without it, a TPU cannot delete itself when its launcher is lost."
+    return _check_roles(context, settings.service_account, needed, {role: alone})
+
+
+def builds(context: Context) -> str:
+    """If the run builds its image: the caller may start builds, and their account may read the source and push."""
+    from slipway.pipelines.images.images import cloud_build
+
+    settings, connection = _settings(context), context.connection
+    if not _builds(context):
+        raise NotApplicableError("Cloud Build builds no image")
+    project = policies.Resource("project", settings.project)
+    _require(connection, project, BUILD)
+    try:
+        email = cloud_build(settings).service().account()
+    except Exception as error:
+        if status_of(error) != 403:
+            raise
+        problem = refusal(error, connection, "see the account of builds", "cloudbuild.builds.get")
+        raise NotApplicableError(problem.message) from None
+    if not email or is_legacy(email):
+        raise NotApplicableError(f"{email or 'the account of builds'} is not checked")
+    _require(connection, policies.Resource("account", email), ACT_AS, settings.project)
+    needed = [
+        (policies.Resource("bucket", _bucket(settings)), READ),
+        *((repository, PUSH) for repository in _repositories(context)),
+        (project, LOG),
+    ]
+    return _check_roles(context, email, needed, {})
+
+
+def _check_roles(
+    context: Context, email: str, needed: list[tuple[policies.Resource, str]], without: Mapping[str, str]
+) -> str:
+    """Return how many roles on resources an account has; `without` says by role what its absence means.
+
+    Raises:
+        DoubtError: It lacks some.
+        NotApplicableError: The caller may not see them.
+    """
+    settings, connection = _settings(context), context.connection
+    try:
+        everywhere = policies.read(connection, policies.Resource("project", settings.project))
+        missing = [
+            (where, role)
+            for where, role in needed
+            if not _has_role(policies.read(connection, where), role, email) and not _has_role(everywhere, role, email)
+        ]
+    except Exception as error:
+        if status_of(error) not in (403, 404):
+            raise
+        raise NotApplicableError(refusal(error, connection, f"see the roles of {email}").message) from None
+    if missing:
+        names = ", ".join(f"{role} on {where}" for where, role in missing)
+        result = without.get(missing[0][1], "")
+        raise DoubtError(f"{email} lacks {names}, unless it is inherited or part of another role.{result}", SETUP)
+    return f"{email} has {len(needed)} roles"
+
+
+def bucket(context: Context) -> str:
+    """The bucket exists in the region of the zones, and the caller may use it."""
+    settings, connection = _settings(context), context.connection
+    name = _bucket(settings)
+    try:
+        found = retried(lambda: connection.storage.get_bucket(name))
+    except Exception as error:
+        if status_of(error) == 403:
+            raise NotApplicableError(refusal(error, connection, f"see the bucket {name}").message) from None
+        if not is_absent(error):
+            raise
+        raise UserError(
+            f"The bucket {settings.bucket} does not exist.",
+            setting="tpu.bucket",
+            value=settings.bucket,
+            fix=SETUP,
+        ) from None
+    location = str(found.location).lower()
+    if location != settings.region:
+        raise UserError(
+            f"The bucket {settings.bucket} is in {location}, and the TPU in {settings.region}: every file that the TPU "
+            "reads would cross regions, which is slow and costs money.",
+            setting="tpu.bucket",
+            value=settings.bucket,
+            allowed=f"a bucket in {settings.region}",
+            fix=f"gcloud storage buckets create gs://NAME --project={settings.project} --location={settings.region}, "
+            "and --set tpu.bucket=gs://NAME",
+        )
+    _require(connection, policies.Resource("bucket", name), OBJECTS)
+    return f"{settings.bucket} in {location}"
+
+
+def image(context: Context) -> str:
+    """The configured image exists; skipped if it is built."""
+    settings = _settings(context)
+    setting = "train.image" if context.config.train.image else "tpu.image"
+    text = context.config.train.image or settings.image
+    if text is None:
+        raise NotApplicableError("it is built if the registry does not have it (slipway build --target tpu)")
+    if not image_exists(ImageReference.parse(text), context.connection):
+        raise UserError(
+            f"There is no image {text}.",
+            setting=setting,
+            value=text,
+            fix=f"--set {setting}=null to let the run build its image",
+        )
+    return text
+
+
+def runtime_version(context: Context) -> str:
+    """The zones have the TPU's runtime version."""
+    settings = _settings(context)
+    version = _request(context).runtime_version
+    having = [zone for zone in settings.zones if version in set(_versions(context.connection, zone))]
+    if not having:
+        raise UserError(
+            f"No zone of {', '.join(settings.zones)} has the runtime version {version}.",
+            setting="tpu.zones",
+            value=", ".join(settings.zones),
+            allowed="zones that have the TPU: https://cloud.google.com/tpu/docs/regions-zones",
+            fix="--set tpu.zones=[ZONE] with a bucket in its region",
+        )
+    return f"{version} in {', '.join(having)}"
+
+
+def quota(context: Context) -> str:
+    """The quota of the TPU's generation is enough in one of the zones."""
+    settings, hardware = _settings(context), context.config.parsed_hardware
+    _request(context)
+    row = hardware.accelerator_row
+    vm = row.tpu_vm if row else None
+    if vm is None or vm.quota is None:
+        raise NotApplicableError("the name of the quota for this TPU is not known")
+    name = (hardware.hosts == 1 and vm.serving_quota) or vm.quota
+    metric = f"{SERVICE}/{name}" + ("-preemptible" if hardware.provisioning == "spot" else "")
+    listed = _metric(context.connection, metric)
+    if listed is None:
+        raise NotApplicableError(f"the project does not list {metric}")
+    wanted = hardware.chips * vm.quota_per_chip
+    found = [_limit(listed, zone) for zone in settings.zones]
+    text = ", ".join(f"{'unlimited' if limit == UNLIMITED else limit} in {place}" for limit, place in found)
+    if not any(limit == UNLIMITED or limit >= wanted for limit, _ in found):
+        raise UserError(
+            f"The quota is too small: the TPU needs {wanted} of {metric}, and the limit is {text}. Requests that "
+            "failed or expired count until they are deleted.",
+            setting="tpu.zones",
+            value=", ".join(settings.zones),
+            fix=f"request it at {QUOTA_PAGE.format(project=settings.project)}; slipway tpu list",
+        )
+    return f"{wanted} of {name}: {text}"
+
+
+def _settings(context: Context) -> TpuSettings:
+    """Return the section `tpu`; without it, the check of the hardware reports that."""
+    try:
+        return settings_of(context.config)
+    except UserError:
+        raise NotApplicableError("the section tpu is missing") from None
+
+
+def _builds(context: Context) -> bool:
+    """Whether Cloud Build builds the run's image."""
+    settings = _settings(context)
+    return (context.config.train.image or settings.image) is None and settings.build.builder == "cloud-build"
+
+
+def _repositories(context: Context) -> list[policies.Resource]:
+    """Return the Artifact Registry repository of the run's image; none if it is elsewhere."""
+    settings = _settings(context)
+    image = context.config.train.image or settings.image or f"{settings.image_repository}/trainer:built"
+    name = ImageReference.parse(image).artifact_repository
+    return [policies.Resource("repository", name)] if name else []
+
+
+def _request(context: Context) -> Any:
+    try:
+        return request_of(context.config)
+    except UserError:
+        raise NotApplicableError("the hardware is not a Cloud TPU VM's") from None
+
+
+def _bucket(settings: TpuSettings) -> str:
+    return settings.bucket.removeprefix("gs://")
+
+
+def _require(connection: Connection, where: policies.Resource, role: str, project: str = "") -> None:
+    """Check that the caller has the permissions of a role on a resource.
+
+    Raises:
+        UserError: The caller lacks some.
+    """
+    if missing := lacking(connection, where, role):
+        raise UserError(
+            f"{connection.caller or 'Your account'} lacks {', '.join(missing)} on {where}.",
+            fix=policies.grant_command(where, member_of(connection), role, project),
+        )
+
+
+def _has_role(policy: policies.Policy, role: str, email: str) -> bool:
+    member = f"serviceAccount:{email}"
+    others = INSTEAD.get(role, (TPU, "roles/tpu.editor", "roles/editor", "roles/owner"))
+    return any(policies.holds(policy, each, member) for each in (role, *others))
+
+
+def _versions(connection: Connection, zone: str) -> Iterable[str]:
+    versions = connection.api("tpu", "v2").projects().locations().runtimeVersions()
+    request = versions.list(parent=f"projects/{connection.project}/locations/{zone}")
+    while request is not None:
+        try:
+            page = retried(request.execute)
+        except Exception as error:
+            what = f"list the runtime versions of {zone}"
+            raise refusal(error, connection, what, "tpu.runtimeversions.list") from error
+        yield from (each["version"] for each in page.get("runtimeVersions", ()))
+        request = versions.list_next(request, page)
+
+
+def _metric(connection: Connection, metric: str) -> JsonObject | None:
+    """Return a metric's limits as the Service Usage API describes them; None if it is not listed."""
+    metrics = connection.api("serviceusage", "v1beta1").services().consumerQuotaMetrics()
+    request = metrics.list(parent=f"projects/{connection.project}/services/{SERVICE}", view="BASIC", pageSize=PAGE)
+    while request is not None:
+        try:
+            page = retried(request.execute)
+        except Exception as error:
+            if status_of(error) == 403:
+                problem = refusal(error, connection, "see the quotas", "serviceusage.quotas.get")
+                raise NotApplicableError(problem.message) from None
+            raise
+        for each in page.get("metrics", ()):
+            if each["metric"] == metric:
+                return dict(each)
+        request = metrics.list_next(request, page)
+    return None
+
+
+def _limit(metric: JsonObject, zone: str) -> tuple[int, str]:
+    """Return the lower one of a metric's limits for a zone and for its region, and which of them it is."""
+    found = []
+    for kind, place in (("zone", zone), ("region", zone.rpartition("-")[0])):
+        for limit in metric.get("consumerQuotaLimits", ()):
+            if f"{{{kind}}}" in limit.get("unit", ""):
+                # The response omits zeros, so a missing limit is 0.
+                limits = {
+                    bucket.get("dimensions", {}).get(kind, ""): int(bucket.get("effectiveLimit", 0))
+                    for bucket in limit.get("quotaBuckets", ())
+                }
+                found.append((limits.get(place, limits.get("", 0)), place))
+    return min((each for each in found if each[0] != UNLIMITED), default=(UNLIMITED, zone))

@@ -1,0 +1,1 @@
+"""Checks of a run on Vertex AI: its project, quotas, endpoints and batch predictions."""

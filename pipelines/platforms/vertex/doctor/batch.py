@@ -1,0 +1,143 @@
+"""Checks of a batch prediction on Vertex AI: its machines, project, model and buckets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from slipway.components.cloud import policies
+from slipway.components.cloud.connection import Connection
+from slipway.components.cloud.refusals import is_absent, member_of, refusal
+from slipway.components.cloud.retries import retried, status_of
+from slipway.components.register_model.registry import CHAMPION
+from slipway.core.errors import UserError, nearest
+from slipway.pipelines import doctor
+from slipway.pipelines.checks import Context
+from slipway.pipelines.config.config import RunConfig
+from slipway.pipelines.platforms.vertex.endpoints.machines import ServingMachine, machine_of
+
+MOST_REPLICAS = 1000
+# The checks of `slipway doctor` that apply to a job which trains nothing.
+SHARED = ("credentials", "project", "APIs", "service agents", "run-as account", "encryption key")
+PERMISSIONS = (
+    *(f"aiplatform.batchPredictionJobs.{verb}" for verb in ("cancel", "create", "get", "list")),
+    "aiplatform.models.get",
+)
+ROLE = "roles/aiplatform.user"
+MULTI_REGIONS = {"us": "us-", "eu": "europe-", "asia": "asia-"}
+
+
+def machine(hardware: str, region: str) -> tuple[ServingMachine, int]:
+    """Return the machine of a replica, and the number of replicas, of a choice such as l4x1*2+spot."""
+    count = re.search(r"\*(\d+)", hardware)
+    replicas = int(count[1]) if count else 1
+    if not 1 <= replicas <= MOST_REPLICAS:
+        raise UserError(
+            f"Replicas must be between 1 and {MOST_REPLICAS:,}; got {replicas:,}.", setting="--hardware", value=hardware
+        )
+    try:
+        found = machine_of(hardware.replace(count[0], "") if count else hardware)
+    except UserError as error:
+        near = f"{error.nearest}*{replicas}" if error.nearest and replicas > 1 else error.nearest
+        raise UserError(
+            error.message,
+            setting="--hardware",
+            value=hardware,
+            allowed=error.allowed,
+            nearest=near,
+            fix=f"--hardware '{near}'" if near else None,
+        ) from None
+    if found.regions is not None and region not in found.regions:
+        raise UserError(
+            f"{hardware} is not available in {region}.",
+            setting="--hardware",
+            value=hardware,
+            allowed=f"in {', '.join(found.regions)}",
+        )
+    return found, replicas
+
+
+def check_project(config: RunConfig, connection: Connection) -> None:
+    """Make the doctor's checks that apply, and check the caller's rights."""
+    context = Context(config, "vertex", rehearsal=False, folder=Path.cwd())
+    checks = {check.name: check for check in doctor.CHECKS}
+    for finding in doctor.examine_side_by_side([checks[name] for name in SHARED], context):
+        if finding.error is not None:
+            raise finding.error
+    where = policies.Resource("project", connection.project)
+    try:
+        missing = sorted(set(PERMISSIONS) - policies.permitted(connection, where, PERMISSIONS))
+    except Exception as error:
+        raise refusal(error, connection, "see your rights") from error
+    if missing:
+        raise UserError(
+            f"{connection.caller or 'Your account'} lacks {', '.join(missing)}.",
+            setting="vertex.project",
+            value=connection.project,
+            fix=policies.grant_command(where, member_of(connection), ROLE),
+        )
+
+
+def version(connection: Connection, model: str) -> Any:
+    """Return the version of a model: its champion, NAME/VERSION, NAME@ALIAS, or a resource name."""
+    name, _, chosen = model.rpartition("@") if "@" in model else (model, "", "")
+    if "/models/" not in name:
+        short, _, number = name.partition("/")
+        name, chosen = f"{connection.parent}/models/{short}", chosen or number
+    try:
+        return retried(lambda: connection.models.get_model(name=f"{name}@{chosen or CHAMPION}"))
+    except Exception as error:
+        if not is_absent(error):
+            raise refusal(error, connection, f"see the model {model}", "aiplatform.models.get") from error
+    return _no_such_model(connection, model, name)
+
+
+def _no_such_model(connection: Connection, model: str, name: str) -> Any:
+    known: Sequence[Any] = retried(lambda: list(connection.models.list_models({"parent": connection.parent})))
+    names = [one.name.rpartition("/")[2].partition("@")[0] for one in known]
+    short = name.rpartition("/")[2]
+    if short not in names:
+        near = nearest(short, names)
+        raise UserError(
+            f"There is no model {model} in {connection.project} in {connection.region}.",
+            setting="MODEL",
+            value=model,
+            allowed=f"NAME (its champion), NAME/VERSION or NAME@ALIAS; registered: {', '.join(names) or 'none'}",
+            nearest=near,
+            fix=f"name {near}" if near else "slipway run --target vertex, which registers a model",
+        )
+    versions = retried(lambda: list(connection.models.list_model_versions({"name": name})))
+    numbers = [f"{short}/{one.version_id}" for one in versions]
+    raise UserError.unknown("version", model, numbers, setting="MODEL", fix=f"name {numbers[-1]}")
+
+
+def check_bucket(connection: Connection, uri: str, option: str) -> None:
+    """Check that a bucket exists in the job's region, or in the multi-region around it.
+
+    "Your input and output must also be in the same region or multi-region as your model."
+    https://cloud.google.com/vertex-ai/docs/predictions/get-batch-predictions
+    """
+    if not uri.startswith("gs://"):
+        return  # which the check of its format reports
+    name = uri.removeprefix("gs://").partition("/")[0]
+    try:
+        location = retried(lambda: connection.storage.get_bucket(name)).location.lower()
+    except Exception as error:
+        if status_of(error) == 403:
+            return  # reading the bucket's location is a right of its own
+        if is_absent(error):
+            raise UserError(f"There is no bucket {name}.", setting=option, value=uri) from None
+        raise refusal(error, connection, f"see the bucket {name}") from error
+    around = MULTI_REGIONS.get(location)
+    single = re.fullmatch(r"[a-z]+-[a-z]+\d+", location)
+    if location != connection.region and (single or (around and not connection.region.startswith(around))):
+        raise UserError(
+            f"The bucket {name} is in {location}, the model in {connection.region}; batch predictions read and write "
+            "in the model's region.",
+            setting=option,
+            value=uri,
+            allowed=f"a bucket in {connection.region}",
+            fix=f"gcloud storage buckets create gs://NEW_NAME --location={connection.region}",
+        )

@@ -1,0 +1,432 @@
+"""Checks of the run's Google Cloud project."""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import itertools
+import re
+from collections.abc import Callable
+
+from slipway.components.build_image.reference import ImageReference
+from slipway.components.build_image.refusals import is_legacy
+from slipway.components.cloud import policies
+from slipway.components.cloud.connection import Connection
+from slipway.components.cloud.known_errors import as_user_error
+from slipway.components.cloud.refusals import is_absent, member_of, refusal
+from slipway.components.cloud.retries import retried, status_of
+from slipway.components.prepare_data.publishing.store import DISK_SETTING, USABLE, disk_fix
+from slipway.components.prepare_data.sources import source_kind
+from slipway.components.setup_access.access import COMMAND
+from slipway.components.setup_access.desired import Account, Binding, Bucket, Identity, Key
+from slipway.components.setup_access.difference import Line, blocking
+from slipway.core.errors import UserError
+from slipway.pipelines.checks import Context, DoubtError, NotApplicableError
+from slipway.pipelines.hardware import validate_for
+from slipway.pipelines.hardware.quotas import DEFAULT_DISK_GB
+from slipway.pipelines.images.gpu_driver import check_driver
+from slipway.pipelines.platforms.vertex.doctor.project import Project
+from slipway.pipelines.platforms.vertex.submission import facts_of
+
+# Vertex AI's, whose title in the console has been Agent Platform API since 2026.
+VERTEX_API = "aiplatform.googleapis.com"
+# Number of missing items named in an error; setup shows them all.
+SHOWN = 3
+# The roles of those who submit runs, start builds, and start jobs and builds that run as an account.
+USER = "roles/aiplatform.user"
+BUILD = "roles/cloudbuild.builds.editor"
+ACT_AS = "roles/iam.serviceAccountUser"
+# Sources of which a few requests tell the size.
+ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
+COMPRESSED = (".tar.gz", ".tgz")
+MOST_OBJECTS = 10_000
+
+
+def credentials(context: Context) -> str:
+    """There are credentials, and Google accepts them."""
+    return context.project.caller() or "user credentials from gcloud"
+
+
+def project_exists(context: Context) -> str:
+    """The project exists and is accessible."""
+    project = context.project
+    number, _ = project.services()
+    return f"{project.vertex.project}, number {number}"
+
+
+def apis(context: Context) -> str:
+    """The APIs are enabled."""
+    project = context.project
+    lines = project.lines(lambda line: line.kind == "api")
+    missing = [str(line.item) for line in lines if line.status == "missing"]
+    if missing:
+        raise UserError(
+            f"Not enabled: {', '.join(missing).replace(VERTEX_API, f'{VERTEX_API} (Agent Platform API)')}.",
+            fix=f"{COMMAND}, or gcloud services enable {' '.join(missing)} --project={project.vertex.project}",
+        )
+    return f"{len(lines)} enabled"
+
+
+def service_agents(context: Context) -> str:
+    """The service agents exist. Google creates them with a project's first job."""
+    lines = _require(context.project, lambda line: isinstance(line.item, Identity))
+    return ", ".join(str(line.item).partition("@")[2].partition(".")[0] for line in lines if line.status == "there")
+
+
+def own_rights(context: Context) -> str:
+    """The caller may submit a run and follow it."""
+    project = context.project
+    _ = project.number
+    connection = project.connection
+    where = policies.Resource("project", connection.project)
+    missing = lacking(connection, where, USER)
+    if missing:
+        raise UserError(
+            f"{project.caller() or 'Your account'} lacks {', '.join(missing)}.",
+            fix=policies.grant_command(where, member_of(connection), USER),
+        )
+    return "may submit and follow runs"
+
+
+def lacking(connection: Connection, resource: policies.Resource, role: str) -> list[str]:
+    """Return the permissions of a role that the caller lacks, also counting inherited ones."""
+    wanted = policies.PERMISSIONS[role]
+    return sorted(set(wanted) - policies.permitted(connection, resource, wanted))
+
+
+def run_as_account(context: Context) -> str:
+    """The run-as account exists, and the caller may start jobs that run as it."""
+    project = context.project
+    _ = project.number
+    account, connection = project.account, project.connection
+    resource = policies.Resource("account", account)
+    try:
+        missing = lacking(connection, resource, ACT_AS)
+    except Exception as error:
+        if not is_absent(error):
+            raise
+        raise _wrong(project, f"The run-as account {account} does not exist.", COMMAND) from None
+    if missing:
+        raise _wrong(
+            project,
+            f"{project.caller() or 'Your account'} may not start jobs that run as {account}.",
+            policies.grant_command(resource, member_of(connection), ACT_AS, project.vertex.project),
+        )
+    state = project.observed.resources.get(resource)
+    if state is not None and state.facts.get("disabled"):
+        raise _wrong(project, f"The account {account} is disabled.", f"gcloud iam service-accounts enable {account}")
+    return f"{account}; you may start jobs that run as it"
+
+
+def _wrong(project: Project, message: str, fix: str) -> UserError:
+    value = project.vertex.service_account
+    return UserError(message, setting="vertex.service_account", value=value, fix=fix)
+
+
+def bucket_place(context: Context) -> str:
+    """The bucket exists, belongs to the project, and is in the job's region."""
+    project = context.project
+    # Setup also wants uniform bucket-level access, but a run works without it.
+    (line,) = project.lines(lambda line: isinstance(line.item, Bucket))
+    state = project.observed.resources[policies.Resource("bucket", project.settings.bucket)]
+    if line.status == "missing":
+        raise UserError(
+            f"The bucket {line.item} does not exist.",
+            setting="vertex.bucket",
+            value=str(line.item),
+            fix=f"{COMMAND} creates it in {project.vertex.region}",
+        )
+    if state.facts:
+        location = str(state.facts["location"])
+        if state.facts["number"] != project.number:
+            raise UserError(
+                f"The bucket {line.item} belongs to another project.",
+                setting="vertex.bucket",
+                value=str(line.item),
+                fix=line.fix,
+            )
+        validate_for(context.config.parsed_hardware, region=project.vertex.region, bucket_location=location)
+    return f"{line.item}, {line.observed}"
+
+
+def bucket_rights(context: Context) -> str:
+    """The run-as account and, for TPUs, the TPU service agent may use the bucket."""
+    project = context.project
+    name = project.settings.bucket
+    state = project.observed.resources[policies.Resource("bucket", name)]
+    if state.exists is False:
+        raise NotApplicableError("the bucket does not exist")
+    lines = _require(project, lambda line: _on(line, "bucket"))
+    if not lines:
+        raise NotApplicableError("vertex.service_account is not set")
+    return f"{', '.join(sorted({_who(line) for line in lines}))} may use it"
+
+
+def repository(context: Context) -> str:
+    """The repository exists, and the service agents may pull from it."""
+    project = context.project
+    if project.settings.repository is None:
+        raise NotApplicableError("the image is not in Artifact Registry")
+    _require(project, lambda line: line.kind == "repository")
+    lines = _require(project, lambda line: _on(line, "repository"))
+    return f"{project.settings.repository}, {len(lines)} roles on it"
+
+
+def builder(context: Context) -> str:
+    """Builds have an account, and the caller may start builds that run as it."""
+    project = context.project
+    if not project.settings.builds:
+        raise NotApplicableError("Cloud Build builds no images")
+    with contextlib.suppress(NotApplicableError):  # who may not see the account may still act as it
+        _require(project, lambda line: isinstance(line.item, Account) and str(line.item) != project.account)
+    email, unasked = project.observed.builder, project.observed.unasked
+    if not email:
+        raise NotApplicableError(unasked.message if unasked else "the account of builds is unknown")
+    connection = project.connection
+    where, member = policies.Resource("project", connection.project), member_of(connection)
+    who = project.caller() or "Your account"
+    if missing := lacking(connection, where, BUILD):
+        fix = policies.grant_command(where, member, BUILD)
+        raise UserError(f"{who} may not start builds: it lacks {', '.join(missing)}.", fix=fix)
+    account = policies.Resource("account", email)
+    if not is_legacy(email) and lacking(connection, account, ACT_AS):
+        raise UserError(
+            f"{who} may not start builds that run as {email}.",
+            setting="vertex.build.service_account",
+            value=project.vertex.build.service_account,
+            fix=policies.grant_command(account, member, ACT_AS, str(where)),
+        )
+    return f"{email}; you may start builds that run as it"
+
+
+def encryption_key(context: Context) -> str:
+    """The encryption key exists in the jobs' region, is enabled, and Vertex AI may use it."""
+    project = context.project
+    if project.settings.encryption_key is None:
+        raise NotApplicableError("vertex.encryption_key is not set")
+    _require(project, lambda line: isinstance(line.item, Key))
+    lines = _require(project, lambda line: _on(line, "key"))
+    return f"{_who(lines[0])} may use it"
+
+
+def image(context: Context) -> str:
+    """The configured image exists; skipped if images are built."""
+    project = context.project
+    text = project.vertex.image
+    if text is None:
+        raise NotApplicableError("it is built if the registry does not have it (slipway build --target vertex)")
+    image = ImageReference.parse(text)
+    if image.is_googles:
+        raise NotApplicableError("it is one of Google's images")
+    _ = project.number
+    if not image_exists(image, project.connection):
+        raise UserError(
+            f"There is no image {text}.",
+            setting="vertex.image",
+            value=text,
+            fix="--set vertex.image=null to let the run build its images, or slipway build --target vertex",
+        )
+    return text
+
+
+def image_exists(image: ImageReference, connection: Connection) -> bool:
+    """Whether the registry has the image.
+
+    Raises:
+        NotApplicableError: The caller may not see it.
+    """
+    from slipway.components.build_image.registry import ArtifactRegistry, HttpRegistry  # imports urllib.request
+
+    if image.artifact_repository is None:
+        return HttpRegistry("vertex.image").digest(image.repository, image.name, image.version) is not None
+    if image.digest is None:
+        return ArtifactRegistry(connection).digest(image.repository, image.name, image.version) is not None
+    packages = connection.api("artifactregistry", "v1").projects().locations().repositories().packages()
+    package = f"{image.artifact_repository}/packages/{image.name.replace('/', '%2F')}"
+    request = packages.versions().get(name=f"{package}/versions/{image.digest}")
+    try:
+        retried(request.execute)
+    except Exception as error:
+        if status_of(error) == 403:
+            # The service agents pull the image; the submitter needs no access to it.
+            permission = "artifactregistry.repositories.downloadArtifacts"
+            raise NotApplicableError(refusal(error, connection, "see the image", permission).message) from None
+        if is_absent(error):
+            return False
+        raise
+    return True
+
+
+def gpu_driver(context: Context) -> str:
+    """Custom images that run on GPUs have the folder of the driver on the loader's path."""
+    config, settings, connection = context.config, context.project.vertex, context.project.connection
+    row = config.parsed_hardware.accelerator_row
+    trains = "train.image" if config.train.image else "vertex.image"
+    images = {
+        trains: (config.train.image or settings.image) if row and not row.is_tpu else None,
+        "vertex.serving_image": settings.serving_image if config.serve.accelerator == "gpu" else None,
+    }
+    read = []
+    for setting, text in images.items():
+        image = ImageReference.parse(text or "")
+        if text is None or image.is_googles:
+            continue
+        repository, login = None, None
+        if image.artifact_repository:
+            _ = connection.caller  # refreshes the token
+            host, _, path = image.repository.partition("/")
+            repository = f"{connection.endpoints.get('docker', host)}/{path}"
+            login = ("oauth2accesstoken", str(connection.credentials.token))
+        check_driver(setting, text, "Vertex AI", repository, login)
+        read.append(text)
+    if not read:
+        raise NotApplicableError("no custom image runs on GPUs")
+    return f"{', '.join(read)}: finds it"
+
+
+def data_disk(context: Context) -> str:
+    """The disk of the step prepare_data has room for the data set, if the size of the source can be read cheaply.
+
+    That of an archive and of TFRecord files in a bucket can: one request for each 1,000 files. The step itself checks
+    its disk when it has listed its source, before it writes.
+    """
+    project, data = context.project, context.config.prepared
+    if data is None:
+        raise NotApplicableError("no data are prepared")
+    place = source_kind(data.source).located(data)[1]
+    if not place.startswith("gs://") or not data.source.startswith(("images:", "tfrecord:")):
+        raise NotApplicableError(
+            "the size of the source is known only when it is listed; the step checks its disk then"
+        )
+    if data.source.startswith("images:") and not place.lower().endswith(ARCHIVES):
+        raise NotApplicableError("the images are listed by the step, which checks its disk then")
+    _ = project.number
+    size = _size(project.connection, place)
+    if place.lower().endswith(COMPRESSED):
+        size *= 2  # it is extracted before the shards are written
+    if data.beam is not None and size >= data.beam.from_gigabytes * 1e9:
+        raise NotApplicableError("Apache Beam writes the data set")
+    resources = project.vertex.steps.get("prepare_data")
+    disk = (resources.disk_gb if resources else None) or DEFAULT_DISK_GB
+    if size > disk * 1e9 * USABLE:
+        raise UserError(
+            f"Preparing {data.source} takes about {size / 1e9:,.0f} GB on the disk of the step, which has {disk} GB.",
+            setting=DISK_SETTING,
+            value=resources.disk if resources else None,
+            fix=disk_fix(size).removeprefix("on Vertex AI, "),
+        )
+    return f"about {size / 1e9:,.1f} of {disk} GB"
+
+
+def _size(connection: Connection, place: str) -> int:
+    """Return the size in bytes of the objects that match a pattern.
+
+    Raises:
+        NotApplicableError: They cannot be listed, or are too many.
+    """
+    bucket, _, pattern = place.removeprefix("gs://").partition("/")
+    prefix = re.split(r"[*?\[]", pattern)[0]
+    try:
+        found = retried(
+            lambda: list(itertools.islice(connection.storage.list_blobs(bucket, prefix=prefix), MOST_OBJECTS + 1))
+        )
+    except Exception as error:
+        if status_of(error) not in (403, 404):
+            raise
+        raise NotApplicableError(refusal(error, connection, f"list {place}").message) from None
+    if len(found) > MOST_OBJECTS:
+        raise NotApplicableError(f"there are more than {MOST_OBJECTS:,} objects at gs://{bucket}/{prefix}")
+    size = sum(int(blob.size or 0) for blob in found if fnmatch.fnmatchcase(blob.name, pattern))
+    if not size:
+        raise NotApplicableError(f"there is nothing at {place}; the step reports it")
+    return size
+
+
+def roles(context: Context) -> str:
+    """All principals have the roles on the project and on accounts that a run needs."""
+    lines = _require(context.project, lambda line: _on(line, "project") or _on(line, "account"))
+    later = sum(line.later and line.status == "missing" for line in lines)
+    more = f", {later} to be granted by Google with the first job" if later else ""
+    return f"{len(lines) - later} granted{more}"
+
+
+def schedules(context: Context) -> str:
+    """Vertex AI has started the last run of each schedule; a run that it refuses leaves the schedule active."""
+    from slipway.pipelines.platforms.vertex.schedules.difference import NAME_PREFIX
+    from slipway.pipelines.platforms.vertex.schedules.service import Schedules, refused
+
+    project = context.project
+    _ = project.number
+    try:
+        active = [one for one in Schedules(project.connection).all() if one.state.name == "ACTIVE"]
+    except Exception as error:
+        if status_of(error) != 403:
+            raise
+        problem = refusal(error, project.connection, "list the schedules", "aiplatform.schedules.list")
+        raise NotApplicableError(problem.message) from None
+    if not active:
+        raise NotApplicableError(f"none is active in {project.vertex.region}")
+    for one in active:
+        if why := refused(one):
+            name = one.display_name.removeprefix(NAME_PREFIX)
+            problem = as_user_error(why, f"The last run of {name} was refused", facts_of(context.config))
+            raise DoubtError(problem.message, f"{problem.fix}; slipway schedule list shows all")
+    return f"the last runs of {len(active)} were started"
+
+
+def first_job(context: Context) -> str:
+    """A job has run in the region, or the service agents, which the first job needs, exist."""
+    project = context.project
+    connection = project.connection
+    region = project.vertex.region
+    _ = project.number
+    try:
+        request = {"parent": connection.parent, "page_size": 1}
+        pipelines = retried(lambda: list(connection.pipelines.list_pipeline_jobs(request).pipeline_jobs))
+        jobs = pipelines or retried(lambda: list(connection.jobs.list_custom_jobs(request).custom_jobs))
+    except Exception as error:
+        raise refusal(error, connection, "list the jobs", "aiplatform.pipelineJobs.list") from error
+    if jobs:
+        return f"jobs have run in {region}"
+    missing = blocking(project.lines(lambda line: isinstance(line.item, Identity)))
+    if missing:
+        raise UserError(
+            f"No job has run in {region} yet, and {missing[0].item} does not exist: the first one would fail.",
+            fix=COMMAND,
+        )
+    return f"this will be the first in {region}; the service agents exist"
+
+
+def _require(project: Project, wanted: Callable[[Line], bool]) -> list[Line]:
+    """Return the lines of setup's difference that match `wanted`.
+
+    Raises:
+        UserError: A run would fail because of one of them.
+    """
+    lines = project.lines(wanted)
+    bad = blocking(lines)
+    if bad:
+        texts = [f"{line.item} ({line.observed})" if line.status == "wrong" else str(line.item) for line in bad]
+        more = f"; and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
+        reason = bad[0].item.reason
+        raise UserError(
+            f"Missing: {'; '.join(texts[:SHOWN])}{more}. {reason[0].upper()}{reason[1:]}.",
+            fix=bad[0].fix or COMMAND,
+        )
+    doubtful = [str(line.item) for line in lines if line.doubtful]
+    if doubtful:
+        more = f"; and {len(doubtful) - SHOWN} more" if len(doubtful) > SHOWN else ""
+        raise DoubtError(
+            f"Not visible, but perhaps inherited from a folder or an organization, or held through a group: "
+            f"{'; '.join(doubtful[:SHOWN])}{more}.",
+            f"{COMMAND} grants it; if it is inherited, ignore this",
+        )
+    return lines
+
+
+def _who(line: Line) -> str:
+    return line.item.member.partition(":")[2] if isinstance(line.item, Binding) else str(line.item)
+
+
+def _on(line: Line, kind: str) -> bool:
+    return isinstance(line.item, Binding) and line.item.resource.kind == kind

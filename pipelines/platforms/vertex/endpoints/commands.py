@@ -1,0 +1,180 @@
+"""`slipway endpoints …`, `slipway deploy` and `slipway rollback`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from slipway.pipelines.options import Json
+from slipway.pipelines.terminal import (
+    EXIT_INTERRUPTED,
+    EXIT_REJECTED,
+    command_group,
+    confirm_deletion,
+    console,
+    print_results,
+    say,
+    user_errors,
+)
+
+if TYPE_CHECKING:
+    from slipway.components.deploy.rollout import Outcome
+    from slipway.pipelines.platforms.vertex.endpoints.operations import Result
+
+app = command_group("Create, change, list and delete Vertex AI endpoints from the files in configs/endpoints.")
+
+Name = Annotated[
+    str | None,
+    typer.Argument(metavar="[NAME]", help="Endpoint name: the file name without .yaml. Default: all endpoints."),
+]
+EndpointName = Annotated[
+    str | None,
+    typer.Option("--endpoint", metavar="NAME", help="The file configs/endpoints/NAME.yaml; default: the only one."),
+]
+
+
+def deploy(
+    endpoint: EndpointName = None,
+    version: Annotated[
+        str, typer.Option("--version", metavar="VERSION", help="Version number or alias of the registered model.")
+    ] = "champion",
+    timeout: Annotated[
+        float | None,
+        typer.Option("--timeout", metavar="MINUTES", min=0, help="Override timeout of the endpoint's file."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Deploy a registered model to an endpoint, step by step, and withdraw it if a check fails."""
+    from slipway.pipelines.platforms.vertex.endpoints import operations
+
+    try:
+        outcome = operations.deploy(endpoint, version, timeout, say)
+    except KeyboardInterrupt:
+        say(
+            "Interrupted: the endpoint stays as it is. To continue, repeat the command; to return to the previous "
+            "model: slipway rollback"
+        )
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    _show_outcome(outcome, as_json=as_json)
+    if outcome.status == "rolled back":
+        raise typer.Exit(EXIT_REJECTED)
+
+
+def rollback(endpoint: EndpointName = None, as_json: Json = False) -> None:
+    """Return an endpoint's traffic to the previous model, in one update."""
+    from slipway.pipelines.platforms.vertex.endpoints import operations
+
+    _show_outcome(operations.rollback(endpoint, say), as_json=as_json)
+
+
+@app.command()
+@user_errors
+def diff(name: Name = None, as_json: Json = False) -> None:
+    """Compare the endpoints on Vertex AI with the files, field by field."""
+    from slipway.pipelines.platforms.vertex.endpoints import operations
+
+    print_results(operations.compare(_names(name)), as_json=as_json)
+
+
+@app.command()
+@user_errors
+def apply(name: Name = None, as_json: Json = False) -> None:
+    """Create or change the endpoints on Vertex AI to match the files; slipway deploy deploys the models."""
+    from slipway.pipelines.platforms.vertex.endpoints import operations
+
+    print_results(operations.apply(_names(name), say), as_json=as_json)
+
+
+@app.command(name="list")
+@user_errors
+def list_(
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", "-c", metavar="FILE", help="Also list those in the project and region of a run configuration."
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the endpoints with traffic, versions, replicas and cost per day."""
+    from slipway.pipelines.config.config import load
+    from slipway.pipelines.platforms.vertex.endpoints import operations
+
+    _table(operations.compare((), load(config) if config else None), as_json=as_json)
+
+
+@app.command()
+@user_errors
+def show(name: Name = None, as_json: Json = False) -> None:
+    """Show an endpoint's deployed models, its rollout, and how it differs from its file."""
+    from slipway.pipelines.platforms.vertex.endpoints import operations
+
+    results = operations.compare(_names(name))
+    _table(results, as_json=as_json)
+    if not as_json:
+        print_results(results, as_json=False)
+
+
+@app.command()
+@user_errors
+def delete(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Endpoint name: the file name without .yaml.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Delete an endpoint with all its deployed models. Its file and the registered models are kept."""
+    from slipway.pipelines.platforms.vertex.endpoints import operations
+
+    file, result = operations.doomed(name)
+    for model in result.models():
+        say(f"{name}: {model['version']} with {model['traffic']}% of the traffic")
+    if result.endpoint is not None and not yes:
+        confirm_deletion(f"Delete the endpoint {name}?")
+    print_results(operations.delete([(file, result)], say), as_json=as_json)
+
+
+def _names(name: str | None) -> tuple[str, ...]:
+    return () if name is None else (name,)
+
+
+def _table(results: list[Result], *, as_json: bool) -> None:
+    """Print one line per deployed model."""
+    if as_json:
+        print_results(results, as_json=True)
+        return
+    from rich.table import Table
+
+    table = Table("endpoint", "version", "traffic", "replicas", "machine", "per day", box=None)
+    for result in results:
+        models = result.models()
+        if not models:
+            table.add_row(result.name, "absent" if result.endpoint is None else "no model")
+        for model in models:
+            version = model["version"] + (f" ({model['role']})" if model["role"] else "")
+            replicas = f"{model['replicas']} ({model['min_replicas']} to {model['max_replicas']})"
+            table.add_row(result.name, version, f"{model['traffic']}%", replicas, model["machine"], _per_day(model))
+    console.print(table)
+
+
+def _per_day(model: dict[str, object]) -> str:
+    """Return the cost per day, or the machine hours if no price is known."""
+    cost, hours = model["cost_per_day"], model["machine_hours_per_day"]
+    values = hours if cost is None else cost
+    assert isinstance(values, list)
+    least, most = (f"{value:.2f}" if cost is not None else f"{value}" for value in values)
+    text = least if least == most else f"{least} to {most}"
+    return text if cost is not None else f"{text} machine hours"
+
+
+def _show_outcome(outcome: Outcome, *, as_json: bool) -> None:
+    if as_json:
+        sys.stdout.write(json.dumps(outcome.as_dict(), indent=2) + "\n")
+        return
+    console.print(escape(f"{outcome.version}: {outcome.status}"), highlight=False, soft_wrap=True)
+    if outcome.previous and outcome.status in ("deployed", "unchanged"):
+        console.print(escape(f"  to return to {outcome.previous}: slipway rollback"), highlight=False, soft_wrap=True)

@@ -1,0 +1,89 @@
+"""`slipway schedule …`: compare the schedules on Vertex AI with the files, and apply the files."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from slipway.pipelines.options import Json
+from slipway.pipelines.terminal import command_group, confirm_deletion, print_results, say, user_errors
+
+app = command_group("Create, change and delete Vertex AI schedules from the files in configs/schedules.")
+
+Name = Annotated[
+    str | None,
+    typer.Argument(metavar="[NAME]", help="Schedule name: the file name without .yaml. Default: all schedules."),
+]
+
+
+@app.command("list")
+@user_errors
+def list_schedules(as_json: Json = False) -> None:
+    """List the schedules with their state, and whether Vertex AI started or refused the last run."""
+    from slipway.pipelines.platforms.vertex.schedules import operations
+
+    print_results(operations.current(), as_json=as_json)
+
+
+@app.command()
+@user_errors
+def diff(name: Name = None, as_json: Json = False) -> None:
+    """Compare the schedules on Vertex AI with the files, field by field."""
+    from slipway.pipelines.platforms.vertex.schedules import operations
+
+    print_results(operations.compare(_names(name), say), as_json=as_json)
+
+
+@app.command()
+@user_errors
+def apply(name: Name = None, as_json: Json = False) -> None:
+    """Create, update or replace the schedules on Vertex AI to match the files."""
+    from slipway.pipelines.platforms.vertex.schedules import operations
+
+    print_results(operations.apply(_names(name), sys.stderr, say), as_json=as_json)
+
+
+@app.command()
+@user_errors
+def pause(name: Name = None, as_json: Json = False) -> None:
+    """Pause a schedule: it starts no new runs. Runs in progress continue."""
+    from slipway.pipelines.platforms.vertex.schedules import operations
+
+    print_results(operations.pause(_names(name)), as_json=as_json)
+
+
+@app.command()
+@user_errors
+def resume(
+    name: Name = None,
+    catch_up: Annotated[bool, typer.Option("--catch-up", help="Also start the runs that were missed.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Resume a paused schedule."""
+    from slipway.pipelines.platforms.vertex.schedules import operations
+
+    print_results(operations.resume(_names(name), catch_up=catch_up), as_json=as_json)
+
+
+@app.command()
+@user_errors
+def delete(
+    name: Name = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Delete schedules on Vertex AI. Their files and runs are kept."""
+    from slipway.pipelines.platforms.vertex.schedules import operations
+
+    doomed = operations.doomed(name)
+    for schedule in doomed:
+        say(f"{schedule.title}: {schedule.state_text}, {schedule.runs} runs started")
+    if doomed and not yes:
+        confirm_deletion(f"Delete {'it' if len(doomed) == 1 else f'these {len(doomed)}'}?")
+    print_results(operations.delete(doomed), as_json=as_json)
+
+
+def _names(name: str | None) -> tuple[str, ...]:
+    return () if name is None else (name,)
