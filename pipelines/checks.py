@@ -1,49 +1,56 @@
-"""The interface of a check, and its finding."""
+"""The checks of a run: what one is, its finding, and how a list of checks is run."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from dataclasses import dataclass
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from slipway.components.cloud.refusals import refusal
 from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig
-from slipway.pipelines.platforms.tpu.checks import settings_of
-from slipway.pipelines.table import PlatformName
 from slipway.trainer.engines.installed import missing_extra
 
 if TYPE_CHECKING:
     from slipway.components.cloud.connection import Connection
-    from slipway.pipelines.platforms.vertex.doctor.project import Project
+    from slipway.pipelines.platforms.base import Platform
+
+SECONDS = 30.0
+Shared = TypeVar("Shared")
 
 
 @dataclass(frozen=True)
 class Context:
-    """The run to check: its configuration, target and working folder.
+    """The run to check: its configuration, platform and working folder.
 
     `runner` is how local steps execute; `builds` is False if its pipeline is only compiled.
     """
 
     config: RunConfig
-    target: PlatformName
+    platform: Platform
     rehearsal: bool
     folder: Path
     runner: Literal["process", "docker"] = "process"
     builds: bool = True
+    _shared: dict[object, Any] = field(default_factory=dict)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
 
-    @functools.cached_property
-    def project(self) -> Project:
-        """The run's Google Cloud project, which its checks share."""
-        from slipway.pipelines.platforms.vertex.doctor.project import Project
+    def shared(self, make: Callable[[RunConfig], Shared]) -> Shared:
+        """Return what `make` returns for the configuration, which all checks share."""
+        with self._lock:
+            if make not in self._shared:
+                self._shared[make] = make(self.config)
+            result: Shared = self._shared[make]
+            return result
 
-        return Project(self.config)
-
-    @functools.cached_property
+    @property
     def connection(self) -> Connection:
         """The connection to the run's Google Cloud project, which its checks share."""
-        return settings_of(self.config).connection if self.target == "tpu" else self.project.connection
+        return self.shared(self.platform.connection)
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,7 @@ class Finding:
         return {"check": self.check, "status": self.status, "found": self.found, "fix": self.fix, "error": error}
 
 
-class DoubtError(Exception):
+class CheckWarning(Exception):
     """The check cannot tell whether a run would fail; the text says what it found, `fix` what to do about it."""
 
     def __init__(self, found: str, fix: str) -> None:
@@ -76,26 +83,29 @@ class NotApplicableError(Exception):
 
 @dataclass(frozen=True)
 class Check:
-    """A check: a function that describes what it found, or raises UserError, DoubtError or NotApplicableError.
+    """A check: a function that describes what it found, or raises UserError, CheckWarning or NotApplicableError.
 
-    `of_run`: whether `slipway run` and `compile` make it, too, before anything starts. `cloud`: the target whose Google
-    Cloud project it calls; then it is made only for runs with this target, and not by `compile`.
+    Attributes:
+        name: What it checks.
+        run: The function.
+        of_run: Whether `slipway run` and `compile` make it, too, before anything starts.
+        remote: Whether it calls the run's Google Cloud project; then `compile` does not make it.
     """
 
     name: str
-    look: Callable[[Context], str]
+    run: Callable[[Context], str]
     of_run: bool = False
-    cloud: PlatformName | None = None
+    remote: bool = False
 
 
 def examine(check: Check, context: Context) -> Finding:
     """Run one check and return its finding; user errors become failed findings."""
     try:
-        return Finding(check.name, "pass", check.look(context))
+        return Finding(check.name, "pass", check.run(context))
     except NotApplicableError as reason:
         return Finding(check.name, "skipped", str(reason))
-    except DoubtError as doubt:
-        return Finding(check.name, "warning", str(doubt), doubt.fix)
+    except CheckWarning as warning:
+        return Finding(check.name, "warning", str(warning), warning.fix)
     except UserError as error:
         return Finding(check.name, "fail", error.message, error.fix, error)
     except ModuleNotFoundError as error:
@@ -103,3 +113,40 @@ def examine(check: Check, context: Context) -> Finding:
             raise
         # The check of the packages fails for this, with the command that installs the package.
         return Finding(check.name, "skipped", f"{error.name} is not installed")
+
+
+def examine_in_parallel(checks: Sequence[Check], context: Context, seconds: float = SECONDS) -> list[Finding]:
+    """Run remote checks in parallel and return their findings in order; a check that exceeds `seconds` fails."""
+    answers: queue.Queue[tuple[int, Finding]] = queue.Queue()
+
+    def make(index: int, check: Check) -> None:
+        answers.put((index, _examine_remote(check, context)))
+
+    for index, check in enumerate(checks):
+        # Daemon threads, so that a hanging call does not keep the command from exiting.
+        threading.Thread(target=make, args=(index, check), daemon=True).start()
+    findings: dict[int, Finding] = {}
+    until = time.monotonic() + seconds
+    while len(findings) < len(checks):
+        try:
+            index, finding = answers.get(timeout=max(0.0, until - time.monotonic()))
+        except queue.Empty:
+            break
+        findings[index] = finding
+    return [findings.get(index) or _late(check, context, seconds) for index, check in enumerate(checks)]
+
+
+def _examine_remote(check: Check, context: Context) -> Finding:
+    try:
+        return examine(check, context)
+    except Exception as error:
+        problem = refusal(error, context.connection, f"check the {check.name}")
+        return Finding(check.name, "fail", problem.message, problem.fix, problem)
+
+
+def _late(check: Check, context: Context, seconds: float) -> Finding:
+    error = UserError(
+        f"Google did not respond within {seconds:.0f} s.",
+        fix=f"try again; behind a proxy or in a private network, set {context.platform.name}.endpoints",
+    )
+    return Finding(check.name, "fail", error.message, error.fix, error)

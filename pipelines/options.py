@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from slipway.core.errors import UserError
-from slipway.pipelines.table import PLATFORMS, PlatformName
 
 if TYPE_CHECKING:
-    from slipway.pipelines.config.config import RunConfig
+    pass
 
 # A project's configuration, as `slipway init` writes it, and the one of Slipway's own checkout.
 DEFAULT_CONFIGURATION = Path("slipway.yaml")
@@ -32,15 +31,6 @@ ConfigurationFile = Annotated[
 Configuration = Annotated[
     Path | None,
     typer.Option("--config", "-c", metavar="FILE", help=f"Run configuration; default: {DEFAULT_CONFIGURATION}."),
-]
-Place = Annotated[
-    PlatformName,
-    typer.Option(
-        "--target",
-        metavar="PLATFORM",
-        help=f"Where the run executes: {', '.join(PLATFORMS[:-1])} or {PLATFORMS[-1]}. vertex is Vertex AI, "
-        "which Google calls Agent Platform since 2026.",
-    ),
 ]
 Hardware = Annotated[
     str | None,
@@ -100,33 +90,6 @@ def configuration_path(file: Path | None, config: Path | None) -> Path:
             fix="slipway init, which writes an example",
         )
     return chosen
-
-
-def check_configuration(
-    configuration: RunConfig,
-    target: PlatformName,
-    *,
-    runner: Runner = Runner.process,
-    rehearsal: bool = False,
-    submitting: bool = False,
-    builds: bool = True,
-) -> None:
-    """Make the doctor's checks that apply to a run; show the warnings.
-
-    Raises:
-        UserError: A check failed.
-    """
-    from rich.markup import escape
-
-    from slipway.pipelines.checks import Context
-    from slipway.pipelines.doctor import refuse_on_failure
-    from slipway.pipelines.terminal import error_console
-
-    context = Context(configuration, target, rehearsal=rehearsal, folder=Path.cwd(), runner=runner.value, builds=builds)
-    for finding in refuse_on_failure(context, submitting=submitting):
-        error_console.print(
-            f"[yellow]warning:[/] {escape(finding.check)}: {escape(finding.found)}", highlight=False, soft_wrap=True
-        )
 
 
 def check_runner(asked: Runner, taken: Runner, what: str) -> None:

@@ -12,13 +12,13 @@ from slipway.pipelines.parameters import section
 if TYPE_CHECKING:
     from slipway.pipelines.config.config import RunConfig
     from slipway.pipelines.parameters import Channels
-    from slipway.pipelines.platforms.base import Champion, Platform, Text
+    from slipway.pipelines.platforms.steps import Champion, PlatformSteps, Text
 
 PROMOTE = "promote"
 
 
 def training_steps(
-    config: RunConfig, platform: Platform, run_id: Text, output: Text, champion: Champion, parameters: Channels
+    config: RunConfig, platform: PlatformSteps, run_id: Text, output: Text, champion: Champion, parameters: Channels
 ) -> None:
     """Define the steps; call this inside a pipeline function.
 

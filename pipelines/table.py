@@ -7,12 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal
 
-PlatformName = Literal["local", "vertex", "kubeflow", "tpu"]
-PLATFORMS: tuple[PlatformName, ...] = get_args(PlatformName)
-# The platforms whose steps run on this machine.
-HERE: tuple[PlatformName, ...] = ("local", "tpu")
 Role = Literal["steps", "trainer", "evaluation"]
 
 
@@ -25,7 +21,7 @@ class Task:
         image: Which of a run's images it uses: that of the steps, of the trainer, or of the evaluation (the steps'
             image with the engine, if the engine's models need it).
         cached: Whether a resumed run on this machine keeps its result, in a cache in the run's folder. The caches of
-            Vertex AI and Kubeflow are off for every task; see `Platform.configure`.
+            Vertex AI and Kubeflow are off for every task; see `PlatformSteps.configure`.
         retried: Whether Vertex AI retries it after a failure (`vertex.retries`).
         concurrent: Whether it runs beside the other steps: it can fail its step, but neither starts nor ends it.
     """
@@ -45,26 +41,28 @@ class Step:
         name: Its name in records and logs, and of its folder in `components/`.
         label: What it does, as displayed while it is running.
         outputs: The outputs of its last task. `Output` is the return value of a component.
-        tasks: Its tasks by platform, the last one ending the step; an empty tuple if it runs outside the pipeline, and
-            no entry for a platform that does not have it.
+        tasks: Its tasks, the last one ending the step; None if only the platforms of `on` have it.
+        on: Other tasks by platform; an empty tuple if it runs outside the pipeline there.
         starts_machines: Whether it starts machines on a cloud platform, which cost money; it waits for setup_access.
     """
 
     name: str
     label: str
     outputs: tuple[str, ...]
-    tasks: Mapping[PlatformName, tuple[Task, ...]] = field(repr=False)
+    tasks: tuple[Task, ...] | None = field(default=None, repr=False)
+    on: Mapping[str, tuple[Task, ...]] = field(default_factory=dict, repr=False)
     starts_machines: bool = False
 
+    def is_on(self, platform: str) -> bool:
+        """Return whether a platform has the step, in its pipeline or outside of it."""
+        return platform in self.on or self.tasks is not None
 
-def _everywhere(task: Task) -> dict[PlatformName, tuple[Task, ...]]:
-    return dict.fromkeys(PLATFORMS, (task,))
+    def tasks_on(self, platform: str) -> tuple[Task, ...]:
+        """Return its tasks in a platform's pipeline."""
+        return self.on.get(platform, self.tasks or ())
 
 
-_TRAIN = Task("train", image="trainer")
 _EVALUATE = Task("evaluate", image="evaluation")
-# Registering has side effects, so a cached result proves nothing; a repeated step registers a run's model once.
-_REGISTER_MODEL = Task("register-model", cached=False)
 
 STEPS: Mapping[str, Step] = {
     step.name: step
@@ -73,36 +71,35 @@ STEPS: Mapping[str, Step] = {
             "build_image",
             "building the image",
             outputs=("Output",),
-            tasks={"local": (), "vertex": (Task("build-image"),), "tpu": ()},
+            on={"local": (), "vertex": (Task("build-image"),), "tpu": ()},
         ),
         Step(
             "setup_access",
             "checking permissions",
             outputs=(),
-            tasks={"vertex": (Task("setup-access"),)},
+            on={"vertex": (Task("setup-access"),)},
         ),
         Step(
             "prepare_data",
             "preparing the data set",
             outputs=("dataset", "statistics"),
             # The step finds an existing data set, and notices that it was deleted.
-            tasks=_everywhere(Task("prepare-data", cached=False)),
+            tasks=(Task("prepare-data", cached=False),),
         ),
         Step(
             "plan_training",
             "planning the training",
             outputs=("Output",),
-            tasks=_everywhere(Task("plan-training")),
+            tasks=(Task("plan-training"),),
         ),
         Step(
             "train",
             "training",
             outputs=("model", "metrics"),
-            tasks={
-                "local": (_TRAIN,),
+            tasks=(Task("train", image="trainer"),),
+            on={
                 # The custom job restarts its own replicas.
                 "vertex": (Task("custom-training-job", image="trainer", retried=False), Task("collect-model")),
-                "kubeflow": (_TRAIN,),
                 "tpu": (Task("train-on-tpu"),),
             },
             starts_machines=True,
@@ -111,30 +108,27 @@ STEPS: Mapping[str, Step] = {
             "evaluate",
             "evaluating the model",
             outputs=("Output", "metrics", "classification", "report"),
-            tasks={
-                "local": (_EVALUATE,),
+            tasks=(_EVALUATE,),
+            on={
                 "vertex": (Task("find-champion", concurrent=True), _EVALUATE),
                 "kubeflow": (Task("find-champion-folder", concurrent=True), _EVALUATE),
-                "tpu": (_EVALUATE,),
             },
         ),
         Step(
             "register_model",
             "registering the model",
             outputs=("registered",),
-            tasks={
-                "local": (_REGISTER_MODEL,),
-                "vertex": (Task("register-version"),),
-                "kubeflow": (_REGISTER_MODEL,),
-                "tpu": (_REGISTER_MODEL,),
-            },
+            # Registering has side effects, so a cached result proves nothing; a repeated step registers a run's model
+            # once.
+            tasks=(Task("register-model", cached=False),),
+            on={"vertex": (Task("register-version"),)},
         ),
         Step(
             "deploy",
             "deploying the model",
             outputs=("Output",),
             # A repeated step would deploy a model again that was withdrawn; `slipway deploy` continues any other.
-            tasks={"vertex": (Task("deploy-model", retried=False),)},
+            on={"vertex": (Task("deploy-model", retried=False),)},
             starts_machines=True,
         ),
     )
@@ -145,14 +139,14 @@ EXIT_TASKS = (
     Task("notify", cached=False, retried=False),
     Task("vertex-pipelines-notification-email", cached=False, retried=False),
 )
-_TASKS = [(step, task) for step in STEPS.values() for tasks in step.tasks.values() for task in tasks]
+_TASKS = [(step, task) for step in STEPS.values() for tasks in (step.tasks or (), *step.on.values()) for task in tasks]
 TASKS: Mapping[str, Task] = {task.name: task for task in (*(task for _, task in _TASKS), *EXIT_TASKS)}
 _STEP_OF: Mapping[str, str] = {task.name: step.name for step, task in _TASKS}
 
 
-def steps_on(platform: PlatformName) -> list[str]:
+def steps_on(platform: str) -> list[str]:
     """Return the names of a platform's steps in order."""
-    return [name for name, step in STEPS.items() if platform in step.tasks]
+    return [name for name, step in STEPS.items() if step.is_on(platform)]
 
 
 def step_of(task: str) -> str | None:

@@ -8,23 +8,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import click
 import typer
 
 from slipway.core.errors import UserError
 from slipway.pipelines.cli.serving import Registry
+from slipway.pipelines.cli.targets import NAMES, Target, check_configuration
 from slipway.pipelines.options import (
     Configuration,
     ConfigurationFile,
     Hardware,
     Json,
     Overrides,
-    Place,
-    check_configuration,
     check_folder_of,
     configuration_path,
 )
-from slipway.pipelines.platforms.remote import remote
-from slipway.pipelines.table import PlatformName
+from slipway.pipelines.platforms.table import DEFAULT, platform_of
 from slipway.pipelines.terminal import EXIT_FAILED, console, print_results, say, user_errors
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 def compile_(
     file: ConfigurationFile = None,
     config: Configuration = None,
-    target: Place = "local",
+    target: Target = DEFAULT,
     hardware: Hardware = None,
     overrides: Overrides = None,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The pipeline spec to write.")] = Path(
@@ -53,21 +52,7 @@ def compile_(
             allowed="*.yaml, *.yml, *.json", fix=f"-o {output.with_suffix('.yaml')}",
         )  # fmt: skip
     check_folder_of(output)
-    if elsewhere := remote(target):
-        elsewhere.compile_to(output, configuration, say)
-    else:
-        from kfp import compiler
-
-        from slipway.pipelines.platforms.local.steps import pipeline
-
-        platform = None
-        if target == "tpu":
-            from slipway.pipelines.images.images import known_trainer
-            from slipway.pipelines.platforms.tpu.checks import settings_of
-            from slipway.pipelines.platforms.tpu.steps import TpuPlatform
-
-            platform = TpuPlatform(known_trainer(configuration, settings_of(configuration), say))
-        compiler.Compiler().compile(pipeline(configuration, platform=platform), str(output))
+    platform_of(target).compile_to(output, configuration, say)
     made = f"{output}: {configuration.name} for {target} on {configuration.hardware}"
     console.print(made, highlight=False, soft_wrap=True)
 
@@ -77,13 +62,14 @@ def build(
     file: ConfigurationFile = None,
     config: Configuration = None,
     target: Annotated[
-        PlatformName,
+        str,
         typer.Option(
             "--target",
             metavar="PLATFORM",
+            click_type=click.Choice(NAMES),
             help="Where the images run: local (with run --runner docker), vertex or tpu.",
         ),
-    ] = "local",
+    ] = DEFAULT,
     hardware: Hardware = None,
     overrides: Overrides = None,
     builder: Annotated[
@@ -98,15 +84,16 @@ def build(
 ) -> None:
     """Build the images that a run needs, skip those already in the registry, and print their digests."""
     from slipway.pipelines.config.config import load
-    from slipway.pipelines.images.build import build_images, image_contents
+    from slipway.pipelines.images.build import Content, build_images
 
+    platform = platform_of(target)
     configuration = load(configuration_path(file, config), overrides or (), hardware)
     if listed:
-        contents = image_contents(configuration, target, say)
+        contents = [Content.of(image) for image in platform.wanted_images(configuration, say).values()]
         text = json.dumps([asdict(content) for content in contents], indent=2) + "\n"
         sys.stdout.write(text if as_json else "\n".join(_listed(content) for content in contents))
         return
-    images = build_images(configuration, target, builder, push=not no_push, log=sys.stderr, say=say)
+    images = build_images(configuration, platform, builder, push=not no_push, log=sys.stderr, say=say)
     sys.stdout.write(json.dumps(images, indent=2) + "\n" if as_json else "".join(f"{uri}\n" for uri in images.values()))
 
 

@@ -7,14 +7,17 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import click
 import typer
 
 from slipway.core.cores import available_cores
 from slipway.core.errors import UserError
 from slipway.pipelines.cli.serving import FORMAT, MODEL, SPLIT, Module, Registry, progress_bar
+from slipway.pipelines.cli.targets import NAMES
 from slipway.pipelines.options import Configuration, Json, Overrides, configuration_path
+from slipway.pipelines.platforms.base import Platform, RemotePlatform
+from slipway.pipelines.platforms.table import DEFAULT, PLATFORMS, platform_of
 from slipway.pipelines.prediction.output import Format
-from slipway.pipelines.table import PlatformName
 from slipway.pipelines.terminal import EXIT_FAILED, EXIT_INTERRUPTED, say, show_error, user_errors
 
 if TYPE_CHECKING:
@@ -69,8 +72,11 @@ def batch(
     module: Module = None,
     registry: Registry = Path("models"),
     target: Annotated[
-        PlatformName, typer.Option("--target", metavar="PLATFORM", help="Where it runs: local or vertex.")
-    ] = "local",
+        str,
+        typer.Option(
+            "--target", metavar="PLATFORM", click_type=click.Choice(NAMES), help="Where it runs: local or vertex."
+        ),
+    ] = DEFAULT,
     config: Configuration = None,
     overrides: Overrides = None,
     hardware: Annotated[
@@ -87,8 +93,9 @@ def batch(
     as_json: Json = False,
 ) -> None:
     """Predict on many inputs in several processes, or as a job on Vertex AI. The same command continues a batch."""
-    _check_options(context, target)
-    if target == "vertex":
+    platform = platform_of(target)
+    _check_options(context, platform)
+    if isinstance(platform, RemotePlatform):
         from slipway.pipelines.config.config import load
         from slipway.pipelines.platforms.vertex import batch as vertex
 
@@ -159,19 +166,24 @@ def _predict(what: Batch, processes: int | None) -> Outcome:
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
-def _check_options(context: typer.Context, target: PlatformName) -> None:
+def _check_options(context: typer.Context, platform: Platform) -> None:
     """Raise UserError for a platform without batches, and for options of the other one."""
-    if target == "kubeflow":
+    if not platform.batches:
+        allowed = ", ".join(name for name, each in PLATFORMS.items() if each.batches)
         raise UserError(
-            "There are no batch predictions on Kubeflow.", setting="--target", value=target, allowed="local, vertex"
+            f"There are no batch predictions on {platform.title}.",
+            setting="--target",
+            value=platform.name,
+            allowed=allowed,
         )
-    others = ONLY_LOCAL if target == "vertex" else ONLY_VERTEX
+    is_job = isinstance(platform, RemotePlatform)
+    others = ONLY_LOCAL if is_job else ONLY_VERTEX
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
         if parameter.name in others and source is not None and source.name == "COMMANDLINE":
             option = parameter.opts[0]
-            fix = f"remove {option}" if target == "vertex" else f"--target vertex, or remove {option}"
-            raise UserError(f"{option} does not apply to a batch on {target}.", setting=option, fix=fix)
+            fix = f"remove {option}" if is_job else f"--target vertex, or remove {option}"
+            raise UserError(f"{option} does not apply to a batch on {platform.name}.", setting=option, fix=fix)
 
 
 def _on_vertex(asked: Asked, *, dry_run: bool, no_wait: bool, cancel: bool, strict: bool, as_json: bool) -> None:

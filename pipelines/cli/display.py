@@ -11,6 +11,7 @@ from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
+from slipway.pipelines.platforms.table import DEFAULT
 from slipway.pipelines.runs.record import ROOT, RunRecord, StepRecord
 
 if TYPE_CHECKING:
@@ -230,7 +231,7 @@ def _is_in(setting: str, sections: tuple[str, ...]) -> bool:
 
 def new_run_with(record: RunRecord, options: str) -> str:
     """Return the command that starts a new run with the configuration of `record` and `options`."""
-    target = "" if record.platform == "local" else f" --target {record.platform}"
+    target = "" if record.platform == DEFAULT else f" --target {record.platform}"
     command = "rehearse" if record.rehearsal else "run"
     return f"slipway {command} -c {ROOT / record.run_id / 'config.yaml'}{target} {options}"
 

@@ -18,7 +18,7 @@ from rich.markup import escape
 
 from slipway.core.errors import UserError
 from slipway.pipelines.options import Json, Run, Timings
-from slipway.pipelines.platforms.remote import remote
+from slipway.pipelines.platforms.table import remote
 from slipway.pipelines.terminal import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,

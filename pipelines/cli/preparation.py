@@ -5,22 +5,23 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
+import click
 import typer
 
+from slipway.pipelines.cli.targets import Target, check_runner_on
 from slipway.pipelines.options import (
     Configuration,
     ConfigurationFile,
     Hardware,
     Json,
     Overrides,
-    Place,
     Runner,
     StepRunner,
-    check_runner,
     configuration_path,
 )
+from slipway.pipelines.platforms.table import DEFAULT, PLATFORMS, platform_of
 from slipway.pipelines.terminal import EXIT_FAILED, command_group, console, error_console, user_errors
 from slipway.trainer.engines.table import ENGINES
 
@@ -28,11 +29,16 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from slipway.pipelines.checks import Finding
-    from slipway.pipelines.config.config import RunConfig
 
-SetupPlace = Annotated[
-    Literal["vertex", "kubeflow", "tpu"],
-    typer.Option("--target", metavar="PLATFORM", help="Where the runs will execute: vertex, kubeflow or tpu."),
+PREPARED = [name for name, platform in PLATFORMS.items() if platform.sets_up]
+SetupTarget = Annotated[
+    str,
+    typer.Option(
+        "--target",
+        metavar="PLATFORM",
+        click_type=click.Choice(PREPARED),
+        help=f"Where the runs will execute: {', '.join(PREPARED[:-1])} or {PREPARED[-1]}.",
+    ),
 ]
 # Common names of data sets that TensorFlow Datasets calls something else.
 ALIASES = {"flowers": "tf_flowers"}
@@ -42,7 +48,7 @@ ALIASES = {"flowers": "tf_flowers"}
 def doctor(
     file: ConfigurationFile = None,
     config: Configuration = None,
-    target: Place = "local",
+    target: Target = DEFAULT,
     hardware: Hardware = None,
     overrides: Overrides = None,
     runner: StepRunner = Runner.process,
@@ -54,8 +60,8 @@ def doctor(
     from slipway.pipelines.doctor import examine_all
 
     configuration = load(configuration_path(file, config), overrides or (), hardware)
-    check_runner(runner, runner if target == "local" else Runner.process, f"a run on {target}")
-    findings = examine_all(Context(configuration, target, False, Path.cwd(), runner.value))
+    check_runner_on(target, runner)
+    findings = examine_all(Context(configuration, platform_of(target), False, Path.cwd(), runner.value))
     if as_json:
         rows = [row.as_dict() for row in findings]
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
@@ -86,7 +92,7 @@ def findings_table(findings: list[Finding]) -> Table:
 def setup(
     file: ConfigurationFile = None,
     config: Configuration = None,
-    target: SetupPlace = "vertex",
+    target: SetupTarget = "vertex",
     apply: Annotated[bool, typer.Option("--apply", help="Create what is missing instead of only showing it.")] = False,
     hardware: Hardware = None,
     overrides: Overrides = None,
@@ -96,45 +102,8 @@ def setup(
     from slipway.pipelines.config.config import load
 
     configuration = load(configuration_path(file, config), overrides or (), hardware)
-    if target == "kubeflow":
-        _setup_kubeflow(configuration, make=apply, as_json=as_json)
-        return
-    from slipway.pipelines.platforms.tpu import checks
-    from slipway.pipelines.platforms.vertex import access
-
-    settings = checks.access_settings(configuration) if target == "tpu" else access.access_settings(configuration)
-    sound, rows = access.setup(settings, console, make=apply, as_json=as_json)
-    if as_json:
-        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
-    elif not apply and any(row["status"] == "missing" for row in rows):
-        console.print("to create what is missing: run the same command with --apply", highlight=False)
-    if not sound:
+    if not platform_of(target).setup(configuration, apply=apply, as_json=as_json):
         raise typer.Exit(EXIT_FAILED)
-
-
-def _setup_kubeflow(config: RunConfig, *, make: bool, as_json: bool) -> None:
-    """Print the manifest of the rights that training by a TrainJob needs, or apply it with the kubeconfig."""
-    import yaml
-
-    from slipway.pipelines.platforms.kubeflow import access
-    from slipway.pipelines.platforms.kubeflow.checks import settings_of
-
-    settings = settings_of(config)
-    manifests = access.manifests(settings)
-    if not make:
-        sys.stdout.write(json.dumps(manifests, indent=2) + "\n" if as_json else yaml.safe_dump_all(manifests))
-        return
-    cluster = access.connect(settings)
-    rows = [
-        {"kind": body["kind"], "name": body["metadata"]["name"], "result": access.apply(cluster, body)}
-        for body in manifests
-    ]
-    if as_json:
-        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
-    else:
-        for row in rows:
-            console.print(f"{row['kind']} {row['name']} in {cluster.namespace}: {row['result']}", highlight=False)
-    cluster.check_operator()
 
 
 @user_errors

@@ -13,22 +13,22 @@ from rich.markup import escape
 
 from slipway.core.errors import UserError
 from slipway.pipelines.cli.existing_runs import current, exit_as_it_went, show_failure, watch_and_exit
+from slipway.pipelines.cli.targets import Target, check_configuration, check_runner_on
 from slipway.pipelines.options import (
     Configuration,
     ConfigurationFile,
     Hardware,
     Json,
     Overrides,
-    Place,
     Runner,
     StepRunner,
     Timings,
-    check_configuration,
     check_runner,
     complete_run,
     configuration_path,
 )
-from slipway.pipelines.platforms.remote import Remote, remote
+from slipway.pipelines.platforms.base import Platform, RemotePlatform
+from slipway.pipelines.platforms.table import DEFAULT, platform_of, remote
 from slipway.pipelines.terminal import EXIT_INTERRUPTED, EXIT_REJECTED, console, error_console, user_errors
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 def run(
     file: ConfigurationFile = None,
     config: Configuration = None,
-    target: Place = "local",
+    target: Target = DEFAULT,
     hardware: Hardware = None,
     overrides: Overrides = None,
     runner: StepRunner = Runner.process,
@@ -67,7 +67,7 @@ def run(
     from slipway.pipelines.config.config import load
 
     wait = not no_wait
-    if timings and target != "local":
+    if timings and not platform_of(target).trains_here:
         raise UserError(
             f"--timings applies only to runs on this machine, not to a run on {target}.",
             setting="--timings",
@@ -87,8 +87,8 @@ def run(
         if elsewhere := remote(record.platform):
             _run_remotely(elsewhere, folder, wait=wait, as_json=as_json, require_promotion=require_promotion)
             return
-        if record.platform == "tpu":
-            check_configuration(configuration, "tpu")
+        if platform_of(record.platform).builds_trainer:  # its settings may have changed, and its machines cost money
+            check_configuration(configuration, record.platform)
         check_runner(runner, Runner(record.runner), f"the run {record.run_id}")
         if record.runner == Runner.docker:
             from slipway.pipelines.platforms.local.containers import docker_client
@@ -97,7 +97,7 @@ def run(
                 pass
     else:
         configuration = load(configuration_path(file, config), overrides or (), hardware)
-        check_runner(runner, runner if target == "local" else Runner.process, f"a run on {target}")
+        check_runner_on(target, runner)
         check_configuration(configuration, target, runner=runner, submitting=not no_check)
         if elsewhere := remote(target):
             _run_remotely(elsewhere, configuration, wait=wait, as_json=as_json, require_promotion=require_promotion)
@@ -109,8 +109,8 @@ def run(
         click.get_current_context().with_resource(folder.held())
         record = launch.new_record(folder, configuration, runner=runner.value, platform=target)
         folder.write(record)
-    if record.platform == "tpu" and not folder.image_file.exists():
-        _find_image(folder, configuration, as_json=as_json)
+    if platform_of(record.platform).builds_trainer and not folder.image_file.exists():
+        _build_trainer(folder, configuration, platform_of(record.platform), as_json=as_json)
     _run_and_exit(folder, configuration, record, as_json=as_json, require_promotion=require_promotion, timings=timings)
 
 
@@ -136,7 +136,7 @@ def rehearse(
         )
         few.append(f"train.steps_per_call={max(1, steps // 2)}")
     configuration = load(path, [*(overrides or ()), *few], hardware)
-    check_configuration(configuration, "local", rehearsal=True)
+    check_configuration(configuration, DEFAULT, rehearsal=True)
     from slipway.pipelines.platforms.local import launch
     from slipway.pipelines.runs import record as runs
 
@@ -198,7 +198,7 @@ def _resumed_configuration(
 
 
 def _run_remotely(
-    elsewhere: Remote, given: RunConfig | RunFolder, *, wait: bool, as_json: bool, require_promotion: bool
+    elsewhere: RemotePlatform, given: RunConfig | RunFolder, *, wait: bool, as_json: bool, require_promotion: bool
 ) -> None:
     """Submit a configuration, or resubmit a run's folder; watch the run and exit with the code for its outcome.
 
@@ -226,7 +226,7 @@ def _run_remotely(
     shown.print(f"  watch: slipway status --follow {record.run_id}", highlight=False, soft_wrap=True)
 
 
-def _find_image(folder: RunFolder, configuration: RunConfig, *, as_json: bool) -> None:
+def _build_trainer(folder: RunFolder, configuration: RunConfig, platform: Platform, *, as_json: bool) -> None:
     """Build the trainer's image if it does not exist, and store its name in the run's folder.
 
     Raises:
@@ -234,9 +234,7 @@ def _find_image(folder: RunFolder, configuration: RunConfig, *, as_json: bool) -
     """
     from slipway.components.step import WorkFailed
     from slipway.core.atomic import replace_file
-    from slipway.pipelines.images.images import trainer_image
     from slipway.pipelines.platforms.local import launch
-    from slipway.pipelines.platforms.tpu.checks import settings_of
     from slipway.pipelines.runs import record as runs
 
     shown = error_console if as_json else console
@@ -246,7 +244,7 @@ def _find_image(folder: RunFolder, configuration: RunConfig, *, as_json: bool) -
 
     try:
         with (folder.logs / "build_image.log").open("w") as log:
-            image = trainer_image(configuration, settings_of(configuration), log, say)
+            image = platform.build_images(configuration, log, say, None)["trainer"]
             replace_file(folder.image_file, image.encode())
     except BaseException as error:
         tail = launch.last_lines(folder.logs / "build_image.log")

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from slipway.core.errors import UserError, nearest
 from slipway.pipelines.config.kubernetes import Cpu, Memory, quantity
-from slipway.pipelines.table import STEPS, PlatformName, step_of, steps_on
+from slipway.pipelines.table import STEPS, step_of, steps_on
 from slipway.trainer.settings import Settings
 
 GIGABYTE = 1e9
@@ -66,7 +66,7 @@ class VertexStepResources(StepResources):
 Resources = TypeVar("Resources", bound=StepResources)
 
 
-def check_steps(steps: Iterable[str], platform: PlatformName, *, but: Iterable[str] = ()) -> None:
+def check_steps(steps: Iterable[str], platform: str, *, but: Iterable[str] = ()) -> None:
     """Raise UserError for a step that the platform does not have, or whose resources cannot be set there (`but`)."""
     known = [name for name in steps_on(platform) if name not in but]
     for name in steps:
@@ -115,9 +115,9 @@ def check_vertex_steps(steps: Mapping[str, VertexStepResources]) -> None:
                 )
 
 
-def resources_of(task: str, steps: Mapping[str, Resources], platform: PlatformName) -> Resources | None:
+def resources_of(task: str, steps: Mapping[str, Resources], platform: str) -> Resources | None:
     """Return the resources of a task: those of its step, if it is the task that does the step's work, the last one."""
     step = step_of(task)
-    if step is None or STEPS[step].tasks[platform][-1].name != task:
+    if step is None or STEPS[step].tasks_on(platform)[-1].name != task:
         return None
     return steps.get(step)

@@ -7,34 +7,20 @@ from pathlib import Path
 from slipway.core import manifest
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
-from slipway.pipelines.checks import Context, DoubtError, NotApplicableError
+from slipway.pipelines.checks import CheckWarning, Context, NotApplicableError
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.hardware import this_machine
 from slipway.pipelines.hardware.memory import fits_memory
 from slipway.pipelines.hardware.placement import check_engine
-from slipway.pipelines.platforms.remote import remote
-from slipway.pipelines.platforms.tpu.checks import request_of
-from slipway.pipelines.table import HERE
+from slipway.pipelines.platforms.base import RemotePlatform
 from slipway.trainer.data.assignment import check_shared_evenly
 from slipway.trainer.engines import builder, installed, table
 from slipway.trainer.stages import check_patterns
 
-# Whose machines train in Google Cloud, by target.
-CLOUD = {"vertex": "Vertex AI", "tpu": "Cloud TPU"}
-
 
 def hardware_choice(context: Context) -> str:
     """The hardware is available on the run's platform."""
-    config = context.config
-    hardware = config.parsed_hardware
-    if context.target == "tpu":
-        request = request_of(config)
-        return f"{hardware} in {', '.join(request.settings.zones)}, with {request.runtime_version}"
-    if elsewhere := remote(context.target):
-        return elsewhere.check_hardware(config)
-    if not hardware.accelerators_per_replica or context.rehearsal:
-        return str(hardware)
-    return f"{hardware}: {this_machine.check(hardware)}"
+    return context.platform.check_hardware(context)
 
 
 def batch(context: Context) -> str:
@@ -52,16 +38,16 @@ def training_engine(context: Context) -> str:
     train, hardware = context.config.train, context.config.parsed_hardware
     own_data = context.config.prepared is None
     # The step evaluate runs here as well, with TensorFlow if the engine's models are SavedModels.
-    trains_here, evaluates_here = context.target == "local", context.target in HERE
+    platform = context.platform
+    trains_here, evaluates_here = platform.trains_here, not isinstance(platform, RemotePlatform)
     if not own_data and (trains_here or (evaluates_here and not table.ENGINES[train.engine].exports_saved_model)):
         installed.verify(train.engine)
     table.refuse(train)
-    section = {"vertex": context.config.vertex, "tpu": context.config.tpu}.get(context.target)
-    image = train.image or (section.image if section else None)
+    image = train.image or platform.image(context.config)
     check_engine(hardware, train.engine, own_program=train.program is not None, own_build=image is not None)
     if own_data:
         return "the program's own"
-    on_gpu = context.target == "local" and hardware.accelerators_per_replica and not context.rehearsal
+    on_gpu = trains_here and hardware.accelerators_per_replica and not context.rehearsal
     if on_gpu and context.runner != "docker":  # there, the image has the library
         return f"{train.engine}, built for {this_machine.check_engine(train.engine, hardware.accelerators_per_replica)}"
     return train.engine
@@ -74,7 +60,7 @@ def data_source(context: Context) -> str:
         raise NotApplicableError("the program has its own data")
     if data.uri is not None:
         return _passed_on(data.uri, context)
-    if context.target not in HERE:
+    if isinstance(context.platform, RemotePlatform):
         raise NotApplicableError("the source is not read from this machine")
     from slipway.components.prepare_data.sources import check_source  # imports TensorFlow Datasets
 
@@ -85,7 +71,7 @@ def _passed_on(uri: str, context: Context) -> str:
     """Return the data that the program receives, after checking that a path exists where the program runs."""
     fix = "--set data.uri=gs://BUCKET/FOLDER"
     if "://" not in uri:
-        if context.target == "local" and not (context.folder / uri).expanduser().exists():
+        if context.platform.trains_here and not (context.folder / uri).expanduser().exists():
             raise UserError(
                 f"There is no file or folder {uri}.",
                 setting="data.uri",
@@ -101,9 +87,9 @@ def _passed_on(uri: str, context: Context) -> str:
                 allowed="an absolute path, or a URI",
                 fix=f"--set data.uri={(context.folder / uri).resolve()}",
             )
-        if context.target in CLOUD and not uri.startswith("/gcs/"):
+        if context.platform.mounts_buckets and not uri.startswith("/gcs/"):
             raise UserError(
-                f"The machines of {CLOUD[context.target]} do not have {uri}, which is on this machine.",
+                f"The machines of {context.platform.title} do not have {uri}, which is on this machine.",
                 setting="data.uri",
                 value=uri,
                 allowed="a URI, such as gs://BUCKET/FOLDER, which is also mounted as /gcs/BUCKET/FOLDER",
@@ -169,38 +155,7 @@ def prepared_data(config: RunConfig) -> Manifest | None:
 
 def image_context(context: Context) -> str:
     """The run's images can be built: git tracks their files, and for local containers Docker responds."""
-    config = context.config
-    if context.target == "vertex" and config.vertex is not None and config.vertex.image is None:
-        from slipway.pipelines.images.images import check_builder, wanted_images
-
-        check_builder(config.vertex, config.vertex.build.builder)
-        images = wanted_images(config, lambda _line: None, without_git=not context.builds)
-        return ", ".join(f"{image.request.name}:{image.request.tag}" for image in images.values())
-    if context.target == "tpu" and config.tpu is not None and not (config.tpu.image or config.train.image):
-        from slipway.pipelines.images.images import check_builder, wanted_trainer
-
-        check_builder(config.tpu, config.tpu.build.builder)
-        image = wanted_trainer(config, config.tpu, lambda _line: None, without_git=not context.builds)
-        return f"{image.request.name}:{image.request.tag}"
-    if context.runner == "docker":
-        from slipway.pipelines.images.images import wanted_image
-        from slipway.pipelines.platforms.local.containers import docker_client, has_gpus
-
-        accelerator, built = "gpu" if has_gpus() else "cpu", config.containers
-        with docker_client():
-            image = wanted_image(config, "steps", accelerator, built.base, built.repository, lambda _line: None)
-        return f"{image.request.name}:{image.request.tag}"
-    raise NotApplicableError("no image is built")
-
-
-def serving_image(context: Context) -> str:
-    """On Vertex AI, an image can serve the registered model: the configured one, or one that is built."""
-    if context.target != "vertex" or context.config.vertex is None:
-        raise NotApplicableError("the model is not registered on Vertex AI")
-    from slipway.pipelines.platforms.vertex.submission import check_serving_image
-
-    check_serving_image(context.config.vertex, context.config)
-    return context.config.vertex.serving_image or f"Slipway's, for {context.config.serve.accelerator}"
+    return context.platform.image_context(context)
 
 
 def notification(context: Context) -> str:
@@ -208,35 +163,9 @@ def notification(context: Context) -> str:
     settings = context.config.notify
     if settings is None:
         raise NotApplicableError("nobody is notified")
-    kubeflow = context.config.kubeflow
-    if context.target == "kubeflow" and settings.email:
-        raise UserError(
-            "A run on Kubeflow sends no e-mail: only Vertex AI has a service for it.",
-            setting="notify.email",
-            value=", ".join(settings.email),
-            allowed="notify.webhook or notify.topic",
-            fix="--set notify.email=[] --set notify.webhook=env:CHAT_WEBHOOK",
-        )
-    if context.target == "kubeflow" and settings.variable and kubeflow is not None and kubeflow.secret is None:
-        raise UserError(
-            f"The environment variable {settings.variable} does not exist on the cluster.",
-            setting="kubeflow.secret",
-            value=None,
-            allowed=f"a Secret in the namespace with the key {settings.variable}",
-            fix=f"kubectl create secret generic slipway --from-literal={settings.variable}=URL, and "
-            "--set kubeflow.secret=slipway",
-        )
-    if context.target == "vertex" and settings.variable:
-        raise UserError(
-            f"The environment variable {settings.variable} does not exist on Vertex AI.",
-            setting="notify.webhook",
-            value=settings.webhook,
-            allowed="projects/PROJECT/secrets/SECRET in Secret Manager, or an https:// URL",
-            fix="gcloud secrets create slipway-webhook --data-file=FILE, and "
-            "--set notify.webhook=projects/PROJECT/secrets/slipway-webhook",
-        )
+    context.platform.check_notification(settings, context.config)
     used = [name for name in ("email", "webhook", "topic") if getattr(settings, name)]
-    if context.target in HERE and settings.email:
+    if settings.email and not isinstance(context.platform, RemotePlatform):
         used[0] = "no e-mail from this machine"
     return ", ".join(used)
 
@@ -244,7 +173,7 @@ def notification(context: Context) -> str:
 def champion(context: Context) -> str:
     """The champion that the model will be compared with can be read from the registry; whether its task is the same."""
     config = context.config
-    if context.target not in HERE:
+    if isinstance(context.platform, RemotePlatform):
         raise NotApplicableError("the registry is not on this machine")
     if context.rehearsal:
         raise NotApplicableError("a rehearsal is not compared with a champion")
@@ -268,7 +197,7 @@ def champion(context: Context) -> str:
     record = trainer_record(champion.folder)
     task = record.get("task", config.task if not record else "classification")  # earlier versions wrote no task
     if config.train.program is None and config.evaluate.module is None and task != config.task:
-        raise DoubtError(
+        raise CheckWarning(
             f"{config.model_name} version {champion.number} was trained for the task {task}, not {config.task}: the "
             "models will not be comparable, and the champion stays",
             "--set register.model=NAME to register this model apart from it; to replace it: "

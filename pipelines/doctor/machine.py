@@ -12,7 +12,7 @@ from pathlib import Path
 from slipway.core.cores import available_cores
 from slipway.core.errors import UserError, system_error
 from slipway.core.paths import require_utf8
-from slipway.pipelines.checks import Context, DoubtError, NotApplicableError
+from slipway.pipelines.checks import CheckWarning, Context, NotApplicableError
 from slipway.pipelines.hardware import this_machine
 from slipway.trainer.distributed.accelerators import find
 from slipway.trainer.engines import installed
@@ -71,7 +71,7 @@ def disk(context: Context) -> str:
 
 def cores(context: Context) -> str:
     """There are at most four local replicas per CPU core."""
-    if context.target != "local":
+    if not context.platform.trains_here:
         raise NotApplicableError("the run is not on this machine")
     cores = available_cores()
     replicas = context.config.parsed_hardware.hosts
@@ -94,12 +94,12 @@ def accelerators(context: Context) -> str:
     try:
         gpus = this_machine.describe()
     except UserError as error:  # the check `hardware` refuses a run that needs them
-        raise DoubtError(error.message, error.fix or "") from error
+        raise CheckWarning(error.message, error.fix or "") from error
     if not gpus:
         raise NotApplicableError("no accelerator found; local runs train on the CPU")
-    trains_here = context.target == "local" and context.runner == "process" and not context.rehearsal
+    trains_here = context.platform.trains_here and context.runner == "process" and not context.rehearsal
     if trains_here and not context.config.parsed_hardware.accelerators_per_replica:
-        raise DoubtError(f"{context.config.hardware} leaves this machine's GPUs unused: {gpus}", "--hardware gpu")
+        raise CheckWarning(f"{context.config.hardware} leaves this machine's GPUs unused: {gpus}", "--hardware gpu")
     return gpus
 
 
@@ -112,8 +112,8 @@ def packages(context: Context) -> str:
                 fix=f"pip uninstall {first} {second}, then make install",
             )
     installed.verify_extra(installed.NO_EXTRA)
-    if context.target in ("vertex", "tpu"):
-        installed.verify_extra("cloud")
+    if context.platform.extra is not None:
+        installed.verify_extra(context.platform.extra)
     names = ("kfp", "tensorflow", "keras")
     return ", ".join(f"{name} {version}" for name in names if (version := _version(name)))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from slipway.core.errors import UserError, nearest
 from slipway.core.paths import is_remote
-from slipway.pipelines.checks import Context, DoubtError, NotApplicableError
+from slipway.pipelines.checks import CheckWarning, Context, NotApplicableError
 from slipway.pipelines.doctor.configuration import prepared_data
 from slipway.trainer import hooks
 from slipway.trainer.distributed.accelerators import PLANNED_VARIABLE
@@ -95,15 +95,7 @@ def _function(reference: str, setting: str, folder: Path) -> tuple[Path, inspect
 def _program(context: Context) -> str:
     """Return a description of where a custom program is."""
     train, folder = context.config.train, context.folder
-    in_containers = context.target in ("vertex", "tpu") or context.runner == "docker"
-    if train.image is not None and context.target == "kubeflow":
-        raise UserError(
-            "Training on Kubeflow runs in kubeflow.image, which contains Slipway's steps, too.",
-            setting="train.image",
-            value=train.image,
-            allowed="train.module or train.command, with the program and its packages in kubeflow.image",
-            fix="remove train.image, and build kubeflow.image from it",
-        )
+    in_containers = context.platform.trains_in_image or context.runner == "docker"
     if train.module is None and train.command is None and not in_containers:
         raise UserError(
             "train.image is only an image: without containers, there is no command to run on this machine.",
@@ -116,7 +108,7 @@ def _program(context: Context) -> str:
         if train.program != train.image:
             return f"{train.program} in {train.image}"
         if context.config.parsed_hardware.accelerators_per_replica:
-            raise DoubtError(
+            raise CheckWarning(
                 f"the accelerators are not verified: the entry point of {train.image} has to compare "
                 f"{PLANNED_VARIABLE} with what its framework sees, or may train on the CPU",
                 "--set train.command='[PROGRAM, ARGUMENT]', which Slipway starts only if they are there",
@@ -141,7 +133,7 @@ def _program(context: Context) -> str:
 
 def _command(program: str, context: Context) -> str:
     """Return where the program of `train.command` is on this machine."""
-    if context.target != "local" or context.runner == "docker":
+    if not context.platform.trains_here or context.runner == "docker":
         return program
     found = shutil.which(context.folder / program if "/" in program else program)
     if found is None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from slipway.components.prepare_data.sources import source_kind
 from slipway.core.errors import UserError, nearest
-from slipway.pipelines.checks import Context, DoubtError, NotApplicableError
+from slipway.pipelines.checks import CheckWarning, Context, NotApplicableError
 from slipway.pipelines.migrate.changes import imported_packages, literal_metrics, missing_outputs
 from slipway.pipelines.migrate.source import SourceFile, read_program
 from slipway.trainer import hooks
@@ -46,7 +46,7 @@ def imports(context: Context) -> str:
         raise NotApplicableError("the run uses no module of the project")
     for setting, name in (named | ({"train.module": program} if program else {})).items():
         _check_syntax(setting, name, context.folder)
-    is_here = context.target == "local" and context.runner == "process"
+    is_here = context.platform.trains_here and context.runner == "process"
     if program and is_here:
         _check_imports(program, context.folder)
     if named and is_here:
@@ -85,7 +85,7 @@ def outputs(context: Context) -> str:
     known = {*sys.stdlib_module_names, "slipway", "tf"} | {name for names in extras().values() for name in names}
     own = {file.path.relative_to(context.folder).parts[0].removesuffix(".py") for file in files}
     if others := sorted(imported_packages(files) - known - own):
-        raise DoubtError(
+        raise CheckWarning(
             f"no file of {program} {first.why}; the run fails unless {', '.join(others)} does", first.replacement
         )
     raise UserError(
@@ -156,7 +156,7 @@ def _import(references: dict[str, str], engine: str, folder: Path) -> None:
                 output, errors = process.communicate(timeout=SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
-                raise DoubtError(
+                raise CheckWarning(
                     f"importing {', '.join(references.values())} takes more than {SECONDS:.0f} s",
                     "move what takes long into the function",
                 ) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slipway.components.build_image.reference import ImageReference
 from slipway.core.errors import UserError
-from slipway.pipelines.checks import DoubtError, NotApplicableError
+from slipway.pipelines.checks import CheckWarning, NotApplicableError
 from slipway.trainer.distributed.verification import DRIVER_FOLDER
 
 # The driver's libraries and programs, as in containers/Dockerfile.
@@ -24,7 +24,7 @@ def check_driver(
         login: A user and password other than those that `docker login` stored.
 
     Raises:
-        DoubtError: It does not set a variable.
+        CheckWarning: It does not set a variable.
         NotApplicableError: It cannot be read.
     """
     from slipway.components.build_image.registry import HttpRegistry  # imports urllib.request
@@ -40,7 +40,7 @@ def check_driver(
     for variable, folder in DRIVER.items():
         if folder not in environment.get(variable, "").split(":"):
             libraries = DRIVER["LD_LIBRARY_PATH"]
-            raise DoubtError(
+            raise CheckWarning(
                 f"{setting} {image} does not set {variable} to {folder}, where {platform} mounts the GPUs' driver, so "
                 "its program may find no GPU",
                 f"add to its Dockerfile: ENV LD_LIBRARY_PATH={libraries}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}} "

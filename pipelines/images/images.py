@@ -90,6 +90,11 @@ class Wanted:
     context: Context
     request: ImageRequest
 
+    @property
+    def title(self) -> str:
+        """Its name and tag."""
+        return f"{self.request.name}:{self.request.tag}"
+
 
 def accelerator_of(hardware: Hardware) -> str:
     """Return the kind of image for a choice of hardware: cpu, gpu or tpu."""

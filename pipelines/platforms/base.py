@@ -1,184 +1,168 @@
-"""The base class of the platforms: how one platform runs the pipeline's steps."""
+"""What a platform is: everything that the commands and the doctor ask of the place where a run executes.
+
+A platform is a folder here, a class in its `platform.py`, and a row in `table.py`; nothing else compares its name.
+These modules are imported by every command, so they import what a method needs inside of it.
+"""
+
+# ruff: noqa: ARG002 (what a platform does not need ignores its arguments)
 
 from __future__ import annotations
 
-import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, TextIO, TypeAlias
 
-from kfp import dsl
-from kfp.dsl.base_component import BaseComponent
-
-from slipway import steps
-from slipway.components.register_model.registration import NONE_ASKED
-from slipway.pipelines.table import TASKS, Role, Task
+from slipway.core.errors import UserError
 
 if TYPE_CHECKING:
-    from kfp.dsl import PipelineTask
-    from kfp.dsl.pipeline_channel import PipelineArtifactChannel, PipelineParameterChannel
-
-    from slipway.components.prepare_data.settings import DataSettings
-    from slipway.components.register_model.registry import RegisterSettings
+    from slipway.components.cloud.connection import Connection
+    from slipway.components.notify.settings import NotifySettings
+    from slipway.pipelines.checks import Check, Context
     from slipway.pipelines.config.config import RunConfig
-    from slipway.trainer.config import TrainSettings
+    from slipway.pipelines.images.images import Wanted
+    from slipway.pipelines.platforms.steps import PlatformSteps
+    from slipway.pipelines.runs.record import RunFolder, RunRecord, Watcher
 
-    # A value that is known when the pipeline is compiled, or only when it runs.
-    Text: TypeAlias = str | PipelineParameterChannel
-
-
-@dataclass(frozen=True)
-class Champion:
-    """The registered model to beat: the folder or gs:// URI of its files, and what registering compares with.
-
-    Both are "" if there is no champion yet, and "none" if no comparison was requested.
-    """
-
-    uri: Text = NONE_ASKED
-    version: Text = NONE_ASKED
+# Prints one line.
+Say: TypeAlias = Callable[[str], None]
 
 
 class Platform(ABC):
-    """How one platform runs the steps. The methods here are for platforms whose storage and registry are folders.
+    """A platform whose steps run on this machine, with what all platforms have; see `RemotePlatform`.
 
     Attributes:
-        registers: Whether promoted models are registered.
-        memory: Memory in bytes to which the plan reduces the batch size; 0 for no limit.
+        name: The value of --target, and the name of its section in the configuration.
+        title: What messages call it.
+        trains_here: Whether its replicas are processes or containers of this machine.
+        builds_trainer: Whether the image that trains has to exist before the first step starts.
+        trains_in_image: Whether the program of `train.image` runs in a container of this image.
+        mounts_buckets: Whether a program finds gs://BUCKET as /gcs/BUCKET, and no file of this machine.
+        sets_up: Whether `slipway setup` prepares it.
+        batches: Whether `slipway batch` runs there.
+        extra: The optional dependencies that it needs.
+        stop_seconds: Time that the processes of a stopped run have until they are killed.
+        stopping: What stopping a run does first, if that takes long.
     """
 
-    registers: bool = True
-    memory: int = 0
+    name: ClassVar[str]
+    title: ClassVar[str]
+    trains_here: ClassVar[bool] = False
+    builds_trainer: ClassVar[bool] = False
+    trains_in_image: ClassVar[bool] = False
+    mounts_buckets: ClassVar[bool] = False
+    sets_up: ClassVar[bool] = False
+    batches: ClassVar[bool] = False
+    extra: ClassVar[str | None] = None
+    stop_seconds: ClassVar[float] = 20.0
+    stopping: ClassVar[str] = ""
+
+    # Checks before a run
+
+    def checks(self) -> Sequence[Check]:
+        """Return the platform's own checks, which follow the general ones."""
+        return ()
 
     @abstractmethod
-    def image(self, role: Role) -> str:
-        """Return the container image of a task, "" for processes on this machine."""
+    def check_hardware(self, context: Context) -> str:
+        """Raise UserError for hardware that the platform does not have; return the hardware and where it is."""
 
-    def place(self, row: Task) -> steps.Place:
-        """Return where a task runs: its container image, or a function that returns the component to run instead."""
-        return self.image(row.image)
+    def check_notification(self, settings: NotifySettings, config: RunConfig) -> None:  # noqa: B027
+        """Raise UserError if the platform cannot notify those whom the configuration names."""
 
-    def configure(self, task: PipelineTask, row: Task) -> PipelineTask:  # noqa: ARG002
-        """Apply the options of a task's row in the table, and the platform's own; return the task.
+    def connection(self, config: RunConfig) -> Connection:
+        """Return the connection to the run's Google Cloud project, for the errors of remote checks."""
+        raise NotImplementedError(f"{self.name} has no remote checks")
 
-        The servers' caches are off for all tasks. They never expire, do not see what is in the source of the data, and
-        could return another run's model: their keys contain the values of inputs, but Google does not document whether
-        `{{$.pipeline_job_name}}` in a value is replaced before (Kubeflow Pipelines' driver replaces it only if the
-        value is nothing else). Source: cloud.google.com/vertex-ai/docs/pipelines/configure-caching.
+    def setup(self, config: RunConfig, *, apply: bool, as_json: bool) -> bool:
+        """Show or create what runs need (`slipway setup`); return whether nothing is missing or wrong.
+
+        Raises:
+            UserError: The configuration has no section for the platform.
         """
-        return task.set_caching_options(False)
+        raise NotImplementedError(f"{self.name} needs no setup")
 
-    def add(
-        self, step: Callable[..., PipelineTask] | BaseComponent, *arguments: object, **options: object
-    ) -> PipelineTask:
-        """Add a task to the pipeline, in the image and with the options of its row in the table.
+    # Images
+
+    def image(self, config: RunConfig) -> str | None:
+        """Return the image that the platform's section sets in place of those that Slipway builds."""
+        return None
+
+    def image_context(self, context: Context) -> str:
+        """Return the names of the images that the run builds, after checking that they can be built.
+
+        Raises:
+            UserError: They cannot be built.
+            NotApplicableError: None is built.
+        """
+        from slipway.pipelines.checks import NotApplicableError
+
+        raise NotApplicableError("no image is built")
+
+    def builder(self, config: RunConfig) -> str:
+        """Return the configured builder of the images."""
+        raise self._no_images()
+
+    def wanted_images(self, config: RunConfig, say: Say) -> dict[str, Wanted]:
+        """Return the images of a run by role, before they are built."""
+        raise self._no_images()
+
+    def build_images(self, config: RunConfig, log: TextIO, say: Say, builder: str | None) -> dict[str, str]:
+        """Build and push the images that the registry does not have; return their URIs by role, with digests.
+
+        Raises:
+            UserError: The user can fix it, such as missing permissions or files that git does not track.
+            WorkFailed: A build failed.
+        """
+        raise self._no_images()
+
+    def _no_images(self) -> UserError:
+        return UserError(
+            f"Slipway builds no image for {self.title}.",
+            setting="--target",
+            value=self.name,
+            fix="build it from containers/Dockerfile; see docs/images.md",
+        )
+
+    # Runs
+
+    @abstractmethod
+    def compile_to(self, path: Path, config: RunConfig, say: Say) -> None:
+        """Write the pipeline spec of a configuration; no image is built."""
+
+    def steps(self, config: RunConfig, trainer: str) -> PlatformSteps:
+        """Return how the steps of a run on this machine are added to its pipeline.
 
         Args:
-            step: A function of `slipway.steps`, or a component.
-            arguments: Its positional arguments.
-            options: Its keyword arguments, without `image`.
+            config: The run's configuration.
+            trainer: The image that trains, if the platform `builds_trainer`.
         """
-        if isinstance(step, BaseComponent):
-            row = TASKS[step.name]
-            task = steps.on_image(step, self.place(row))(*arguments, **options)
-        else:
-            row = TASKS[step.__name__.replace("_", "-")]
-            task = step(*arguments, **options, image=self.place(row))
-        return self.configure(task, row)
+        raise NotImplementedError(f"the steps of {self.name} do not run here")
 
-    @contextlib.contextmanager
-    def notifying(self, config: RunConfig, run_id: Text) -> Iterator[None]:
-        """Add the tasks that notify of the outcome of the tasks that are added inside this context."""
-        first, *others = self.exit_tasks(config, run_id) or [None]
-        if first is None:
-            yield
-            return
-        with dsl.ExitHandler(first, name="steps") as group:
-            yield
-        for task in others:
-            # What ExitHandler makes of its task; a pipeline can have one ExitHandler at a time.
-            task.after(group).ignore_upstream_failure()
 
-    def exit_tasks(self, config: RunConfig, run_id: Text) -> list[PipelineTask]:  # noqa: ARG002
-        """Add the tasks that run after all others and notify of their outcome; none if nobody is notified."""
-        return []
+class RemotePlatform(Platform):
+    """A platform on which all steps run elsewhere. Its methods raise UserError for what the platform refuses."""
 
-    def build_image(self) -> Text:
-        """Return the container image that the replicas run, built by the run if it has to be."""
-        return self.image("trainer")
+    @abstractmethod
+    def start(self, config: RunConfig, say: Say) -> tuple[RunFolder, RunRecord]:
+        """Submit a run. The record's status is failed if the platform became unreachable; a refusal leaves no run."""
 
-    def setup_access(self, config: RunConfig) -> PipelineTask | None:  # noqa: ARG002
-        """Add the task that checks permissions; None if the platform needs none."""
-        return None
+    @abstractmethod
+    def resume(self, folder: RunFolder, say: Say) -> tuple[RunFolder, RunRecord]:
+        """Resubmit a run that failed or was cancelled. A refusal leaves its record unchanged."""
 
-    def data(self, data: DataSettings) -> DataSettings:
-        """Return the settings of the data to prepare with the store for this platform."""
-        return data
+    @abstractmethod
+    def refresh(self, folder: RunFolder) -> RunRecord:
+        """Return the record of a running run, updated from the platform."""
 
-    def preparing_starts_machines(self, config: RunConfig) -> bool:
-        """Return whether preparing the data may start other machines than the step's."""
-        return config.prepared is not None and config.prepared.beam is not None
+    @abstractmethod
+    def watch(self, folder: RunFolder, watcher: Watcher) -> RunRecord:
+        """Refresh the record until the run ends; a KeyboardInterrupt leaves the run as it is."""
 
-    def readers(self, config: RunConfig) -> int:
-        """Return the number of processes that read the data set."""
-        return config.readers
+    @abstractmethod
+    def log_lines(self, folder: RunFolder, step: str | None, *, follow: bool, raw: bool) -> Iterator[str]:
+        """Yield the log lines of a step, or of all; with `raw`, including the libraries' start-up messages."""
 
-    def training(self, config: RunConfig) -> TrainSettings:
-        """Return the settings of the training with the program to run on this platform."""
-        return config.train
-
-    def virtual_devices(self, config: RunConfig) -> int:  # noqa: ARG002
-        """Return the number of virtual devices per replica in place of accelerators."""
-        return 0
-
-    def evaluates(self, config: RunConfig) -> bool:  # noqa: ARG002
-        """Return whether the trained model is evaluated."""
-        return True
-
-    def registry(self, config: RunConfig) -> RegisterSettings:
-        """Return the registry's settings with its place on this platform."""
-        return config.register_
-
-    def train(
-        self,
-        config: RunConfig,
-        worker_pool_specs: PipelineParameterChannel,
-        dataset: PipelineArtifactChannel,
-        output: Text,
-        access: PipelineTask | None,
-    ) -> PipelineTask:
-        """Add the training, which starts after `access`; return the task with the outputs `model` and `metrics`."""
-        task = self.add(
-            steps.train,
-            worker_pool_specs,
-            dataset,
-            output=output,
-            restarts=config.train.restarts,
-            virtual_devices=self.virtual_devices(config),
-        )
-        return task if access is None else task.after(access)
-
-    def register_model(
-        self,
-        config: RunConfig,
-        model: PipelineArtifactChannel,
-        evaluation: PipelineTask,
-        run_id: Text,
-        champion: Champion,
-    ) -> PipelineTask:
-        """Add the registration of a promoted model."""
-        return self.add(
-            steps.register_model,
-            model,
-            evaluation.outputs["metrics"],
-            evaluation.outputs["Output"],
-            model_name=config.model_name,
-            run_id=run_id,
-            settings=self.registry(config),
-            champion=champion.version,
-            serve_module=config.serve.module,
-        )
-
-    def deploy(self, config: RunConfig, registered: PipelineTask) -> PipelineTask | None:  # noqa: ARG002
-        """Add the deployment of the registered model; None if there is none, as on platforms without endpoints."""
-        return None
+    @abstractmethod
+    def cancel(self, folder: RunFolder) -> RunRecord:
+        """Stop a run."""

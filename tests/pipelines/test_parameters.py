@@ -19,9 +19,9 @@ from slipway.pipelines.images.images import Images
 from slipway.pipelines.parameters import SETTINGS, parameters_of, values_of
 from slipway.pipelines.platforms.kubeflow import steps as kubeflow
 from slipway.pipelines.platforms.local import steps as local
-from slipway.pipelines.platforms.tpu.steps import TpuPlatform
+from slipway.pipelines.platforms.table import PLATFORMS
+from slipway.pipelines.platforms.tpu.steps import TpuSteps
 from slipway.pipelines.platforms.vertex import steps as vertex
-from slipway.pipelines.table import PLATFORMS, PlatformName
 from tests.pipelines.platforms.kubeflow.conftest import IMAGE
 from tests.pipelines.platforms.vertex.test_spec import VERTEX
 
@@ -53,12 +53,12 @@ def on_tpu(config: RunConfig) -> RunConfig:
     return RunConfig.model_validate({**config.model_dump(by_alias=True), "hardware": "tpu-v5e-1x1"})
 
 
-def spec_of(folder: Path, config: RunConfig, platform: PlatformName) -> dict[str, Any]:
+def spec_of(folder: Path, config: RunConfig, platform: str) -> dict[str, Any]:
     pipeline = {
         "local": lambda: local.pipeline(config),
         "vertex": lambda: vertex.pipeline(config, Images("steps@sha256:1", "trainer@sha256:2", "evaluation@sha256:3")),
         "kubeflow": lambda: kubeflow.pipeline(config),
-        "tpu": lambda: local.pipeline(on_tpu(config), platform=TpuPlatform("trainer@sha256:2")),
+        "tpu": lambda: local.pipeline(on_tpu(config), platform=TpuSteps("trainer@sha256:2")),
     }[platform]()
     compiler.Compiler().compile(pipeline, str(folder / "spec.yaml"))
     return dict(next(yaml.safe_load_all((folder / "spec.yaml").read_text())))
@@ -114,7 +114,7 @@ def test_an_argument_is_named_after_its_option(arguments: list[str], values: dic
     ids=["slipway's trainer", "custom module"],
 )
 def test_configurations_that_differ_in_parameters_differ_in_defaults_only(
-    tmp_path: Path, platform: PlatformName, first: RunConfig, second: RunConfig
+    tmp_path: Path, platform: str, first: RunConfig, second: RunConfig
 ) -> None:
     specs = [spec_of(tmp_path, config, platform) for config in (first, second)]
     for spec, config in zip(specs, (first, second), strict=True):
@@ -126,7 +126,7 @@ def test_configurations_that_differ_in_parameters_differ_in_defaults_only(
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_no_constant_contains_a_placeholder_of_a_parameter(tmp_path: Path, platform: PlatformName) -> None:
+def test_no_constant_contains_a_placeholder_of_a_parameter(tmp_path: Path, platform: str) -> None:
     spec = spec_of(tmp_path, configuration(evaluate={"gate": {"minimum": 0.5}}), platform)
     dags = [spec["root"]["dag"], *(one["dag"] for one in spec["components"].values() if "dag" in one)]
     inputs = [task.get("inputs", {}).get("parameters", {}) for dag in dags for task in dag["tasks"].values()]

@@ -19,9 +19,10 @@ from slipway.pipelines.config.config import RunConfig, validate
 from slipway.pipelines.images.images import Images, VerifiedBuild
 from slipway.pipelines.platforms.kubeflow import steps as kubeflow
 from slipway.pipelines.platforms.local import steps as local
-from slipway.pipelines.platforms.tpu.steps import TpuPlatform
+from slipway.pipelines.platforms.table import PLATFORMS, remote
+from slipway.pipelines.platforms.tpu.steps import TpuSteps
 from slipway.pipelines.platforms.vertex import steps as vertex
-from slipway.pipelines.table import EXIT_TASKS, HERE, PLATFORMS, STEPS, PlatformName, Step, Task
+from slipway.pipelines.table import EXIT_TASKS, STEPS, Step, Task
 from tests.pipelines.platforms.kubeflow.conftest import configuration
 from tests.pipelines.platforms.vertex.test_spec import VERTEX
 
@@ -59,7 +60,7 @@ class Compiled:
         return int(self.tasks[task].get("retryPolicy", {}).get("maxRetryCount", 0))
 
 
-def pipeline_for(platform: PlatformName, notify: dict[str, Any] | None = None) -> Any:
+def pipeline_for(platform: str, notify: dict[str, Any] | None = None) -> Any:
     if platform == "kubeflow":
         return kubeflow.pipeline(configuration(notify=notify))
     digits = {**yaml.safe_load(Path("configs/digits.yaml").read_text()), "notify": notify}
@@ -71,38 +72,38 @@ def pipeline_for(platform: PlatformName, notify: dict[str, Any] | None = None) -
             project="p", zones=("us-west4-a",), bucket="gs://p-runs", service_account="tpu@p.iam.gserviceaccount.com"
         )
         on_tpu = config.model_copy(update={"hardware": "tpu-v5e-2x2", "tpu": section})
-        return local.pipeline(on_tpu, platform=TpuPlatform(IMAGES.trainer))
+        return local.pipeline(on_tpu, platform=TpuSteps(IMAGES.trainer))
     return vertex.pipeline(config.model_copy(update={"deploy": DeploySettings(endpoint="digits")}), IMAGES)
 
 
 @pytest.fixture(scope="module", params=PLATFORMS)
-def platform(request: pytest.FixtureRequest) -> PlatformName:
-    name: PlatformName = request.param
+def platform(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
     return name
 
 
 @pytest.fixture(scope="module")
-def compiled(platform: PlatformName, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
+def compiled(platform: str, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
     return Compiled(tmp_path_factory.mktemp(platform), pipeline_for(platform))
 
 
-def rows(platform: PlatformName) -> list[tuple[Step, Task]]:
+def rows(platform: str) -> list[tuple[Step, Task]]:
     # The images of this run are built before it.
-    steps = [step for step in STEPS.values() if platform in step.tasks and step.name != "build_image"]
-    return [(step, task) for step in steps for task in step.tasks[platform]]
+    steps = [step for step in STEPS.values() if step.is_on(platform) and step.name != "build_image"]
+    return [(step, task) for step in steps for task in step.tasks_on(platform)]
 
 
-def test_a_pipeline_has_the_tasks_of_the_table(platform: PlatformName, compiled: Compiled) -> None:
+def test_a_pipeline_has_the_tasks_of_the_table(platform: str, compiled: Compiled) -> None:
     assert set(compiled.tasks) == {task.name for _, task in rows(platform)}
 
 
-def test_the_last_task_of_a_step_has_its_outputs(platform: PlatformName, compiled: Compiled) -> None:
+def test_the_last_task_of_a_step_has_its_outputs(platform: str, compiled: Compiled) -> None:
     for step, _ in rows(platform):
-        assert set(step.outputs) <= compiled.outputs(step.tasks[platform][-1].name), step.name
+        assert set(step.outputs) <= compiled.outputs(step.tasks_on(platform)[-1].name), step.name
 
 
-def test_only_this_machine_caches_and_only_as_the_table_says(platform: PlatformName, compiled: Compiled) -> None:
-    cached = {task.name for _, task in rows(platform) if task.cached} if platform in HERE else set()
+def test_only_this_machine_caches_and_only_as_the_table_says(platform: str, compiled: Compiled) -> None:
+    cached = {task.name for _, task in rows(platform) if task.cached} if remote(platform) is None else set()
     assert {name for name in compiled.tasks if compiled.is_cached(name)} == cached
     assert "prepare-data" not in cached
 
@@ -139,7 +140,7 @@ def test_what_starts_machines_waits_for_the_permissions_and_the_image(
     values = digits | {"vertex": place, "hardware": hardware, **more}
     config: RunConfig = validate(values, "the test's configuration")
     tasks = Compiled(tmp_path, vertex.pipeline(config, replace(IMAGES, build=build))).tasks
-    expensive = {step.tasks["vertex"][0].name for step in STEPS.values() if step.starts_machines}
+    expensive = {step.tasks_on("vertex")[0].name for step in STEPS.values() if step.starts_machines}
     assert expensive
     for task in expensive | ({"prepare-data", "evaluate"} if beam or disk else set()):
         assert {"setup-access", *(["build-image"] if build else [])} <= awaited(tasks, task), task
@@ -152,7 +153,7 @@ def awaited(tasks: dict[str, Any], name: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", ["vertex", "kubeflow"])
-def test_whoever_is_notified_by_an_exit_task_that_waits_for_all_others(tmp_path: Path, name: PlatformName) -> None:
+def test_whoever_is_notified_by_an_exit_task_that_waits_for_all_others(tmp_path: Path, name: str) -> None:
     without = Compiled(tmp_path, pipeline_for(name)).tasks
     notify = {"webhook": "https://hooks.example.com/x"} | ({"email": ["a@b.c"]} if name == "vertex" else {})
     tasks = Compiled(tmp_path, pipeline_for(name, notify=notify)).tasks
@@ -176,12 +177,13 @@ def test_every_step_has_its_folder_and_its_row_in_the_documentation() -> None:
 
 def row(step: Step) -> str:
     """The line of docs/architecture.md about a step."""
-    tasks = {task for some in step.tasks.values() for task in some if not task.concurrent}
-    cached = "yes" if any(task.cached for task in step.tasks.get("local", ())) else "no"
+    tasks = {task for name in PLATFORMS for task in step.tasks_on(name) if not task.concurrent}
+    cached = "yes" if any(task.cached for task in step.tasks_on("local")) else "no"
     retried = "yes" if all(task.retried for task in tasks) else "no"
     machines = "yes" if step.starts_machines else "no"
     outputs = ", ".join(f"`{name}`" for name in step.outputs) or "none"
-    return f"| `{step.name}` | {step.label} | {outputs} | {', '.join(step.tasks)} | {cached} | {retried} | {machines} |"
+    platforms = ", ".join(name for name in PLATFORMS if step.is_on(name))
+    return f"| `{step.name}` | {step.label} | {outputs} | {platforms} | {cached} | {retried} | {machines} |"
 
 
 def test_the_files_of_the_usual_changes_exist() -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+import yaml
 
 from slipway.components.train.trainjob import rights
 from slipway.components.train.trainjob.cluster import (
@@ -24,6 +28,7 @@ from slipway.pipelines.hardware.choice import Hardware
 from slipway.pipelines.platforms.kubeflow.server import RUN_AS_USER, Server
 from slipway.pipelines.platforms.kubeflow.settings import KubeflowSettings
 from slipway.pipelines.platforms.kubeflow.training import uses_train_job
+from slipway.pipelines.terminal import console
 
 # Namespace and service accounts of Kubeflow Pipelines without profiles, and the account of a profile. Source:
 # DEFAULTPIPELINERUNNERSERVICEACCOUNT in manifests/kustomize of kubeflow/pipelines.
@@ -243,3 +248,19 @@ def _holds(found: JsonObject | None, body: JsonObject) -> bool:
         if any(not any(one.items() <= other.items() for other in have) for one in body.get(key, ())):
             return False
     return True
+
+
+def setup(settings: KubeflowSettings, *, create: bool, as_json: bool) -> None:
+    """Print the manifest of the rights that training by a TrainJob needs, or apply it with the kubeconfig."""
+    bodies = manifests(settings)
+    if not create:
+        sys.stdout.write(json.dumps(bodies, indent=2) + "\n" if as_json else yaml.safe_dump_all(bodies))
+        return
+    cluster = connect(settings)
+    rows = [{"kind": body["kind"], "name": body["metadata"]["name"], "result": apply(cluster, body)} for body in bodies]
+    if as_json:
+        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+    else:
+        for row in rows:
+            console.print(f"{row['kind']} {row['name']} in {cluster.namespace}: {row['result']}", highlight=False)
+    cluster.check_operator()

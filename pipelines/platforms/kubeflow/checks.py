@@ -7,6 +7,7 @@ from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.hardware.choice import Hardware, base_text
 from slipway.pipelines.platforms.kubeflow.settings import KubeflowSettings
 from slipway.pipelines.platforms.kubeflow.training import uses_train_job
+from slipway.trainer.config import TrainSettings
 
 
 def settings_of(config: RunConfig) -> KubeflowSettings:
@@ -89,3 +90,15 @@ def _check_volume(hardware: Hardware, settings: KubeflowSettings) -> None:
         allowed="a PersistentVolumeClaim with the access mode ReadWriteMany",
         fix="--set kubeflow.volume=CLAIM",
     )
+
+
+def check_program(train: TrainSettings) -> None:
+    """Raise UserError for a program in an image of its own."""
+    if train.image is not None:
+        raise UserError(
+            "Training on Kubeflow runs in kubeflow.image, which contains Slipway's steps, too.",
+            setting="train.image",
+            value=train.image,
+            allowed="train.module or train.command, with the program and its packages in kubeflow.image",
+            fix="remove train.image, and build kubeflow.image from it",
+        )

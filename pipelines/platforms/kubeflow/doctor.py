@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from slipway.components.build_image.reference import ImageReference
-from slipway.pipelines.checks import Context, DoubtError, NotApplicableError
+from slipway.pipelines.checks import Check, CheckWarning, Context, NotApplicableError
 from slipway.pipelines.images.gpu_driver import check_driver
 from slipway.pipelines.platforms.kubeflow.checks import settings_of
-from slipway.pipelines.platforms.kubeflow.settings import KubeflowSettings
 
 
 def server(context: Context) -> str:
     """The Kubeflow Pipelines server responds and accepts the caller. Submitting a run checks this, too."""
     from slipway.pipelines.platforms.kubeflow.server import Server
 
-    settings = _settings(context)
+    settings = settings_of(context.config)
     Server(settings).check()
     return settings.host
 
@@ -24,24 +23,26 @@ def training(context: Context) -> str:
     from slipway.pipelines.platforms.kubeflow import access
     from slipway.pipelines.platforms.kubeflow.training import uses_train_job
 
-    settings = _settings(context)
+    settings = settings_of(context.config)
     if not uses_train_job(settings, context.config.parsed_hardware):
         raise NotApplicableError("the step train needs no TrainJob")
     try:
         cluster = access.connect(settings)
     except NoClusterError as error:
-        raise DoubtError(f"not checked: {error.message}", str(error.fix)) from None
+        raise CheckWarning(f"not checked: {error.message}", str(error.fix)) from None
     cluster.check_operator()
     try:
         lacking = access.missing(cluster, access.manifests(settings))
         old = access.missing_field(cluster, settings)
     except DeniedError as error:  # the step may have the rights that this account lacks
-        raise DoubtError(f"not checked: {error.message}", SETUP) from None
+        raise CheckWarning(f"not checked: {error.message}", SETUP) from None
     if lacking:
         what = " and ".join(f"{body['kind']} {body['metadata']['name']}" for body in lacking)
-        raise DoubtError(f"the step train may lack rights: {cluster.namespace} has no {what} as setup makes it", SETUP)
+        raise CheckWarning(
+            f"the step train may lack rights: {cluster.namespace} has no {what} as setup makes it", SETUP
+        )
     if old:
-        raise DoubtError(old, INSTALL)
+        raise CheckWarning(old, INSTALL)
     return f"Kubeflow Trainer, and the Role of the step in {cluster.namespace}"
 
 
@@ -51,7 +52,7 @@ def volume(context: Context) -> str:
     from slipway.pipelines.platforms.kubeflow import access
     from slipway.pipelines.platforms.kubeflow.training import uses_train_job
 
-    settings, hardware = _settings(context), context.config.parsed_hardware
+    settings, hardware = settings_of(context.config), context.config.parsed_hardware
     if settings.volume is None:
         raise NotApplicableError("kubeflow.volume is not set")
     if settings.context is None and not uses_train_job(settings, hardware):
@@ -59,19 +60,21 @@ def volume(context: Context) -> str:
     try:
         return access.check_volume(settings, hardware)
     except (DeniedError, NoClusterError) as error:
-        raise DoubtError(f"not checked: {error.message}", str(error.fix)) from None
+        raise CheckWarning(f"not checked: {error.message}", str(error.fix)) from None
 
 
 def gpu_driver(context: Context) -> str:
     """An image that runs on GPUs looks for the driver where GKE mounts it; other clusters may mount it elsewhere."""
-    image, row = _settings(context).image, context.config.parsed_hardware.accelerator_row
+    image, row = settings_of(context.config).image, context.config.parsed_hardware.accelerator_row
     if row is None or row.is_tpu or ImageReference.parse(image).is_googles:
         raise NotApplicableError("no custom image runs on GPUs")
     check_driver("kubeflow.image", image, "GKE")
     return f"{image}: finds it"
 
 
-def _settings(context: Context) -> KubeflowSettings:
-    if context.target != "kubeflow":
-        raise NotApplicableError("the run is not on Kubeflow")
-    return settings_of(context.config)
+CHECKS = (
+    Check("kubeflow server", server),
+    Check("kubeflow training", training),
+    Check("kubeflow volume", volume),
+    Check("kubeflow GPU driver", gpu_driver),
+)

@@ -182,7 +182,7 @@ def _details(run: V2beta1Run) -> dict[str, V2beta1PipelineTaskDetail]:
 
 
 def _task_name(step: str) -> str:
-    return STEPS[step].tasks["kubeflow"][-1].name
+    return STEPS[step].tasks_on("kubeflow")[-1].name
 
 
 def _pods(task: V2beta1PipelineTaskDetail) -> list[str]:

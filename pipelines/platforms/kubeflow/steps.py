@@ -21,18 +21,18 @@ from slipway.pipelines.config.kubernetes import quantity
 from slipway.pipelines.config.resources import StepResources, resources_of
 from slipway.pipelines.parameters import Channels, with_parameters
 from slipway.pipelines.pipeline import training_steps
-from slipway.pipelines.platforms.base import Champion, Platform
 from slipway.pipelines.platforms.kubeflow.checks import settings_of
 from slipway.pipelines.platforms.kubeflow.server import Server
 from slipway.pipelines.platforms.kubeflow.settings import SHARED_MEMORY, SHARED_MEMORY_PATH, KubeflowSettings
 from slipway.pipelines.platforms.kubeflow.training import limits_of, node_selector, tolerations, train_job_settings
+from slipway.pipelines.platforms.steps import Champion, PlatformSteps
 from slipway.pipelines.table import Role, Task, step_of
 
 # The tasks to which the limits of `kubeflow.cpu` and `kubeflow.memory` apply.
 WORKING = ("prepare-data", "train", "evaluate")
 
 
-class KubeflowPlatform(Platform):
+class KubeflowSteps(PlatformSteps):
     """Containers of one image on a Kubernetes cluster.
 
     Training is one container with the GPUs that it requests, or starts a TrainJob and waits for it.
@@ -148,7 +148,7 @@ def pipeline(config: RunConfig) -> BaseComponent:
         UserError: The configuration has no kubeflow section, or Kubeflow cannot run it.
     """
     settings = settings_of(config)
-    platform = KubeflowPlatform(settings, train_job_settings(config, settings))
+    platform = KubeflowSteps(settings, train_job_settings(config, settings))
 
     @dsl.pipeline(name=config.name, description=f"Slipway: {config.title}")
     @with_parameters(config)

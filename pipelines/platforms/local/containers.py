@@ -14,8 +14,9 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TextIO, TypeAlias
 
+from slipway.components.build_image.build import build_locally, ensure, registry_of
 from slipway.components.prepare_data.sources import source_kind
 from slipway.components.step import LOGS_VARIABLE, step
 from slipway.core import events
@@ -24,6 +25,7 @@ from slipway.core.events import EVENTS_VARIABLE
 from slipway.core.paths import is_remote, local_path
 from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig, load
+from slipway.pipelines.images.images import Say, Wanted, wanted_image
 from slipway.pipelines.runs.record import RunFolder
 
 if TYPE_CHECKING:
@@ -215,10 +217,29 @@ def _first_wildcard(path: Path) -> int:
     return next((number for number, part in enumerate(path.parts) if set(part) & set("*?[")), len(path.parts))
 
 
+def wanted_steps(config: RunConfig, accelerator: str, say: Say) -> Wanted:
+    """Return the image of a run's containers, before it is built."""
+    settings = config.containers
+    return wanted_image(config, "steps", accelerator, settings.base, settings.repository, say)
+
+
+def local_image(
+    config: RunConfig, accelerator: str, log: TextIO, say: Say, builder: str | None = None
+) -> tuple[str, bool]:
+    """Return the image of a run's containers by digest, and whether it already existed.
+
+    Raises:
+        UserError: The registry cannot be reached, the builder is not installed, files are not tracked.
+        WorkFailed: The build failed.
+    """
+    settings, image = config.containers, wanted_steps(config, accelerator, say)
+    build = build_locally(builder or settings.builder, image.context.archive, log)
+    built = ensure(image.request, registry_of(settings.repository, None), build)
+    return built.uri, built.reused
+
+
 def build_image(folder: RunFolder) -> None:
     """Build the run's image, or find it in the registry, and write its name to the run folder."""
-    from slipway.pipelines.images.build import local_image
-
     with step("build_image") as outcome:
         config = load(folder.configuration_file)
         image, outcome.reused = local_image(config, "gpu" if has_gpus() else "cpu", sys.stdout, events.message)

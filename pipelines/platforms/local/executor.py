@@ -19,6 +19,7 @@ from pathlib import Path
 from slipway.core import integrity
 from slipway.core.values import JsonObject
 from slipway.pipelines.platforms.local.warm import Warm
+from slipway.pipelines.platforms.table import platform_of
 from slipway.pipelines.runs.record import RunFolder
 
 
@@ -43,10 +44,9 @@ def execute(folder: RunFolder, output: Path, champion: str, *, rehearsal: bool, 
 
         docker_task_handler.run_docker_container = run_container
         runner = local.DockerRunner(**run_arguments(folder, config))
-    if folder.read().platform == "tpu":
-        from slipway.pipelines.platforms.tpu.steps import TpuPlatform
-
-        training = pipeline(config, platform=TpuPlatform(folder.image_file.read_text()))
+    platform = platform_of(folder.read().platform)
+    if platform.builds_trainer:
+        training = pipeline(config, platform=platform.steps(config, folder.image_file.read_text()))
     else:
         training = pipeline(config, rehearsal=rehearsal, image=folder.image_file.read_text() if containers else "")
     compiler.Compiler().compile(training, str(folder.specification_file))
@@ -133,7 +133,7 @@ def _ends_with_parent(folder: RunFolder, *, containers: bool) -> Iterator[None]:
             stop_containers(folder.run_id)
         from slipway.pipelines.platforms.local import session  # imports psutil
 
-        session.stop_members(os.getpid(), session.stop_seconds(folder.read().platform))
+        session.stop_members(os.getpid(), platform_of(folder.read().platform).stop_seconds)
         os._exit(1)
 
     thread = threading.Thread(target=watch, daemon=True)

@@ -31,8 +31,9 @@ from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.platforms.local import session
 from slipway.pipelines.platforms.local.containers import stop_containers
 from slipway.pipelines.platforms.local.warm import warm_steps
+from slipway.pipelines.platforms.table import DEFAULT, platform_of
 from slipway.pipelines.runs.record import ErrorRecord, RunFolder, RunRecord, StepRecord, Watcher
-from slipway.pipelines.table import PlatformName, steps_on
+from slipway.pipelines.table import steps_on
 from slipway.trainer.distributed.signals import stop_signals
 
 POLL_SECONDS = 0.1
@@ -57,7 +58,7 @@ def new_record(
     *,
     rehearsal: int = 0,
     runner: Literal["process", "docker"] = "process",
-    platform: PlatformName = "local",
+    platform: str = DEFAULT,
 ) -> RunRecord:
     """Return the record of a run that is about to start, or of a rehearsal of `rehearsal` steps."""
     absent = {
@@ -129,7 +130,8 @@ def _execute(
     command = [sys.executable, "-m", "slipway.pipelines.platforms.local.executor", str(folder.path)]
     command += ["--output", str(folder.path / "train"), "--champion", record.champion or ""]
     command += ["--rehearsal"] if record.rehearsal else []
-    forked = warm_steps(config, record.platform, os.environ)
+    platform = platform_of(record.platform)
+    forked = warm_steps(config, platform, os.environ)
     command += ["--containers"] if record.runner == "docker" else ["--warm", *forked]
     command += ["--engine", config.train.engine]
     assert folder.lock is not None, "the run is held"
@@ -159,14 +161,14 @@ def _execute(
     try:
         while process.poll() is None:
             if stop.requested:
-                if record.platform == "tpu":
-                    follower.say("stopping; a TPU that was requested is deleted first, which can take minutes")
+                if platform.stopping:
+                    follower.say(f"stopping; {platform.stopping}")
                 raise Interrupted
             follower.follow()
             follower.check_for_frozen(process.pid)
             time.sleep(POLL_SECONDS)
     finally:
-        session.stop(process, session.stop_seconds(record.platform))
+        session.stop(process, platform.stop_seconds)
         if record.runner == "docker":
             stop_containers(folder.run_id)
         follower.follow(last=True)

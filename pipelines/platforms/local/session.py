@@ -14,19 +14,11 @@ import psutil
 
 from slipway.pipelines.runs.record import RunFolder
 
-STOP_SECONDS = 20.0
-# How long the train step has to delete its TPU: the service needs minutes.
-TPU_STOP_SECONDS = 600.0
 TEMPORARY = "slipway-"
 RUN_LINK = ".run"
 
 
-def stop_seconds(platform: str) -> float:
-    """Return how long the processes of a run have to end after SIGTERM."""
-    return TPU_STOP_SECONDS if platform == "tpu" else STOP_SECONDS
-
-
-def stop(process: subprocess.Popen[bytes], seconds: float = STOP_SECONDS) -> None:
+def stop(process: subprocess.Popen[bytes], seconds: float) -> None:
     """Stop the executing process and its session; see `stop_members`."""
     stop_members(process.pid, seconds)
     process.wait()

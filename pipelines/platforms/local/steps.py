@@ -4,18 +4,19 @@ kfp reads a pipeline's annotations as objects, so they are not postponed here.
 """
 
 import os
+from pathlib import Path
 
 import psutil
-from kfp import dsl
+from kfp import compiler, dsl
 from kfp.dsl.base_component import BaseComponent
 
 from slipway import steps
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.parameters import Channels, with_parameters
 from slipway.pipelines.pipeline import training_steps
-from slipway.pipelines.platforms.base import Champion, Platform
 from slipway.pipelines.platforms.local.containers import HOST
 from slipway.pipelines.platforms.local.replica import in_container
+from slipway.pipelines.platforms.steps import Champion, PlatformSteps
 from slipway.pipelines.table import Role, Task
 from slipway.trainer.config import TrainSettings
 from slipway.trainer.distributed.accelerators import find
@@ -25,7 +26,7 @@ from slipway.trainer.engines import table
 MEMORY_SHARE = 0.5
 
 
-class LocalPlatform(Platform):
+class LocalSteps(PlatformSteps):
     """Processes on this machine, or containers of `image` if it is set, which is built before the pipeline runs.
 
     No permissions are checked. A rehearsal registers no model, and evaluates none of a custom program. In containers,
@@ -70,14 +71,14 @@ class LocalPlatform(Platform):
 
 
 def pipeline(
-    config: RunConfig, *, rehearsal: bool = False, image: str = "", platform: Platform | None = None
+    config: RunConfig, *, rehearsal: bool = False, image: str = "", platform: PlatformSteps | None = None
 ) -> BaseComponent:
     """Return the pipeline for this machine, in containers of `image` if it is set, or for `platform`.
 
     Its parameters are the run's id, its training output, the champion's folder and those of the configuration.
     """
     if platform is None:
-        platform = LocalPlatform(rehearsal=rehearsal, image=image, own_image=config.train.image is not None)
+        platform = LocalSteps(rehearsal=rehearsal, image=image, own_image=config.train.image is not None)
 
     @dsl.pipeline(name=config.name, description=f"Slipway: {config.title}")
     @with_parameters(config)
@@ -85,3 +86,8 @@ def pipeline(
         training_steps(config, platform, run_id, output, Champion(champion, champion), parameters)
 
     return training
+
+
+def compile_to(path: Path, config: RunConfig, platform: PlatformSteps | None = None) -> None:
+    """Write the pipeline spec of a configuration; see `pipeline`."""
+    compiler.Compiler().compile(pipeline(config, platform=platform), str(path))

@@ -28,6 +28,7 @@ from slipway.trainer.engines.quick_import import import_before_tensorflow, impor
 
 if TYPE_CHECKING:
     from slipway.pipelines.config.config import RunConfig
+from slipway.pipelines.platforms.base import Platform
 
 STARTED = "started\n"
 TRAINER = "slipway.trainer"
@@ -38,14 +39,14 @@ STEPS = ("kfp.dsl.executor", "slipway.components.train.local_cluster", "slipway.
 EVALUATION = ("slipway.components.evaluate.custom", "slipway.components.evaluate.report", "jinja2")
 
 
-def warm_steps(config: RunConfig, platform: str, environment: Mapping[str, str]) -> tuple[str, ...]:
+def warm_steps(config: RunConfig, platform: Platform, environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return the steps of a run that can be forks; none except on Linux without accelerators.
 
     Elsewhere, the imports may start threads or a driver, which do not survive a fork.
     """
     if sys.platform != "linux" or find(environment).kind != "cpu" or config.train.program is not None:
         return ()
-    return ("train", "evaluate") if platform == "local" else ("evaluate",)
+    return ("train", "evaluate") if platform.trains_here else ("evaluate",)
 
 
 class Warm:

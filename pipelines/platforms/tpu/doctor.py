@@ -17,7 +17,7 @@ from slipway.components.setup_access.observed import services
 from slipway.components.train.tpu.settings import TpuSettings
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
-from slipway.pipelines.checks import Context, DoubtError, NotApplicableError
+from slipway.pipelines.checks import Check, CheckWarning, Context, NotApplicableError
 from slipway.pipelines.platforms.tpu.checks import request_of, settings_of
 from slipway.pipelines.platforms.vertex.doctor.project import PAGE
 from slipway.pipelines.platforms.vertex.doctor.quotas import PAGE as QUOTA_PAGE
@@ -130,7 +130,7 @@ def _check_roles(
     """Return how many roles on resources an account has; `without` says by role what its absence means.
 
     Raises:
-        DoubtError: It lacks some.
+        CheckWarning: It lacks some.
         NotApplicableError: The caller may not see them.
     """
     settings, connection = _settings(context), context.connection
@@ -148,7 +148,7 @@ def _check_roles(
     if missing:
         names = ", ".join(f"{role} on {where}" for where, role in missing)
         result = without.get(missing[0][1], "")
-        raise DoubtError(f"{email} lacks {names}, unless it is inherited or part of another role.{result}", SETUP)
+        raise CheckWarning(f"{email} lacks {names}, unless it is inherited or part of another role.{result}", SETUP)
     return f"{email} has {len(needed)} roles"
 
 
@@ -341,3 +341,17 @@ def _limit(metric: JsonObject, zone: str) -> tuple[int, str]:
                 }
                 found.append((limits.get(place, limits.get("", 0)), place))
     return min((each for each in found if each[0] != UNLIMITED), default=(UNLIMITED, zone))
+
+
+CHECKS = (
+    Check("credentials", credentials, of_run=True, remote=True),
+    Check("APIs", apis, of_run=True, remote=True),
+    Check("own rights", rights, of_run=True, remote=True),
+    Check("machines' account", account, of_run=True, remote=True),
+    Check("machines' roles", account_roles, of_run=True, remote=True),
+    Check("bucket", bucket, of_run=True, remote=True),
+    Check("image", image, of_run=True, remote=True),
+    Check("builds", builds, of_run=True, remote=True),
+    Check("runtime version", runtime_version, of_run=True, remote=True),
+    Check("quota", quota, of_run=True, remote=True),
+)

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 from slipway.components.train.component import train_on_tpu
 from slipway.pipelines.config.config import RunConfig
-from slipway.pipelines.platforms.local.steps import LocalPlatform
+from slipway.pipelines.platforms.local.steps import LocalSteps
 from slipway.pipelines.platforms.tpu.checks import request_of
 
 if TYPE_CHECKING:
     from kfp.dsl import PipelineTask
     from kfp.dsl.pipeline_channel import PipelineArtifactChannel, PipelineParameterChannel
 
-    from slipway.pipelines.platforms.base import Text
+    from slipway.pipelines.platforms.steps import Text
 
 
-class TpuPlatform(LocalPlatform):
+class TpuSteps(LocalSteps):
     """Processes on this machine, and the container `trainer` on the machines of a TPU."""
 
     def __init__(self, trainer: str) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+import sys
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -18,6 +19,7 @@ from slipway.components.setup_access.settings import AccessSettings
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig, VertexSettings, vertex_of
+from slipway.pipelines.terminal import console
 
 if TYPE_CHECKING:
     from slipway.components.setup_access.access import Outcome
@@ -84,31 +86,34 @@ def _builds(vertex: VertexSettings) -> bool:
     return vertex.image is None and vertex.build.builder == "cloud-build"
 
 
-def setup(settings: AccessSettings, console: Console, *, make: bool, as_json: bool) -> tuple[bool, list[JsonObject]]:
+def setup(settings: AccessSettings, *, apply: bool, as_json: bool) -> bool:
     """Show what is missing, and create it if requested.
 
     Args:
         settings: The desired state of the project.
-        console: Receives the output.
-        make: Whether to create what is missing.
-        as_json: Whether the output is JSON, so that nothing is printed here.
+        apply: Whether to create what is missing.
+        as_json: Whether to print the lines as JSON instead.
 
     Returns:
-        Whether everything exists (with `make`), or exists or can be created (without it); and the lines as JSON.
+        Whether everything exists (with `apply`), or exists or can be created (without it).
 
     Raises:
         UserError: The run-as account, the credentials or the project are missing.
     """
-    from slipway.components.setup_access.access import apply
+    from slipway.components.setup_access import access
     from slipway.components.setup_access.difference import difference
     from slipway.components.setup_access.observed import observe
 
     _check_account(settings)
     lines = difference(settings, observe(settings))
     if not as_json:
-        show(lines, console)
-    if not make or all(line.status == "there" for line in lines):
-        return not any(line.status in ("wrong", "unseen") for line in lines), [line.as_dict() for line in lines]
+        show(lines)
+    if not apply or all(line.status == "there" for line in lines):
+        if as_json:
+            _write([line.as_dict() for line in lines])
+        elif not apply and any(line.status == "missing" for line in lines):
+            console.print("to create what is missing: run the same command with --apply", highlight=False)
+        return not any(line.status in ("wrong", "unseen") for line in lines)
 
     def report(outcome: Outcome) -> None:
         if not as_json:
@@ -116,13 +121,18 @@ def setup(settings: AccessSettings, console: Console, *, make: bool, as_json: bo
                 f"{RESULTS[outcome.result]} {escape(str(outcome.line.item))}", highlight=False, soft_wrap=True
             )
 
-    outcomes, left = apply(settings, report)
-    if not as_json:
-        show_end(outcomes, left, console)
+    outcomes, left = access.apply(settings, report)
+    if as_json:
+        made = {str(outcome.line.item): outcome for outcome in outcomes}
+        _write([made[str(line.item)].as_dict() if str(line.item) in made else line.as_dict() for line in left])
+    else:
+        show_end(outcomes, left)
     sound = not any(outcome.result == "failed" for outcome in outcomes) and not blocking(left)
-    made = {str(outcome.line.item): outcome for outcome in outcomes}
-    rows = [made[str(line.item)].as_dict() if str(line.item) in made else line.as_dict() for line in left]
-    return sound and not any(line.status == "unseen" for line in left), rows
+    return sound and not any(line.status == "unseen" for line in left)
+
+
+def _write(rows: list[JsonObject]) -> None:
+    sys.stdout.write(json.dumps(rows, indent=2) + "\n")
 
 
 def _check_account(settings: AccessSettings) -> None:
@@ -139,7 +149,7 @@ def _check_account(settings: AccessSettings) -> None:
         )
 
 
-def show(lines: list[Line], console: Console) -> None:
+def show(lines: list[Line]) -> None:
     """Print a table with a row for each missing or incorrect item and its reason; existing ones are only counted."""
     there = sum(line.status == "there" for line in lines)
     rest = [line for line in lines if line.status != "there"]
@@ -164,7 +174,7 @@ def show(lines: list[Line], console: Console) -> None:
         console.print(DOUBTFUL, highlight=False, soft_wrap=True)
 
 
-def show_end(outcomes: list[Outcome], left: list[Line], console: Console) -> None:
+def show_end(outcomes: list[Outcome], left: list[Line]) -> None:
     """Print the errors and what is still missing, each with its fix."""
     said = set()
     for outcome in outcomes:

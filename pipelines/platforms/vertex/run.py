@@ -14,11 +14,13 @@ from slipway.components.cloud.explanation import custom_jobs, explain
 from slipway.components.cloud.job_logs import LogReader, not_noise
 from slipway.components.cloud.refusals import refusal
 from slipway.components.cloud.retries import is_transient, retried, status_of
+from slipway.components.step import WorkFailed
 from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig, load, vertex_of
-from slipway.pipelines.images.images import Images
+from slipway.pipelines.images.images import Images, Say, ensure_images
 from slipway.pipelines.platforms.vertex import submission
 from slipway.pipelines.platforms.vertex.tasks import RUNNING, steps_of, update
+from slipway.pipelines.runs import record as runs
 from slipway.pipelines.runs.record import ErrorRecord, RunFolder, RunRecord, StepRecord, Watcher
 from slipway.pipelines.table import step_of
 
@@ -274,3 +276,53 @@ class VertexRun:
         for step in record.steps:
             step.status = "skipped"
         self.folder.write(record)
+
+
+def start(config: RunConfig, say: Say) -> tuple[RunFolder, RunRecord]:
+    """Ensure that the images exist, submit the run and print its URL.
+
+    Returns:
+        The run. Its status is failed if a build failed or Vertex AI became unreachable.
+
+    Raises:
+        UserError: An image cannot be built, or Vertex AI refuses the run, whose folder is removed.
+    """
+    return _submit(VertexRun(runs.create(config), config), None, say)
+
+
+def resume(folder: RunFolder, say: Say) -> tuple[RunFolder, RunRecord]:
+    """Resubmit a failed or cancelled run; see `start`."""
+    return _submit(VertexRun(folder), folder.read(), say)
+
+
+def _submit(run: VertexRun, earlier: RunRecord | None, say: Say) -> tuple[RunFolder, RunRecord]:
+    try:
+        with (run.folder.logs / "build_image.log").open("w") as log:
+            images = ensure_images(run.config, log, say)
+    except WorkFailed as error:
+        return run.folder, run.build_failed(UserError(error.message, fix=f"see {log.name}"), earlier)
+    except BaseException:
+        _undo(run.folder, earlier)
+        raise
+    try:
+        record = run.submit(images, earlier)
+    except UserError:
+        _undo(run.folder, earlier)
+        raise
+    if record.status == "failed":
+        return run.folder, record
+    say(f"run {record.run_id} on {record.hardware} in {run.connection.region}, submitted")
+    say(f"  console: {record.console}")
+    try:
+        run.add_to_experiment(record)
+    except UserError as error:
+        say(f"  not in the experiment {run.experiment}: {error.message}")
+    return run.folder, record
+
+
+def _undo(folder: RunFolder, earlier: RunRecord | None) -> None:
+    """Remove the folder of a new run that was refused; restore the record of a resumed one."""
+    if earlier is None:
+        runs.discard(folder)
+    else:
+        folder.write(earlier)

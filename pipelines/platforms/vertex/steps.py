@@ -27,14 +27,14 @@ from slipway.pipelines.hardware.quotas import step_machine
 from slipway.pipelines.images.images import Images
 from slipway.pipelines.parameters import Channels, with_parameters
 from slipway.pipelines.pipeline import training_steps
-from slipway.pipelines.platforms.base import Champion, Platform
+from slipway.pipelines.platforms.steps import Champion, PlatformSteps
 from slipway.pipelines.platforms.vertex.access import access_settings, uses_dataflow
 from slipway.pipelines.platforms.vertex.endpoints.files import read_one
 from slipway.pipelines.platforms.vertex.submission import console_url, facts_of, serving_container
 from slipway.pipelines.table import STEPS, TASKS, Role, Task
 
 
-class VertexPlatform(Platform):
+class VertexSteps(PlatformSteps):
     """Containers on Vertex AI; training is a custom job with the hardware's worker pools.
 
     If the resumed run is `trained`, no job is created: the model is in the run's output directory.
@@ -96,7 +96,7 @@ class VertexPlatform(Platform):
                 endpoints=self.settings.endpoints,
                 region=self.settings.region,
                 facts=facts_of(config),
-                steps={task.name: step.name for step in STEPS.values() for task in step.tasks.get("vertex", ())},
+                steps={task.name: step.name for step in STEPS.values() for task in step.tasks_on("vertex")},
             )
             page = console_url(config, dsl.PIPELINE_JOB_NAME_PLACEHOLDER)
             tasks.append(self.add(notify, settings=about.model_dump_json(), run=run_id, page=page))
@@ -233,7 +233,7 @@ def pipeline(
     Raises:
         UserError: The configuration has no vertex section.
     """
-    platform = VertexPlatform(vertex_of(config), images, trained=trained)
+    platform = VertexSteps(vertex_of(config), images, trained=trained)
     run = run_id or dsl.PIPELINE_JOB_NAME_PLACEHOLDER
 
     @dsl.pipeline(name=config.name, description=f"Slipway: {config.title}")

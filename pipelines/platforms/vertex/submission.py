@@ -17,6 +17,8 @@ from slipway.components.register_model.registry import git_commit
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig, VertexSettings, vertex_of
+from slipway.pipelines.hardware import validate_for
+from slipway.pipelines.hardware.placement import check_python
 from slipway.pipelines.images.images import Images
 from slipway.pipelines.parameters import values_of
 from slipway.serving.settings import container_spec
@@ -34,6 +36,21 @@ EXPERIMENT = {"schema_title": "system.Experiment", "schema_version": "0.0.1", "m
 
 # https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/predictions/pre-built-containers
 PREBUILT_PREDICTION = re.compile(r"(?:[a-z0-9-]+-)?docker\.pkg\.dev/vertex-ai(?:-restricted)?/prediction/([^:@/]+)")
+
+
+def check_hardware(config: RunConfig) -> str:
+    """Raise UserError for hardware that the region, engine or image does not support; return hardware and region."""
+    vertex, hardware = vertex_of(config), config.parsed_hardware
+    validate_for(
+        hardware,
+        region=vertex.region,
+        engine=config.train.engine,
+        image=config.train.image or vertex.image,
+        own_program=config.train.program is not None,
+    )
+    if vertex.image is None and config.train.image is None:
+        check_python(hardware, config.train.engine)
+    return f"{hardware} in {vertex.region}"
 
 
 def check_serving_image(settings: VertexSettings, config: RunConfig) -> None:

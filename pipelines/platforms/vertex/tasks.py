@@ -63,11 +63,11 @@ def steps_of(specification: Path) -> list[str]:
     components = yaml.load(specification.read_text(), Loader=YAML_LOADER)
     dags = [components["root"], *components["components"].values()]
     tasks = {task for component in dags for task in component.get("dag", {}).get("tasks", {})}
-    return [name for name, step in STEPS.items() if "vertex" in step.tasks and step.tasks["vertex"][-1].name in tasks]
+    return [name for name, step in STEPS.items() if (on := step.tasks_on("vertex")) and on[-1].name in tasks]
 
 
 def _tasks(step: str) -> tuple[Task, ...]:
-    return STEPS[step].tasks["vertex"]
+    return STEPS[step].tasks_on("vertex")
 
 
 def _update_step(step: StepRecord, tasks: list[PipelineTaskDetail], *, ended: bool) -> None:

@@ -20,6 +20,7 @@ from slipway.pipelines.checks import Check, Context, examine
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.config.config import validate
 from slipway.pipelines.doctor.configuration import champion
+from slipway.pipelines.platforms.table import platform_of
 from slipway.trainer.engines import installed
 
 DIGITS: dict[str, Any] = {
@@ -193,7 +194,9 @@ def test_a_champion_of_another_task_stops_no_run(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     regression_champion(tmp_path, monkeypatch)
     config = validate(DIGITS, "the test")
-    found = examine(Check("champion", champion), Context(config, "local", rehearsal=False, folder=tmp_path))
+    found = examine(
+        Check("champion", champion), Context(config, platform_of("local"), rehearsal=False, folder=tmp_path)
+    )
     assert (found.status, found.found) == (
         "warning",
         "digits version 1 was trained for the task regression, not classification: the models will not be comparable, "

@@ -11,6 +11,7 @@ from slipway.core.errors import UserError
 from slipway.pipelines.checks import Context, NotApplicableError
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.doctor import configuration
+from slipway.pipelines.platforms.table import platform_of
 from tests.trainer.conftest import manifest_of
 
 
@@ -24,7 +25,7 @@ def subject(name: str, hardware: str, target: Literal["local", "vertex"] = "vert
             "hardware": hardware,
         }
     )
-    return Context(config, target, rehearsal=True, folder=Path.cwd())
+    return Context(config, platform_of(target), rehearsal=True, folder=Path.cwd())
 
 
 @pytest.mark.parametrize(

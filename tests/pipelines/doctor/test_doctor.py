@@ -11,7 +11,8 @@ import pytest
 from slipway.core.errors import UserError
 from slipway.pipelines.checks import Context, Finding, examine
 from slipway.pipelines.config.config import RunConfig
-from slipway.pipelines.doctor import CHECKS, configuration, examine_all, machine
+from slipway.pipelines.doctor import checks_of, configuration, examine_all, machine
+from slipway.pipelines.platforms.table import platform_of
 from tests.trainer.distributed.test_accelerators import devices, pci
 
 
@@ -24,7 +25,7 @@ def subject(folder: Path, target="local", rehearsal=False, **fields) -> Context:
         "register": {"registry": str(folder / "models")},
         **fields,
     }
-    return Context(RunConfig.model_validate(values), target, rehearsal, folder)
+    return Context(RunConfig.model_validate(values), platform_of(target), rehearsal, folder)
 
 
 def findings(context: Context) -> dict[str, tuple[str, str]]:
@@ -32,7 +33,7 @@ def findings(context: Context) -> dict[str, tuple[str, str]]:
 
 
 def finding_of(name: str, context: Context) -> Finding:
-    return examine(next(check for check in CHECKS if check.name == name), context)
+    return examine(next(check for check in checks_of(context.platform) if check.name == name), context)
 
 
 # Also what this configuration does not ask for.
@@ -41,17 +42,10 @@ NOT_LOCAL = (
     "serving",
     "modules",
     "results",
-    "endpoint",
-    "endpoint machine",
     "model memory",
     "stages",
     "image context",
-    "serving image",
     "notification",
-    "kubeflow server",
-    "kubeflow training",
-    "kubeflow volume",
-    "kubeflow GPU driver",
 )
 
 

@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 
 from slipway.core.errors import UserError
-from slipway.pipelines.checks import Context, DoubtError, NotApplicableError
+from slipway.pipelines.checks import CheckWarning, Context, NotApplicableError
 from slipway.pipelines.config.config import validate
 from slipway.pipelines.doctor import configuration, model_builder
+from slipway.pipelines.platforms.table import platform_of
 
 IMAGE = f"registry/own@sha256:{'0' * 64}"
 
 
 def subject(folder: Path, target: Any = "local", runner: Any = "process", **sections: Any) -> Context:
     config = validate({"name": "own", "train": {"command": ["sh"]}, **sections}, "the test")
-    return Context(config, target, False, folder, runner)
+    return Context(config, platform_of(target), False, folder, runner)
 
 
 def test_a_program_needs_neither_an_engine_nor_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +77,7 @@ def test_where_a_program_is(tmp_path: Path, train: dict[str, Any], target: str, 
 
 def test_an_entry_point_whose_accelerators_nothing_verifies_is_a_warning(tmp_path: Path) -> None:
     train, command = {"image": IMAGE}, {"image": IMAGE, "command": ["train-it"]}
-    with pytest.raises(DoubtError, match="the accelerators are not verified: the entry point of") as caught:
+    with pytest.raises(CheckWarning, match="the accelerators are not verified: the entry point of") as caught:
         model_builder.model_builder(subject(tmp_path, "vertex", train=train, hardware="l4x4"))
     assert "train.command" in caught.value.fix
     for own, hardware in ((train, "cpu*2"), (command, "l4x4")):
@@ -88,7 +89,6 @@ def test_an_entry_point_whose_accelerators_nothing_verifies_is_a_warning(tmp_pat
     [
         ({"command": ["train-it"]}, "local", "There is no command train-it", "correct train.command"),
         ({"image": IMAGE}, "local", "train.image is only an image", "--runner docker"),
-        ({"image": IMAGE}, "kubeflow", "Training on Kubeflow runs in kubeflow.image", "remove train.image"),
         ({"module": "trainer.tsak"}, "local", "There is no Python module trainer.tsak", "train.module=trainer.task"),
     ],
 )

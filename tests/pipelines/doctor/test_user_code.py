@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 
 from slipway.core.errors import UserError
-from slipway.pipelines.checks import Context, DoubtError, NotApplicableError
+from slipway.pipelines.checks import CheckWarning, Context, NotApplicableError
 from slipway.pipelines.config.config import validate
 from slipway.pipelines.doctor import user_code
+from slipway.pipelines.platforms.table import platform_of
 
 WRITES = "from slipway import training\ntraining.model_dir()\n"
 
 
 def context(folder: Path, target: Any = "local", **sections: Any) -> Context:
     config = validate({"name": "own", "train": {"module": "program"}, **sections}, "the test")
-    return Context(config, target, False, folder)
+    return Context(config, platform_of(target), False, folder)
 
 
 def network(folder: Path, source: str, target: Any = "local") -> Context:
@@ -92,7 +93,7 @@ def test_what_a_program_writes_is_known_before_it_runs(
 
 def test_a_program_whose_library_may_write_the_model_is_doubtful(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text("import trainer_of_others\n")
-    with pytest.raises(DoubtError, match="unless trainer_of_others does"):
+    with pytest.raises(CheckWarning, match="unless trainer_of_others does"):
         user_code.outputs(context(tmp_path))
 
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from slipway.core.errors import UserError
 from slipway.pipelines.cli.app import app
-from slipway.pipelines.doctor import CHECKS
+from slipway.pipelines.doctor import GENERAL
 from slipway.pipelines.hardware import parse, this_machine, validate_for
 from slipway.trainer.engines.table import ENGINES
 from tests.pipelines.doctor.test_doctor import finding_of, subject
@@ -219,7 +219,7 @@ def test_the_doctor_says_that_a_card_is_not_used(smi, tmp_path):
     found = finding_of("accelerators", subject(tmp_path))
     assert (found.status, found.fix) == ("warning", "--hardware gpu")
     assert "cpu leaves this machine's GPUs unused: 1 x NVIDIA GeForce RTX 4090" in found.found
-    assert next(check for check in CHECKS if check.name == "accelerators").of_run
+    assert next(check for check in GENERAL if check.name == "accelerators").of_run
     used = subject(tmp_path, hardware="gpu")
     assert finding_of("accelerators", used).status == "pass"
     assert finding_of("hardware", used).found == "gpu: 1 x NVIDIA GeForce RTX 4090, 24 GiB, driver 580.95.05"

@@ -26,6 +26,7 @@ from slipway.pipelines.images.images import (
     trainer_image,
     wanted_images,
 )
+from slipway.pipelines.platforms.table import platform_of
 from slipway.trainer.engines import builder
 from tests.components.build_image.conftest import git
 from tests.fakes.google import COMPUTE_ACCOUNT, PROJECT, REGION, FakeGoogle
@@ -427,11 +428,13 @@ def test_a_projects_package_wins_over_an_installed_one_of_its_name(
     values = load(Path(__file__).parents[3] / "configs/digits.yaml").model_dump(by_alias=True)
     config = RunConfig.model_validate({**values, "model": None, "train": {"module": "trainer.task"}})
     assert own_code(config) == {"trainer": own / "trainer"}
-    assert model_builder(Context(config, "local", False, own)) == f"trainer.task in {own / 'trainer/task.py'}"
+    assert (
+        model_builder(Context(config, platform_of("local"), False, own)) == f"trainer.task in {own / 'trainer/task.py'}"
+    )
     assert builder.load("trainer.task:examples").__code__.co_filename == str(own / "trainer/task.py")
     del sys.modules["trainer"], sys.modules["trainer.task"]
     (own / "trainer/__init__.py").unlink()
     monkeypatch.setattr("sys.path", [str(installed), *sys.path])
     with pytest.raises(UserError, match=r"The folder trainer has no __init__\.py") as error:
-        model_builder(Context(config, "local", False, own))
+        model_builder(Context(config, platform_of("local"), False, own))
     assert error.value.fix == "touch trainer/__init__.py"

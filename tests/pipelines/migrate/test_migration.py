@@ -23,6 +23,7 @@ from slipway.pipelines.hardware import parse, validate_for
 from slipway.pipelines.migrate import from_arguments, migrate
 from slipway.pipelines.migrate.command import show
 from slipway.pipelines.migrate.job import INPUT_KEYS, REPLICA_KEYS
+from slipway.pipelines.platforms.table import platform_of
 
 
 def job(**fields) -> str:
@@ -115,8 +116,9 @@ def test_every_example_of_the_guides(example):
 
 @pytest.mark.slow
 def test_a_migrated_configuration_passes_the_doctor(tmp_path, monkeypatch):
+    from slipway.pipelines.checks import Context, examine
     from slipway.pipelines.config.config import load
-    from slipway.pipelines.doctor import CHECKS, Context, examine
+    from slipway.pipelines.doctor import checks_of
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "trainer").mkdir()
@@ -127,9 +129,11 @@ def test_a_migrated_configuration_passes_the_doctor(tmp_path, monkeypatch):
     for example, (text, _) in EXAMPLES.items():
         file = tmp_path / "run.yaml"
         file.write_text(migrate(text, source="config.yaml").yaml)
-        context = Context(load(file), "vertex", rehearsal=False, folder=Path.cwd())
+        context = Context(load(file), platform_of("vertex"), rehearsal=False, folder=Path.cwd())
         failed = [
-            finding for check in CHECKS if not check.cloud and (finding := examine(check, context)).status == "fail"
+            finding
+            for check in checks_of(context.platform)
+            if not check.remote and (finding := examine(check, context)).status == "fail"
         ]
         assert not failed, (example, failed)
 

@@ -1,1 +1,32 @@
-"""Checks of a run on Vertex AI: its project, quotas, endpoints and batch predictions."""
+"""Checks of a run on Vertex AI: its images, project, quotas and endpoint."""
+
+from __future__ import annotations
+
+from slipway.pipelines.checks import Check
+from slipway.pipelines.platforms.vertex.doctor import endpoints, quotas, resources
+
+CHECKS = (
+    Check("serving image", resources.serving_image, of_run=True),
+    Check("endpoint", endpoints.deployment, of_run=True),
+    Check("endpoint machine", endpoints.machine, of_run=True),
+    Check("credentials", resources.credentials, of_run=True, remote=True),
+    Check("project", resources.project_exists, of_run=True, remote=True),
+    Check("APIs", resources.apis, of_run=True, remote=True),
+    Check("service agents", resources.service_agents, of_run=True, remote=True),
+    Check("own rights", resources.own_rights, of_run=True, remote=True),
+    Check("run-as account", resources.run_as_account, of_run=True, remote=True),
+    Check("bucket", resources.bucket_place, of_run=True, remote=True),
+    Check("bucket rights", resources.bucket_rights, of_run=True, remote=True),
+    Check("repository", resources.repository, of_run=True, remote=True),
+    Check("builder", resources.builder, remote=True),
+    Check("encryption key", resources.encryption_key, of_run=True, remote=True),
+    Check("image", resources.image, of_run=True, remote=True),
+    Check("GPU driver", resources.gpu_driver, of_run=True, remote=True),
+    Check("roles", resources.roles, remote=True),
+    Check("data disk", resources.data_disk, of_run=True, remote=True),
+    Check("quota", quotas.run_quota, of_run=True, remote=True),
+    Check("endpoint quota", endpoints.quota, of_run=True, remote=True),
+    Check("schedule quota", quotas.schedule_quota, remote=True),
+    Check("schedules", resources.schedules, remote=True),
+    Check("first job", resources.first_job, remote=True),
+)

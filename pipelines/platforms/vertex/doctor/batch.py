@@ -13,10 +13,11 @@ from slipway.components.cloud.refusals import is_absent, member_of, refusal
 from slipway.components.cloud.retries import retried, status_of
 from slipway.components.register_model.registry import CHAMPION
 from slipway.core.errors import UserError, nearest
-from slipway.pipelines import doctor
-from slipway.pipelines.checks import Context
+from slipway.pipelines.checks import Context, examine_in_parallel
 from slipway.pipelines.config.config import RunConfig
+from slipway.pipelines.platforms.vertex.doctor import CHECKS
 from slipway.pipelines.platforms.vertex.endpoints.machines import ServingMachine, machine_of
+from slipway.pipelines.platforms.vertex.platform import VertexPlatform
 
 MOST_REPLICAS = 1000
 # The checks of `slipway doctor` that apply to a job which trains nothing.
@@ -61,9 +62,8 @@ def machine(hardware: str, region: str) -> tuple[ServingMachine, int]:
 
 def check_project(config: RunConfig, connection: Connection) -> None:
     """Make the doctor's checks that apply, and check the caller's rights."""
-    context = Context(config, "vertex", rehearsal=False, folder=Path.cwd())
-    checks = {check.name: check for check in doctor.CHECKS}
-    for finding in doctor.examine_side_by_side([checks[name] for name in SHARED], context):
+    context = Context(config, VertexPlatform(), rehearsal=False, folder=Path.cwd())
+    for finding in examine_in_parallel([check for check in CHECKS if check.name in SHARED], context):
         if finding.error is not None:
             raise finding.error
     where = policies.Resource("project", connection.project)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from slipway.components.deploy.service import Endpoints
 from slipway.core.errors import UserError
 from slipway.pipelines.checks import Context, NotApplicableError
+from slipway.pipelines.platforms.vertex.doctor.project import Project
 from slipway.pipelines.platforms.vertex.doctor.quotas import PAGE, UNLIMITED
 from slipway.pipelines.platforms.vertex.endpoints.files import FOLDER, EndpointFile, read_one
 
@@ -51,7 +52,7 @@ def machine(context: Context, file: EndpointFile | None = None) -> str:
 def quota(context: Context, file: EndpointFile | None = None) -> str:
     """The quota in the region is enough for the replicas of the endpoint's two models during a rollout."""
     file = file or _file(context)
-    region, project = file.connection.region, context.project
+    region, project = file.connection.region, context.shared(Project)
     endpoint = Endpoints(file.connection).get(file.deployment.endpoint_id)
     models = 2 if endpoint is not None and endpoint.deployed_models else 1
     listed = 0
@@ -82,6 +83,4 @@ def _file(context: Context) -> EndpointFile:
     """Return the endpoint file of the run's section `deploy`."""
     if context.config.deploy is None:
         raise NotApplicableError("the run deploys nothing")
-    if context.target != "vertex":
-        raise NotApplicableError(f"runs on {context.target} deploy nothing: the section deploy is of Vertex AI")
     return read_one(context.config.deploy.endpoint, context.folder / FOLDER)

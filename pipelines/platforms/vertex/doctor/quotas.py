@@ -14,6 +14,7 @@ from slipway.pipelines.config.resources import resources_of
 from slipway.pipelines.hardware.catalogue import load
 from slipway.pipelines.hardware.placement import nearest_region
 from slipway.pipelines.hardware.quotas import machine_quotas, step_machine
+from slipway.pipelines.platforms.vertex.doctor.project import Project
 from slipway.pipelines.table import STEPS
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Demand:
 
 def run_quota(context: Context) -> str:
     """The project's quotas in the run's region are enough for the hardware and for the steps that run at one time."""
-    project = context.project
+    project = context.shared(Project)
     hardware = context.config.parsed_hardware
     region = project.vertex.region
     try:
@@ -92,7 +93,7 @@ def peak(config: RunConfig) -> dict[str, Demand]:
 
 def _drawn(task: str, config: RunConfig) -> Counter[str]:
     """Return what a task draws on."""
-    if task == STEPS["train"].tasks["vertex"][0].name:
+    if task == STEPS["train"].tasks_on("vertex")[0].name:
         return machine_quotas(step_machine()) + config.parsed_hardware.quotas
     resources = resources_of(task, vertex_of(config).steps, "vertex")
     if resources is None:
@@ -165,7 +166,7 @@ def _shortfall(metric: str, demand: Demand, limits: dict[str, int], region: str)
 
 def schedule_quota(context: Context) -> str:
     """The project's quota allows another schedule in the region."""
-    project = context.project
+    project = context.shared(Project)
     region = project.vertex.region
     metrics = [metric for metric in project.quotas() if "schedule" in metric.partition("/")[2]]
     limits = {metric: _limit(project.quotas()[metric], region) for metric in metrics}

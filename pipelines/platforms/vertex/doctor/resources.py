@@ -21,12 +21,12 @@ from slipway.components.setup_access.access import COMMAND
 from slipway.components.setup_access.desired import Account, Binding, Bucket, Identity, Key
 from slipway.components.setup_access.difference import Line, blocking
 from slipway.core.errors import UserError
-from slipway.pipelines.checks import Context, DoubtError, NotApplicableError
+from slipway.pipelines.checks import CheckWarning, Context, NotApplicableError
 from slipway.pipelines.hardware import validate_for
 from slipway.pipelines.hardware.quotas import DEFAULT_DISK_GB
 from slipway.pipelines.images.gpu_driver import check_driver
 from slipway.pipelines.platforms.vertex.doctor.project import Project
-from slipway.pipelines.platforms.vertex.submission import facts_of
+from slipway.pipelines.platforms.vertex.submission import check_serving_image, facts_of
 
 # Vertex AI's, whose title in the console has been Agent Platform API since 2026.
 VERTEX_API = "aiplatform.googleapis.com"
@@ -42,21 +42,30 @@ COMPRESSED = (".tar.gz", ".tgz")
 MOST_OBJECTS = 10_000
 
 
+def serving_image(context: Context) -> str:
+    """An image can serve the registered model: the configured one, or one that is built."""
+    settings = context.config.vertex
+    if settings is None:
+        raise NotApplicableError("the section vertex is missing")
+    check_serving_image(settings, context.config)
+    return settings.serving_image or f"Slipway's, for {context.config.serve.accelerator}"
+
+
 def credentials(context: Context) -> str:
     """There are credentials, and Google accepts them."""
-    return context.project.caller() or "user credentials from gcloud"
+    return context.shared(Project).caller() or "user credentials from gcloud"
 
 
 def project_exists(context: Context) -> str:
     """The project exists and is accessible."""
-    project = context.project
+    project = context.shared(Project)
     number, _ = project.services()
     return f"{project.vertex.project}, number {number}"
 
 
 def apis(context: Context) -> str:
     """The APIs are enabled."""
-    project = context.project
+    project = context.shared(Project)
     lines = project.lines(lambda line: line.kind == "api")
     missing = [str(line.item) for line in lines if line.status == "missing"]
     if missing:
@@ -69,13 +78,13 @@ def apis(context: Context) -> str:
 
 def service_agents(context: Context) -> str:
     """The service agents exist. Google creates them with a project's first job."""
-    lines = _require(context.project, lambda line: isinstance(line.item, Identity))
+    lines = _require(context.shared(Project), lambda line: isinstance(line.item, Identity))
     return ", ".join(str(line.item).partition("@")[2].partition(".")[0] for line in lines if line.status == "there")
 
 
 def own_rights(context: Context) -> str:
     """The caller may submit a run and follow it."""
-    project = context.project
+    project = context.shared(Project)
     _ = project.number
     connection = project.connection
     where = policies.Resource("project", connection.project)
@@ -96,7 +105,7 @@ def lacking(connection: Connection, resource: policies.Resource, role: str) -> l
 
 def run_as_account(context: Context) -> str:
     """The run-as account exists, and the caller may start jobs that run as it."""
-    project = context.project
+    project = context.shared(Project)
     _ = project.number
     account, connection = project.account, project.connection
     resource = policies.Resource("account", account)
@@ -125,7 +134,7 @@ def _wrong(project: Project, message: str, fix: str) -> UserError:
 
 def bucket_place(context: Context) -> str:
     """The bucket exists, belongs to the project, and is in the job's region."""
-    project = context.project
+    project = context.shared(Project)
     # Setup also wants uniform bucket-level access, but a run works without it.
     (line,) = project.lines(lambda line: isinstance(line.item, Bucket))
     state = project.observed.resources[policies.Resource("bucket", project.settings.bucket)]
@@ -151,7 +160,7 @@ def bucket_place(context: Context) -> str:
 
 def bucket_rights(context: Context) -> str:
     """The run-as account and, for TPUs, the TPU service agent may use the bucket."""
-    project = context.project
+    project = context.shared(Project)
     name = project.settings.bucket
     state = project.observed.resources[policies.Resource("bucket", name)]
     if state.exists is False:
@@ -164,7 +173,7 @@ def bucket_rights(context: Context) -> str:
 
 def repository(context: Context) -> str:
     """The repository exists, and the service agents may pull from it."""
-    project = context.project
+    project = context.shared(Project)
     if project.settings.repository is None:
         raise NotApplicableError("the image is not in Artifact Registry")
     _require(project, lambda line: line.kind == "repository")
@@ -174,7 +183,7 @@ def repository(context: Context) -> str:
 
 def builder(context: Context) -> str:
     """Builds have an account, and the caller may start builds that run as it."""
-    project = context.project
+    project = context.shared(Project)
     if not project.settings.builds:
         raise NotApplicableError("Cloud Build builds no images")
     with contextlib.suppress(NotApplicableError):  # who may not see the account may still act as it
@@ -201,7 +210,7 @@ def builder(context: Context) -> str:
 
 def encryption_key(context: Context) -> str:
     """The encryption key exists in the jobs' region, is enabled, and Vertex AI may use it."""
-    project = context.project
+    project = context.shared(Project)
     if project.settings.encryption_key is None:
         raise NotApplicableError("vertex.encryption_key is not set")
     _require(project, lambda line: isinstance(line.item, Key))
@@ -211,7 +220,7 @@ def encryption_key(context: Context) -> str:
 
 def image(context: Context) -> str:
     """The configured image exists; skipped if images are built."""
-    project = context.project
+    project = context.shared(Project)
     text = project.vertex.image
     if text is None:
         raise NotApplicableError("it is built if the registry does not have it (slipway build --target vertex)")
@@ -259,7 +268,7 @@ def image_exists(image: ImageReference, connection: Connection) -> bool:
 
 def gpu_driver(context: Context) -> str:
     """Custom images that run on GPUs have the folder of the driver on the loader's path."""
-    config, settings, connection = context.config, context.project.vertex, context.project.connection
+    config, settings, connection = context.config, context.shared(Project).vertex, context.shared(Project).connection
     row = config.parsed_hardware.accelerator_row
     trains = "train.image" if config.train.image else "vertex.image"
     images = {
@@ -290,7 +299,7 @@ def data_disk(context: Context) -> str:
     That of an archive and of TFRecord files in a bucket can: one request for each 1,000 files. The step itself checks
     its disk when it has listed its source, before it writes.
     """
-    project, data = context.project, context.config.prepared
+    project, data = context.shared(Project), context.config.prepared
     if data is None:
         raise NotApplicableError("no data are prepared")
     place = source_kind(data.source).located(data)[1]
@@ -344,7 +353,7 @@ def _size(connection: Connection, place: str) -> int:
 
 def roles(context: Context) -> str:
     """All principals have the roles on the project and on accounts that a run needs."""
-    lines = _require(context.project, lambda line: _on(line, "project") or _on(line, "account"))
+    lines = _require(context.shared(Project), lambda line: _on(line, "project") or _on(line, "account"))
     later = sum(line.later and line.status == "missing" for line in lines)
     more = f", {later} to be granted by Google with the first job" if later else ""
     return f"{len(lines) - later} granted{more}"
@@ -355,7 +364,7 @@ def schedules(context: Context) -> str:
     from slipway.pipelines.platforms.vertex.schedules.difference import NAME_PREFIX
     from slipway.pipelines.platforms.vertex.schedules.service import Schedules, refused
 
-    project = context.project
+    project = context.shared(Project)
     _ = project.number
     try:
         active = [one for one in Schedules(project.connection).all() if one.state.name == "ACTIVE"]
@@ -370,13 +379,13 @@ def schedules(context: Context) -> str:
         if why := refused(one):
             name = one.display_name.removeprefix(NAME_PREFIX)
             problem = as_user_error(why, f"The last run of {name} was refused", facts_of(context.config))
-            raise DoubtError(problem.message, f"{problem.fix}; slipway schedule list shows all")
+            raise CheckWarning(problem.message, f"{problem.fix}; slipway schedule list shows all")
     return f"the last runs of {len(active)} were started"
 
 
 def first_job(context: Context) -> str:
     """A job has run in the region, or the service agents, which the first job needs, exist."""
-    project = context.project
+    project = context.shared(Project)
     connection = project.connection
     region = project.vertex.region
     _ = project.number
@@ -416,7 +425,7 @@ def _require(project: Project, wanted: Callable[[Line], bool]) -> list[Line]:
     doubtful = [str(line.item) for line in lines if line.doubtful]
     if doubtful:
         more = f"; and {len(doubtful) - SHOWN} more" if len(doubtful) > SHOWN else ""
-        raise DoubtError(
+        raise CheckWarning(
             f"Not visible, but perhaps inherited from a folder or an organization, or held through a group: "
             f"{'; '.join(doubtful[:SHOWN])}{more}.",
             f"{COMMAND} grants it; if it is inherited, ignore this",

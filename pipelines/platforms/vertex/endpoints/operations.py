@@ -22,6 +22,7 @@ from slipway.pipelines.platforms.vertex.endpoints.difference import (
     serving_model,
 )
 from slipway.pipelines.platforms.vertex.endpoints.files import FOLDER, EndpointFile, read_all, read_one
+from slipway.pipelines.platforms.vertex.platform import VertexPlatform
 from slipway.pipelines.platforms.vertex.schedules.difference import Difference
 from slipway.pipelines.platforms.vertex.submission import refusals
 
@@ -166,20 +167,20 @@ def check(file: EndpointFile, say: Say, *, deploys: bool = True) -> None:
     Raises:
         UserError: A check failed.
     """
-    from slipway.pipelines.doctor import examine_side_by_side
+    from slipway.pipelines.checks import examine_in_parallel
     from slipway.pipelines.platforms.vertex.doctor import endpoints
     from slipway.pipelines.platforms.vertex.doctor import resources as vertex
 
-    context = Context(file.config, "vertex", rehearsal=False, folder=Path.cwd())
+    context = Context(file.config, VertexPlatform(), rehearsal=False, folder=Path.cwd())
     checks = [
-        Check("credentials", vertex.credentials, cloud="vertex"),
-        Check("project", vertex.project_exists, cloud="vertex"),
-        Check("APIs", vertex.apis, cloud="vertex"),
-        Check("endpoint machine", lambda context: endpoints.machine(context, file), cloud="vertex"),
+        Check("credentials", vertex.credentials, remote=True),
+        Check("project", vertex.project_exists, remote=True),
+        Check("APIs", vertex.apis, remote=True),
+        Check("endpoint machine", lambda context: endpoints.machine(context, file), remote=True),
     ]
     if deploys:
-        checks.append(Check("endpoint quota", lambda context: endpoints.quota(context, file), cloud="vertex"))
-    for finding in examine_side_by_side(checks, context):
+        checks.append(Check("endpoint quota", lambda context: endpoints.quota(context, file), remote=True))
+    for finding in examine_in_parallel(checks, context):
         if finding.error is not None:
             raise finding.error
         if finding.status == "warning":

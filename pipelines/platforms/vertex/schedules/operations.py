@@ -18,6 +18,7 @@ from slipway.pipelines.checks import Context
 from slipway.pipelines.config.config import RunConfig, VertexSettings, vertex_of
 from slipway.pipelines.doctor import refuse_on_failure
 from slipway.pipelines.images.images import Images, ensure_images, known_images
+from slipway.pipelines.platforms.vertex.platform import VertexPlatform
 from slipway.pipelines.platforms.vertex.schedules.difference import (
     NAME_PREFIX,
     Difference,
@@ -164,7 +165,7 @@ def apply(names: Sequence[str], log: TextIO, say: Say) -> list[Result]:
     results = []
     for file in read_all(names):
         _check_end(file)
-        context = Context(file.config, "vertex", rehearsal=False, folder=Path.cwd())
+        context = Context(file.config, VertexPlatform(), rehearsal=False, folder=Path.cwd())
         for warning in refuse_on_failure(context, submitting=True):
             say(f"warning: {warning.check}: {warning.found}")
         settings = vertex_of(file.config)

@@ -19,6 +19,7 @@ from slipway.pipelines.cli.app import app
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.platforms.kubeflow import access
 from slipway.pipelines.platforms.kubeflow import doctor as kubeflow
+from slipway.pipelines.platforms.table import platform_of
 from tests.fakes.kubernetes import real
 from tests.fakes.kubernetes.server import NAMESPACE, FakeKubernetes
 from tests.fakes.kubernetes.store import RBAC
@@ -62,7 +63,7 @@ def setup(folder: Path, config: RunConfig, *options: str) -> tuple[int, str, str
 
 
 def doctor(config: RunConfig, folder: Path, check: Callable[[Context], str] = kubeflow.training) -> Finding:
-    return examine(Check("kubeflow", check), Context(config, "kubeflow", False, folder))
+    return examine(Check("kubeflow", check), Context(config, platform_of("kubeflow"), False, folder))
 
 
 def bindings(admin: Clients) -> list[Any]:

@@ -16,10 +16,12 @@ from typer.testing import CliRunner
 from slipway.components.register_model.registration import champion_folder
 from slipway.components.train.trainjob.manifest import TrainJobSettings
 from slipway.core.errors import UserError
+from slipway.pipelines.checks import Context
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.platforms.kubeflow.checks import settings_of
 from slipway.pipelines.platforms.kubeflow.launch import parameters_of
+from slipway.pipelines.platforms.table import PLATFORMS
 from tests.pipelines.platforms.kubeflow.conftest import DIGITS, configuration
 
 
@@ -156,6 +158,12 @@ def test_a_trainjob_is_refused_before_the_run(hardware: str, settings: dict[str,
     with pytest.raises(UserError) as refused:
         settings_of(configuration(hardware, **settings))
     assert fix in str(refused.value)
+
+
+def test_a_program_in_an_image_of_its_own_is_refused() -> None:
+    config = configuration(train={"image": f"registry/own@sha256:{'0' * 64}"}, model=None, data=None)
+    with pytest.raises(UserError, match="Training on Kubeflow runs in"):
+        PLATFORMS["kubeflow"].check_hardware(Context(config, PLATFORMS["kubeflow"], False, Path.cwd()))
 
 
 @pytest.mark.parametrize(

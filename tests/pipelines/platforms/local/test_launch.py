@@ -24,6 +24,7 @@ from slipway.core.memory import MemoryKills
 from slipway.pipelines.cli.display import is_changeable
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.platforms.local import launch, session
+from slipway.pipelines.platforms.local.platform import LocalPlatform
 from slipway.pipelines.runs import record as runs
 from slipway.pipelines.runs.record import RunFolder, RunRecord
 
@@ -221,8 +222,8 @@ def test_a_frozen_process_is_named_once_and_stopped_quickly(
     assert f"kill -CONT {process.pid}" in message
     assert f"slipway cancel {record.run_id}" in message
     started = time.monotonic()
-    session.stop(process)
-    assert time.monotonic() - started < session.STOP_SECONDS / 2
+    session.stop(process, LocalPlatform.stop_seconds)
+    assert time.monotonic() - started < LocalPlatform.stop_seconds / 2
     assert process.stdout.read() == b"ended\n", "it was continued, so that it could end by itself"
     process.stdout.close()
 

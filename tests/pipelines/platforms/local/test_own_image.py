@@ -7,7 +7,7 @@ import pytest
 from slipway.components.plan_training.plan import plan_training
 from slipway.pipelines.config.config import validate
 from slipway.pipelines.hardware import parse
-from slipway.pipelines.platforms.local.steps import LocalPlatform
+from slipway.pipelines.platforms.local.steps import LocalSteps
 
 IMAGE = f"host/image@sha256:{'1' * 64}"
 
@@ -23,6 +23,6 @@ def test_as_a_process_it_is_verified_as_a_program_without_an_image_is(
     program: dict[str, object], command: list[str]
 ) -> None:
     config = validate({"name": "own", "train": {"image": IMAGE, **program}}, "the test")
-    train = LocalPlatform(own_image=True).training(config)
+    train = LocalSteps(own_image=True).training(config)
     (pool,) = plan_training(parse("l4x4").worker_pools(), 4, None, "", None, train, "").worker_pool_specs
     assert pool["container_spec"]["command"] == ["python", *command]

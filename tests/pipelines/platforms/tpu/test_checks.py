@@ -12,6 +12,7 @@ from slipway.core.errors import UserError
 from slipway.pipelines.checks import Context
 from slipway.pipelines.config.config import RunConfig, validate
 from slipway.pipelines.doctor import refuse_on_failure
+from slipway.pipelines.platforms.table import platform_of
 from slipway.pipelines.platforms.tpu.checks import request_of
 
 SECTION = {
@@ -85,7 +86,7 @@ def test_target_tpu_refuses_a_store_in_a_bucket() -> None:
 
 def test_target_tpu_without_its_section_is_refused_by_the_checks_of_a_run(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no section tpu") as error:
-        refuse_on_failure(Context(configured("tpu-v5e-2x4", None), "tpu", False, tmp_path))
+        refuse_on_failure(Context(configured("tpu-v5e-2x4", None), platform_of("tpu"), False, tmp_path))
     assert error.value.setting == "tpu"
 
 

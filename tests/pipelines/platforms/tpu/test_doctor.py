@@ -17,13 +17,15 @@ from slipway.core.errors import UserError
 from slipway.pipelines.checks import Context, Finding
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.config.config import RunConfig
-from slipway.pipelines.doctor import CHECKS, examine_all, refuse_on_failure
+from slipway.pipelines.doctor import examine_all, refuse_on_failure
+from slipway.pipelines.platforms.table import platform_of
+from slipway.pipelines.platforms.tpu.doctor import CHECKS
 from tests.end_to_end.tpu_target import let_use_tpus
 from tests.fakes.google import PROJECT, REGION, SUBMITTER, FakeGoogle
 from tests.fakes.ready import BUCKET, IMAGE, REPOSITORY, RUNNER, grant, let_build, make_ready, take_away
 
 ZONE = f"{REGION}-b"
-CLOUD = {check.name for check in CHECKS if check.cloud == "tpu"}
+CLOUD = {check.name for check in CHECKS}
 DOMAIN = RUNNER.partition("@")[2]
 SPOT = "tpu.googleapis.com/tpu-v5s-litepod-serving-preemptible"
 
@@ -53,7 +55,7 @@ def context(google: FakeGoogle, folder: Path, hardware: str = "tpu-v5e-2x4+spot"
         "train": {"epochs": 1},
         "tpu": tpu,
     }
-    return Context(RunConfig.model_validate(values), "tpu", False, folder)
+    return Context(RunConfig.model_validate(values), platform_of("tpu"), False, folder)
 
 
 def found(google: FakeGoogle, folder: Path, hardware: str = "tpu-v5e-2x4+spot", **section: Any) -> dict[str, Finding]:
@@ -244,7 +246,7 @@ def test_quota_for_target_tpu_counts_what_the_generation_counts(
 
 def test_without_a_section_tpu_only_the_hardware_fails_for_target_tpu(ready: FakeGoogle, tmp_path: Path) -> None:
     asked = context(ready, tmp_path)
-    asked = Context(asked.config.model_copy(update={"tpu": None}), "tpu", False, tmp_path)
+    asked = Context(asked.config.model_copy(update={"tpu": None}), platform_of("tpu"), False, tmp_path)
     findings = {each.check: each for each in examine_all(asked)}
     assert findings["hardware"].status == "fail"
     assert {findings[name].status for name in CLOUD} == {"skipped"}

@@ -197,12 +197,12 @@ def test_a_configuration_without_a_vertex_section_is_refused(tmp_path):
 def test_dataflow_runs_in_the_runs_project_as_its_account(tmp_path):
     from slipway.pipelines.config.config import validate
     from slipway.pipelines.images.images import Images
-    from slipway.pipelines.platforms.vertex.steps import VertexPlatform
+    from slipway.pipelines.platforms.vertex.steps import VertexSteps
 
     values = yaml.safe_load(Path("configs/digits.yaml").read_text()) | {"vertex": VERTEX}
     values["data"]["beam"] = {"runner": "DataflowRunner", "options": {"region": "europe-west1"}}
     config = validate(values, "the test")
-    beam = VertexPlatform(config.vertex, Images.one(IMAGE), trained=False).data(config.data).beam
+    beam = VertexSteps(config.vertex, Images.one(IMAGE), trained=False).data(config.data).beam
     assert beam.options == {
         "project": "p",
         "region": "europe-west1",
@@ -211,7 +211,7 @@ def test_dataflow_runs_in_the_runs_project_as_its_account(tmp_path):
     }
     values["data"]["beam"] = {"runner": "DirectRunner"}
     config = validate(values, "the test")
-    assert VertexPlatform(config.vertex, Images.one(IMAGE), trained=False).data(config.data).beam.options == {}
+    assert VertexSteps(config.vertex, Images.one(IMAGE), trained=False).data(config.data).beam.options == {}
 
 
 @pytest.mark.parametrize(("data", "parameter"), [(None, set()), ({"uri": "gs://rows/2026"}, {"data_uri"})])

@@ -12,11 +12,12 @@ from typer.testing import CliRunner
 
 from slipway.components.setup_access.access import apply
 from slipway.core.errors import UserError
-from slipway.pipelines.checks import Check, Context, Finding, examine
+from slipway.pipelines.checks import Check, Context, Finding, examine, examine_in_parallel
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.config.config import RunConfig
-from slipway.pipelines.doctor import examine_all, examine_side_by_side, refuse_on_failure
+from slipway.pipelines.doctor import examine_all, refuse_on_failure
 from slipway.pipelines.options import check_configuration
+from slipway.pipelines.platforms.table import platform_of
 from slipway.pipelines.platforms.vertex.access import access_settings
 from slipway.pipelines.platforms.vertex.doctor import resources as checks
 from slipway.pipelines.platforms.vertex.doctor.quotas import peak
@@ -60,7 +61,7 @@ def subject(google: FakeGoogle, folder, hardware: str = "cpu", data=None, **plac
         "train": {"epochs": 1},
         "vertex": vertex_settings(google, **place),
     }
-    return Context(RunConfig.model_validate(values), "vertex", False, folder)
+    return Context(RunConfig.model_validate(values), platform_of("vertex"), False, folder)
 
 
 def findings(google: FakeGoogle, folder, hardware: str = "cpu", **place) -> dict[str, Finding]:
@@ -417,8 +418,8 @@ def test_an_unreachable_service_fails_only_its_check(ready, tmp_path):
         return "too late"
 
     asked = subject(ready, tmp_path)
-    both = [Check("hanging", hang, cloud="vertex"), Check("credentials", checks.credentials, cloud=True)]
-    slow, quick = examine_side_by_side(both, asked, seconds=3)
+    both = [Check("hanging", hang, remote=True), Check("credentials", checks.credentials, remote=True)]
+    slow, quick = examine_in_parallel(both, asked, seconds=3)
     hangs.set()
     assert (slow.status, quick.status) == ("fail", "pass")
     assert "did not respond within 3 s" in slow.found

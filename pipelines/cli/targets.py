@@ -1,0 +1,59 @@
+"""The option --target, and the checks of a run on a platform."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import click
+import typer
+
+from slipway.pipelines.options import Runner, check_runner
+from slipway.pipelines.platforms.table import PLATFORMS, platform_of
+
+if TYPE_CHECKING:
+    from slipway.pipelines.config.config import RunConfig
+
+NAMES = list(PLATFORMS)
+Target = Annotated[
+    str,
+    typer.Option(
+        "--target",
+        metavar="PLATFORM",
+        click_type=click.Choice(NAMES),
+        help=f"Where the run executes: {', '.join(NAMES[:-1])} or {NAMES[-1]}. vertex is Vertex AI, "
+        "which Google calls Agent Platform since 2026.",
+    ),
+]
+
+
+def check_configuration(
+    configuration: RunConfig,
+    target: str,
+    *,
+    runner: Runner = Runner.process,
+    rehearsal: bool = False,
+    submitting: bool = False,
+    builds: bool = True,
+) -> None:
+    """Make the doctor's checks that apply to a run; show the warnings.
+
+    Raises:
+        UserError: A check failed.
+    """
+    from rich.markup import escape
+
+    from slipway.pipelines.checks import Context
+    from slipway.pipelines.doctor import refuse_on_failure
+    from slipway.pipelines.terminal import error_console
+
+    context = Context(configuration, platform_of(target), rehearsal, Path.cwd(), runner.value, builds)
+    for finding in refuse_on_failure(context, submitting=submitting):
+        error_console.print(
+            f"[yellow]warning:[/] {escape(finding.check)}: {escape(finding.found)}", highlight=False, soft_wrap=True
+        )
+
+
+def check_runner_on(target: str, runner: Runner) -> None:
+    """Refuse --runner docker for a new run whose replicas are not on this machine."""
+    check_runner(runner, runner if platform_of(target).trains_here else Runner.process, f"a run on {target}")

@@ -1,0 +1,94 @@
+"""This machine, with the training on Cloud TPU VMs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from slipway.pipelines.platforms.base import Platform, Say
+
+if TYPE_CHECKING:
+    from slipway.components.cloud.connection import Connection
+    from slipway.pipelines.checks import Check, Context
+    from slipway.pipelines.config.config import RunConfig
+    from slipway.pipelines.images.images import Wanted
+    from slipway.pipelines.platforms.steps import PlatformSteps
+
+
+class TpuPlatform(Platform):
+    """Processes on this machine, of which the step train requests a TPU and trains on its VMs."""
+
+    name = "tpu"
+    title = "Cloud TPU"
+    builds_trainer = True
+    trains_in_image = True
+    mounts_buckets = True
+    sets_up = True
+    extra = "cloud"
+    stop_seconds = 600.0  # the service needs minutes to delete a TPU
+    stopping = "a TPU that was requested is deleted first, which can take minutes"
+
+    def checks(self) -> Sequence[Check]:
+        from slipway.pipelines.platforms.tpu.doctor import CHECKS
+
+        return CHECKS
+
+    def check_hardware(self, context: Context) -> str:
+        from slipway.pipelines.platforms.tpu.checks import request_of
+
+        request = request_of(context.config)
+        zones = ", ".join(request.settings.zones)
+        return f"{context.config.parsed_hardware} in {zones}, with {request.runtime_version}"
+
+    def connection(self, config: RunConfig) -> Connection:
+        from slipway.pipelines.platforms.tpu.checks import settings_of
+
+        return settings_of(config).connection
+
+    def setup(self, config: RunConfig, *, apply: bool, as_json: bool) -> bool:
+        from slipway.pipelines.platforms.tpu.checks import access_settings
+        from slipway.pipelines.platforms.vertex.access import setup
+
+        return setup(access_settings(config), apply=apply, as_json=as_json)
+
+    def image(self, config: RunConfig) -> str | None:
+        return config.tpu.image if config.tpu else None
+
+    def image_context(self, context: Context) -> str:
+        settings = context.config.tpu
+        if settings is None or settings.image or context.config.train.image:
+            return super().image_context(context)
+        from slipway.pipelines.images.images import check_builder, wanted_trainer
+
+        check_builder(settings, settings.build.builder)
+        return wanted_trainer(context.config, settings, lambda _line: None, without_git=not context.builds).title
+
+    def builder(self, config: RunConfig) -> str:
+        from slipway.pipelines.platforms.tpu.checks import settings_of
+
+        return settings_of(config).build.builder
+
+    def wanted_images(self, config: RunConfig, say: Say) -> dict[str, Wanted]:
+        from slipway.pipelines.images.images import wanted_trainer
+        from slipway.pipelines.platforms.tpu.checks import settings_of
+
+        return {"trainer": wanted_trainer(config, settings_of(config), say)}
+
+    def build_images(self, config: RunConfig, log: TextIO, say: Say, builder: str | None) -> dict[str, str]:
+        from slipway.pipelines.images.images import trainer_image
+        from slipway.pipelines.platforms.tpu.checks import settings_of
+
+        return {"trainer": trainer_image(config, settings_of(config), log, say, builder)}
+
+    def compile_to(self, path: Path, config: RunConfig, say: Say) -> None:
+        from slipway.pipelines.images.images import known_trainer
+        from slipway.pipelines.platforms.local.steps import compile_to
+        from slipway.pipelines.platforms.tpu.checks import settings_of
+
+        compile_to(path, config, self.steps(config, known_trainer(config, settings_of(config), say)))
+
+    def steps(self, config: RunConfig, trainer: str) -> PlatformSteps:  # noqa: ARG002
+        from slipway.pipelines.platforms.tpu.steps import TpuSteps
+
+        return TpuSteps(trainer)

@@ -1,0 +1,128 @@
+"""Vertex AI Pipelines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from slipway.core.errors import UserError
+from slipway.pipelines.platforms.base import RemotePlatform, Say
+
+if TYPE_CHECKING:
+    from slipway.components.cloud.connection import Connection
+    from slipway.components.notify.settings import NotifySettings
+    from slipway.pipelines.checks import Check, Context
+    from slipway.pipelines.config.config import RunConfig
+    from slipway.pipelines.images.images import Wanted
+    from slipway.pipelines.runs.record import RunFolder, RunRecord, Watcher
+
+
+class VertexPlatform(RemotePlatform):
+    """Tasks of Vertex AI Pipelines; the training is a custom job."""
+
+    name = "vertex"
+    title = "Vertex AI"
+    trains_in_image = True
+    mounts_buckets = True
+    sets_up = True
+    batches = True
+    extra = "cloud"
+
+    def checks(self) -> Sequence[Check]:
+        from slipway.pipelines.platforms.vertex.doctor import CHECKS
+
+        return CHECKS
+
+    def check_hardware(self, context: Context) -> str:
+        from slipway.pipelines.platforms.vertex.submission import check_hardware
+
+        return check_hardware(context.config)
+
+    def check_notification(self, settings: NotifySettings, config: RunConfig) -> None:  # noqa: ARG002
+        if settings.variable:
+            raise UserError(
+                f"The environment variable {settings.variable} does not exist on Vertex AI.",
+                setting="notify.webhook",
+                value=settings.webhook,
+                allowed="projects/PROJECT/secrets/SECRET in Secret Manager, or an https:// URL",
+                fix="gcloud secrets create slipway-webhook --data-file=FILE, and "
+                "--set notify.webhook=projects/PROJECT/secrets/slipway-webhook",
+            )
+
+    def connection(self, config: RunConfig) -> Connection:
+        from slipway.pipelines.config.config import vertex_of
+
+        return vertex_of(config).connection
+
+    def setup(self, config: RunConfig, *, apply: bool, as_json: bool) -> bool:
+        from slipway.pipelines.platforms.vertex import access
+
+        return access.setup(access.access_settings(config), apply=apply, as_json=as_json)
+
+    def image(self, config: RunConfig) -> str | None:
+        return config.vertex.image if config.vertex else None
+
+    def image_context(self, context: Context) -> str:
+        settings = context.config.vertex
+        if settings is None or settings.image is not None:
+            return super().image_context(context)
+        from slipway.pipelines.images.images import check_builder, wanted_images
+
+        check_builder(settings, settings.build.builder)
+        images = wanted_images(context.config, lambda _line: None, without_git=not context.builds)
+        return ", ".join(image.title for image in images.values())
+
+    def builder(self, config: RunConfig) -> str:
+        from slipway.pipelines.config.config import vertex_of
+
+        return vertex_of(config).build.builder
+
+    def wanted_images(self, config: RunConfig, say: Say) -> dict[str, Wanted]:
+        from slipway.pipelines.images.images import wanted_images
+
+        return wanted_images(config, say)
+
+    def build_images(self, config: RunConfig, log: TextIO, say: Say, builder: str | None) -> dict[str, str]:
+        from slipway.pipelines.images.images import ensure_images
+
+        return ensure_images(config, log, say, builder).by_role()
+
+    def compile_to(self, path: Path, config: RunConfig, say: Say) -> None:
+        from slipway.pipelines.images.images import known_images
+        from slipway.pipelines.platforms.vertex.submission import compile_pipeline
+
+        compile_pipeline(config, known_images(config, say), path)
+
+    def start(self, config: RunConfig, say: Say) -> tuple[RunFolder, RunRecord]:
+        from slipway.pipelines.platforms.vertex import run
+
+        return run.start(config, say)
+
+    def resume(self, folder: RunFolder, say: Say) -> tuple[RunFolder, RunRecord]:
+        from slipway.pipelines.platforms.vertex import run
+
+        return run.resume(folder, say)
+
+    def refresh(self, folder: RunFolder) -> RunRecord:
+        from slipway.pipelines.platforms.vertex.run import VertexRun
+
+        record = folder.read()
+        return VertexRun(folder).refresh(record) if record.status == "running" else record
+
+    def watch(self, folder: RunFolder, watcher: Watcher) -> RunRecord:
+        from slipway.pipelines.platforms.vertex.run import VertexRun
+
+        return VertexRun(folder).watch(folder.read(), watcher)
+
+    def log_lines(self, folder: RunFolder, step: str | None, *, follow: bool, raw: bool) -> Iterator[str]:
+        from slipway.pipelines.platforms.vertex.run import VertexRun
+        from slipway.pipelines.runs import logs
+
+        logs.check_step(folder, step)
+        yield from VertexRun(folder).log_lines(step, follow=follow, raw=raw)
+
+    def cancel(self, folder: RunFolder) -> RunRecord:
+        from slipway.pipelines.platforms.vertex.run import VertexRun
+
+        return VertexRun(folder).cancel()
