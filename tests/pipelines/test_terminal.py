@@ -24,7 +24,7 @@ from slipway.pipelines.cli.app import app
 from slipway.pipelines.options import Json
 from slipway.pipelines.terminal import EXIT_USAGE, Commands, Terminal, print_any_character, user_errors
 
-CONFIGURATION = Path(__file__).parents[3] / "configs/digits.yaml"
+CONFIGURATION = Path(__file__).parents[2] / "configs/digits.yaml"
 
 
 def invoke(error: BaseException, *arguments: str) -> Result:

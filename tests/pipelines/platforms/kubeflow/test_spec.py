@@ -161,7 +161,9 @@ def test_a_trainjob_is_refused_before_the_run(hardware: str, settings: dict[str,
 
 
 def test_a_program_in_an_image_of_its_own_is_refused() -> None:
-    config = configuration(train={"image": f"registry/own@sha256:{'0' * 64}"}, model=None, data=None)
+    config = configuration()
+    own = config.train.model_copy(update={"image": f"registry/own@sha256:{'0' * 64}"})
+    config = config.model_copy(update={"train": own})
     with pytest.raises(UserError, match="Training on Kubeflow runs in"):
         PLATFORMS["kubeflow"].check_hardware(Context(config, PLATFORMS["kubeflow"], False, Path.cwd()))
 

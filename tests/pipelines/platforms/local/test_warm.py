@@ -16,6 +16,7 @@ import pytest
 from slipway.core.exit_codes import FAILED
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.platforms.local.warm import Warm, warm_steps
+from slipway.pipelines.platforms.table import platform_of
 from tests.end_to_end.workspace import wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="steps are forks on Linux only")
@@ -39,7 +40,7 @@ def configured(hardware: str = "cpu", **train: object) -> RunConfig:
     ],
 )
 def test_only_libraries_that_survive_a_fork_are_imported_before_it(config, platform, environment, steps):
-    assert warm_steps(config, platform, environment) == steps
+    assert warm_steps(config, platform_of(platform), environment) == steps
 
 
 def command(name: str, code: str) -> list[str]:

@@ -14,9 +14,9 @@ from slipway.components.setup_access.access import apply
 from slipway.core.errors import UserError
 from slipway.pipelines.checks import Check, Context, Finding, examine, examine_in_parallel
 from slipway.pipelines.cli.app import app
+from slipway.pipelines.cli.targets import check_configuration
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.doctor import examine_all, refuse_on_failure
-from slipway.pipelines.options import check_configuration
 from slipway.pipelines.platforms.table import platform_of
 from slipway.pipelines.platforms.vertex.access import access_settings
 from slipway.pipelines.platforms.vertex.doctor import resources as checks
@@ -339,7 +339,7 @@ def test_a_run_stays_within_the_quotas_that_the_doctor_counted(ready, tmp_path):
             limit(ready, **counted | {metric: given})
             compile_pipeline(asked.config, Images.one(str(asked.config.vertex.image)), tmp_path / "spec.yaml")
             job = submit(
-                asked.project.connection,
+                asked.connection,
                 pipeline_job(asked.config, tmp_path / "spec.yaml"),
                 f"digits-{metric.replace('_', '-')}-{given}",
             )
@@ -463,14 +463,10 @@ def test_setup_shows_and_apply_creates(google, tmp_path, monkeypatch):
 
 
 def test_setup_requires_a_service_account(google, tmp_path):
-    from rich.console import Console
-
     from slipway.pipelines.platforms.vertex.access import setup
 
     with pytest.raises(UserError) as error:
-        setup(
-            access_settings(subject(google, tmp_path, service_account=None).config), Console(), make=True, as_json=False
-        )
+        setup(access_settings(subject(google, tmp_path, service_account=None).config), apply=True, as_json=False)
     assert error.value.nearest == f"slipway@{PROJECT}.iam.gserviceaccount.com"
     assert google.world.writes.total() == 0
 
