@@ -27,6 +27,8 @@ MOST_BACKOFF_SECONDS = 60.0
 # Printed by a replica that ends because of another one, with the time of the first sign; see rendezvous.py.
 LOST = re.compile(r"^lost (.+?): (.+), since (\S+);")
 RANK = re.compile(r"\S+ \d+(?: at \S+)? \(rank (\d+)\)")
+# Printed by JAX's runtime before it aborts a replica because another one, or the connection to it, is lost.
+ABORTED_BY_JAX = "JAX distributed service detected fatal errors"
 # Printed by every replica of the trainer at the end.
 CHECKSUM = re.compile(r"weights checksum ([0-9a-f]{64})")
 
@@ -86,9 +88,11 @@ class Restarts:
                 raise mistake
         cause = min(failed, key=_innocence)
         name, trace = cause.name, last_traceback(cause.tail)
-        if cause.status == exit_codes.PEER_LOST and how is None and (sign := _first_sign(workers)) is not None:
+        if _status(cause) == exit_codes.PEER_LOST and how is None and (sign := _first_sign(workers)) is not None:
             name, how = sign
-        how = how or exit_codes.describe(cause.status)
+        if any(worker.name == name and _status(worker) != worker.status for worker in workers):
+            name = f"a connection of {name}"  # closed by the abort
+        how = how or exit_codes.describe(_status(cause))
         if cause.status == exit_codes.SIGKILLED and self._memory and (lacking := self._memory.describe()):
             how += f", {lacking}; a smaller train.batch_size or fewer replicas need less"
         unavailable = reported_error(cause.tail)
@@ -215,13 +219,19 @@ def _may_pass(mistake: UserError, status: int) -> bool:
     return status == exit_codes.UNAVAILABLE and mistake.setting != PEER_SECONDS_VARIABLE
 
 
+def _status(worker: Ended) -> int:
+    """Return a replica's exit status; that of a lost replica if JAX's runtime aborted it for one."""
+    aborted = worker.status == exit_codes.TRY_AGAIN and any(ABORTED_BY_JAX in line for line in worker.tail)
+    return exit_codes.PEER_LOST if aborted else worker.status
+
+
 def _innocence(worker: Ended) -> tuple[int, bool, bool]:
     """Rank how likely another replica caused this one's failure.
 
     Of equal exit statuses, the replica that received the signal itself is the cause, or the one with a traceback.
     """
     asked = any(line.startswith(ASKED_TO_STOP) for line in worker.tail)
-    return exit_codes.innocence(worker.status), not asked, not last_traceback(worker.tail)
+    return exit_codes.innocence(_status(worker)), not asked, not last_traceback(worker.tail)
 
 
 def reported_error(lines: Iterable[str]) -> UserError | None:

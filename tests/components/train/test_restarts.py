@@ -18,9 +18,9 @@ import pytest
 
 from slipway.components.step import WorkFailed
 from slipway.components.train.local_cluster import run_local_cluster
-from slipway.components.train.restarts import Restarts
+from slipway.components.train.restarts import ABORTED_BY_JAX, Restarts
 from slipway.core.errors import ERROR_PREFIX, UserError
-from slipway.core.exit_codes import PEER_LOST, STOPPED, UNAVAILABLE, status_of
+from slipway.core.exit_codes import PEER_LOST, STOPPED, TRY_AGAIN, UNAVAILABLE, status_of
 from slipway.core.memory import MemoryKills
 from slipway.core.supervision import Child
 from slipway.trainer.checkpoint.store import StorageUnavailable
@@ -109,6 +109,18 @@ def test_of_two_replicas_that_accuse_each_other_of_silence_the_connection_is_nam
     assert restarts(tmp_path).next(workers, workers).replica == "workerpool1-0"
     workers[0] = EndedWorker(0, PEER_LOST, lost(one, "silent", 7))  # and reads what the worker says of it
     assert restarts(tmp_path).next(workers, workers).replica == "workerpool1-0"
+
+
+def test_a_replica_that_jax_aborts_for_a_lost_connection_is_not_the_cause(tmp_path: Path) -> None:
+    policy = restarts(tmp_path)
+    abort = f"F1124 client.h:80] Terminating process because the {ABORTED_BY_JAX}."
+    pair = "a connection between the replicas"
+    workers = [EndedWorker(0, PEER_LOST, lost(pair, "each replica waits", 7)), EndedWorker(1, TRY_AGAIN, abort)]
+    assert policy.next(workers, workers[::-1]).replica == pair
+    closed = EndedWorker(0, PEER_LOST, lost("worker 0 at b:1 (rank 1)", "it closed its connection", 7))
+    assert policy.next([closed, workers[1]], [closed, workers[1]]).replica == "a connection of workerpool1-1"
+    other = EndedWorker(1, TRY_AGAIN, "a program's own abort")
+    assert policy.next([closed, other], [closed, other]).replica == "workerpool1-1"
 
 
 def test_a_kill_for_lack_of_memory_is_told_with_what_needs_less(
