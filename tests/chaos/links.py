@@ -345,7 +345,7 @@ def _is_just(cause: str | None, blamed: str, victim: str, neighbour: str, count:
         return blamed == pair
     if cause in ("cable", "direction"):  # an engine may notice it first, and knows its own connection only
         return blamed == victim or (victim in blamed and "connection" in blamed)
-    return "connection" in blamed
+    return "connection" in blamed or (count > 2 and blamed == victim)  # all of its connections are lost
 
 
 def _wait(replicas: list[Replica], seconds: float = LIMIT_SECONDS) -> None:
