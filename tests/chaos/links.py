@@ -143,8 +143,8 @@ class Replica:
     def tail(self) -> list[str]:
         return self.log.read_text(errors="replace").splitlines()
 
-    def connections(self) -> list[tuple[int, int]]:
-        """The local and remote ports of its connections between machines, the watch's first."""
+    def connections(self) -> set[tuple[int, int]]:
+        """The local and remote ports of its connections between machines."""
         ports = {}
         for table in ("tcp", "tcp6"):
             for line in Path(f"/proc/{self.process.pid}/net/{table}").read_text().splitlines()[1:]:
@@ -153,20 +153,23 @@ class Replica:
                     ports[rest[5]] = int(local.rpartition(":")[2], 16), int(remote.rpartition(":")[2], 16)
         own = set()
         for file in Path(f"/proc/{self.process.pid}/fd").iterdir():
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # closed meanwhile
                 inode = str(file.readlink()).removeprefix("socket:[").removesuffix("]")
                 own.add(inode)
-        # Numbers of sockets grow, and the watch connects before the engine does.
-        return [ports[inode] for inode in sorted(own & ports.keys(), key=int)]
+        return {ports[inode] for inode in own & ports.keys()}
 
 
 @dataclass(frozen=True)
 class Scene:
-    """A running job: its network and replicas, and the rank of the victim, the last one or the chief."""
+    """A running job: its network and replicas, and the rank of the victim, the last one or the chief.
+
+    `connections` are the victim's in the order in which they were seen: the watch connects before the engine does.
+    """
 
     network: Network
     replicas: list[Replica]
     victim: int
+    connections: list[tuple[int, int]]
 
     @property
     def neighbour(self) -> int:
@@ -174,7 +177,9 @@ class Scene:
 
     def data(self) -> list[tuple[int, int]]:
         """The victim's connections without the watch's."""
-        return self.replicas[self.victim].connections()[1 if self.victim else len(self.replicas) - 1 :]
+        watched = 1 if self.victim else len(self.replicas) - 1
+        current = self.replicas[self.victim].connections()
+        return [each for each in self.connections[watched:] if each in current]
 
 
 def _vanish(scene: Scene) -> None:
@@ -279,13 +284,14 @@ class Links:
         act, cause = FAULTS[fault]
         with Network(self.replicas) as network:
             with self._job(network, folder) as replicas:
-                deadline = time.monotonic() + LIMIT_SECONDS
+                deadline, victim = time.monotonic() + LIMIT_SECONDS, replicas[self._victim]
+                connections: dict[tuple[int, int], None] = {}
                 while (pointed_step(folder / "checkpoints") or 0) < FAULT_STEP:
                     assert all(replica.process.poll() is None for replica in replicas), replicas[0].tail[-20:]
                     assert time.monotonic() < deadline
+                    connections.update(dict.fromkeys(victim.connections()))
                     time.sleep(0.01)
-                scene = Scene(network, replicas, self._victim)
-                victim = replicas[self._victim]
+                scene = Scene(network, replicas, self._victim, list(connections))
                 began = time.monotonic()
                 with concurrent.futures.ThreadPoolExecutor(1) as pool:
                     acting = pool.submit(act, scene)
