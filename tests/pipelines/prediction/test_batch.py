@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
+from slipway.core import integrity
 from slipway.core.errors import UserError
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.prediction import batch as batches
@@ -138,6 +139,28 @@ def test_a_model_that_is_replaced_before_a_process_loads_it_is_refused(
     refused = batch("digits", "--input", "images", "-o", "out")
     assert refused.exit_code == 2 and "models/digits/2 has changed since the batch in out was begun" in refused.stderr
     assert names() == [".unfinished"]
+
+
+def test_a_process_hashes_the_files_of_a_model_with_checksums_once(
+    project: Path, here: None, classifier_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(classifier_folder, "sealed")
+    integrity.seal(Path("sealed"), json.loads(Path("sealed/model.json").read_bytes()))
+    digest, hashed = integrity._digest, []
+    monkeypatch.setattr(integrity, "_digest", lambda path: hashed.append(path.name) or digest(path))
+    assert batch("sealed", "--input", "images", "-o", "out").exit_code == 0
+    assert "saved_model.pb" in hashed and len(hashed) == len(set(hashed))
+    arguments = ("sealed", "--input", "images", "-o", "again", "--part-size", "2")
+    record = Path("sealed/model.json")
+    kept = record.read_bytes()
+    record.write_bytes(kept[:-20])
+    damaged = batch(*arguments)
+    assert damaged.exit_code == 2 and "model.json cannot be read" in damaged.stderr
+    record.write_bytes(kept)
+    graph = Path("sealed/saved_model.pb")
+    graph.write_bytes(graph.read_bytes()[:-1] + b"x")
+    damaged = batch(*arguments)
+    assert damaged.exit_code == 2 and "saved_model.pb does not match its checksum" in damaged.stderr
 
 
 def test_no_file_is_open_in_the_folder_that_is_removed(
