@@ -219,7 +219,7 @@ def compare_with_evaluation(folder: Path, images: Path, rounds: int) -> None:
     from slipway.components.prepare_data.prepare import prepare
     from slipway.components.prepare_data.settings import DataSettings
     from slipway.core import events
-    from slipway.pipelines.prediction import output, prediction, sources
+    from slipway.pipelines.prediction import inputs, output, prediction
     from slipway.serving import instances
     from slipway.serving.model import load as load_model
 
@@ -233,10 +233,10 @@ def compare_with_evaluation(folder: Path, images: Path, rounds: int) -> None:
         for _ in range(rounds):
             evaluation.evaluate(EvaluateSettings(), folder, data, None)
             rates["evaluate"].append(evaluated[-1])
-            source = sources.open_all([str(images / "test")], model, 256, "test")
+            (part,) = inputs.listed([str(images / "test")], "test")
             started, examples = time.monotonic(), 0
             with (Path(place) / "predictions.jsonl").open("w") as file:
-                for answers in prediction.predict(model, source.chunks):
+                for answers in prediction.predict(model, part.read(model, 256)):
                     file.write(output.lines(answers, output.Format.jsonl, model))
                     examples += len(answers)
             rates["predict"].append(examples / (time.monotonic() - started))

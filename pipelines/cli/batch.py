@@ -17,6 +17,7 @@ from slipway.pipelines.cli.targets import NAMES
 from slipway.pipelines.options import Configuration, Json, Overrides, configuration_path
 from slipway.pipelines.platforms.base import Platform, RemotePlatform
 from slipway.pipelines.platforms.table import DEFAULT, PLATFORMS, platform_of
+from slipway.pipelines.prediction.inputs import WORDS
 from slipway.pipelines.prediction.output import Format
 from slipway.pipelines.terminal import EXIT_FAILED, EXIT_INTERRUPTED, say, show_error, user_errors
 
@@ -37,7 +38,7 @@ def batch(
         typer.Option(
             "--input",
             metavar="INPUT",
-            help="Images, a folder of images, a CSV file, a JSONL file of instances, or a prepared data set. "
+            help=f"What to predict on: {WORDS}. "
             "On Vertex AI, gs:// URIs of JSONL, TFRecord or lists of files (.txt). Can be repeated.",
         ),
     ],

@@ -11,6 +11,7 @@ import typer
 
 from slipway.core.errors import UserError
 from slipway.pipelines.options import check_folder_of
+from slipway.pipelines.prediction.inputs import WORDS, listed
 from slipway.pipelines.prediction.output import Format
 from slipway.pipelines.terminal import EXIT_FAILED, error_console, printable, say, user_errors
 
@@ -33,10 +34,7 @@ def predict(
     model: Annotated[str, typer.Argument(help=MODEL)],
     inputs: Annotated[
         list[str],
-        typer.Argument(
-            metavar="INPUT...",
-            help="Images, folders of images, CSV files, JSONL files of instances (- for stdin), or prepared data sets.",
-        ),
+        typer.Argument(metavar="INPUT...", help=f"What to predict on: {WORDS}."),
     ],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="The file to write; stdout by default.")
@@ -49,7 +47,7 @@ def predict(
     registry: Registry = Path("models"),
 ) -> None:
     """Predict on files with a model on this machine. Inputs that cannot be read get a line with the error."""
-    from slipway.pipelines.prediction import models, prediction, sources
+    from slipway.pipelines.prediction import models, prediction
     from slipway.pipelines.prediction import output as files
 
     if output is not None:
@@ -58,13 +56,15 @@ def predict(
     if kind is None:
         kind = Format.csv if output is not None and output.suffix.lower() == ".csv" else Format.jsonl
     loaded = models.ready(chosen)
-    source = sources.open_all(inputs, loaded, batch_size, split)
+    parts = listed(inputs, split)
+    total = sum(part.examples or 0 for part in parts)
     done = failed = 0
     started = time.monotonic()
     with prediction.quiet(loaded), progress_bar() as progress, files.opened(output) as file:
-        task = progress.add_task(str(chosen), total=source.examples)
+        task = progress.add_task(str(chosen), total=None if any(part.examples is None for part in parts) else total)
         shown = printable if file.isatty() else str
-        for answers in prediction.predict(loaded, source.chunks):
+        chunks = (chunk for part in parts for chunk in part.read(loaded, batch_size))
+        for answers in prediction.predict(loaded, chunks):
             if not done:
                 file.write(shown(files.header(kind, loaded)))
             file.write(shown(files.lines(answers, kind, loaded)))

@@ -28,7 +28,7 @@ from slipway.core.atomic import replace_file
 from slipway.core.errors import UserError
 from slipway.core.parent_death import die_with_parent
 from slipway.core.values import JsonObject
-from slipway.pipelines.prediction import models, output, parts
+from slipway.pipelines.prediction import inputs, models, output
 from slipway.pipelines.prediction.models import Chosen
 from slipway.pipelines.prediction.output import Format
 from slipway.pipelines.prediction.parts import Part
@@ -47,7 +47,7 @@ class Batch:
 
     Attributes:
         chosen: The model.
-        inputs: What to predict on; see `parts.listed`.
+        inputs: What to predict on; see `inputs.FORMATS`.
         folder: The folder that receives the predictions.
         kind: The format of the files with predictions.
         size: Examples in a part.
@@ -99,9 +99,9 @@ def run(batch: Batch, processes: int, show: Callable[[int, int], object]) -> Out
     Raises:
         UserError: The folder has something else, an input or the model is not usable, or a process was killed.
     """
-    every = [part for one in parts.listed(batch.inputs, batch.split) for part in parts.divided(one, batch.size)]
+    every = [part for one in inputs.listed(batch.inputs, batch.split) for part in one.divided(batch.size)]
     if not every:
-        raise parts.unreadable(batch.inputs[0], "has no examples")
+        raise inputs.unreadable(batch.inputs[0], "has no examples")
     plan = _plan(batch, every)
     if finished := _finished(batch, plan):
         shutil.rmtree(batch.folder / UNFINISHED, ignore_errors=True)
@@ -323,11 +323,11 @@ def _predict_part(number: int, part: Part) -> JsonObject | None:
 
 
 def _write_part(number: int, part: Part) -> None:
-    from slipway.pipelines.prediction import prediction, sources
+    from slipway.pipelines.prediction import prediction
 
     done, errors = 0, []
     with prediction.quiet(_model), output.opened(_batch.part_file(number)) as file:
-        chunks = sources.read(part, _model, _batch.batch_size, key=_batch.key)
+        chunks = part.read(_model, _batch.batch_size, _batch.key)
         for index, answers in enumerate(prediction.predict(_model, chunks)):
             if not index:
                 file.write(output.header(_batch.kind, _model, errors=False))

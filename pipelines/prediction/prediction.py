@@ -13,7 +13,7 @@ import numpy as np
 
 from slipway.core.errors import UserError
 from slipway.core.noise import without_native_stderr
-from slipway.pipelines.prediction.sources import Chunk
+from slipway.pipelines.prediction.parts import Chunk, Fault
 from slipway.serving import instances
 from slipway.serving.model import Arrays, Model
 
@@ -59,21 +59,14 @@ def quiet(model: Model) -> AbstractContextManager[None]:
 
 
 def _answers(model: Model, chunk: Chunk) -> list[Answer]:
-    sound, faults = chunk.sound, dict(chunk.faults)
-    found: dict[int, Any] = {}
+    sound = [index for index in range(len(chunk.keys)) if index not in chunk.faults]
+    found: dict[int, Any] = dict(chunk.faults)
     if sound:
-        predicted = _predicted(model, chunk.arrays, len(sound))
-        for index, one in zip(sound, predicted, strict=True):
-            if isinstance(one, _Fault):
-                faults[index] = one.reason
-            else:
-                found[index] = one
-    return [Answer(key, found.get(index), faults.get(index)) for index, key in enumerate(chunk.keys)]
-
-
-@dataclass(frozen=True)
-class _Fault:
-    reason: str
+        found.update(zip(sound, _predicted(model, chunk.arrays, len(sound)), strict=True))
+    return [
+        Answer(key, error=found[index].reason) if isinstance(found[index], Fault) else Answer(key, found[index])
+        for index, key in enumerate(chunk.keys)
+    ]
 
 
 def _predicted(model: Model, arrays: Arrays, examples: int) -> list[Any]:
@@ -105,4 +98,4 @@ def _predicted(model: Model, arrays: Arrays, examples: int) -> list[Any]:
 def _with_faults(predictions: list[Any], faults: dict[int, str], examples: int) -> list[Any]:
     """Return the predictions of the examples without a fault, and the faults, in the order of the examples."""
     rest = iter(predictions)
-    return [_Fault(faults[index]) if index in faults else next(rest) for index in range(examples)]
+    return [Fault(faults[index]) if index in faults else next(rest) for index in range(examples)]

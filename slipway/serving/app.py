@@ -30,6 +30,7 @@ from slipway.serving import connections, instances
 from slipway.serving import model as models
 from slipway.serving.batching import Batcher, Busy, ModelFailed, Stopping
 from slipway.serving.instances import BadRequest
+from slipway.serving.kinds import KINDS
 from slipway.serving.model import Model, NotServable
 from slipway.serving.settings import ServerSettings
 from slipway.trainer.distributed.verification import verify_loaded
@@ -235,10 +236,7 @@ class Server:
             raise self._too_large()
         body = await self._body(receive)
         try:
-            if headers.get(b"content-type", JSON).startswith(b"image/"):
-                found: list[Any] = [instances.of_image(body) if model.is_custom else body]
-            else:
-                found = instances.read(body)
+            found = instances.of_body(model, body, headers.get(b"content-type", JSON))
             return await self.batcher.predict(model, instances.arrays(model, found))
         finally:
             self._bodies -= len(body)
@@ -309,6 +307,9 @@ class Server:
             {
                 "name": name,
                 "kind": each.kind,
+                "is_text": KINDS[each.kind].is_text,
+                "media_types": KINDS[each.kind].media_types,
+                "file": KINDS[each.kind].file,
                 "shape": each.shape,
                 "categories": stored[name].vocabulary[:1000] if name in stored else [],
                 "example": instances.example(stored[name]) if name in stored else None,

@@ -25,6 +25,7 @@ import numpy as np
 
 from slipway.serving import instances
 from slipway.serving.instances import BadRequest
+from slipway.serving.kinds import image_size
 from slipway.serving.model import Arrays, Model
 from slipway.serving.settings import Limits
 
@@ -203,10 +204,10 @@ def _weights(model: Model, arrays: Arrays) -> list[int]:
     """Return how many examples each example counts as: one for each megapixel of its images, at least one."""
     found = [1] * len(next(iter(arrays.values())))
     for name, each in model.inputs.items():
-        if each.kind == "image" and not each.shape:
+        if each.is_image:
             for index, data in enumerate(arrays[name]):
                 with contextlib.suppress(ValueError, KeyError):  # fails when it is decoded
-                    width, height = instances.image_size(data) or (0, 0)
+                    width, height = image_size(data) or (0, 0)
                     found[index] = max(found[index], width * height // MEGAPIXEL)
     return found
 

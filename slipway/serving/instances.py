@@ -10,14 +10,11 @@ custom model receives and returns any JSON.
 from __future__ import annotations
 
 import base64
-import binascii
 import io
 import json
 import logging
-import math
 import re
-import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,16 +22,15 @@ from numpy.typing import NDArray
 
 from slipway.core.errors import nearest
 from slipway.core.manifest import Input
-from slipway.core.values import MOST_PIXELS, JsonObject
-from slipway.serving.model import IMAGE_SUFFIX, INSTANCES, PREDICTIONS, Arrays, Field, Model, Outputs
+from slipway.core.values import JsonObject
+from slipway.serving.kinds import KINDS, PNG_START, Field, checked, noun
+from slipway.serving.model import IMAGE_SUFFIX, INSTANCES, PREDICTIONS, Arrays, Model, Outputs
 from slipway.trainer.tasks import TASKS
 
-PNG_START, PNG_SIZE = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR", struct.Struct(">II")
-PNG_HEADER_BYTES = 33
-JPEG_START = b"\xff\xd8\xff"
 PNG_END, JPEG_END = b"IEND\xaeB`\x82", b"\xff\xd9"
-LARGEST = float(np.finfo(np.float32).max)
 LABEL = "label"
+# What the media type of a body begins with that is one value, such as image/.
+FILE_TYPES = tuple(f"{row.media_types.partition('/')[0]}/".encode() for row in KINDS.values() if row.media_types)
 # Longest part of a library's error message in an answer.
 MOST_CHARACTERS = 200
 # Where in its graph TensorFlow raised an error.
@@ -57,6 +53,17 @@ class BadRequest(Exception):
 
     def as_dict(self) -> JsonObject:
         return {"message": str(self), "instance": self.instance, "field": self.field}
+
+
+def of_body(model: Model, body: bytes, media_type: bytes) -> list[Any]:
+    """Return the instances of a request: of its JSON, or a file as it is, such as an image.
+
+    Raises:
+        BadRequest: It is not JSON, or has no list of instances.
+    """
+    if media_type.startswith(FILE_TYPES):
+        return [of_image(body) if model.is_custom else body]
+    return read(body)
 
 
 def read(body: bytes) -> list[Any]:
@@ -126,7 +133,7 @@ def row(model: Model, instance: Any, index: int = 0) -> Row:
         values = {next(iter(model.inputs)): instance}
     if not isinstance(values, dict):
         names = ", ".join(model.inputs)
-        raise BadRequest(f"{_kind(instance).capitalize()} is not an object of the inputs {names}", index)
+        raise BadRequest(f"{noun(instance).capitalize()} is not an object of the inputs {names}", index)
     for name in values:
         if name not in model.inputs:
             near = nearest(str(name), model.inputs)
@@ -137,30 +144,10 @@ def row(model: Model, instance: Any, index: int = 0) -> Row:
         if name not in values:
             raise BadRequest("The value is missing", index, name)
         try:
-            found[name] = _value(each, values[name], each.shape)
+            found[name] = checked(each, values[name], each.shape)
         except ValueError as error:
             raise BadRequest(str(error), index, name) from None
     return found
-
-
-def of_cell(each: Field, text: str) -> Any:
-    """Return a cell of a CSV file as JSON has it: a text, a number, or a list from values separated by spaces.
-
-    Raises:
-        ValueError: It is not a number.
-    """
-    if each.shape:
-        return [_of_text(each, one) for one in text.replace(";", " ").split()]
-    return _of_text(each, text)
-
-
-def _of_text(each: Field, text: str) -> Any:
-    if each.dtype == object:
-        return text
-    # Python also reads 5_9, and the digits of other scripts.
-    if "_" in text or not text.isascii() or math.isnan(value := float(text)):
-        raise ValueError
-    return int(text) if text.lstrip("+-").isdigit() else value
 
 
 def stack(model: Model, rows: Sequence[Row]) -> dict[str, NDArray[Any]]:
@@ -189,126 +176,10 @@ def _objects(values: Sequence[Any]) -> NDArray[Any]:
     return found
 
 
-def _value(each: Field, value: Any, shape: tuple[int | None, ...]) -> Any:
-    """Return one value of an input, checked.
-
-    Raises:
-        ValueError: It does not fit; the text says why.
-    """
-    if shape:
-        length = shape[0]
-        if not isinstance(value, list) or (length is not None and len(value) != length):
-            found = f"a list of {len(value)}" if isinstance(value, list) else _kind(value)
-            raise ValueError(f"The value is {found}, not a list of {'values' if length is None else length}")
-        return [_value(each, one, shape[1:]) for one in value]
-    return _SCALARS.get(each.kind, _other)(each, value)
-
-
-def _image(_each: Field, value: Any) -> bytes:
-    if isinstance(value, bytes):  # from a file, not from JSON
-        data = value
-    else:
-        text = value.get("b64") if isinstance(value, dict) and len(value) == 1 else value
-        if not isinstance(text, str):
-            raise ValueError(f'The value is {_kind(value)}, not an image: {{"b64": "…"}}')
-        try:
-            data = base64.b64decode(text, validate=True)
-        except (binascii.Error, ValueError):
-            raise ValueError("The value is not valid base64") from None
-    if fault := image_fault(data):
-        raise ValueError(f"The image cannot be decoded: {fault}")
-    return data
-
-
-def image_fault(data: bytes) -> str | None:
-    """Return why an image cannot be predicted on, by its header alone; None if that is valid."""
-    try:
-        size = image_size(data)
-    except (ValueError, KeyError):
-        return "its JPEG header is damaged or cut short"
-    if size is None:
-        return "it is neither PNG nor JPEG" if data else "it is empty"
-    width, height = size
-    if not height or not width:
-        return "it has no pixels"
-    if height * width > MOST_PIXELS:
-        return f"it has {width}x{height} pixels, more than {MOST_PIXELS:,}"
-    return None
-
-
-def image_size(data: bytes) -> tuple[int, int] | None:
-    """Return the width and height in an image's header; None if it is neither PNG nor JPEG.
-
-    Raises:
-        ValueError, KeyError: The JPEG header is damaged.
-    """
-    if data.startswith(PNG_START) and len(data) >= PNG_HEADER_BYTES:
-        width, height = PNG_SIZE.unpack_from(data, len(PNG_START))
-    elif data.startswith(JPEG_START):
-        import simplejpeg
-
-        height, width = simplejpeg.decode_jpeg_header(data, strict=False)[:2]
-    else:
-        return None
-    return width, height
-
-
-def _number(_each: Field, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"The value is {_kind(value)}, not a number")
-    if not abs(value) <= LARGEST:
-        raise ValueError("The value is outside the range of float32")
-    return float(value)
-
-
-def _integer(each: Field, value: Any) -> int:
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"The value is {_kind(value)}, not an integer")
-    limits = np.iinfo(each.dtype)
-    if not limits.min <= value <= limits.max:
-        raise ValueError(f"The value is outside the range of {each.dtype}")
-    return value
-
-
-def _category(_each: Field, value: Any) -> bytes:
-    if not isinstance(value, str):
-        raise ValueError(f"The value is {_kind(value)}, not a text")
-    try:
-        return value.encode()
-    except UnicodeEncodeError:
-        raise ValueError("The value is not valid Unicode") from None
-
-
-def _other(each: Field, value: Any) -> Any:
-    if each.dtype == object:
-        return _category(each, value)
-    if each.dtype.kind == "b":
-        if not isinstance(value, bool):
-            raise ValueError(f"The value is {_kind(value)}, not true or false")
-        return value
-    return _integer(each, value) if each.dtype.kind in "iu" else _number(each, value)
-
-
-_SCALARS: dict[str, Callable[[Field, Any], Any]] = {
-    "image": _image,
-    "number": _number,
-    "integer": _integer,
-    "category": _category,
-}
-
-
-def _kind(value: Any) -> str:
-    """Return what a value is called, with its article."""
-    names = {dict: "an object", list: "a list", str: "a text", bool: "a truth value", bytes: "an image"}
-    return "null" if value is None else names.get(type(value), "a number")
-
-
 def undecodable(model: Model, batch: Arrays) -> Iterator[tuple[int, str, str]]:
     """Yield the images of a batch that fail to decode: the example, the input and the reason."""
     for name, each in model.inputs.items():
-        if each.kind != "image" or each.shape:
+        if not each.is_image:
             continue
         import tensorflow as tf
 

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ from slipway.core.errors import UserError
 from slipway.core.integrity import RECORD_FILE as RECORD_FILE
 from slipway.core.manifest import Input, Manifest, TaskName, signature_name
 from slipway.core.values import JsonObject
+from slipway.serving.kinds import KINDS, Field, Kind
 from slipway.trainer.engines import builder, installed, quick_import
 from slipway.trainer.engines.table import ENGINES, SAVED_MODEL_FILE
 from slipway.trainer.tasks import TASKS
@@ -33,7 +34,7 @@ from slipway.trainer.tasks import TASKS
 SIGNATURE = "serving_default"
 IMAGE_SUFFIX = "_bytes"
 # Types of the serving signature's inputs, and of a record's features, by kind.
-TYPES = {"image": "string", "number": "float32", "integer": "int64", "category": "string"}
+TYPES = {name: kind.type_name for name, kind in KINDS.items() if kind.type_name}
 # The input and the output of a model with a custom function.
 INSTANCES, PREDICTIONS = "instances", "predictions"
 MODULE_SETTING = "serve.module"
@@ -43,28 +44,10 @@ CONTRACT = "a function of (folder: Path) that returns a function from a list of 
 Arrays: TypeAlias = Mapping[str, Any]
 # The outputs by name, [batch, …]; without the one that has the names of classes or labels.
 Outputs: TypeAlias = dict[str, NDArray[Any]]
-Kind: TypeAlias = Literal["image", "number", "integer", "category", "other"]
 
 
 class NotServable(Exception):
     """The model in the folder cannot be served; the message says why."""
-
-
-@dataclass(frozen=True)
-class Field:
-    """An input: its kind, and the NumPy type (object: bytes) and shape of an example's value.
-
-    `shape` has None for lengths that may differ.
-    """
-
-    kind: Kind
-    dtype: np.dtype[Any]
-    shape: tuple[int | None, ...] = ()
-
-    @property
-    def type_name(self) -> str:
-        """The type's name in a serving signature."""
-        return "string" if self.dtype == object else self.dtype.name
 
 
 @dataclass

@@ -16,7 +16,8 @@ from PIL import Image
 
 from slipway.serving.batching import Batcher, Busy, ModelFailed, Stopping
 from slipway.serving.instances import BadRequest
-from slipway.serving.model import Field, Model
+from slipway.serving.kinds import Field
+from slipway.serving.model import Model
 from slipway.serving.settings import Limits
 
 

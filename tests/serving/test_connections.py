@@ -20,7 +20,8 @@ pytest.importorskip("starlette")
 
 from slipway.serving.app import Served, Server
 from slipway.serving.connections import Listener
-from slipway.serving.model import Field, Model
+from slipway.serving.kinds import Field
+from slipway.serving.model import Model
 from slipway.serving.settings import Limits
 from tests.serving.client import ask, health, process, serving, settings, until
 

@@ -17,6 +17,7 @@ from slipway.core.errors import UserError
 from slipway.core.manifest import Input
 from slipway.serving import instances, model
 from slipway.serving.instances import BadRequest
+from slipway.serving.kinds import image_fault
 from slipway.serving.model import Model
 from tests.serving.conftest import HOUSE, HOUSE_PRICE
 
@@ -117,7 +118,7 @@ def test_bodies_that_are_no_requests(body: bytes, says: str) -> None:
     ],
 )
 def test_images_that_are_refused_by_their_header(classifier: Model, data: bytes, says: str) -> None:
-    assert says in str(instances.image_fault(data))
+    assert says in str(image_fault(data))
     with pytest.raises(BadRequest, match=says) as caught:
         predict(classifier, [b64(image()), b64(data)])
     assert (caught.value.instance, caught.value.field) == (1, "image_bytes")

@@ -25,7 +25,8 @@ from slipway.core.errors import UserError
 from slipway.pipelines.prediction import models
 from slipway.serving import model
 from slipway.serving.app import Served, Server
-from slipway.serving.model import Field, Model
+from slipway.serving.kinds import Field
+from slipway.serving.model import Model
 from slipway.serving.settings import Limits, ServerSettings
 from tests.components.evaluate.conftest import export_model, png
 from tests.serving.client import Load, ask, free_port, health, logged, predict, process, serving, settings, until
@@ -57,9 +58,13 @@ def test_health_metrics_page_and_description(port: int) -> None:
     assert "slipway_batch_examples_count" in metrics
     described = ask(port, "/model")[1]
     assert (described["model"], described["task"], described["predict"]) == ("digits/1", "classification", "/predict")
-    assert described["inputs"] == [
-        {"name": "image_bytes", "kind": "image", "shape": [], "categories": [], "example": None}
-    ]
+    image = {
+        "name": "image_bytes",
+        "kind": "image",
+        "media_types": "image/png,image/jpeg",
+        "file": "a PNG or JPEG image",
+    }
+    assert described["inputs"] == [image | {"is_text": False, "shape": [], "categories": [], "example": None}]
     assert "<!doctype html>" in ask(port, "/")[1]
 
 

@@ -21,7 +21,7 @@ from slipway.core import integrity
 from slipway.core.errors import UserError
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.prediction import batch as batches
-from slipway.pipelines.prediction import models, parts, prediction, sources
+from slipway.pipelines.prediction import inputs, models, parts, prediction
 from slipway.pipelines.prediction.output import Format
 from slipway.serving.model import Model
 from tests.components.evaluate.conftest import png, write_data_set
@@ -96,7 +96,7 @@ def test_a_stopped_batch_continues_with_the_missing_parts(
     arguments = ("digits", "--input", "images", "-o", "out", "--part-size", "2")
     calls = []
 
-    def failing(model: Model, chunk: sources.Chunk) -> list[prediction.Answer]:
+    def failing(model: Model, chunk: parts.Chunk) -> list[prediction.Answer]:
         calls.append(chunk.keys)
         if len(calls) == 2:
             raise UserError("the machine failed")
@@ -249,12 +249,12 @@ def test_rows_with_a_key_in_two_files(project: Path, here: None, houses_folder: 
 def test_parts_of_a_file_are_its_examples(project: Path, houses: Model) -> None:
     text = "\n".join("" if n % 3 == 0 else json.dumps(HOUSE | {"street": "Ö" * n}) for n in range(20)) + "\n{\n"
     Path("some.jsonl").write_text(text, encoding="utf-8")
-    (whole,) = parts.listed(["some.jsonl"], "test")
+    (whole,) = inputs.listed(["some.jsonl"], "test")
 
     def keys(part: parts.Part) -> list[str]:
-        return [key for chunk in sources.read(part, houses, 4) for key in chunk.keys]
+        return [key for chunk in part.read(houses, 4) for key in chunk.keys]
 
-    divided = list(parts.divided(whole, 5))
+    divided = list(whole.divided(5))
     assert [part.examples for part in divided] == [5, 5, 4]
     assert [key for part in divided for key in keys(part)] == keys(whole)
 

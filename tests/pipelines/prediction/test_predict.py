@@ -22,11 +22,12 @@ from slipway.components.register_model.registry import RegisterSettings, Registr
 from slipway.core.errors import UserError
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.config.config import validate
-from slipway.pipelines.prediction import models, prediction, sources
+from slipway.pipelines.prediction import models, parts, prediction
 from slipway.pipelines.runs.record import RunRecord, StepRecord, create
 from slipway.serving import instances, model
 from slipway.serving.instances import BadRequest
-from slipway.serving.model import Field, Model
+from slipway.serving.kinds import Field
+from slipway.serving.model import Model
 from slipway.trainer.engines import installed
 from tests.components.evaluate.conftest import png, write_data_set
 from tests.serving.conftest import HOUSE, HOUSE_PRICE, classifier, classifier_folder, houses, houses_folder
@@ -290,7 +291,7 @@ def test_short_memory_halves_the_batch(classifier: Model) -> None:
 
     small = Model(**{**vars(classifier), "function": function})
     examples = [(str(n), {"image_bytes": png(np.full((8, 8), n))}) for n in range(5)]
-    chunk = sources._chunk(small, examples)
+    chunk = parts.chunk_of(small, examples)
     (answers,) = prediction.predict(small, iter([chunk]))
     assert all(answer.prediction for answer in answers)
     assert sizes == [5, 2, 3, 1, 2]
@@ -300,7 +301,7 @@ def test_lists_of_different_lengths_are_not_one_batch(houses: Model) -> None:
     free = Model(**{**vars(houses), "inputs": houses.inputs | {"sides": Field("number", np.dtype("float32"), (None,))}})
     examples = [(str(n), HOUSE | {"sides": [1.0] * n}) for n in (1, 2)]
     with pytest.raises(UserError, match="sides: The instances have values of different shapes") as error:
-        sources._chunk(free, examples)
+        parts.chunk_of(free, examples)
     assert error.value.fix == "--batch-size 1"
 
 

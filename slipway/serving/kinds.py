@@ -1,0 +1,210 @@
+"""The kinds of a model's inputs, `KINDS`: how a value of each kind arrives in requests, in files and on the page."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn, TypeAlias
+
+import numpy as np
+
+from slipway.core.values import MOST_PIXELS
+
+PNG_START, PNG_SIZE = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR", struct.Struct(">II")
+PNG_HEADER_BYTES = 33
+JPEG_START = b"\xff\xd8\xff"
+LARGEST = float(np.finfo(np.float32).max)
+
+Kind: TypeAlias = Literal["image", "number", "integer", "category", "other"]
+
+
+@dataclass(frozen=True)
+class Field:
+    """An input: its kind, and the NumPy type (object: bytes) and shape of an example's value.
+
+    `shape` has None for lengths that may differ.
+    """
+
+    kind: Kind
+    dtype: np.dtype[Any]
+    shape: tuple[int | None, ...] = ()
+
+    @property
+    def type_name(self) -> str:
+        """The type's name in a serving signature."""
+        return "string" if self.dtype == object else self.dtype.name
+
+    @property
+    def is_image(self) -> bool:
+        """Whether an example's value is one encoded image."""
+        return self.kind == "image" and not self.shape
+
+
+@dataclass(frozen=True)
+class InputKind:
+    """A kind of inputs.
+
+    Attributes:
+        type_name: The type in a serving signature and in records; "" if each input has its own.
+        check: Returns a value of JSON, or a file's bytes, as the model receives it; its ValueError says why it is none.
+        is_text: Whether what is typed is the value, also if it is empty or looks like a number.
+        media_types: Types of the files that are a value, such as in a request; "" if a value is typed.
+        file: What the page calls such a file.
+        columns: Columns of a CSV file with the paths of such files, besides one with the input's own name.
+    """
+
+    type_name: str
+    check: Callable[[Field, Any], Any]
+    is_text: bool = False
+    media_types: str = ""
+    file: str = ""
+    columns: tuple[str, ...] = ()
+
+
+def checked(each: Field, value: Any, shape: tuple[int | None, ...]) -> Any:
+    """Return an input's value of JSON, or a part of it with this shape, as the model receives it.
+
+    Raises:
+        ValueError: It does not fit; the text says why.
+    """
+    if not shape:
+        return KINDS[each.kind].check(each, value)
+    length = shape[0]
+    if not isinstance(value, list) or (length is not None and len(value) != length):
+        found = f"a list of {len(value)}" if isinstance(value, list) else noun(value)
+        raise ValueError(f"The value is {found}, not a list of {'values' if length is None else length}")
+    return [checked(each, one, shape[1:]) for one in value]
+
+
+def of_cell(each: Field, text: str) -> Any:
+    """Return a cell of a CSV file as JSON has it: a text, a number, or a list from values separated by spaces.
+
+    Raises:
+        ValueError: It is not a number.
+    """
+    if each.shape:
+        return [_of_text(each, one) for one in text.replace(";", " ").split()]
+    return _of_text(each, text)
+
+
+def _of_text(each: Field, text: str) -> Any:
+    if each.dtype == object:
+        return text
+    # Python also reads 5_9, and the digits of other scripts.
+    if "_" in text or not text.isascii() or math.isnan(value := float(text)):
+        raise ValueError
+    return int(text) if text.lstrip("+-").isdigit() else value
+
+
+def noun(value: Any) -> str:
+    """Return what a value of JSON is called, with its article."""
+    names = {dict: "an object", list: "a list", str: "a text", bool: "a truth value", bytes: "an image"}
+    return "null" if value is None else names.get(type(value), "a number")
+
+
+def _refuse(value: Any, expected: str) -> NoReturn:
+    raise ValueError(f"The value is {noun(value)}, not {expected}")
+
+
+def _image(_each: Field, value: Any) -> bytes:
+    if isinstance(value, bytes):  # from a file, not from JSON
+        data = value
+    else:
+        text = value.get("b64") if isinstance(value, dict) and len(value) == 1 else value
+        if not isinstance(text, str):
+            _refuse(value, 'an image: {"b64": "…"}')
+        try:
+            data = base64.b64decode(text, validate=True)
+        except (binascii.Error, ValueError):
+            raise ValueError("The value is not valid base64") from None
+    if fault := image_fault(data):
+        raise ValueError(f"The image cannot be decoded: {fault}")
+    return data
+
+
+def image_fault(data: bytes) -> str | None:
+    """Return why an image cannot be predicted on, by its header alone; None if that is valid."""
+    try:
+        size = image_size(data)
+    except (ValueError, KeyError):
+        return "its JPEG header is damaged or cut short"
+    if size is None:
+        return "it is neither PNG nor JPEG" if data else "it is empty"
+    width, height = size
+    if not height or not width:
+        return "it has no pixels"
+    if height * width > MOST_PIXELS:
+        return f"it has {width}x{height} pixels, more than {MOST_PIXELS:,}"
+    return None
+
+
+def image_size(data: bytes) -> tuple[int, int] | None:
+    """Return the width and height in an image's header; None if it is neither PNG nor JPEG.
+
+    Raises:
+        ValueError, KeyError: The JPEG header is damaged.
+    """
+    if data.startswith(PNG_START) and len(data) >= PNG_HEADER_BYTES:
+        width, height = PNG_SIZE.unpack_from(data, len(PNG_START))
+    elif data.startswith(JPEG_START):
+        import simplejpeg
+
+        height, width = simplejpeg.decode_jpeg_header(data, strict=False)[:2]
+    else:
+        return None
+    return width, height
+
+
+def _number(_each: Field, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        _refuse(value, "a number")
+    if not abs(value) <= LARGEST:
+        raise ValueError("The value is outside the range of float32")
+    return float(value)
+
+
+def _integer(each: Field, value: Any) -> int:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        _refuse(value, "an integer")
+    limits = np.iinfo(each.dtype)
+    if not limits.min <= value <= limits.max:
+        raise ValueError(f"The value is outside the range of {each.dtype}")
+    return value
+
+
+def _category(_each: Field, value: Any) -> bytes:
+    if not isinstance(value, str):
+        _refuse(value, "a text")
+    try:
+        return value.encode()
+    except UnicodeEncodeError:
+        raise ValueError("The value is not valid Unicode") from None
+
+
+def _other(each: Field, value: Any) -> Any:
+    if each.dtype == object:
+        return _category(each, value)
+    if each.dtype.kind == "b":
+        return value if isinstance(value, bool) else _refuse(value, "true or false")
+    return _integer(each, value) if each.dtype.kind in "iu" else _number(each, value)
+
+
+KINDS: dict[Kind, InputKind] = {
+    "image": InputKind(
+        "string",
+        _image,
+        media_types="image/png,image/jpeg",
+        file="a PNG or JPEG image",
+        columns=("image", "path", "file"),
+    ),
+    "number": InputKind("float32", _number),
+    "integer": InputKind("int64", _integer),
+    "category": InputKind("string", _category, is_text=True),
+    "other": InputKind("", _other),  # of a SavedModel that Slipway did not export
+}
