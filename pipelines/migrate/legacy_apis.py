@@ -52,162 +52,111 @@ class LegacyAPI:
 
 
 def _rows(
-    kind: Kind, why: str, source: str, replacements: Mapping[str, str], *, unless: tuple[str, ...] = ()
+    kind: Kind,
+    why: str,
+    source: str,
+    replacements: Mapping[str, str],
+    *,
+    valid: tuple[str, ...] = (),
+    keyword: str = "",
+    beside: str = "",
+    unless: tuple[str, ...] = (),
 ) -> tuple[LegacyAPI, ...]:
-    """Return the rows of patterns with the same reason."""
-    return tuple(LegacyAPI(kind, name, why, use, source, unless=unless) for name, use in replacements.items())
+    """Return the rows of patterns, each with its replacement, that have the rest in common."""
+    rest = (source, valid, keyword, beside, unless)
+    return tuple(LegacyAPI(kind, name, why, use, *rest) for name, use in replacements.items())
 
 
 ELSEWHERE = "writes outside AIP_MODEL_DIR, from where the model is registered"
 REGISTERED = "let the chief write the model to slipway.training.model_dir()"
 NOT_WRITTEN = ("AIP_MODEL_DIR", "slipway.training")
 NO_SAVED_MODEL = "writes .keras and .h5 files only in Keras 3"
+EXPORTED = "use model.export(folder) for a SavedModel"
+KERAS_FILES = (".keras", ".h5")
+CHECKPOINTS = "requires a file name that ends in .keras, or .weights.h5 with save_weights_only, in Keras 3"
+WEIGHTS = "requires a file name that ends in .weights.h5 in Keras 3"
+SAVES = ("save", "export", "export_savedmodel", "export_saved_model")
+SAVING = ("tf.saved_model.save", "keras.models.save_model", "torch.save", "joblib.dump", "pickle.dump")
+LOCAL = "use TPUClusterResolver(tpu='local')"
+NODE = "found a TPU node over the network; the program now runs on the TPU VM"
+MULTI_WORKER = "use tf.distribute.MultiWorkerMirroredStrategy()"
+FIT_FAILS = "fails in Keras 3 with MultiWorkerMirroredStrategy and several replicas"
+OLD_KERAS = "use a loop with strategy.run, or Keras 2: pip install tf-keras and TF_USE_LEGACY_KERAS=1"
+NO_METRICS = "writes no metrics.json to AIP_MODEL_DIR, by which a model is promoted"
+METRICS = 'let the chief write it, such as {"accuracy": 0.97} (slipway.training.finish), or set evaluate.module'
 NO_RUN_FUNCTIONS = "was removed with TensorFlow 1's sessions"
 
 LEGACY_APIS: tuple[LegacyAPI, ...] = (
     # --- the cluster
-    LegacyAPI(
-        "method",
-        "TPUClusterResolver",
-        "found a TPU node over the network; the program now runs on the TPU VM",
-        "use TPUClusterResolver(tpu='local')",
-        TPU_VM,
-        valid=("local",),
-        keyword="tpu",
+    *_rows("method", NODE, TPU_VM, {"TPUClusterResolver": LOCAL}, valid=("local",), keyword="tpu"),
+    *_rows("text", "is not set: the program runs on the TPU VM", TPU_VM, {"TPU_CONFIG": LOCAL, "TPU_NODE_NAME": LOCAL}),
+    *_rows(
+        "variable", "is only set with several replicas", CLUSTER, {"TF_CONFIG": "use os.environ.get('TF_CONFIG', '{}')"}
     ),
+    *_rows("text", "is called chief in TF_CONFIG", CLUSTER, {"master": "use 'chief'"}, beside="TF_CONFIG"),
     *_rows(
         "text",
-        "is not set: the program runs on the TPU VM",
-        TPU_VM,
-        {
-            "TPU_CONFIG": "use TPUClusterResolver(tpu='local')",
-            "TPU_NODE_NAME": "use TPUClusterResolver(tpu='local')",
-        },
-    ),
-    LegacyAPI(
-        "variable",
-        "TF_CONFIG",
-        "is only set with several replicas",
-        "use os.environ.get('TF_CONFIG', '{}')",
-        CLUSTER,
-    ),
-    LegacyAPI(
-        "text",
-        "master",
-        "is called chief in TF_CONFIG",
-        "use 'chief'",
-        CLUSTER,
-        beside="TF_CONFIG",
-    ),
-    LegacyAPI(
-        "text",
-        "ps",
         "does not occur in TF_CONFIG: there are no parameter servers",
-        "use tf.distribute.MultiWorkerMirroredStrategy()",
         CLUSTER,
+        {"ps": MULTI_WORKER},
         beside="TF_CONFIG",
     ),
-    LegacyAPI(
+    *_rows(
         "method",
-        "fit",
-        "fails in Keras 3 with MultiWorkerMirroredStrategy and several replicas",
-        "use a loop with strategy.run, or Keras 2: pip install tf-keras and TF_USE_LEGACY_KERAS=1",
+        FIT_FAILS,
         WORKERS,
+        {"fit": OLD_KERAS},
         beside="MultiWorkerMirroredStrategy",
         unless=("TF_USE_LEGACY_KERAS",),
     ),
     # --- the model
+    *_rows("method", ELSEWHERE, VERTEX, dict.fromkeys(SAVES, REGISTERED), unless=NOT_WRITTEN),
+    *_rows("name", ELSEWHERE, VERTEX, dict.fromkeys(SAVING, REGISTERED), unless=NOT_WRITTEN),
+    *_rows("method", NO_SAVED_MODEL, KERAS3, {"save": EXPORTED}, valid=KERAS_FILES, keyword="filepath", beside="keras"),
     *_rows(
-        "method",
-        ELSEWHERE,
-        VERTEX,
-        dict.fromkeys(("save", "export", "export_savedmodel", "export_saved_model"), REGISTERED),
-        unless=NOT_WRITTEN,
+        "name", NO_SAVED_MODEL, KERAS3, {"keras.models.save_model": EXPORTED}, valid=KERAS_FILES, keyword="filepath"
     ),
     *_rows(
         "name",
-        ELSEWHERE,
-        VERTEX,
-        dict.fromkeys(
-            ("tf.saved_model.save", "keras.models.save_model", "torch.save", "joblib.dump", "pickle.dump"), REGISTERED
-        ),
-        unless=NOT_WRITTEN,
-    ),
-    LegacyAPI(
-        "method",
-        "save",
-        NO_SAVED_MODEL,
-        "use model.export(folder) for a SavedModel",
+        "reads .keras and .h5 files only in Keras 3",
         KERAS3,
-        valid=(".keras", ".h5"),
+        {"keras.models.load_model": "use keras.layers.TFSMLayer(folder) for a SavedModel"},
+        valid=KERAS_FILES,
+        keyword="filepath",
+    ),
+    *_rows(
+        "method",
+        WEIGHTS,
+        KERAS3,
+        dict.fromkeys(("save_weights", "load_weights"), "end the file name so"),
+        valid=(".h5",),
         keyword="filepath",
         beside="keras",
     ),
-    LegacyAPI(
+    *_rows(
         "name",
-        "keras.models.save_model",
-        NO_SAVED_MODEL,
-        "use model.export(folder) for a SavedModel",
+        CHECKPOINTS,
         KERAS3,
-        valid=(".keras", ".h5"),
-        keyword="filepath",
-    ),
-    LegacyAPI(
-        "name",
-        "keras.models.load_model",
-        "reads .keras and .h5 files only in Keras 3",
-        "use keras.layers.TFSMLayer(folder) for a SavedModel",
-        KERAS3,
-        valid=(".keras", ".h5"),
-        keyword="filepath",
-    ),
-    *(
-        LegacyAPI(
-            "method",
-            name,
-            "requires a file name that ends in .weights.h5 in Keras 3",
-            "end the file name so",
-            KERAS3,
-            valid=(".h5",),
-            keyword="filepath",
-            beside="keras",
-        )
-        for name in ("save_weights", "load_weights")
-    ),
-    LegacyAPI(
-        "name",
-        "keras.callbacks.ModelCheckpoint",
-        "requires a file name that ends in .keras, or .weights.h5 with save_weights_only, in Keras 3",
-        "end the file name so",
-        KERAS3,
+        {"keras.callbacks.ModelCheckpoint": "end the file name so"},
         valid=(".keras", ".weights.h5"),
         keyword="filepath",
     ),
-    LegacyAPI(
+    *_rows(
         "absent",
-        "AIP_MODEL_DIR",
         "saves no model to AIP_MODEL_DIR",
-        REGISTERED,
         VERTEX,
+        {"AIP_MODEL_DIR": REGISTERED},
         unless=("slipway.training.export", "slipway.training.model_dir"),
     ),
-    LegacyAPI(
-        "absent",
-        "metrics.json",
-        "writes no metrics.json to AIP_MODEL_DIR, by which a model is promoted",
-        'let the chief write it, such as {"accuracy": 0.97} (slipway.training.finish), or set evaluate.module',
-        "docs/your-own-training-loop.md",
-        unless=("slipway.training",),
+    *_rows(
+        "absent", NO_METRICS, "docs/your-own-training-loop.md", {"metrics.json": METRICS}, unless=("slipway.training",)
     ),
     # --- Keras 2
     *_rows(
         "keyword",
         "was renamed in Keras 3",
         KERAS3,
-        {
-            "keras.optimizers(lr)": "use learning_rate=",
-            "keras.callbacks.ModelCheckpoint(period)": "use save_freq=",
-        },
+        {"keras.optimizers(lr)": "use learning_rate=", "keras.callbacks.ModelCheckpoint(period)": "use save_freq="},
     ),
     *_rows(
         "keyword",
@@ -265,7 +214,7 @@ LEGACY_APIS: tuple[LegacyAPI, ...] = (
         },
     ),
     # --- TensorFlow 1
-    LegacyAPI("name", "tf.contrib", "was removed in TensorFlow 2", "see the guide for each part of it", TF2),
+    *_rows("name", "was removed in TensorFlow 2", TF2, {"tf.contrib": "see the guide for each part of it"}),
     *_rows(
         "name",
         "was removed in TensorFlow 2",
@@ -293,21 +242,18 @@ LEGACY_APIS: tuple[LegacyAPI, ...] = (
             "tf.ConfigProto": "use tf.config",
             "tf.train.MonitoredTrainingSession": "use a loop with tf.train.Checkpoint",
             "tf.train.Saver": "use tf.train.Checkpoint",
-            "tf.train.Server": "use tf.distribute.MultiWorkerMirroredStrategy()",
-            "tf.train.replica_device_setter": "use tf.distribute.MultiWorkerMirroredStrategy()",
-            "tf.train.SyncReplicasOptimizer": "use tf.distribute.MultiWorkerMirroredStrategy()",
+            "tf.train.Server": MULTI_WORKER,
+            "tf.train.replica_device_setter": MULTI_WORKER,
+            "tf.train.SyncReplicasOptimizer": MULTI_WORKER,
         },
     ),
-    LegacyAPI("module", "torch_xla", "is not in Slipway's images", "use torch.device('cuda'), and GPUs", PYTORCH_XLA),
-    LegacyAPI("module", "tensorflow.python", "is private and differs in every version", "use the public name", TF2),
+    *_rows("module", "is not in Slipway's images", PYTORCH_XLA, {"torch_xla": "use torch.device('cuda'), and GPUs"}),
+    *_rows("module", "is private and differs in every version", TF2, {"tensorflow.python": "use the public name"}),
     *_rows(
         "method",
         "was removed in TensorFlow 2",
         TF2,
-        {
-            "make_one_shot_iterator": "use iter(dataset)",
-            "make_initializable_iterator": "use iter(dataset)",
-        },
+        {"make_one_shot_iterator": "use iter(dataset)", "make_initializable_iterator": "use iter(dataset)"},
     ),
     *_rows(
         "name",
@@ -361,11 +307,6 @@ LEGACY_APIS: tuple[LegacyAPI, ...] = (
         "method",
         "is a method of Python 2's dict",
         PYTHON3,
-        {
-            "iteritems": "use items",
-            "itervalues": "use values",
-            "iterkeys": "use keys",
-            "has_key": "use in",
-        },
+        {"iteritems": "use items", "itervalues": "use values", "iterkeys": "use keys", "has_key": "use in"},
     ),
 )
