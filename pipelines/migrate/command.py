@@ -46,12 +46,7 @@ def save(migration: Migration, output: Path) -> None:
         UserError: The file or a file of the program already exists, or the file's folder does not exist.
     """
     if output.exists():
-        raise UserError(
-            f"{output} already exists.",
-            setting="-o",
-            value=str(output),
-            fix="choose another path for -o",
-        )
+        raise UserError(f"{output} already exists.", setting="-o", value=str(output), fix="choose another path for -o")
     check_folder_of(output)
     if migration.program is not None:
         migration.program.unpack(output.parent)

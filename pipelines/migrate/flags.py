@@ -5,37 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 from slipway.core.errors import UserError
-from slipway.pipelines.migrate.job import parse_text
+from slipway.pipelines.migrate.job import FIELDS, parse_text
 
 COMMAND = ("gcloud", "alpha", "beta", "ai-platform", "ml-engine", "jobs", "submit", "training")
+ROLE_FLAGS = {"master": "--master-", "worker": "--worker-", "parameterServer": "--parameter-server-"}
+ROLE_FIELDS = {"machine-type": "Type", "image-uri": "Config.imageUri", "count": "Count"}
 # Each flag and the dotted job key that it sets.
 TEXT_FLAGS = {
-    "--region": "region",
-    "--job-dir": "jobDir",
-    "--runtime-version": "runtimeVersion",
-    "--python-version": "pythonVersion",
-    "--scale-tier": "scaleTier",
-    "--module-name": "pythonModule",
-    "--service-account": "serviceAccount",
-    "--network": "network",
-    "--max-running-time": "scheduling.maxRunningTime",
-    "--max-wait-time": "scheduling.maxWaitTime",
-    "--master-machine-type": "masterType",
-    "--master-image-uri": "masterConfig.imageUri",
-    "--worker-machine-type": "workerType",
-    "--worker-count": "workerCount",
-    "--worker-image-uri": "workerConfig.imageUri",
-    "--parameter-server-machine-type": "parameterServerType",
-    "--parameter-server-count": "parameterServerCount",
-    "--parameter-server-image-uri": "parameterServerConfig.imageUri",
+    **{row.flag: row.key for row in FIELDS if row.flag and row.kind == "text"},
+    **{flag + end: role + key for role, flag in ROLE_FLAGS.items() for end, key in ROLE_FIELDS.items()},
     "--tpu-tf-version": "workerConfig.tpuTfVersion",
 }
-ACCELERATOR_FLAGS = {
-    "--master-accelerator": "masterConfig",
-    "--worker-accelerator": "workerConfig",
-    "--parameter-server-accelerator": "parameterServerConfig",
-}
-SWITCHES = {"--use-chief-in-tf-config": "useChiefInTfConfig", "--enable-web-access": "enableWebAccess"}
+del TEXT_FLAGS["--master-count"]  # there is one master
+ACCELERATOR_FLAGS = {f"{flag}accelerator": f"{role}Config" for role, flag in ROLE_FLAGS.items()}
+SWITCHES = {row.flag: row.key for row in FIELDS if row.kind == "switch"}
 # Flags for gcloud itself; not sent to the service.
 GCLOUD_SWITCHES = ("--stream-logs", "--async", "--quiet", "-q")
 GCLOUD_FLAGS = ("--account", "--verbosity", "--format", "--configuration")

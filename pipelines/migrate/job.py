@@ -5,33 +5,97 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Literal
 
 from slipway.core.errors import UserError, nearest
+from slipway.core.values import JsonObject
 from slipway.core.yaml_loader import load_yaml
 
 # Google's images for training on AI Platform.
 PREBUILT = "gcr.io/cloud-ml-public/"
-REPLICA_KEYS = ("acceleratorConfig", "imageUri", "diskConfig", "containerCommand", "containerArgs", "tpuTfVersion")
 ROLES = ("master", "worker", "parameterServer", "evaluator")
-INPUT_KEYS = (
-    "scaleTier",
-    *(f"{role}{part}" for role in ROLES for part in ("Type", "Config", "Count") if (role, part) != ("master", "Count")),
-    "packageUris",
-    "pythonModule",
-    "args",
-    "hyperparameters",
-    "region",
-    "jobDir",
-    "runtimeVersion",
-    "pythonVersion",
-    "encryptionConfig",
-    "scheduling",
-    "network",
-    "serviceAccount",
-    "useChiefInTfConfig",
-    "enableWebAccess",
+REPLICA_KEYS = ("acceleratorConfig", "imageUri", "diskConfig", "containerCommand", "containerArgs", "tpuTfVersion")
+
+
+@dataclass(frozen=True)
+class JobField:
+    """A field of a job, and what becomes of it. Without `setting` and `dropped`, it needs more than its own value.
+
+    Attributes:
+        key: Its name below `trainingInput`, after its section's.
+        flag: gcloud's flag for it; "" if it has none.
+        kind: What its value is; a switch is text that gcloud's flag does not give.
+        setting: The setting of `vertex` that has its value now, if the value has the form.
+        form: A regular expression for `setting`.
+        words: What a value of this form is called.
+        dropped: Why no setting has its value.
+    """
+
+    key: str
+    flag: str = ""
+    kind: Literal["text", "switch", "texts", "mapping"] = "text"
+    setting: str = ""
+    form: str = ""
+    words: str = ""
+    dropped: str = ""
+
+
+IMAGE_DETERMINES = "the training image determines both, and Google's prebuilt training images are no longer available"
+# In the order of the notes on them. The fields of each role are read by `_replica`, and become hardware.
+FIELDS = (
+    JobField("scaleTier", "--scale-tier"),
+    JobField("scheduling.maxRunningTime", "--max-running-time"),
+    JobField(
+        "scheduling.maxWaitTime", "--max-wait-time", dropped="only FLEX_START supports a wait limit now (+flex+wait=…)"
+    ),
+    JobField("packageUris", kind="texts"),
+    JobField("pythonModule", "--module-name"),
+    JobField("args", kind="texts"),
+    JobField("jobDir", "--job-dir"),
+    JobField("region", "--region"),
+    JobField(
+        "serviceAccount",
+        "--service-account",
+        setting="service_account",
+        form=r"[^@\s/:]+@[^@\s/:]+",
+        words="service account e-mail address",
+    ),
+    JobField(
+        "network",
+        "--network",
+        setting="network",
+        form=r"projects/[0-9]+/global/networks/[a-z]([-a-z0-9]*[a-z0-9])?",
+        words="full network name",
+    ),
+    JobField(
+        "encryptionConfig.kmsKeyName",
+        setting="encryption_key",
+        form=r"projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+",
+        words="full key name",
+    ),
+    JobField("runtimeVersion", "--runtime-version", dropped=IMAGE_DETERMINES),
+    JobField("pythonVersion", "--python-version", dropped=IMAGE_DETERMINES),
+    JobField(
+        "hyperparameters",
+        kind="mapping",
+        dropped="kept as a comment at the end of the file, because tuning jobs are not supported; start one run per "
+        "trial, with --set train.arguments=[…]",
+    ),
+    JobField(
+        "useChiefInTfConfig", "--use-chief-in-tf-config", "switch", dropped="TF_CONFIG calls the first replica chief"
+    ),
+    JobField("scheduling.priority", dropped="Vertex AI has no job priority"),
+    JobField("enableWebAccess", "--enable-web-access", "switch", dropped="interactive shells are not supported"),
 )
+INPUT_KEYS = (
+    *(f"{role}{part}" for role in ROLES for part in ("Type", "Config", "Count") if (role, part) != ("master", "Count")),
+    *dict.fromkeys(row.key.partition(".")[0] for row in FIELDS),
+)
+SECTIONS = {
+    name: tuple(row.key.partition(".")[2] for row in FIELDS if row.key.startswith(f"{name}."))
+    for name in ("scheduling", "encryptionConfig")
+}
 # Output-only fields that `gcloud ai-platform jobs describe` prints; not migrated.
 ANSWER_KEYS = (
     "createTime", "startTime", "endTime", "state", "errorMessage", "etag", "trainingOutput", "jobPosition",
@@ -55,38 +119,24 @@ class LegacyReplica:
     arguments: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class LegacyJob:
-    """A parsed AI Platform Training job."""
+    """A parsed AI Platform Training job.
 
-    job_id: str | None = None
-    labels: dict[str, str] = field(default_factory=dict)
-    scale_tier: str = "BASIC"
-    replicas: dict[str, LegacyReplica] = field(default_factory=dict)
-    region: str | None = None
-    job_dir: str | None = None
-    runtime_version: str | None = None
-    python_version: str | None = None
-    package_uris: tuple[str, ...] = ()
-    python_module: str | None = None
-    arguments: tuple[str, ...] = ()
-    hyperparameters: dict[str, object] = field(default_factory=dict)
-    use_chief: str | None = None
-    max_running_time: str | None = None
-    max_wait_time: str | None = None
-    priority: str | None = None
-    network: str | None = None
-    service_account: str | None = None
-    kms_key: str | None = None
-    web_access: str | None = None
-    # Set only by gcloud flags.
-    staging_bucket: str | None = None
-    package_path: str | None = None
-    project: str | None = None
+    Attributes:
+        values: Its values by the key of each of `FIELDS`, by jobId, and by the flags that only gcloud used.
+        replicas: Its replicas by role.
+        labels: Its labels.
+    """
 
-    def replica(self, role: str) -> LegacyReplica:
-        """Return one role's replicas; empty if the role is not set."""
-        return self.replicas.get(role, LegacyReplica(role=role))
+    values: JsonObject
+    replicas: Mapping[str, LegacyReplica]
+    labels: Mapping[str, str]
+
+    def text(self, key: str) -> str | None:
+        """Return a value that is text; None if it is not set."""
+        value: str | None = self.values.get(key)
+        return value
 
     @property
     def engine(self) -> str:
@@ -144,6 +194,13 @@ class Section:
             raise self.wrong(key, "a list of strings")
         return tuple(value)
 
+    def mapping(self, key: str) -> dict[str, object]:
+        """Return a field that is a mapping of any values."""
+        value = self.values.get(key) or {}
+        if not isinstance(value, Mapping):
+            raise self.wrong(key, "a mapping")
+        return dict(value)
+
     def section(self, key: str, known: tuple[str, ...]) -> Section:
         """Return a nested mapping."""
         return Section(self.values.get(key), self.name(key), known)
@@ -168,11 +225,7 @@ def parse_text(text: str, source: str) -> Mapping[str, object]:
     if text.lstrip().startswith("{"):
         try:
             values = json.loads(
-                text,
-                parse_int=str,
-                parse_float=str,
-                parse_constant=str,
-                object_pairs_hook=_without_duplicates(source),
+                text, parse_int=str, parse_float=str, parse_constant=str, object_pairs_hook=_without_duplicates(source)
             )
         except json.JSONDecodeError as error:
             raise UserError(
@@ -199,8 +252,12 @@ def _without_duplicates(source: str) -> Callable[[list[tuple[str, object]]], dic
     return mapping
 
 
-def read_job(values: Mapping[str, object]) -> LegacyJob:
+def read_job(values: Mapping[str, object], flags: Mapping[str, str] | None = None) -> LegacyJob:
     """Return the job that a mapping describes: a whole job, or only the contents of `trainingInput`.
+
+    Args:
+        values: The mapping.
+        flags: The flags that only gcloud used.
 
     Raises:
         UserError: A key is unknown, or a value has the wrong type.
@@ -214,32 +271,14 @@ def read_job(values: Mapping[str, object]) -> LegacyJob:
     labels = outer.values.get("labels") or {}
     if not isinstance(labels, Mapping) or not all(isinstance(value, str) for value in labels.values()):
         raise outer.wrong("labels", "a mapping of strings to strings")
-    scheduling = given.section("scheduling", ("maxRunningTime", "maxWaitTime", "priority"))
-    hyperparameters = given.values.get("hyperparameters") or {}
-    if not isinstance(hyperparameters, Mapping):
-        raise given.wrong("hyperparameters", "a mapping")
-    return LegacyJob(
-        job_id=outer.text("jobId"),
-        labels=dict(labels),
-        scale_tier=(given.text("scaleTier") or "BASIC").upper().replace("-", "_"),
-        replicas={role: _replica(given, role) for role in ROLES},
-        region=given.text("region"),
-        job_dir=given.text("jobDir"),
-        runtime_version=given.text("runtimeVersion"),
-        python_version=given.text("pythonVersion"),
-        package_uris=given.texts("packageUris"),
-        python_module=given.text("pythonModule"),
-        arguments=given.texts("args"),
-        hyperparameters=dict(hyperparameters),
-        use_chief=given.text("useChiefInTfConfig"),
-        max_running_time=scheduling.text("maxRunningTime"),
-        max_wait_time=scheduling.text("maxWaitTime"),
-        priority=scheduling.text("priority"),
-        network=given.text("network"),
-        service_account=given.text("serviceAccount"),
-        kms_key=given.section("encryptionConfig", ("kmsKeyName",)).text("kmsKeyName"),
-        web_access=given.text("enableWebAccess"),
-    )
+    found: JsonObject = {"jobId": outer.text("jobId"), **(flags or {})}
+    for row in FIELDS:
+        name, _, key = row.key.rpartition(".")
+        section = given.section(name, SECTIONS[name]) if name else given
+        read = {"texts": section.texts, "mapping": section.mapping}.get(row.kind, section.text)
+        found[row.key] = read(key)
+    found["scaleTier"] = (found["scaleTier"] or "BASIC").upper().replace("-", "_")
+    return LegacyJob(found, {role: _replica(given, role) for role in ROLES}, dict(labels))
 
 
 def _replica(given: Section, role: str) -> LegacyReplica:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import yaml
 
@@ -13,7 +13,7 @@ from slipway.components.build_image.reference import ImageReference
 from slipway.components.cloud.policies import ACCOUNT_DOMAIN
 from slipway.pipelines.hardware import Hardware
 from slipway.pipelines.migrate.flags import read_flags
-from slipway.pipelines.migrate.job import PREBUILT, ROLES, LegacyJob, LegacyReplica, parse_text, read_job
+from slipway.pipelines.migrate.job import FIELDS, PREBUILT, ROLES, LegacyJob, LegacyReplica, parse_text, read_job
 from slipway.pipelines.migrate.legacy_machines import SHUTDOWN
 from slipway.pipelines.migrate.program import Program, find
 from slipway.pipelines.migrate.replacement import Notes, hardware_for, region_for
@@ -24,15 +24,6 @@ WIDTH = 110
 STAND_IN_MODULE = "trainer.task"
 PROJECT = "your-project"
 MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
-# Formats that VertexSettings accepts; other values are dropped with a note.
-FORMS = {
-    "service_account": (re.compile(r"[^@\s/:]+@[^@\s/:]+"), "service account e-mail address"),
-    "network": (re.compile(r"projects/[0-9]+/global/networks/[a-z]([-a-z0-9]*[a-z0-9])?"), "full network name"),
-    "encryption_key": (
-        re.compile(r"projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+"),
-        "full key name",
-    ),
-}
 BUCKET = re.compile(r"gs://[a-z0-9][a-z0-9._-]*[a-z0-9]")
 
 
@@ -67,14 +58,7 @@ def from_arguments(arguments: list[str]) -> Migration:
     Raises:
         UserError: A flag cannot be read, or the job names hardware that is unknown.
     """
-    values, flags = read_flags(arguments)
-    job = replace(
-        read_job(values),
-        staging_bucket=flags.get("--staging-bucket"),
-        package_path=flags.get("--package-path"),
-        project=flags.get("--project"),
-    )
-    return _migrate(job, "gcloud ai-platform jobs submit training")
+    return _migrate(read_job(*read_flags(arguments)), "gcloud ai-platform jobs submit training")
 
 
 def _migrate(job: LegacyJob, source: str) -> Migration:
@@ -87,14 +71,20 @@ def _migrate(job: LegacyJob, source: str) -> Migration:
         "train": train,
         "vertex": _vertex(job, hardware, notes),
     }
-    _note_the_rest(job, notes)
+    unused = _unused_commands(job)
+    for key in unused:
+        notes.dropped.append(f"{key}.containerCommand and containerArgs: all replicas run the section train's program")
+    hyperparameters = {"hyperparameters": job.values["hyperparameters"]} if job.values["hyperparameters"] else {}
+    remains: dict[str, object] = {**hyperparameters, **unused}
     heading = [
         f"From {source}. AI Platform Training was shut down on {SHUTDOWN.isoformat()}; this run "
         "configuration replaces the job. Settings marked DECIDE hold placeholders or need a decision.",
         *(f"Changed: {text}." for text in notes.changed),
         *(f"Dropped: {text}." for text in notes.dropped),
     ]
-    text = _document(configuration, _comments(notes.decisions), heading, _remains(job))
+    text = _document(
+        configuration, _comments(notes.decisions), heading, {key: value for key, value in remains.items() if value}
+    )
     return Migration(configuration, text, tuple(notes.changed), tuple(notes.dropped), tuple(notes.decisions), program)
 
 
@@ -103,7 +93,7 @@ def _train(job: LegacyJob, notes: Notes) -> tuple[dict[str, object], Program | N
     train: dict[str, object] = {}
     program = None
     chief = _chief(job)
-    in_image = job.python_module is None
+    in_image = job.text("pythonModule") is None
     if image := _image(job, notes):
         train["image"] = image
     if in_image and chief.command:
@@ -120,20 +110,20 @@ def _train(job: LegacyJob, notes: Notes) -> tuple[dict[str, object], Program | N
         if count := len(program.changes):
             places = "1 place" if count == 1 else f"{count} places"
             notes.decisions.append(f"train.module: the program must change in {places}; slipway migrate lists them.")
-    arguments = [*((in_image and chief.arguments) or job.arguments)]
+    arguments = [*((in_image and chief.arguments) or job.values["args"])]
     if arguments:
         notes.changed.append("the program's arguments became train.arguments")
-    if job.job_dir:
+    if job_dir := job.text("jobDir"):
         if image or "module" not in train:  # it receives its arguments as they are
-            notes.changed.append(f"jobDir {job.job_dir} is passed to the program as --job-dir, as before")
+            notes.changed.append(f"jobDir {job_dir} is passed to the program as --job-dir, as before")
             notes.decisions.append(
                 "train.arguments: --job-dir is the same folder for every run, also on this machine; each run's own "
                 "folders are AIP_MODEL_DIR and AIP_CHECKPOINT_DIR."
             )
-            arguments += ["--job-dir", job.job_dir]
+            arguments += ["--job-dir", job_dir]
         else:
             notes.changed.append(
-                f"jobDir {job.job_dir} became --job-dir $(AIP_MODEL_DIR), the folder of each run's model, on this "
+                f"jobDir {job_dir} became --job-dir $(AIP_MODEL_DIR), the folder of each run's model, on this "
                 "machine, too"
             )
             arguments += ["--job-dir", "$(AIP_MODEL_DIR)"]
@@ -144,13 +134,13 @@ def _train(job: LegacyJob, notes: Notes) -> tuple[dict[str, object], Program | N
 
 def _chief(job: LegacyJob) -> LegacyReplica:
     """Return the replica whose image and command all replicas have now: the first one that has an image."""
-    replicas = [job.replica(role) for role in ("master", "worker")]
+    replicas = [job.replicas[role] for role in ("master", "worker")]
     return next((replica for replica in replicas if replica.image), replicas[0])
 
 
 def _image(job: LegacyJob, notes: Notes) -> str | None:
     """Return the image of the job's own, pinned, in which its program is; None if it has none."""
-    images = list(dict.fromkeys(replica.image for role in ROLES if (replica := job.replica(role)).image))
+    images = list(dict.fromkeys(replica.image for role in ROLES if (replica := job.replicas[role]).image))
     for image in images:
         if image.startswith(PREBUILT):
             notes.dropped.append(
@@ -175,7 +165,7 @@ def _image(job: LegacyJob, notes: Notes) -> str | None:
 
 def _module(job: LegacyJob, notes: Notes) -> str:
     """Return the job's module, or a placeholder."""
-    module = job.python_module or ""
+    module = job.text("pythonModule") or ""
     if MODULE.fullmatch(module):
         notes.changed.append(f"pythonModule {module} became train.module")
         return module
@@ -195,38 +185,26 @@ def _comments(decisions: Sequence[str]) -> dict[str, str]:
 
 def _name(job: LegacyJob, notes: Notes) -> str:
     """Return the job id as a run name: lowercase letters, digits and hyphens."""
-    words = re.sub(r"[^a-z0-9]+", "-", (job.job_id or "").lower()).strip("-")
+    given = job.text("jobId")
+    words = re.sub(r"[^a-z0-9]+", "-", (given or "").lower()).strip("-")
     name = re.sub(r"^[^a-z]+", "", words)[:NAME_LENGTH].rstrip("-") or "migrated"
-    if job.job_id is None:
+    if given is None:
         notes.decisions.append(f"name: the job had no id; {name} is a placeholder.")
-    elif name != job.job_id:
-        notes.changed.append(f"job id {job.job_id} became name {name}")
+    elif name != given:
+        notes.changed.append(f"job id {given} became name {name}")
     return name
 
 
 def _vertex(job: LegacyJob, hardware: Hardware, notes: Notes) -> dict[str, object]:
-    region = region_for(job, hardware, notes)
-    project = job.project or PROJECT
-    if job.project is None:
+    vertex: dict[str, object] = {"project": job.text("--project") or PROJECT}
+    vertex["region"] = region_for(job, hardware, notes)
+    if job.text("--project") is None:
         notes.decisions.append("vertex.project: the job names no project.")
-    vertex: dict[str, object] = {
-        "project": project,
-        "region": region,
-        "bucket": _bucket(job, notes),
-    }
-    for setting, key, value in (
-        ("service_account", "serviceAccount", job.service_account),
-        ("network", "network", job.network),
-        ("encryption_key", "encryptionConfig.kmsKeyName", job.kms_key),
-    ):
-        form, words = FORMS[setting]
-        if value and form.fullmatch(value):
-            vertex[setting] = value
-            notes.changed.append(f"{value} became vertex.{setting}")
-        elif value:
-            notes.dropped.append(f"{key} {value}: not a {words}")
+    vertex["bucket"] = _bucket(job, notes)
+    vertex |= _of_fields(job, notes)
     if "service_account" not in vertex:
-        vertex["service_account"] = f"slipway@{'.'.join(reversed(project.split(':')))}{ACCOUNT_DOMAIN}"
+        parts = str(vertex["project"]).split(":")
+        vertex["service_account"] = f"slipway@{'.'.join(reversed(parts))}{ACCOUNT_DOMAIN}"
         notes.decisions.append(
             f"vertex.service_account: the job names no account; slipway setup creates {vertex['service_account']}."
         )
@@ -238,7 +216,7 @@ def _vertex(job: LegacyJob, hardware: Hardware, notes: Notes) -> dict[str, objec
 
 def _bucket(job: LegacyJob, notes: Notes) -> str:
     """Return the bucket of the job directory, or the staging bucket."""
-    for value in filter(None, (job.job_dir, job.staging_bucket)):
+    for value in filter(None, (job.text("jobDir"), job.text("--staging-bucket"))):
         found = BUCKET.match(value)
         if found and value[found.end() :][:1] in ("", "/"):
             notes.decisions.append("vertex.bucket: must be in vertex.region, not in a multi-region.")
@@ -247,45 +225,35 @@ def _bucket(job: LegacyJob, notes: Notes) -> str:
     return "gs://your-bucket"
 
 
-def _note_the_rest(job: LegacyJob, notes: Notes) -> None:
-    """Note the settings that have no equivalent."""
-    if job.runtime_version or job.python_version:
-        versions = [f"runtimeVersion {job.runtime_version}"] * bool(job.runtime_version)
-        versions += [f"pythonVersion {job.python_version}"] * bool(job.python_version)
-        notes.dropped.append(
-            f"{' and '.join(versions)}: the training image determines both, and "
-            "Google's prebuilt training images are no longer available"
-        )
-    if job.hyperparameters:
-        notes.dropped.append(
-            "hyperparameters: kept as a comment at the end of the file, because tuning jobs are not supported; start "
-            "one run per trial, with --set train.arguments=[…]"
-        )
-    simple = {
-        "useChiefInTfConfig": (job.use_chief, "TF_CONFIG calls the first replica chief"),
-        "scheduling.priority": (job.priority, "Vertex AI has no job priority"),
-        "enableWebAccess": (job.web_access, "interactive shells are not supported"),
-    }
-    notes.dropped += [f"{key} {value}: {why}" for key, (value, why) in simple.items() if value is not None]
-    for key in _unused_commands(job):
-        notes.dropped.append(f"{key}.containerCommand and containerArgs: all replicas run the section train's program")
+def _of_fields(job: LegacyJob, notes: Notes) -> dict[str, object]:
+    """Return the settings of `vertex` that are a field of the job; note what becomes of each field, as its row says."""
+    settings: dict[str, object] = {}
+    dropped: dict[str, list[str]] = {}
+    for row in FIELDS:
+        value = job.values[row.key]
+        if not value:
+            continue
+        shown = row.key if row.kind == "mapping" else f"{row.key} {value}"
+        if row.dropped:
+            dropped.setdefault(row.dropped, []).append(shown)
+        elif row.setting and re.fullmatch(row.form, value):
+            settings[row.setting] = value
+            notes.changed.append(f"{value} became vertex.{row.setting}")
+        elif row.setting:
+            dropped[f"not a {row.words}"] = [shown]
+    notes.dropped += [f"{' and '.join(fields)}: {why}" for why, fields in dropped.items()]
+    return settings
 
 
 def _unused_commands(job: LegacyJob) -> dict[str, object]:
     """Return the containers' commands that differ from the one that all replicas run now."""
     chief = _chief(job)
-    used = (chief.command, chief.arguments) if job.python_module is None else ((), ())
+    used = (chief.command, chief.arguments) if job.text("pythonModule") is None else ((), ())
     return {
         f"{role}Config": {"containerCommand": list(replica.command), "containerArgs": list(replica.arguments)}
         for role, replica in job.replicas.items()
         if (replica.command or replica.arguments) and (replica.command, replica.arguments) != used
     }
-
-
-def _remains(job: LegacyJob) -> dict[str, object]:
-    """Return the job's settings that have no equivalent."""
-    remains: dict[str, object] = {"hyperparameters": job.hyperparameters, **_unused_commands(job)}
-    return {key: value for key, value in remains.items() if value}
 
 
 def _document(

@@ -60,10 +60,11 @@ def find(module: str, job: LegacyJob, notes: Notes) -> Program:
 
     Notes how the module is imported and which requirements it has, or that its source was not found.
     """
-    archives = {uri: _path(uri) for uri in job.package_uris if "://" not in uri}
+    uris, package_path = job.values["packageUris"], job.text("--package-path")
+    archives = {uri: _path(uri) for uri in uris if "://" not in uri}
     program = None
-    if job.package_path is not None:
-        program = _in_folder(_path(job.package_path), module, notes)
+    if package_path is not None:
+        program = _in_folder(_path(package_path), module, notes)
     for uri, archive in archives.items() if program is None else ():
         if not archive.is_file():
             notes.decisions.append(f"train.module: {archive} does not exist here, so its source was not read.")
@@ -76,19 +77,19 @@ def find(module: str, job: LegacyJob, notes: Notes) -> Program:
     if program is None and _has(Path.cwd(), module):
         notes.changed.append(f"{module} is in this folder; train.module imports it")
         program = Program(module, _read(Path.cwd(), module, notes))
-    remote = [uri for uri in job.package_uris if "://" in uri]
+    remote = [uri for uri in uris if "://" in uri]
     if remote and program is None:
         names = ",".join(uri.rpartition("/")[2] for uri in remote)
         notes.decisions.append(
             f"train.module: {', '.join(remote)} is not on this machine, so its source was not read. Copy it (gcloud "
             f"storage cp {' '.join(remote)} .), and name the copy: slipway migrate -- --config FILE --packages {names}."
         )
-    for uri in job.package_uris if program is not None else ():
+    for uri in uris if program is not None else ():
         if not uri.rpartition("/")[2].startswith(module.partition(".")[0]):
             notes.decisions.append(
                 f"train.module: {uri} was installed as well; install it here, and pin it in build.requirements."
             )
-    if program is None and not job.package_uris and job.package_path is None:
+    if program is None and not uris and package_path is None:
         notes.decisions.append(
             f"train.module: {module} is not in this folder, so its source was not read. Migrate in the program's "
             "folder, or name it with gcloud's flag: slipway migrate -- --config FILE --package-path FOLDER."

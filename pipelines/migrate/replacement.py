@@ -14,15 +14,10 @@ from slipway.pipelines.hardware.placement import alternatives
 from slipway.pipelines.hardware.request import Refusal, Request
 from slipway.pipelines.hardware.rules import DISK_GB, DISK_TYPES, WEEK, explain, replacements, resolve, working
 from slipway.pipelines.migrate.job import LegacyJob, LegacyReplica
-from slipway.pipelines.migrate.legacy_machines import (
-    LEGACY_MACHINES,
-    SCALE_TIERS,
-    TPU_CORES,
-    TPU_WORKER,
-    LegacyMachine,
-)
+from slipway.pipelines.migrate.legacy_machines import LEGACY_MACHINES, SCALE_TIERS, TPU_CORES, TPU_WORKER, LegacyMachine
 
 STAND_IN_REGION = "us-central1"
+ALL_REDUCE = "replicas share gradients by all-reduce"
 
 
 @dataclass
@@ -41,44 +36,47 @@ def hardware_for(job: LegacyJob, notes: Notes) -> Hardware:
         UserError: The scale tier, a machine type or an accelerator is unknown.
     """
     tpu = next((r for r in job.replicas.values() if r.machine == TPU_WORKER or _is_tpu(r.accelerator)), None)
-    if job.scale_tier != "CUSTOM":
+    if job.values["scaleTier"] != "CUSTOM":
         hardware = _of_tier(job, notes)
     elif tpu is not None:
         hardware = _of_tpu(job, tpu, notes)
     else:
         hardware = _of_machines(job, notes)
-    _note_roles_without_replacement(job, notes)
-    return _with_options(hardware, job, notes)
+    servers, evaluator = job.replicas["parameterServer"], job.replicas["evaluator"]
+    if servers.count:
+        notes.dropped.append(f"{servers.count} parameter servers ({servers.machine}): {ALL_REDUCE}")
+    if evaluator.count or evaluator.machine:
+        notes.dropped.append(
+            f"{evaluator.count or 1} evaluator ({evaluator.machine}): evaluation is a separate step after training"
+        )
+    disk = _disk(job, notes)
+    hardware = replace(hardware, disk_type=disk.disk_type, disk_gb=disk.disk_gb)
+    return _with_timeout(hardware, job.text("scheduling.maxRunningTime"), notes)
 
 
 def _of_tier(job: LegacyJob, notes: Notes) -> Hardware:
-    tier = SCALE_TIERS.get(job.scale_tier)
+    name: str = job.values["scaleTier"]
+    tier = SCALE_TIERS.get(name)
     if tier is None:
         raise UserError.unknown(
-            "scale tier",
-            job.scale_tier,
-            [*SCALE_TIERS, "CUSTOM"],
-            setting="trainingInput.scaleTier",
-            fix="correct scaleTier",
+            "scale tier", name, [*SCALE_TIERS, "CUSTOM"], setting="trainingInput.scaleTier", fix="correct scaleTier"
         )
     for role in ("master", "worker"):
-        replica = job.replica(role)
+        replica = job.replicas[role]
         machines = " with ".join(filter(None, (replica.machine, replica.accelerator)))
         if machines:
-            notes.dropped.append(f"{role}Type {machines}: scaleTier {job.scale_tier} determines the machines")
+            notes.dropped.append(f"{role}Type {machines}: scaleTier {name} determines the machines")
     if tier.hardware is None:
         notes.decisions.append(
-            f"hardware: scaleTier {job.scale_tier} was {tier.description}; its machine types and counts are not known, "
+            f"hardware: scaleTier {name} was {tier.description}; its machine types and counts are not known, "
             "so `cpu` is a placeholder. Choose, for example, cpu*5, or one machine with GPUs: slipway hardware."
         )
-        notes.dropped.append(
-            f"the parameter servers of scaleTier {job.scale_tier}: replicas share gradients by all-reduce"
-        )
+        notes.dropped.append(f"the parameter servers of scaleTier {name}: {ALL_REDUCE}")
         return resolve(Request())
     hardware = _offered_today(tier.hardware, job.engine, notes)
     unverified = f" ({tier.unverified} is not verified)" if tier.unverified else ""
-    notes.changed.append(f"scaleTier {job.scale_tier}, {tier.description}{unverified}, became hardware {hardware}")
-    if job.scale_tier == "BASIC_TPU":
+    notes.changed.append(f"scaleTier {name}, {tier.description}{unverified}, became hardware {hardware}")
+    if name == "BASIC_TPU":
         _note_tpu_vm("the master of BASIC_TPU", hardware, notes)
     return hardware
 
@@ -97,7 +95,7 @@ def _of_tpu(job: LegacyJob, tpu: LegacyReplica, notes: Notes) -> Hardware:
         f"{tpu.role}Type {tpu.machine or TPU_WORKER} ({said}) became hardware {hardware}, "
         f"machine type {hardware.machine}"
     )
-    master, worker = job.replica("master"), job.replica("worker")
+    master, worker = job.replicas["master"], job.replicas["worker"]
     _note_tpu_vm("the master" if tpu is master else f"masterType {master.machine}", hardware, notes)
     if worker.count and tpu is not worker:
         notes.dropped.append(f"{worker.count} workers ({worker.machine}): a TPU job now has one replica")
@@ -118,7 +116,7 @@ def _note_tpu_vm(master: str, hardware: Hardware, notes: Notes) -> None:
 
 
 def _of_machines(job: LegacyJob, notes: Notes) -> Hardware:
-    master, worker = job.replica("master"), job.replica("worker")
+    master, worker = job.replicas["master"], job.replicas["worker"]
     chief = machine = _machine(master)
     named = master.machine
     if worker.count and (worker.machine or worker.accelerator):
@@ -240,36 +238,26 @@ def _others(request: Request, chosen: Hardware) -> Iterator[Hardware]:
                 continue
 
 
-def _note_roles_without_replacement(job: LegacyJob, notes: Notes) -> None:
-    servers, evaluator = job.replica("parameterServer"), job.replica("evaluator")
-    if servers.count:
-        notes.dropped.append(
-            f"{servers.count} parameter servers ({servers.machine}): replicas share gradients by all-reduce"
+def _with_timeout(hardware: Hardware, max_running_time: str | None, notes: Notes) -> Hardware:
+    if max_running_time is None:
+        return hardware
+    match = re.fullmatch(r"([0-9]{1,9})(\.[0-9]+)?([smhd]?)", max_running_time)
+    if match is None:
+        raise UserError(
+            "maxRunningTime is not a duration.",
+            setting="trainingInput.scheduling.maxRunningTime",
+            value=max_running_time,
+            allowed="seconds, such as 7200s",
+            fix="set maxRunningTime to 7200s",
         )
-    if evaluator.count or evaluator.machine:
-        notes.dropped.append(
-            f"{evaluator.count or 1} evaluator ({evaluator.machine}): evaluation is a separate step after training"
+    seconds = int(match[1]) * UNITS[match[3] or "s"] + (match[2] is not None and float(match[2]) > 0)
+    if seconds > WEEK:
+        notes.decisions.append(
+            f"hardware: maxRunningTime was {write_time(seconds)}; training is now limited to {write_time(WEEK)}. "
+            "A resumed run continues from its last checkpoint."
         )
-
-
-def _with_options(hardware: Hardware, job: LegacyJob, notes: Notes) -> Hardware:
-    """Add disk and timeout to the hardware."""
-    disk = _disk(job, notes)
-    hardware = replace(hardware, disk_type=disk.disk_type, disk_gb=disk.disk_gb)
-    if job.max_running_time is not None:
-        seconds = _seconds(job.max_running_time, "maxRunningTime")
-        if seconds > WEEK:
-            notes.decisions.append(
-                f"hardware: maxRunningTime was {write_time(seconds)}; training is now limited to {write_time(WEEK)}. "
-                "A resumed run continues from its last checkpoint."
-            )
-        hardware = replace(hardware, timeout=max(1, min(seconds, WEEK)))
-        notes.changed.append(f"scheduling.maxRunningTime {job.max_running_time} became +timeout in hardware")
-    if job.max_wait_time is not None:
-        notes.dropped.append(
-            f"scheduling.maxWaitTime {job.max_wait_time}: only FLEX_START supports a wait limit now (+flex+wait=…)"
-        )
-    return hardware
+    notes.changed.append(f"scheduling.maxRunningTime {max_running_time} became +timeout in hardware")
+    return replace(hardware, timeout=max(1, min(seconds, WEEK)))
 
 
 def _disk(job: LegacyJob, notes: Notes) -> LegacyReplica:
@@ -290,29 +278,15 @@ def _disk(job: LegacyJob, notes: Notes) -> LegacyReplica:
     return first
 
 
-def _seconds(text: str, key: str) -> int:
-    """Parse "7200s", "2h" or "3.5s" to seconds, rounded up."""
-    match = re.fullmatch(r"([0-9]{1,9})(\.[0-9]+)?([smhd]?)", text)
-    if match is None:
-        raise UserError(
-            f"{key} is not a duration.",
-            setting=f"trainingInput.scheduling.{key}",
-            value=text,
-            allowed="seconds, such as 7200s",
-            fix=f"set {key} to 7200s",
-        )
-    return int(match[1]) * UNITS[match[3] or "s"] + (match[2] is not None and float(match[2]) > 0)
-
-
 def region_for(job: LegacyJob, hardware: Hardware, notes: Notes) -> str:
     """Return the job's region if it offers the hardware, else the closest one that does."""
-    offering = hardware.regions
+    given, offering = job.text("region"), hardware.regions
     region = STAND_IN_REGION if offering is None or STAND_IN_REGION in offering else offering[0]
-    if job.region is None:
+    if given is None:
         notes.decisions.append(f"vertex.region: the job names no region; {region} offers the hardware.")
         return region
     try:
-        validate_for(hardware, region=job.region)
+        validate_for(hardware, region=given)
     except UserError as error:
         if error.nearest is not None and (offering is None or error.nearest in offering):
             region = error.nearest
@@ -320,4 +294,4 @@ def region_for(job: LegacyJob, hardware: Hardware, notes: Notes) -> str:
             f"vertex.region: {error.message.rstrip('.')}; {region} is used instead. Bucket and data must be there too."
         )
         return region
-    return job.region
+    return given
