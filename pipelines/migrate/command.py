@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from slipway.core.errors import UserError
+from slipway.pipelines.migrate.job import read_file
 from slipway.pipelines.migrate.migration import Migration, from_arguments, migrate
 from slipway.pipelines.options import check_folder_of
 
@@ -29,14 +30,7 @@ def migration_of(source: Path | None, arguments: Sequence[str] = ()) -> Migratio
         )
     if source is None:
         return from_arguments(list(arguments))
-    if not source.is_file():
-        raise UserError(
-            f"File {source} does not exist.", setting="migrate", value=str(source), fix="slipway migrate config.yaml"
-        )
-    try:
-        return migrate(source.read_text(), source=str(source))
-    except UnicodeDecodeError:
-        raise UserError(f"{source} is not valid UTF-8.", setting="migrate", value=str(source)) from None
+    return migrate(read_file(source, "migrate", "slipway migrate config.yaml"), source=str(source))
 
 
 def save(migration: Migration, output: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from slipway.core.errors import UserError
-from slipway.pipelines.migrate.job import FIELDS, parse_text
+from slipway.pipelines.migrate.job import FIELDS, parse_text, read_file
 
 COMMAND = ("gcloud", "alpha", "beta", "ai-platform", "ml-engine", "jobs", "submit", "training")
 ROLE_FLAGS = {"master": "--master-", "worker": "--worker-", "parameterServer": "--parameter-server-"}
@@ -104,18 +104,9 @@ def _collect(arguments: list[str]) -> tuple[dict[str, str], dict[str, bool], lis
 
 def _configuration(path: str | None) -> tuple[dict[str, object], dict[str, object]]:
     """Return the job in the --config file (empty without a file) and its `trainingInput`, which is added if missing."""
-    if path is None:
-        values: dict[str, object] = {}
-    else:
-        file = Path(path).expanduser()
-        if not file.is_file():
-            raise UserError(f"File {path} does not exist.", setting="--config", value=path, fix="--config config.yaml")
-        try:
-            values = dict(parse_text(file.read_text(), path))
-        except UnicodeDecodeError:
-            raise UserError(
-                f"{path} is not valid UTF-8.", setting="--config", value=path, fix="--config config.yaml"
-            ) from None
+    values: dict[str, object] = {}
+    if path is not None:
+        values = dict(parse_text(read_file(Path(path), "--config", "--config config.yaml"), path))
     if "trainingInput" not in values and "jobId" not in values:
         labels = {"labels": values.pop("labels")} if "labels" in values else {}
         values = {"trainingInput": values, **labels}

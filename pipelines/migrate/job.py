@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from slipway.core.errors import UserError, nearest
@@ -216,6 +218,20 @@ class Section:
         )
 
 
+def read_file(path: Path, setting: str, fix: str) -> str:
+    """Return the text of a job file, which a setting names.
+
+    Raises:
+        UserError: It does not exist, or is not text.
+    """
+    if not path.expanduser().is_file():
+        raise UserError(f"File {path} does not exist.", setting=setting, value=str(path), fix=fix)
+    try:
+        return path.expanduser().read_text()
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not valid UTF-8.", setting=setting, value=str(path), fix=fix) from None
+
+
 def parse_text(text: str, source: str) -> Mapping[str, object]:
     """Parse a YAML or JSON mapping; numbers stay text, so that 2.10 does not become 2.1.
 
@@ -223,10 +239,9 @@ def parse_text(text: str, source: str) -> Mapping[str, object]:
         UserError: The text is neither.
     """
     if text.lstrip().startswith("{"):
+        rejecting = functools.partial(_without_duplicates, source)
         try:
-            values = json.loads(
-                text, parse_int=str, parse_float=str, parse_constant=str, object_pairs_hook=_without_duplicates(source)
-            )
+            values = json.loads(text, parse_int=str, parse_float=str, parse_constant=str, object_pairs_hook=rejecting)
         except json.JSONDecodeError as error:
             raise UserError(
                 f"{source}, line {error.lineno} is not valid JSON: {error.msg}.", fix=f"correct {source}"
@@ -240,16 +255,11 @@ def parse_text(text: str, source: str) -> Mapping[str, object]:
     return values
 
 
-def _without_duplicates(source: str) -> Callable[[list[tuple[str, object]]], dict[str, object]]:
-    """Return an object_pairs_hook that rejects duplicate keys."""
-
-    def mapping(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        for key, count in Counter(key for key, _ in pairs).items():
-            if count > 1:
-                raise UserError(f"{source} sets {key} twice.", fix=f"remove one of the two in {source}")
-        return dict(pairs)
-
-    return mapping
+def _without_duplicates(source: str, pairs: list[tuple[str, object]]) -> dict[str, object]:
+    for key, count in Counter(key for key, _ in pairs).items():
+        if count > 1:
+            raise UserError(f"{source} sets {key} twice.", fix=f"remove one of the two in {source}")
+    return dict(pairs)
 
 
 def read_job(values: Mapping[str, object], flags: Mapping[str, str] | None = None) -> LegacyJob:

@@ -74,17 +74,17 @@ def _migrate(job: LegacyJob, source: str) -> Migration:
     unused = _unused_commands(job)
     for key in unused:
         notes.dropped.append(f"{key}.containerCommand and containerArgs: all replicas run the section train's program")
-    hyperparameters = {"hyperparameters": job.values["hyperparameters"]} if job.values["hyperparameters"] else {}
-    remains: dict[str, object] = {**hyperparameters, **unused}
+    remains = {"hyperparameters": job.values["hyperparameters"], **unused}
     heading = [
         f"From {source}. AI Platform Training was shut down on {SHUTDOWN.isoformat()}; this run "
         "configuration replaces the job. Settings marked DECIDE hold placeholders or need a decision.",
         *(f"Changed: {text}." for text in notes.changed),
         *(f"Dropped: {text}." for text in notes.dropped),
     ]
-    text = _document(
-        configuration, _comments(notes.decisions), heading, {key: value for key, value in remains.items() if value}
-    )
+    text = _document(configuration, _comments(notes.decisions), heading)
+    if remains := {key: value for key, value in remains.items() if value}:
+        lines = ["Old settings without an equivalent:", *_dump(remains).splitlines()]
+        text += "\n" + "".join(f"# {line}\n" if line else "#\n" for line in lines)
     return Migration(configuration, text, tuple(notes.changed), tuple(notes.dropped), tuple(notes.decisions), program)
 
 
@@ -256,26 +256,10 @@ def _unused_commands(job: LegacyJob) -> dict[str, object]:
     }
 
 
-def _document(
-    configuration: Mapping[str, object],
-    comments: Mapping[str, str],
-    heading: Iterable[str],
-    remains: Mapping[str, object],
-) -> str:
-    """Return the configuration as YAML.
-
-    Args:
-        configuration: The settings, in output order.
-        comments: Comments by dotted setting name, written above the setting.
-        heading: Paragraphs of the header comment.
-        remains: The job's settings without an equivalent, appended as a comment.
-    """
-    paragraphs = [_comment(text, "") for text in heading]
+def _document(configuration: Mapping[str, object], comments: Mapping[str, str], heading: Iterable[str]) -> str:
+    """Return the configuration as YAML below a heading of paragraphs, with comments above the settings they name."""
     body = "".join(_setting(key, value, comments, "", "") for key, value in configuration.items())
-    parts = ["\n#\n".join(paragraphs), "\n\n", body]
-    if remains:
-        parts += ["\n# Old settings without an equivalent:\n", _prefixed(_dump(remains))]
-    return "".join(parts)
+    return "\n#\n".join(_comment(text, "") for text in heading) + "\n\n" + body
 
 
 def _setting(key: str, value: object, comments: Mapping[str, str], path: str, indent: str) -> str:
@@ -296,7 +280,3 @@ def _comment(text: str, indent: str) -> str:
 
 def _dump(values: Mapping[str, object]) -> str:
     return str(yaml.safe_dump(dict(values), sort_keys=False, width=WIDTH, allow_unicode=True))
-
-
-def _prefixed(text: str) -> str:
-    return "".join(f"# {line}\n" if line else "#\n" for line in text.splitlines())
