@@ -162,12 +162,12 @@ def _version(known: Registry, name: str, version: str) -> Chosen:
 
 def _of_run(run_id: str) -> Chosen | None:
     """Return the model that a local run trained; None if there is no such run."""
-    known = [folder.run_id for folder in runs.folders()]
-    if run_id != runs.LATEST and run_id not in known:
+    import yaml
+
+    if run_id != runs.LATEST and run_id not in [folder.run_id for folder in runs.folders()]:
         return None
     folder = runs.find(run_id)
-    record = folder.read()
-    trained = next((step.outputs for step in record.steps if step.name == "train"), {})
+    trained = next((step.outputs for step in folder.read().steps if step.name == "train"), {})
     path = trained.get("model")
     if not isinstance(path, str) or not Path(path).is_dir():
         raise UserError(
@@ -176,12 +176,5 @@ def _of_run(run_id: str) -> Chosen | None:
             value=run_id,
             fix=f"slipway status {folder.run_id}",
         )
-    return Chosen(Path(path), folder.run_id, module=_configured(folder.configuration_file))
-
-
-def _configured(configuration: Path) -> str | None:
-    """Return the setting serve.module of a run."""
-    import yaml
-
-    module = (yaml.safe_load(configuration.read_bytes()).get("serve") or {}).get("module")
-    return None if module is None else str(module)
+    configuration = yaml.safe_load(folder.configuration_file.read_bytes())
+    return Chosen(Path(path), folder.run_id, module=(configuration.get("serve") or {}).get("module"))

@@ -87,11 +87,8 @@ def _json_line(answer: Answer) -> str:
 
 
 def _columns(model: Model) -> list[str]:
-    match model.task:
-        case "classification":
-            return ["label", *model.names]
-        case "multilabel":
-            return ["labels", *model.names]
+    if model.task in ("classification", "multilabel"):
+        return ["label" if model.task == "classification" else "labels", *model.names]
     return ["prediction"]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 import sys
@@ -91,21 +92,13 @@ class Server:
         self._bodies = 0
         self._incomplete: dict[asyncio.Task[Any] | None, int] = {}  # bytes that have arrived, oldest first
         self._registry = prometheus.CollectorRegistry()
-        self._requests = prometheus.Counter(
-            "slipway_requests", "Prediction requests by HTTP status.", ["status"], registry=self._registry
-        )
-        self._seconds = prometheus.Histogram(
-            "slipway_request_seconds", "Time to answer requests.", buckets=SECONDS, registry=self._registry
-        )
-        sizes = prometheus.Histogram(
-            "slipway_batch_examples", "Examples per batch.", buckets=BATCH_SIZES, registry=self._registry
-        )
-        times = prometheus.Histogram(
-            "slipway_batch_seconds", "Time to predict batches.", buckets=SECONDS, registry=self._registry
-        )
-        self._loads = prometheus.Counter(
-            "slipway_model_loads", "Loaded models by outcome.", ["outcome"], registry=self._registry
-        )
+        counter = functools.partial(prometheus.Counter, registry=self._registry)
+        histogram = functools.partial(prometheus.Histogram, registry=self._registry)
+        self._requests = counter("slipway_requests", "Prediction requests by HTTP status.", ["status"])
+        self._loads = counter("slipway_model_loads", "Loaded models by outcome.", ["outcome"])
+        self._seconds = histogram("slipway_request_seconds", "Time to answer requests.", buckets=SECONDS)
+        sizes = histogram("slipway_batch_examples", "Examples per batch.", buckets=BATCH_SIZES)
+        times = histogram("slipway_batch_seconds", "Time to predict batches.", buckets=SECONDS)
 
         def observe(examples: int, seconds: float) -> None:
             sizes.observe(examples)
@@ -128,9 +121,11 @@ class Server:
 
     def app(self) -> Starlette:
         """Return the ASGI application."""
+        predict = Route(self.settings.predict_route, self.predict, methods=["POST"])
+        predict.app = self.predict  # without Starlette's request and response, a request costs less
         return Starlette(
             routes=[
-                Route(self.settings.predict_route, _Endpoint(self.predict), methods=["POST"]),
+                predict,
                 Route(self.settings.health_route, self.health),
                 Route("/metrics", self.metrics),
                 Route("/model", self.describe),
@@ -329,16 +324,6 @@ class Server:
 
     async def page(self, _request: Request) -> Response:
         return FileResponse(PAGE, media_type="text/html")
-
-
-class _Endpoint:
-    """An ASGI application of a coroutine: without Starlette's request and response, a request costs less."""
-
-    def __init__(self, function: Callable[[Scope, Receive, Send], Any]) -> None:
-        self._function = function
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._function(scope, receive, send)
 
 
 def _identity(served: Served) -> tuple[object, ...]:

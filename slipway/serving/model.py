@@ -142,14 +142,13 @@ def load(folder: Path, module: str | None = None) -> Model:
     if module is not None:
         return _custom(folder, module)
     description = read_json(folder / RECORD_FILE)
-    if not (folder / SAVED_MODEL_FILE).is_file():
-        for engine, row in ENGINES.items():
-            if (folder / row.model_file).is_file():
-                installed.verify(engine)
-                return _program(engine, folder)
-        if not is_model(folder):
-            raise NotServable(f"it has none of {', '.join(dict.fromkeys(row.model_file for row in ENGINES.values()))}")
-    return _saved_model(folder, description)
+    if (folder / SAVED_MODEL_FILE).is_file():
+        return _saved_model(folder, description)
+    for engine, row in ENGINES.items():
+        if (folder / row.model_file).is_file():
+            installed.verify(engine)
+            return _program(engine, folder)
+    raise NotServable(f"it has none of {', '.join(dict.fromkeys(row.model_file for row in ENGINES.values()))}")
 
 
 def import_tensorflow() -> None:
@@ -211,6 +210,8 @@ def _task_of(outputs: tuple[str, ...]) -> TaskName | None:
 def _program(engine: str, folder: Path) -> Model:
     """Load a model in the engine's own format; see `load` in slipway/trainer/engines/ENGINE/export.py."""
     import_tensorflow()
+    import tensorflow as tf
+
     from slipway.trainer.data import features as preparation
     from slipway.trainer.data.images import traced
 
@@ -218,12 +219,10 @@ def _program(engine: str, folder: Path) -> Model:
     own = _manifest(folder, description)
     decoder = preparation.Features(own)
     predictions = importlib.import_module(f"slipway.trainer.engines.{engine}.export").load(folder)
-    inputs = {
-        signature_name(name, one): Field(
-            one.kind, _numpy_type(TYPES[one.kind]), () if one.kind == "image" else one.shape
-        )
-        for name, one in own.all_inputs.items()
-    }
+    inputs = {}
+    for name, one in own.all_inputs.items():
+        dtype = np.dtype(object if TYPES[one.kind] == "string" else TYPES[one.kind])
+        inputs[signature_name(name, one)] = Field(one.kind, dtype, () if one.kind == "image" else one.shape)
     row = TASKS[own.task]
 
     @traced(input_signature=[decoder.requests()])
@@ -231,26 +230,16 @@ def _program(engine: str, folder: Path) -> Model:
         return decoder.decode(requests, standardized=False)  # the model has the statistics itself
 
     def function(arrays: Arrays) -> tuple[list[str] | None, Outputs]:
-        requests = {name: _tensor(array, TYPES[inputs[name].kind]) for name, array in arrays.items()}
+        requests = {name: tf.convert_to_tensor(array, inputs[name].type_name) for name, array in arrays.items()}
         return None, {row.values: predictions(preparation.each(_array, decode(requests)))}
 
     outputs = tuple(filter(None, (row.names, row.values)))
     return Model(folder, own.task, inputs, outputs, description, function, names=list(own.classes))
 
 
-def _tensor(array: Any, kind: str) -> Any:
-    import tensorflow as tf
-
-    return tf.convert_to_tensor(array, kind)
-
-
 def _array(tensor: Any) -> NDArray[Any]:
     array: NDArray[Any] = tensor.numpy()
     return array.astype(np.int64) if array.dtype == np.int32 else array
-
-
-def _numpy_type(kind: str) -> np.dtype[Any]:
-    return np.dtype(object) if kind == "string" else np.dtype(kind)
 
 
 def _manifest(folder: Path, description: JsonObject) -> Manifest:

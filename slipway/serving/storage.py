@@ -33,11 +33,20 @@ def download(uri: str, folder: Path) -> str:
     from google.api_core.exceptions import Forbidden, NotFound, Unauthorized
     from google.auth.exceptions import DefaultCredentialsError
     from google.cloud import storage
+    from google.cloud.storage import transfer_manager
 
     bucket = uri.removeprefix(SCHEME).partition("/")[0]
     started = time.monotonic()
     try:
-        sizes = _download(storage.Client(), uri, folder)
+        files = list(_files(storage.Client(), uri, folder))
+        for _, path in files:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        transfer_manager.download_many(
+            [(blob, str(path)) for blob, path in files],
+            worker_type=transfer_manager.THREAD,
+            max_workers=THREADS,
+            raise_exception=True,
+        )
     except DefaultCredentialsError:
         raise _refused(uri, "there are no credentials", "gcloud auth application-default login") from None
     except (Forbidden, Unauthorized) as error:
@@ -47,25 +56,10 @@ def download(uri: str, folder: Path) -> str:
     except NotFound as error:
         missing = f"there is no bucket {bucket}" if "/o/" not in str(error.message) else "it is being replaced"
         raise _refused(uri, missing, f"correct {STORAGE_VARIABLE}, or start again") from None
-    if not sizes:
+    if not files:
         raise _refused(uri, "no files are there", f"correct {STORAGE_VARIABLE}: the folder that has the model's files")
-    return f"{len(sizes)} files, {sum(sizes):,} bytes in {time.monotonic() - started:.1f} s"
-
-
-def _download(client: Any, uri: str, folder: Path) -> list[int]:
-    """Download the files below a prefix; return their sizes."""
-    from google.cloud.storage import transfer_manager
-
-    files = list(_files(client, uri, folder))
-    for _, path in files:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    transfer_manager.download_many(
-        [(blob, str(path)) for blob, path in files],
-        worker_type=transfer_manager.THREAD,
-        max_workers=THREADS,
-        raise_exception=True,
-    )
-    return [blob.size for blob, _ in files]
+    size = sum(blob.size for blob, _ in files)
+    return f"{len(files)} files, {size:,} bytes in {time.monotonic() - started:.1f} s"
 
 
 def _files(client: Any, uri: str, folder: Path) -> Iterator[tuple[Any, Path]]:
