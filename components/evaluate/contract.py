@@ -91,7 +91,7 @@ def _served(model: Model, sample: Batch) -> list[NDArray[np.float64]]:
         for index in range(len(sample.keys))
     ]
     given = instances.arrays(model, instances.read(json.dumps({"instances": rows}).encode()))
-    outputs = model.predict_padded(given, len(rows))
+    outputs = model.predict_padded(given)
     answers = json.loads(json.dumps({"predictions": instances.predictions(model, outputs)}))["predictions"]
     return [np.array(answer[model.values], np.float64) for answer in answers]
 

@@ -29,8 +29,8 @@ from slipway.core.manifest import signature_name
 from slipway.core.values import JsonObject
 from slipway.serving import connections, instances
 from slipway.serving import model as models
-from slipway.serving.batching import Batcher, Busy, ModelFailed, Stopping
-from slipway.serving.instances import BadRequest
+from slipway.serving.batching import Batcher, Busy, Stopping
+from slipway.serving.instances import BadRequest, ModelFailed
 from slipway.serving.kinds import KINDS
 from slipway.serving.model import Model, NotServable
 from slipway.serving.settings import ServerSettings

@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from slipway.serving import instances
-from slipway.serving.instances import BadRequest
+from slipway.serving.instances import BadRequest, ModelFailed
 from slipway.serving.kinds import image_size
 from slipway.serving.model import Arrays, Model
 from slipway.serving.settings import Limits
@@ -42,10 +42,6 @@ class Busy(Exception):
 
 class Stopping(Exception):
     """The server is stopping."""
-
-
-class ModelFailed(Exception):
-    """The model raised an exception, or returned NaN; the message says which."""
 
 
 @dataclass(eq=False)
@@ -223,38 +219,32 @@ def _answers(batch: list[_Part]) -> list[Answer]:
 
 
 def _predicted(parts: list[_Part]) -> list[Answer]:
-    """Predict parts together; if that fails, find those at fault, and predict the others."""
+    """Predict parts together; if the model fails, each alone, since one may be the cause, such as by its values."""
     model, arrays = parts[0].model, parts[0].arrays
     if len(parts) > 1:
         arrays = {name: np.concatenate([part.arrays[name] for part in parts]) for name in arrays}
     try:
-        outputs = model.predict_padded(arrays, sum(part.examples for part in parts))
-        predictions = instances.predictions(model, outputs)
+        found = iter(instances.answers(model, arrays, sum(part.examples for part in parts), model.predict_padded))
     except Exception as error:  # a failing model may raise anything
-        return _apart(parts, error)
-    found: list[Answer] = []
-    start = 0
-    for part in parts:
-        found.append(predictions[start : start + part.examples])
-        start += part.examples
+        if len(parts) > 1:
+            return [_predicted([part])[0] for part in parts]
+        return [_failed(model, ModelFailed(instances.sentence(error)))]
+    return [_of_part(part, list(itertools.islice(found, part.examples))) for part in parts]
+
+
+def _of_part(part: _Part, found: list[Any]) -> Answer:
+    """Return the predictions of a part's examples, or the first error among them."""
+    for index, one in enumerate(found):
+        if isinstance(one, BadRequest):
+            return BadRequest(one.problem, part.offset + index, one.field)
+        if isinstance(one, ModelFailed):
+            return _failed(part.model, one)
     return found
 
 
-def _apart(parts: list[_Part], error: Exception) -> list[Answer]:
-    """Return the answers for parts that failed together."""
-    faults: dict[int, Exception] = {}
-    for position, part in enumerate(parts):
-        if fault := next(instances.undecodable(part.model, part.arrays), None):
-            index, name, reason = fault
-            faults[position] = BadRequest(reason, part.offset + index, name)
-    if not faults and len(parts) == 1:
-        logger.error("the model in %s failed: %s", parts[0].model.folder, instances.sentence(error))
-        return [ModelFailed(instances.sentence(error))]
-    if not faults:  # one request may still be the cause, such as by its values
-        return [_predicted([part])[0] for part in parts]
-    sound = [part for position, part in enumerate(parts) if position not in faults]
-    rest = iter(_predicted(sound) if sound else ())
-    return [faults[position] if position in faults else next(rest) for position in range(len(parts))]
+def _failed(model: Model, error: ModelFailed) -> ModelFailed:
+    logger.error("the model in %s failed: %s", model.folder, error)
+    return error
 
 
 def _deliver(batch: list[_Part], answers: list[Answer]) -> None:

@@ -14,7 +14,7 @@ import io
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,8 @@ PNG_END, JPEG_END = b"IEND\xaeB`\x82", b"\xff\xd9"
 LABEL = "label"
 # What the media type of a body begins with that is one value, such as image/.
 FILE_TYPES = tuple(f"{row.media_types.partition('/')[0]}/".encode() for row in KINDS.values() if row.media_types)
+# What libraries say when memory is short: smaller batches may fit.
+OUT_OF_MEMORY = ("ResourceExhausted", "OutOfMemory")
 # Longest part of a library's error message in an answer.
 MOST_CHARACTERS = 200
 # Where in its graph TensorFlow raised an error.
@@ -53,6 +55,10 @@ class BadRequest(Exception):
 
     def as_dict(self) -> JsonObject:
         return {"message": str(self), "instance": self.instance, "field": self.field}
+
+
+class ModelFailed(Exception):
+    """The model raised an exception, or returned NaN; the message says which."""
 
 
 def of_body(model: Model, body: bytes, media_type: bytes) -> list[Any]:
@@ -199,16 +205,57 @@ def sentence(error: BaseException) -> str:
     return (text.splitlines() or [type(error).__name__])[0].strip().rstrip(".")[:MOST_CHARACTERS]
 
 
+def answers(
+    model: Model, arrays: Arrays, examples: int, predict: Callable[[Arrays], Outputs]
+) -> list[Any | BadRequest | ModelFailed]:
+    """Return the predictions; the error of an example whose image cannot be decoded, or whose outputs are not finite.
+
+    A batch that does not fit in memory is halved.
+
+    Args:
+        model: The model.
+        arrays: Its inputs.
+        examples: Number of examples in them.
+        predict: Returns the outputs for arrays.
+
+    Raises:
+        Exception: The model fails, whatever the images.
+    """
+    try:
+        outputs = predict(arrays)
+        faults: dict[int, Exception] = {index: ModelFailed(reason) for index, reason in not_finite(outputs).items()}
+        sound = np.array([index for index in range(examples) if index not in faults], int)
+        found = _in_words(model, {name: values[sound] for name, values in outputs.items()} if faults else outputs)
+    except Exception as error:  # a failing model may raise anything
+        values = {name: np.asarray(arrays[name]) for name in model.inputs}
+        if examples > 1 and any(word in type(error).__name__ for word in OUT_OF_MEMORY):
+            half = examples // 2
+            first = answers(model, {name: one[:half] for name, one in values.items()}, half, predict)
+            return first + answers(model, {name: one[half:] for name, one in values.items()}, examples - half, predict)
+        faults = {index: BadRequest(reason, index, name) for index, name, reason in undecodable(model, values)}
+        if not faults:
+            raise
+        sound = np.array([index for index in range(examples) if index not in faults], int)
+        rest = {name: one[sound] for name, one in values.items()}
+        found = answers(model, rest, len(sound), predict) if len(sound) else []
+    remaining = iter(found)
+    return [faults[index] if index in faults else next(remaining) for index in range(examples)]
+
+
 def predictions(model: Model, outputs: Outputs) -> list[Any]:
     """Return the JSON predictions for a model's outputs.
 
     Raises:
         ValueError: The model returned NaN or infinite numbers.
     """
-    if model.is_custom:
-        return list(outputs[PREDICTIONS])
     for fault in not_finite(outputs).values():
         raise ValueError(fault)
+    return _in_words(model, outputs)
+
+
+def _in_words(model: Model, outputs: Outputs) -> list[Any]:
+    if model.is_custom:
+        return list(outputs[PREDICTIONS])
     names = model.names
     match model.task:
         case "classification" if names:
@@ -267,7 +314,7 @@ def warm_up(model: Model, sizes: Sequence[int] = (1,)) -> None:
         return  # its instances are of the user's own kind
     between = {size for size in model.sizes if min(sizes) < size < max(sizes)}
     for size in sorted({*sizes, *between}):
-        outputs = model.predict_padded(stack(model, [_blank(model)] * size), size)
+        outputs = model.predict_padded(stack(model, [_blank(model)] * size))
         predictions(model, outputs)
     logging.info("the model in %s is ready", model.folder)
 

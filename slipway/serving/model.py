@@ -101,8 +101,9 @@ class Model:
             self.names = names
         return outputs
 
-    def predict_padded(self, arrays: Arrays, examples: int) -> Outputs:
+    def predict_padded(self, arrays: Arrays) -> Outputs:
         """Return the same as `predict`, from a batch that is padded to one of `sizes` so that nothing is compiled."""
+        examples = len(next(iter(arrays.values())))
         size = next((size for size in self.sizes if size >= examples), examples)
         if size == examples:
             return self.predict(arrays)

@@ -96,7 +96,7 @@ def test_the_exported_model_predicts_from_raw_values_what_was_validated(
     )
     model = serving.load(tmp_path)
     assert contract.fault(model, sample.first(examples.EXAMPLES)) is None
-    answers = model.predict_padded(instances.arrays(model, stored["instances"]), len(stored["instances"]))
+    answers = model.predict_padded(instances.arrays(model, stored["instances"]))
     np.testing.assert_allclose(answers[model.values], stored["values"], rtol=1e-4, atol=1e-4)
     stored["values"][1] = (np.array(stored["values"][1]) * 1.01 + 0.01).tolist()
     (tmp_path / examples.FILE_NAME).write_text(json.dumps(stored))

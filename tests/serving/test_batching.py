@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from slipway.serving.batching import Batcher, Busy, ModelFailed, Stopping
-from slipway.serving.instances import BadRequest
+from slipway.serving.batching import Batcher, Busy, Stopping
+from slipway.serving.instances import BadRequest, ModelFailed
 from slipway.serving.kinds import Field
 from slipway.serving.model import Model
 from slipway.serving.settings import Limits

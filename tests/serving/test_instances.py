@@ -146,7 +146,7 @@ def test_nan_is_not_a_prediction(houses: Model) -> None:
 def test_a_padded_batch_has_the_same_predictions(classifier: Model) -> None:
     padded = Model(**{**vars(classifier), "sizes": (1, 4, 8)})
     arrays = instances.arrays(classifier, [b64(image(seed)) for seed in range(3)])
-    found = padded.predict_padded(arrays, 3)
+    found = padded.predict_padded(arrays)
     assert found["probabilities"].shape == (3, 10)
     np.testing.assert_allclose(found["probabilities"], classifier.predict(arrays)["probabilities"], rtol=1e-5)
 
