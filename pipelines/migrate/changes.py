@@ -205,7 +205,8 @@ def _absent(name: str) -> LegacyAPI | None:
     package, guide = (tf, TF2) if name.startswith("tf.") and not name.startswith("tf.keras.") else (keras, KERAS3)
     use = f"use {renamed}" if package is tf and _has(tf, renamed) else f"see {guide}"
     title = "TensorFlow" if package is tf else "Keras"
-    return LegacyAPI("name", name, f"does not exist in {title} {package.__version__}", use, guide)
+    why = f"does not exist in {title} {package.__version__}"
+    return LegacyAPI("name", why, guide, pattern=name, replacement=use)
 
 
 def _has(package: object, name: str) -> bool:

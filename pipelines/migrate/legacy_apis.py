@@ -5,7 +5,6 @@ Names that TensorFlow itself no longer has need no row: `changes` looks them up 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,17 +21,15 @@ PYTHON3 = "https://docs.python.org/3/howto/pyporting.html"
 
 
 @dataclass(frozen=True)
-class LegacyAPI:
-    """A pattern in a program's source, and what has to change.
+class Reason:
+    """Why patterns in a program's source have to change.
 
     Attributes:
-        kind: How `pattern` is matched. name: a dotted name, or anything below it; tf.keras and keras are the same.
+        kind: How a pattern is matched. name: a dotted name, or anything below it; tf.keras and keras are the same.
             method: a call of a method of any object. keyword: NAME(keyword): a keyword argument of a call of NAME or
             anything below it. text: a whole string. variable: os.environ[VARIABLE]. module: an imported module.
             builtin: a name that is not defined. absent: no text ends in it, and no row has the same replacement.
-        pattern: What is looked for.
-        why: Why it has to change; continues the sentence that begins with what was found.
-        replacement: What to write instead.
+        why: Continues the sentence that begins with what was found.
         source: The page that says so.
         valid: Endings of the first argument (or of `keyword`) with which a call is still right.
         keyword: The first argument's name.
@@ -41,9 +38,7 @@ class LegacyAPI:
     """
 
     kind: Kind
-    pattern: str
     why: str
-    replacement: str
     source: str
     valid: tuple[str, ...] = ()
     keyword: str = ""
@@ -51,20 +46,12 @@ class LegacyAPI:
     unless: tuple[str, ...] = ()
 
 
-def _rows(
-    kind: Kind,
-    why: str,
-    source: str,
-    replacements: Mapping[str, str],
-    *,
-    valid: tuple[str, ...] = (),
-    keyword: str = "",
-    beside: str = "",
-    unless: tuple[str, ...] = (),
-) -> tuple[LegacyAPI, ...]:
-    """Return the rows of patterns, each with its replacement, that have the rest in common."""
-    rest = (source, valid, keyword, beside, unless)
-    return tuple(LegacyAPI(kind, name, why, use, *rest) for name, use in replacements.items())
+@dataclass(frozen=True)
+class LegacyAPI(Reason):
+    """A pattern in a program's source, and what to write instead."""
+
+    pattern: str = ""
+    replacement: str = ""
 
 
 ELSEWHERE = "writes outside AIP_MODEL_DIR, from where the model is registered"
@@ -81,232 +68,161 @@ LOCAL = "use TPUClusterResolver(tpu='local')"
 NODE = "found a TPU node over the network; the program now runs on the TPU VM"
 MULTI_WORKER = "use tf.distribute.MultiWorkerMirroredStrategy()"
 FIT_FAILS = "fails in Keras 3 with MultiWorkerMirroredStrategy and several replicas"
-OLD_KERAS = "use a loop with strategy.run, or Keras 2: pip install tf-keras and TF_USE_LEGACY_KERAS=1"
 NO_METRICS = "writes no metrics.json to AIP_MODEL_DIR, by which a model is promoted"
 METRICS = 'let the chief write it, such as {"accuracy": 0.97} (slipway.training.finish), or set evaluate.module'
-NO_RUN_FUNCTIONS = "was removed with TensorFlow 1's sessions"
 
-LEGACY_APIS: tuple[LegacyAPI, ...] = (
+# For each reason, the patterns and what to write instead.
+REASONS = {
     # --- the cluster
-    *_rows("method", NODE, TPU_VM, {"TPUClusterResolver": LOCAL}, valid=("local",), keyword="tpu"),
-    *_rows("text", "is not set: the program runs on the TPU VM", TPU_VM, {"TPU_CONFIG": LOCAL, "TPU_NODE_NAME": LOCAL}),
-    *_rows(
-        "variable", "is only set with several replicas", CLUSTER, {"TF_CONFIG": "use os.environ.get('TF_CONFIG', '{}')"}
-    ),
-    *_rows("text", "is called chief in TF_CONFIG", CLUSTER, {"master": "use 'chief'"}, beside="TF_CONFIG"),
-    *_rows(
-        "text",
-        "does not occur in TF_CONFIG: there are no parameter servers",
-        CLUSTER,
-        {"ps": MULTI_WORKER},
-        beside="TF_CONFIG",
-    ),
-    *_rows(
-        "method",
-        FIT_FAILS,
-        WORKERS,
-        {"fit": OLD_KERAS},
-        beside="MultiWorkerMirroredStrategy",
-        unless=("TF_USE_LEGACY_KERAS",),
-    ),
+    Reason("method", NODE, TPU_VM, valid=("local",), keyword="tpu"): {"TPUClusterResolver": LOCAL},
+    Reason("text", "is not set: the program runs on the TPU VM", TPU_VM): {"TPU_CONFIG": LOCAL, "TPU_NODE_NAME": LOCAL},
+    Reason("variable", "is only set with several replicas", CLUSTER): {
+        "TF_CONFIG": "use os.environ.get('TF_CONFIG', '{}')"
+    },
+    Reason("text", "is called chief in TF_CONFIG", CLUSTER, beside="TF_CONFIG"): {"master": "use 'chief'"},
+    Reason("text", "does not occur in TF_CONFIG: there are no parameter servers", CLUSTER, beside="TF_CONFIG"): {
+        "ps": MULTI_WORKER
+    },
+    Reason("method", FIT_FAILS, WORKERS, beside="MultiWorkerMirroredStrategy", unless=("TF_USE_LEGACY_KERAS",)): {
+        "fit": "use a loop with strategy.run, or Keras 2: pip install tf-keras and TF_USE_LEGACY_KERAS=1"
+    },
     # --- the model
-    *_rows("method", ELSEWHERE, VERTEX, dict.fromkeys(SAVES, REGISTERED), unless=NOT_WRITTEN),
-    *_rows("name", ELSEWHERE, VERTEX, dict.fromkeys(SAVING, REGISTERED), unless=NOT_WRITTEN),
-    *_rows("method", NO_SAVED_MODEL, KERAS3, {"save": EXPORTED}, valid=KERAS_FILES, keyword="filepath", beside="keras"),
-    *_rows(
-        "name", NO_SAVED_MODEL, KERAS3, {"keras.models.save_model": EXPORTED}, valid=KERAS_FILES, keyword="filepath"
+    Reason("method", ELSEWHERE, VERTEX, unless=NOT_WRITTEN): dict.fromkeys(SAVES, REGISTERED),
+    Reason("name", ELSEWHERE, VERTEX, unless=NOT_WRITTEN): dict.fromkeys(SAVING, REGISTERED),
+    Reason("method", NO_SAVED_MODEL, KERAS3, valid=KERAS_FILES, keyword="filepath", beside="keras"): {"save": EXPORTED},
+    Reason("name", NO_SAVED_MODEL, KERAS3, valid=KERAS_FILES, keyword="filepath"): {
+        "keras.models.save_model": EXPORTED
+    },
+    Reason("name", "reads .keras and .h5 files only in Keras 3", KERAS3, valid=KERAS_FILES, keyword="filepath"): {
+        "keras.models.load_model": "use keras.layers.TFSMLayer(folder) for a SavedModel"
+    },
+    Reason("method", WEIGHTS, KERAS3, valid=(".h5",), keyword="filepath", beside="keras"): dict.fromkeys(
+        ("save_weights", "load_weights"), "end the file name so"
     ),
-    *_rows(
-        "name",
-        "reads .keras and .h5 files only in Keras 3",
-        KERAS3,
-        {"keras.models.load_model": "use keras.layers.TFSMLayer(folder) for a SavedModel"},
-        valid=KERAS_FILES,
-        keyword="filepath",
-    ),
-    *_rows(
-        "method",
-        WEIGHTS,
-        KERAS3,
-        dict.fromkeys(("save_weights", "load_weights"), "end the file name so"),
-        valid=(".h5",),
-        keyword="filepath",
-        beside="keras",
-    ),
-    *_rows(
-        "name",
-        CHECKPOINTS,
-        KERAS3,
-        {"keras.callbacks.ModelCheckpoint": "end the file name so"},
-        valid=(".keras", ".weights.h5"),
-        keyword="filepath",
-    ),
-    *_rows(
+    Reason("name", CHECKPOINTS, KERAS3, valid=(".keras", ".weights.h5"), keyword="filepath"): {
+        "keras.callbacks.ModelCheckpoint": "end the file name so"
+    },
+    Reason(
         "absent",
         "saves no model to AIP_MODEL_DIR",
         VERTEX,
-        {"AIP_MODEL_DIR": REGISTERED},
         unless=("slipway.training.export", "slipway.training.model_dir"),
-    ),
-    *_rows(
-        "absent", NO_METRICS, "docs/your-own-training-loop.md", {"metrics.json": METRICS}, unless=("slipway.training",)
-    ),
+    ): {"AIP_MODEL_DIR": REGISTERED},
+    Reason("absent", NO_METRICS, "docs/your-own-training-loop.md", unless=("slipway.training",)): {
+        "metrics.json": METRICS
+    },
     # --- Keras 2
-    *_rows(
-        "keyword",
-        "was renamed in Keras 3",
-        KERAS3,
-        {"keras.optimizers(lr)": "use learning_rate=", "keras.callbacks.ModelCheckpoint(period)": "use save_freq="},
-    ),
-    *_rows(
-        "keyword",
-        "was removed in Keras 3",
-        KERAS3,
-        {
-            "keras.layers.BatchNormalization(fused)": "remove it",
-            "keras.layers.BatchNormalization(renorm)": "remove it",
-            "keras.callbacks.TensorBoard(write_grads)": "remove it",
-            "keras.callbacks.TensorBoard(batch_size)": "remove it",
-            "fit(workers)": "use workers= of a keras.utils.PyDataset",
-            "fit(use_multiprocessing)": "use a keras.utils.PyDataset",
-            "fit(max_queue_size)": "use a keras.utils.PyDataset",
-            "save(save_format)": "remove it: the file name's ending decides",
-            "compile(experimental_run_tf_function)": "remove it",
-        },
-    ),
-    *_rows(
-        "method",
-        "was removed in Keras 3",
-        KERAS3,
-        {
-            "fit_generator": "use fit",
-            "evaluate_generator": "use evaluate",
-            "predict_generator": "use predict",
-            "predict_classes": "use argmax of predict",
-            "predict_proba": "use predict",
-        },
-    ),
-    *_rows(
-        "name",
-        "was removed in Keras 3",
-        KERAS3,
-        {
-            "keras.optimizers.legacy": "use keras.optimizers",
-            "keras.mixed_precision.experimental": "use keras.mixed_precision",
-            "keras.layers.experimental.preprocessing": "use keras.layers",
-            "keras.utils.multi_gpu_model": "use tf.distribute.MirroredStrategy()",
-            "keras.layers.CuDNNLSTM": "use keras.layers.LSTM",
-            "keras.layers.CuDNNGRU": "use keras.layers.GRU",
-            "keras.layers.DenseFeatures": "use keras.utils.FeatureSpace",
-            "keras.experimental.export_saved_model": "use model.export(slipway.training.model_dir())",
-            "keras.backend.set_session": "remove it",
-            "keras.backend.get_session": "remove it",
-        },
-    ),
-    *_rows(
-        "name",
-        "was removed with tf.estimator in TensorFlow 2.16",
-        ESTIMATOR,
-        {
-            "keras.estimator": "use the Keras model itself, with fit or a loop",
-            "tf.compat.v1.estimator": "use a Keras model",
-            "tf.estimator": "use a Keras model, with fit or a loop",
-        },
-    ),
+    Reason("keyword", "was renamed in Keras 3", KERAS3): {
+        "keras.optimizers(lr)": "use learning_rate=",
+        "keras.callbacks.ModelCheckpoint(period)": "use save_freq=",
+    },
+    Reason("keyword", "was removed in Keras 3", KERAS3): {
+        "keras.layers.BatchNormalization(fused)": "remove it",
+        "keras.layers.BatchNormalization(renorm)": "remove it",
+        "keras.callbacks.TensorBoard(write_grads)": "remove it",
+        "keras.callbacks.TensorBoard(batch_size)": "remove it",
+        "fit(workers)": "use workers= of a keras.utils.PyDataset",
+        "fit(use_multiprocessing)": "use a keras.utils.PyDataset",
+        "fit(max_queue_size)": "use a keras.utils.PyDataset",
+        "save(save_format)": "remove it: the file name's ending decides",
+        "compile(experimental_run_tf_function)": "remove it",
+    },
+    Reason("method", "was removed in Keras 3", KERAS3): {
+        "fit_generator": "use fit",
+        "evaluate_generator": "use evaluate",
+        "predict_generator": "use predict",
+        "predict_classes": "use argmax of predict",
+        "predict_proba": "use predict",
+    },
+    Reason("name", "was removed in Keras 3", KERAS3): {
+        "keras.optimizers.legacy": "use keras.optimizers",
+        "keras.mixed_precision.experimental": "use keras.mixed_precision",
+        "keras.layers.experimental.preprocessing": "use keras.layers",
+        "keras.utils.multi_gpu_model": "use tf.distribute.MirroredStrategy()",
+        "keras.layers.CuDNNLSTM": "use keras.layers.LSTM",
+        "keras.layers.CuDNNGRU": "use keras.layers.GRU",
+        "keras.layers.DenseFeatures": "use keras.utils.FeatureSpace",
+        "keras.experimental.export_saved_model": "use model.export(slipway.training.model_dir())",
+        "keras.backend.set_session": "remove it",
+        "keras.backend.get_session": "remove it",
+    },
+    Reason("name", "was removed with tf.estimator in TensorFlow 2.16", ESTIMATOR): {
+        "keras.estimator": "use the Keras model itself, with fit or a loop",
+        "tf.compat.v1.estimator": "use a Keras model",
+        "tf.estimator": "use a Keras model, with fit or a loop",
+    },
     # --- TensorFlow 1
-    *_rows("name", "was removed in TensorFlow 2", TF2, {"tf.contrib": "see the guide for each part of it"}),
-    *_rows(
-        "name",
-        "was removed in TensorFlow 2",
-        TF2,
-        {
-            "tf.app.flags": "use argparse or absl.flags",
-            "tf.flags": "use argparse or absl.flags",
-            "tf.app.run": "call main(), or absl.app.run",
-            "tf.app": "use absl.app",
-            "tf.logging": "use logging",
-            "tf.gfile": "use tf.io.gfile",
-            "tf.python_io": "use tf.io",
-            "tf.layers": "use keras.layers",
-            "tf.enable_eager_execution": "remove it: it is the default",
-        },
-    ),
-    *_rows(
-        "name",
-        NO_RUN_FUNCTIONS,
-        TF2,
-        {
-            "tf.Session": "call the functions directly, or tf.compat.v1.Session",
-            "tf.InteractiveSession": "call the functions directly",
-            "tf.placeholder": "use arguments of a tf.function",
-            "tf.ConfigProto": "use tf.config",
-            "tf.train.MonitoredTrainingSession": "use a loop with tf.train.Checkpoint",
-            "tf.train.Saver": "use tf.train.Checkpoint",
-            "tf.train.Server": MULTI_WORKER,
-            "tf.train.replica_device_setter": MULTI_WORKER,
-            "tf.train.SyncReplicasOptimizer": MULTI_WORKER,
-        },
-    ),
-    *_rows("module", "is not in Slipway's images", PYTORCH_XLA, {"torch_xla": "use torch.device('cuda'), and GPUs"}),
-    *_rows("module", "is private and differs in every version", TF2, {"tensorflow.python": "use the public name"}),
-    *_rows(
-        "method",
-        "was removed in TensorFlow 2",
-        TF2,
-        {"make_one_shot_iterator": "use iter(dataset)", "make_initializable_iterator": "use iter(dataset)"},
-    ),
-    *_rows(
-        "name",
-        "is deprecated",
-        TF2,
-        {
-            "tf.distribute.experimental.MultiWorkerMirroredStrategy": "use tf.distribute.MultiWorkerMirroredStrategy",
-            "tf.distribute.experimental.TPUStrategy": "use tf.distribute.TPUStrategy",
-            "tf.distribute.experimental.CollectiveCommunication": "use CommunicationImplementation",
-            "tf.distribute.experimental.ParameterServerStrategy": "use tf.distribute.MultiWorkerMirroredStrategy",
-        },
-    ),
+    Reason("name", "was removed in TensorFlow 2", TF2): {
+        "tf.contrib": "see the guide for each part of it",
+        "tf.app.flags": "use argparse or absl.flags",
+        "tf.flags": "use argparse or absl.flags",
+        "tf.app.run": "call main(), or absl.app.run",
+        "tf.app": "use absl.app",
+        "tf.logging": "use logging",
+        "tf.gfile": "use tf.io.gfile",
+        "tf.python_io": "use tf.io",
+        "tf.layers": "use keras.layers",
+        "tf.enable_eager_execution": "remove it: it is the default",
+    },
+    Reason("name", "was removed with TensorFlow 1's sessions", TF2): {
+        "tf.Session": "call the functions directly, or tf.compat.v1.Session",
+        "tf.InteractiveSession": "call the functions directly",
+        "tf.placeholder": "use arguments of a tf.function",
+        "tf.ConfigProto": "use tf.config",
+        "tf.train.MonitoredTrainingSession": "use a loop with tf.train.Checkpoint",
+        "tf.train.Saver": "use tf.train.Checkpoint",
+        "tf.train.Server": MULTI_WORKER,
+        "tf.train.replica_device_setter": MULTI_WORKER,
+        "tf.train.SyncReplicasOptimizer": MULTI_WORKER,
+    },
+    Reason("module", "is not in Slipway's images", PYTORCH_XLA): {"torch_xla": "use torch.device('cuda'), and GPUs"},
+    Reason("module", "is private and differs in every version", TF2): {"tensorflow.python": "use the public name"},
+    Reason("method", "was removed in TensorFlow 2", TF2): {
+        "make_one_shot_iterator": "use iter(dataset)",
+        "make_initializable_iterator": "use iter(dataset)",
+    },
+    Reason("name", "is deprecated", TF2): {
+        "tf.distribute.experimental.MultiWorkerMirroredStrategy": "use tf.distribute.MultiWorkerMirroredStrategy",
+        "tf.distribute.experimental.TPUStrategy": "use tf.distribute.TPUStrategy",
+        "tf.distribute.experimental.CollectiveCommunication": "use CommunicationImplementation",
+        "tf.distribute.experimental.ParameterServerStrategy": "use tf.distribute.MultiWorkerMirroredStrategy",
+    },
     # --- Python 2
-    *_rows(
-        "module",
-        "is a module of Python 2",
-        PYTHON3,
-        {
-            "urllib2": "use urllib.request",
-            "urlparse": "use urllib.parse",
-            "cPickle": "use pickle",
-            "ConfigParser": "use configparser",
-            "StringIO": "use io",
-            "cStringIO": "use io",
-            "Queue": "use queue",
-            "httplib": "use http.client",
-            "commands": "use subprocess",
-            "__builtin__": "use builtins",
-            "copy_reg": "use copyreg",
-            "cookielib": "use http.cookiejar",
-        },
-    ),
-    *_rows(
-        "builtin",
-        "is Python 2",
-        PYTHON3,
-        {
-            "print >>": "use print(…, file=…)",
-            "xrange": "use range",
-            "unicode": "use str",
-            "basestring": "use str",
-            "raw_input": "use input",
-            "long": "use int",
-            "unichr": "use chr",
-            "reduce": "use functools.reduce",
-            "execfile": "use exec(open(…).read())",
-            "reload": "use importlib.reload",
-        },
-    ),
-    *_rows(
-        "method",
-        "is a method of Python 2's dict",
-        PYTHON3,
-        {"iteritems": "use items", "itervalues": "use values", "iterkeys": "use keys", "has_key": "use in"},
-    ),
+    Reason("module", "is a module of Python 2", PYTHON3): {
+        "urllib2": "use urllib.request",
+        "urlparse": "use urllib.parse",
+        "cPickle": "use pickle",
+        "ConfigParser": "use configparser",
+        "StringIO": "use io",
+        "cStringIO": "use io",
+        "Queue": "use queue",
+        "httplib": "use http.client",
+        "commands": "use subprocess",
+        "__builtin__": "use builtins",
+        "copy_reg": "use copyreg",
+        "cookielib": "use http.cookiejar",
+    },
+    Reason("builtin", "is Python 2", PYTHON3): {
+        "print >>": "use print(…, file=…)",
+        "xrange": "use range",
+        "unicode": "use str",
+        "basestring": "use str",
+        "raw_input": "use input",
+        "long": "use int",
+        "unichr": "use chr",
+        "reduce": "use functools.reduce",
+        "execfile": "use exec(open(…).read())",
+        "reload": "use importlib.reload",
+    },
+    Reason("method", "is a method of Python 2's dict", PYTHON3): {
+        "iteritems": "use items",
+        "itervalues": "use values",
+        "iterkeys": "use keys",
+        "has_key": "use in",
+    },
+}
+LEGACY_APIS = tuple(
+    LegacyAPI(**vars(reason), pattern=pattern, replacement=use)
+    for reason, uses in REASONS.items()
+    for pattern, use in uses.items()
 )

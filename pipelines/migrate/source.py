@@ -193,7 +193,7 @@ def _names(node: ast.Import | ast.ImportFrom) -> list[tuple[str, ast.alias]]:
 
 def _made(nodes: Iterable[ast.AST], imports: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that hold an object of tf.train, whose methods are not those of a Keras model."""
-    made = {}
+    made: dict[str, str] = {}
     for node in nodes:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
             root, *parts = _dotted(node.value.func)
