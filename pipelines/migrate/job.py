@@ -28,9 +28,8 @@ class JobField:
         key: Its name below `trainingInput`, after its section's.
         flag: gcloud's flag for it; "" if it has none.
         kind: What its value is; a switch is text that gcloud's flag does not give.
-        setting: The setting of `vertex` that has its value now, if the value has the form.
-        form: A regular expression for `setting`.
-        words: What a value of this form is called.
+        setting: The setting of `vertex` that has its value now, if it accepts it.
+        words: What such a value is called.
         dropped: Why no setting has its value.
     """
 
@@ -38,7 +37,6 @@ class JobField:
     flag: str = ""
     kind: Literal["text", "switch", "texts", "mapping"] = "text"
     setting: str = ""
-    form: str = ""
     words: str = ""
     dropped: str = ""
 
@@ -56,26 +54,9 @@ FIELDS = (
     JobField("args", kind="texts"),
     JobField("jobDir", "--job-dir"),
     JobField("region", "--region"),
-    JobField(
-        "serviceAccount",
-        "--service-account",
-        setting="service_account",
-        form=r"[^@\s/:]+@[^@\s/:]+",
-        words="service account e-mail address",
-    ),
-    JobField(
-        "network",
-        "--network",
-        setting="network",
-        form=r"projects/[0-9]+/global/networks/[a-z]([-a-z0-9]*[a-z0-9])?",
-        words="full network name",
-    ),
-    JobField(
-        "encryptionConfig.kmsKeyName",
-        setting="encryption_key",
-        form=r"projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+",
-        words="full key name",
-    ),
+    JobField("serviceAccount", "--service-account", setting="service_account", words="service account e-mail address"),
+    JobField("network", "--network", setting="network", words="full network name"),
+    JobField("encryptionConfig.kmsKeyName", setting="encryption_key", words="full key name"),
     JobField("runtimeVersion", "--runtime-version", dropped=IMAGE_DETERMINES),
     JobField("pythonVersion", "--python-version", dropped=IMAGE_DETERMINES),
     JobField(

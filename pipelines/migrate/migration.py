@@ -8,21 +8,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import yaml
+from pydantic import ValidationError
 
 from slipway.components.build_image.reference import ImageReference
 from slipway.components.cloud.policies import ACCOUNT_DOMAIN
+from slipway.pipelines.config.config import VertexSettings
 from slipway.pipelines.hardware import Hardware
 from slipway.pipelines.migrate.flags import read_flags
 from slipway.pipelines.migrate.job import FIELDS, PREBUILT, ROLES, LegacyJob, LegacyReplica, parse_text, read_job
 from slipway.pipelines.migrate.legacy_machines import SHUTDOWN
 from slipway.pipelines.migrate.program import Program, find
-from slipway.pipelines.migrate.replacement import Notes, hardware_for, region_for
+from slipway.pipelines.migrate.replacement import STAND_IN_REGION, Notes, hardware_for, region_for
 
 NAME_LENGTH = 40
 WIDTH = 110
 # Placeholders for what the job does not contain. The module is the one of AI Platform's guides.
 STAND_IN_MODULE = "trainer.task"
 PROJECT = "your-project"
+STAND_IN_BUCKET = "gs://your-bucket"
 MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 BUCKET = re.compile(r"gs://[a-z0-9][a-z0-9._-]*[a-z0-9]")
 
@@ -222,7 +225,7 @@ def _bucket(job: LegacyJob, notes: Notes) -> str:
             notes.decisions.append("vertex.bucket: must be in vertex.region, not in a multi-region.")
             return found[0]
     notes.decisions.append("vertex.bucket: the job names no bucket; must be in vertex.region, not in a multi-region.")
-    return "gs://your-bucket"
+    return STAND_IN_BUCKET
 
 
 def _of_fields(job: LegacyJob, notes: Notes) -> dict[str, object]:
@@ -236,13 +239,22 @@ def _of_fields(job: LegacyJob, notes: Notes) -> dict[str, object]:
         shown = row.key if row.kind == "mapping" else f"{row.key} {value}"
         if row.dropped:
             dropped.setdefault(row.dropped, []).append(shown)
-        elif row.setting and re.fullmatch(row.form, value):
+        elif row.setting and _is_valid(row.setting, value):
             settings[row.setting] = value
             notes.changed.append(f"{value} became vertex.{row.setting}")
         elif row.setting:
             dropped[f"not a {row.words}"] = [shown]
     notes.dropped += [f"{' and '.join(fields)}: {why}" for why, fields in dropped.items()]
     return settings
+
+
+def _is_valid(setting: str, value: str) -> bool:
+    required = {"project": PROJECT, "region": STAND_IN_REGION, "bucket": STAND_IN_BUCKET}
+    try:
+        VertexSettings.model_validate({**required, setting: value})
+    except ValidationError:
+        return False
+    return True
 
 
 def _unused_commands(job: LegacyJob) -> dict[str, object]:
