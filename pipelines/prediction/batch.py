@@ -311,30 +311,26 @@ def _begin_process(batch: Batch, processes: int, members: Synchronized[int], exa
 def _predict_part(number: int, part: Part) -> JsonObject | None:
     """Predict a part and record it as finished; return the user's error that prevents this, if any."""
     global _model
+    from slipway.pipelines.prediction import prediction
+
+    done, errors = 0, []
     try:
         if _model is None:
             _model = models.ready(_batch.chosen)
             plan = json.loads((_batch.folder / UNFINISHED / PLAN).read_bytes())
             _check_same(_batch, {"digest": _digest(_batch.chosen.folder)}, plan)
-        _write_part(number, part)
+        chunks = part.read(_model, _batch.batch_size, _batch.key)
+        with prediction.quiet(_model), output.opened(_batch.part_file(number)) as file:
+            for index, answers in enumerate(prediction.predict(_model, chunks)):
+                if not index:
+                    file.write(output.header(_batch.kind, _model, errors=False))
+                found = [answer for answer in answers if answer.error is None]
+                file.write(output.lines(found, _batch.kind, _model, errors=False))
+                done += len(found)
+                errors += [{"input": each.key, "error": each.error} for each in answers if each.error is not None]
+                with _examples.get_lock():
+                    _examples.value += len(answers)
     except UserError as error:
         return error.as_dict()
-    return None
-
-
-def _write_part(number: int, part: Part) -> None:
-    from slipway.pipelines.prediction import prediction
-
-    done, errors = 0, []
-    with prediction.quiet(_model), output.opened(_batch.part_file(number)) as file:
-        chunks = part.read(_model, _batch.batch_size, _batch.key)
-        for index, answers in enumerate(prediction.predict(_model, chunks)):
-            if not index:
-                file.write(output.header(_batch.kind, _model, errors=False))
-            found = [answer for answer in answers if answer.error is None]
-            file.write(output.lines(found, _batch.kind, _model, errors=False))
-            done += len(found)
-            errors += [{"input": answer.key, "error": answer.error} for answer in answers if answer.error is not None]
-            with _examples.get_lock():
-                _examples.value += len(answers)
     replace_file(_batch.record_file(number), json.dumps({"done": done, "errors": errors}).encode())
+    return None
