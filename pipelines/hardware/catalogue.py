@@ -34,6 +34,11 @@ class Slices:
     regions: tuple[str, ...]
     certainty: str
 
+    @property
+    def counts(self) -> range:
+        """The numbers of cores."""
+        return range(self.multiple_of, self.largest + 1, self.multiple_of)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TpuVm:
@@ -119,6 +124,12 @@ class Accelerator:
         """The engines that run on it with Slipway's images."""
         return tuple(engine for engine in ENGINES if self.why_not(engine) is None)
 
+    def spelled(self, size: str | int) -> str:
+        """Return a choice of a count or topology of it, as text: "t4x2", "tpu-v3-8", "tpu-v5e-2x4", "gpu"."""
+        if self.status == "here" and str(size) == "1":
+            return self.name
+        return f"{self.name}{'-' if self.is_tpu else 'x'}{size}"
+
     @property
     def is_tpu(self) -> bool:
         """Whether it is a TPU, which always has one worker pool of one replica."""
@@ -148,6 +159,11 @@ class Machine:
     def family(self) -> str:
         """The part before the first dash: n1, g2, a2 …"""
         return self.name.partition("-")[0]
+
+    @property
+    def series(self) -> str:
+        """The name without the size: n1-highmem, ct5lp-hightpu …"""
+        return self.name.rpartition("-")[0]
 
     @property
     def is_tpu(self) -> bool:
@@ -227,14 +243,11 @@ class Catalogue:
         found = [m for m in self.machines if accelerator.name in m.accelerators or m.tpu == accelerator.name]
         return sorted(found, key=lambda machine: machine.size)
 
-    def counts(self, accelerator: Accelerator) -> list[int]:
-        """Return the sorted counts of `accelerator` that some machine supports, without slices."""
-        return sorted({count for m in self.machines_with(accelerator) for count in m.accelerators[accelerator.name]})
-
-    def topologies(self, accelerator: Accelerator) -> list[str]:
-        """Return the topologies of `accelerator`, smallest first."""
-        names = {topology for m in self.machines_with(accelerator) for topology in m.topologies}
-        return sorted(names, key=lambda topology: (chips_of(topology), topology))
+    def sizes(self, accelerator: Accelerator) -> list[str]:
+        """Return the counts or topologies of `accelerator` that machines support, smallest first, without slices."""
+        machines = self.machines_with(accelerator)
+        sizes = {str(size) for m in machines for size in (*m.accelerators.get(accelerator.name, ()), *m.topologies)}
+        return sorted(sizes, key=chips_of)
 
     def regions(self) -> list[str]:
         """Return all regions with accelerators; the catalogue lists no others."""

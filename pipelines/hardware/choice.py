@@ -1,17 +1,19 @@
-"""`Hardware`: a typed choice, its canonical text, and its worker pools and scheduling on Vertex AI."""
+"""`Hardware`: a typed choice, its canonical text, its worker pools and scheduling on Vertex AI; `choices` lists all."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import cache
 
 from slipway.core.values import JsonObject
 from slipway.pipelines.hardware import catalogue
-from slipway.pipelines.hardware.catalogue import Accelerator, Family, Machine, Provisioning, load
+from slipway.pipelines.hardware.catalogue import Accelerator, Family, Machine, Provisioning, chips_of, load
 from slipway.pipelines.hardware.grammar import write_time
 from slipway.pipelines.hardware.quotas import machine_quotas
 from slipway.trainer.engines.table import ENGINES
 
+AVAILABLE = ("offered", "tpu-vm", "here")
 STRATEGIES = {"standard": "STANDARD", "spot": "SPOT", "flex": "FLEX_START"}
 # Vertex AI's ReservationAffinity.Type for the words that are not names of reservations.
 RESERVATION_TYPES = {"any": "ANY_RESERVATION", "none": "NO_RESERVATION"}
@@ -39,6 +41,12 @@ class Hardware:
     timeout: int | None = None
     wait: int | None = None
     restart: bool = False
+
+    @property
+    def base(self) -> str:
+        """The text without machine and options: "cpu", "gpu", "t4x2", "tpu-v5e-2x4"."""
+        row = self.accelerator_row
+        return row.spelled(self.topology or self.count) if row else "cpu"
 
     @property
     def accelerators_per_replica(self) -> int:
@@ -153,8 +161,8 @@ class Hardware:
 
     def __str__(self) -> str:
         """Return the canonical text, which `parse` reads back as the same choice."""
-        parts = [base_text(self.accelerator_row, self.count, self.topology)]
-        if self.machine != smallest_machine(self.accelerator_row, self.count, self.topology).name:
+        parts = [self.base]
+        if self.machine != default_machines()[self.base]:
             parts.append(f"@{self.machine}")
         if self.replicas > 1:
             parts.append(f"*{self.replicas}")
@@ -218,40 +226,37 @@ class Hardware:
         return fields
 
 
-def base_text(accelerator: Accelerator | None, count: int, topology: str | None) -> str:
-    """Return a choice without its options: "cpu", "gpu", "t4x2", "tpu-v5e-2x4"."""
-    if accelerator is None:
-        return "cpu"
-    if accelerator.status == "here" and count == 1:
-        return accelerator.name
-    return f"{accelerator.name}{'-' if accelerator.is_tpu else 'x'}{topology or count}"
+@cache
+def choices() -> tuple[Hardware, ...]:
+    """Return every valid choice without options: CPUs first, and of equal sizes the default machine first.
 
-
-def smallest_machine(accelerator: Accelerator | None, count: int, topology: str | None) -> Machine:
-    """Return the default machine for an accelerator.
-
-    Prefers fewer machines (a TPU topology may be one large or two small ones), then machines that are not marked as
-    cramped, then fewer vCPUs, then less memory. Without an accelerator, returns the catalogue's `cpu_machine`.
-
-    Raises:
-        LookupError: No machine supports the accelerator in this count or topology.
+    That is the one with the fewest machines (a TPU topology may be one large or two small ones), then one that is not
+    marked as cramped, then the one with the fewest vCPUs, then with the least memory.
     """
     offered = load()
-    if accelerator is None:
-        return offered.machine_index[offered.cpu_machine]
-    fitting = [
-        machine for machine in offered.machines_with(accelerator) if takes(machine, accelerator, count, topology)
+    cpus = [machine for machine in offered.machines if offered.family(machine)]
+    found = [
+        Hardware(machine=machine.name)
+        for machine in sorted(cpus, key=lambda machine: (machine.name != offered.cpu_machine, machine.size))
     ]
-    if not fitting:
-        raise LookupError(f"no machine supports {count} {accelerator.name} {topology or ''}")
-    return min(fitting, key=lambda machine: (machine.topologies.get(topology or "", 1), machine.cramped, *machine.size))
+    for row in offered.accelerators:
+        if row.status not in AVAILABLE:
+            continue
+        sizes: list[tuple[Machine, int, str | None]] = []
+        for machine in offered.machines_with(row):
+            sizes += [(machine, count, None) for count in machine.accelerators.get(row.name, ())]
+            sizes += [(machine, chips_of(topology), topology) for topology in machine.topologies]
+            if row.slices:
+                sizes += [(machine, count, None) for count in row.slices.counts]
+        sizes.sort(key=lambda size: (size[1], size[0].topologies.get(size[2] or "", 1), size[0].cramped, size[0].size))
+        found += [
+            Hardware(accelerator=row.name, count=count, topology=topology, machine=machine.name)
+            for machine, count, topology in sizes
+        ]
+    return tuple(found)
 
 
-def takes(machine: Machine, accelerator: Accelerator, count: int, topology: str | None) -> bool:
-    """Return whether `machine` supports that count of `accelerator`, or is the machine type of that topology."""
-    if topology:
-        return machine.tpu == accelerator.name and topology in machine.topologies
-    slices = accelerator.slices
-    if slices and accelerator.name in machine.accelerators and 0 < count <= slices.largest:
-        return count in machine.accelerators[accelerator.name] or count % slices.multiple_of == 0
-    return count in machine.accelerators.get(accelerator.name, ())
+@cache
+def default_machines() -> dict[str, str]:
+    """Return the default machine of each choice without options."""
+    return {choice.base: choice.machine for choice in reversed(choices())}

@@ -24,7 +24,6 @@ from slipway.pipelines.hardware.choice import Hardware
 from slipway.pipelines.hardware.grammar import HERE
 from slipway.pipelines.hardware.placement import nearest_region, validate_for
 from slipway.pipelines.hardware.rules import parse
-from slipway.pipelines.hardware.sizes import sizes
 
 FEW_VCPUS = 4  # with fewer per accelerator, decoding images is rarely as fast as training
 
@@ -301,7 +300,7 @@ def _kind(row: Accelerator | None) -> Kind:
         accelerator=row.name if row else "cpu",
         title=title,
         memory_gb=row.memory_gb if row else None,
-        sizes=tuple(size.removeprefix(row.name)[1:] for size in sizes(row)) if row else (),
+        sizes=tuple(catalogue.sizes(row)) if row else (),
         slices=row.slices if row else None,
         regions=row.regions if row else None,
         provisioning=row.provisioning if row else ("standard", "spot"),

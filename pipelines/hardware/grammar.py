@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 from slipway.core.errors import nearest
 from slipway.pipelines.hardware.catalogue import Provisioning, load
-from slipway.pipelines.hardware.request import Refusal, Request
 
 EXAMPLES = "cpu, cpu*4, t4x2, l4x8*4, a100x8+spot, h100x8*2+flex, tpu-v3-8, tpu-v5e-2x4"
 OPTIONS = "+spot, +flex, +restart, +timeout=1d, +wait=1h, +disk=pd-ssd:200, +reservation=any"
@@ -34,6 +33,52 @@ LARGEST_NUMBER = 9_999_999
 LONGEST_TEXT = 1_000
 HERE = "gpu"  # a GPU of this machine, of any kind
 TOPOLOGY = r"[0-9]{1,4}(?:x[0-9]{1,4}){1,3}"
+Fields = dict[str, Any]  # of a request
+
+
+@dataclass(frozen=True)
+class Request:
+    """A parsed request for hardware, not yet checked against the catalogue. None means not given.
+
+    `accelerator` is the name as written, None for `cpu`; times are in seconds.
+    """
+
+    accelerator: str | None = None
+    count: int | None = None
+    topology: str | None = None
+    machine: str | None = None
+    replicas: int | None = None
+    provisioning: Provisioning | None = None
+    disk_type: str | None = None
+    disk_gb: int | None = None
+    reservation: tuple[str, ...] = ()
+    timeout: int | None = None
+    wait: int | None = None
+    restart: bool = False
+
+
+@dataclass(eq=False)
+class Refusal(Exception):
+    """Why a choice is refused.
+
+    Attributes:
+        message: One sentence with the problem and its reason.
+        allowed: Accepted values, in words.
+        requests: What the user may have meant; the valid choice nearest to one of them is suggested.
+        setting: The setting, if it is not ``hardware`` as a whole.
+        value: The setting's value; default: the choice as given.
+        nearest: The closest valid value, if it is not a complete choice.
+        fix: The fix, if it is not another choice.
+    """
+
+    message: str
+    _: KW_ONLY
+    allowed: str
+    requests: tuple[Request, ...] = ()
+    setting: str = "hardware"
+    value: object = None
+    nearest: str | None = None
+    fix: str | None = None
 
 
 def read_text(text: str) -> Request:
@@ -52,18 +97,22 @@ def read_text(text: str) -> Request:
     request = read_base(base)
     seen: set[str] = set()
     for sign, word in zip(rest[::2], rest[1::2], strict=True):
-        key, with_option = _read_option(sign, word, request)
-        if key in seen:
-            raise Refusal(f"{key} is given twice.", allowed="each option once", candidates=[request])
-        seen.add(key)
-        request = with_option
+        try:
+            option, fields = _read_option(sign, word, request)
+            if option in seen:
+                raise Refusal(f"{option} is given twice.", allowed="each option once")
+        except Refusal as refusal:
+            refusal.requests = refusal.requests or (request,)
+            raise
+        seen.add(option)
+        request = replace(request, **fields)
     return request
 
 
 def read_base(base: str) -> Request:
     """Parse a choice without options."""
     if not base:
-        raise Refusal("No hardware is named.", allowed=EXAMPLES, candidates=[Request()])
+        raise Refusal("No hardware is named.", allowed=EXAMPLES, requests=(Request(),))
     if base == "cpu":
         return Request()
     if base == HERE:
@@ -71,25 +120,25 @@ def read_base(base: str) -> Request:
     if match := re.fullmatch(rf"(tpu.*?)-({TOPOLOGY})", base):
         return Request(accelerator=match[1], topology=match[2])
     if match := re.fullmatch(r"(tpu.*)-([0-9]+)", base) or re.fullmatch(r"(.+)x([0-9]+)", base):
-        return Request(accelerator=match[1], count=_number(match[2], "accelerators", Request()))
+        return Request(accelerator=match[1], count=_number(match[2], "accelerators"))
     return Request(accelerator=base)
 
 
-def _read_option(sign: str, word: str, request: Request) -> tuple[str, Request]:
-    """Parse one option; return its name, and `request` (the parsed text before it) with the option applied."""
+def _read_option(sign: str, word: str, request: Request) -> tuple[str, Fields]:
+    """Parse one option after the parsed `request`; return the option in words, and the fields that it sets."""
     if sign == "*":
-        return "The number of replicas", replace(request, replicas=_number(word, "replicas", request))
+        return "The number of replicas", {"replicas": _number(word, "replicas")}
     if sign == "@":
         if not word:
-            raise Refusal("No machine type follows @.", allowed="@ and a machine type", candidates=[request])
-        return "The machine type", replace(request, machine=word)
+            raise Refusal("No machine type follows @.", allowed="@ and a machine type")
+        return "The machine type", {"machine": word}
     key, equals, value = word.partition("=")
-    if not equals and word in PROVISIONING:
-        return "The provisioning", replace(request, provisioning=PROVISIONING[word])
-    if not equals and word == "restart":
-        return "+restart", replace(request, restart=True)
     if equals and key in READERS:
-        return f"+{key}", READERS[key](value, request)
+        return f"+{key}", READERS[key](value)
+    if word in PROVISIONING:
+        return "The provisioning", {"provisioning": PROVISIONING[word]}
+    if word == "restart":
+        return "+restart", {"restart": True}
     raise _unknown_option(word, request)
 
 
@@ -100,50 +149,38 @@ def _unknown_option(word: str, request: Request) -> Refusal:
             f"{request.accelerator or 'cpu'} and {accelerator} cannot be mixed: batches are split evenly, so all "
             "replicas must have the same hardware.",
             allowed="one kind of accelerator",
-            candidates=[request, read_base(word)],
+            requests=(request, read_base(word)),
         )
     near = nearest(word, ["spot", "flex", "restart"])
-    return Refusal(
-        f"There is no option +{word}.",
-        allowed=OPTIONS,
-        candidates=[_read_option("+", near, request)[1] if near else request],
-    )
+    fields = _read_option("+", near, request)[1] if near else {}
+    return Refusal(f"There is no option +{word}.", allowed=OPTIONS, requests=(replace(request, **fields),))
 
 
-def _seconds(value: str, request: Request) -> int:
+def _seconds(value: str) -> int:
     match = re.fullmatch(r"([0-9]{1,9})([smhd]?)", value)
     if match is None:
-        raise Refusal(
-            f"{value!r} is not a duration.",
-            allowed="an integer and s, m, h or d: 90m, 12h, 7d",
-            candidates=[request],
-        )
+        raise Refusal(f"{value!r} is not a duration.", allowed="an integer and s, m, h or d: 90m, 12h, 7d")
     return int(match[1]) * UNITS[match[2] or "s"]
 
 
-def _read_disk(value: str, request: Request) -> Request:
+def _disk(value: str) -> Fields:
     kind, colon, size = value.rpartition(":")
     if not colon and not re.fullmatch(r"[0-9]+", size):
         kind, size = size, ""
-    gigabytes = _number(size, "gigabytes", request) if size or not kind else None
-    return replace(request, disk_type=kind or None, disk_gb=gigabytes)
+    return {"disk_type": kind or None, "disk_gb": _number(size, "gigabytes") if size or not kind else None}
 
 
-READERS: dict[str, Callable[[str, Request], Request]] = {
-    "timeout": lambda value, request: replace(request, timeout=_seconds(value, request)),
-    "wait": lambda value, request: replace(request, wait=_seconds(value, request)),
-    "disk": _read_disk,
-    "reservation": lambda value, request: replace(request, reservation=tuple(value.split(","))),
+READERS: dict[str, Callable[[str], Fields]] = {
+    "timeout": lambda value: {"timeout": _seconds(value)},
+    "wait": lambda value: {"wait": _seconds(value)},
+    "disk": _disk,
+    "reservation": lambda value: {"reservation": tuple(value.split(","))},
 }
 
 
-def _number(digits: str, what: str, request: Request) -> int:
+def _number(digits: str, what: str) -> int:
     if not re.fullmatch(r"[0-9]{1,7}", digits):
-        raise Refusal(
-            f"{digits!r} is not a number of {what}.",
-            allowed=f"an integer up to {LARGEST_NUMBER:,}",
-            candidates=[request],
-        )
+        raise Refusal(f"{digits!r} is not a number of {what}.", allowed=f"an integer up to {LARGEST_NUMBER:,}")
     return int(digits)
 
 
@@ -183,8 +220,14 @@ def read_mapping(mapping: Mapping[str, object]) -> Request:
     for key, value in values.items():
         if key not in KEYS:
             raise _unknown_key(key, value)
-        if value is not None:
-            request = _read_value(key, value, request)
+        if value is None:
+            continue
+        try:
+            fields: Fields = {KEYS[key]: _read_value(key, value)}
+        except Refusal as refusal:
+            refusal.requests = () if refusal.fix else (request,)
+            raise
+        request = replace(request, **fields)
     if request.topology and not request.accelerator:
         # Vertex names these TPUs by machine type and topology alone.
         machine = load().machine(request.machine or "")
@@ -192,61 +235,45 @@ def read_mapping(mapping: Mapping[str, object]) -> Request:
     return request
 
 
-def _read_value(key: str, value: object, request: Request) -> Request:
-    """Return the request with a key of the mapping applied."""
-    field = KEYS[key]
+def _read_value(key: str, value: object) -> object:
+    """Return the value of a request's field from that of a key of the mapping."""
     if key in ("accelerator_count", "replica_count", "boot_disk_size_gb"):
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LARGEST_NUMBER:
             raise _wrong(key, value, f"an integer up to {LARGEST_NUMBER:,}")
-        return _with(request, field, value or None if field == "count" else value)
+        return value or None if key == "accelerator_count" else value
     if key == "restart_job_on_worker_restart":
         if not isinstance(value, bool):
             raise _wrong(key, value, "true or false")
-        return replace(request, restart=value)
-    if field in READERS and isinstance(value, int) and not isinstance(value, bool):
+        return value
+    is_time = key in ("timeout", "max_wait_duration")
+    if is_time and isinstance(value, int) and not isinstance(value, bool):
         value = f"{value}s"
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise _wrong(key, value, "text")
     words = tuple(name.strip().lower() for name in names)
     if key == "reservation":
-        return replace(request, reservation=words)
+        return words
     if len(words) != 1:
         raise _wrong(key, value, "a single value: all replicas must have the same hardware")
-    return _read_word(key, words[0], request)
-
-
-def _read_word(key: str, word: str, request: Request) -> Request:
-    field = KEYS[key]
-    if field in READERS:
-        return READERS[field](word, request)
+    [word] = words
+    if is_time:
+        return _seconds(word)
     if key == "strategy":
         if word not in PROVISIONING:
-            names = ["STANDARD", "SPOT", "FLEX_START"]
-            raise _wrong(key, word, ", ".join(names), near=nearest(word, names))
-        return replace(request, provisioning=PROVISIONING[word])
+            modes = ["STANDARD", "SPOT", "FLEX_START"]
+            raise _wrong(key, word, ", ".join(modes), near=nearest(word, modes))
+        return PROVISIONING[word]
     if key == "tpu_topology" and not re.fullmatch(TOPOLOGY, word):
         raise _wrong(key, word, "a topology, such as 2x4")
-    return _with(request, field, None if field == "accelerator" and word == "cpu" else word[:LONGEST_TEXT])
-
-
-def _with(request: Request, field: str, value: str | int | None) -> Request:
-    fields: dict[str, Any] = {field: value}
-    return replace(request, **fields)
+    return None if key == "accelerator_type" and word == "cpu" else word[:LONGEST_TEXT]
 
 
 def _unknown_key(key: str, value: object) -> Refusal:
-    if key in REFUSED_KEYS:
-        return Refusal(
-            f"hardware.{key} is not supported: {REFUSED_KEYS[key]}.",
-            setting=f"hardware.{key}",
-            value=value,
-            allowed=", ".join(["choice", *KEYS]),
-            fix=f"remove {key}",
-        )
-    near = nearest(str(key), [*KEYS, "choice"])
+    reason = REFUSED_KEYS.get(key)
+    near = None if reason else nearest(str(key), [*KEYS, "choice"])
     return Refusal(
-        f"hardware has the unknown key {key}.",
+        f"hardware.{key} is not supported: {reason}." if reason else f"hardware has the unknown key {key}.",
         setting=f"hardware.{key}",
         value=value,
         allowed=", ".join(["choice", *KEYS]),

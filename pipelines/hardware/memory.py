@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slipway.core.errors import UserError
-from slipway.pipelines.hardware.catalogue import load
-from slipway.pipelines.hardware.choice import Hardware
+from slipway.pipelines.hardware.choice import Hardware, choices
 from slipway.pipelines.hardware.placement import alternatives
-from slipway.pipelines.hardware.request import Request
-from slipway.pipelines.hardware.rules import resolve
 
 GIB = 2**30
 # Number of values that an optimizer stores per trainable variable; of a custom one, it is not known before it is built.
@@ -83,15 +79,12 @@ def device_bytes(hardware: Hardware) -> int | None:
     return int(gigabytes * GIB) if gigabytes else None
 
 
-def _larger(hardware: Hardware, engine: str | None) -> Iterator[Hardware]:
-    """Yield other choices: the same kind of accelerator first, then by increasing memory per device."""
+def _larger(hardware: Hardware, engine: str | None) -> list[Hardware]:
+    """Return other choices: the same kind of accelerator first, then by increasing memory per device."""
+    others = [replace(choice, replicas=hardware.replicas) for choice in choices() if choice.accelerator is None]
     if hardware.accelerator:
         others = alternatives(hardware, engine)
-        yield from sorted(others, key=lambda other: (other.is_tpu != hardware.is_tpu, device_bytes(other) or 0))
-        return
-    for machine in sorted(load().machines, key=lambda machine: (machine.memory_gb or 0, machine.size)):
-        if load().family(machine):
-            yield resolve(Request(machine=machine.name, replicas=hardware.replicas))
+    return sorted(others, key=lambda other: (other.is_tpu != hardware.is_tpu, device_bytes(other) or 0))
 
 
 def _gib(size: int) -> str:

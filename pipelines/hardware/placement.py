@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import date
 
 from slipway.core.errors import UserError, nearest
-from slipway.pipelines.hardware.catalogue import CORES_PER_HOST, ENGINES, Accelerator, chips_of, load
-from slipway.pipelines.hardware.choice import Hardware
-from slipway.pipelines.hardware.request import Request
-from slipway.pipelines.hardware.rules import working
-from slipway.pipelines.hardware.sizes import near_topologies
+from slipway.pipelines.hardware.catalogue import ENGINES, load
+from slipway.pipelines.hardware.choice import Hardware, choices, default_machines
 from slipway.trainer.engines import table
 
 REGION = re.compile(r"[a-z]+-[a-z]+[0-9]+")
@@ -166,7 +163,7 @@ def check_engine(
         return
     row = hardware.accelerator_row
     assert row is not None  # every engine trains on CPUs
-    fitting = list(alternatives(hardware, engine))
+    fitting = alternatives(hardware, engine)
     here = [other for other in fitting if region is None or region in (other.regions or ())]
     near = next((str(other) for other in [*here, *fitting]), None)
     others = sorted(hardware.supported_engines, key=lambda other: table.ENGINES[other].tpus != "all")
@@ -201,42 +198,40 @@ def _version(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(".")))
 
 
-def alternatives(hardware: Hardware, engine: str | None = None) -> Iterator[Hardware]:
-    """Yield other choices in the same layout that `engine` trains on, most similar kind and memory first.
+def alternatives(hardware: Hardware, engine: str | None = None) -> list[Hardware]:
+    """Return other choices in the same layout that `engine` trains on, most similar kind, memory and size first.
 
-    Of the same accelerator they are other slices, if the engine does not train on this one.
+    The same layout is as many chips per replica and replicas; of TPUs, about as many chips in total. Of the same
+    accelerator they are other slices, if the engine does not train on this one.
     """
     row = hardware.accelerator_row
     if row is None:
-        return
+        return []
     fits = engine is None or hardware.why_not(engine) is None
-    others = [other for other in load().accelerators if other.status == "offered" and not (fits and other is row)]
-
-    def unlikeness(other: Accelerator) -> tuple[bool, bool, float]:
-        memory = abs(other.device_memory_gb - row.device_memory_gb)
-        return (other.is_tpu != row.is_tpu, (other.slices is None) != (row.slices is None), memory)
-
-    for other in sorted(others, key=unlikeness):
-        for choice in working(_same_layout(hardware, other)):
-            if engine is None or choice.why_not(engine) is None:
-                yield choice
-
-
-def _same_layout(hardware: Hardware, other: Accelerator) -> Iterator[Request]:
-    """Yield requests for `other` with the same chips per replica and replicas (for a TPU, the same total of chips)."""
-    mode = hardware.provisioning if hardware.provisioning in other.provisioning else None
-    rest = Request(accelerator=other.name, provisioning=mode, timeout=hardware.timeout, restart=hardware.restart)
-    if other.is_tpu and not other.slices:
-        chips = hardware.chips * hardware.replicas
-        is_same = other is hardware.accelerator_row  # whatever the size: the engine does not train on this slice
-        for topology in load().topologies(other)[::-1] if is_same else near_topologies(other, chips):
-            if is_same or abs(chips_of(topology) - chips) <= chips:
-                yield replace(rest, topology=topology)
-    elif other.is_tpu:
-        yield replace(rest, count=hardware.chips * hardware.replicas * other.cores_per_chip)
-        yield replace(rest, count=CORES_PER_HOST)
-    else:
-        yield replace(rest, count=hardware.chips, replicas=hardware.replicas)
+    chips = hardware.chips * hardware.replicas
+    found = []
+    for choice in choices():
+        other = choice.accelerator_row
+        if other is None or other.status != "offered" or choice.machine != default_machines()[choice.base]:
+            continue
+        is_same_layout = choice.chips <= max(2 * chips, 4) if other.is_tpu else choice.chips == hardware.chips
+        if not is_same_layout or (fits and other is row) or (engine and choice.why_not(engine)):
+            continue
+        unlikeness = (
+            other.is_tpu != row.is_tpu,
+            (other.slices is None) != (row.slices is None),
+            abs(other.device_memory_gb - row.device_memory_gb),
+        )
+        mode = hardware.provisioning if hardware.provisioning in other.provisioning else "standard"
+        kept = replace(
+            choice,
+            replicas=1 if other.is_tpu else hardware.replicas,
+            provisioning=mode,
+            timeout=hardware.timeout,
+            restart=hardware.restart,
+        )
+        found.append(((*unlikeness, list(load().accelerators).index(other), abs(choice.chips - chips)), kept))
+    return [choice for _, choice in sorted(found, key=lambda pair: pair[0])]
 
 
 def check_bucket(location: str, region: str | None) -> None:

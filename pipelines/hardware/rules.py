@@ -1,35 +1,44 @@
-"""Rules for hardware: `parse` text or a mapping to a valid choice, or refuse it with the closest valid one."""
+"""Which requests for hardware are valid: the nearest valid choice, and a sentence for what differs from it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import lru_cache
 
 from slipway.core.errors import UserError, nearest
 from slipway.pipelines.hardware import this_machine
 from slipway.pipelines.hardware.catalogue import Accelerator, Machine, Provisioning, chips_of, load
-from slipway.pipelines.hardware.choice import Hardware, smallest_machine
-from slipway.pipelines.hardware.grammar import HERE, read_base, read_mapping, read_text, write_time
-from slipway.pipelines.hardware.quotas import DEFAULT_DISK_GB, MOST_DISK_GB
-from slipway.pipelines.hardware.request import Refusal, Request
-from slipway.pipelines.hardware.sizes import (
-    check_gpu,
-    check_machine_takes,
-    check_tpu,
-    describe_accelerators,
-    near_counts,
-    near_topologies,
-    sizes,
+from slipway.pipelines.hardware.choice import AVAILABLE, Hardware, choices, default_machines
+from slipway.pipelines.hardware.grammar import (
+    HERE,
+    Refusal,
+    Request,
+    read_base,
+    read_mapping,
+    read_text,
+    write_time,
 )
+from slipway.pipelines.hardware.quotas import DEFAULT_DISK_GB, MOST_DISK_GB
 
 DISK_TYPES = ("pd-ssd", "pd-standard", "hyperdisk-balanced")
 DISK_GB = range(DEFAULT_DISK_GB, MOST_DISK_GB + 1)
+UNAVAILABLE = {
+    "retired": "is retired",
+    "not-for-training": "is not offered for training",
+    "enum-only": "is not supported: training jobs use a topology instead",
+}
 LARGEST_REPLICAS = 1_000
 WEEK = 7 * 86_400
 LONGEST_WAIT = 365 * 86_400
 RESERVATION = re.compile(r"projects/[a-z0-9.:-]+/zones/[a-z0-9-]+/reservations/[a-z0-9-]+")
+# Spellings with numbers in the wrong place, and what they mean.
+MISPLACED = (
+    (r"([0-9]{1,4})x(.+)", r"\2x\1"),  # 4xl4
+    (r"cpux([0-9]{1,4})", r"cpu*\1"),
+    (r"(.+x[0-9]{1,4})x([0-9]{1,4})", r"\1*\2"),  # l4x4x2
+    (r"(.+)-([0-9]{1,4})", r"\1x\2"),  # l4-8
+)
 
 
 def parse(choice: str | Mapping[str, object]) -> Hardware:
@@ -49,27 +58,13 @@ def parse(choice: str | Mapping[str, object]) -> Hardware:
 
 
 def explain(refusal: Refusal, given: object) -> UserError:
-    """Convert a refusal to a user error that suggests the first valid candidate."""
-    near = refusal.nearest or next((str(hardware) for hardware in working(refusal.candidates)), None)
+    """Convert a refusal to a user error that suggests the nearest valid choice."""
+    near = refusal.nearest or next((str(hardware) for hardware in ranked(*refusal.requests)), None)
     value = refusal.value if refusal.value is not None else given
     fix = refusal.fix or (f"--hardware '{near}'" if near else "slipway hardware")
     return UserError(
         refusal.message, setting=refusal.setting, value=value, allowed=refusal.allowed, nearest=near, fix=fix
     )
-
-
-def working(candidates: Iterable[Request]) -> Iterator[Hardware]:
-    """Yield the hardware of valid candidates: unchanged, then with standard provisioning, then without options."""
-    candidates = list(candidates)
-    plain = [replace(request, provisioning=None, wait=None, timeout=None) for request in candidates]
-    bare = [
-        replace(request, disk_type=None, disk_gb=None, reservation=(), replicas=None, machine=None) for request in plain
-    ]
-    for request in (*candidates, *plain, *bare):
-        try:
-            yield resolve(request)
-        except Refusal:
-            continue
 
 
 def resolve(request: Request) -> Hardware:
@@ -78,244 +73,292 @@ def resolve(request: Request) -> Hardware:
     Raises:
         Refusal: Vertex AI would not accept it.
     """
-    accelerator = known_accelerator(request)
-    check_offered(request, accelerator)
-    machine = known_machine(request)
-    if accelerator is None:
-        check_no_accelerator(request, machine)
-        count, topology = 0, None
-    elif accelerator.is_tpu:
-        count, topology = check_tpu(request, accelerator)
-    else:
-        count, topology = check_gpu(request, accelerator, machine), None
-    machine = machine or smallest_machine(accelerator, count, topology)
-    check_machine_takes(request, machine, accelerator, count, topology)
-    hardware = Hardware(
-        accelerator=accelerator.name if accelerator else None,
-        count=count,
-        topology=topology,
-        machine=machine.name,
-        replicas=check_replicas(request),
-        disk_type=request.disk_type,
-        disk_gb=request.disk_gb,
-        reservation=request.reservation,
+    near = next(iter(ranked(request)), None)
+    for message, allowed in _problems(request, near):
+        raise Refusal(message, allowed=allowed, requests=(request,))
+    assert near is not None  # what is similar to no choice is not known
+    return near
+
+
+def ranked(*requests: Request) -> list[Hardware]:
+    """Return the valid choices for the requested accelerator, its replacements, or the machine, nearest first.
+
+    Their options are the requested ones, as far as they are valid.
+    """
+    found = []
+    for request in map(_corrected, requests):
+        if request is None:
+            continue
+        kinds, rows = _alike(request)
+        near = [_with_options(row, request) for row in rows]
+        found += [(_distance(request, hardware, kinds), hardware) for hardware in near]
+    return [hardware for _, hardware in sorted(found, key=lambda pair: pair[0])]
+
+
+def known_accelerator(name: str) -> Accelerator | None:
+    """Return the accelerator with this name; names of this machine's GPUs mean any GPU of this machine."""
+    found = load().accelerator(name)
+    if found is None and load().machine(name) is None and name == this_machine.kind():
+        return load().accelerator(HERE)
+    return found
+
+
+def _corrected(request: Request) -> Request | None:
+    """Return the request with names that are known, as similar as possible; None if no accelerator is similar."""
+    index = load().machine_index
+    name, machine = request.accelerator, request.machine
+    if machine is not None and machine not in index:
+        request = replace(request, machine=nearest(machine, index))
+    if name is None or known_accelerator(name):
+        return request
+    if name in index:
+        return replace(request, accelerator=None, machine=name)
+    size = f"-{request.topology}" if request.topology else f"x{request.count}" if request.count is not None else ""
+    for pattern, meant in MISPLACED:
+        if re.fullmatch(pattern, name + size):
+            base = read_text(re.sub(pattern, meant, name + size))
+            if base.accelerator is None or load().accelerator(base.accelerator):
+                replicas = base.replicas or request.replicas
+                return replace(request, accelerator=base.accelerator, count=base.count, replicas=replicas)
+    requests = {text: read_base(text) for text in default_machines()}
+    requests |= {other + size: replace(request, accelerator=other) for other in load().accelerator_index}
+    near = nearest(name + size, requests)
+    if near is None:
+        return None
+    base = requests[near]
+    return replace(request, accelerator=base.accelerator, count=base.count, topology=base.topology)
+
+
+def _alike(request: Request) -> tuple[list[str | None], list[Hardware]]:
+    """Return the kinds of accelerators that are nearest to the request, best first, and their choices."""
+    machine = load().machine(request.machine or "")
+    if request.accelerator is not None:
+        row = known_accelerator(request.accelerator)
+        assert row is not None
+        kinds: list[str | None] = [row.name, *row.replacements]
+        return kinds, [choice for choice in choices() if choice.accelerator in kinds]
+    if machine is None:
+        return [None], [choice for choice in choices() if choice.accelerator is None]
+    rows = [choice for choice in choices() if choice.machine == machine.name]
+    return list(dict.fromkeys(choice.accelerator for choice in rows)), rows
+
+
+def _distance(request: Request, near: Hardware, kinds: list[str | None]) -> tuple[float, ...]:
+    """Return how far a choice is from a request, with the most important difference first."""
+    chips, replicas = _chips(request), _replicas(request)
+    machine, named = near.machine_row, load().machine(request.machine or "")
+    smaller = named is not None and machine.series == named.series and machine.size <= named.size
+    return (
+        near.accelerator != kinds[0] if request.accelerator else False,
+        near.provisioning != (request.provisioning or "standard"),
+        near.is_tpu and replicas > 1 and near.chips <= (chips or 0),
+        abs(near.chips * near.replicas - chips * replicas) if chips is not None else 0,
+        near.replicas - replicas,
+        near.chips * near.replicas < (chips or 0) * replicas,
+        kinds.index(near.accelerator),
+        0 if named in (None, machine) else 1 if smaller else 2,
+        -(machine.vcpus or 0) if smaller else 0,
+        near.chips if chips is None else 0,
+    )
+
+
+def _chips(request: Request) -> int | None:
+    """Return the requested chips per replica; None if no count or topology is given."""
+    if request.topology:
+        return chips_of(request.topology)
+    row = known_accelerator(request.accelerator) if request.accelerator else None
+    return request.count // row.cores_per_chip if request.count and row and row.slices else request.count
+
+
+def _replicas(request: Request) -> int:
+    return min(max(1 if request.replicas is None else request.replicas, 1), LARGEST_REPLICAS)
+
+
+def _with_options(choice: Hardware, request: Request) -> Hardware:
+    """Return a choice with the requested options, or the closest that are valid for it."""
+    modes: list[Provisioning] = [request.provisioning or "standard", "spot", "standard"]
+    if request.wait is not None:
+        modes = ["flex", *modes]
+    mode = next(mode for mode in modes if mode in choice.provisioning_modes)
+    disk_type = request.disk_type
+    if disk_type not in (None, *DISK_TYPES):
+        disk_type = (nearest(disk_type, DISK_TYPES) if disk_type != "pd-balanced" else None) or DISK_TYPES[0]
+    reservation = request.reservation
+    if not _names_reservations(reservation):
+        reservation = ("any",)
+    return replace(
+        choice,
+        replicas=1 if choice.is_tpu else _replicas(request) * _split(choice, request),
+        provisioning=mode,
+        disk_type=disk_type,
+        disk_gb=None if request.disk_gb is None else min(max(request.disk_gb, DISK_GB[0]), DISK_GB[-1]),
+        reservation=reservation if mode != "flex" else (),
+        timeout=min(request.timeout, WEEK) if request.timeout else None,
+        wait=min(request.wait, LONGEST_WAIT) if request.wait is not None and mode == "flex" else None,
         restart=request.restart,
     )
-    check_disk(request)
-    check_reservation(request)
-    check_times(request)
-    mode = check_provisioning(request, hardware)
-    return replace(hardware, provisioning=mode, timeout=request.timeout, wait=request.wait)
 
 
-def known_accelerator(request: Request) -> Accelerator | None:
-    """Return the accelerator's catalogue row; None for CPUs."""
-    offered = load()
+def _split(choice: Hardware, request: Request) -> int:
+    """Return among how many replicas the GPUs of one are split, if no machine has as many."""
+    row, chips = choice.accelerator_row, _chips(request)
+    if row is None or not chips or chips <= int(load().sizes(row)[-1]) or chips % choice.count:
+        return 1
+    parts = chips // choice.count
+    return parts if parts * _replicas(request) <= LARGEST_REPLICAS else 1
+
+
+def _names_reservations(names: tuple[str, ...]) -> bool:
+    return names in ((), ("any",), ("none",)) or all(RESERVATION.fullmatch(name) for name in names)
+
+
+def _problems(request: Request, near: Hardware | None) -> Iterator[tuple[str, str]]:
+    """Yield why a request is not valid, as sentences, with what is allowed; `near` is the nearest valid choice."""
+    yield from _unknown_names(request)
+    assert near is not None  # only names that are not known have none
+    row, machine = near.accelerator_row, load().machine(request.machine or "")
+    if request.accelerator is None:
+        yield from _missing_accelerator(request, machine)
+    elif row is not None:
+        yield from _wrong_tpu(request, near, row) if row.is_tpu else _wrong_gpu(request, near, row)
+        if machine is not None and machine.name != near.machine:
+            yield _wrong_machine(near, row, machine)
+    yield from _wrong_options(request, near)
+
+
+def _unknown_names(request: Request) -> Iterator[tuple[str, str]]:
     name = request.accelerator
-    if name is None:
-        return None
-    if found := offered.accelerator(name):
-        return found
-    if machine := offered.machine(name):
-        raise Refusal(
-            f"{name} is a machine type, not an accelerator.",
-            allowed=f"cpu or an accelerator, then @{name}",
-            candidates=on_machine(replace(request, accelerator=None), machine),
-        )
-    if name == this_machine.kind():
-        return offered.accelerator_index[HERE]
-    written = name if request.count is None else f"{name}x{request.count}"
-    raise Refusal(
-        f"There is no hardware {written[:60]}.",
-        allowed=f"cpu, {HERE}, " + ", ".join(row.name for row in offered.accelerators if row.status == "offered"),
-        candidates=alike(request, name, written),
-    )
+    row = known_accelerator(name) if name else None
+    if row is not None and row.status not in AVAILABLE:
+        reason = f"{row.title} {UNAVAILABLE[row.status]} ({load().certainties[row.certainty]})."
+        yield reason, f"its replacement: {' or '.join(row.replacements)}"
+    elif name and load().machine(name):
+        yield f"{name} is a machine type, not an accelerator.", f"cpu or an accelerator, then @{name}"
+    elif name and row is None:
+        written = name if request.count is None else f"{name}x{request.count}"
+        offered = [row.name for row in load().accelerators if row.status == "offered"]
+        yield f"There is no hardware {written[:60]}.", ", ".join(["cpu", HERE, *offered])
+    if request.machine is not None and load().machine(request.machine) is None:
+        message = f"Vertex AI training has no machine type {request.machine}."
+        yield message, "a machine type listed by slipway hardware"
 
 
-def alike(request: Request, name: str, written: str) -> Iterator[Request]:
-    """Yield likely corrections of an unknown accelerator's name; `written` is the name with its count."""
-    if turned := re.fullmatch(r"([0-9]{1,4})x(.+)", written):
-        yield replace(request, accelerator=turned[2], count=int(turned[1]))
-    if name == "cpu":
-        yield replace(request, accelerator=None, count=None, replicas=request.count)
-    inner = read_base(name)
-    if inner.count and load().accelerator(str(inner.accelerator)):  # l4x4x2
-        yield replace(request, accelerator=inner.accelerator, count=inner.count, replicas=request.count)
-    names = [name for accelerator in load().accelerators for name in (accelerator.name, *accelerator.aliases)]
-    if near := nearest(name, names):
-        yield replace(request, accelerator=near)
-    if near := nearest(written, spellings()):
-        named = read_base(near)
-        yield replace(request, accelerator=named.accelerator, count=named.count, topology=named.topology)
-
-
-@lru_cache(maxsize=1)
-def spellings() -> list[str]:
-    """Return every offered choice without options, except TPU slices by cores."""
-    rows = [row for row in load().accelerators if row.status == "offered"]
-    return ["cpu", *(text for row in rows for text in sizes(row))]
-
-
-def known_machine(request: Request) -> Machine | None:
-    """Return the machine's catalogue row; None if no machine is named."""
-    if request.machine is None:
-        return None
-    if found := load().machine(request.machine):
-        return found
-    near = nearest(request.machine, load().machine_index)
-    raise Refusal(
-        f"Vertex AI training has no machine type {request.machine}.",
-        allowed="a machine type listed by slipway hardware",
-        candidates=[replace(request, machine=near), replace(request, machine=None)],
-    )
-
-
-def check_offered(request: Request, accelerator: Accelerator | None) -> None:
-    """Check that the accelerator is offered for training."""
-    if accelerator is None or accelerator.status in ("offered", "tpu-vm", "here"):
-        return
-    reasons = {
-        "retired": f"{accelerator.title} is retired",
-        "not-for-training": f"{accelerator.title} is not offered for training",
-        "enum-only": f"{accelerator.title} is not supported: training jobs use a topology instead",
-    }
-    raise Refusal(
-        f"{reasons[accelerator.status]} ({load().certainties[accelerator.certainty]}).",
-        allowed=f"its replacement: {' or '.join(accelerator.replacements)}",
-        candidates=replacements(request, accelerator),
-    )
-
-
-def replacements(request: Request, accelerator: Accelerator) -> Iterator[Request]:
-    """Yield the same choice with replacement accelerators, on the named machine first, then on any other."""
-    chips = chips_of(request.topology) if request.topology else (request.count or 1) // accelerator.cores_per_chip
-    for name in accelerator.replacements:
-        replacement = load().accelerator_index[name]
-        for machine in dict.fromkeys((request.machine, None)):
-            if replacement.is_tpu:
-                for topology in near_topologies(replacement, chips):
-                    yield replace(request, accelerator=name, topology=topology, count=None, machine=machine)
-            else:
-                count = 1 if request.count is None else request.count
-                yield replace(request, accelerator=name, count=count, machine=machine)
-    for name in accelerator.replacements:
-        replacement = load().accelerator_index[name]
-        if not replacement.is_tpu:
-            yield from near_counts(replace(request, accelerator=name, machine=None), load().counts(replacement))
-
-
-def check_no_accelerator(request: Request, machine: Machine | None) -> None:
-    """Check that a request without accelerator has no count or topology and names a CPU machine."""
+def _missing_accelerator(request: Request, machine: Machine | None) -> Iterator[tuple[str, str]]:
     if request.count is not None or request.topology is not None:
-        raise Refusal(
-            "The number of accelerators is given without their type.",
-            allowed="the accelerator's type and its count, or neither",
-            candidates=on_machine(request, machine) if machine else [replace(request, count=None, topology=None)],
-        )
-    if machine is not None and machine.tpu:
-        check_offered(request, load().accelerator_index[machine.tpu])
+        message = "The number of accelerators is given without their type."
+        yield message, "the accelerator's type and its count, or neither"
     if machine is not None and load().family(machine) is None:
-        raise Refusal(
-            f"{machine.name} is available only with accelerators: {describe_accelerators(machine)}.",
-            allowed=f"{describe_accelerators(machine)} on it",
-            candidates=on_machine(request, machine),
-        )
+        supported = _supported(machine)
+        yield f"{machine.name} is available only with accelerators: {supported}.", f"{supported} on it"
 
 
-def on_machine(request: Request, machine: Machine) -> Iterator[Request]:
-    """Yield choices for `machine`, those with the closest number of accelerators first."""
-    for name, counts in machine.accelerators.items():
-        if load().accelerator_index[name].status == "offered" and (request.count or not load().family(machine)):
-            by_distance = sorted(counts, key=lambda count: abs(count - (request.count or 0)))
-            yield from (replace(request, accelerator=name, count=n, machine=machine.name) for n in by_distance)
-    for topology in machine.topologies:
-        yield replace(request, accelerator=machine.tpu, count=None, topology=topology, machine=machine.name)
-    if load().family(machine):
-        yield replace(request, accelerator=None, count=None, topology=None, machine=machine.name)
+def _wrong_gpu(request: Request, near: Hardware, row: Accelerator) -> Iterator[tuple[str, str]]:
+    if request.topology is not None:
+        yield f"{row.title} is a GPU, which is chosen by count, not by topology.", _spoken_sizes(row)
+    if request.count is None:
+        yield _without_count(request), _spoken_sizes(row)
+    if request.count != near.count:
+        yield f"No machine supports {request.count} {row.name}.", f"{_spoken(load().sizes(row))} per replica"
 
 
-def check_replicas(request: Request) -> int:
-    """Return the number of replicas, after checking its range."""
-    replicas = 1 if request.replicas is None else request.replicas
-    if not 1 <= replicas <= LARGEST_REPLICAS:
-        raise Refusal(
-            f"Replicas must be between 1 and {LARGEST_REPLICAS:,}; got {replicas}.",
-            allowed=f"1 to {LARGEST_REPLICAS:,}",
-            candidates=[replace(request, replicas=1 if replicas < 1 else LARGEST_REPLICAS)],
-        )
-    return replicas
-
-
-def check_provisioning(request: Request, hardware: Hardware) -> Provisioning:
-    """Return the provisioning mode, after checking that it is offered for the hardware."""
-    mode = request.provisioning or "standard"
-    if mode in hardware.provisioning_modes:
-        return mode
-    name = {"spot": "Spot", "flex": "FLEX_START"}.get(mode, mode)
-    others = [row.name for row in load().accelerators if mode in row.provisioning and row.status == "offered"]
-    reason = f"{name} is not offered for {hardware.accelerator or hardware.machine}, only for {', '.join(others)}."
-    keep = [m for m in hardware.provisioning_modes if m != "standard"] if request.wait is None else []
-    raise Refusal(
-        reason,
-        allowed=" or ".join(hardware.provisioning_modes),
-        candidates=[replace(request, provisioning=m, wait=None) for m in [*keep, None]],
-    )
-
-
-def check_disk(request: Request) -> None:
-    """Check the boot disk's type and size."""
-    if request.disk_type is not None and request.disk_type not in DISK_TYPES:
-        near = None if request.disk_type == "pd-balanced" else nearest(request.disk_type, DISK_TYPES)
-        raise Refusal(
-            f"Vertex AI has no boot disk {request.disk_type}.",
-            allowed=", ".join(DISK_TYPES),
-            candidates=[replace(request, disk_type=near or "pd-ssd")],
-        )
-    if request.disk_gb is not None and request.disk_gb not in DISK_GB:
-        size = DISK_GB[0] if request.disk_gb < DISK_GB[0] else DISK_GB[-1]
-        raise Refusal(
-            f"A boot disk must have {DISK_GB[0]} to {DISK_GB[-1]:,} GB; got {request.disk_gb:,} GB.",
-            allowed=f"{DISK_GB[0]} to {DISK_GB[-1]:,} GB",
-            candidates=[replace(request, disk_gb=size)],
-        )
-
-
-def check_reservation(request: Request) -> None:
-    """Check that the reservation is any, none, or full resource names, and that FLEX_START has none."""
-    names = request.reservation
-    if not names or names in (("any",), ("none",)) or all(RESERVATION.fullmatch(name) for name in names):
-        if names and request.provisioning == "flex":
-            raise Refusal(
-                "FLEX_START does not use reservations.",
-                allowed="+flex or +reservation, not both",
-                candidates=[replace(request, reservation=()), replace(request, provisioning=None, wait=None)],
-            )
+def _wrong_tpu(request: Request, near: Hardware, row: Accelerator) -> Iterator[tuple[str, str]]:
+    allowed, count, topology = _spoken_sizes(row), request.count, request.topology
+    if request.replicas not in (None, 1):
+        message = f"A TPU job has exactly one worker pool of one replica; got {request.replicas} replicas. "
+        yield f"{message}For more chips, choose a larger slice.", f"one replica of {allowed}"
+    if row.slices and topology:
+        yield f"{row.title} is chosen by its number of cores, not by topology.", allowed
+    elif row.slices and count is None:
+        yield _without_count(request), allowed
+    elif row.slices and count != near.count:
+        yield f"There is no {row.title} with {count} cores.", allowed
+    elif row.slices:
         return
-    raise Refusal(
-        f"{', '.join(names)} does not name a reservation.",
-        allowed="any, none, or full names: projects/PROJECT/zones/ZONE/reservations/NAME",
-        candidates=[replace(request, reservation=("any",))],
-    )
+    elif topology is None and count is None:
+        yield f"{request.accelerator} is without a topology.", allowed
+    elif topology is None:
+        yield f"{row.title} is chosen by topology, not by its number of chips.", allowed
+    elif topology != near.topology:
+        yield f"{row.title} has no topology {topology[:40]}.", allowed
+    elif count not in (None, near.count):
+        yield f"The topology {topology} has {near.count} chips, not {count}.", allowed
 
 
-def check_times(request: Request) -> None:
-    """Check the range of the timeout, and that a wait is given only with FLEX_START."""
-    if request.timeout is not None and not 1 <= request.timeout <= WEEK:
-        raise Refusal(
-            f"A training job cannot run for {write_time(request.timeout)}; the limit of pipeline tasks and FLEX_START "
-            "is 7 days.",
-            allowed="1s to 7d",
-            candidates=[replace(request, timeout=WEEK if request.timeout else None)],
+def _without_count(request: Request) -> str:
+    return f"{request.accelerator} is without a count; an accelerator needs both type and count."
+
+
+def _wrong_machine(near: Hardware, row: Accelerator, machine: Machine) -> tuple[str, str]:
+    """Return why a machine does not support the accelerator in the requested size."""
+    counts, count = machine.accelerators.get(row.name, ()), near.count
+    if not counts and machine.tpu != row.name:
+        supported = _supported(machine) or "none"
+        reason = f"{machine.name} does not support {row.name}; it supports {supported}."
+    elif near.topology:
+        reason = f"{machine.name} is not the machine type of {row.title} {near.topology}."
+    elif count > max(counts):
+        reason = f"{machine.name} is too small for {count} {row.name}; it supports {_spoken(counts)}."
+    elif count < min(counts):
+        # The service ties vCPUs and memory to the number of GPUs: a large machine needs several.
+        reason = (
+            f"{machine.name} is too large for {count} {row.name}; with {machine.vcpus} vCPUs and "
+            f"{machine.memory_gb:g} GB it requires {_spoken(counts)}."
         )
-    if request.wait is not None and request.provisioning != "flex":
-        raise Refusal(
-            "+wait requires FLEX_START provisioning.",
-            allowed="+flex with +wait, or neither",
-            candidates=[replace(request, provisioning="flex"), replace(request, wait=None)],
-        )
+    else:
+        reason = f"{machine.name} does not support {count} {row.name}; it supports {_spoken(counts)}."
+    fitting = [choice.machine_row for choice in choices() if choice.base == near.base]
+    return reason, f"{near.base} on {_spoken(m.name for m in sorted(fitting, key=lambda m: m.size))}"
+
+
+def _wrong_options(request: Request, near: Hardware) -> Iterator[tuple[str, str]]:
+    replicas, mode = 1 if request.replicas is None else request.replicas, request.provisioning or "standard"
+    if not 1 <= replicas <= LARGEST_REPLICAS:
+        yield f"Replicas must be between 1 and {LARGEST_REPLICAS:,}; got {replicas}.", f"1 to {LARGEST_REPLICAS:,}"
+    if request.disk_type != near.disk_type:
+        yield f"Vertex AI has no boot disk {request.disk_type}.", ", ".join(DISK_TYPES)
+    if request.disk_gb != near.disk_gb:
+        sizes = f"{DISK_GB[0]} to {DISK_GB[-1]:,} GB"
+        yield f"A boot disk must have {sizes}; got {request.disk_gb:,} GB.", sizes
+    if not _names_reservations(request.reservation):
+        message = f"{', '.join(request.reservation)} does not name a reservation."
+        yield message, "any, none, or full names: projects/PROJECT/zones/ZONE/reservations/NAME"
+    if request.reservation and mode == "flex":
+        yield "FLEX_START does not use reservations.", "+flex or +reservation, not both"
+    if request.timeout is not None and request.timeout != near.timeout:
+        message = f"A training job cannot run for {write_time(request.timeout)}; the limit of pipeline tasks and "
+        yield f"{message}FLEX_START is 7 days.", "1s to 7d"
+    if request.wait is not None and mode != "flex":
+        yield "+wait requires FLEX_START provisioning.", "+flex with +wait, or neither"
     if request.wait is not None and request.wait > LONGEST_WAIT:
-        raise Refusal(
-            f"A job cannot wait for {write_time(request.wait)}.",
-            allowed=f"0s (no limit) to {write_time(LONGEST_WAIT)}",
-            candidates=[replace(request, wait=LONGEST_WAIT)],
-        )
+        message = f"A job cannot wait for {write_time(request.wait)}."
+        yield message, f"0s (no limit) to {write_time(LONGEST_WAIT)}"
+    if mode != near.provisioning:
+        name = {"spot": "Spot", "flex": "FLEX_START"}.get(mode, mode)
+        kind = near.accelerator or near.machine
+        others = [row.name for row in load().accelerators if mode in row.provisioning and row.status == "offered"]
+        reason = f"{name} is not offered for {kind}, only for {', '.join(others)}."
+        yield reason, " or ".join(near.provisioning_modes)
+
+
+def _spoken_sizes(row: Accelerator) -> str:
+    """Return an accelerator's choices in words."""
+    sizes = _spoken(row.spelled(size) for size in load().sizes(row))
+    if slices := row.slices:
+        many = f"a multiple of {slices.multiple_of} from {slices.multiple_of} to {slices.largest:,} cores"
+        return f"{sizes}, or {row.name}- and {many}"
+    return sizes
+
+
+def _supported(machine: Machine) -> str:
+    """Return the offered accelerators that a machine supports: "t4 (1, 2 or 4), v100 (8)"."""
+    index = load().accelerator_index
+    taken = [f"{name} ({_spoken(n)})" for name, n in machine.accelerators.items() if index[name].status == "offered"]
+    if machine.tpu:
+        taken.append(f"{machine.tpu} ({', '.join(machine.topologies)})")
+    return ", ".join(taken)
+
+
+def _spoken(values: Iterable[object]) -> str:
+    """Return the values in words: "1, 2 or 4"."""
+    *first, last = [str(value) for value in values]
+    return f"{', '.join(first)} or {last}" if first else last

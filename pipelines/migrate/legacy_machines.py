@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import date
 
-from slipway.pipelines.hardware.request import Request
+from slipway.pipelines.hardware.grammar import Request
 
 SHUTDOWN = date(2025, 1, 31)
 # The machine type of TPU workers; without acceleratorConfig, a TPU v2 with 8 cores.

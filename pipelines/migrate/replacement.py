@@ -9,10 +9,9 @@ from dataclasses import dataclass, field, replace
 from slipway.core.errors import UserError, nearest
 from slipway.pipelines.hardware import Hardware, validate_for
 from slipway.pipelines.hardware.catalogue import Machine, load
-from slipway.pipelines.hardware.grammar import UNITS, write_time
+from slipway.pipelines.hardware.grammar import UNITS, Refusal, Request, write_time
 from slipway.pipelines.hardware.placement import alternatives
-from slipway.pipelines.hardware.request import Refusal, Request
-from slipway.pipelines.hardware.rules import DISK_GB, DISK_TYPES, WEEK, explain, replacements, resolve, working
+from slipway.pipelines.hardware.rules import DISK_GB, DISK_TYPES, WEEK, explain, ranked, resolve
 from slipway.pipelines.migrate.job import LegacyJob, LegacyReplica
 from slipway.pipelines.migrate.legacy_machines import LEGACY_MACHINES, SCALE_TIERS, TPU_CORES, TPU_WORKER, LegacyMachine
 
@@ -201,24 +200,20 @@ def _offered_today(request: Request, engine: str, notes: Notes) -> Hardware:
         row = found.accelerator_row
         assert row is not None  # every engine trains on CPUs
         if row.is_tpu:
-            placeholder = next(alternatives(found, engine))
+            placeholder = alternatives(found, engine)[0]
             notes.decisions.append(
                 f"hardware: {unsupported.rstrip('.')}; {placeholder} is a placeholder, and the program has to use CUDA "
                 f"instead of torch_xla. To stay on TPUs, set hardware to {found} and train.image to an image that "
                 "contains the program and torch_xla, or port the program to JAX."
             )
             return placeholder
-        refusal = Refusal(unsupported, allowed="", candidates=replacements(request, row))
+        refusal = Refusal(unsupported, allowed="")
     except Refusal as refused:
         refusal = refused
-    usable = (each for each in working(refusal.candidates) if each.why_not(engine, own_program=True) is None)
+    usable = (choice for choice in ranked(request) if choice.why_not(engine, own_program=True) is None)
     hardware = next(usable, None)
     if hardware is None:
-        hardware = next(working(refusal.candidates), None)
-        if hardware is None or hardware.accelerator_row is None:
-            raise explain(refusal, request.accelerator or request.machine) from None
-        named = replace(request, count=hardware.count, machine=hardware.machine)
-        hardware = next(working(replacements(named, hardware.accelerator_row)))
+        raise explain(refusal, request.accelerator or request.machine) from None
     reason = refusal.message.rstrip(".")
     others = [str(other) for other in _others(request, hardware)]
     also = f"; {' or '.join(others)} would also work" if others else ""

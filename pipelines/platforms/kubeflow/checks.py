@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig
-from slipway.pipelines.hardware.choice import Hardware, base_text
+from slipway.pipelines.hardware.choice import Hardware
 from slipway.pipelines.platforms.kubeflow.settings import KubeflowSettings
 from slipway.pipelines.platforms.kubeflow.training import uses_train_job
 from slipway.trainer.config import TrainSettings
@@ -31,7 +31,7 @@ def settings_of(config: RunConfig) -> KubeflowSettings:
 def check_hardware(hardware: Hardware, settings: KubeflowSettings) -> None:
     """Raise UserError for hardware that the cluster's nodes cannot be, or that the settings do not select."""
     row = hardware.accelerator_row
-    base = base_text(row, hardware.count, hardware.topology)
+    base = hardware.base
     plain = base if not hardware.is_tpu or "@" not in str(hardware) else f"{base}@{hardware.machine}"
     near = plain + (f"*{hardware.replicas}" if hardware.replicas > 1 else "")
     if hardware.is_tpu and (row is None or row.gke is None or hardware.topology is None):
@@ -60,7 +60,7 @@ def _check_gpu_labels(hardware: Hardware, settings: KubeflowSettings) -> None:
     row = hardware.accelerator_row
     if row is None or row.is_tpu or row.status == "here" or settings.node_selector:
         return
-    any_gpu = str(hardware).replace(base_text(row, hardware.count, None), f"gpux{hardware.count}")
+    any_gpu = str(hardware).replace(hardware.base, f"gpux{hardware.count}")
     if settings.gpu_labels is None:
         raise UserError(
             f"Nothing selects nodes with {row.title}: by default, a GPU of the cluster is any GPU.",

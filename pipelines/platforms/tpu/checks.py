@@ -10,7 +10,6 @@ from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig, no_section
 from slipway.pipelines.hardware import Hardware
 from slipway.pipelines.hardware.catalogue import TpuVm, load
-from slipway.pipelines.hardware.choice import base_text, smallest_machine
 from slipway.pipelines.hardware.placement import check_python
 
 
@@ -111,10 +110,9 @@ def _check_machines(hardware: Hardware) -> None:
     The TPU API chooses the machines by the topology: up to eight chips of v5e and v6e are on one
     (https://docs.cloud.google.com/tpu/docs/v5e, "VM types").
     """
-    row = hardware.accelerator_row
-    base = base_text(row, hardware.count, hardware.topology)
+    base = hardware.base
     plain = base + ("+spot" if hardware.provisioning == "spot" else "")
-    if hardware.machine == smallest_machine(row, hardware.count, hardware.topology).name and str(hardware) == plain:
+    if str(hardware) == plain:
         return
     raise UserError(
         f"{hardware} has options of Vertex AI: machine types, FLEX_START, disks, reservations and time limits. Cloud "
