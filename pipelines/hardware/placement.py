@@ -214,7 +214,9 @@ def alternatives(hardware: Hardware, engine: str | None = None) -> list[Hardware
         other = choice.accelerator_row
         if other is None or other.status != "offered" or choice.machine != default_machines()[choice.base]:
             continue
-        is_same_layout = choice.chips <= max(2 * chips, 4) if other.is_tpu else choice.chips == hardware.chips
+        is_same_layout = choice.chips == hardware.chips
+        if other.is_tpu:
+            is_same_layout = choice.chips <= 2 * chips or (other.slices is not None and choice.hosts == 1)
         if not is_same_layout or (fits and other is row) or (engine and choice.why_not(engine)):
             continue
         unlikeness = (
@@ -230,7 +232,7 @@ def alternatives(hardware: Hardware, engine: str | None = None) -> list[Hardware
             timeout=hardware.timeout,
             restart=hardware.restart,
         )
-        found.append(((*unlikeness, list(load().accelerators).index(other), abs(choice.chips - chips)), kept))
+        found.append(((*unlikeness, abs(choice.chips - chips)), kept))
     return [choice for _, choice in sorted(found, key=lambda pair: pair[0])]
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from slipway.core.errors import UserError
 from slipway.pipelines.hardware import Hardware, parse
 from slipway.pipelines.hardware.catalogue import load
-from slipway.pipelines.hardware.command import listing
+from slipway.pipelines.hardware.choice import choices
 from slipway.pipelines.hardware.grammar import KEYS
 
 PROPERTY = settings(max_examples=300)
@@ -36,27 +36,11 @@ def build():
     return build
 
 
-def choices():
-    """Every machine with every accelerator in every count and topology, as text."""
-    for kind in listing():
-        for offer in kind.offers:
-            name, machine = offer.accelerator, offer.machine
-            if name is None:
-                yield f"cpu@{machine}"
-            elif offer.status == "offered":
-                sign = "-" if name.startswith("tpu") else "x"
-                yield from (f"{name}{sign}{count}@{machine}" for count in offer.counts)
-                yield from (f"{name}-{topology}@{machine}" for topology in offer.topologies)
-    for row in load().accelerators:
-        if row.slices:
-            yield from (f"{row.name}-{count}" for count in range(32, row.slices.largest + 1, row.slices.multiple_of))
-
-
 def test_every_choice_in_the_catalogue_builds_a_job(build):
     built = 0
     for choice in choices():
-        for mode in parse(choice).provisioning_modes:
-            for replicas in [""] if parse(choice).is_tpu else ["", "*3"]:
+        for mode in choice.provisioning_modes:
+            for replicas in [""] if choice.is_tpu else ["", "*3"]:
                 reservation = "" if mode == "flex" else "+reservation=any"
                 hardware = parse(f"{choice}{replicas}+{mode}+timeout=1d+restart+disk=pd-ssd:200{reservation}")
                 specification = build(hardware)
