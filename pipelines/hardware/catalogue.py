@@ -175,11 +175,6 @@ class Machine:
         """vCPUs and memory, the sort key of machines; unknown values sort last."""
         return (self.vcpus or math.inf, self.memory_gb or math.inf)
 
-    def __post_init__(self) -> None:
-        for topology, machines in self.topologies.items():
-            if chips_of(topology) != (self.chips or 0) * machines:
-                raise ValueError(f"{self.name}: {topology} is not {machines} machines of {self.chips} chips")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Catalogue:
@@ -205,26 +200,6 @@ class Catalogue:
     def accelerator_index(self) -> dict[str, Accelerator]:
         """The accelerators by name, including aliases and Vertex's names."""
         return {name: accelerator for accelerator in self.accelerators for name in accelerator.names}
-
-    def __post_init__(self) -> None:
-        """Check that names are unique and that every name a row refers to exists."""
-        names = [name for accelerator in self.accelerators for name in accelerator.names]
-        names += [machine.name for machine in self.machines]
-        twice = {name for name in names if names.count(name) > 1}
-        if twice or self.cpu_machine not in self.machine_index:
-            raise ValueError(f"two rows are called {sorted(twice)}, or no machine {self.cpu_machine}")
-        accelerators = {accelerator.name for accelerator in self.accelerators}
-        families = {family.name for family in self.families}
-        for machine in self.machines:
-            unknown = {*machine.accelerators, *([machine.tpu] if machine.tpu else [])} - accelerators
-            if unknown or (machine.family not in families and not machine.accelerators and not machine.tpu):
-                raise ValueError(f"{machine.name} is of no known family or accelerator: {sorted(unknown)}")
-        rows: list[Family | Accelerator] = [*self.families, *self.accelerators]
-        for row in rows:
-            if row.certainty not in self.certainties or not set(row.source) <= set(self.sources):
-                raise ValueError(f"{row.name} names an unknown certainty or source")
-            if isinstance(row, Accelerator) and not set(row.replacements) <= accelerators:
-                raise ValueError(f"{row.name} has an unknown replacement")
 
     def accelerator(self, name: str) -> Accelerator | None:
         """Return the accelerator with this name, alias or Vertex name ("NVIDIA_L4")."""
@@ -266,11 +241,10 @@ def load() -> Catalogue:
 
 
 def build(values: JsonObject) -> Catalogue:
-    """Return the catalogue of parsed JSON. Its tests check the types of all values.
+    """Return the catalogue of parsed JSON. Its tests check the types of all values, and the names that rows refer to.
 
     Raises:
         TypeError: A row has an unknown or a missing key.
-        ValueError: A row refers to a name that does not exist, or a name is used twice.
     """
     values = _frozen(values)
     nested = {"slices": Slices, "tpu_vm": TpuVm}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 
@@ -97,12 +98,10 @@ class Hardware:
         row = self.accelerator_row
         if row is None or not row.is_tpu or own_program:
             return row.why_not(engine, own_build=own_build) if row else None
-        limit = ENGINES[engine].tpus
-        if limit != "all" and self.machines_per_replica > 1:
-            limits = f"{engine} trains on TPU slices of one machine; {self} has {self.machines_per_replica}."
-        else:
-            limits = None
-        return row.why_not(engine) or limits
+        reason, machines = row.why_not(engine), self.machines_per_replica
+        if reason is None and ENGINES[engine].tpus != "all" and machines > 1:
+            return f"{engine} trains on TPU slices of one machine; {self} has {machines}."
+        return reason
 
     @property
     def supported_engines(self) -> tuple[str, ...]:
@@ -135,11 +134,10 @@ class Hardware:
     @property
     def quotas(self) -> Counter[str]:
         """What it draws on by regional quota metric: accelerators, vCPUs and boot disks, if the metric is known."""
-        preemptible = self.provisioning != "standard"
-        row = self.accelerator_row
-        if row is not None and row.status == "here":
-            return Counter()
+        preemptible, row = self.provisioning != "standard", self.accelerator_row
         drawn: Counter[str] = Counter()
+        if row is not None and row.status == "here":
+            return drawn
         if row is not None and row.quota is not None:
             drawn[f"{catalogue.QUOTA_PREFIX}{'preemptible_' * preemptible}{row.quota}"] = self.count * self.replicas
         return drawn + machine_quotas(
@@ -161,42 +159,24 @@ class Hardware:
 
     def __str__(self) -> str:
         """Return the canonical text, which `parse` reads back as the same choice."""
-        parts = [self.base]
-        if self.machine != default_machines()[self.base]:
-            parts.append(f"@{self.machine}")
-        if self.replicas > 1:
-            parts.append(f"*{self.replicas}")
-        if self.provisioning != "standard":
-            parts.append(f"+{self.provisioning}")
-        return "".join(parts) + self._options()
-
-    def _options(self) -> str:
-        """Return the options after the provisioning, as text."""
-        disk = ":".join(str(part) for part in (self.disk_type, self.disk_gb) if part)
+        machine = "" if self.machine == default_machines()[self.base] else f"@{self.machine}"
+        replicas = f"*{self.replicas}" if self.replicas > 1 else ""
+        mode = "" if self.provisioning == "standard" else f"+{self.provisioning}"
         options = {
-            "disk": disk,
+            "disk": ":".join(str(part) for part in (self.disk_type, self.disk_gb) if part),
             "reservation": ",".join(self.reservation),
             "timeout": write_time(self.timeout) if self.timeout is not None else "",
             "wait": write_time(self.wait) if self.wait is not None else "",
         }
-        return "".join(f"+{key}={value}" for key, value in options.items() if value) + ("+restart" * self.restart)
+        given = "".join(f"+{key}={value}" for key, value in options.items() if value)
+        return self.base + machine + replicas + mode + given + "+restart" * self.restart
 
     def worker_pools(self) -> list[JsonObject]:
         """Return Vertex worker pools without a container: the chief in pool 0, the other replicas in pool 1.
 
         A TPU of any size is one pool of one replica.
         """
-        pool: JsonObject = {"replica_count": 1, "machine_spec": self._machine_spec()}
-        if self.disk_type or self.disk_gb:
-            disk = {"boot_disk_type": self.disk_type, "boot_disk_size_gb": self.disk_gb}
-            pool["disk_spec"] = {key: value for key, value in disk.items() if value}
-        if self.replicas == 1:
-            return [pool]
-        return [pool, {**pool, "machine_spec": self._machine_spec(), "replica_count": self.replicas - 1}]
-
-    def _machine_spec(self) -> JsonObject:
-        spec: JsonObject = {"machine_type": self.machine}
-        row = self.accelerator_row
+        row, spec = self.accelerator_row, JsonObject(machine_type=self.machine)
         if self.topology:
             spec["tpu_topology"] = self.topology
         elif row is not None:
@@ -210,7 +190,11 @@ class Hardware:
                 "key": RESERVATION_KEY,
                 "values": list(self.reservation),
             }
-        return spec
+        pool: JsonObject = {"replica_count": 1, "machine_spec": spec}
+        disk = {"boot_disk_type": self.disk_type, "boot_disk_size_gb": self.disk_gb}
+        if any(disk.values()):
+            pool["disk_spec"] = {key: value for key, value in disk.items() if value}
+        return [pool] if self.replicas == 1 else [pool, deepcopy(pool) | {"replica_count": self.replicas - 1}]
 
     def scheduling(self) -> JsonObject:
         """Return Vertex's Scheduling without defaults; CustomTrainingJobOp has arguments with the same names."""
@@ -235,23 +219,20 @@ def choices() -> tuple[Hardware, ...]:
     """
     offered = load()
     cpus = [machine for machine in offered.machines if offered.family(machine)]
-    found = [
-        Hardware(machine=machine.name)
-        for machine in sorted(cpus, key=lambda machine: (machine.name != offered.cpu_machine, machine.size))
-    ]
+    cpus.sort(key=lambda machine: (machine.name != offered.cpu_machine, machine.size))
+    found = [Hardware(machine=machine.name) for machine in cpus]
     for row in offered.accelerators:
         if row.status not in AVAILABLE:
             continue
-        sizes: list[tuple[Machine, int, str | None]] = []
+        sizes: list[tuple[int, str | None, Machine]] = []
         for machine in offered.machines_with(row):
-            sizes += [(machine, count, None) for count in machine.accelerators.get(row.name, ())]
-            sizes += [(machine, chips_of(topology), topology) for topology in machine.topologies]
-            if row.slices:
-                sizes += [(machine, count, None) for count in row.slices.counts]
-        sizes.sort(key=lambda size: (size[1], size[0].topologies.get(size[2] or "", 1), size[0].cramped, size[0].size))
+            slices = row.slices.counts if row.slices else ()
+            sizes += [(count, None, machine) for count in (*machine.accelerators.get(row.name, ()), *slices)]
+            sizes += [(chips_of(topology), topology, machine) for topology in machine.topologies]
+        sizes.sort(key=lambda size: (size[0], size[2].topologies.get(size[1] or "", 1), size[2].cramped, size[2].size))
         found += [
             Hardware(accelerator=row.name, count=count, topology=topology, machine=machine.name)
-            for machine, count, topology in sizes
+            for count, topology, machine in sizes
         ]
     return tuple(found)
 

@@ -7,8 +7,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import date
 
+from packaging.version import Version
+
 from slipway.core.errors import UserError, nearest
-from slipway.pipelines.hardware.catalogue import ENGINES, load
+from slipway.pipelines.hardware.catalogue import ENGINES, Accelerator, load
 from slipway.pipelines.hardware.choice import Hardware, choices, default_machines
 from slipway.trainer.engines import table
 
@@ -58,38 +60,23 @@ def validate_for(
 
 def check_sold(hardware: Hardware) -> None:
     """Check that the choice names what Vertex AI has, not this machine's GPUs or what only Cloud TPU VMs have."""
-    row = hardware.accelerator_row
-    if row is None or row.status == "offered":
-        if hardware.machines_per_replica == 1 or hardware.provisioning != "spot":
-            return
-        plain = str(hardware).replace("+spot", "")
-        raise UserError(
-            f"Vertex AI has no Spot for multi-host TPUs; {hardware} has {hardware.machines_per_replica} machines.",
-            setting="hardware",
-            value=str(hardware),
-            nearest=plain,
-            fix=f"--hardware {plain}, or --target tpu",
-        )
-    if row.status == "tpu-vm":
-        near = next((str(other) for other in alternatives(hardware) if other.accelerator in row.replacements), None)
-        raise UserError(
-            f"{row.title} is not offered for training on Vertex AI ({load().certainties[row.certainty]}).",
-            setting="hardware",
-            value=str(hardware),
-            allowed=f"its replacement: {' or '.join(row.replacements)}",
-            nearest=near,
-            fix=f"--hardware {near}, or --target tpu",
-        )
-    kinds = [other.name for other in load().accelerators if other.status == "offered" and not other.is_tpu]
-    near = f"{kinds[0]}x1"
-    raise UserError(
-        f"{hardware} means GPUs of any kind on this machine; Vertex AI needs their kind.",
-        setting="hardware",
-        value=str(hardware),
-        allowed=", ".join(kinds),
-        nearest=near,
-        fix=f"--hardware {near}",
-    )
+    row, allowed = hardware.accelerator_row, None
+    if row is not None and row.status == "here":
+        kinds = [other.name for other in load().accelerators if other.status == "offered" and not other.is_tpu]
+        message = f"{hardware} means GPUs of any kind on this machine; Vertex AI needs their kind."
+        allowed, near = ", ".join(kinds), f"{kinds[0]}x1"
+    elif row is not None and row.status == "tpu-vm":
+        message = f"{row.title} is not offered for training on Vertex AI ({load().certainties[row.certainty]})."
+        allowed = f"its replacement: {' or '.join(row.replacements)}"
+        near = str(next(other for other in alternatives(hardware) if other.accelerator in row.replacements))
+    elif hardware.machines_per_replica > 1 and hardware.provisioning == "spot":
+        machines = hardware.machines_per_replica
+        message = f"Vertex AI has no Spot for multi-host TPUs; {hardware} has {machines} machines."
+        near = str(replace(hardware, provisioning="standard"))
+    else:
+        return
+    fix = f"--hardware {near}" + ", or --target tpu" * hardware.is_tpu
+    raise UserError(message, setting="hardware", value=str(hardware), allowed=allowed, nearest=near, fix=fix)
 
 
 def check_region(hardware: Hardware, region: str, engine: str | None = None) -> None:
@@ -181,7 +168,7 @@ def check_engine(
 def check_python(hardware: Hardware, engine: str | None = None) -> None:
     """Check that Slipway's images have the Python version that the accelerator's libraries need."""
     row = hardware.accelerator_row
-    if row is None or row.python is None or _version(row.python) <= _version(IMAGE_PYTHON):
+    if row is None or row.python is None or Version(row.python) <= Version(IMAGE_PYTHON):
         return
     near = next((str(other) for other in alternatives(hardware, engine)), None)
     raise UserError(
@@ -192,10 +179,6 @@ def check_python(hardware: Hardware, engine: str | None = None) -> None:
         nearest=near,
         fix=f"--hardware '{near}', or --set vertex.image=IMAGE",
     )
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(map(int, text.split(".")))
 
 
 def alternatives(hardware: Hardware, engine: str | None = None) -> list[Hardware]:
@@ -209,79 +192,72 @@ def alternatives(hardware: Hardware, engine: str | None = None) -> list[Hardware
         return []
     fits = engine is None or hardware.why_not(engine) is None
     chips = hardware.chips * hardware.replicas
+
+    def is_alike(choice: Hardware, other: Accelerator) -> bool:
+        if choice.machine != default_machines()[choice.base] or (fits and other is row):
+            return False
+        if other.is_tpu:
+            return choice.chips <= 2 * chips or (other.slices is not None and choice.hosts == 1)
+        return choice.chips == hardware.chips
+
     found = []
     for choice in choices():
         other = choice.accelerator_row
-        if other is None or other.status != "offered" or choice.machine != default_machines()[choice.base]:
+        if other is None or other.status != "offered" or not is_alike(choice, other):
             continue
-        is_same_layout = choice.chips == hardware.chips
-        if other.is_tpu:
-            is_same_layout = choice.chips <= 2 * chips or (other.slices is not None and choice.hosts == 1)
-        if not is_same_layout or (fits and other is row) or (engine and choice.why_not(engine)):
-            continue
-        unlikeness = (
-            other.is_tpu != row.is_tpu,
-            (other.slices is None) != (row.slices is None),
-            abs(other.device_memory_gb - row.device_memory_gb),
-        )
-        mode = hardware.provisioning if hardware.provisioning in other.provisioning else "standard"
-        kept = replace(
+        if engine is None or choice.why_not(engine) is None:
+            unlikeness = (
+                other.is_tpu != row.is_tpu,
+                (other.slices is None) != (row.slices is None),
+                abs(other.device_memory_gb - row.device_memory_gb),
+                abs(choice.chips - chips),
+            )
+            found.append((unlikeness, choice))
+    return [
+        replace(
             choice,
-            replicas=1 if other.is_tpu else hardware.replicas,
-            provisioning=mode,
+            replicas=1 if choice.is_tpu else hardware.replicas,
+            provisioning=hardware.provisioning if hardware.provisioning in choice.provisioning_modes else "standard",
             timeout=hardware.timeout,
             restart=hardware.restart,
         )
-        found.append(((*unlikeness, abs(choice.chips - chips)), kept))
-    return [choice for _, choice in sorted(found, key=lambda pair: pair[0])]
+        for _, choice in sorted(found, key=lambda pair: pair[0])
+    ]
 
 
 def check_bucket(location: str, region: str | None) -> None:
     """Check that the bucket is in a single region, the job's."""
     place = location.lower()
-    if not REGION.fullmatch(place):
-        raise UserError(
-            f"The bucket is in the multi-region or dual-region {location}; training requires a single-region bucket.",
-            setting="vertex.bucket",
-            value=location,
-            allowed=f"a bucket in {region}" if region else "a bucket in the job's region",
-            nearest=region,
-            fix=_create_bucket(region),
-        )
-    if region is not None and place != region:
-        raise UserError(
-            f"The bucket is in {place}, the job in {region}; training requires both in the same region.",
-            setting="vertex.bucket",
-            value=location,
-            allowed=f"a bucket in {region}",
-            nearest=region,
-            fix=f"{_create_bucket(region)}, or --set vertex.region={place}",
-        )
-
-
-def _create_bucket(region: str | None) -> str:
-    return f"gcloud storage buckets create gs://NEW_NAME --location={region or 'REGION'}"
+    is_region = REGION.fullmatch(place) is not None
+    if is_region and region in (None, place):
+        return
+    where = f"in {place}, the job in {region}" if is_region else f"in the multi-region or dual-region {location}"
+    needed = "both in the same region" if is_region else "a single-region bucket"
+    fix = f"gcloud storage buckets create gs://NEW_NAME --location={region or 'REGION'}"
+    raise UserError(
+        f"The bucket is {where}; training requires {needed}.",
+        setting="vertex.bucket",
+        value=location,
+        allowed="a bucket in " + (region or "the job's region"),
+        nearest=region,
+        fix=f"{fix}, or --set vertex.region={place}" if is_region else fix,
+    )
 
 
 def check_image(image: str, today: date) -> None:
     """Check that the image is not a Google image that is no longer available."""
-    own = "a custom image; the trainer's is built from containers/"
-    if image.startswith(LEGACY_IMAGES):
-        raise UserError(
-            f"{image} belongs to AI Platform Training, which was shut down on 2025-01-31.",
-            setting="vertex.image",
-            value=image,
-            allowed=own,
-            fix="--set vertex.image=REGION-docker.pkg.dev/PROJECT/REPOSITORY/IMAGE@DIGEST",
-        )
     found = PREBUILT_IMAGE.fullmatch(image)
     end = load().prebuilt_images.get(found[1]) if found else None
-    if found is None or end is None or today <= end:
+    if image.startswith(LEGACY_IMAGES):
+        message = f"{image} belongs to AI Platform Training, which was shut down on 2025-01-31."
+    elif found is not None and end is not None and today > end:
+        message = f"The prebuilt training image {found[1]} has not been available since {end.isoformat()}."
+    else:
         return
     raise UserError(
-        f"The prebuilt training image {found[1]} has not been available since {end.isoformat()}.",
+        message,
         setting="vertex.image",
         value=image,
-        allowed=own,
+        allowed="a custom image; the trainer's is built from containers/",
         fix="--set vertex.image=REGION-docker.pkg.dev/PROJECT/REPOSITORY/IMAGE@DIGEST",
     )
