@@ -34,10 +34,10 @@ LONGEST_WAIT = 365 * 86_400
 RESERVATION = re.compile(r"projects/[a-z0-9.:-]+/zones/[a-z0-9-]+/reservations/[a-z0-9-]+")
 # Spellings with numbers in the wrong place, and what they mean.
 MISPLACED = (
-    (r"([0-9]{1,4})x(.+)", r"\2x\1"),  # 4xl4
+    (r"([0-9]{1,4})x([^*@+]+)", r"\2x\1"),  # 4xl4
     (r"cpux([0-9]{1,4})", r"cpu*\1"),
-    (r"(.+x[0-9]{1,4})x([0-9]{1,4})", r"\1*\2"),  # l4x4x2
-    (r"(.+)-([0-9]{1,4})", r"\1x\2"),  # l4-8
+    (r"([^*@+]+x[0-9]{1,4})x([0-9]{1,4})", r"\1*\2"),  # l4x4x2
+    (r"([^*@+]+)-([0-9]{1,4})", r"\1x\2"),  # l4-8
 )
 
 
@@ -95,10 +95,10 @@ def ranked(*requests: Request) -> list[Hardware]:
     return [hardware for _, hardware in sorted(found, key=lambda pair: pair[0])]
 
 
-def known_accelerator(name: str) -> Accelerator | None:
+def known_accelerator(name: str | None) -> Accelerator | None:
     """Return the accelerator with this name; names of this machine's GPUs mean any GPU of this machine."""
-    found = load().accelerator(name)
-    if found is None and load().machine(name) is None and name == this_machine.kind():
+    found = load().accelerator(name or "")
+    if found is None and name is not None and load().machine(name) is None and name == this_machine.kind():
         return load().accelerator(HERE)
     return found
 
@@ -149,12 +149,12 @@ def _distance(request: Request, near: Hardware, kinds: list[str | None]) -> tupl
     machine, named = near.machine_row, load().machine(request.machine or "")
     smaller = named is not None and machine.series == named.series and machine.size <= named.size
     return (
-        near.accelerator != kinds[0] if request.accelerator else False,
+        request.accelerator is not None and near.accelerator != kinds[0],
         near.provisioning != (request.provisioning or "standard"),
-        near.is_tpu and replicas > 1 and near.chips <= (chips or 0),
+        near.is_tpu and replicas > 1 and near.chips <= (chips or 0),  # several replicas mean a larger slice
         abs(near.chips * near.replicas - chips * replicas) if chips is not None else 0,
         near.replicas - replicas,
-        near.chips * near.replicas < (chips or 0) * replicas,
+        near.chips * near.replicas < (chips or 0) * replicas,  # rather too many chips than too few
         kinds.index(near.accelerator),
         0 if named in (None, machine) else 1 if smaller else 2,
         -(machine.vcpus or 0) if smaller else 0,
@@ -166,7 +166,7 @@ def _chips(request: Request) -> int | None:
     """Return the requested chips per replica; None if no count or topology is given."""
     if request.topology:
         return chips_of(request.topology)
-    row = known_accelerator(request.accelerator) if request.accelerator else None
+    row = known_accelerator(request.accelerator)
     return request.count // row.cores_per_chip if request.count and row and row.slices else request.count
 
 
@@ -228,13 +228,13 @@ def _problems(request: Request, near: Hardware | None) -> Iterator[tuple[str, st
 
 def _unknown_names(request: Request) -> Iterator[tuple[str, str]]:
     name = request.accelerator
-    row = known_accelerator(name) if name else None
+    row = known_accelerator(name)
     if row is not None and row.status not in AVAILABLE:
         reason = f"{row.title} {UNAVAILABLE[row.status]} ({load().certainties[row.certainty]})."
         yield reason, f"its replacement: {' or '.join(row.replacements)}"
-    elif name and load().machine(name):
+    elif load().machine(name or ""):
         yield f"{name} is a machine type, not an accelerator.", f"cpu or an accelerator, then @{name}"
-    elif name and row is None:
+    elif name is not None and row is None:
         written = name if request.count is None else f"{name}x{request.count}"
         offered = [row.name for row in load().accelerators if row.status == "offered"]
         yield f"There is no hardware {written[:60]}.", ", ".join(["cpu", HERE, *offered])

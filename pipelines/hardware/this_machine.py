@@ -149,28 +149,20 @@ def check(hardware: Hardware) -> str:
     row = hardware.accelerator_row
     assert row is not None
     near = {0: "cpu", 1: HERE}.get(usable := min(needed, len(found)), f"{HERE}x{usable}")
-    if hardware.replicas > 1:
-        raise UserError(
-            f"{hardware} has {hardware.replicas} replicas; on one machine, one replica trains on all of its GPUs.",
-            setting="hardware",
-            value=str(hardware),
-            allowed="one replica",
-            nearest=near,
-            fix=f"--hardware {near}",
-        )
     alike = [gpu for gpu in found if row.name == HERE or _is_one(gpu, row)]
-    if len(alike) == len(found) >= needed:
+    fix = f"--hardware {near}"
+    if hardware.replicas > 1:
+        message = f"{hardware} has {hardware.replicas} replicas; on one machine, one replica trains on all of its GPUs."
+        allowed = "one replica"
+    elif len(alike) == len(found) >= needed:
         return f"{needed} of {describe()}" if len(found) > needed else describe()
-    most = f"{HERE} to {HERE}x{len(found)}" if len(found) > 1 else HERE
-    rehearse = f"slipway rehearse --hardware '{hardware}'"
-    raise UserError(
-        f"{hardware} needs {needed} {row.title}{'s' * (needed > 1)} here; this machine has {describe() or 'no GPU'}.",
-        setting="hardware",
-        value=str(hardware),
-        allowed=", ".join(["cpu", "cpu*2 …", *[most] * bool(found)]),
-        nearest=near,
-        fix=f"--hardware {near}; or, to try the layout on the CPU: {rehearse}",
-    )
+    else:
+        kind = f"{row.title}{'s' * (needed > 1)}"
+        message = f"{hardware} needs {needed} {kind} here; this machine has {describe() or 'no GPU'}."
+        most = f"{HERE} to {HERE}x{len(found)}" if len(found) > 1 else HERE
+        allowed = ", ".join(["cpu", "cpu*2 …", *[most] * bool(found)])
+        fix += f"; or, to try the layout on the CPU: slipway rehearse --hardware '{hardware}'"
+    raise UserError(message, setting="hardware", value=str(hardware), allowed=allowed, nearest=near, fix=fix)
 
 
 def _is_one(gpu: Gpu, row: Accelerator) -> bool:
@@ -224,17 +216,12 @@ def _is_older(driver: str, oldest: str) -> bool:
 def _cuda_of(engine: str) -> int | None:
     """Return the major CUDA version that the engine's installed library is built for; None for CPUs only."""
     if engine in CUDA_PACKAGES:
-        return next((cuda for name, cuda in CUDA_PACKAGES[engine].items() if _is_installed(name)), None)
+        return next(
+            (cuda for name, cuda in CUDA_PACKAGES[engine].items() if any(metadata.distributions(name=name))), None
+        )
     torch = importlib.util.find_spec("torch")
     if torch is None or torch.origin is None:
         return None
     text = Path(torch.origin).with_name("version.py").read_text()  # importing it takes seconds
     built = re.search(r"^cuda\b[^=\n]*= '(\d+)", text, re.MULTILINE)
     return int(built[1]) if built else None
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        return bool(metadata.version(name))
-    except metadata.PackageNotFoundError:
-        return False

@@ -208,6 +208,8 @@ def test_mappings(mapping, text):
         ({"restart_job_on_worker_restart": 1}, "hardware.restart_job_on_worker_restart", "true or false"),
         ({"tpu_topology": "square"}, "hardware.tpu_topology", "2x4"),
         ({"choice": 4}, "hardware.choice", "l4x4"),
+        ({"reservation": 4}, "hardware.reservation", "text"),
+        ({"accelerator_type": ""}, "hardware", "no hardware"),
         ({"timeout": "soon"}, "hardware", "90m"),
         ({3: 4}, "hardware.3", "unknown key"),
     ],

@@ -138,7 +138,9 @@ def test_compatibility_table(machine, accelerator, allowed):
         ("", "No hardware is named", "cpu"),
         ("4xl4", "There is no hardware 4xl4", "l4x4"),
         ("cpux4", "There is no hardware cpux4", "cpu*4"),
+        ("l4-8", "There is no hardware l4-8", "l4x8"),
         ("v3-8", "There is no hardware v3-8", "tpu-v3-8"),
+        ("tpuv5e-2x4", "There is no hardware tpuv5e", "tpu-v5e-2x4"),
         ("v5e-2x4", "There is no hardware v5e-2x4", "tpu-v5e-2x4"),
         ("n1-standard-8*2", "n1-standard-8 is a machine type", "cpu@n1-standard-8*2"),
         ("a2-highgpu-4g", "a2-highgpu-4g is a machine type", "a100x4"),
@@ -146,6 +148,15 @@ def test_compatibility_table(machine, accelerator, allowed):
         ("l4x1@", "No machine type follows @", "l4x1"),
         ("cpu*2*3", "The number of replicas is given twice", "cpu*2"),
         ("cpu*two", "'two' is not a number of replicas", "cpu"),
+        # what is valid of the rest is kept
+        ("k80x16+spot", "NVIDIA K80 is retired", "l4x8*2+spot"),
+        (
+            "t4x3@n1-standard-96+disk=50+timeout=8d",
+            "No machine supports 3 t4",
+            "t4x4@n1-standard-96+disk=100+timeout=7d",
+        ),
+        ("t4x2@n1-standrd-8+spt", "no option +spt", "t4x2@n1-standard-8+spot"),
+        ("l4x2+wait=2h*9999", "between 1 and 1,000", "l4x2*1000+flex+wait=2h"),
         ("quantum", "There is no hardware quantum", None),
     ],
 )
