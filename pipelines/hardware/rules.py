@@ -90,7 +90,8 @@ def ranked(*requests: Request) -> list[Hardware]:
         if request is None:
             continue
         kinds, rows = _alike(request)
-        near = [_with_options(row, request) for row in rows]
+        largest = {row.accelerator: row.count for row in rows}  # the last is the largest
+        near = [_with_options(row, request, largest[row.accelerator]) for row in rows]
         found += [(_distance(request, hardware, kinds), hardware) for hardware in near]
     return [hardware for _, hardware in sorted(found, key=lambda pair: pair[0])]
 
@@ -174,8 +175,17 @@ def _replicas(request: Request) -> int:
     return min(max(1 if request.replicas is None else request.replicas, 1), LARGEST_REPLICAS)
 
 
-def _with_options(choice: Hardware, request: Request) -> Hardware:
-    """Return a choice with the requested options, or the closest that are valid for it."""
+def _with_options(choice: Hardware, request: Request, largest: int) -> Hardware:
+    """Return a choice with the requested options, or the closest that are valid for it.
+
+    If a replica cannot have as many GPUs, because `largest` is less, they are split among several.
+    """
+    replicas, chips = _replicas(request), _chips(request)
+    if choice.is_tpu:
+        replicas = 1
+    elif choice.count and chips and chips > largest and chips % choice.count == 0:
+        split = replicas * (chips // choice.count)
+        replicas = split if split <= LARGEST_REPLICAS else replicas
     modes: list[Provisioning] = [request.provisioning or "standard", "spot", "standard"]
     if request.wait is not None:
         modes = ["flex", *modes]
@@ -188,7 +198,7 @@ def _with_options(choice: Hardware, request: Request) -> Hardware:
         reservation = ("any",)
     return replace(
         choice,
-        replicas=1 if choice.is_tpu else _replicas(request) * _split(choice, request),
+        replicas=replicas,
         provisioning=mode,
         disk_type=disk_type,
         disk_gb=None if request.disk_gb is None else min(max(request.disk_gb, DISK_GB[0]), DISK_GB[-1]),
@@ -197,15 +207,6 @@ def _with_options(choice: Hardware, request: Request) -> Hardware:
         wait=min(request.wait, LONGEST_WAIT) if request.wait is not None and mode == "flex" else None,
         restart=request.restart,
     )
-
-
-def _split(choice: Hardware, request: Request) -> int:
-    """Return among how many replicas the GPUs of one are split, if no machine has as many."""
-    row, chips = choice.accelerator_row, _chips(request)
-    if row is None or not chips or chips <= int(load().sizes(row)[-1]) or chips % choice.count:
-        return 1
-    parts = chips // choice.count
-    return parts if parts * _replicas(request) <= LARGEST_REPLICAS else 1
 
 
 def _names_reservations(names: tuple[str, ...]) -> bool:
