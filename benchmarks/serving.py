@@ -214,7 +214,7 @@ def watch_memory(folder: Path, image: bytes, requests: int) -> None:
 
 def compare_with_evaluation(folder: Path, images: Path, rounds: int) -> None:
     """Print the examples/s of the step evaluate and of `slipway predict` on the test split's images."""
-    from slipway.components.evaluate import evaluation
+    from slipway.components.evaluate.evaluate import evaluate
     from slipway.components.evaluate.gate import EvaluateSettings
     from slipway.components.prepare_data.prepare import prepare
     from slipway.components.prepare_data.settings import DataSettings
@@ -231,7 +231,7 @@ def compare_with_evaluation(folder: Path, images: Path, rounds: int) -> None:
         model = load_model(folder)
         instances.warm_up(model)
         for _ in range(rounds):
-            evaluation.evaluate(EvaluateSettings(), folder, data, None)
+            evaluate(EvaluateSettings(), folder, data, None)
             rates["evaluate"].append(evaluated[-1])
             (part,) = inputs.listed([str(images / "test")], "test")
             started, examples = time.monotonic(), 0

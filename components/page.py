@@ -38,7 +38,6 @@ def _environment(folder: Path) -> Environment:
         figure=figure,
         short=lambda value: figure(value, 3),
         count="{:,}".format,
-        difference=lambda value: ("+" if value >= 0 else "−") + figure(abs(value)),
         percent=lambda value, decimals=1: f"{value:.{decimals}%}",
         confidence=_confidence,
         breakable=_breakable,

@@ -30,12 +30,8 @@ def evaluate(
         dataset: The prepared data set, whose test split Slipway's evaluation uses; None if there is none.
     """
     from pathlib import Path
-    from typing import cast
 
-    from slipway.components.evaluate import custom
-    from slipway.components.evaluate.custom import CustomEvaluation
-    from slipway.components.evaluate.evaluation import Evaluation, log_classification
-    from slipway.components.evaluate.evaluation import evaluate as work
+    from slipway.components.evaluate.evaluate import evaluate as work
     from slipway.components.evaluate.gate import INTERVALS, UNCHECKED, EvaluateSettings
     from slipway.components.inputs import read
     from slipway.components.step import step
@@ -44,22 +40,15 @@ def evaluate(
     from slipway.core.values import write_metadata
 
     with step("evaluate") as outcome:
-        how, folder = read(EvaluateSettings, "evaluate", settings), Path(model.path)
         opponent = None if champion in ("", "none") else local_path(champion)
-        if dataset is None or custom.is_custom(how, folder):
-            data = Path(dataset.path) if dataset else uri or None
-            judged = custom.evaluate(how, folder, data, opponent, serve_module)
-            events.phase("writing the report")
-            page, evaluation = custom.render(judged), cast("CustomEvaluation | Evaluation", judged)
-        else:
-            evaluation = work(how, folder, Path(dataset.path), opponent, serve_module)
-            log_classification(evaluation, classification)
-            events.phase("writing the report")
-            from slipway.components.evaluate.report import render
+        data = Path(dataset.path) if dataset else uri or None
+        evaluation = work(read(EvaluateSettings, "evaluate", settings), Path(model.path), data, opponent, serve_module)
+        events.phase("writing the report")
+        from slipway.components.evaluate.report import log_classification, render
 
-            page = render(evaluation)
+        log_classification(evaluation, classification)
         Path(report.path).parent.mkdir(parents=True, exist_ok=True)
-        Path(report.path).write_text(page, encoding="utf-8")
+        Path(report.path).write_text(render(evaluation), encoding="utf-8")
         for name, value in evaluation.model.metrics.items():
             metrics.log_metric(name, value)
         verdict = evaluation.verdict

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.components.evaluate.served_model import Batch
+from slipway.components.evaluate.measured import Batch
 from slipway.serving import instances
 from slipway.serving.model import INSTANCES, PREDICTIONS, Model, load, read_json
 from slipway.trainer.export.examples import FILE_NAME
@@ -30,13 +30,13 @@ def fault(model: Model, sample: Batch) -> str | None:
         served = _served(model, sample)
     except Exception as error:  # of the serving code or of any library
         logging.exception("predicting with %s through the serving code", model.folder)
-        return f"The model cannot be served: a request with {_key(sample, 0)} fails: {instances.sentence(error)}."
+        return f"The model cannot be served: a request with {sample.key(0)} fails: {instances.sentence(error)}."
     trained, whose = _expected(model, sample)
     for index, (ours, theirs) in enumerate(zip(served, trained, strict=True)):
         if np.shape(ours) != np.shape(theirs) or not np.allclose(ours, theirs, rtol=TOLERANCE, atol=TOLERANCE):
             difference = np.abs(ours - theirs).max() if np.shape(ours) == np.shape(theirs) else np.inf
             return (
-                f"The model cannot be served: the answer to a request with {_key(sample, index)} differs by "
+                f"The model cannot be served: the answer to a request with {sample.key(index)} differs by "
                 f"{difference:.2g} from {whose}, more than {TOLERANCE:g}."
             )
     return None
@@ -98,17 +98,13 @@ def _served(model: Model, sample: Batch) -> list[NDArray[np.float64]]:
 
 def _expected(model: Model, sample: Batch) -> tuple[list[NDArray[np.float64]], str]:
     """Return the predictions to compare with, and whose they are."""
-    keys = [key.decode(errors="replace") for key in sample.keys]
+    keys = [sample.key(index) for index in range(len(sample.keys))]
     stored = read_json(model.folder / FILE_NAME)
     values = dict(zip(stored.get("keys", ()), stored.get("values", ()), strict=False))
     if all(key in values for key in keys):
         return [np.array(values[key], np.float64) for key in keys], "the trained network's prediction"
     assert model.values is not None  # the evaluation has loaded it for a task
     return list(model.predict(sample.features)[model.values].astype(np.float64)), "the evaluation's prediction"
-
-
-def _key(sample: Batch, index: int) -> str:
-    return sample.keys[index].decode(errors="replace")
 
 
 def _in_json(kind: str, value: Any) -> Any:

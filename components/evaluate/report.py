@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, Protocol
 
 from slipway.components import page
 from slipway.components.evaluate import charts
-from slipway.components.evaluate.charts import read_history
-from slipway.components.evaluate.evaluation import Evaluation, Unseen
-from slipway.components.evaluate.gate import GateSettings
+from slipway.components.evaluate.charts import History, read_history
+from slipway.components.evaluate.evaluate import Evaluation
+from slipway.components.evaluate.gate import GateSettings, known
+from slipway.components.evaluate.measured import Measured, Unseen
 from slipway.components.evaluate.measures.base import Example
+from slipway.components.evaluate.measures.classification import ClassificationMeasures
 from slipway.components.evaluate.sections import SECTIONS
-from slipway.components.evaluate.served_model import Measured
 from slipway.components.page import figure
 from slipway.core.manifest import Manifest
 from slipway.core.values import JsonObject
+from slipway.trainer.metrics.history import METRICS_FILE
 from slipway.trainer.tasks import TASKS
 
 TEMPLATE = Path(__file__).with_name("report.html")
+# Larger confusion matrices do not fit into an artifact's metadata; the report contains them in full.
+LARGEST_MATRIX = 100
+CURVE_POINTS = 100
 UNSEEN_SHOWN = 10
 # Images with a longer side are downscaled to this size before they are embedded.
 EMBEDDED_PIXELS = 192
@@ -52,41 +59,93 @@ _TRAINING = {
 }
 
 
+class Classification(Protocol):
+    """The methods of kfp's ClassificationMetrics that are used here."""
+
+    def log_confusion_matrix(self, categories: list[str], matrix: list[list[int]]) -> None: ...
+    def log_roc_curve(self, fpr: list[float], tpr: list[float], threshold: list[float]) -> None: ...
+
+
+def log_classification(evaluation: Evaluation, classification: Classification) -> None:
+    """Log the model's confusion matrix and its ROC curve, averaged over the classes at each threshold."""
+    measures = evaluation.model.measures
+    if evaluation.manifest is None or not isinstance(measures, ClassificationMeasures):
+        return
+    classes = evaluation.manifest.classes
+    if len(classes) <= LARGEST_MATRIX:
+        classification.log_confusion_matrix(classes, measures.confusion[:, :-1].tolist())
+    else:
+        logging.info("%d classes: the confusion matrix is in the report only", len(classes))
+    curve = measures.scored.average_curve()
+    if curve is not None:
+        curve = curve.thinned(CURVE_POINTS)
+        classification.log_roc_curve(
+            curve.false_positive_rate.tolist(), curve.true_positive_rate.tolist(), curve.thresholds.tolist()
+        )
+
+
 def render(evaluation: Evaluation) -> str:
     """Return the report of an evaluation as HTML."""
-    return page.render(TEMPLATE, **_content(evaluation))
-
-
-def _content(evaluation: Evaluation) -> JsonObject:
-    model, champion, manifest = evaluation.model, evaluation.champion, evaluation.manifest
-    history, recorded = read_history(model.folder / "metrics.jsonl"), ("loss", TASKS[manifest.task].figure)
+    model, history = evaluation.model, read_history(evaluation.model.folder / "metrics.jsonl")
     curves = [charts.learning_curve(history, name) for name in charts.curve_names(history, model.description)]
-    validation, gate = history.validation(model.description.get("weights_step")), evaluation.settings.gate
-    value = model.metrics[gate.name]
-    return {
+    content: JsonObject = {
         "verdict": evaluation.verdict,
-        "gate": gate_text(gate),
-        "headline": f"{gate.label} {f'{value:.2%}' if gate.name == 'accuracy' else figure(value)}",
-        "manifest": manifest,
-        "noun": manifest.noun,
-        "sections": f"sections/{manifest.task}.html",
+        "gate": gate_text(evaluation.settings.gate),
+        "manifest": evaluation.manifest,
         "metrics": model.metrics,
-        "untrained": model.description.get("trainable_bytes") == 0,
-        "unseen": [(each, _few(each)) for each in evaluation.unseen],
-        "champion": champion,
-        "compared": model.compared.examples,
-        "figures": _figures(model, champion, manifest, evaluation.baseline),
+        "champion": evaluation.champion,
         "baseline": evaluation.baseline,
         "curves": [curve for curve in curves if curve],
+        "created": datetime.now(UTC).strftime("%d %B %Y, %H:%M UTC").lstrip("0"),
+    }
+    if evaluation.manifest is None:
+        return page.render(TEMPLATE, **content, **_of_custom(evaluation))
+    return page.render(TEMPLATE, **content, **_of_split(evaluation, evaluation.manifest, history))
+
+
+def _of_split(evaluation: Evaluation, manifest: Manifest, history: History) -> JsonObject:
+    """Return what only the report of an evaluation on the test split shows."""
+    model, champion, gate, row = evaluation.model, evaluation.champion, evaluation.settings.gate, TASKS[manifest.task]
+    assert model.measures is not None
+    assert model.compared is not None
+    value, validation = model.metrics[gate.name], history.validation(model.description.get("weights_step"))
+    return {
+        "headline": f"{gate.label} {f'{value:.2%}' if gate.name == 'accuracy' else figure(value)}",
+        "noun": manifest.noun,
+        "sections": f"sections/{manifest.task}.html",
+        "untrained": model.description.get("trainable_bytes") == 0,
+        "unseen": [(each, _few(each)) for each in evaluation.unseen],
+        "compared": model.compared.examples,
+        "figures": list(_rows_of_split(evaluation, manifest)),
         "validated": [
-            (TASKS[manifest.task].metrics[name].title, validation[name]) for name in recorded if name in validation
+            (row.metrics[name].title, validation[name]) for name in ("loss", row.figure) if name in validation
         ],
         "validation_step": validation.get("step"),
         "worst": [_worst(example) for example in model.measures.worst.examples],
         "provenance": _provenance(model, manifest),
-        "created": datetime.now(UTC).strftime("%d %B %Y, %H:%M UTC").lstrip("0"),
         "compares_classes": champion is not None and model.compared is model.measures,
-        **SECTIONS[manifest.task](manifest, model, champion),
+        **SECTIONS[manifest.task](manifest, model.measures, champion.measures if champion else None),
+    }
+
+
+def _of_custom(evaluation: Evaluation) -> JsonObject:
+    """Return what only the report of a custom evaluation shows."""
+    model, gate, module = evaluation.model, evaluation.settings.gate, evaluation.settings.module
+    sizes = [path.stat().st_size for path in sorted(model.folder.rglob("*")) if path.is_file()]
+    provenance = {
+        "Metrics": module or METRICS_FILE,
+        "Data": "of the program" if evaluation.data is None else str(evaluation.data),
+        "Model": f"{len(sizes):,} files, {sum(sizes):,} bytes",
+        "Weights checksum": str(model.weights_checksum or ""),
+    }
+    return {
+        "headline": f"{gate.label} {model.metrics[gate.name]:.5g}",
+        "source": module or "the metrics that the program reported",
+        "sections": "sections/custom.html",
+        "figures": list(_rows_of_custom(evaluation)),
+        "plots": [(title, *_embedded(plot)) for title, plot in model.plots.items()],
+        "tables": model.tables,
+        "provenance": [("", [(label, value) for label, value in provenance.items() if value])],
     }
 
 
@@ -97,26 +156,52 @@ def _few(unseen: Unseen) -> str:
     return ", ".join(shown) + (f" and {more:,} more" if more else "")
 
 
-def _figures(
-    model: Measured, champion: Measured | None, manifest: Manifest, baseline: Mapping[str, float]
-) -> list[JsonObject]:
-    """Return the rows of the metrics table: this model, the baseline, the champion, the difference and its trend."""
-    ours, theirs, compared = model.metrics, champion.metrics if champion else {}, model.compared.metrics()
-    champion_intervals = champion.intervals if champion else {}
-    rows = []
+def _rows_of_split(evaluation: Evaluation, manifest: Manifest) -> Iterator[JsonObject]:
+    """Yield the rows of the metrics table: this model, the baseline, the champion, the difference and its trend."""
+    model, champion = evaluation.model, evaluation.champion
+    assert model.measures is not None
+    assert model.compared is not None
+    theirs, intervals = (champion.metrics, champion.intervals) if champion else ({}, {})
+    compared, without_interval = model.compared.metrics(), model.measures.without()
     for name, metric in TASKS[manifest.task].metrics.items():
-        if name not in ours:
+        if name not in model.metrics:
             continue
-        difference = compared[name] - theirs[name] if name in theirs and name in compared else None
-        trend = "same"
-        if difference is not None and figure(compared[name]) != figure(theirs[name]):
-            trend = "better" if (difference < 0) == (metric.direction == "minimize") else "worse"
-        label = metric.title[0].upper() + metric.title[1:]
-        row: JsonObject = {"label": label, "meaning": metric.meaning, "difference": difference, "trend": trend}
-        row |= {"value": ours[name], "interval": model.intervals.get(name), "baseline": baseline.get(name)}
-        row |= {"no_interval": model.without_interval.get(name)}
-        rows.append(row | {"champion": theirs.get(name), "champion_interval": champion_intervals.get(name)})
-    return rows
+        difference, trend = "–", ""
+        if name in theirs and name in compared:
+            gain = compared[name] - theirs[name]
+            difference = f"{'+' if gain >= 0 else '−'}{figure(abs(gain))}"
+            trend = "better" if (gain < 0) == (metric.direction == "minimize") else "worse"
+            if figure(compared[name]) == figure(theirs[name]):
+                difference, trend = "0.0000", "same"
+        yield {
+            "label": metric.title[0].upper() + metric.title[1:],
+            "meaning": metric.meaning,
+            "value": figure(model.metrics[name]),
+            "interval": model.intervals.get(name),
+            "no_interval": without_interval.get(name),
+            "baseline": figure(evaluation.baseline.get(name)),
+            "champion": figure(theirs.get(name)),
+            "champion_interval": intervals.get(name),
+            "difference": difference,
+            "trend": trend,
+        }
+
+
+def _rows_of_custom(evaluation: Evaluation) -> Iterator[JsonObject]:
+    """Yield the rows of the metrics table, the gate's metric first; only known directions have a trend."""
+    gate, ours = evaluation.settings.gate, evaluation.model.metrics
+    theirs = evaluation.champion.metrics if evaluation.champion else {}
+    for name in sorted(ours, key=lambda name: name != gate.name):
+        row: JsonObject = {"label": name, "value": f"{ours[name]:.5g}", "interval": None, "champion_interval": None}
+        row |= {"champion": "–", "difference": "–", "trend": ""}
+        metric = known(name)
+        if name in theirs:
+            gain = ours[name] - theirs[name]
+            row |= {"champion": f"{theirs[name]:.5g}", "difference": f"{gain:+.5g}"}
+            if name == gate.name or metric:
+                minimized = gate.minimized if metric is None or name == gate.name else metric.direction == "minimize"
+                row["trend"] = "same" if not gain else "better" if (gain < 0) == minimized else "worse"
+        yield row
 
 
 def gate_text(gate: GateSettings) -> str:
@@ -130,6 +215,20 @@ def gate_text(gate: GateSettings) -> str:
     if gate.margin < 0:
         return f"{name}{minimum} worse than the champion’s by no more than {-gate.margin:g}"
     return f"{name}{minimum} {'better than' if significant else 'at least as good as'} the champion’s{significant}"
+
+
+def _embedded(plot: Any) -> tuple[str, str]:
+    """Return a plot's kind, image or page, and its content: a data URI or HTML."""
+    if hasattr(plot, "savefig"):
+        buffer = io.BytesIO()
+        plot.savefig(buffer, format="svg", bbox_inches="tight")
+        kind, content = "svg+xml", buffer.getvalue()
+    else:
+        ending, content = Path(plot).suffix.lower(), Path(plot).read_bytes()
+        if ending in (".html", ".htm"):
+            return "page", content.decode(errors="replace")
+        kind = {".svg": "svg+xml", ".png": "png"}.get(ending, "jpeg")
+    return "image", f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def _worst(example: Example) -> JsonObject:

@@ -313,7 +313,7 @@ class Records(Part):
 
     def read(self, model: Model, size: int, key: str | None = None) -> Iterator[Chunk]:  # noqa: ARG002
         """Yield the records as the evaluation does."""
-        from slipway.components.evaluate.evaluation import batches
+        from slipway.components.evaluate.evaluate import batches
         from slipway.core import manifest as manifests
         from slipway.serving.model import import_tensorflow
 

@@ -303,15 +303,15 @@ def test_the_exported_model_is_the_network(bench: Bench, tmp_path: Path) -> None
     engine.export(tmp_path, config, bench.manifest.model_copy(update={"resize_mode": "crop"}))
     description = {"classes": bench.manifest.classes, "image_size": [8, 8], "channels": 1, "resize_mode": "crop"}
     (tmp_path / "model.json").write_text(json.dumps(description))
-    serve = served_model.load(tmp_path, bench.manifest)
-    check_agreement(bench, serve, bench.share, "validation")
+    served = served_model.load(tmp_path, bench.manifest)
+    check_agreement(bench, served, bench.share, "validation")
     square = np.random.default_rng(0).integers(0, 256, (8, 8, 1), np.uint8)
     wide = np.pad(square, ((0, 0), (4, 4), (0, 0)), constant_values=255)
     images = tf.stack([tf.io.encode_png(pixels) for pixels in (square, wide)])
-    np.testing.assert_allclose(*serve({"image_bytes": images})[1], atol=1e-6)
+    np.testing.assert_allclose(*served.predict({"image_bytes": images})["probabilities"], atol=1e-6)
 
 
-def check_agreement(bench: Bench, serve: Any, share: Share, split: str) -> None:
+def check_agreement(bench: Bench, model: Any, share: Share, split: str) -> None:
     import tensorflow as tf
 
     from slipway.trainer.data import inputs
@@ -319,13 +319,13 @@ def check_agreement(bench: Bench, serve: Any, share: Share, split: str) -> None:
     features = {"image": tf.io.FixedLenFeature([], tf.string)}
     records = list(tf.data.TFRecordDataset(share.paths(split)))
     encoded = tf.stack([tf.io.parse_single_example(record, features)["image"] for record in records])
-    classes, served = serve({"image_bytes": encoded})
+    served = model.predict({"image_bytes": encoded})["probabilities"]
     images, labels = inputs.evaluation(share, split, 50).decoded
     own = bench.probabilities(images / np.float32(255))
-    assert list(classes) == share.manifest.classes
+    assert list(model.names) == share.manifest.classes
     np.testing.assert_allclose(served, own, atol=1e-4)
     assert (own.argmax(axis=1) == labels).mean() > 0.8
-    first = serve({"image_bytes": encoded[:1]})[1]
+    first = model.predict({"image_bytes": encoded[:1]})["probabilities"]
     np.testing.assert_allclose(first, own[:1], atol=1e-4)
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slipway.components.evaluate import contract, evaluation
+from slipway.components.evaluate import contract
+from slipway.components.evaluate.evaluate import batches
 from slipway.core import manifest as manifests
 from slipway.core.errors import UserError
 from slipway.serving import instances
@@ -71,8 +72,9 @@ def predictions(folder: Path, bench: Bench) -> Any:
         "inputs": {name: one.model_dump() for name, one in manifest.inputs.items()},
     }
     (folder / "model.json").write_text(json.dumps(record))
-    names, values = served_model.load(folder, manifest)(requests)
-    assert names == manifest.classes
+    model = served_model.load(folder, manifest)
+    values = model.predict(requests)[model.values]
+    assert model.names == manifest.classes
     return values
 
 
@@ -91,16 +93,16 @@ def test_the_exported_model_predicts_from_raw_values_what_was_validated(
     found = predictions(tmp_path, bench)
     stored = json.loads((tmp_path / examples.FILE_NAME).read_text())
     np.testing.assert_allclose(stored["values"], found[: examples.EXAMPLES], rtol=1e-4, atol=1e-5)
-    (sample,) = evaluation.batches(
+    (sample,) = batches(
         [bench.data / shard.file for shard in bench.manifest.splits["validation"].shards], bench.manifest, 40
     )
     model = serving.load(tmp_path)
-    assert contract.fault(model, sample.first(examples.EXAMPLES)) is None
+    assert contract.fault(model, sample.part(0, examples.EXAMPLES)) is None
     answers = model.predict_padded(instances.arrays(model, stored["instances"]))
     np.testing.assert_allclose(answers[model.values], stored["values"], rtol=1e-4, atol=1e-4)
     stored["values"][1] = (np.array(stored["values"][1]) * 1.01 + 0.01).tolist()
     (tmp_path / examples.FILE_NAME).write_text(json.dumps(stored))
-    assert "differs by" in str(contract.fault(model, sample.first(examples.EXAMPLES)))
+    assert "differs by" in str(contract.fault(model, sample.part(0, examples.EXAMPLES)))
     decoded = bench.validation(40).batches()
     _, labels, _ = next(decoded)
     target = bench.manifest.target

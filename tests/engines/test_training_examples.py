@@ -104,8 +104,8 @@ def test_a_network_of_a_custom_program_is_exported(tmp_path: Path, monkeypatch: 
         else:
             expected = torch.softmax(network(torch.tensor(inputs).permute(0, 3, 1, 2)), 1).detach().numpy()
         training.export(network)
-        serve = served_model.load(tmp_path / "MODEL", manifest)
-        names, found = serve({"image_bytes": tf.constant([encode(image[..., 0]) for image in pixels])})
-        assert names == CLASSES
-        np.testing.assert_allclose(found, expected, atol=1e-6)
+        model = served_model.load(tmp_path / "MODEL", manifest)
+        found = model.predict({"image_bytes": tf.constant([encode(image[..., 0]) for image in pixels])})
+        assert model.names == CLASSES
+        np.testing.assert_allclose(found["probabilities"], expected, atol=1e-6)
         assert (tmp_path / "MODEL" / "model.keras").exists() == isinstance(network, keras.Model)

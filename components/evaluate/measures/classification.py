@@ -38,33 +38,6 @@ class Predictions:
         return self.predicted == self.labels
 
 
-class ConfusionMatrix:
-    """Confusion matrix: true classes in rows, predicted in columns; the last column is for foreign classes."""
-
-    def __init__(self, classes: int) -> None:
-        self.counts: Counts = np.zeros((classes, classes + 1), np.int64)
-
-    def update(self, batch: Predictions) -> None:
-        np.add.at(self.counts, (batch.labels, batch.predicted), 1)
-
-    @property
-    def examples(self) -> int:
-        return int(self.counts.sum())
-
-    @property
-    def correct(self) -> int:
-        return int(np.trace(self.counts))
-
-    @property
-    def accuracy(self) -> float:
-        return self.correct / self.examples
-
-    @property
-    def averages(self) -> CountAverages:
-        """Precision, recall and F1 of each class, and their averages."""
-        return CountAverages(np.diagonal(self.counts), self.counts.sum(axis=0)[:-1], self.counts.sum(axis=1))
-
-
 def in_top(batch: Predictions) -> NDArray[np.bool_]:
     """Return whether the true class is among the `TOP` most probable ones, [batch]."""
     true = np.take_along_axis(batch.probabilities, batch.labels[:, None], axis=1)
@@ -117,7 +90,8 @@ class ClassificationMeasures(Measures[Predictions]):
     def __init__(self, classes: Sequence[str], examples: int, worst: int = 0) -> None:
         self._names = [*classes, FOREIGN]
         super().__init__(worst)
-        self.confusion = ConfusionMatrix(len(classes))
+        # True classes in rows, predicted in columns; the last column is for foreign classes.
+        self.confusion: Counts = np.zeros((len(classes), len(classes) + 1), np.int64)
         self.scored = Scores(examples, len(classes))
         self.calibration = Calibration()
         self._labels, self._predicted = np.zeros((2, examples), np.int32)
@@ -136,7 +110,7 @@ class ClassificationMeasures(Measures[Predictions]):
         size, classes = batch.probabilities.shape
         part = slice(self.examples, self.examples + size)
         self.examples += size
-        self.confusion.update(batch)
+        np.add.at(self.confusion, (batch.labels, batch.predicted), 1)
         self.calibration.update(batch)
         self.scored.update(batch.probabilities, batch.labels[:, None] == np.arange(classes))
         true = batch.probabilities[np.arange(size), batch.labels]
@@ -155,6 +129,11 @@ class ClassificationMeasures(Measures[Predictions]):
     def correct(self) -> NDArray[np.bool_]:
         return self._labels == self._predicted
 
+    @property
+    def averages(self) -> CountAverages:
+        """Precision, recall and F1 of each class, and their averages."""
+        return CountAverages(np.diagonal(self.confusion), self.confusion.sum(axis=0)[:-1], self.confusion.sum(axis=1))
+
     def values(self) -> dict[str, float | None]:
         """Return the metrics; macro averages are over the classes that have examples.
 
@@ -163,7 +142,7 @@ class ClassificationMeasures(Measures[Predictions]):
         return {
             **{name: hits / self.examples for name, hits in self.hits().items()},
             "loss": float(self._losses.mean()),
-            **self.confusion.averages.macro(),
+            **self.averages.macro(),
             **self.scored.macro(),
             "expected_calibration_error": self.calibration.expected_error,
         }
@@ -175,16 +154,16 @@ class ClassificationMeasures(Measures[Predictions]):
 
         return {
             "loss": self._losses - self._losses.mean(),
-            **self.confusion.averages.influences(summed, self.examples),
+            **self.averages.influences(summed, self.examples),
             **self.scored.influences(),
         }
 
     def classes(self, metric: str) -> tuple[Floats, Floats]:
-        return self.scored.classes(metric, {**self.confusion.averages.each, **self.scored.each}[metric])
+        return self.scored.classes(metric, {**self.averages.each, **self.scored.each}[metric])
 
     def bias(self, metric: str) -> float:
         return self.scored.bias(metric)
 
     def hits(self) -> dict[str, int]:
         top = {"top_5_accuracy": self._in_top} if len(self._names) - 1 > TOP else {}
-        return {"accuracy": self.confusion.correct, **top}
+        return {"accuracy": int(np.trace(self.confusion)), **top}

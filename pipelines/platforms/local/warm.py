@@ -36,7 +36,7 @@ EXECUTOR = "kfp.dsl.executor_main"
 # What the trainer and the steps import when they are called, without their libraries.
 TRAINING = ("slipway.trainer.loop", "slipway.trainer.data.inputs")
 STEPS = ("kfp.dsl.executor", "slipway.components.train.local_cluster", "slipway.components.train.result")
-EVALUATION = ("slipway.components.evaluate.custom", "slipway.components.evaluate.report", "jinja2")
+EVALUATION = ("slipway.components.evaluate.report", "jinja2")
 
 
 def warm_steps(config: RunConfig, platform: Platform, environment: Mapping[str, str]) -> tuple[str, ...]:

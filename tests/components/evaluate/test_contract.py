@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from slipway.components.evaluate import custom
-from slipway.components.evaluate.evaluation import Evaluation, evaluate
+from slipway.components.evaluate.evaluate import Evaluation, evaluate
 from slipway.components.evaluate.gate import EvaluateSettings, GateSettings
 from slipway.components.evaluate.report import render
 from slipway.core import manifest
@@ -121,7 +120,7 @@ def test_a_custom_model_is_loaded_by_its_function_and_predicts_its_programs_exam
 ) -> None:
     (own / FILE_NAME).write_text(json.dumps(examples))
     settings = EvaluateSettings(gate=GateSettings(metric="rmse", maximum=1.0))
-    verdict = custom.evaluate(settings, own, None, None, "own_serving:load").verdict
+    verdict = evaluate(settings, own, None, None, "own_serving:load").verdict
     assert verdict.decision == ("promote" if fault is None else "reject")
     if fault is not None:
         assert verdict.reasons[-1].startswith("The model cannot be served: ")
@@ -132,7 +131,7 @@ def test_a_function_that_fails_ends_the_step_with_what_to_fix(own: Path) -> None
     (own / "factor.json").unlink()
     settings = EvaluateSettings(gate=GateSettings(metric="rmse", maximum=1.0))
     with pytest.raises(UserError, match="own_serving:load raised FileNotFoundError") as error:
-        custom.evaluate(settings, own, None, None, "own_serving:load")
+        evaluate(settings, own, None, None, "own_serving:load")
     assert error.value.setting == "serve.module"
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slipway.components.evaluate.custom import evaluate, is_custom, render
+from slipway.components.evaluate.evaluate import evaluate, is_custom
 from slipway.components.evaluate.gate import EvaluateSettings
+from slipway.components.evaluate.report import render
 from slipway.core import integrity
 from slipway.core.errors import UserError
 

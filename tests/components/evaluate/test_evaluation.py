@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from sklearn import metrics as reference
 
-from slipway.components.evaluate import evaluation, report, served_model
-from slipway.components.evaluate.evaluation import evaluate
+from slipway.components.evaluate import report
+from slipway.components.evaluate.evaluate import evaluate
 from slipway.components.evaluate.gate import EvaluateSettings, GateSettings
 from slipway.components.evaluate.served_model import ServedModel
 from slipway.core.errors import UserError
@@ -59,7 +59,7 @@ def test_batches_are_predicted_at_once_and_measured_in_order(
     data_set: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings, predict = EvaluateSettings(batch_size=64, worst_examples=5), ServedModel.predict
-    monkeypatch.setattr(evaluation, "available_cores", lambda: 1)
+    monkeypatch.setattr("slipway.components.evaluate.evaluate.available_cores", lambda: 1)
     alone = evaluate(settings, model_folder, data_set, None)
     both, calls = threading.Barrier(2), itertools.count()
 
@@ -69,7 +69,7 @@ def test_batches_are_predicted_at_once_and_measured_in_order(
         return predict(self, batch)
 
     monkeypatch.setattr(ServedModel, "predict", predict_with_another)
-    monkeypatch.setattr(evaluation, "available_cores", lambda: 2)
+    monkeypatch.setattr("slipway.components.evaluate.evaluate.available_cores", lambda: 2)
     together = evaluate(settings, model_folder, data_set, None)
     assert together.as_dict() == alone.as_dict()
     assert together.model.measures.worst.examples == alone.model.measures.worst.examples
@@ -119,7 +119,7 @@ def test_a_champion_with_other_classes_is_compared_by_name(
     right = (predicted == digits.test_labels) & (digits.test_labels != 0)
     assert evaluation.champion.metrics["accuracy"] == pytest.approx(right.mean())
     assert np.isfinite(evaluation.champion.metrics["loss"])
-    taken = evaluation.champion.measures.confusion.counts
+    taken = evaluation.champion.measures.confusion
     assert taken[0, -1] == ((predicted == 0) & (digits.test_labels == 0)).sum()
     assert any("does not have the class 0" in reason for reason in evaluation.verdict.reasons)
     assert any("letter O" in reason for reason in evaluation.verdict.reasons)
@@ -145,18 +145,13 @@ def test_an_image_that_only_the_champion_cannot_read_names_the_champion(
     folder = make_data_set(tmp_path / "data", digits.test_images[:20], labels, [str(digit) for digit in range(10)])
     champion = as_version(model_folder, tmp_path, 4)
 
-    def serve_one_less(model: Any, data: Any) -> Any:
-        serve = serving(model, data)
+    def serve_one_less(self: Any, features: Any) -> Any:
+        if self.model.folder == champion and digits.test_images[11] in features["image_bytes"].numpy().tolist():
+            raise ValueError("no pixels")
+        return serve(self, features)
 
-        def limited(features: Any) -> Any:
-            if model.folder == champion and digits.test_images[11] in features["image_bytes"].numpy().tolist():
-                raise ValueError("no pixels")
-            return serve(features)
-
-        return limited
-
-    serving = served_model.serving
-    monkeypatch.setattr(served_model, "serving", serve_one_less)
+    serve = ServedModel._serve
+    monkeypatch.setattr(ServedModel, "_serve", serve_one_less)
     with pytest.raises(UserError) as caught:
         evaluate(DEFAULT, model_folder, folder, champion)
     example = f"{labels[11]}/00011.png"

@@ -20,7 +20,7 @@ import pytest
 from PIL import Image
 
 from slipway.components.evaluate.charts import POINTS, read_history
-from slipway.components.evaluate.evaluation import Evaluation, evaluate
+from slipway.components.evaluate.evaluate import Evaluation, evaluate
 from slipway.components.evaluate.gate import EvaluateSettings, GateSettings
 from slipway.components.evaluate.measures.significance import proportion_interval
 from slipway.components.evaluate.report import _data_uri, render
@@ -81,7 +81,7 @@ def test_the_page_says_the_verdict_its_reasons_and_both_models_figures(html: str
         for name in ("accuracy", "loss", "macro_f1", "macro_auc", "expected_calibration_error"):
             assert f"{measured.metrics[name]:.4f}" in text
     assert "Champion, version 3" in text
-    low, high = proportion_interval(evaluation.model.measures.confusion.correct, 360)
+    low, high = proportion_interval(int(evaluation.model.measures.averages.hits.sum()), 360)
     assert f"95% confidence interval of the accuracy: {low:.1%} to {high:.1%}" in text
     assert "No interval of Loss, Expected calibration error: one confident error more changes it too much." in text
     assert "Predicted class" in text
@@ -199,7 +199,7 @@ def test_many_classes_are_a_plot_and_the_weakest_come_first(
     assert "The 20 classes with the lowest F1, of 120." in page.text
     assert f"among the five most probable {top:.4f}" in " ".join(page.text.split())
     assert "The other 100 classes" in page.text
-    weakest = int(evaluation.model.measures.confusion.averages.f1[:10].argmin())
+    weakest = int(evaluation.model.measures.averages.f1[:10].argmin())
     rows = re.findall(r'<th scope="row" class="break">(class \d+)</th>', html)
     assert len(rows) == 120
     assert rows[0] == names[weakest]
@@ -220,7 +220,7 @@ def test_up_to_a_hundred_classes_have_their_names_at_the_matrix(
     model = make_model(tmp_path / "model", weights, np.concatenate([regression.bias, np.full(50, -30.0)]), names)
     evaluation = evaluate(EvaluateSettings(), model, data, None)
     html = render(evaluation)
-    counts = evaluation.model.measures.confusion.counts
+    counts = evaluation.model.measures.confusion
     matrix = html[html.index('aria-label="confusion matrix of 60 classes"') :].partition("</svg>")[0]
     assert matrix.count("<rect") == np.count_nonzero(counts)
     assert matrix.count(">&lt;class&gt; 59, which has a…</text>") == 2

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slipway.components.evaluate import custom, report
-from slipway.components.evaluate.evaluation import evaluate, unseen_by
+from slipway.components.evaluate import report
+from slipway.components.evaluate.evaluate import evaluate
 from slipway.components.evaluate.gate import EvaluateSettings, GateSettings, Opponent, Verdict, decide
+from slipway.components.evaluate.measured import unseen_by
 from slipway.components.evaluate.measures.base import compare
 from slipway.components.evaluate.measures.classification import ClassificationMeasures
 from slipway.components.prepare_data.prepare import Prepared, prepare
@@ -191,7 +192,7 @@ def test_a_function_of_ones_own_measures_on_examples_that_the_champion_has_seen(
     data, version = marked(unseen)
     monkeypatch.syspath_prepend(str(version.parent))
     (version.parent / f"measured_{unseen}.py").write_text("def of(model, data): return {'accuracy': 0.5}\n")
-    found = custom.evaluate(EvaluateSettings(module=f"measured_{unseen}:of"), model_folder, data, version)
+    found = evaluate(EvaluateSettings(module=f"measured_{unseen}:of"), model_folder, data, version)
     caveats = [each for each in found.verdict.reasons if "trained or selected" in each]
     assert len(caveats) == (words is not None)
     assert words is None or words in caveats[0]

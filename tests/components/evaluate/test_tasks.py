@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from sklearn import metrics as reference
 
-from slipway.components.evaluate.evaluation import Evaluation, evaluate
+from slipway.components.evaluate.evaluate import Evaluation, evaluate
 from slipway.components.evaluate.gate import EvaluateSettings, GateSettings
 from slipway.components.evaluate.report import render
 from slipway.core.errors import UserError

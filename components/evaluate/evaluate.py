@@ -1,0 +1,299 @@
+"""The evaluation: measure a model and the champion that it has to beat, and apply the gate.
+
+Both are measured on the test split in one streaming pass, or as `custom` says.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter, deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway.components.evaluate import contract, custom
+from slipway.components.evaluate.gate import INTERVALS, EvaluateSettings, GateSettings, Opponent, Verdict, decide
+from slipway.components.evaluate.measured import (
+    SPLIT,
+    UNRECORDED,
+    Batch,
+    Data,
+    Mask,
+    Measured,
+    Measurement,
+    Unseen,
+    unseen_by,
+)
+from slipway.components.evaluate.measures import EVALUATED, Baseline
+from slipway.components.evaluate.measures.base import compare
+from slipway.components.evaluate.served_model import OtherData, ServedModel
+from slipway.core import events, manifest, seen
+from slipway.core.cores import available_cores
+from slipway.core.errors import UserError
+from slipway.core.manifest import Manifest, Split, signature_name
+from slipway.core.values import JsonObject
+from slipway.serving.model import TYPES, import_tensorflow, is_model
+from slipway.trainer.metrics.history import METRICS_FILE
+from slipway.trainer.tasks import TASKS
+
+EVENT_SECONDS = 0.5
+# If test examples are excluded from the comparison with the champion, fewer are too few, unless half of all remain.
+FEWEST_COMPARED = 50
+# Batches of at most so many decoded bytes are predicted in several threads. With larger ones, each operation of a
+# network uses all cores itself, and two batches at once would need twice the memory.
+SMALL_BATCH_BYTES, MOST_THREADS = 8 * 1024**2, 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(Measurement):
+    """The result of an evaluation: what was measured, and the gate's verdict."""
+
+    verdict: Verdict
+
+    def as_dict(self) -> JsonObject:
+        """Return what a run's record stores: both models' metrics and the verdict."""
+        found: JsonObject = {
+            "metrics": self.model.metrics,
+            "metric": self.settings.gate.name,
+            "champion_metrics": self.champion.metrics if self.champion else None,
+            "verdict": self.verdict.as_dict(),
+        }
+        if self.manifest is not None:
+            found[INTERVALS] = {name: list(interval) for name, interval in self.model.intervals.items()}
+            found["baseline_metrics"] = dict(self.baseline)
+        return found
+
+
+def evaluate(
+    settings: EvaluateSettings, model: Path, data: Data, champion: Path | None, serve_module: str = ""
+) -> Evaluation:
+    """Measure the model in folder `model`, and the champion, and apply the gate.
+
+    Args:
+        settings: How to evaluate; with `champion="none"`, the argument `champion` is ignored.
+        model: The model's folder.
+        data: The prepared data set's folder, or the data of a custom program.
+        champion: The folder of the registered version to beat, or None.
+        serve_module: What loads the model for serving (serve.module); "" if Slipway does.
+
+    Raises:
+        UserError: A model or the data cannot be evaluated, see `measure_on_split` and `custom.measure`; a metric that
+            the gate needs is missing; serve.module fails.
+    """
+    opponent, without = champion, "There is no champion yet."
+    if settings.champion == "none":
+        opponent, without = None, "Not compared with a champion (evaluate.champion=none)."
+    if isinstance(data, Path) and not is_custom(settings, model):
+        found = measure_on_split(settings, model, data, opponent)
+    else:
+        found = custom.measure(settings, model, data, opponent)
+    verdict = decide(found.settings.gate, found.model.metrics, found.opponent, without, found.how, found.baseline)
+    if serve_module:
+        verdict = verdict.unless(contract.module_fault(model, serve_module))
+    elif found.sample:
+        verdict = verdict.unless(contract.fault(*found.sample))
+    return Evaluation(**vars(found), verdict=verdict)
+
+
+def is_custom(settings: EvaluateSettings, model: Path) -> bool:
+    """Return whether Slipway does not evaluate a model itself, on the test split of the prepared data set.
+
+    It does not with `evaluate.module`, if its program reported metrics, and if it could not load the model.
+    """
+    return settings.module is not None or (model / METRICS_FILE).is_file() or not is_model(model)
+
+
+def measure_on_split(settings: EvaluateSettings, model: Path, data: Path, champion: Path | None) -> Measurement:
+    """Measure both models on the test split of the data set in `data`.
+
+    Raises:
+        UserError: The data set has no test split or a damaged shard; a model fails to load, has other classes than
+            the data set, or returns NaN or infinite probabilities; an image cannot be decoded; the gate's metric is
+            undefined on the split.
+    """
+    description = manifest.read(data)
+    split = _test_split(description, data)
+    events.phase("loading TensorFlow")
+    import_tensorflow()
+    events.phase("loading the model")
+    hashes = seen.of_split(data, description, SPLIT)
+    compared = None if champion is None else unseen_by(hashes, model, champion)
+    challenger = ServedModel(model, description, split.examples, settings.worst_examples, compared, is_champion=False)
+    served, opponent = None, None
+    if champion is not None:
+        try:
+            _check_enough(compared)
+            served = ServedModel(champion, description, split.examples, 0, compared, is_champion=True)
+        except OtherData as reason:
+            opponent = Opponent(Measured(champion, {}, {}).name, {}, incomparable=str(reason))
+    events.phase("compiling the model")  # TensorFlow compiles on the first batch
+    unseen, constant = UnseenCategories(description), Baseline(description, split.examples)
+    models = [challenger, served] if served else [challenger]
+    done, started = 0, time.monotonic()
+    reported_at = started
+    for batch, answers in _predicted(data, description, split, settings.batch_size, models):
+        unseen.update(batch)
+        constant.update(batch.labels)
+        for each, answer in zip(models, answers, strict=True):
+            each.update(batch, answer)
+        done += len(batch.labels)
+        now = time.monotonic()
+        if now - reported_at >= EVENT_SECONDS or done == split.examples:
+            reported_at = now
+            events.progress(done, split.examples, "examples", examples_per_second=done / max(now - started, 1e-9))
+    measured = challenger.measured()
+    beaten = served.measured() if served else None
+    gate = settings.gate.of(description.task)
+    _check_defined(gate, description, measured)
+    if beaten is not None:
+        is_recorded = hashes is not None and seen.seen_by(beaten.folder) is not None
+        opponent = _as_opponent(beaten, measured, gate.name, caveat="" if is_recorded else UNRECORDED)
+    return Measurement(
+        settings=settings.model_copy(update={"gate": gate}),
+        data=data,
+        model=measured,
+        champion=beaten,
+        opponent=opponent,
+        how="on the test split",
+        manifest=description,
+        sample=(challenger.model, challenger.sample) if challenger.sample else None,
+        unseen=unseen.found(),
+        baseline=constant.metrics(),
+    )
+
+
+def _test_split(description: Manifest, data: Path) -> Split:
+    split = description.splits.get(SPLIT)
+    if split is None or not split.examples:
+        found = "is empty" if split else "does not exist"
+        raise UserError(
+            f"The data set in {data} cannot be evaluated on: its split {SPLIT!r} {found}.",
+            setting="data.split",
+            value=", ".join(f"{name}: {part.examples}" for name, part in description.splits.items()),
+            allowed="a test split of at least one example",
+            fix=f"add a folder {SPLIT!r} to the source, or set data.split.{SPLIT} above 0 for a source without splits",
+        )
+    manifest.verify(data, split.shards)
+    return split
+
+
+def _check_enough(compared: Mask | None) -> None:
+    """Raise OtherData if so few examples remain that their comparison would say little."""
+    if compared is None:
+        return
+    kept, examples = int(compared.sum()), len(compared)
+    if kept < min(FEWEST_COMPARED, examples / 2):
+        raise OtherData(
+            f"or this model was trained or selected on {examples - kept:,} of the {examples:,} test examples; "
+            f"the other {kept:,} are too few to compare on (at least {FEWEST_COMPARED}, or half)"
+        )
+
+
+class UnseenCategories:
+    """Counts the categories of a split's examples that the inputs' vocabularies do not have."""
+
+    def __init__(self, description: Manifest) -> None:
+        categories = {name: each for name, each in description.inputs.items() if each.kind == "category"}
+        self._vocabularies = {name: frozenset(each.vocabulary) for name, each in categories.items()}
+        self._counts: dict[str, Counter[str]] = {name: Counter() for name in categories}
+        self._examples = dict.fromkeys(categories, 0)
+
+    def update(self, batch: Batch) -> None:
+        """Count the unseen categories of a batch."""
+        for name, vocabulary in self._vocabularies.items():
+            for row in batch.features[name].numpy().reshape(len(batch.keys), -1).tolist():
+                missing = [text for each in row if (text := each.decode(errors="replace")) not in vocabulary]
+                self._counts[name].update(missing)
+                self._examples[name] += bool(missing)
+
+    def found(self) -> list[Unseen]:
+        """Return the inputs with unseen categories."""
+        counts = self._counts.items()
+        return [Unseen(name, self._examples[name], each.most_common()) for name, each in counts if each]
+
+
+def _predicted(
+    data: Path, description: Manifest, split: Split, batch_size: int, models: list[ServedModel]
+) -> Iterator[tuple[Batch, list[NDArray[np.float32]]]]:
+    """Yield each batch of the split, in order, with the answers of the models, which predict ahead in threads."""
+    small = description.decoded_bytes * batch_size <= SMALL_BATCH_BYTES
+    threads = min(available_cores(), MOST_THREADS) if small else 1
+    waiting: deque[tuple[Batch, list[Future[NDArray[np.float32]]]]] = deque()
+    pool = ThreadPoolExecutor(threads, "predicting")
+
+    def answered(batch: Batch, answers: list[Future[NDArray[np.float32]]]) -> tuple[Batch, list[NDArray[np.float32]]]:
+        return batch, [answer.result() for answer in answers]
+
+    try:
+        for batch in batches([data / shard.file for shard in split.shards], description, batch_size):
+            waiting.append((batch, [pool.submit(model.predict, batch) for model in models]))
+            if len(waiting) > threads:
+                yield answered(*waiting.popleft())
+        yield from itertools.starmap(answered, waiting)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def batches(shards: list[Path], description: Manifest, batch_size: int) -> Iterator[Batch]:
+    """Stream the examples in order; the last batch may be smaller."""
+    import tensorflow as tf
+
+    from slipway.trainer.data.images import as_it_is
+
+    row, inputs = EVALUATED[description.task], description.all_inputs
+    label = tf.io.FixedLenFeature([len(description.classes)] if row.label_per_name else [], row.label)
+    features = {"label": label, "key": tf.io.FixedLenFeature([], "string")}
+    for name, each in inputs.items():
+        features[name] = tf.io.FixedLenFeature([] if each.kind == "image" else each.shape, TYPES[each.kind])
+    records = tf.data.TFRecordDataset([str(path) for path in shards], buffer_size=1 << 20).batch(batch_size)
+    parse = as_it_is(lambda batch: tf.io.parse_example(batch, features))
+    for parsed in records.map(parse).prefetch(2):
+        raw = {signature_name(name, each): parsed[name] for name, each in inputs.items()}
+        yield Batch(raw, parsed["label"].numpy(), list(parsed["key"].numpy()))
+
+
+def _check_defined(gate: GateSettings, description: Manifest, model: Measured) -> None:
+    """Raise UserError if the gate's metric is one of the task's, but undefined on this split."""
+    if gate.name in model.metrics or gate.name not in (metrics := TASKS[description.task].metrics):
+        return
+    raise UserError(
+        f"The test split does not define the {gate.label}: {metrics[gate.name].meaning}.",
+        setting="evaluate.gate.metric",
+        value=gate.name,
+        allowed=", ".join(name for name in metrics if name in model.metrics),
+        fix="choose another metric, or let the test split have examples of all classes and different targets",
+    )
+
+
+def _as_opponent(champion: Measured, model: Measured, metric: str, *, caveat: str) -> Opponent:
+    """Return the champion as the gate compares the model with it: on the examples that neither has seen."""
+    assert model.measures is not None
+    assert model.compared is not None
+    assert champion.measures is not None
+    ours, kept, examples = model.compared.metrics(), model.compared.examples, model.measures.examples
+    basis = missing = ""
+    if kept < examples:
+        basis = (
+            f"The comparison excludes {examples - kept:,} of the {examples:,} test examples, on which the champion was "
+            "trained or selected."
+        )
+        if metric in model.metrics and not {metric} <= ours.keys() & champion.metrics.keys():
+            missing = f"was trained or selected on {examples - kept:,} of the {examples:,} test examples; "
+            missing += f"the other {kept:,} do not define the metric {metric}"
+    return Opponent(
+        champion.name,
+        champion.metrics,
+        champion.has_weights_of(model),
+        compare(metric, model.compared, champion.measures),
+        champion.unknown,
+        champion.foreign,
+        incomparable=missing,
+        basis=basis,
+        caveat=caveat,
+        ours=ours,
+    )

@@ -1,0 +1,136 @@
+"""What an evaluation measured, and how, before the gate judges it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway.components.evaluate.gate import EvaluateSettings, Opponent
+from slipway.components.evaluate.measures.base import Measures
+from slipway.core import seen
+from slipway.core.manifest import Manifest
+from slipway.core.values import JsonObject
+from slipway.serving.model import Model, read_json
+
+SPLIT = "test"
+MAY_INCLUDE = "The comparison may include test examples on which the champion was trained or selected: "
+UNRECORDED = f"{MAY_INCLUDE}there is no record of them (seen.u64)."
+
+# The prepared data set's folder, data.uri as it is, or None if a custom program has its own data.
+Data: TypeAlias = Path | str | None
+# Tensors by the name of the serving signature's input, [batch, …] each.
+Features: TypeAlias = Mapping[str, Any]
+Mask: TypeAlias = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch of raw features, with the labels [batch, …] and keys [batch] of the records."""
+
+    features: Features
+    labels: NDArray[np.generic]
+    keys: list[bytes]
+
+    def part(self, start: int, stop: int) -> Batch:
+        """Return the batch of the examples from `start` to `stop`."""
+        features = {name: values[start:stop] for name, values in self.features.items()}
+        return Batch(features, self.labels[start:stop], self.keys[start:stop])
+
+    def key(self, index: int) -> str:
+        """Return the key of an example as text."""
+        return self.keys[index].decode(errors="replace")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A model's folder and its metrics. `description` is its model.json, {} if there is none.
+
+    Slipway's evaluation has `measures` on all examples (of the champion, on those of `compared`); `compared` are those
+    on the examples on which the champion and its challenger are compared: those that neither has seen. `unknown` are
+    the data set's classes that it does not have, `foreign` its classes that the data set does not have.
+    A custom evaluation may have `plots` (matplotlib figures or files) and `tables` (rows) by title.
+    """
+
+    folder: Path
+    description: JsonObject
+    metrics: dict[str, float]
+    measures: Measures[Any] | None = None
+    compared: Measures[Any] | None = None
+    unknown: tuple[str, ...] = ()
+    foreign: tuple[str, ...] = ()
+    plots: Mapping[str, Any] = field(default_factory=dict)
+    tables: Mapping[str, list[Mapping[str, object]]] = field(default_factory=dict)
+
+    @functools.cached_property
+    def registration(self) -> JsonObject:
+        """The registry's metadata.json, {} if there is none."""
+        return read_json(self.folder / "metadata.json")
+
+    @property
+    def name(self) -> str:
+        """The registered version, or the folder's name."""
+        version = self.registration.get("version")
+        return self.folder.name if version is None else f"version {version}"
+
+    @property
+    def weights_checksum(self) -> str | None:
+        checksum = self.description.get("weights_checksum") or self.registration.get("weights_checksum")
+        return None if checksum is None else str(checksum)
+
+    def has_weights_of(self, other: Measured) -> bool:
+        """Return whether both models are known to have the same weights."""
+        return self.weights_checksum is not None and self.weights_checksum == other.weights_checksum
+
+    @functools.cached_property
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """95% confidence intervals of metrics."""
+        return self.measures.intervals() if self.measures else {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """Both models' metrics, and what the gate needs to know.
+
+    `settings` have the gate's metric. `champion` is None if none was measured; `opponent` is what the gate compares
+    with. `how` follows the name of a metric: "on the test split". Only Slipway's evaluation has a `manifest`; the model
+    and a few examples for the contract test (`sample`); the categories of the split that the training split does not
+    have (`unseen`); and the metrics of a constant prediction (`baseline`), {} without a training split.
+    """
+
+    settings: EvaluateSettings
+    data: Data
+    model: Measured
+    champion: Measured | None
+    opponent: Opponent | None
+    how: str
+    manifest: Manifest | None = None
+    sample: tuple[Model, Batch] | None = None
+    unseen: list[Unseen] = field(default_factory=list)
+    baseline: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """The values of a category input that the training split does not have, most frequent first, with their counts."""
+
+    input: str
+    examples: int
+    categories: list[tuple[str, int]]
+
+
+def unseen_by(hashes: NDArray[np.uint64] | None, *models: Path) -> Mask | None:
+    """Return whether each of the examples with these hashes is one that none of the models has seen; None for all.
+
+    A model has seen what it was trained on, and what it was selected on, the validation split.
+    """
+    found = [each for each in map(seen.seen_by, models) if each is not None]
+    if hashes is None or not found:
+        return None
+    unseen: Mask = ~np.isin(hashes, np.concatenate(found))
+    return None if unseen.all() else unseen
