@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,7 +49,7 @@ def _environment(folder: Path) -> Environment:
 
 def figure(value: float | None, decimals: int = 4) -> str:
     """Format a number with so many decimals, with fewer if it is large, and with as many digits if it is tiny."""
-    if value is None:
+    if value is None or math.isnan(value):
         return "–"
     if 0 < abs(value) < 0.5 * 10**-decimals:
         return f"{value:.{decimals}g}"

@@ -125,7 +125,8 @@ def roc_curves(scored: Scores) -> str | None:
 def precision_recall_curves(scored: Scores) -> str | None:
     """Plot the mean of the classes' interpolated precision by recall, above their own if they are few."""
     recalls, classes = np.linspace(0, 1, CURVE_POINTS), len(scored.support)
-    curves = [curve.at(recalls) for index in range(classes) if (curve := scored.precision_recall(index))]
+    found = [scored.precision_at(index, recalls) for index in range(classes)]
+    curves = [each for each in found if each is not None]
     if not curves:
         return None
     shown = [np.mean(curves, axis=0), *(curves if classes <= CURVES else [])]

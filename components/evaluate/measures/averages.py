@@ -1,13 +1,15 @@
-"""Precision, recall and F1 of each class or label from counts, their averages, and the examples' influences on them."""
+"""Measures of a task with classes or labels: precision, recall and F1 of each from counts, and their averages."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from slipway.components.evaluate.measures.scores import ratio
+from slipway.components.evaluate.measures.base import Measures, P
+from slipway.components.evaluate.measures.scores import Scores, ratio
 from slipway.components.evaluate.measures.significance import Counts, Floats
 
 # From a weight of each class to the sum over an example's hits, predictions and labels, [examples].
@@ -72,3 +74,32 @@ class CountAverages:
         total, ones = max(1, int(self.predicted.sum() + self.support.sum())), np.ones(len(self.support))
         weight = examples / total * ones
         return summed(2 * weight, -(self.micro_f1 or 0) * weight, -(self.micro_f1 or 0) * weight)
+
+
+class ClassMeasures(Measures[P]):
+    """Measures of a task with classes or labels, of which it keeps the scores, and the examples' losses."""
+
+    def __init__(self, names: Sequence[str], examples: int, worst: int = 0) -> None:
+        super().__init__(worst)
+        self._names = list(names)
+        self.scored = Scores(examples, len(names))
+        self._losses = np.zeros(examples)
+
+    @property
+    @abstractmethod
+    def averages(self) -> CountAverages:
+        """Precision, recall and F1 of each class or label, and their averages."""
+
+    def ordered(self, values: Floats, order: Counts) -> Floats:
+        """Return the model's values in the data set's order, [batch, n]; 0 for those that the model does not have."""
+        known = order < len(self._names)
+        ordered = np.zeros((len(values), len(self._names)))
+        ordered[:, order[known]] = values[:, known]
+        return ordered
+
+    def classes(self, metric: str) -> tuple[Floats, Floats]:
+        each = {**self.averages.each, **self.scored.each}
+        return self.scored.classes(metric, each[metric]) if metric in each else super().classes(metric)
+
+    def bias(self, metric: str) -> float:
+        return self.scored.bias(metric)

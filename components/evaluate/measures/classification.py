@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.components.evaluate.measures.averages import CountAverages
-from slipway.components.evaluate.measures.base import SMALLEST_PROBABILITY, Measures
-from slipway.components.evaluate.measures.scores import Scores, ratio
+from slipway.components.evaluate.measures.averages import ClassMeasures, CountAverages
+from slipway.components.evaluate.measures.base import SMALLEST_PROBABILITY
+from slipway.components.evaluate.measures.scores import ratio
 from slipway.components.evaluate.measures.significance import Counts, Floats
 
 CALIBRATION_BINS = 15
@@ -79,7 +79,7 @@ class Calibration:
         return float(distance.sum() / self.examples.sum())
 
 
-class ClassificationMeasures(Measures[Predictions]):
+class ClassificationMeasures(ClassMeasures[Predictions]):
     """All metrics of one model on one split of a data set with these classes.
 
     Keeps the label, the prediction and the loss of each example, and its scores; see `Scores`.
@@ -88,23 +88,17 @@ class ClassificationMeasures(Measures[Predictions]):
     without_interval = frozenset({"loss", "expected_calibration_error"})
 
     def __init__(self, classes: Sequence[str], examples: int, worst: int = 0) -> None:
-        self._names = [*classes, FOREIGN]
-        super().__init__(worst)
+        super().__init__(classes, examples, worst)
         # True classes in rows, predicted in columns; the last column is for foreign classes.
         self.confusion: Counts = np.zeros((len(classes), len(classes) + 1), np.int64)
-        self.scored = Scores(examples, len(classes))
         self.calibration = Calibration()
         self._labels, self._predicted = np.zeros((2, examples), np.int32)
-        self._losses = np.zeros(examples)
         self._in_top = 0
 
     def predictions(self, labels: NDArray[np.generic], values: Floats, order: Counts) -> Predictions:
-        classes = len(self._names) - 1
-        known = order < classes
-        ordered = np.zeros((len(labels), classes))
-        ordered[:, order[known]] = values[:, known]
         best = values.argmax(axis=1)
-        return Predictions(labels.astype(np.int64), ordered, order[best], values[np.arange(len(best)), best])
+        confidence = values[np.arange(len(best)), best]
+        return Predictions(labels.astype(np.int64), self.ordered(values, order), order[best], confidence)
 
     def update(self, batch: Predictions) -> None:
         size, classes = batch.probabilities.shape
@@ -123,7 +117,8 @@ class ClassificationMeasures(Measures[Predictions]):
         return np.where(batch.correct, -np.inf, batch.confidence)
 
     def describe(self, batch: Predictions, index: int) -> tuple[str, str]:
-        return self._names[int(batch.labels[index])], self._names[int(batch.predicted[index])]
+        names = [*self._names, FOREIGN]
+        return names[int(batch.labels[index])], names[int(batch.predicted[index])]
 
     @property
     def correct(self) -> NDArray[np.bool_]:
@@ -131,7 +126,6 @@ class ClassificationMeasures(Measures[Predictions]):
 
     @property
     def averages(self) -> CountAverages:
-        """Precision, recall and F1 of each class, and their averages."""
         return CountAverages(np.diagonal(self.confusion), self.confusion.sum(axis=0)[:-1], self.confusion.sum(axis=1))
 
     def values(self) -> dict[str, float | None]:
@@ -158,12 +152,6 @@ class ClassificationMeasures(Measures[Predictions]):
             **self.scored.influences(),
         }
 
-    def classes(self, metric: str) -> tuple[Floats, Floats]:
-        return self.scored.classes(metric, {**self.averages.each, **self.scored.each}[metric])
-
-    def bias(self, metric: str) -> float:
-        return self.scored.bias(metric)
-
     def hits(self) -> dict[str, int]:
-        top = {"top_5_accuracy": self._in_top} if len(self._names) - 1 > TOP else {}
+        top = {"top_5_accuracy": self._in_top} if len(self._names) > TOP else {}
         return {"accuracy": int(np.trace(self.confusion)), **top}

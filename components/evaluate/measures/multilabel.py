@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.components.evaluate.measures.averages import CountAverages
-from slipway.components.evaluate.measures.base import SMALLEST_PROBABILITY, Measures
-from slipway.components.evaluate.measures.scores import Scores
+from slipway.components.evaluate.measures.averages import ClassMeasures, CountAverages
+from slipway.components.evaluate.measures.base import SMALLEST_PROBABILITY
 from slipway.components.evaluate.measures.significance import Counts, Floats
 
 THRESHOLD = 0.5
@@ -36,23 +35,18 @@ class LabelPredictions:
         return -np.log(np.where(self.labels, inside, 1 - inside)).mean(axis=1)
 
 
-class MultilabelMeasures(Measures[LabelPredictions]):
+class MultilabelMeasures(ClassMeasures[LabelPredictions]):
     """All metrics of one model on one split of a data set with these labels."""
 
     without_interval = frozenset({"loss"})
 
     def __init__(self, labels: Sequence[str], examples: int, worst: int = 0) -> None:
-        self._names = list(labels)
-        super().__init__(worst)
-        self.scored = Scores(examples, len(labels))
-        self._losses, self._right = np.zeros((2, examples))
+        super().__init__(labels, examples, worst)
+        self._right = np.zeros(examples)
         self._counts: Counts = np.zeros((3, len(labels)), np.int64)
 
     def predictions(self, labels: NDArray[np.generic], values: Floats, order: Counts) -> LabelPredictions:
-        known = order < len(self._names)
-        ordered = np.zeros(labels.shape)
-        ordered[:, order[known]] = values[:, known]
-        return LabelPredictions(labels.astype(bool), ordered)
+        return LabelPredictions(labels.astype(bool), self.ordered(values, order))
 
     def update(self, batch: LabelPredictions) -> None:
         labels, predicted = batch.labels, batch.predicted
@@ -74,7 +68,6 @@ class MultilabelMeasures(Measures[LabelPredictions]):
 
     @property
     def averages(self) -> CountAverages:
-        """Precision, recall and F1 of each label, and their averages."""
         return CountAverages(*self._counts)
 
     def values(self) -> dict[str, float | None]:
@@ -101,13 +94,6 @@ class MultilabelMeasures(Measures[LabelPredictions]):
             "loss": self._losses - self._losses.mean(),
             "label_accuracy": self._right - self._right.mean(),
         }
-
-    def classes(self, metric: str) -> tuple[Floats, Floats]:
-        each = {**self.averages.each, **self.scored.each}
-        return self.scored.classes(metric, each[metric]) if metric in each else super().classes(metric)
-
-    def bias(self, metric: str) -> float:
-        return self.scored.bias(metric)
 
     def hits(self) -> dict[str, int]:
         return {"exact_match": int((self._right == 1).sum())}

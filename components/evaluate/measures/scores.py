@@ -10,27 +10,10 @@ from numpy.typing import NDArray
 
 from slipway.components.evaluate.measures.significance import SEED, Counts, Floats
 
+AREA, AVERAGE_PRECISION = "macro_auc", "macro_average_precision"
 # Scores kept, at 5 bytes each; of more, those of a random sample of the examples.
 MAX_SCORES = 20_000_000
 CURVE_POINTS = 3000  # thresholds of an average curve
-
-
-@dataclass(frozen=True)
-class PrecisionRecall:
-    """A precision-recall curve in order of decreasing threshold; both arrays are [points]."""
-
-    precision: Floats
-    recall: Floats
-
-    @property
-    def average_precision(self) -> float:
-        """Average precision: precisions weighted by the increase in recall, as scikit-learn defines it."""
-        return float((np.diff(self.recall, prepend=0.0) * self.precision).sum())
-
-    def at(self, recalls: Floats) -> Floats:
-        """Return the interpolated precision at each of `recalls`: the highest at that recall or above."""
-        best = np.maximum.accumulate(self.precision[::-1])[::-1]
-        return best[np.minimum(np.searchsorted(self.recall, recalls - 1e-12), len(best) - 1)]
 
 
 @dataclass(frozen=True)
@@ -143,53 +126,47 @@ class Scores:
         return Ranking(-thresholds.astype(np.float64), found, every - found, position)
 
     @functools.cached_property
-    def _measured(self) -> tuple[dict[str, list[float | None]], dict[str, Floats], float]:
-        """Areas and average precisions of each class, the examples' influences on their means, [examples], and the
-        bias of the mean average precision."""
-        examples = len(self.values)
-        values: dict[str, list[float | None]] = {"macro_auc": [], "macro_average_precision": []}
+    def _measured(self) -> tuple[dict[str, Floats], dict[str, Floats], float]:
+        """The metrics of each class, the examples' influences on their means, and the bias of the mean average
+        precision; see `each`, `influences` and `bias`."""
+        examples, classes = self.values.shape
+        values = {name: np.full(classes, np.nan) for name in (AREA, AVERAGE_PRECISION)}
         influences = {name: np.zeros(examples) for name in values}
-        rows, biases = np.arange(examples), []
-        for index, support in enumerate(self.support.tolist()):
-            ranking = self.ranking(index) if support else None
-            biases += [ranking.bias()] if ranking else []
-            for name in values:
-                if ranking is None or (name == "macro_auc" and support == examples):
-                    values[name].append(None)
-                    continue
-                value, each = ranking.area() if name == "macro_auc" else ranking.average_precision()
-                values[name].append(value)
-                influences[name] += examples * each[self.positive[rows, index].astype(int), ranking.position]
-        for name, found in values.items():
-            influences[name] /= max(1, sum(value is not None for value in found))
+        biases = []
+        for index in np.flatnonzero(self.support).tolist():
+            ranking, kind = self.ranking(index), self.positive[:, index].astype(int)
+            biases.append(ranking.bias())
+            found = {AVERAGE_PRECISION: ranking.average_precision()}
+            if self.support[index] < examples:
+                found[AREA] = ranking.area()
+            for name, (value, influence) in found.items():
+                values[name][index] = value
+                influences[name] += examples * influence[kind, ranking.position]
+        for name, each in values.items():
+            influences[name] /= max(1, np.isfinite(each).sum())
         return values, influences, sum(biases) / max(1, len(biases))
 
     @property
     def each(self) -> dict[str, Floats]:
-        """The metrics of each class whose means are `macro`, [n] each; NaN where undefined."""
-        return {name: np.array(values, np.float64) for name, values in self._measured[0].items()}
+        """The metrics of each class whose means are `macro`, [n] each; NaN where undefined.
+
+        A class without examples has neither, one without other examples no AUC.
+        """
+        return self._measured[0]
 
     def classes(self, metric: str, each: Floats) -> tuple[Floats, Floats]:
         """Return the metric of each class, and the class's examples: for an AUC, those of the rarer kind."""
         rarer = np.minimum(self.support, len(self.values) - self.support)
-        return each, (rarer if metric == "macro_auc" else self.support).astype(np.float64)
+        return each, (rarer if metric == AREA else self.support).astype(np.float64)
 
     def bias(self, metric: str) -> float:
         """Return the jackknife's estimate of the bias of a metric: that of the mean average precision, else 0."""
-        return self._measured[2] if metric == "macro_average_precision" else 0.0
-
-    def areas(self) -> list[float | None]:
-        """[n]: AUC of each class; None if it has no positive or no negative examples."""
-        return self._measured[0]["macro_auc"]
-
-    def average_precisions(self) -> list[float | None]:
-        """[n]: average precision of each class; None if it has no examples."""
-        return self._measured[0]["macro_average_precision"]
+        return self._measured[2] if metric == AVERAGE_PRECISION else 0.0
 
     def macro(self) -> dict[str, float | None]:
         """Return the means of AUC and average precision over the classes where they are defined."""
-        known = {name: [each for each in values if each is not None] for name, values in self._measured[0].items()}
-        return {name: float(np.mean(values)) if values else None for name, values in known.items()}
+        known = {name: each[np.isfinite(each)] for name, each in self.each.items()}
+        return {name: float(each.mean()) if len(each) else None for name, each in known.items()}
 
     def influences(self) -> dict[str, Floats]:
         """Return each example's influence on the metrics of `macro`, [examples kept]."""
@@ -219,17 +196,23 @@ class Scores:
         rates = np.hstack([np.zeros((2, 1)), rates / len(usable)])
         return Curve(rates[0], rates[1], np.concatenate([[max(1.0, float(thresholds[0]) + 1e-6)], thresholds]))
 
-    def precision_recall(self, index: int) -> PrecisionRecall | None:
-        """Return a class's one-vs-rest precision-recall curve; None if it has no examples."""
+    def precision_at(self, index: int, recalls: Floats) -> Floats | None:
+        """Return the interpolated precision of a class at each of `recalls`; None if it has no examples."""
         if not self.support[index]:
             return None
         ranking = self.ranking(index)
         found = np.cumsum(ranking.positive)
-        return PrecisionRecall(found / np.cumsum(ranking.positive + ranking.negative), found / found[-1])
+        return interpolated(found / np.cumsum(ranking.positive + ranking.negative), found / found[-1], recalls)
 
     def best_f1(self, index: int) -> tuple[float, float] | None:
         """Return the threshold with the highest F1 of a class, and that F1; None if it has no examples."""
         return self.ranking(index).best_f1() if self.support[index] else None
+
+
+def interpolated(precision: Floats, recall: Floats, recalls: Floats) -> Floats:
+    """Return the highest precision at each of `recalls` or above, on a curve in order of decreasing threshold."""
+    best = np.maximum.accumulate(precision[::-1])[::-1]
+    return best[np.minimum(np.searchsorted(recall, recalls - 1e-12), len(best) - 1)]
 
 
 def ratio(numerator: Counts | Floats, denominator: Counts | Floats) -> Floats:

@@ -12,7 +12,7 @@ from slipway.components.evaluate.measures.averages import CountAverages
 from slipway.components.evaluate.measures.classification import CALIBRATION_BINS, FOREIGN, ClassificationMeasures
 from slipway.components.evaluate.measures.multilabel import THRESHOLD, MultilabelMeasures
 from slipway.components.evaluate.measures.regression import RegressionMeasures
-from slipway.components.evaluate.measures.scores import Scores
+from slipway.components.evaluate.measures.scores import AREA, AVERAGE_PRECISION, Scores
 from slipway.components.evaluate.measures.significance import Counts, proportion_interval
 from slipway.core.manifest import Manifest, TaskName
 from slipway.core.values import JsonObject
@@ -110,8 +110,8 @@ def _each(
         "precision": averages.precision.tolist(),
         "recall": averages.recall.tolist(),
         "f1": averages.f1.tolist(),
-        "auc": scored.areas(),
-        "average_precision": scored.average_precisions(),
+        "auc": scored.each[AREA].tolist(),
+        "average_precision": scored.each[AVERAGE_PRECISION].tolist(),
         "champion_f1": champion.f1.tolist() if champion else [None] * len(names),
         **more,
     }

@@ -12,7 +12,7 @@ from sklearn.preprocessing import label_binarize
 from slipway.components.evaluate.measures import scores
 from slipway.components.evaluate.measures.base import Example
 from slipway.components.evaluate.measures.classification import ClassificationMeasures, Predictions, in_top
-from slipway.components.evaluate.measures.scores import PrecisionRecall
+from slipway.components.evaluate.measures.scores import AREA, interpolated
 
 
 def predictions(labels: np.ndarray, probabilities: np.ndarray) -> Predictions:
@@ -81,9 +81,9 @@ def test_figures_are_those_of_scikit_learn(classes: int, sharpness: float) -> No
 @pytest.mark.parametrize("sharpness", [0.5, 3.0, 12.0])
 def test_auc_and_average_precision_are_scikit_learns(sharpness: float) -> None:
     batch = random_batch(seed=7, examples=900, classes=5, sharpness=sharpness)
-    found = measured([batch], 5).scored
+    found = measured([batch], 5).scored.each
     truth = label_binarize(batch.labels, classes=range(5))
-    for index, (area, precision) in enumerate(zip(found.areas(), found.average_precisions(), strict=True)):
+    for index, (area, precision) in enumerate(zip(*found.values(), strict=True)):
         true, each = truth[:, index], batch.probabilities[:, index]
         assert area == pytest.approx(reference.roc_auc_score(true, each), abs=1e-12)
         assert precision == pytest.approx(reference.average_precision_score(true, each), abs=1e-12)
@@ -111,9 +111,9 @@ def test_areas_of_more_scores_are_those_of_a_random_sample(monkeypatch: pytest.M
 
 
 def test_the_precision_at_a_recall_is_the_best_from_there_on() -> None:
-    curve = PrecisionRecall(np.array([1.0, 0.5, 0.75, 0.5]), np.array([0.25, 0.25, 0.75, 1.0]))
-    np.testing.assert_allclose(curve.at(np.array([0.0, 0.25, 0.3, 0.75, 1.0])), [1.0, 1.0, 0.75, 0.75, 0.5])
-    assert curve.average_precision == pytest.approx(0.25 + 0.5 * 0.75 + 0.25 * 0.5)
+    precision, recall = np.array([1.0, 0.5, 0.75, 0.5]), np.array([0.25, 0.25, 0.75, 1.0])
+    found = interpolated(precision, recall, np.array([0.0, 0.25, 0.3, 0.75, 1.0]))
+    np.testing.assert_allclose(found, [1.0, 1.0, 0.75, 0.75, 0.5])
 
 
 def test_of_equal_probabilities_the_first_classes_are_the_top() -> None:
@@ -130,7 +130,7 @@ def test_auc_tells_scores_near_one_apart() -> None:
     scores = 1 / (1 + np.exp(-odds))
     labels = (np.arange(200) >= 100).astype(np.int64)
     batch = Predictions(labels, np.stack([1 - scores, scores], axis=1), np.ones(200, np.int64), scores)
-    assert measured([batch], 2).scored.areas()[1] == pytest.approx(1.0, abs=1e-3)
+    assert measured([batch], 2).scored.each[AREA][1] == pytest.approx(1.0, abs=1e-3)
 
 
 def test_the_roc_curve_runs_from_corner_to_corner_with_finite_thresholds() -> None:
@@ -160,7 +160,7 @@ def test_a_class_without_examples_is_left_out_of_the_averages() -> None:
     measures = measured([chosen], 4)
     present = reference.f1_score(chosen.labels, chosen.predicted, labels=[0, 1, 2], average="macro")
     assert measures.metrics()["macro_f1"] == pytest.approx(present)
-    assert measures.scored.areas()[3] is None
+    assert np.isnan(measures.scored.each[AREA][3])
     assert all(np.isfinite(value) for value in measures.metrics().values())
 
 

@@ -60,7 +60,7 @@ def test_figures_are_those_of_scikit_learn(seed: int, examples: int, cuts: list[
 def test_per_label_auc_and_average_precision_are_those_of_scikit_learn() -> None:
     batch = random_batch(1, 800)
     scored = measured(batch).scored
-    for index, (area, precision) in enumerate(zip(scored.areas(), scored.average_precisions(), strict=True)):
+    for index, (area, precision) in enumerate(zip(*scored.each.values(), strict=True)):
         truth, scores = batch.labels[:, index], batch.probabilities[:, index]
         assert area == pytest.approx(reference.roc_auc_score(truth, scores), abs=1e-12)
         assert precision == pytest.approx(reference.average_precision_score(truth, scores), abs=1e-12)
