@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -18,6 +18,8 @@ from slipway.trainer.tasks import TASKS, Metric
 
 # "unchanged": the weights are the champion's; "not comparable": the champion cannot be measured on this test split.
 Decision = Literal["promote", "reject", "unchanged", "not comparable"]
+# Whether a condition of the gate holds, None if nothing depends on it; and a sentence, "" for none.
+Judged = tuple[bool | None, str]
 
 # Tolerance for floating-point error: 0.98 - 0.97 is not exactly 0.01.
 ROUNDING = 1e-9
@@ -114,37 +116,34 @@ class GateSettings(Settings):
                 nearest=f"evaluate.gate.{right}={value:g}",
                 fix=f"write {right} instead of {wrong}; or set evaluate.gate.direction",
             )
-        self._check_range()
         return self
 
-    def _check_range(self) -> None:
-        """Raise UserError if limit or margin is outside of the known metric's range, unless it has a direction."""
+    @model_validator(mode="after")
+    def _within_range(self) -> GateSettings:
+        """Reject a limit or margin outside of the known metric's range, unless there is a direction."""
         metric = known(self.name)
-        if self.direction is not None or metric is None:
-            return
+        if self.metric is None or self.direction is not None or metric is None:
+            return self
         lowest, highest = metric.lowest, metric.highest
-        between = (
-            f"{lowest:g} to {highest:g}"
-            if math.isfinite(highest - lowest)
-            else (f"at least {lowest:g}" if math.isfinite(lowest) else f"at most {highest:g}")
-        )
+        between = f"at least {lowest:g}" if math.isfinite(lowest) else f"at most {highest:g}"
+        if math.isfinite(width := highest - lowest):
+            between = f"{lowest:g} to {highest:g}"
         if self.limit is not None and not lowest <= self.limit <= highest:
-            percent = self.limit / 100 if 10 <= self.limit <= 100 and highest == 1 else None
-            raise self._outside(self.limit_name, self.limit, between, between, "null" if percent is None else percent)
-        if (width := highest - lowest) < abs(self.margin):
-            percent = self.margin / 100 if abs(self.margin) <= 100 and highest == 1 else 0
-            raise self._outside("margin", self.margin, between, f"-{width:g} to {width:g}", percent)
-
-    def _outside(self, name: str, value: float, between: str, allowed: str, fixed: float | str) -> UserError:
-        fixed = fixed if isinstance(fixed, str) else f"{fixed:g}"
+            name, value, allowed = self.limit_name, self.limit, between
+            fixed = f"{value / 100:g}" if 10 <= value <= 100 and highest == 1 else None
+        elif width < abs(self.margin):
+            name, value, allowed = "margin", self.margin, f"-{width:g} to {width:g}"
+            fixed = f"{value / 100 if abs(value) <= 100 and highest == 1 else 0:g}"
+        else:
+            return self
         direction = "minimize" if self.minimized else "maximize"
-        return UserError(
+        raise UserError(
             f"The gate's {name} is {value:g}, and the {self.label} is {between}.",
             setting=f"evaluate.gate.{name}",
             value=value,
             allowed=allowed,
-            nearest=None if fixed == "null" else fixed,
-            fix=f"--set evaluate.gate.{name}={fixed}; "
+            nearest=fixed,
+            fix=f"--set evaluate.gate.{name}={fixed or 'null'}; "
             f"or, for a metric on another scale, --set evaluate.gate.direction={direction}",
         )
 
@@ -323,77 +322,85 @@ def decide(
         if near is not None and known(near) is None:
             fix = f"{fix} --set evaluate.gate.direction=maximize (or minimize)"
         raise UserError.unknown("metric", gate.name, metrics, setting="evaluate.gate.metric", fix=fix)
-    passed, reasons = [], []
     trivial = (baseline or {}).get(gate.name)
-    if gate.limit is not None:
-        holds, reason = _against_limit(gate, metrics[gate.name], gate.limit, measured)
-        passed.append(holds)
-        reasons.append(reason)
-    elif champion is None:
-        beating = f" better than the baseline's, {trivial:.4f}," if gate.baseline and trivial is not None else ""
-        setting = f"evaluate.gate.{gate.limit_name}"
-        reasons.append(f"No {gate.limit_name} is set ({setting}): any {gate.label}{beating} passes.")
-    if champion is None:
-        reasons.append(without_champion)
-    elif champion.identical:
-        reasons.append(f"The model has the same weights as the champion, {champion.name}: there is nothing to promote.")
-    elif champion.incomparable:
-        reasons.append(_not_comparable(champion))
-    else:
-        if champion.basis:
-            reasons.append(champion.basis)
-        compared = metrics if champion.ours is None else champion.ours
-        beaten, reason = _against_champion(gate, compared[gate.name], champion)
-        passed.append(beaten)
-        reasons.append(reason)
-        if champion.comparison is not None:
-            significant, reason = _significance(gate, champion.comparison)
-            passed.append(significant)
-            reasons.append(reason)
-        elif gate.significance is not None:
-            raise no_test(f"the difference of the {gate.label} cannot be tested {measured}", gate.significance)
-        reasons += [*_other_classes(champion), *filter(None, [champion.caveat])]
+    judged = [
+        *_against_limit(gate, metrics[gate.name], champion, trivial, measured),
+        *_against_champion(gate, metrics, champion, without_champion, measured),
+        *_against_baseline(gate, metrics[gate.name], trivial),
+    ]
+    passed = [holds for holds, _ in judged if holds is not None]
     decision: Decision = "promote"
     if champion is not None and (champion.identical or champion.incomparable):
         decision = "unchanged" if champion.identical else "not comparable"
-    if trivial is not None:
-        better = _is_better(gate, metrics[gate.name], trivial)
-        if not better:
-            ours, theirs = _told_apart(metrics[gate.name], trivial)
-            reasons.append(
-                f"The {gate.label}, {ours}, is no better than the baseline's, {theirs}: that of a constant prediction, "
-                "learned from the targets of the training split alone."
-            )
-        passed += [better] if gate.baseline else []
     if not all(passed):
         decision = "reject"
-    return Verdict(decision, reasons, bool(passed) or decision != "promote")
+    return Verdict(decision, [reason for _, reason in judged if reason], bool(passed) or decision != "promote")
 
 
-def _not_comparable(champion: Opponent) -> str:
-    return (
-        f"The champion, {champion.name}, {champion.incomparable}: the models are not comparable, and the champion "
-        "stays. To register this model apart from it: --set register.model=NAME; to replace it: "
-        "--set evaluate.champion=none."
-    )
+def _against_limit(
+    gate: GateSettings, value: float, champion: Opponent | None, trivial: float | None, measured: str
+) -> Iterator[Judged]:
+    if gate.limit is not None:
+        shown, limit_shown = _told_apart(value, gate.limit)
+        if gate.minimized:
+            holds = value <= gate.limit + ROUNDING
+            relation = f"is {'within' if holds else 'above'} the maximum of {limit_shown}"
+        else:
+            holds = value >= gate.limit - ROUNDING
+            relation = f"{'meets' if holds else 'is below'} the minimum of {limit_shown}"
+        yield holds, f"The {gate.label} {measured}, {shown}, {relation}."
+    elif champion is None:
+        beating = f" better than the baseline's, {trivial:.4f}," if gate.baseline and trivial is not None else ""
+        setting = f"evaluate.gate.{gate.limit_name}"
+        yield None, f"No {gate.limit_name} is set ({setting}): any {gate.label}{beating} passes."
 
 
-def _is_better(gate: GateSettings, value: float, other: float) -> bool:
-    return (other - value if gate.minimized else value - other) > ROUNDING
-
-
-def _against_limit(gate: GateSettings, value: float, limit: float, measured: str) -> tuple[bool, str]:
-    shown, limit_shown = _told_apart(value, limit)
-    if gate.minimized:
-        holds = value <= limit + ROUNDING
-        relation = f"is {'within' if holds else 'above'} the maximum of {limit_shown}"
+def _against_champion(
+    gate: GateSettings, metrics: Mapping[str, float], champion: Opponent | None, without: str, measured: str
+) -> Iterator[Judged]:
+    if champion is None:
+        yield None, without
+    elif champion.identical:
+        yield None, f"The model has the same weights as the champion, {champion.name}: there is nothing to promote."
+    elif champion.incomparable:
+        yield (
+            None,
+            f"The champion, {champion.name}, {champion.incomparable}: the models are not comparable, and the champion "
+            "stays. To register this model apart from it: --set register.model=NAME; to replace it: "
+            "--set evaluate.champion=none.",
+        )
     else:
-        holds = value >= limit - ROUNDING
-        relation = f"{'meets' if holds else 'is below'} the minimum of {limit_shown}"
-    return holds, f"The {gate.label} {measured}, {shown}, {relation}."
+        yield None, champion.basis
+        yield _comparison(gate, (metrics if champion.ours is None else champion.ours)[gate.name], champion)
+        if champion.comparison is not None:
+            yield _significance(gate, champion.comparison)
+        elif gate.significance is not None:
+            raise no_test(f"the difference of the {gate.label} cannot be tested {measured}", gate.significance)
+        if champion.unknown:
+            yield None, f"The champion does not have {_listed(champion.unknown)}: it is wrong on such examples."
+        if champion.foreign:
+            yield (
+                None,
+                f"The champion also has {_listed(champion.foreign)}, which this data set does not have: "
+                "predicting one counts as wrong.",
+            )
+        yield None, champion.caveat
 
 
-def _against_champion(gate: GateSettings, value: float, champion: Opponent) -> tuple[bool, str]:
+def _against_baseline(gate: GateSettings, value: float, trivial: float | None) -> Iterator[Judged]:
+    if trivial is None:
+        return
+    better, reason = (trivial - value if gate.minimized else value - trivial) > ROUNDING, ""
+    if not better:
+        ours, theirs = _told_apart(value, trivial)
+        reason = (
+            f"The {gate.label}, {ours}, is no better than the baseline's, {theirs}: that of a constant prediction, "
+            "learned from the targets of the training split alone."
+        )
+    yield (better if gate.baseline else None), reason
+
+
+def _comparison(gate: GateSettings, value: float, champion: Opponent) -> Judged:
     if gate.name not in champion.metrics:
         raise UserError(
             f"The champion, {champion.name}, has no metric {gate.name} to compare with.",
@@ -407,14 +414,29 @@ def _against_champion(gate: GateSettings, value: float, champion: Opponent) -> t
     gain = theirs - value if gate.minimized else value - theirs
     beaten = gain >= gate.margin - ROUNDING
     ours_shown, theirs_shown = _told_apart(value, theirs)
-    if abs(gain) <= ROUNDING:
-        relation = "equals"
-    else:  # with enough decimals to distinguish the difference from the margin
+    relation = "equals"
+    if abs(gain) > ROUNDING:  # with enough decimals to distinguish the difference from the margin
         difference = _told_apart(abs(gain), abs(gate.margin))[0]
         relation = f"is {'better' if gain > 0 else 'worse'} by {difference} than"
+    margin = "at least as good"
+    if gate.margin:
+        margin = f"at least {gate.margin:g} better" if gate.margin > 0 else f"at most {-gate.margin:g} worse"
     return beaten, (
         f"The {gate.label}, {ours_shown}, {relation} the champion's ({champion.name}), {theirs_shown}. "
-        f"This {'meets' if beaten else 'does not meet'} the gate: {_margin(gate.margin)}."
+        f"This {'meets' if beaten else 'does not meet'} the gate: {margin}."
+    )
+
+
+def _significance(gate: GateSettings, comparison: Comparison) -> Judged:
+    value = "below 0.0001" if comparison.p_value < 1e-4 else f"{comparison.p_value:.4g}"
+    basis = f"({comparison.test}: {comparison.counts})"
+    if gate.significance is None:
+        return None, f"The p-value of the difference is {value} {basis}."
+    holds = comparison.p_value <= gate.significance
+    relation = "at most" if holds else "above"
+    return holds, (
+        f"The difference is {'' if holds else 'not '}significant: its p-value, {value}, is {relation} "
+        f"{gate.significance:g} {basis}."
     )
 
 
@@ -427,39 +449,6 @@ def no_test(why: str, significance: float) -> UserError:
         allowed="null; or Slipway's evaluation of a prepared test split, with a metric that it can resample",
         fix="--set evaluate.gate.significance=null, and a margin: --set evaluate.gate.margin=0.01",
     )
-
-
-def _significance(gate: GateSettings, comparison: Comparison) -> tuple[bool, str]:
-    value = "below 0.0001" if comparison.p_value < 1e-4 else f"{comparison.p_value:.4g}"
-    basis = f"({comparison.test}: {comparison.counts})"
-    if gate.significance is None:
-        return True, f"The p-value of the difference is {value} {basis}."
-    holds = comparison.p_value <= gate.significance
-    relation = "at most" if holds else "above"
-    return holds, (
-        f"The difference is {'' if holds else 'not '}significant: its p-value, {value}, is {relation} "
-        f"{gate.significance:g} {basis}."
-    )
-
-
-def _margin(margin: float) -> str:
-    if margin > 0:
-        return f"at least {margin:g} better"
-    if margin < 0:
-        return f"at most {-margin:g} worse"
-    return "at least as good"
-
-
-def _other_classes(champion: Opponent) -> list[str]:
-    reasons = []
-    if champion.unknown:
-        reasons.append(f"The champion does not have {_listed(champion.unknown)}: it is wrong on such examples.")
-    if champion.foreign:
-        reasons.append(
-            f"The champion also has {_listed(champion.foreign)}, which this data set does not have: "
-            "predicting one counts as wrong."
-        )
-    return reasons
 
 
 def _listed(names: tuple[str, ...]) -> str:
