@@ -1,4 +1,4 @@
-"""Charts of the evaluation report, as inline SVG in the colours of its style sheet, and the history they show."""
+"""Charts of the evaluation report, as inline SVG in the colors of its style sheet, and the history they show."""
 
 from __future__ import annotations
 
@@ -28,16 +28,8 @@ _WIDE = (331, 198)
 _SHARE = Axis(-0.02, 1.02)
 _RADIUS = 1.6  # of a scatter plot's dots
 _CELL, _NAME_LENGTH = 10.0, 24  # of a confusion matrix: the side of a cell, and the longest name at its axes
-# Cell colours of the confusion matrix plot, readable on light and dark backgrounds.
+# Cell colors of the confusion matrix plot, readable on light and dark backgrounds.
 _RIGHT, _WRONG = (58, 110, 224), (214, 84, 20)
-
-
-@dataclass(frozen=True)
-class Series:
-    """A metric by step."""
-
-    steps: list[float]
-    values: list[float]
 
 
 @dataclass(frozen=True)
@@ -46,10 +38,10 @@ class History:
 
     records: list[JsonObject]
 
-    def series(self, kind: str, figure: str) -> Series:
-        """Return a metric by step, from the records of a kind (train, validation); finite values only.
+    def series(self, kind: str, figure: str) -> tuple[Floats, Floats]:
+        """Return the steps and values of a metric in the records of a kind (train, validation); finite values only.
 
-        More than `POINTS` values are reduced to as many by averaging neighbours.
+        More than `POINTS` values are reduced to as many by averaging neighbors.
         """
         found = [
             (record["step"], record[figure])
@@ -57,16 +49,16 @@ class History:
             if record["kind"] == kind and isinstance(record.get(figure), int | float) and math.isfinite(record[figure])
         ]
         groups = np.array_split(np.array(found, np.float64).reshape(-1, 2), min(POINTS, max(1, len(found))))
-        means = [group.mean(axis=0) for group in groups if len(group)]
-        return Series([float(step) for step, _ in means], [float(value) for _, value in means])
+        means = np.array([group.mean(axis=0) for group in groups if len(group)]).reshape(-1, 2)
+        return means[:, 0], means[:, 1]
 
     def names(self) -> list[str]:
         """Return the names of the metrics, in the order of their first record."""
-        known = [record for record in self.records if record["kind"] in ("train", "validation")]
-        found = dict.fromkeys(
-            name for record in known for name in record if name not in ("kind", "step", "epoch", "time")
-        )
-        return [name for name in found if any(isinstance(record.get(name), int | float) for record in known)]
+        found: dict[str, None] = {}
+        for record in self.records:
+            if record["kind"] in ("train", "validation"):
+                found |= dict.fromkeys(name for name, value in record.items() if isinstance(value, int | float))
+        return [name for name in found if name not in ("step", "epoch", "time")]
 
     def validation(self, step: int | None) -> JsonObject:
         """Return the validation at `step`, or the last one if it is None; {} if there is none."""
@@ -80,31 +72,32 @@ def read_history(path: Path) -> History:
     return History([record for record in records if {"step", "kind"} <= record.keys()])
 
 
-def curve_names(history: History, description: JsonObject) -> list[str]:
-    """Return the metrics with a learning curve: all of a custom program, which has no builder in its model.json.
+def learning_curves(history: History, description: JsonObject) -> list[str]:
+    """Plot the metrics that were recorded in training, in the order of their names.
 
-    Slipway's trainer also records its speed.
+    Of a model with a builder in its model.json, only loss and figure: Slipway's trainer also records its speed.
     """
-    if "builder" not in description:
-        return history.names()
-    return ["loss", TASKS[description.get("task", "classification")].figure]
+    names = history.names()
+    if "builder" in description:
+        names = ["loss", TASKS[description.get("task", "classification")].figure]
+    return [curve for name in names if (curve := _learning_curve(history, name))]
 
 
-def learning_curve(history: History, figure: str) -> str | None:
+def _learning_curve(history: History, figure: str) -> str | None:
     """Plot `figure` by step, for training and validation; None if nothing was recorded."""
-    train, validation = history.series("train", figure), history.series("validation", figure)
-    if not train.steps and not validation.steps:
+    (steps, values), (validated, validations) = history.series("train", figure), history.series("validation", figure)
+    every = np.concatenate([values, validations])
+    if not len(every):
         return None
-    logarithmic = figure == "loss" and _spans_decades(train, validation)
+    logarithmic = figure == "loss" and every.min() > 0 and math.log10(every.max() / every.min()) > 1.7
     panel = Panel(
-        Axis.around(train.steps, validation.steps, margin=0.02, label="step", whole=True),
-        Axis.around(train.values, validation.values, logarithmic=logarithmic),
+        Axis.around(steps, validated, margin=0.02, label="step", whole=True),
+        Axis.around(every, logarithmic=logarithmic),
     )
-    if train.steps:
-        panel.line(train.steps, train.values, ACCENT, opacity=0.85, name="training")
-    if validation.steps:
-        dots = len(validation.steps) <= 40
-        panel.line(validation.steps, validation.values, SECOND, 1.6, dots=dots, name="validation")
+    if len(steps):
+        panel.line(steps, values, ACCENT, opacity=0.85, name="training")
+    if len(validated):
+        panel.line(validated, validations, SECOND, 1.6, dots=len(validated) <= 40, name="validation")
     name = figure.replace("_", " ")
     return draw([panel], _WIDE, f"{name} by step, in training and in validation", name)
 
@@ -203,12 +196,17 @@ def confusion_map(counts: Counts, rows: Sequence[str], columns: Sequence[str]) -
     lines = [f"M{edge:g},{edge + _CELL * index:g}H{width:g}" for index in range(len(rows) + 1)]
     lines += [f"M{edge + _CELL * index:g},{edge:g}V{height:g}" for index in range(len(columns) + 1)]
     parts = [f'<path d="{"".join(lines)}" stroke="{LINE}" stroke-width=".4"/>']
+
+    def write(x: float, y: float, name: str, style: str) -> None:
+        short = name if len(name) <= _NAME_LENGTH else name[: _NAME_LENGTH - 1] + "…"
+        parts.append(f'<text x="{x:g}" y="{y:g}" {style}><title>{escape(name)}</title>{escape(short)}</text>')
+
     for index, name in enumerate(rows):
-        parts.append(_class_name(edge - 3, edge + _CELL * (index + 0.8), name, "end"))
+        write(edge - 3, edge + _CELL * (index + 0.8), name, 'text-anchor="end"')
     for index, name in enumerate(columns):
         left = edge + _CELL * (index + 0.8)
-        parts.append(_class_name(left, edge - 3, name, "start", f' transform="rotate(-90 {left:g} {edge - 3:g})"'))
-    for row, column in zip(*(each.tolist() for each in np.nonzero(counts)), strict=True):
+        write(left, edge - 3, name, f'transform="rotate(-90 {left:g} {edge - 3:g})"')
+    for row, column in np.argwhere(counts).tolist():
         title = f"{rows[row]}, predicted as {columns[column]}: {counts[row, column]:,}"
         parts.append(
             f'<rect x="{edge + _CELL * column:g}" y="{edge + _CELL * row:g}" width="{_CELL:g}" height="{_CELL:g}" '
@@ -216,17 +214,9 @@ def confusion_map(counts: Counts, rows: Sequence[str], columns: Sequence[str]) -
             f"<title>{escape(title)}</title></rect>"
         )
     return (
-        f'<svg class="chart" viewBox="0 0 {width:g} {height:g}" font-size="{_CELL * 0.85:g}" role="img" '
+        f'<svg class="chart" viewBox="0 0 {width:g} {height:g}" font-size="{_CELL * 0.85:g}" fill="{MUTED}" role="img" '
         f'style="max-width: {1.6 * width:.0f}px" aria-label="confusion matrix of {len(rows)} classes">'
         f"{''.join(parts)}</svg>"
-    )
-
-
-def _class_name(x: float, y: float, name: str, anchor: str, more: str = "") -> str:
-    short = name if len(name) <= _NAME_LENGTH else name[: _NAME_LENGTH - 1] + "…"
-    return (
-        f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" fill="{MUTED}"{more}>'
-        f"<title>{escape(name)}</title>{escape(short)}</text>"
     )
 
 
@@ -246,8 +236,3 @@ def confusion_plot(counts: Counts) -> str:
     buffer = io.BytesIO()
     Image.fromarray(pixels, mode="RGBA").save(buffer, "PNG")
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
-
-
-def _spans_decades(*series: Series) -> bool:
-    values = [value for one in series for value in one.values]
-    return min(values) > 0 and math.log10(max(values) / min(values)) > 1.7

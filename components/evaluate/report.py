@@ -87,7 +87,6 @@ def log_classification(evaluation: Evaluation, classification: Classification) -
 def render(evaluation: Evaluation) -> str:
     """Return the report of an evaluation as HTML."""
     model, history = evaluation.model, read_history(evaluation.model.folder / "metrics.jsonl")
-    curves = [charts.learning_curve(history, name) for name in charts.curve_names(history, model.description)]
     content: JsonObject = {
         "verdict": evaluation.verdict,
         "gate": gate_text(evaluation.settings.gate),
@@ -95,7 +94,7 @@ def render(evaluation: Evaluation) -> str:
         "metrics": model.metrics,
         "champion": evaluation.champion,
         "baseline": evaluation.baseline,
-        "curves": [curve for curve in curves if curve],
+        "curves": charts.learning_curves(history, model.description),
         "created": datetime.now(UTC).strftime("%d %B %Y, %H:%M UTC").lstrip("0"),
     }
     if evaluation.manifest is None:

@@ -259,8 +259,8 @@ def test_a_history_is_thinned_and_its_broken_line_passed_over(tmp_path: Path) ->
     lines = [json.dumps({"kind": "train", "step": step, "loss": step / 2}) for step in range(10_000)]
     lines.insert(5, json.dumps({"kind": "train", "step": 5, "loss": float("nan")}))
     path.write_text("\n".join([*lines, '{"kind": "train", "st']))
-    series = read_history(path).series("train", "loss")
-    assert len(series.steps) == POINTS
-    np.testing.assert_allclose(series.values, np.array(series.steps) / 2)
-    assert series.steps[0] == pytest.approx(12)  # the mean of the first 25 steps
+    steps, values = read_history(path).series("train", "loss")
+    assert len(steps) == POINTS
+    np.testing.assert_allclose(values, steps / 2)
+    assert steps[0] == pytest.approx(12)  # the mean of the first 25 steps
     assert read_history(tmp_path / "none").records == []
