@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import betaincinv, stdtr, stdtrit
+from scipy.special import bdtr, betaincinv, stdtr, stdtrit
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -46,9 +46,8 @@ def mcnemar(first: int, second: int) -> float:
         first: Number of examples that only the first model predicts correctly.
         second: Number of examples that only the second model predicts correctly.
     """
-    from scipy.stats import binomtest
-
-    return float(binomtest(first, first + second).pvalue) if first + second else 1.0
+    # Of equal probabilities, both tails are alike; scipy.stats, whose binomtest says the same, takes 0.7 s to import.
+    return min(1.0, 2 * float(bdtr(min(first, second), first + second, 0.5))) if first + second else 1.0
 
 
 def standard_error(influences: Floats) -> tuple[float, float]:
