@@ -1,20 +1,23 @@
-"""Send a notice to a webhook and a Pub/Sub topic. The webhook's URL is a secret, which no message contains."""
+"""Notices about runs, to a webhook and a Pub/Sub topic. The webhook's URL is a secret, which no message contains."""
 
 from __future__ import annotations
 
 import base64
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Mapping
 from urllib.parse import urlsplit
 
 from slipway.components.cloud.connection import Connection
+from slipway.components.cloud.explanation import explain, results
 from slipway.components.cloud.refusals import refusal
 from slipway.components.cloud.retries import TRANSIENT, WAIT_VARIABLE, retried
 from slipway.components.notify.notice import Notice
-from slipway.components.notify.settings import URL, NotifySettings
+from slipway.components.notify.settings import URL, ExitTask, NotifySettings
 from slipway.core.errors import UserError
+from slipway.core.values import JsonObject
 
 HTTP_SECONDS = 10
 # Pauses before the second and third attempts, as multiples of the first wait.
@@ -23,6 +26,47 @@ FIRST_WAIT_SECONDS = 1.0
 # Google's APIs refuse JSON with unknown fields, and a webhook of Google Chat is one: 400, "Unknown name". Slack ignores
 # them (https://gitlab.com/gitlab-org/gitlab/-/issues/332611: an object full of others is refused for lacking `text`).
 TEXT_ONLY = ("chat.googleapis.com",)
+JOB = re.compile(r"projects/[^/]+/locations/[^/]+/pipelineJobs/[^/]+")
+
+
+def notify(settings: str, run: str, page: str, *, state: str, job: str | None, message: str | None) -> list[str]:
+    """Send the notice about a run whose steps have ended; return what went wrong.
+
+    Args:
+        settings: An ExitTask as JSON.
+        run: The run's id.
+        page: The URL of its page.
+        state: The final state of its steps: SUCCEEDED, FAILED or CANCELLED.
+        job: The name of its job, as the platform passes it.
+        message: The platform's error message, if any.
+    """
+    task = ExitTask.model_validate_json(settings)
+    status = state.lower()
+    found: JsonObject = {}
+    problems = []
+    if status == "failed":
+        found = {"error": message or "The platform gave no reason.", "fix": f"slipway explain {run}"}
+    if task.region and job and JOB.fullmatch(job):
+        try:
+            found |= _details(task, run, job, status)
+        except Exception as error:
+            problems.append(f"The job's details could not be read ({type(error).__name__}).")
+    notice = Notice(
+        run=run, name=task.name, where=task.where, hardware=task.hardware, status=status, page=page or None, **found
+    )
+    return problems + send(task.notify, notice, task.endpoints)
+
+
+def _details(task: ExitTask, run: str, name: str, status: str) -> JsonObject:
+    """Return what Vertex AI knows about the run, as fields of a Notice."""
+    connection = Connection(str(task.facts["project"]), str(task.region), task.endpoints)
+    job = retried(lambda: connection.pipelines.get_pipeline_job(name=name))
+    found = results(job)
+    if status == "failed":
+        why = explain(connection, job, run, task.facts, task.steps.get)
+        if why.step is not None:
+            found |= {"step": why.step, "replica": why.replica, "error": why.message, "fix": why.fix}
+    return found
 
 
 def send(settings: NotifySettings, notice: Notice, endpoints: Mapping[str, str]) -> list[str]:

@@ -13,10 +13,10 @@ def notify(settings: str, run: str, page: str, status: dsl.PipelineTaskFinalStat
         page: The URL of its page.
         status: How its steps ended, which the platform passes.
     """
-    from slipway.components.notify import exit_task
+    from slipway.components.notify.channels import notify as work
 
     try:
-        problems = exit_task.notify(
+        problems = work(
             settings,
             run,
             page,
