@@ -245,8 +245,8 @@ def batches(shards: list[Path], description: Manifest, batch_size: int) -> Itera
 
     from slipway.trainer.data.images import as_it_is
 
-    row, inputs = EVALUATED[description.task], description.all_inputs
-    label = tf.io.FixedLenFeature([len(description.classes)] if row.label_per_name else [], row.label)
+    measures, inputs = EVALUATED[description.task], description.all_inputs
+    label = tf.io.FixedLenFeature([len(description.classes)] if measures.label_per_name else [], measures.label)
     features = {"label": label, "key": tf.io.FixedLenFeature([], "string")}
     for name, each in inputs.items():
         features[name] = tf.io.FixedLenFeature([] if each.kind == "image" else each.shape, TYPES[each.kind])

@@ -51,11 +51,11 @@ class ServedModel:
     ) -> None:
         self._folder, self._data, self._is_champion = folder, data, is_champion
         self._outputs = TASKS[data.task]
-        measures = EVALUATED[data.task].measures
+        measures = EVALUATED[data.task].of
         self._measures = self._compared = measures(data, examples, worst)
         self._mask, self._done = compared, 0
         if compared is not None:
-            self._compared = measures(data, int(compared.sum()), 0)
+            self._compared = measures(data, int(compared.sum()))
             self._measures = self._compared if is_champion else self._measures
         self.model = self._load()
         classes = read_json(folder / RECORD_FILE).get("classes") or []

@@ -1,9 +1,8 @@
-"""Streaming measures of a model on a split; `EVALUATED` has what an evaluation needs to know of each task."""
+"""Streaming measures of a model on a split; `EVALUATED` has those of each task."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,37 +12,12 @@ from slipway.components.evaluate.measures.base import Measures
 from slipway.components.evaluate.measures.classification import ClassificationMeasures
 from slipway.components.evaluate.measures.multilabel import MultilabelMeasures
 from slipway.components.evaluate.measures.regression import RegressionMeasures
-from slipway.core.manifest import Input, Manifest, TaskName
+from slipway.core.manifest import Manifest, TaskName
 
-
-@dataclass(frozen=True)
-class Evaluated:
-    """How models of a task are evaluated.
-
-    Attributes:
-        label: The label's type in the records; it has one element for each name if `label_per_name`.
-        measures: Creates the measures for a data set, a number of examples and a number of worst examples.
-    """
-
-    label: str
-    measures: Callable[[Manifest, int, int], Measures[Any]]
-    label_per_name: bool = False
-
-
-EVALUATED: Mapping[TaskName, Evaluated] = {
-    "classification": Evaluated(
-        label="int64",
-        measures=lambda data, examples, worst: ClassificationMeasures(data.classes, examples, worst),
-    ),
-    "multilabel": Evaluated(
-        label="int64",
-        measures=lambda data, examples, worst: MultilabelMeasures(data.classes, examples, worst),
-        label_per_name=True,
-    ),
-    "regression": Evaluated(
-        label="float32",
-        measures=lambda data, examples, worst: RegressionMeasures(data.target or Input(kind="number"), examples, worst),
-    ),
+EVALUATED: Mapping[TaskName, type[Measures[Any]]] = {
+    "classification": ClassificationMeasures,
+    "multilabel": MultilabelMeasures,
+    "regression": RegressionMeasures,
 }
 
 
@@ -66,7 +40,7 @@ class Baseline:
         elif train and train.examples and data.classes and set(data.classes) <= train.classes.keys():
             self._constants = [np.array([train.classes[name] for name in data.classes]) / train.examples]
             self._constants += [np.ones(len(data.classes))] if data.task == "multilabel" else []
-        self._measures = [EVALUATED[data.task].measures(data, examples, 0) for _ in self._constants]
+        self._measures = [EVALUATED[data.task].of(data, examples) for _ in self._constants]
 
     def update(self, labels: NDArray[np.generic]) -> None:
         """Accumulate a batch of the records' labels."""

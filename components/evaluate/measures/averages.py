@@ -5,12 +5,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
 from slipway.components.evaluate.measures.base import Measures, P
 from slipway.components.evaluate.measures.scores import Scores, ratio
 from slipway.components.evaluate.measures.significance import Counts, Floats
+from slipway.core.manifest import Manifest
 
 # From a weight of each class to the sum over an example's hits, predictions and labels, [examples].
 Summed = Callable[[Floats, Floats, Floats], Floats]
@@ -84,6 +86,10 @@ class ClassMeasures(Measures[P]):
         self._names = list(names)
         self.scored = Scores(examples, len(names))
         self._losses = np.zeros(examples)
+
+    @classmethod
+    def of(cls, data: Manifest, examples: int, worst: int = 0) -> Self:
+        return cls(data.classes, examples, worst)
 
     @property
     @abstractmethod

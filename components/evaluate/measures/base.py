@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ from slipway.components.evaluate.measures.significance import (
     quantile_95,
     standard_error,
 )  # fmt: skip
+from slipway.core.manifest import Manifest
 
 # Machine epsilon of float32; smaller probabilities are clipped to it in a loss.
 SMALLEST_PROBABILITY = float(np.finfo(np.float32).eps)
@@ -83,12 +84,19 @@ class Measures(ABC, Generic[P]):
     `update` does not fill `worst`, which needs images and keys: the caller passes its candidates to `worst.add`.
     """
 
+    # The label's type in the records; it has one element for each name if `label_per_name`.
+    label, label_per_name = "int64", False
     # A single confident error changes these by more than all that is observed without it.
     without_interval: frozenset[str] = frozenset()
 
     def __init__(self, worst: int) -> None:
         self.worst = WorstExamples(worst)
         self.examples = 0
+
+    @classmethod
+    @abstractmethod
+    def of(cls, data: Manifest, examples: int, worst: int = 0) -> Self:
+        """Create the measures for a data set, a number of examples and a number of worst examples."""
 
     @abstractmethod
     def predictions(self, labels: NDArray[np.generic], values: Floats, order: Counts) -> P:

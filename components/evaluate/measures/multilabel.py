@@ -38,6 +38,7 @@ class LabelPredictions:
 class MultilabelMeasures(ClassMeasures[LabelPredictions]):
     """All metrics of one model on one split of a data set with these labels."""
 
+    label_per_name = True
     without_interval = frozenset({"loss"})
 
     def __init__(self, labels: Sequence[str], examples: int, worst: int = 0) -> None:

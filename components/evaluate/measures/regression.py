@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slipway.components.evaluate.measures.base import Measures
 from slipway.components.evaluate.measures.significance import SEED, Counts, Floats
-from slipway.core.manifest import Input
+from slipway.core.manifest import Input, Manifest
 
 SAMPLE = 2000  # examples in the plots
 
@@ -34,10 +35,16 @@ class RegressionMeasures(Measures[Values]):
     Keeps the targets and predictions of all examples.
     """
 
+    label = "float32"
+
     def __init__(self, target: Input, examples: int, worst: int = 0) -> None:
         super().__init__(worst)
         self._mean, self._deviation = (target.mean or (0.0,))[0], (target.deviation or (1.0,))[0]
         self._values = Values(*np.zeros((2, examples)))
+
+    @classmethod
+    def of(cls, data: Manifest, examples: int, worst: int = 0) -> Self:
+        return cls(data.target or Input(kind="number"), examples, worst)
 
     def predictions(self, labels: NDArray[np.generic], values: Floats, _order: Counts) -> Values:
         return Values(labels.astype(np.float64), values)
