@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -93,14 +94,21 @@ def check_signature(setting: str, function: str, signature: inspect.Signature, e
         UserError: It does not.
     """
     hook = hook_of(setting, engine)
+    check_call(setting, function, signature, hook.parameters, str(hook))
+
+
+def check_call(
+    setting: str, function: str, signature: inspect.Signature, parameters: Sequence[str], contract: str
+) -> None:
+    """Raise UserError if a function with this signature cannot be called with these parameters, by position."""
     try:
-        signature.bind(*hook.parameters)
+        signature.bind(*parameters)
     except TypeError as error:
-        called = ", ".join(hook.parameters)
+        called = ", ".join(parameters)
         raise UserError(
             f"The function {function} cannot be called with ({called}): {error}.",
             setting=setting,
             value=function,
-            allowed=str(hook),
+            allowed=contract,
             fix=f"def {function.partition(':')[2]}({called}): …",
         ) from None

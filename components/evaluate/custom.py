@@ -5,6 +5,7 @@ The function is `evaluate.module`; it receives a model's folder and the data, an
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import math
@@ -27,11 +28,13 @@ from slipway.components.train.result import trainer_record
 from slipway.core import events, integrity, manifest, seen
 from slipway.core.errors import UserError
 from slipway.serving.model import read_json
+from slipway.trainer import hooks
 from slipway.trainer.engines import builder
 from slipway.trainer.metrics.history import METRICS_FILE
 
 Function: TypeAlias = Callable[[Path, Data], object]
 
+SETTING = "evaluate.module"
 CONTRACT = "a function of (model: Path, data: Path | str | None) that returns its metrics, such as {'rmse': 0.4}"
 METRICS, PLOTS, TABLES = "metrics", "plots", "tables"
 PLOT_FILES = (".png", ".jpg", ".jpeg", ".svg", ".html", ".htm")
@@ -49,7 +52,9 @@ def measure(settings: EvaluateSettings, model: Path, data: Data, champion: Path 
     module, beaten = settings.module, None
     if module is not None:
         events.phase(f"loading {module}")
-        function = load(module)
+        function: Function = builder.load(module, SETTING, CONTRACT)
+        with contextlib.suppress(ValueError):  # a C function without a signature
+            check_signature(module, inspect.signature(function))
         events.phase("evaluating the model")
         challenger = _called(module, function, model, data)
         if champion is not None:
@@ -58,7 +63,10 @@ def measure(settings: EvaluateSettings, model: Path, data: Data, champion: Path 
     else:
         challenger = Measured(model, trainer_record(model), _reported(model, settings.gate.name))
         if champion is not None:
-            beaten = Measured(champion, trainer_record(champion), _reported_by_champion(champion))
+            reported: dict[str, float] = {}  # if none or malformed, the gate says which one is missing
+            with contextlib.suppress(ValueError):
+                reported = metrics(read_json(champion / METRICS_FILE), "has")
+            beaten = Measured(champion, trainer_record(champion), reported)
     opponent = None
     if beaten is not None:
         caveat = _seen_by_champion(module, data, beaten.folder)
@@ -89,33 +97,9 @@ def _seen_by_champion(module: str | None, data: Data, champion: Path) -> str:
     )
 
 
-def load(module: str) -> Function:
-    """Import and return the function of `evaluate.module`.
-
-    Raises:
-        UserError: It does not exist, or cannot be called with (model, data).
-    """
-    function: Function = builder.load(module, "evaluate.module", CONTRACT)
-    try:
-        signature = inspect.signature(function)
-    except ValueError:  # a C function without a signature
-        return function
-    check_signature(module, signature)
-    return function
-
-
 def check_signature(module: str, signature: inspect.Signature) -> None:
     """Raise UserError if a function with this signature cannot be called with (model, data)."""
-    try:
-        signature.bind(None, None)
-    except TypeError as error:
-        raise UserError(
-            f"The function {module} cannot be called with (model, data): {error}.",
-            setting="evaluate.module",
-            value=module,
-            allowed=CONTRACT,
-            fix=f"def {module.partition(':')[2]}(model, data): …",
-        ) from None
+    hooks.check_call(SETTING, module, signature, ("model", "data"), CONTRACT)
 
 
 def _called(module: str, function: Function, model: Path, data: Data) -> Measured:
@@ -132,7 +116,7 @@ def _called(module: str, function: Function, model: Path, data: Data) -> Measure
             trace = trace.tb_next
         raise UserError(
             f"The function {module} {builder.what_happened(error)}",
-            setting="evaluate.module",
+            setting=SETTING,
             value=module,
             fix=f"fix the function; it was called with {model} and {data if data is None else str(data)!r}",
             traceback="".join(traceback.format_exception(type(cause), cause, trace)),
@@ -142,7 +126,7 @@ def _called(module: str, function: Function, model: Path, data: Data) -> Measure
     except ValueError as error:
         raise UserError(
             f"The function {module} {error}.",
-            setting="evaluate.module",
+            setting=SETTING,
             value=module,
             allowed=CONTRACT,
             fix="return a mapping of the metrics, or of metrics, plots and tables",
@@ -235,7 +219,7 @@ def _reported(model: Path, metric: str) -> dict[str, float]:
     except FileNotFoundError:
         raise UserError(
             f"The program wrote no {METRICS_FILE} to AIP_MODEL_DIR, and there is no other evaluation of its model.",
-            setting="evaluate.module",
+            setting=SETTING,
             value=None,
             allowed=f"{METRICS_FILE}, a JSON object of names and finite numbers; evaluate.module; or, for images that "
             "Slipway prepares, a SavedModel",
@@ -249,11 +233,3 @@ def _reported(model: Path, metric: str) -> dict[str, float]:
         return metrics(values, "has")
     except ValueError as error:
         raise UserError(f"{path} {error}.", fix=fix) from None
-
-
-def _reported_by_champion(folder: Path) -> dict[str, float]:
-    """Return the metrics that the champion's program wrote, {} if none: the gate says which one is missing."""
-    try:
-        return metrics(read_json(folder / METRICS_FILE), "has")
-    except ValueError:
-        return {}
