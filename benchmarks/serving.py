@@ -215,7 +215,7 @@ def watch_memory(folder: Path, image: bytes, requests: int) -> None:
 def compare_with_evaluation(folder: Path, images: Path, rounds: int) -> None:
     """Print the examples/s of the step evaluate and of `slipway predict` on the test split's images."""
     from slipway.components.evaluate.evaluate import evaluate
-    from slipway.components.evaluate.gate import EvaluateSettings
+    from slipway.components.evaluate.settings import EvaluateSettings
     from slipway.components.prepare_data.prepare import prepare
     from slipway.components.prepare_data.settings import DataSettings
     from slipway.core import events

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from kfp.dsl.base_component import BaseComponent
 
     from slipway.components.deploy.settings import Deployment
-    from slipway.components.evaluate.gate import EvaluateSettings
+    from slipway.components.evaluate.settings import EvaluateSettings
     from slipway.components.prepare_data.settings import DataSettings
     from slipway.components.register_model.registry import RegisterSettings
     from slipway.components.train.trainjob.manifest import TrainJobSettings
@@ -236,7 +236,7 @@ def evaluate(
             is rejected.
         image: The container image of the task.
     """
-    from slipway.components.evaluate.gate import EvaluateSettings
+    from slipway.components.evaluate.settings import EvaluateSettings
 
     return _task(
         _evaluate.evaluate,

@@ -32,7 +32,8 @@ def evaluate(
     from pathlib import Path
 
     from slipway.components.evaluate.evaluate import evaluate as work
-    from slipway.components.evaluate.gate import INTERVALS, UNCHECKED, EvaluateSettings
+    from slipway.components.evaluate.gate import INTERVALS, UNCHECKED
+    from slipway.components.evaluate.settings import EvaluateSettings
     from slipway.components.inputs import read
     from slipway.components.step import step
     from slipway.core import events

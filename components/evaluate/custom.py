@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from slipway.components.evaluate.gate import EvaluateSettings, Opponent
+from slipway.components.evaluate.gate import Opponent
 from slipway.components.evaluate.measured import (
     MAY_INCLUDE,
     SPLIT,
@@ -24,6 +24,7 @@ from slipway.components.evaluate.measured import (
     Measurement,
     unseen_by,
 )
+from slipway.components.evaluate.settings import EvaluateSettings
 from slipway.components.train.result import trainer_record
 from slipway.core import events, integrity, manifest, seen
 from slipway.core.errors import UserError

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway.components.evaluate import contract, custom
-from slipway.components.evaluate.gate import INTERVALS, EvaluateSettings, GateSettings, Opponent, Verdict, decide
+from slipway.components.evaluate.gate import INTERVALS, Opponent, Verdict, decide
 from slipway.components.evaluate.measured import (
     SPLIT,
     UNRECORDED,
@@ -32,6 +32,7 @@ from slipway.components.evaluate.measured import (
 from slipway.components.evaluate.measures import EVALUATED, Baseline
 from slipway.components.evaluate.measures.base import compare
 from slipway.components.evaluate.served_model import OtherData, ServedModel
+from slipway.components.evaluate.settings import EvaluateSettings, GateSettings
 from slipway.core import events, manifest, seen
 from slipway.core.cores import available_cores
 from slipway.core.errors import UserError

@@ -11,8 +11,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.components.evaluate.gate import EvaluateSettings, Opponent
+from slipway.components.evaluate.gate import Opponent
 from slipway.components.evaluate.measures.base import Measures
+from slipway.components.evaluate.settings import EvaluateSettings
 from slipway.core import seen
 from slipway.core.manifest import Manifest
 from slipway.core.values import JsonObject

@@ -14,11 +14,11 @@ from slipway.components import page
 from slipway.components.evaluate import charts
 from slipway.components.evaluate.charts import History, read_history
 from slipway.components.evaluate.evaluate import Evaluation
-from slipway.components.evaluate.gate import GateSettings, known
 from slipway.components.evaluate.measured import Measured, Unseen
 from slipway.components.evaluate.measures.base import Example
 from slipway.components.evaluate.measures.classification import ClassificationMeasures
 from slipway.components.evaluate.sections import SECTIONS
+from slipway.components.evaluate.settings import GateSettings, known
 from slipway.components.page import figure
 from slipway.core.manifest import Manifest
 from slipway.core.values import JsonObject

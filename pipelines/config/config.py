@@ -17,7 +17,7 @@ from slipway.components.build_image.settings import BuildSettings, ContainerSett
 from slipway.components.cloud.connection import SERVICES, Connection, check_endpoints
 from slipway.components.cloud.labels import check_labels
 from slipway.components.deploy.settings import DeploySettings
-from slipway.components.evaluate.gate import EvaluateSettings
+from slipway.components.evaluate.settings import EvaluateSettings
 from slipway.components.notify.settings import NotifySettings
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.register_model.registry import RegisterSettings

@@ -11,7 +11,7 @@ from typing import Generic, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.components.evaluate.gate import KNOWN, Comparison
+from slipway.components.evaluate.gate import Comparison
 from slipway.components.evaluate.measures.significance import (
     Counts,
     Floats,
@@ -26,6 +26,7 @@ from slipway.components.evaluate.measures.significance import (
     quantile_95,
     standard_error,
 )  # fmt: skip
+from slipway.components.evaluate.settings import KNOWN
 from slipway.core.manifest import Manifest
 
 # Machine epsilon of float32; smaller probabilities are clipped to it in a loss.

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from slipway.components.evaluate.evaluate import Evaluation, evaluate
-from slipway.components.evaluate.gate import EvaluateSettings, GateSettings
 from slipway.components.evaluate.report import render
+from slipway.components.evaluate.settings import EvaluateSettings, GateSettings
 from slipway.core import manifest
 from slipway.core.errors import UserError
 from slipway.serving import instances

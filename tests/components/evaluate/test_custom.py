@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from slipway.components.evaluate.evaluate import evaluate, is_custom
-from slipway.components.evaluate.gate import EvaluateSettings
 from slipway.components.evaluate.report import render
+from slipway.components.evaluate.settings import EvaluateSettings
 from slipway.core import integrity
 from slipway.core.errors import UserError
 

@@ -17,8 +17,8 @@ from sklearn import metrics as reference
 
 from slipway.components.evaluate import report
 from slipway.components.evaluate.evaluate import evaluate
-from slipway.components.evaluate.gate import EvaluateSettings, GateSettings
 from slipway.components.evaluate.served_model import ServedModel
+from slipway.components.evaluate.settings import EvaluateSettings, GateSettings
 from slipway.core.errors import UserError
 from slipway.trainer.engines.table import ENGINES
 

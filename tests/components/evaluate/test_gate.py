@@ -7,14 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from slipway.components.evaluate.gate import (
-    Comparison,
-    EvaluateSettings,
-    GateSettings,
-    Opponent,
-    Verdict,
-    decide,
-)
+from slipway.components.evaluate.gate import Comparison, Opponent, Verdict, decide
+from slipway.components.evaluate.settings import EvaluateSettings, GateSettings
 from slipway.core.errors import UserError
 from slipway.trainer.tasks import TASKS
 

@@ -21,9 +21,9 @@ from PIL import Image
 
 from slipway.components.evaluate.charts import POINTS, read_history
 from slipway.components.evaluate.evaluate import Evaluation, evaluate
-from slipway.components.evaluate.gate import EvaluateSettings, GateSettings
 from slipway.components.evaluate.measures.significance import proportion_interval
 from slipway.components.evaluate.report import _data_uri, render
+from slipway.components.evaluate.settings import EvaluateSettings, GateSettings
 from slipway.core.manifest import Checked
 
 

@@ -13,10 +13,11 @@ import pytest
 
 from slipway.components.evaluate import report
 from slipway.components.evaluate.evaluate import evaluate
-from slipway.components.evaluate.gate import EvaluateSettings, GateSettings, Opponent, Verdict, decide
+from slipway.components.evaluate.gate import Opponent, Verdict, decide
 from slipway.components.evaluate.measured import unseen_by
 from slipway.components.evaluate.measures.base import compare
 from slipway.components.evaluate.measures.classification import ClassificationMeasures
+from slipway.components.evaluate.settings import EvaluateSettings, GateSettings
 from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.core import seen

@@ -11,8 +11,8 @@ import pytest
 from sklearn import metrics as reference
 
 from slipway.components.evaluate.evaluate import Evaluation, evaluate
-from slipway.components.evaluate.gate import EvaluateSettings, GateSettings
 from slipway.components.evaluate.report import render
+from slipway.components.evaluate.settings import EvaluateSettings, GateSettings
 from slipway.core.errors import UserError
 from tests.components.evaluate.tables import CITIES, rows, write_model, write_table
 

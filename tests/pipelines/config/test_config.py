@@ -173,7 +173,7 @@ def test_errors_name_the_file_or_the_set_option(write):
 
 
 def test_numbers_that_are_not_finite_are_refused():
-    from slipway.components.evaluate.gate import EvaluateSettings, GateSettings
+    from slipway.components.evaluate.settings import EvaluateSettings, GateSettings
     from slipway.trainer.config import ModelSettings
 
     for settings in (
