@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from slipway.core.manifest import FILE_NAME, Manifest, Shard, Split
+from tests.components.evaluate.tables import write_records
 
 DIGITS = [str(digit) for digit in range(10)]
 
@@ -32,46 +32,24 @@ def write_data_set(
     folder: Path, images: Sequence[bytes], labels: Sequence[int], classes: Sequence[str], shards: int = 2
 ) -> Path:
     """A prepared data set whose test split holds these images, keys being `class/index.png`."""
-    import tensorflow as tf
-
-    folder.mkdir(parents=True)
-    written = []
-    for number, part in enumerate(np.array_split(np.arange(len(images)), shards)):
-        path = folder / f"small-test.tfrecord-{number:05d}-of-{shards:05d}"
-        with tf.io.TFRecordWriter(str(path)) as writer:
-            for index in part:
-                writer.write(_example(images[index], labels[index], f"{classes[labels[index]]}/{index:05d}.png"))
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        written.append(Shard(file=path.name, examples=len(part), bytes=path.stat().st_size, sha256=digest))
-    counts = {name: int(np.sum(np.asarray(labels) == index)) for index, name in enumerate(classes)}
+    records = [
+        {"image": image, "label": label, "key": f"{classes[label]}/{index:05d}.png"}
+        for index, (image, label) in enumerate(zip(images, labels, strict=True))
+    ]
     first = Image.open(io.BytesIO(images[0])) if len(images) else None
-    manifest = Manifest(
+    return write_records(
+        folder,
+        records,
+        shards,
+        {name: list(labels).count(index) for index, name in enumerate(classes)},
         name="small",
         fingerprint="0123456789abcdef" * 4,
         source="digits",
         settings={"source": "digits", "check": "decode", "seed": 0},
         classes=list(classes),
         image_size=(first.height, first.width) if first else (8, 8),
-        channels=1,
-        resize=False,
         encodings=["png"],
-        splits={"test": Split(examples=len(images), classes=counts, shards=written)},
     )
-    (folder / FILE_NAME).write_text(manifest.model_dump_json(indent=2))
-    return folder
-
-
-def _example(image: bytes, label: int, key: str) -> bytes:
-    import tensorflow as tf
-
-    features = tf.train.Features(
-        feature={
-            "image": tf.train.Feature(bytes_list=tf.train.BytesList(value=[image])),
-            "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
-            "key": tf.train.Feature(bytes_list=tf.train.BytesList(value=[key.encode()])),
-        }
-    )
-    return tf.train.Example(features=features).SerializeToString()
 
 
 def export_model(

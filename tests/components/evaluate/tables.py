@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -39,22 +40,14 @@ def write_table(
     folder: Path, task: TaskName, values: Mapping[str, Any], labels: np.ndarray, names: Sequence[str] = ()
 ) -> Path:
     """A prepared data set whose test split holds these rows."""
-    import tensorflow as tf
-
-    folder.mkdir(parents=True)
     described = {name: each for name, each in inputs().items() if name in values}
-    path = folder / "table-test.tfrecord-00000-of-00001"
-    with tf.io.TFRecordWriter(str(path)) as writer:
-        for index, label in enumerate(labels):
-            features = {name: _feature(values[name][index], each.kind) for name, each in described.items()}
-            features["label"] = _feature(label, "number" if task == "regression" else "integer")
-            features["key"] = _feature(f"row {index}", "category")
-            example = tf.train.Example(features=tf.train.Features(feature=features))
-            writer.write(example.SerializeToString())
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    shard = Shard(file=path.name, examples=len(labels), bytes=path.stat().st_size, sha256=digest)
+    features = [{name: values[name][index] for name in described} for index in range(len(labels))]
+    records = [{**row, "label": labels[index], "key": f"row {index}"} for index, row in enumerate(features)]
     statistics = {"mean": (float(np.mean(labels)),), "deviation": (float(np.std(labels)) or 1.0,)}
-    manifest = Manifest(
+    return write_records(
+        folder,
+        records,
+        shards=1,
         name="homes",
         fingerprint="fedcba9876543210" * 4,
         source="csv:homes.csv",
@@ -64,24 +57,45 @@ def write_table(
         target=Input(kind="number", **statistics) if task == "regression" else None,
         inputs=described,
         image_size=(0, 0),
-        channels=1,
-        resize=False,
         encodings=[],
-        splits={"test": Split(examples=len(labels), classes={}, shards=[shard])},
     )
-    (folder / FILE_NAME).write_text(manifest.model_dump_json())
+
+
+def write_records(
+    folder: Path, records: Sequence[Mapping[str, Any]], shards: int, counts: Mapping[str, int] = MappingProxyType({}),
+    **described: Any,
+) -> Path:  # fmt: skip
+    """A prepared data set whose test split holds these records, and whose manifest has these entries."""
+    import tensorflow as tf
+
+    folder.mkdir(parents=True)
+    written = []
+    for number, part in enumerate(np.array_split(np.arange(len(records)), shards)):
+        path = folder / f"{described['name']}-test.tfrecord-{number:05d}-of-{shards:05d}"
+        with tf.io.TFRecordWriter(str(path)) as writer:
+            for index in part:
+                features = {name: _feature(value) for name, value in records[index].items()}
+                example = tf.train.Example(features=tf.train.Features(feature=features))
+                writer.write(example.SerializeToString())
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        written.append(Shard(file=path.name, examples=len(part), bytes=path.stat().st_size, sha256=digest))
+    test = Split(examples=len(records), classes=dict(counts), shards=written)
+    manifest = Manifest(**described, channels=1, resize=False, splits={"test": test})
+    (folder / FILE_NAME).write_text(manifest.model_dump_json(indent=2))
     return folder
 
 
-def _feature(value: Any, kind: str) -> Any:
+def _feature(value: Any) -> Any:
     import tensorflow as tf
 
-    flat = np.ravel(value).tolist()
-    if kind == "number":
-        return tf.train.Feature(float_list=tf.train.FloatList(value=flat))
-    if kind == "integer":
-        return tf.train.Feature(int64_list=tf.train.Int64List(value=flat))
-    return tf.train.Feature(bytes_list=tf.train.BytesList(value=[each.encode() for each in flat]))
+    if isinstance(value, bytes):
+        return tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
+    flat = np.ravel(value)
+    if flat.dtype.kind == "f":
+        return tf.train.Feature(float_list=tf.train.FloatList(value=flat.tolist()))
+    if flat.dtype.kind == "i":
+        return tf.train.Feature(int64_list=tf.train.Int64List(value=flat.tolist()))
+    return tf.train.Feature(bytes_list=tf.train.BytesList(value=[each.encode() for each in flat.tolist()]))
 
 
 SPECS = {"size": ([], "float32"), "place": ([2], "float32"), "tokens": ([3], "int64"), "city": ([], "string")}
