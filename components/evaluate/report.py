@@ -15,7 +15,6 @@ from slipway.components.evaluate import charts
 from slipway.components.evaluate.charts import History, read_history
 from slipway.components.evaluate.evaluate import Evaluation
 from slipway.components.evaluate.measured import Measured, Unseen
-from slipway.components.evaluate.measures.base import Example
 from slipway.components.evaluate.measures.classification import ClassificationMeasures
 from slipway.components.evaluate.sections import SECTIONS
 from slipway.components.evaluate.settings import GateSettings, known
@@ -120,7 +119,7 @@ def _of_split(evaluation: Evaluation, manifest: Manifest, history: History) -> J
             (row.metrics[name].title, validation[name]) for name in ("loss", row.figure) if name in validation
         ],
         "validation_step": validation.get("step"),
-        "worst": [_worst(example) for example in model.measures.worst.examples],
+        "worst": [(example, *_data_uri(example.image)) for example in model.measures.worst.examples],
         "provenance": _provenance(model, manifest),
         "compares_classes": champion is not None and model.compared is model.measures,
         **SECTIONS[manifest.task](manifest, model.measures, champion.measures if champion else None),
@@ -230,13 +229,10 @@ def _embedded(plot: Any) -> tuple[str, str]:
     return "image", f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
-def _worst(example: Example) -> JsonObject:
-    address, pixelated = _data_uri(example.image) if example.image else ("", False)
-    return {"address": address, "pixelated": pixelated, "example": example, "values": example.values or {}}
-
-
 def _data_uri(image: bytes) -> tuple[str, bool]:
-    """Return an encoded image as a data URI, downscaled if large, and whether to render it pixelated."""
+    """Return an encoded image as a data URI, downscaled if large, and whether to render it pixelated; "" of none."""
+    if not image:
+        return "", False
     from PIL import Image
 
     try:

@@ -133,16 +133,13 @@ def _measured_against(registry: Registry, model_name: str, champion: str) -> Pro
 
 def _description(source: Path, run_id: str) -> JsonObject:
     """Return the record of Slipway's trainer, {} for another program's model, whose format does not matter."""
-    if not any(path.is_file() for path in source.rglob("*")):
-        raise _no_model(source, run_id, "the folder is missing or empty")
-    description = trainer_record(source)
-    if description and not any((source / name).is_file() for name in model_files()):
-        raise _no_model(source, run_id, f"{' or '.join(model_files())} is missing")
-    return description
-
-
-def _no_model(source: Path, run_id: str, why: str) -> UserError:
-    return UserError(
-        f"There is no trained model in {source} to register: {why}.",
+    missing = "the folder is missing or empty"
+    if any(path.is_file() for path in source.rglob("*")):
+        description = trainer_record(source)
+        if not description or any((source / name).is_file() for name in model_files()):
+            return description
+        missing = f"{' or '.join(model_files())} is missing"
+    raise UserError(
+        f"There is no trained model in {source} to register: {missing}.",
         fix=f"slipway run --resume {run_id}, which trains it again",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, Self, TypeVar
 
 import numpy as np
@@ -49,7 +49,7 @@ class Example:
     predicted: str
     score: float
     image: bytes = b""
-    values: Mapping[str, str] | None = None
+    values: Mapping[str, str] = field(default_factory=dict)
 
 
 class WorstExamples:
