@@ -22,6 +22,7 @@ from slipway.core.errors import UserError
 from slipway.trainer.augmentation import AugmentSettings
 from slipway.trainer.engines.table import ENGINES
 from slipway.trainer.hooks import FUNCTION_PATTERN, Function, MetricName
+from slipway.trainer.optimizers import CUSTOM, OPTIMIZERS, WITH_MOMENTUM, with_momentum, with_weight_decay
 from slipway.trainer.settings import Settings, Untyped
 from slipway.trainer.stages import (
     DURATIONS,
@@ -38,12 +39,11 @@ from slipway.trainer.tasks import FigureName
 from slipway.trainer.weights import WeightsSettings
 
 if TYPE_CHECKING:
-    EngineName = str
-else:  # at run time, the names in the table: for validation, the JSON Schema and error messages
+    EngineName = OptimizerName = str
+else:  # at run time, the names in the tables: for validation, the JSON Schema and error messages
     EngineName = Literal[tuple(ENGINES)]
+    OptimizerName = Literal[tuple(OPTIMIZERS)]
 
-# Keras's default for AdamW.
-ADAMW_WEIGHT_DECAY = 0.004
 # The settings that name a custom program.
 PROGRAM = ("module", "command", "image")
 
@@ -220,7 +220,7 @@ class TrainSettings(Settings):
         description="Custom validation metrics by name, as module:function: (outputs, labels) -> a number for each "
         "example, which is averaged.",
     )
-    optimizer: Literal["adam", "adamw", "sgd"] | Function = Field(
+    optimizer: OptimizerName | Function = Field(
         default="adam",
         description="Optimizer, or a function that returns one, as module:function: (learning_rate) -> Keras "
         "optimizer; on the engine pytorch, (parameters, learning_rate) -> torch optimizer.",
@@ -230,7 +230,7 @@ class TrainSettings(Settings):
     weight_decay: NonNegativeFloat | None = Field(
         default=None,
         description="Decoupled weight decay of adamw and sgd; skips biases and other variables with fewer than two "
-        f"dimensions. null: {ADAMW_WEIGHT_DECAY:g} for adamw, 0 for sgd. adam does not support it.",
+        f"dimensions. null: {OPTIMIZERS['adamw'].weight_decay:g} for adamw, 0 for sgd. adam does not support it.",
     )
     clip_norm: PositiveFloat | None = Field(
         default=None,
@@ -330,26 +330,30 @@ class TrainSettings(Settings):
                 "train.processes requires a custom training module; Slipway's engines choose their own processes.",
                 "processes", self.processes, "together with train.module", nearest=None, fix="remove train.processes",
             )  # fmt: skip
-        if self.optimizer != "sgd" and (self.momentum or self.nesterov):
-            name = "momentum" if self.momentum else "nesterov"
+        row = OPTIMIZERS.get(self.optimizer)
+        if (self.momentum or self.nesterov) and not (row and row.momentum):
+            name, others = "momentum" if self.momentum else "nesterov", with_momentum()
             raise _contradiction(
-                f"{self.optimizer} does not accept {name}.", name, getattr(self, name), "with the optimizer sgd",
-                nearest="sgd", fix=f"--set train.optimizer=sgd, or remove train.{name}",
+                f"{self.optimizer} does not accept {name}.", name, getattr(self, name),
+                f"with the optimizer {' and '.join(others)}",
+                nearest=others[0], fix=f"--set train.optimizer={others[0]}, or remove train.{name}",
             )  # fmt: skip
         if self.nesterov and not self.momentum:
             raise _contradiction(
                 "Nesterov momentum needs a momentum above 0.", "momentum", self.momentum, "above 0 and below 1",
                 nearest="0.9", fix="--set train.momentum=0.9",
             )  # fmt: skip
-        if ":" in self.optimizer and self.weight_decay is not None:
+        decaying = with_weight_decay()
+        allowed = f"with the optimizers {' and '.join(decaying)}"
+        if row is None and self.weight_decay is not None:
             raise _contradiction(
                 f"{self.optimizer} sets the weight decay of its optimizer itself.", "weight_decay", self.weight_decay,
-                "with the optimizers adamw and sgd", nearest=None, fix="set it in the function",
+                allowed, nearest=None, fix="set it in the function",
             )  # fmt: skip
-        if self.optimizer == "adam" and self.weight_decay:
+        if row is not None and row.weight_decay is None and self.weight_decay:
             raise _contradiction(
-                "adam does not support weight decay; adamw does.", "weight_decay", self.weight_decay,
-                "with the optimizers adamw and sgd", nearest="adamw", fix="--set train.optimizer=adamw",
+                f"{self.optimizer} does not support weight decay; {decaying[0]} does.", "weight_decay",
+                self.weight_decay, allowed, nearest=decaying[0], fix=f"--set train.optimizer={decaying[0]}",
             )  # fmt: skip
         final, peaks = self.schedule.final, [each.learning_rate or self.learning_rate for each in self.stages]
         peak = min(peaks, default=self.learning_rate)
@@ -392,16 +396,15 @@ class TrainSettings(Settings):
     @property
     def decay(self) -> float:
         """The effective weight decay."""
-        if self.weight_decay is not None:
-            return self.weight_decay
-        return ADAMW_WEIGHT_DECAY if self.optimizer == "adamw" else 0.0
+        row = OPTIMIZERS.get(self.optimizer)
+        return (self.weight_decay if self.weight_decay is not None else row and row.weight_decay) or 0.0
 
     @property
     def optimizer_kind(self) -> str:
-        """The optimizer's name; sgd with momentum is distinct, since it keeps a slot per weight."""
-        if ":" in self.optimizer:
-            return "a custom optimizer"
-        return f"{self.optimizer} with momentum" if self.momentum else self.optimizer
+        """The optimizer's name; one with momentum is distinct, since it keeps one more slot per weight."""
+        if self.optimizer not in OPTIMIZERS:
+            return CUSTOM
+        return self.optimizer + (WITH_MOMENTUM if self.momentum else "")
 
     @property
     def needs_validation(self) -> bool:

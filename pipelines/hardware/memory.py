@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from slipway.core.errors import UserError
 from slipway.pipelines.hardware.choice import Hardware, choices
 from slipway.pipelines.hardware.placement import alternatives
+from slipway.trainer.optimizers import slots
 
 GIB = 2**30
-# Number of values that an optimizer stores per trainable variable; of a custom one, it is not known before it is built.
-OPTIMIZER_VALUES = {"adam": 2, "adamw": 2, "sgd": 0, "sgd with momentum": 1, "a custom optimizer": 2}
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ def fits_memory(
     Args:
         hardware: The training hardware.
         variables_bytes: Size of all variables of the built model.
-        optimizer: A name in OPTIMIZER_VALUES.
+        optimizer: The optimizer's kind (`TrainSettings.optimizer_kind`).
         trainable_bytes: Size of the trainable variables; by default, all are trainable.
         engine: The training engine; suggested hardware supports it.
 
@@ -53,7 +52,7 @@ def fits_memory(
         UserError: The model needs more memory than a device has.
     """
     trainable = variables_bytes if trainable_bytes is None else trainable_bytes
-    need = MemoryNeed(variables_bytes, trainable, trainable * OPTIMIZER_VALUES[optimizer], optimizer)
+    need = MemoryNeed(variables_bytes, trainable, trainable * slots(optimizer), optimizer)
     available = device_bytes(hardware)
     if available is None or need.total <= available:
         return need

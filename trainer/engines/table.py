@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from slipway.core.errors import UserError
+from slipway.trainer.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
     from slipway.trainer.config import TrainSettings
@@ -124,6 +125,13 @@ ENGINES: dict[str, EngineRow] = {
         not_prebuilt="its models are not SavedModels but model.pt2",
         unsupported=(
             Unsupported("xla", lambda value: value is True, "does not compile with XLA", "auto, false", "false"),
+            Unsupported(
+                "optimizer",
+                lambda name: name in OPTIMIZERS and OPTIMIZERS[name].torch is None,
+                "does not have this optimizer",
+                ", ".join(name for name, row in OPTIMIZERS.items() if row.torch),
+                "adam",
+            ),
         ),
     ),
 }

@@ -13,6 +13,7 @@ from slipway.core.errors import UserError
 from slipway.trainer import config
 from slipway.trainer.engines import installed
 from slipway.trainer.engines.table import ENGINES, EngineRow, Unsupported, model_files, readers, refuse
+from slipway.trainer.optimizers import OPTIMIZERS, Optimizer, slots
 
 
 @pytest.mark.parametrize(
@@ -70,6 +71,33 @@ def test_a_row_is_an_engine_whose_installation_and_model_are_checked(abacus: Eng
     assert error is not None and error.fix == "pip install 'slipway-ml[abacus]'"
     assert readers("abacus", 2, 4) == 8
     assert model_files() == ["saved_model.pb", "model.pt2", "model.beads"]
+
+
+@pytest.mark.usefixtures("tensorflow")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_row_is_an_optimizer_that_each_engine_has_or_that_its_configuration_refuses(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import keras
+
+    from slipway.trainer.engines.keras import optimizer as keras_optimizer
+    from slipway.trainer.engines.tensorflow import optimizer as tensorflow_optimizer
+
+    monkeypatch.setitem(OPTIMIZERS, "lion", Optimizer(keras="Lion", slots=1, weight_decay=0.0))
+    settings = fresh_config(monkeypatch).TrainSettings
+    values = {"epochs": 1, "optimizer": "lion", "weight_decay": 0.1, "engine": engine}
+    assert slots("lion") == 1
+    if engine == "pytorch":
+        with pytest.raises(UserError, match="The engine pytorch does not have this optimizer") as caught:
+            refuse(settings(**values))
+        assert (caught.value.setting, caught.value.nearest) == ("train.optimizer", "adam")
+        return
+    refuse(settings(**values))
+    make = tensorflow_optimizer.make if engine == "tensorflow" else keras_optimizer.make
+    made = make(settings(**values), [keras.Variable([1.0])])
+    assert isinstance(made, keras.optimizers.Lion) and made.weight_decay == 0.1
+    with pytest.raises(UserError, match="lion does not accept momentum"):
+        settings(**values, momentum=0.9)
 
 
 def test_every_engine_has_its_modules() -> None:

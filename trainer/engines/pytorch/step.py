@@ -23,30 +23,27 @@ from slipway.trainer.engines.pytorch.devices import Devices
 from slipway.trainer.engines.pytorch.export import Tensors, scaled
 from slipway.trainer.engines.pytorch.network import Network
 from slipway.trainer.hyperparameters import Precision
-
-# Keras's defaults, so that the engines' results agree.
-EPSILON = 1e-7
-BETAS = (0.9, 0.999)
-# The state of torch's Adam for each parameter: a counter, and arrays of the parameter's shape.
-_KEPT_BY_ADAM = ("step", "exp_avg", "exp_avg_sq")
+from slipway.trainer.optimizers import OPTIMIZERS
 
 
 def make_optimizer(train: TrainSettings, network: Network) -> torch.optim.Optimizer:
     """Return the configured optimizer with initialized state; weight decay is applied by the step, not by it."""
     parameters = network.trained()
-    if ":" in train.optimizer and parameters:
-        return own_optimizer.make(train, parameters)
-    groups = [{"params": parameters}]  # as a group, since the list is empty for a frozen network
-    if train.optimizer == "sgd":
-        optimizer = torch.optim.SGD(groups, lr=train.learning_rate, momentum=train.momentum, nesterov=train.nesterov)
-        kept: tuple[str, ...] = ("momentum_buffer",) if train.momentum else ()
-    else:
-        optimizer = torch.optim.Adam(groups, lr=train.learning_rate, betas=BETAS, eps=EPSILON)
-        kept = _KEPT_BY_ADAM
+    if train.optimizer not in OPTIMIZERS:
+        return own_optimizer.make(train, parameters) if parameters else torch.optim.SGD([{"params": []}])
+    row = OPTIMIZERS[train.optimizer].torch
+    assert row is not None  # otherwise the configuration was refused
+    options = {"lr": train.learning_rate, **row.options}
+    if train.momentum:
+        options |= {"momentum": train.momentum, "nesterov": train.nesterov}
+    # In a group, since the list is empty for a frozen network.
+    optimizer = getattr(torch.optim, row.name)([{"params": parameters}], **options)
+    kept = (*row.state, *(["momentum_buffer"] if train.momentum else []))
     for parameter in parameters:
         for name in kept:
             optimizer.state[parameter][name] = torch.tensor(0.0) if name == "step" else torch.zeros_like(parameter)
-    return optimizer
+    made: torch.optim.Optimizer = optimizer
+    return made
 
 
 @dataclass(frozen=True)
@@ -129,12 +126,12 @@ class Step:
         if self.train.clip_norm is not None:
             self.scaler.unscale_(self.optimizer)
             torch.nn.utils.clip_grad_norm_(parameters, self.train.clip_norm)
-        if self.train.optimizer == "sgd" and self.train.momentum:  # as in Keras, each gradient keeps its own rate
+        if self.train.momentum:  # as in Keras, each gradient keeps its own rate
             for parameter in parameters:
                 if parameter.grad is not None:
                     parameter.grad.mul_(rate)
         for group in self.optimizer.param_groups:
-            group["lr"] = 1.0 if self.train.optimizer == "sgd" and self.train.momentum else rate
+            group["lr"] = 1.0 if self.train.momentum else rate
         if self.train.decay:
             with torch.no_grad():
                 for parameter in parameters:

@@ -11,9 +11,10 @@ import tensorflow as tf
 
 from slipway.trainer.config import TrainSettings
 from slipway.trainer.engines.keras import optimizer as keras_optimizer
+from slipway.trainer.optimizers import OPTIMIZERS
 
 
-class _FusedAdam:
+class _FusedUpdate:
     """The fused update step of Adam and AdamW."""
 
     def update_step(
@@ -35,15 +36,15 @@ class _FusedAdam:
         )
 
 
-class _Adam(_FusedAdam, keras.optimizers.Adam):
+class FusedAdam(_FusedUpdate, keras.optimizers.Adam):
     pass
 
 
-class _AdamW(_FusedAdam, keras.optimizers.AdamW):
+class FusedAdamW(_FusedUpdate, keras.optimizers.AdamW):
     pass
 
 
-class _SGD(keras.optimizers.SGD):
+class FusedSGD(keras.optimizers.SGD):
     def update_step(self, gradient: tf.Tensor, variable: keras.Variable, learning_rate: tf.Tensor) -> None:
         gradient, rate = tf.cast(gradient, variable.dtype), tf.cast(learning_rate, variable.dtype)
         if not self.momentum:
@@ -59,12 +60,10 @@ class _SGD(keras.optimizers.SGD):
         )
 
 
-_FUSED = {"adam": _Adam, "adamw": _AdamW, "sgd": _SGD}
-
-
 def make(train: TrainSettings, variables: list[keras.Variable]) -> keras.optimizers.Optimizer:
     """Return the configured Keras optimizer, built for `variables`; it expects gradients that are already summed."""
-    made = keras_optimizer.make(train, variables, _FUSED)
+    row = OPTIMIZERS.get(train.optimizer)
+    made = keras_optimizer.make(train, variables, globals()[row.fused] if row and row.fused else None)
     # Keras would sum the gradients over the devices itself, but clipping and loss scaling need the sum earlier.
     made._all_reduce_sum_gradients = lambda pairs: pairs
     made.build(variables)
