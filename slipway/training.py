@@ -286,11 +286,11 @@ def export(model: keras.Model | torch.nn.Module, *, from_logits: bool = True, sc
     Raises:
         UserError: The run has no data set of images prepared by Slipway, or another number of classes than the model.
     """
-    from slipway.trainer.export import network
+    from slipway.trainer.export.export import export_custom
 
     prepared = _prepared(data(), "class names and an image size for the serving signature")
     folder = output_paths(os.environ).model
-    digest = network.write(folder, model, prepared, scale, from_logits=from_logits, steps=_program.step)
+    digest = export_custom(folder, model, prepared, scale, from_logits=from_logits, steps=_program.step)
     _save_history()
     print(f"model written to {folder}, weights checksum {digest}", flush=True)
 

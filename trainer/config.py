@@ -39,7 +39,8 @@ from slipway.trainer.tasks import FigureName
 from slipway.trainer.weights import WeightsSettings
 
 if TYPE_CHECKING:
-    EngineName = OptimizerName = str
+    EngineName = str
+    OptimizerName = str
 else:  # at run time, the names in the tables: for validation, the JSON Schema and error messages
     EngineName = Literal[tuple(ENGINES)]
     OptimizerName = Literal[tuple(OPTIMIZERS)]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import AfterValidator, Field
 
 from slipway.core.errors import UserError
+from slipway.trainer.engines.table import ENGINES
 from slipway.trainer.tasks import MONITORS
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def are_in_step(train: TrainSettings) -> bool:
 
 def hook_of(setting: str, engine: str) -> Hook:
     """Return the hook of a setting on an engine."""
-    if setting == "train.optimizer" and engine == "pytorch":
+    if setting == "train.optimizer" and ENGINES[engine].custom_optimizer == "torch":
         return TORCH_OPTIMIZER
     return next(hook for name, hook in HOOKS.items() if f"{setting}.".startswith(f"{name}."))
 

@@ -19,7 +19,6 @@ from slipway.trainer.distributed.cluster import HOSTS_VARIABLE
 from slipway.trainer.distributed.verification import verified_command, verified_in_shell
 from slipway.trainer.engines import table
 from slipway.trainer.engines.builder import example_elements
-from slipway.trainer.engines.quick_import import PLUGGABLE_VARIABLE
 from slipway.trainer.hyperparameters import class_weights, warmup_steps
 from slipway.trainer.stages import stages, whole_length
 from slipway.trainer.tasks import check_inputs
@@ -132,8 +131,8 @@ def _on_machine(pool: WorkerPool, container: Container, train: TrainSettings, ho
     variables = {HOSTS_VARIABLE: str(hosts)} if hosts > 1 else {}
     if is_tpu or gpus:
         variables[PLANNED_VARIABLE] = f"tpu:{devices}" if is_tpu else f"gpu:{gpus}"
-    if train.engine == "tensorflow" and "tpu_topology" in machine:
-        variables[PLUGGABLE_VARIABLE] = "true"
+    if "tpu_topology" in machine:
+        variables |= table.ENGINES[train.engine].topology_variables
     if variables:
         more = [{"name": name, "value": value} for name, value in variables.items()]
         container = {**container, "env": [*container.get("env", []), *more]}

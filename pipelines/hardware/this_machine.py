@@ -27,12 +27,6 @@ from slipway.trainer.engines.table import ENGINES
 QUERY = ("index", "uuid", "name", "memory.total", "compute_cap", "driver_version")
 TIMEOUT = 30.0
 VENDOR = re.compile(r"(?i)\b(?:nvidia|geforce|tesla|quadro)\b")
-# The packages by which an engine's library uses GPUs, with the CUDA version for which they are built. PyTorch's own
-# package says it itself.
-CUDA_PACKAGES = {
-    "tensorflow": {"nvidia-cudnn-cu12": 12, "nvidia-cudnn-cu13": 13},
-    "jax": {"jax-cuda12-plugin": 12, "jax-cuda13-plugin": 13},
-}
 # The oldest Linux drivers of CUDA's major versions:
 # https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
 OLDEST_DRIVER = {12: "525.60.13", 13: "580.65.06"}
@@ -215,10 +209,8 @@ def _is_older(driver: str, oldest: str) -> bool:
 
 def _cuda_of(engine: str) -> int | None:
     """Return the major CUDA version that the engine's installed library is built for; None for CPUs only."""
-    if engine in CUDA_PACKAGES:
-        return next(
-            (cuda for name, cuda in CUDA_PACKAGES[engine].items() if any(metadata.distributions(name=name))), None
-        )
+    if packages := ENGINES[engine].cuda_packages:
+        return next((cuda for name, cuda in packages.items() if any(metadata.distributions(name=name))), None)
     torch = importlib.util.find_spec("torch")
     if torch is None or torch.origin is None:
         return None

@@ -195,8 +195,8 @@ def _saved_model(folder: Path, description: JsonObject) -> Model:
     inputs = {
         name: described(name, specs[name]) for name in sorted(specs, key=lambda name: order.get(name, len(order)))
     }
-    # JAX's computations are compiled for each batch size.
-    sizes = tuple(2**power for power in range(11)) if description.get("engine") == "jax" else ()
+    row = ENGINES.get(str(description.get("engine")))
+    sizes = tuple(2**power for power in range(11)) if row and row.compiles_each_batch else ()
     return Model(folder, task if task in TASKS else None, inputs, outputs, description, function, sizes=sizes)
 
 

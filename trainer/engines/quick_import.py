@@ -18,14 +18,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from slipway.trainer.engines.installed import is_installed
-from slipway.trainer.engines.table import ENGINES
+from slipway.trainer.engines.table import ENGINES, PLUGGABLE_VARIABLE
 
 # Optional dependencies of Keras and TensorFlow.
 _OPTIONAL = ("googleapiclient", "matplotlib", "pandas", "scipy", "sklearn")
-# TensorFlow reaches TPUs from v5e on, those that are chosen by topology, through PJRT. plan_training sets this variable
-# for them; the other one, which TensorFlow reads on import, is where libtpu.so lies:
-# https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/training-with-tpu-vm
-PLUGGABLE_VARIABLE = "NEXT_PLUGGABLE_DEVICE_USE_C_API"
+# Where libtpu.so lies, for TensorFlow with PLUGGABLE_VARIABLE; it reads both on import.
 _PLUGGABLE_PATH = "TF_PLUGGABLE_DEVICE_LIBRARY_PATH"
 
 

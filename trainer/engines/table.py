@@ -1,14 +1,15 @@
 """The table of engines: what each one imports, exports, supports and runs on.
 
 Adding an engine takes a row in `ENGINES`, a folder trainer/engines/NAME, and its tests. The folder has `engine.py` with
-`make()`, which returns a `slipway.trainer.engines.base.Engine`, and, for an engine that exports a format of its own,
-`export.py` with `load()`. Imports nothing heavy: the command line reads this table before it imports pydantic.
+`make()`, which returns a `slipway.trainer.engines.base.Engine`, and `export.py` with `write_custom()`, which exports a
+custom program's network, and `load()` if the engine exports a format of its own. Imports nothing heavy: the command
+line reads this table before it imports pydantic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from slipway.core.errors import UserError
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from slipway.trainer.config import TrainSettings
 
 SAVED_MODEL_FILE = "saved_model.pb"
+# TensorFlow reaches TPUs from v5e on, those that are chosen by topology, through PJRT:
+# https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/training-with-tpu-vm
+PLUGGABLE_VARIABLE = "NEXT_PLUGGABLE_DEVICE_USE_C_API"
 # From 9.11 on, cuDNN has no device code for GPUs before Turing; the images of tensorflow and jax have 9.28
 # (requirements/trainer-gpu*.txt). Its support matrix begins at 7.5:
 # https://docs.nvidia.com/deeplearning/cudnn/backend/v9.24.0/reference/support-matrix.html
@@ -56,11 +60,16 @@ class EngineRow:
         model_file: The exported model's main file: a SavedModel's, or that of a format of the engine's own, which
             only the engine's library can run.
         one_device_per_process: Whether a process trains on one device, so a replica has as many processes as devices.
+        custom_optimizer: The library of the optimizers that the user's functions return.
         compute_capability: The lowest of the GPUs that the build in Slipway's images supports.
+        cuda_packages: The packages by which its library uses GPUs, with the CUDA version for which they are built;
+            empty for PyTorch, whose own package says it.
         tpus: The TPU slices that it trains on; the catalogue of hardware names the TPU generations without support.
+        topology_variables: The environment variables that it needs on TPUs that are chosen by topology.
         slices: The module whose `join` makes this process one of a slice's hosts, if it trains on several machines.
         not_prebuilt: Why Google's prebuilt prediction images (TensorFlow 2.15 at most) cannot serve its models, as the
             end of a sentence; "" if they can.
+        compiles_each_batch: Whether the exported model's computation is compiled for each batch size.
         unsupported: The settings that it does not support.
     """
 
@@ -73,10 +82,14 @@ class EngineRow:
     networks: str = "slipway.trainer.engines.keras.model"
     model_file: str = SAVED_MODEL_FILE
     one_device_per_process: bool = False
+    custom_optimizer: Literal["keras", "torch"] = "keras"
     compute_capability: float = CUDNN_COMPUTE_CAPABILITY
+    cuda_packages: Mapping[str, int] = field(default_factory=dict)
     tpus: Literal["none", "one machine", "all"] = "one machine"
+    topology_variables: Mapping[str, str] = field(default_factory=dict)
     slices: str = ""
     not_prebuilt: str = ""
+    compiles_each_batch: bool = False
     unsupported: tuple[Unsupported, ...] = ()
 
     @property
@@ -89,17 +102,24 @@ class EngineRow:
 READERS = ("tensorflow", "keras")
 
 ENGINES: dict[str, EngineRow] = {
-    "tensorflow": EngineRow(libraries="TensorFlow", keras_backend="tensorflow", tpus="one machine"),
+    "tensorflow": EngineRow(
+        libraries="TensorFlow",
+        keras_backend="tensorflow",
+        cuda_packages={"nvidia-cudnn-cu12": 12, "nvidia-cudnn-cu13": 13},
+        topology_variables={PLUGGABLE_VARIABLE: "true"},
+    ),
     "jax": EngineRow(
         libraries="JAX and TensorFlow",
         modules=("jax", "jaxlib"),
         extra="jax",
         keras_backend="jax",
         imported_first=("jax.experimental.sparse",),
+        cuda_packages={"jax-cuda12-plugin": 12, "jax-cuda13-plugin": 13},
         tpus="all",
         slices="slipway.trainer.engines.jax.slices",
         # Measured with the wheels; the SavedModel contains XlaCallModule of version 10.
         not_prebuilt="TensorFlow 2.15 and 2.17 load its SavedModels but fail at the first prediction",
+        compiles_each_batch=True,
         unsupported=(
             Unsupported("xla", lambda value: value is False, "always compiles with XLA", "auto, true", "auto"),
         ),
@@ -117,6 +137,7 @@ ENGINES: dict[str, EngineRow] = {
         networks="slipway.trainer.engines.pytorch.network",
         model_file="model.pt2",
         one_device_per_process=True,
+        custom_optimizer="torch",
         # torch 2.13 for CUDA 13 has kernels from 7.5 on, and needs driver 580 or later:
         # https://github.com/pytorch/pytorch/issues/172352
         compute_capability=7.5,

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import json
 import logging
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from slipway.core import events, integrity, seen
 from slipway.core.atomic import sync, sync_tree
+from slipway.core.errors import UserError
 from slipway.core.integrity import RECORD_FILE
 from slipway.core.manifest import Manifest
 from slipway.core.paths import is_mounted, local_path
 from slipway.trainer import weights
 from slipway.trainer.config import JobConfig
 from slipway.trainer.engines.base import Engine
+from slipway.trainer.engines.table import ENGINES
 from slipway.trainer.metrics.history import FILE_NAME as METRICS_FILE
 
 logger = logging.getLogger(__name__)
@@ -124,6 +129,62 @@ def _read_record(folder: Path) -> dict[str, object] | None:
         return integrity.unsealed(json.loads((folder / RECORD_FILE).read_bytes()))
     except FileNotFoundError:
         return None
+
+
+def export_custom(
+    folder: Path, model: Any, manifest: Manifest, scale: float, *, from_logits: bool, steps: int | None
+) -> str:
+    """Replace the content of `folder` by a custom program's network and model.json; return the weights' checksum.
+
+    A Keras network is exported on the backend that the program runs it on, as the engines do; a torch.nn.Module as the
+    pytorch engine does.
+
+    Args:
+        folder: The output folder (AIP_MODEL_DIR).
+        model: A keras.Model or torch.nn.Module from images to one output per class. A Module receives the images
+            channels first.
+        manifest: Manifest of the data set, for class names and image shape.
+        scale: Factor from pixels of 0 to 255 to the model's input.
+        from_logits: Whether the outputs are logits rather than probabilities.
+        steps: Number of trained steps for model.json, if known.
+
+    Raises:
+        UserError: The model's outputs do not match the data set's classes.
+    """
+    if not manifest.is_image_only or manifest.task != "classification":
+        what = f"the task {manifest.task}" if manifest.is_image_only else "other inputs than an image"
+        raise UserError(
+            f"slipway.training.export is for classifiers of images; the data set has {what}.",
+            allowed="a program that writes its model to AIP_MODEL_DIR in its own format, with evaluate.module",
+            fix="save the model with its framework, such as model.save(…), and set evaluate.module",
+        )
+    on_torch = "torch" in sys.modules and isinstance(model, sys.modules["torch"].nn.Module)
+    backend = "torch" if on_torch else importlib.import_module("keras").backend.backend()
+    engine = next(name for name, row in ENGINES.items() if row.keras_backend == backend)
+    engines_export = importlib.import_module(f"slipway.trainer.engines.{engine}.export")
+    with replaced(folder) as path:
+        digest: str = engines_export.write_custom(path, model, manifest, scale, from_logits=from_logits)
+        record = {
+            **inputs_and_classes(manifest),
+            "engine": engine,
+            "weights_checksum": digest,
+            "data_fingerprint": manifest.fingerprint,
+        }
+        record |= {} if steps is None else {"steps": steps}
+        integrity.seal(path, record)
+    return digest
+
+
+def check_outputs(shape: Any, manifest: Manifest) -> None:
+    """Raise UserError if the outputs of one image do not have this shape."""
+    classes = len(manifest.classes)
+    if list(shape) != [1, classes]:
+        raise UserError(
+            f"The exported network returns [batch, {', '.join(map(str, list(shape)[1:]))}]; the data set has "
+            f"{classes} classes.",
+            allowed="a network from images to one output per class",
+            fix=f"end in a layer of {classes} units",
+        )
 
 
 def replaced(folder: Path) -> contextlib.AbstractContextManager[Path]:

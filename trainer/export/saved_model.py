@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, TypeAlias
 
+import keras
 import tensorflow as tf
 
 from slipway.core.manifest import Manifest
-from slipway.trainer.data.features import Features, Tensors, scaled, statistics
+from slipway.trainer.data.features import Features, scaled, statistics
 from slipway.trainer.data.images import traced
+from slipway.trainer.engines.keras.model import FILE_NAME, checksum
+from slipway.trainer.export.export import check_outputs
+
+# Maps the network's inputs to its outputs, [batch, outputs].
+Outputs: TypeAlias = Callable[[Any], tf.Tensor]
 
 
-def write(
-    folder: Path, network: Callable[[Tensors], tf.Tensor], variables: Sequence[tf.Variable], manifest: Manifest
-) -> None:
+def write(folder: Path, network: Outputs, variables: Sequence[tf.Variable], manifest: Manifest) -> None:
     """Write a SavedModel to `folder`.
 
     The signature `serving_default` accepts the inputs by name (`Features.requests`): images as `image_bytes` or
@@ -43,6 +48,31 @@ def write(
 
     function = traced(serve).get_concrete_function(features.requests())
     tf.saved_model.save(module, str(folder), signatures={"serving_default": function})
+
+
+def write_custom(
+    folder: Path, model: keras.Model, manifest: Manifest, scale: float,
+    outputs: Outputs, variables: Sequence[tf.Variable], *, from_logits: bool,
+) -> str:  # fmt: skip
+    """Write a custom program's network as a SavedModel, and model.keras; return the weights' checksum.
+
+    Args:
+        folder, variables: As in `write`.
+        model: The Keras network.
+        manifest: Manifest of a data set of images with classes.
+        scale: Factor from pixels of 0 to 255 to the network's input.
+        outputs: Maps the network's inputs to its outputs, [batch, classes].
+        from_logits: Whether the outputs are logits rather than probabilities.
+    """
+    check_outputs(outputs(tf.zeros([1, *manifest.image_shape])).shape, manifest)
+
+    def logits(images: tf.Tensor) -> tf.Tensor:
+        found = tf.cast(outputs(images * (255.0 * scale)), tf.float32)
+        return found if from_logits else tf.math.log(found)
+
+    write(folder, logits, variables, manifest)
+    model.save(folder / FILE_NAME)
+    return checksum(model)
 
 
 def _answers(outputs: tf.Tensor, manifest: Manifest) -> dict[str, tf.Tensor]:

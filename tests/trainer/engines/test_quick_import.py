@@ -29,7 +29,8 @@ def test_packages_that_keras_does_without_can_be_imported_afterwards() -> None:
 
 @pytest.mark.usefixtures("tensorflow")
 def test_tensorflow_is_told_where_libtpu_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from slipway.trainer.engines.quick_import import PLUGGABLE_VARIABLE, import_tensorflow
+    from slipway.trainer.engines.quick_import import import_tensorflow
+    from slipway.trainer.engines.table import PLUGGABLE_VARIABLE
 
     (tmp_path / "libtpu").mkdir()
     (tmp_path / "libtpu" / "__init__.py").touch()

@@ -104,5 +104,4 @@ def test_every_engine_has_its_modules() -> None:
     for name, row in ENGINES.items():
         assert importlib.util.find_spec(f"slipway.trainer.engines.{name}.engine"), name
         assert importlib.util.find_spec(row.networks), name
-        if not row.exports_saved_model:
-            assert importlib.util.find_spec(f"slipway.trainer.engines.{name}.export"), name
+        assert importlib.util.find_spec(f"slipway.trainer.engines.{name}.export"), name

@@ -25,6 +25,7 @@ from slipway.trainer.data.inputs import Evaluation, MemoryTraining, TrainingData
 from slipway.trainer.distributed.cluster import Cluster
 from slipway.trainer.engines import builder, hooks
 from slipway.trainer.engines.base import Engine, Measured, ModelSize, State, StepFigures, Work, verify_state
+from slipway.trainer.engines.jax import export
 from slipway.trainer.engines.jax.devices import Devices, errors_named
 from slipway.trainer.engines.jax.feed import Feed, MemoryFeed, StreamFeed, fits
 from slipway.trainer.engines.jax.step import CLASSIFICATION, Arrays, Step, Variables, has_convolutions
@@ -32,7 +33,7 @@ from slipway.trainer.engines.keras import augment, normalization, optimizer
 from slipway.trainer.engines.keras import model as keras_model
 from slipway.trainer.engines.keras.freezing import freezer
 from slipway.trainer.engines.keras.objective import objective
-from slipway.trainer.export import examples, network, saved_model
+from slipway.trainer.export import examples, saved_model
 from slipway.trainer.hyperparameters import Precision, choose_precision, class_weights
 from slipway.trainer.stages import Stage, check_patterns, stage_of
 
@@ -207,10 +208,9 @@ class JaxEngine:
     def export(self, folder: Path, job: JobConfig, manifest: Manifest) -> None:
         self._into_model()
         model = self._model
-        outputs, variables = network.on_jax(model, manifest)
-        saved_model.write(folder, outputs, variables, manifest)
+        saved_model.write(folder, *export.as_function(model, manifest), manifest)
         keras_model.save(model, folder)
-        examples.write(folder, local_path(job.data), manifest, functools.partial(network.on_cpu, model))
+        examples.write(folder, local_path(job.data), manifest, functools.partial(export.on_cpu, model))
 
     def close(self, wait_for_others: Callable[[], None]) -> None:
         if self._devices.cluster.is_chief:  # the runtime aborts a process that leaves after the chief

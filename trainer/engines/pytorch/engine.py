@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import hashlib
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -246,10 +245,7 @@ class PyTorchEngine:
         return pytorch_network.size(self._network.inner)
 
     def weights_checksum(self) -> str:
-        digest = hashlib.sha256()
-        for tensor in self._network.variables().values():
-            digest.update(np.ascontiguousarray(tensor.detach().cpu().numpy()).tobytes())
-        return digest.hexdigest()
+        return self._network.checksum()
 
     def export(self, folder: Path, job: JobConfig, manifest: Manifest) -> None:
         with keras.device("cpu"):

@@ -5,6 +5,7 @@ Imports no Keras, which `load` does without.
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 from collections.abc import Callable
@@ -90,6 +91,21 @@ def write(folder: Path, network: Network, manifest: Manifest) -> None:
         from slipway.trainer.engines.keras import model as keras_model
 
         keras_model.save(network.inner, folder)
+
+
+def write_custom(folder: Path, model: Any, manifest: Manifest, scale: float, *, from_logits: bool) -> str:
+    """Write a custom program's network as in `write`; return the weights' checksum."""
+    from slipway.trainer.engines.keras.model import checksum
+    from slipway.trainer.engines.pytorch.network import Adapted
+    from slipway.trainer.export.export import check_outputs
+
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        model = model.module
+    network = Adapted(copy.deepcopy(model).to("cpu"), manifest, 255.0 * scale, from_logits=from_logits).eval()
+    with torch.no_grad():
+        check_outputs(network(torch.zeros(1, *manifest.image_shape)).shape, manifest)
+    write(folder, network, manifest)
+    return checksum(network.inner) if network.is_keras else network.checksum()
 
 
 def outputs(network: Network, inputs: Any) -> NDArray[np.float32]:

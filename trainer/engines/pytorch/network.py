@@ -6,10 +6,12 @@ channels first, [batch, channels, height, width]. With several inputs, both rece
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Collection
 
 import keras
+import numpy as np
 import torch
 
 from slipway.core.errors import UserError
@@ -74,6 +76,13 @@ class Network(torch.nn.Module):
             f"{number:04d}/{name}": tensor
             for number, (name, tensor) in enumerate([*self.inner.named_parameters(), *self.inner.named_buffers()])
         }
+
+    def checksum(self) -> str:
+        """Return the SHA-256 (hex) of all variables in order."""
+        digest = hashlib.sha256()
+        for tensor in self.variables().values():
+            digest.update(np.ascontiguousarray(tensor.detach().cpu().numpy()).tobytes())
+        return digest.hexdigest()
 
     def trained(self) -> list[torch.nn.Parameter]:
         """Return the trainable parameters."""

@@ -48,10 +48,10 @@ from slipway.trainer.engines.keras.freezing import freezer
 from slipway.trainer.engines.keras.objective import Objective, objective
 from slipway.trainer.engines.tensorflow import devices as tensorflow_devices
 from slipway.trainer.engines.tensorflow import network, optimizer, tpu
+from slipway.trainer.engines.tensorflow.export import as_function
 from slipway.trainer.engines.tensorflow.loop import Call, Layout, StepLoop
 from slipway.trainer.engines.tensorflow.step import CLASSIFICATION, TrainingStep
 from slipway.trainer.export import examples, saved_model
-from slipway.trainer.export.network import on_tensorflow
 from slipway.trainer.hyperparameters import Precision, choose_precision, class_weights
 from slipway.trainer.stages import ALL, Stage, check_patterns, stage_of
 
@@ -262,7 +262,7 @@ class TensorFlowEngine:
                 own.assign(trained.numpy())
         saved_model.write(folder, predict, [variable.value for variable in model.variables], manifest)
         keras_model.save(model, folder)
-        examples.write(folder, local_path(job.data), manifest, on_tensorflow(model, manifest)[0])
+        examples.write(folder, local_path(job.data), manifest, as_function(model)[0])
 
     def close(self, _wait_for_others: Callable[[], None]) -> None:
         """Do nothing: TensorFlow's server ends with the process."""

@@ -1,0 +1,33 @@
+"""Export of a Keras network on TensorFlow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from slipway.core.manifest import Manifest
+from slipway.trainer.export import saved_model
+from slipway.trainer.export.saved_model import Outputs
+
+
+def write_custom(folder: Path, model: keras.Model, manifest: Manifest, scale: float, *, from_logits: bool) -> str:
+    """Write a custom program's network (see `saved_model.write_custom`); return the weights' checksum."""
+    return saved_model.write_custom(folder, model, manifest, scale, *as_function(model), from_logits=from_logits)
+
+
+def as_function(model: keras.Model) -> tuple[Outputs, list[tf.Variable]]:
+    """Return a Keras model's outputs as a function in TensorFlow, and copies of the weights that it uses.
+
+    The model's own variables may belong to a tf.distribute strategy; saving them would require every process.
+    """
+    with tf.device("CPU:0"):
+        trained = [tf.Variable(variable.numpy()) for variable in model.trainable_variables]
+        others = [tf.Variable(variable.numpy()) for variable in model.non_trainable_variables]
+
+    def outputs(inputs: Any) -> tf.Tensor:
+        return model.stateless_call(trained, others, inputs, training=False)[0]
+
+    return outputs, [*trained, *others]
