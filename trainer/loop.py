@@ -16,8 +16,7 @@ from slipway.core.manifest import TaskName
 from slipway.trainer import hyperparameters
 from slipway.trainer.checkpoint.best import BestWeights, agreed_figure
 from slipway.trainer.checkpoint.resume import Interval, Progress, checkpoint_of
-from slipway.trainer.checkpoint.saver import Saver
-from slipway.trainer.checkpoint.store import Checkpoints
+from slipway.trainer.checkpoint.store import Checkpoints, Saver
 from slipway.trainer.config import JobConfig
 from slipway.trainer.data.inputs import Evaluation, TrainingData
 from slipway.trainer.distributed.cluster import Cluster

@@ -16,6 +16,7 @@ import logging
 import os
 import re
 import shutil
+import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
@@ -36,6 +37,8 @@ STATE_FILE = "state.npz"
 RECORD_FILE = "checkpoint.json"
 WENT_BACK_FILE = "went-back.txt"
 _FOLDER = re.compile(r"step-(\d{8,})")
+# A failed save (full disk) is retried after this delay, or when the next save is due, whichever comes first.
+RETRY_SECONDS = 30.0
 # Seconds before each repetition of a read that failed.
 READ_WAITS = (1.0, 2.0, 4.0, 8.0)
 # Error numbers that say what is in the folder; any other one says nothing about the checkpoint.
@@ -211,6 +214,53 @@ class Checkpoints:
         for step in steps:
             if step not in kept:
                 _remove(self._folder / _name(step))
+
+
+class Saver:
+    """Writes checkpoints in a thread while training continues, one at a time, each after a call of `first`."""
+
+    def __init__(self, checkpoints: Checkpoints, first: Callable[[], None] | None = None) -> None:
+        self._checkpoints = checkpoints
+        self._first = first
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._failed_at: float | None = None
+
+    def start(self, checkpoint: Checkpoint) -> None:
+        """Start writing a checkpoint, whose arrays must not be modified afterwards.
+
+        Raises:
+            Exception: The error of the previous save, unless it was an error of the disk.
+        """
+        self.wait()
+        self._thread = threading.Thread(target=self._write, args=(checkpoint,), name="saver")
+        self._thread.start()
+
+    def _write(self, checkpoint: Checkpoint) -> None:
+        try:
+            if self._first:
+                self._first()
+            self._failed_at = None if self._checkpoints.save(checkpoint) else time.monotonic()
+        except BaseException as error:  # raised by wait()
+            self._error = error
+
+    @property
+    def due_again(self) -> bool:
+        """Whether the last save failed and its retry is due."""
+        return self._failed_at is not None and time.monotonic() - self._failed_at >= RETRY_SECONDS
+
+    def wait(self) -> None:
+        """Wait for the current save.
+
+        Raises:
+            Exception: The error of the save, unless it was an error of the disk.
+        """
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join()
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
 
 
 def pointed_step(folder: Path) -> int | None:

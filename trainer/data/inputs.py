@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from concurrent import futures
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -33,10 +33,15 @@ from slipway.trainer.data.images import as_it_is
 # Maximum decoded size of a split that a worker keeps in memory, in bytes. A constant rather than a fraction of the
 # available memory, so that a run resumed on another machine reads in the same order.
 MEMORY_BUDGET = 2 * 1024**3
+# The fraction of a device's memory that the training split may use.
+DEVICE_MEMORY_FRACTION = 0.25
 # Size of the shuffle buffer of a streamed split, in encoded examples and in bytes; the lower limit applies.
 SHUFFLE_EXAMPLES = 16_384
 SHUFFLE_BYTES = 256 * 1024**2
 _SHARDS_TOGETHER = 8
+
+Number = TypeVar("Number", bound=np.generic)
+
 logger = logging.getLogger(__name__)
 
 
@@ -290,10 +295,10 @@ class Evaluation:
         """Decoded inputs [batch, …], labels [batch, …], weights float32 [batch] (1 or 0)."""
         manifest, given = self.share.manifest, 0
         for inputs, labels in self._decoded_batches():
-            yield _padded(manifest, inputs, labels, self.batch)
+            yield _whole_batch(manifest, inputs, labels, self.batch)
             given += 1
         for _ in range(self.steps - given):
-            yield _padded(manifest, *blank(manifest, 0), self.batch)
+            yield _whole_batch(manifest, *blank(manifest, 0), self.batch)
 
     @property
     def decoded(self) -> tuple[Inputs, Labels] | None:
@@ -354,7 +359,7 @@ class Reading:
         return self._read.result()
 
 
-def _padded(manifest: Manifest, inputs: Inputs, labels: Labels, batch: int) -> Batch:
+def _whole_batch(manifest: Manifest, inputs: Inputs, labels: Labels, batch: int) -> Batch:
     missing = batch - len(labels)
     weights = np.concatenate([np.ones(len(labels), np.float32), np.zeros(missing, np.float32)])
     if missing:
@@ -362,6 +367,13 @@ def _padded(manifest: Manifest, inputs: Inputs, labels: Labels, batch: int) -> B
         inputs = each(lambda array, zeros: np.concatenate([array, zeros]), inputs, more)
         labels = np.concatenate([labels, nothing])
     return inputs, labels, weights
+
+
+def padded(values: NDArray[Number], rows: int) -> NDArray[Number]:
+    """Pad `values` with zeros to `rows` rows, so that every call of a compiled function has the same shapes."""
+    if len(values) == rows:
+        return values
+    return np.concatenate([values, np.zeros((rows - len(values), *values.shape[1:]), values.dtype)])
 
 
 def _read(share: Share, split: str, batch: int | None = None) -> Iterator[tuple[Inputs, Labels]]:

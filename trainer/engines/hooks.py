@@ -106,33 +106,6 @@ def augmentation(train: TrainSettings, manifest: Manifest) -> Augmentation | Non
     return changed
 
 
-def keras_optimizer(train: TrainSettings, clip_norm: float | None) -> keras.optimizers.Optimizer:
-    """Return the optimizer of the function `train.optimizer`, not yet built.
-
-    Args:
-        train: The settings.
-        clip_norm: The maximum global norm of the gradients, for an engine that leaves clipping to the optimizer.
-
-    Raises:
-        UserError: The function does not exist, raises, or does not return an optimizer with a plain learning rate.
-    """
-    setting = "train.optimizer"
-    made = load(train, setting)(train.learning_rate)
-    if not isinstance(made, keras.optimizers.Optimizer) or isinstance(made, keras.optimizers.LossScaleOptimizer):
-        raise wrong_result(train, setting, made, "a Keras optimizer")
-    if not isinstance(made._learning_rate, keras.Variable):
-        raise UserError(
-            f"The optimizer of {train.optimizer} has a schedule, but the trainer sets its learning rate at each step.",
-            setting=setting,
-            value=train.optimizer,
-            allowed="an optimizer with the learning rate that the function receives",
-            fix="pass learning_rate to the optimizer, and configure train.schedule",
-        )
-    if clip_norm is not None:
-        made.global_clipnorm = clip_norm
-    return made
-
-
 def wrong_result(train: TrainSettings, setting: str, found: object, wanted: str) -> UserError:
     """Return the error for a function that returns `found`."""
     name, shape = hooks.functions(train)[setting], getattr(found, "shape", None)

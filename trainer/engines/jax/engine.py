@@ -20,21 +20,19 @@ from slipway.core.manifest import Manifest
 from slipway.core.paths import local_path
 from slipway.trainer import weights
 from slipway.trainer.config import JobConfig
-from slipway.trainer.data.assignment import check_shared_evenly
 from slipway.trainer.data.inputs import Evaluation, MemoryTraining, TrainingData
 from slipway.trainer.distributed.cluster import Cluster
-from slipway.trainer.engines import builder, hooks
+from slipway.trainer.engines import hooks
 from slipway.trainer.engines.base import Engine, Measured, ModelSize, State, StepFigures, Work, verify_state
 from slipway.trainer.engines.jax import export
 from slipway.trainer.engines.jax.devices import Devices, errors_named
 from slipway.trainer.engines.jax.feed import Feed, MemoryFeed, StreamFeed, fits
 from slipway.trainer.engines.jax.step import CLASSIFICATION, Arrays, Step, Variables, has_convolutions
-from slipway.trainer.engines.keras import augment, normalization, optimizer
 from slipway.trainer.engines.keras import model as keras_model
-from slipway.trainer.engines.keras.freezing import freezer
+from slipway.trainer.engines.keras import normalization, optimizer
 from slipway.trainer.engines.keras.objective import objective
 from slipway.trainer.export import examples, saved_model
-from slipway.trainer.hyperparameters import Precision, choose_precision, class_weights
+from slipway.trainer.hyperparameters import Precision
 from slipway.trainer.stages import Stage, check_patterns, stage_of
 
 
@@ -73,21 +71,16 @@ class JaxEngine:
         return f"JAX {jax.__version__}, {len(devices.local)} x {devices.kind} on this host{there}"
 
     def build(self, job: JobConfig, manifest: Manifest) -> None:
-        check_shared_evenly(job.train, job.plan.replicas, len(self._devices.local))
-        augment.verify(job.train.augment, manifest.image_shape)
-        self._precision = choose_precision(job.train, self._devices.kind, self._devices.capability)
+        devices = self._devices
+        self._precision = keras_model.prepare(job, manifest, len(devices.local), devices.kind, devices.capability)
         self._most = job.train.steps_per_call
-        keras.backend.clear_session()
-        keras.utils.set_random_seed(job.train.seed)
-        keras.config.set_dtype_policy(self._precision)
-        builder.load(job.model.builder)
         self._model = keras_model.build_network(job.model, manifest)
         if job.model.weights:
             weights.load_keras(self._model, job.model.weights)
         normalization.synchronize(self._model, None)  # XLA computes the global batch's statistics
         check_patterns(job.train.stages, keras_model.layers(self._model))
         self._job, self._manifest = job, manifest
-        self._freeze_others, self._stage = freezer(self._model), None
+        self._freeze_others, self._stage = keras_model.freezer(self._model), None
         self.begin(0)
 
     def begin(self, step: int) -> None:
@@ -113,7 +106,6 @@ class JaxEngine:
             loss_scale=_index(self._optimizer.dynamic_scale, self._optimizer.variables) if scaled else None,
             batch=job.train.batch_size,
             accumulation=job.train.accumulation,
-            class_weights=class_weights(job.train, self._manifest),
             augment=job.train.augment,
             seed=job.train.seed,
             devices=self._devices,

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
 
 from slipway.trainer.data.features import Inputs, Labels, each
-from slipway.trainer.data.inputs import MEMORY_BUDGET, MemoryTraining, TrainingData
+from slipway.trainer.data.inputs import DEVICE_MEMORY_FRACTION, MEMORY_BUDGET, MemoryTraining, TrainingData, padded
 from slipway.trainer.engines.jax.devices import Devices
 from slipway.trainer.engines.jax.step import Arrays, Step, Variables
 
-Number = TypeVar("Number", bound=np.generic)
-# The fraction of a device's memory that the training split may use.
-DEVICE_SHARE = 0.25
 # Approximate bytes of inputs transferred to the devices at once.
 CHUNK_BYTES = 64 * 1024**2
 
@@ -26,7 +23,7 @@ def fits(data: MemoryTraining, devices: Devices) -> bool:
     """Whether each device's memory can hold all of its process's training examples."""
     if devices.memory is None:
         return data.decoded_bytes * len(devices.local) <= MEMORY_BUDGET
-    return data.decoded_bytes <= devices.memory * DEVICE_SHARE
+    return data.decoded_bytes <= devices.memory * DEVICE_MEMORY_FRACTION
 
 
 class Feed(Protocol):
@@ -47,14 +44,14 @@ class MemoryFeed:
     def __init__(self, data: MemoryTraining, step: Step, most: int, examples: int) -> None:
         """`examples` is the maximum over all processes; the others pad with zeros, which are never used."""
         self._data, self._devices, self.most = data, step.devices, most
-        whole = jax.tree.map(lambda array: step.devices.on_each(_filled(array, examples)), (data.inputs, data.labels))
+        whole = jax.tree.map(lambda array: step.devices.on_each(padded(array, examples)), (data.inputs, data.labels))
         self._inputs, self._labels = whole
         self._steps = step.from_memory()
 
     def run(self, variables: Variables, step: int, rates: NDArray[np.float32]) -> tuple[Variables, Arrays]:
-        order = _filled(self._data.order(step, len(rates)), self.most)
+        order = padded(self._data.order(step, len(rates)), self.most)
         inputs = (self._inputs, self._labels, self._devices.split(order, axis=1))
-        return self._steps(variables, inputs, step, _filled(rates, self.most), len(rates))
+        return self._steps(variables, inputs, step, padded(rates, self.most), len(rates))
 
     def take_waited(self) -> float:
         return 0.0
@@ -82,10 +79,10 @@ class StreamFeed:
             self._waited += time.perf_counter() - started
 
         def together(*batches: NDArray[np.generic]) -> jax.Array:
-            return self._devices.split(_filled(np.stack(batches), self.most), axis=1)
+            return self._devices.split(padded(np.stack(batches), self.most), axis=1)
 
         both = [each(together, *inputs), together(*labels)]
-        variables, figures = self._steps(variables, both, step, _filled(rates, self.most), len(rates))
+        variables, figures = self._steps(variables, both, step, padded(rates, self.most), len(rates))
         self._running = figures[-1]
         return variables, figures
 
@@ -104,10 +101,3 @@ def _batches(data: TrainingData, step: int) -> Iterator[tuple[Inputs, Labels]]:
         (order,) = data.order(step, 1)
         yield each(lambda array, order=order: array[order], inputs), labels[order]
         step += 1
-
-
-def _filled(array: NDArray[Number], length: int) -> NDArray[Number]:
-    """Pad `array` with zeros to `length`, so that every call has the same shapes."""
-    if len(array) == length:
-        return array
-    return np.concatenate([array, np.zeros((length - len(array), *array.shape[1:]), array.dtype)])

@@ -53,7 +53,6 @@ class Step:
         loss_scale: The index of the loss scale among them; None without loss scaling.
         batch: The global batch size.
         accumulation: Micro-batches per device per step.
-        class_weights: A factor for each class, float32 [classes], or None.
         augment: The data augmentation.
         seed: The run's seed.
         devices: The job's Devices.
@@ -69,7 +68,6 @@ class Step:
     loss_scale: int | None
     batch: int
     accumulation: int
-    class_weights: NDArray[np.float32] | None
     augment: AugmentSettings
     seed: int
     devices: Devices
@@ -232,19 +230,9 @@ class Step:
             trained, others, in_order(inputs, self.manifest), training=True, return_losses=True
         )
         outputs = outputs.astype(jnp.float32)
-        losses = mixup.losses(lambda labels: self._weighted(outputs, labels), labels)
-        figures = self.objective.figures(outputs, mixup.dominant(labels))
+        losses, figures = self.objective.training(outputs, labels)
         loss = jnp.sum(losses) / self.batch + sum(extra) / self.accumulation
         return loss * scale, (others, jnp.stack([loss, jnp.sum(figures) / self.batch]))
-
-    def _weighted(self, outputs: jax.Array, labels: jax.Array) -> jax.Array:
-        losses = self.objective.losses(outputs, labels)
-        return losses if self.class_weights is None else losses * jnp.asarray(self.class_weights)[labels]
-
-    def _measured(self, outputs: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return each example's loss and figure, float32 [batch]."""
-        outputs = outputs.astype(jnp.float32)
-        return self.objective.losses(outputs, labels), self.objective.figures(outputs, labels)
 
     def _scaled(self, decoded: Tensors) -> Tensors:
         """Convert decoded inputs to the network's: uint8 pixels to float32 in [0, 1]."""
@@ -270,4 +258,4 @@ def _correct(logits: jax.Array, labels: jax.Array) -> jax.Array:
     return (jnp.argmax(logits, axis=-1) == labels).astype(jnp.float32)
 
 
-CLASSIFICATION = Objective(_cross_entropy, _correct)
+CLASSIFICATION = Objective(_cross_entropy, _correct, lambda values, indices: jnp.asarray(values)[indices])

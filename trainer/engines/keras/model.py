@@ -6,6 +6,8 @@ import hashlib
 import logging
 import math
 import warnings
+from collections import defaultdict
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import keras
@@ -14,9 +16,12 @@ import numpy as np
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
 from slipway.trainer import weights
-from slipway.trainer.config import ModelSettings
+from slipway.trainer.config import JobConfig, ModelSettings
+from slipway.trainer.data.assignment import check_shared_evenly
 from slipway.trainer.engines import builder
 from slipway.trainer.engines.base import ModelSize
+from slipway.trainer.engines.keras import augment
+from slipway.trainer.hyperparameters import Precision, choose_precision
 from slipway.trainer.tasks import TASKS
 
 FILE_NAME = "model.keras"
@@ -25,6 +30,32 @@ logger = logging.getLogger(__name__)
 
 # Keras matches a dict of inputs by its keys; names of features need not be valid names of its tensors.
 warnings.filterwarnings("ignore", "When providing `inputs` as a dict, all keys in the dict must match the names")
+
+
+def prepare(
+    job: JobConfig, manifest: Manifest, devices: int, kind: str, capability: tuple[int, int] | None
+) -> Precision:
+    """Check the job, and seed and configure Keras for its builder; return the compute precision.
+
+    Args:
+        job: The job.
+        manifest: The data set's manifest.
+        devices: Number of devices per replica.
+        kind: What they are: CPU, GPU or TPU.
+        capability: A GPU's compute capability, None if unknown.
+
+    Raises:
+        UserError: The batch is not divisible by the devices, the augmentation does not fit the images, or the builder
+            does not exist.
+    """
+    check_shared_evenly(job.train, job.plan.replicas, devices)
+    augment.verify(job.train.augment, manifest.image_shape)
+    precision = choose_precision(job.train, kind, capability)
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(job.train.seed)  # of Python, NumPy and the backend
+    keras.config.set_dtype_policy(precision)
+    builder.load(job.model.builder)
+    return precision
 
 
 def build_network(settings: ModelSettings, manifest: Manifest) -> keras.Model:
@@ -150,6 +181,30 @@ def size(model: keras.Model) -> ModelSize:
 def layers(model: keras.Model) -> dict[str, bool]:
     """Return the path of each layer with variables, and whether it is trainable."""
     return {path: layer.trainable for path, layer in weights.walk(model) if weights.own_variables(layer)}
+
+
+def freezer(model: keras.Model) -> Callable[[Collection[str]], None]:
+    """Return a function that freezes all layers of `model` but those that match its patterns.
+
+    Layers and variables that are frozen already stay so. A frozen BatchNormalization layer normalizes with its moving
+    statistics and keeps them, as Keras does.
+    """
+    paths: dict[int, list[str]] = defaultdict(list)  # more than one for a layer that two models share
+    layers: dict[int, keras.Layer] = {}
+    for path, layer in weights.walk(model):
+        if layer.trainable and weights.own_variables(layer):
+            paths[id(layer)].append(path)
+            layers[id(layer)] = layer
+    variables = {key: [each for each in layer._trainable_variables if each.trainable] for key, layer in layers.items()}
+
+    def freeze_others(patterns: Collection[str]) -> None:
+        for key, layer in layers.items():
+            chosen = any(weights.matches(path, patterns) for path in paths[key])
+            layer._trainable = chosen  # `layer.trainable = chosen` would also change the layers inside of it
+            for variable in variables[key]:
+                variable.trainable = chosen
+
+    return freeze_others
 
 
 def output_elements(model: keras.Model, _manifest: Manifest) -> int:

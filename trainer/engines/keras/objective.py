@@ -8,12 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 from keras import ops
+from numpy.typing import NDArray
 
 from slipway.core.manifest import Manifest
 from slipway.trainer.config import TrainSettings
 from slipway.trainer.engines import hooks
+from slipway.trainer.engines.keras import mixup
 from slipway.trainer.engines.keras.augment import Tensor
+from slipway.trainer.engines.keras.mixup import Labels
+from slipway.trainer.hyperparameters import class_weights
 
 # Function (outputs float32 [batch, outputs], labels [batch, …]) -> float32 [batch].
 PerExample = Callable[[Tensor, Tensor], Tensor]
@@ -23,12 +28,24 @@ PerExample = Callable[[Tensor, Tensor], Tensor]
 class Objective:
     """The loss of each example, whose mean is minimized, and its part of the task's figure (TASKS[task].figure).
 
-    `metrics` are the custom metrics by name (`train.metrics`).
+    `take` returns the elements of an array at a tensor of indices. `metrics` are the custom metrics by name
+    (`train.metrics`), `class_weights` the factors of the classes in training, float32 [classes], or None.
     """
 
     losses: PerExample
     figures: PerExample
+    take: Callable[[NDArray[np.float32], Tensor], Tensor]
     metrics: Mapping[str, PerExample] = field(default_factory=dict)
+    class_weights: NDArray[np.float32] | None = None
+
+    def training(self, outputs: Tensor, labels: Labels) -> tuple[Tensor, Tensor]:
+        """Return each example's weighted loss, and its part of the figure, float32 [batch]; labels may be mixed."""
+
+        def weighted(labels: Tensor) -> Tensor:
+            losses = self.losses(outputs, labels)
+            return losses if self.class_weights is None else losses * self.take(self.class_weights, labels)
+
+        return mixup.losses(weighted, labels), self.figures(outputs, mixup.dominant(labels))
 
     def sums(self, outputs: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
         """Return the sums of losses, figures, weights (1, or 0 for padding) and custom metrics, float32 [3 + metrics].
@@ -55,19 +72,20 @@ def objective(manifest: Manifest, classification: Objective, train: TrainSetting
     Raises:
         UserError: A function of the user does not exist or is wrong.
     """
-    chosen = _of_task(manifest, classification)
-    losses = hooks.per_example(train, "train.loss", manifest) if train.loss else chosen.losses
+    losses, figures = _of_task(manifest, classification)
+    if train.loss:
+        losses = hooks.per_example(train, "train.loss", manifest)
     metrics = {name: hooks.per_example(train, f"train.metrics.{name}", manifest) for name in train.metrics}
-    return Objective(losses, chosen.figures, metrics)
+    return Objective(losses, figures, classification.take, metrics, class_weights(train, manifest))
 
 
-def _of_task(manifest: Manifest, classification: Objective) -> Objective:
+def _of_task(manifest: Manifest, classification: Objective) -> tuple[PerExample, PerExample]:
     if manifest.task == "multilabel":
-        return Objective(_sigmoid_cross_entropy, _label_accuracy)
+        return _sigmoid_cross_entropy, _label_accuracy
     if manifest.target is not None:
         (deviation,) = manifest.target.deviation
-        return Objective(_squared_error, lambda outputs, labels: ops.abs(outputs[:, 0] - labels) * deviation)
-    return classification
+        return _squared_error, lambda outputs, labels: ops.abs(outputs[:, 0] - labels) * deviation
+    return classification.losses, classification.figures
 
 
 def _sigmoid_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

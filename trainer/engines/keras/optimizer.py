@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from slipway.core.errors import UserError
 from slipway.trainer.config import TrainSettings
 from slipway.trainer.engines import hooks
 from slipway.trainer.optimizers import OPTIMIZERS
@@ -29,7 +30,7 @@ def make(
     """
     row = OPTIMIZERS.get(train.optimizer)
     if row is None:
-        return hooks.keras_optimizer(train, clip_norm)
+        return _custom(train, clip_norm)
     options: dict[str, Any] = {"learning_rate": train.learning_rate, "global_clipnorm": clip_norm}
     if row.momentum:
         options |= {"momentum": train.momentum, "nesterov": train.nesterov}
@@ -38,4 +39,27 @@ def make(
     made = (fused or getattr(keras.optimizers, row.keras))(**options)
     if train.decay:
         made.exclude_from_weight_decay(var_list=[variable for variable in variables if len(variable.shape) < 2])
+    return made
+
+
+def _custom(train: TrainSettings, clip_norm: float | None) -> keras.optimizers.Optimizer:
+    """Return the optimizer of the function `train.optimizer`, not yet built.
+
+    Raises:
+        UserError: The function does not exist, raises, or does not return an optimizer with a plain learning rate.
+    """
+    setting = "train.optimizer"
+    made = hooks.load(train, setting)(train.learning_rate)
+    if not isinstance(made, keras.optimizers.Optimizer) or isinstance(made, keras.optimizers.LossScaleOptimizer):
+        raise hooks.wrong_result(train, setting, made, "a Keras optimizer")
+    if not isinstance(made._learning_rate, keras.Variable):
+        raise UserError(
+            f"The optimizer of {train.optimizer} has a schedule, but the trainer sets its learning rate at each step.",
+            setting=setting,
+            value=train.optimizer,
+            allowed="an optimizer with the learning rate that the function receives",
+            fix="pass learning_rate to the optimizer, and configure train.schedule",
+        )
+    if clip_norm is not None:
+        made.global_clipnorm = clip_norm
     return made

@@ -22,28 +22,25 @@ from slipway.core.manifest import Manifest
 from slipway.core.paths import local_path
 from slipway.trainer import weights
 from slipway.trainer.config import JobConfig
-from slipway.trainer.data.assignment import check_shared_evenly
 from slipway.trainer.data.features import Labels, blank, each
-from slipway.trainer.data.inputs import Evaluation, MemoryTraining, TrainingData
+from slipway.trainer.data.inputs import DEVICE_MEMORY_FRACTION, Evaluation, MemoryTraining, TrainingData
 from slipway.trainer.distributed.cluster import Cluster
-from slipway.trainer.engines import builder, hooks
+from slipway.trainer.engines import hooks
 from slipway.trainer.engines.base import Engine, Measured, ModelSize, State, StepFigures, Work, verify_state
-from slipway.trainer.engines.keras import augment
+from slipway.trainer.engines.keras import model as keras_model
 from slipway.trainer.engines.keras.objective import objective
-from slipway.trainer.engines.pytorch import export, normalization, own_optimizer
+from slipway.trainer.engines.pytorch import export, normalization, optimizer
 from slipway.trainer.engines.pytorch import network as pytorch_network
 from slipway.trainer.engines.pytorch.devices import Devices, errors_named
 from slipway.trainer.engines.pytorch.export import Tensors, tensors
 from slipway.trainer.engines.pytorch.network import Network, freezer
-from slipway.trainer.engines.pytorch.step import CLASSIFICATION, Step, load_loss_scale, make_optimizer, optimizer_arrays
+from slipway.trainer.engines.pytorch.step import CLASSIFICATION, Step
 from slipway.trainer.export import examples
-from slipway.trainer.hyperparameters import Precision, choose_precision, class_weights
+from slipway.trainer.hyperparameters import Precision
 from slipway.trainer.stages import Stage, check_patterns, stage_of
 
 # Decoded inputs and labels.
 Batch = tuple[Tensors, torch.Tensor]
-# The fraction of a device's memory that the training split may use.
-DEVICE_SHARE = 0.25
 
 
 def make() -> Engine:
@@ -78,14 +75,8 @@ class PyTorchEngine:
         return f"PyTorch {torch.__version__}, one {self._devices.kind}{several}"
 
     def build(self, job: JobConfig, manifest: Manifest) -> None:
-        check_shared_evenly(job.train, job.plan.replicas, job.plan.processes)
-        augment.verify(job.train.augment, manifest.image_shape)
         devices = self._devices
-        chosen = choose_precision(job.train, devices.kind, devices.capability)
-        keras.backend.clear_session()
-        keras.utils.set_random_seed(job.train.seed)  # also seeds torch
-        keras.config.set_dtype_policy(chosen)
-        builder.load(job.model.builder)
+        chosen = keras_model.prepare(job, manifest, job.plan.processes, devices.kind, devices.capability)
         self._network = pytorch_network.build_network(job.model, manifest)
         if job.model.weights:
             load = weights.load_keras if self._network.is_keras else weights.load_torch
@@ -107,16 +98,14 @@ class PyTorchEngine:
             gc.collect()  # removes the hooks of the earlier DistributedDataParallel
         self._stage = stage
         self._freeze_others(stage.trainable)
-        of_classes = class_weights(job.train, self._manifest)
         self._step = Step(
             network=self._network,
             wrapped=self._wrapped(),
-            optimizer=make_optimizer(job.train, self._network),
+            optimizer=optimizer.make(job.train, self._network),
             scaler=torch.amp.GradScaler(devices.device.type, enabled=self._precision == "mixed_float16"),
             objective=objective(self._manifest, CLASSIFICATION, job.train),
             train=job.train,
             precision=self._precision,
-            class_weights=None if of_classes is None else torch.from_numpy(of_classes).to(devices.device),
             batch=job.plan.batch_per_process,
             devices=devices,
             own_augmentation=hooks.augmentation(job.train, self._manifest),
@@ -154,7 +143,8 @@ class PyTorchEngine:
         device = self._devices.device
         if isinstance(data, MemoryTraining):
             memory = self._devices.memory
-            kept = device if memory is None or data.decoded_bytes <= memory * DEVICE_SHARE else torch.device("cpu")
+            fits = memory is None or data.decoded_bytes <= memory * DEVICE_MEMORY_FRACTION
+            kept = device if fits else torch.device("cpu")
             arrays = data.arrays(whole=kept.type != "cpu")
             inputs, labels = (each(lambda one: one.to(kept), tensors(part)) for part in arrays)
             while True:
@@ -197,7 +187,7 @@ class PyTorchEngine:
 
     def load_state(self, state: State) -> None:
         if ":" in self._step.train.optimizer:
-            own_optimizer.create_state(self._step.optimizer, state)
+            optimizer.create_state(self._step.optimizer, state)
         tensors = self._tensors()
         expected = {
             name: (tuple(tensor.shape), str(tensor.dtype).partition(".")[2]) for name, tensor in tensors.items()
@@ -206,16 +196,16 @@ class PyTorchEngine:
         with torch.no_grad():
             for name, tensor in tensors.items():
                 if name == "optimizer/loss_scale":
-                    load_loss_scale(self._step.scaler, np.asarray(state[name], np.float32))
+                    optimizer.load_loss_scale(self._step.scaler, np.asarray(state[name], np.float32))
                 else:
                     tensor.copy_(torch.from_numpy(np.array(state[name])))
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         """Return the tensors of the training state by name, not copies."""
-        optimizer = optimizer_arrays(self._step.optimizer, self._step.scaler)
+        arrays = optimizer.arrays(self._step.optimizer, self._step.scaler)
         return {
             **{f"model/{name}": tensor for name, tensor in self._network.variables().items()},
-            **{f"optimizer/{name}": tensor for name, tensor in optimizer.items()},
+            **{f"optimizer/{name}": tensor for name, tensor in arrays.items()},
         }
 
     def work(self) -> Work:

@@ -20,7 +20,6 @@ from slipway.trainer.config import ModelSettings
 from slipway.trainer.data.features import blank
 from slipway.trainer.engines import builder
 from slipway.trainer.engines.base import ModelSize
-from slipway.trainer.engines.keras import freezing
 from slipway.trainer.engines.keras import model as keras_model
 from slipway.trainer.engines.pytorch import normalization
 from slipway.trainer.engines.pytorch.export import Tensors, scaled, tensors
@@ -178,7 +177,7 @@ def freezer(network: Network) -> Callable[[Collection[str]], None]:
     Parameters that are frozen already stay so.
     """
     if network.is_keras:
-        return freezing.freezer(network.inner)
+        return keras_model.freezer(network.inner)
     modules = _modules(network.inner)
     left = {parameter for parameter in network.inner.parameters() if parameter.requires_grad}
 

@@ -1,4 +1,4 @@
-"""The pytorch engine's training step (forward, backward, all-reduce, update) and its optimizer state."""
+"""The pytorch engine's training step: forward, backward, all-reduce, update."""
 
 from __future__ import annotations
 
@@ -18,32 +18,10 @@ from slipway.trainer.engines.hooks import Augmentation
 from slipway.trainer.engines.keras import augment, mixup
 from slipway.trainer.engines.keras.mixup import Labels
 from slipway.trainer.engines.keras.objective import Objective
-from slipway.trainer.engines.pytorch import own_optimizer
 from slipway.trainer.engines.pytorch.devices import Devices
 from slipway.trainer.engines.pytorch.export import Tensors, scaled
 from slipway.trainer.engines.pytorch.network import Network
 from slipway.trainer.hyperparameters import Precision
-from slipway.trainer.optimizers import OPTIMIZERS
-
-
-def make_optimizer(train: TrainSettings, network: Network) -> torch.optim.Optimizer:
-    """Return the configured optimizer with initialized state; weight decay is applied by the step, not by it."""
-    parameters = network.trained()
-    if train.optimizer not in OPTIMIZERS:
-        return own_optimizer.make(train, parameters) if parameters else torch.optim.SGD([{"params": []}])
-    row = OPTIMIZERS[train.optimizer].torch
-    assert row is not None  # otherwise the configuration was refused
-    options = {"lr": train.learning_rate, **row.options}
-    if train.momentum:
-        options |= {"momentum": train.momentum, "nesterov": train.nesterov}
-    # In a group, since the list is empty for a frozen network.
-    optimizer = getattr(torch.optim, row.name)([{"params": parameters}], **options)
-    kept = (*row.state, *(["momentum_buffer"] if train.momentum else []))
-    for parameter in parameters:
-        for name in kept:
-            optimizer.state[parameter][name] = torch.tensor(0.0) if name == "step" else torch.zeros_like(parameter)
-    made: torch.optim.Optimizer = optimizer
-    return made
 
 
 @dataclass(frozen=True)
@@ -53,12 +31,11 @@ class Step:
     Args:
         network: The Network.
         wrapped: `network` in DistributedDataParallel if there are several processes, else `network` itself.
-        optimizer: The optimizer made by `make_optimizer`.
+        optimizer: The optimizer made by `optimizer.make`.
         scaler: A torch.amp.GradScaler, enabled only in mixed_float16.
         objective: The loss and the figure.
         train: The settings.
         precision: The compute precision.
-        class_weights: A factor for each class on the device, float32 [classes], or None.
         batch: This process's examples per step.
         devices: This process's Devices.
         own_augmentation: The user's augmentation, or None.
@@ -71,7 +48,6 @@ class Step:
     objective: Objective
     train: TrainSettings
     precision: Precision
-    class_weights: torch.Tensor | None
     batch: int
     devices: Devices
     own_augmentation: Augmentation | None = None
@@ -106,17 +82,13 @@ class Step:
     def _backward(self, inputs: Tensors, labels: Labels) -> torch.Tensor:
         with self.autocast():
             outputs = self.wrapped(inputs)
-        loss = mixup.losses(lambda labels: self._weighted(outputs, labels), labels).sum() / self.batch
+        losses, figures = self.objective.training(outputs, labels)
+        loss = losses.sum() / self.batch
         for extra in self.network.extra_losses():
             loss = loss + extra / self.train.accumulation
         if loss.requires_grad:
             self.scaler.scale(loss).backward()
-        figure = self.objective.figures(outputs.detach(), mixup.dominant(labels)).sum() / self.batch
-        return torch.stack([loss.detach(), figure.to(loss.dtype)])
-
-    def _weighted(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        losses = self.objective.losses(outputs, labels)
-        return losses if self.class_weights is None else losses * self.class_weights[labels]
+        return torch.stack([loss.detach(), (figures.detach().sum() / self.batch).to(loss.dtype)])
 
     def _update(self, rate: float) -> None:
         """Apply and clear the gradients."""
@@ -191,28 +163,11 @@ def _correct(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return (logits.argmax(dim=-1) == labels).float()
 
 
-CLASSIFICATION = Objective(_cross_entropy, _correct)
+def _take(values: NDArray[np.float32], indices: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(values).to(indices.device)[indices]
 
 
-def optimizer_arrays(optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> dict[str, torch.Tensor]:
-    """Return the optimizer's tensors by name, in parameter order, and the loss scale as [scale, steps since growth]."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    kept = {
-        f"{number:04d}/{name}": tensor
-        for number, parameter in enumerate(parameters)
-        for name, tensor in optimizer.state[parameter].items()
-    }
-    if scaler.is_enabled():
-        values = scaler.state_dict()
-        kept["loss_scale"] = torch.tensor([values["scale"], float(values["_growth_tracker"])])
-    return kept
-
-
-def load_loss_scale(scaler: torch.amp.GradScaler, values: NDArray[np.float32]) -> None:
-    """Restore the `loss_scale` of `optimizer_arrays`."""
-    scaler.load_state_dict(
-        scaler.state_dict() | {"scale": float(values[0]), "_growth_tracker": round(float(values[1]))}
-    )
+CLASSIFICATION = Objective(_cross_entropy, _correct, _take)
 
 
 def _seed(*numbers: int | str) -> int:

@@ -24,13 +24,12 @@ from slipway.core.manifest import Manifest
 from slipway.core.paths import local_path
 from slipway.trainer import weights
 from slipway.trainer.config import JobConfig, ModelSettings, Plan, TrainSettings
-from slipway.trainer.data.assignment import check_shared_evenly
 from slipway.trainer.data.features import Tensors, each, scaled, specs
 from slipway.trainer.data.images import traced
 from slipway.trainer.data.inputs import Evaluation, TrainingData
 from slipway.trainer.distributed.cluster import Cluster
 from slipway.trainer.distributed.verification import verify_library
-from slipway.trainer.engines import builder, hooks
+from slipway.trainer.engines import hooks
 from slipway.trainer.engines.base import (
     Engine,
     Measured,
@@ -42,9 +41,8 @@ from slipway.trainer.engines.base import (
     Work,
     verify_state,
 )
-from slipway.trainer.engines.keras import augment, normalization
 from slipway.trainer.engines.keras import model as keras_model
-from slipway.trainer.engines.keras.freezing import freezer
+from slipway.trainer.engines.keras import normalization
 from slipway.trainer.engines.keras.objective import Objective, objective
 from slipway.trainer.engines.tensorflow import devices as tensorflow_devices
 from slipway.trainer.engines.tensorflow import network, optimizer, tpu
@@ -52,7 +50,7 @@ from slipway.trainer.engines.tensorflow.export import as_function
 from slipway.trainer.engines.tensorflow.loop import Call, Layout, StepLoop
 from slipway.trainer.engines.tensorflow.step import CLASSIFICATION, TrainingStep
 from slipway.trainer.export import examples, saved_model
-from slipway.trainer.hyperparameters import Precision, choose_precision, class_weights
+from slipway.trainer.hyperparameters import Precision
 from slipway.trainer.stages import ALL, Stage, check_patterns, stage_of
 
 logger = logging.getLogger(__name__)
@@ -130,21 +128,13 @@ class TensorFlowEngine:
         )
 
     def build(self, job: JobConfig, manifest: Manifest) -> None:
-        self._batch = job.plan.batch_per_replica
-        check_shared_evenly(job.train, job.plan.replicas, self._local_devices)
-        augment.verify(job.train.augment, manifest.image_shape)
-        train = self._train = job.train
-        self._plan = job.plan
-        self._manifest, self._objective = manifest, objective(manifest, CLASSIFICATION, train)
-        self._own_augmentation = hooks.augmentation(train, manifest)
-        kind = tensorflow_devices.kind(self._names)
-        self._precision = choose_precision(train, kind, tensorflow_devices.capability(self._names))
-        keras.backend.clear_session()
-        keras.utils.set_random_seed(train.seed)
-        keras.config.set_dtype_policy(self._precision)
+        self._train, self._plan, self._batch = job.train, job.plan, job.plan.batch_per_replica
+        self._manifest, self._objective = manifest, objective(manifest, CLASSIFICATION, job.train)
+        self._own_augmentation = hooks.augmentation(job.train, manifest)
+        kind, capability = tensorflow_devices.kind(self._names), tensorflow_devices.capability(self._names)
         tf.config.experimental.enable_op_determinism()  # no measurable cost on a CPU
-        # Outside of the scope, so that variables created on import are detected as foreign.
-        builder.load(job.model.builder)
+        # Imports the builder outside of the scope, so that variables created on import are detected as foreign.
+        self._precision = keras_model.prepare(job, manifest, self._local_devices, kind, capability)
         with _peers(), self._strategy.scope():  # the first values of variables are sent to all processes
             self._model = keras_model.build_network(job.model, manifest)
             if self._devices > 1:
@@ -152,8 +142,8 @@ class TensorFlowEngine:
             if job.model.weights:
                 weights.load_keras(self._model, job.model.weights)
             self._refuse_foreign_variables(job.model)
-        check_patterns(train.stages, keras_model.layers(self._model))
-        self._freeze_others, self._stage = freezer(self._model), None
+        check_patterns(job.train.stages, keras_model.layers(self._model))
+        self._freeze_others, self._stage = keras_model.freezer(self._model), None
         # Traced once, for TensorBoard, validation and export.
         inputs, _ = specs(manifest, None, decoded=False)
         self._predict = traced(functools.partial(self._model, training=False), input_signature=[inputs])
@@ -171,9 +161,8 @@ class TensorFlowEngine:
             self._optimizer = optimizer.make(train, self._model.trainable_variables)
             self._compiled = network.compiles(train, self._model, kind, devices)
             self._step = TrainingStep(
-                self._model, self._optimizer, self._objective, train, class_weights(train, self._manifest), devices,
-                compiled=self._compiled and devices > 1,
-            )  # fmt: skip
+                self._model, self._optimizer, self._objective, train, devices, compiled=self._compiled and devices > 1
+            )
         layout = Layout(self._strategy, self._local_devices, devices, self._batch // self._local_devices)
         self._loop = StepLoop(
             self._step, self._optimizer, layout, train, compiled=self._compiled and devices == 1,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 import keras
 import numpy as np
@@ -19,14 +18,13 @@ from numpy.typing import NDArray
 from slipway.trainer.config import TrainSettings
 from slipway.trainer.data.features import Tensors, each, scaled, with_image
 from slipway.trainer.data.images import traced
-from slipway.trainer.data.inputs import MemoryTraining, StreamTraining, TrainingData
+from slipway.trainer.data.inputs import MemoryTraining, StreamTraining, TrainingData, padded
 from slipway.trainer.engines.hooks import Augmentation
 from slipway.trainer.engines.keras.mixup import Labels
 from slipway.trainer.engines.tensorflow.step import TrainingStep, all_finite, augmented, mixed
 
 Rates = NDArray[np.float32]
 Batch = tuple[Tensors, tf.Tensor]  # decoded inputs and labels
-Number = TypeVar("Number", bound=np.generic)
 # Function (first step's number, learning rates) -> (float32 [steps, 2], seconds spent on input): each step's loss and
 # figure, this process's contribution to them.
 Call = Callable[[int, Rates], tuple[tf.Tensor, float]]
@@ -211,7 +209,7 @@ class StepLoop:
         steps = self._compiled_steps(rows, gather if self._resident else lambda *batch: batch)
 
         def fetch(step: int, count: int) -> tuple[Tensors, ...]:
-            order = _padded(data.order(step, count), rows)
+            order = padded(data.order(step, count), rows)
             return (tf.constant(order),) if self._resident else ahead(order)
 
         return _in_parts(rows, fetch, steps)
@@ -286,7 +284,7 @@ def _in_parts(rows: int, fetch: Callable[[int, int], tuple[Tensors, ...]], steps
             handed = fetch(step + start, count)
             waited += time.perf_counter() - started
             part = steps(
-                tf.constant(step + start), tf.constant(count), _padded(rates[start : start + count], rows), *handed
+                tf.constant(step + start), tf.constant(count), padded(rates[start : start + count], rows), *handed
             )
             parts.append(part[:count])
         return tf.concat(parts, axis=0), waited
@@ -311,8 +309,3 @@ def _in_order(call: Call, first: int) -> Call:
 def _called(time_of: Callable[[], np.float64]) -> tf.Tensor:
     """Return the result of a call, a time in seconds; deterministic runs do not allow tf.timestamp."""
     return tf.ensure_shape(tf.numpy_function(time_of, [], tf.float64), [])
-
-
-def _padded(values: NDArray[Number], rows: int) -> NDArray[Number]:
-    """Pad `values` with zeros to `rows` rows."""
-    return np.concatenate([values, np.zeros((rows - len(values), *values.shape[1:]), values.dtype)])

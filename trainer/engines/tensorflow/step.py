@@ -6,9 +6,7 @@ Gradients are summed over all devices before clipping and loss scaling, which th
 from __future__ import annotations
 
 import keras
-import numpy as np
 import tensorflow as tf
-from numpy.typing import NDArray
 
 from slipway.trainer.config import TrainSettings
 from slipway.trainer.data.features import Tensors, each
@@ -58,7 +56,6 @@ class TrainingStep:
         optimizer: The optimizer made by `optimizer.make`.
         objective: The loss and the figure.
         train: The settings.
-        class_weights: A factor for each class, float32 [classes], or None.
         devices: The number of devices that a batch is split over.
         compiled: Whether XLA compiles the gradient computation.
     """
@@ -69,13 +66,12 @@ class TrainingStep:
         optimizer: keras.optimizers.Optimizer,
         objective: Objective,
         train: TrainSettings,
-        class_weights: NDArray[np.float32] | None,
         devices: int,
         *,
         compiled: bool,
     ) -> None:
         self._model, self._optimizer, self._train = model, optimizer, train
-        self._objective, self._class_weights, self._devices = objective, class_weights, devices
+        self._objective, self._devices = objective, devices
         self._variables = model.trainable_variables
         self.loss_scale = LossScale() if keras.config.dtype_policy().name == "mixed_float16" else None
         self.part = traced(self._of_part, jit_compile=True) if compiled else self._of_part
@@ -140,25 +136,20 @@ class TrainingStep:
 
     def _of_part(self, inputs: Tensors, labels: Labels) -> tuple[tf.Tensor, list[tf.Tensor]]:
         # All per-device batches have the same size, and so have all micro-batches.
-        dominant = mixup.dominant(labels)
-        examples = dominant.shape[0] * self._train.accumulation * self._devices
+        examples = mixup.dominant(labels).shape[0] * self._train.accumulation * self._devices
         variables = [variable.value for variable in self._variables]
         # Explicitly, since the tape does not watch variables that were created frozen.
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(variables)
             outputs = tf.cast(self._model(inputs, training=True), tf.float32)
-            losses = mixup.losses(lambda labels: self._weighted(outputs, labels), labels)
+            losses, figures = self._objective.training(outputs, labels)
             loss = tf.reduce_sum(losses) / examples
             if self._model.losses:  # regularization, equal on every device and for every micro-batch
                 loss += tf.add_n(self._model.losses) / (self._devices * self._train.accumulation)
             minimized = loss * self.loss_scale.scale if self.loss_scale else loss
         gradients = tape.gradient(minimized, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        figure = tf.reduce_sum(self._objective.figures(outputs, dominant)) / examples
+        figure = tf.reduce_sum(figures) / examples
         return tf.stack([loss, figure]), [tf.convert_to_tensor(gradient) for gradient in gradients]
-
-    def _weighted(self, outputs: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-        losses = self._objective.losses(outputs, labels)
-        return losses if self._class_weights is None else losses * tf.gather(self._class_weights, labels)
 
 
 def augmented(
@@ -214,7 +205,7 @@ def _correct(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.equal(tf.argmax(logits, axis=-1, output_type=tf.int32), labels), tf.float32)
 
 
-CLASSIFICATION = Objective(_cross_entropy, _correct)
+CLASSIFICATION = Objective(_cross_entropy, _correct, tf.gather)
 
 
 def all_finite(gradients: list[tf.Tensor]) -> tf.Tensor:

@@ -1,24 +1,48 @@
-"""The user's optimizer (`train.optimizer: module:function`) on the pytorch engine.
+"""The pytorch engine's optimizers: those of the table and the user's own (`train.optimizer: module:function`).
 
-A checkpoint holds the tensors that the optimizer keeps for each parameter. It creates them in its first step, so a
-resumed run makes a step with zero gradients before it loads them.
+A checkpoint holds the tensors that the optimizer keeps for each parameter. The user's optimizer creates them in its
+first step, so a resumed run makes a step with zero gradients before it loads them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from slipway.core.errors import UserError
 from slipway.trainer.config import TrainSettings
 from slipway.trainer.engines import builder, hooks
 from slipway.trainer.engines.base import State
+from slipway.trainer.engines.pytorch.network import Network
+from slipway.trainer.optimizers import OPTIMIZERS
 
 _SETTING = "train.optimizer"
 
 
-def make(train: TrainSettings, parameters: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:
+def make(train: TrainSettings, network: Network) -> torch.optim.Optimizer:
+    """Return the configured optimizer with initialized state; weight decay is applied by the step, not by it."""
+    parameters = network.trained()
+    if train.optimizer not in OPTIMIZERS:
+        return _custom(train, parameters) if parameters else torch.optim.SGD([{"params": []}])
+    row = OPTIMIZERS[train.optimizer].torch
+    assert row is not None  # otherwise the configuration was refused
+    options = {"lr": train.learning_rate, **row.options}
+    if train.momentum:
+        options |= {"momentum": train.momentum, "nesterov": train.nesterov}
+    # In a group, since the list is empty for a frozen network.
+    optimizer = getattr(torch.optim, row.name)([{"params": parameters}], **options)
+    kept = (*row.state, *(["momentum_buffer"] if train.momentum else []))
+    for parameter in parameters:
+        for name in kept:
+            optimizer.state[parameter][name] = torch.tensor(0.0) if name == "step" else torch.zeros_like(parameter)
+    made: torch.optim.Optimizer = optimizer
+    return made
+
+
+def _custom(train: TrainSettings, parameters: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:
     """Return the optimizer of the user's function, after a trial step of another one that it makes.
 
     Raises:
@@ -59,6 +83,26 @@ def create_state(optimizer: torch.optim.Optimizer, state: State) -> None:
         kept = optimizer.state[parameter]
         for name in [name for name in kept if f"optimizer/{number:04d}/{name}" not in state]:
             del kept[name]
+
+
+def arrays(optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> dict[str, torch.Tensor]:
+    """Return the optimizer's tensors by name, in parameter order, and the loss scale as [scale, steps since growth]."""
+    kept = {
+        f"{number:04d}/{name}": tensor
+        for number, parameter in enumerate(_parameters(optimizer))
+        for name, tensor in optimizer.state[parameter].items()
+    }
+    if scaler.is_enabled():
+        values = scaler.state_dict()
+        kept["loss_scale"] = torch.tensor([values["scale"], float(values["_growth_tracker"])])
+    return kept
+
+
+def load_loss_scale(scaler: torch.amp.GradScaler, values: NDArray[np.float32]) -> None:
+    """Restore the `loss_scale` of `optimizer_arrays`."""
+    scaler.load_state_dict(
+        scaler.state_dict() | {"scale": float(values[0]), "_growth_tracker": round(float(values[1]))}
+    )
 
 
 def _step_with_zeros(optimizer: torch.optim.Optimizer) -> None:
