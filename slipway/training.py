@@ -397,7 +397,6 @@ def _prepared(found: Data | None, what: str) -> Manifest:
 
 
 def _number(name: str, value: SupportsFloat) -> float:
-    """Return a metric's value; `value` may be a tensor of one number."""
     if name in _FIELDS:
         raise UserError(f"A metric cannot be called {name}, which is a field of the history.", value=name)
     try:

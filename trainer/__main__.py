@@ -39,7 +39,7 @@ from slipway.trainer.engines.base import Engine, PeerLost
 from slipway.trainer.engines.quick_import import import_tensorflow
 from slipway.trainer.engines.table import ENGINES
 from slipway.trainer.export.export import export, exported
-from slipway.trainer.failures import bad_image, bad_record, full_disk, not_deterministic, storage_unavailable
+from slipway.trainer.failures import full_disk, of_library, storage_unavailable
 from slipway.trainer.metrics.history import Metrics
 from slipway.trainer.metrics.summary import better_epoch, table
 from slipway.trainer.tasks import TASKS, check_inputs
@@ -70,8 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logger.error("another replica is gone (see its log); this replica cannot continue alone: %s", error)
         return PEER_LOST
     except Exception as error:
-        told = bad_image(error) or full_disk(error) or not_deterministic(error)
-        if told is not None:
+        if (told := full_disk(error)) is not None:
             report(told)
             return FAILED
         traceback.print_exc()
@@ -118,8 +117,8 @@ def _work(config: str, stop: StopRequest) -> None:
         watch.give_up(str(error))
         raise
     except Exception as error:
-        if damaged := bad_record(error, share.folder):
-            raise damaged from None
+        if not isinstance(error, UserError) and (told := of_library(error, share.folder)):
+            raise told from None
         raise
     except Stopped:
         with stop.deferred():  # the others are at the same point: none may leave before all have
@@ -183,7 +182,7 @@ def _train(
     task = share.manifest.task
     check_inputs(job.train, share.manifest)
     batch = job.plan.batch_per_process
-    reading = inputs.Reading(share, batch, job.plan.steps_per_epoch, job.train.seed)
+    reading = inputs.start_reading(share, batch, job.plan.steps_per_epoch, job.train.seed)
     events.phase("building the network")
     engine.build(job, share.manifest)
     if cluster.is_chief:
@@ -196,7 +195,7 @@ def _train(
     metrics = Metrics(where.logs, progress.step) if cluster.is_chief else None
     if metrics and (graph := engine.graph()):
         metrics.graph(graph)
-    training, validation = reading.wait()
+    training, validation = reading.result()
     best = None
     if job.train.export == "best":
         best = BestWeights(Checkpoints(where.checkpoints / BEST_FOLDER, keep=2), cluster, origin)
@@ -241,7 +240,6 @@ def _is_finished(job: JobConfig, where: OutputPaths, cluster: Cluster, share: Sh
 
 
 def _warn_untrainable(engine: Engine, job: JobConfig) -> None:
-    """Warn if the network has no trainable weights."""
     if not engine.size().trainable:
         text = f"warning: the network of {job.model.builder} has no trainable weights; training will not change it"
         logger.warning("%s", text)

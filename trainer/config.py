@@ -416,7 +416,6 @@ class TrainSettings(Settings):
 def _contradiction(
     message: str, setting: str, value: object, allowed: str, *, nearest: str | None, fix: str
 ) -> UserError:
-    """Return the error for a `train` setting that conflicts with another one."""
     return UserError(message, setting=f"train.{setting}", value=value, allowed=allowed, nearest=nearest, fix=fix)
 
 

@@ -91,49 +91,38 @@ def too_large(error: OutOfMemory, job: JobConfig, devices: int) -> UserError:
 
 # Messages of TensorFlow's image operations, which every engine sees because all read through tf.data.
 _BAD_IMAGE = re.compile(r"Invalid (?:PNG|JPEG|GIF|BMP)[^.\n]*")
-
-
-def bad_image(error: Exception) -> UserError | None:
-    """Return the error for an image that cannot be decoded, if that is the cause of `error`; otherwise None."""
-    found = _BAD_IMAGE.search(str(error))
-    if found is None:
-        return None
-    return UserError(
-        f"An image of the data set cannot be decoded ({found[0]}). Data preparation validated only the headers "
-        "of the images.",
-        fix="--set data.check=decode, which excludes such images when the data set is prepared",
-    )
-
-
 # Messages of TensorFlow's TFRecordDataset, which reads streamed splits.
 _BAD_RECORD = re.compile(r"(?:corrupted|truncated) record at \d+")
-
-
-def bad_record(error: Exception, data: Path) -> UserError | None:
-    """Return the error for a record with a wrong checksum in a streamed split of the data set in `data`, or None."""
-    found = _BAD_RECORD.search(str(error))
-    if found is None:
-        return None
-    return UserError(
-        f"A shard of the data set in {data} is damaged: {found[0]}.",
-        fix="remove that folder, then run again to prepare the data set",
-    )
-
-
 # A line of TensorFlow's UnimplementedError for an operation that only has implementations with varying results.
 _NOT_DETERMINISTIC = re.compile(r"[^\n]*determinis(?:tic|m)[^\n]*", re.IGNORECASE)
 
 
-def not_deterministic(error: Exception) -> UserError | None:
-    """Return the error for an operation of the network without a deterministic implementation, or None."""
-    found = _NOT_DETERMINISTIC.search(str(error))
-    if found is None or type(error).__name__ != "UnimplementedError":
-        return None
-    what = found[0].strip().rstrip(".")
-    return UserError(
-        f"An operation of the network has no implementation for this device with reproducible results: {what}.",
-        fix="--set train.xla=false, if it is true; or replace the operation in the network",
-    )
+def of_library(error: Exception, data: Path) -> UserError | None:
+    """Return the error for a failure of a library that the user can fix; None if `error` is none.
+
+    An image of the data set in the folder `data` cannot be decoded, a record of a streamed split has a wrong checksum,
+    or an operation of the network has no deterministic implementation.
+    """
+    text = str(error)
+    if found := _BAD_IMAGE.search(text):
+        return UserError(
+            f"An image of the data set cannot be decoded ({found[0]}). Data preparation validated only the headers "
+            "of the images.",
+            fix="--set data.check=decode, which excludes such images when the data set is prepared",
+        )
+    if found := _BAD_RECORD.search(text):
+        return UserError(
+            f"A shard of the data set in {data} is damaged: {found[0]}.",
+            fix="remove that folder, then run again to prepare the data set",
+        )
+    found = _NOT_DETERMINISTIC.search(text)
+    if found and type(error).__name__ == "UnimplementedError":
+        what = found[0].strip().rstrip(".")
+        return UserError(
+            f"An operation of the network has no implementation for this device with reproducible results: {what}.",
+            fix="--set train.xla=false, if it is true; or replace the operation in the network",
+        )
+    return None
 
 
 def full_disk(error: Exception) -> UserError | None:

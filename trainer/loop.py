@@ -129,7 +129,6 @@ class Loop:
         self._tell_stage()
 
     def _tell_stage(self) -> None:
-        """Report the stage that the next step belongs to."""
         stage, count = self._stage, len(self._job.train.stages)
         if count:
             text = f"stage {stage.number + 1} of {count}, to step {stage.end}: training {', '.join(stage.trainable)} "
@@ -156,7 +155,6 @@ class Loop:
         return self._stage_work
 
     def _epoch(self) -> float:
-        """Return the number of completed epochs, which may be a fraction."""
         return self._step / self._plan.steps_per_epoch
 
     def _ends_epoch(self, step: int) -> bool:
@@ -214,7 +212,6 @@ class Loop:
         return self._watch.step(lambda: self._training.waiting.is_on) if self._warm else contextlib.nullcontext()
 
     def _end_profile(self, count: int) -> None:
-        """Count a call's steps, and write the profile once it covers `profile_steps`."""
         if self._profiling:
             self._to_profile -= count
             if not self._to_profile:
@@ -244,7 +241,6 @@ class Loop:
                 self._progress.epoch = Interval()
 
     def _show(self, figures: StepFigures) -> None:
-        """Report progress."""
         now = time.monotonic()
         done = self._step == self._plan.steps
         if not self._metrics or not (done or now - self._shown_at >= PROGRESS_SECONDS):

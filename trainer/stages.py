@@ -146,7 +146,6 @@ def check_patterns(settings: Sequence[StageSettings], layers: Mapping[str, bool]
 def _matches_none(
     setting: str, stage: StageSettings, pattern: str, found: Sequence[str], layers: Mapping[str, bool]
 ) -> UserError:
-    """Return the error for a pattern that matches only the layers `found`, which are frozen, or none."""
     left = [path for path, trainable in layers.items() if trainable]
     near = nearest(pattern, [name for path in left for name in (path.rpartition("/")[2], *containers(path))])
     problem, fix = f"No layer of the network matches {pattern!r}.", f"replace {pattern} with {near or 'a layer'}"

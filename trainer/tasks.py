@@ -56,7 +56,6 @@ class Task:
 
 
 def _averaged(each: str) -> dict[str, Metric]:
-    """Return the metrics of each class or label that are averaged over them."""
     return {
         "macro_f1": Metric("macro F1", "maximize", "harmonic mean of precision and recall, averaged"),
         "macro_precision": Metric(

@@ -134,7 +134,6 @@ class Checkpoints:
             return []
 
     def _went_back(self, skipped: list[int], found: Checkpoint | None) -> str:
-        """Return the sentence that says that training resumes from an older checkpoint than the newest."""
         *others, last = map(str, skipped)
         which = f"s of steps {', '.join(others)} and {last} are" if others else f" of step {last} is"
         exists = others or (self._folder / _name(skipped[0])).exists()
@@ -325,7 +324,6 @@ def _checksum(content: dict[str, Any]) -> str:
 
 
 def _remove(path: Path) -> None:
-    """Delete a folder, or whatever else has its name, as far as possible."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

@@ -140,7 +140,6 @@ class Decoding:
                 raise self._error
 
     def _work(self) -> None:
-        """Decode groups until none are left."""
         for number in self._next:
             if number >= len(self._groups) or self._error is not None:
                 return
@@ -157,7 +156,6 @@ class Decoding:
                 self._changed.notify_all()
 
     def _decode(self, chosen: NDArray[Any]) -> None:
-        """Decode the examples `chosen`, at most a group."""
         raw = [self._records[number] for number in chosen.tolist()]
         raw += raw[:1] * (self._group - len(raw))
         jpeg = self._functions.jpeg if time.monotonic() >= self._slow_until else []

@@ -183,7 +183,6 @@ def _inputs(manifest: Manifest, found: dict[str, Any]) -> Any:
 
 
 def _as_image(manifest: Manifest, name: str) -> Manifest:
-    """Return the manifest with the image input `name` as its image."""
     if name == "image":
         return manifest
     one = manifest.inputs[name]

@@ -109,7 +109,6 @@ def _is_lossy(image: bytes) -> bool:
 
 
 def _decode(image: tf.Tensor, channels: int) -> tf.Tensor:
-    """Decode an image file of any format that TensorFlow knows."""
 
     def as_jpeg() -> tf.Tensor:
         return _decode_prepared(image, channels)

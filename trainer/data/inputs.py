@@ -150,7 +150,6 @@ def _epoch_order(seed: int, epoch: int, rank: int, examples: int, steps: int, ba
 
 
 def _permutation(seed: int, epoch: int, rank: int, number: int, examples: int) -> NDArray[np.int64]:
-    """Return the order of a worker's examples in the pass `number` of an epoch."""
     return np.random.default_rng([seed, epoch, rank, number]).permutation(examples)
 
 
@@ -331,32 +330,26 @@ def evaluation(
     return Evaluation(share, split, batch, Decoding(share, split, decoder=decoder) if fits else None)
 
 
-class Reading:
-    """Training and validation data, opened in a thread while the main thread builds the network.
+def start_reading(
+    share: Share, batch: int, steps_per_epoch: int, seed: int
+) -> futures.Future[tuple[TrainingData, Evaluation | None]]:
+    """Open training and validation data (None if there is none) in a thread, while the main one builds the network.
 
-    Args:
-        share: This worker's shard assignment.
-        batch: Examples per step on this worker.
-        steps_per_epoch: Steps per epoch of the plan.
-        seed: Seed for the order of the examples.
+    The arguments are those of `training`. What the future returns may still be being decoded.
     """
 
-    def __init__(self, share: Share, batch: int, steps_per_epoch: int, seed: int) -> None:
-        def read() -> tuple[TrainingData, Evaluation | None]:
-            decoder = Decoder(share.manifest)
-            trained = training(share, batch, steps_per_epoch, seed, decoder=decoder)
-            has = share.has("validation")
-            measured = evaluation(share, "validation", batch, decoder=decoder) if has else None
-            decoder.close()
-            return trained, measured
+    def read() -> tuple[TrainingData, Evaluation | None]:
+        decoder = Decoder(share.manifest)
+        trained = training(share, batch, steps_per_epoch, seed, decoder=decoder)
+        has = share.has("validation")
+        measured = evaluation(share, "validation", batch, decoder=decoder) if has else None
+        decoder.close()
+        return trained, measured
 
-        executor = futures.ThreadPoolExecutor(1, "reading")
-        self._read = executor.submit(read)
-        executor.shutdown(wait=False)
-
-    def wait(self) -> tuple[TrainingData, Evaluation | None]:
-        """Return the training data and the validation data (None if there is none), which may still be decoded."""
-        return self._read.result()
+    executor = futures.ThreadPoolExecutor(1, "reading")
+    reading = executor.submit(read)
+    executor.shutdown(wait=False)
+    return reading
 
 
 def _whole_batch(manifest: Manifest, inputs: Inputs, labels: Labels, batch: int) -> Batch:

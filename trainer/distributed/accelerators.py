@@ -148,7 +148,6 @@ def count_files(devices: Path, patterns: tuple[re.Pattern[str], ...]) -> int:
 
 
 def _node_name(text: str) -> str:
-    """Return the TPU node's name from the text of TPU_CONFIG."""
     try:
         return str(json.loads(text)["tpu_node_name"])
     except (ValueError, KeyError, TypeError):

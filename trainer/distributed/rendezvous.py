@@ -130,7 +130,8 @@ def meet(cluster: Cluster, seconds: float) -> Watch:
     if cluster.world_size == 1 or cluster.source == "torchrun":
         return Watch({})
     patience = _Patience(seconds)
-    with _listening(cluster.task) as listener:
+    with listen(cluster.task) as listener:
+        listener.setblocking(False)
         if cluster.is_chief:
             return Watch(_gather(cluster, listener, patience), cluster, leaves_last=True)
         return Watch({_name(cluster, 0): _report_to(cluster.tasks[0], cluster, patience)}, cluster)
@@ -141,8 +142,6 @@ def _name(cluster: Cluster, rank: int) -> str:
 
 
 class _Patience:
-    """Logs which replicas are still missing; raises at the deadline."""
-
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._started = time.monotonic()
@@ -240,24 +239,27 @@ def _is_silent(connection: Connection, seconds: float) -> bool:
     return time.monotonic() - connection.heard_at > seconds
 
 
-@contextlib.contextmanager
-def _listening(task: Task) -> Iterator[socket.socket]:
-    """Listen on this replica's own port; also verifies that no other program uses it."""
+def listen(task: Task) -> socket.socket:
+    """Return a socket that listens on this replica's own port.
+
+    Raises:
+        UserError: Another program uses the port.
+    """
     host, port = task.host_and_port
-    with socket.socket() as listener:
-        # The launcher may reserve this replica's port with a socket that shares it (`Ports`).
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        try:
-            listener.bind(("127.0.0.1" if host in ("127.0.0.1", "localhost") else "", port))
-        except OSError as error:
-            raise UserError(
-                f"Cannot listen on this replica's port {port}: {error.strerror}.",
-                fix=f"stop the process that uses the port, perhaps an earlier run: fuser -k {port}/tcp",
-            ) from None
-        listener.listen(128)
-        listener.setblocking(False)
-        yield listener
+    listener = socket.socket()
+    # The launcher may reserve this replica's port with a socket that shares it (`Ports`).
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        listener.bind(("127.0.0.1" if host in ("127.0.0.1", "localhost") else "", port))
+    except OSError as error:
+        listener.close()
+        raise UserError(
+            f"Cannot listen on this replica's port {port}: {error.strerror}.",
+            fix=f"stop the process that uses the port, perhaps an earlier run: fuser -k {port}/tcp",
+        ) from None
+    listener.listen(128)
+    return listener
 
 
 @dataclass

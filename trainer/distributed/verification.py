@@ -169,7 +169,6 @@ def _unseen(names: Sequence[str], plan: Accelerators, reason: str, environment: 
 
 
 def _refusal(plan: Accelerators, reason: str, fix: str, environment: Mapping[str, str], root: Path) -> UserError:
-    """Return the error for a machine that does not have what was planned."""
     what = "GPU" if plan.kind == "gpu" else "TPU device"
     number = f"{plan.count} {what}{'s' * (plan.count > 1)}" if plan.count else f"{what}s"
     found = "; ".join((_gpu_findings if plan.kind == "gpu" else _tpu_findings)(environment, root))
@@ -182,7 +181,6 @@ def _refusal(plan: Accelerators, reason: str, fix: str, environment: Mapping[str
 
 
 def _gpu_findings(environment: Mapping[str, str], root: Path) -> list[str]:
-    """Return what this machine has of NVIDIA's GPUs and driver, in words."""
     files = sorted(path.name for path in (root / "dev").glob("nvidia*") if GPU_FILES[0].fullmatch(path.name))
     found = [f"device files {', '.join(files)}" if files else "no device file /dev/nvidia0"]
     if (root / DRIVER_FOLDER / "lib64" / _DRIVER_LIBRARY).exists():
@@ -196,7 +194,6 @@ def _gpu_findings(environment: Mapping[str, str], root: Path) -> list[str]:
 
 
 def _said(command: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Return the beginning of what nvidia-smi prints."""
     try:
         answer = subprocess.run(
             command, capture_output=True, text=True, timeout=_SMI_SECONDS, check=False, env=dict(environment)

@@ -132,29 +132,19 @@ def network_size(engine: str, settings: ModelSettings, manifest: Manifest) -> Mo
 
 
 def example_elements(engine: str, settings: ModelSettings, manifest: Manifest) -> int:
-    """Build the network for the engine; return the number of elements of an example's inputs and all layers' outputs.
-
-    Raises:
-        UserError: As in `network_size`.
-    """
+    """Return the number of elements of an example's inputs and all layers' outputs; raises as `network_size`."""
     networks, model = _built(engine, settings, manifest)
-    return sum(math.prod(each.shape) for each in manifest.all_inputs.values()) + networks.output_elements(
-        model, manifest
-    )
+    inputs = sum(math.prod(each.shape) for each in manifest.all_inputs.values())
+    return inputs + networks.output_elements(model, manifest)
 
 
 def layers(engine: str, settings: ModelSettings, manifest: Manifest) -> dict[str, bool]:
-    """Build the network for the engine; return the path of each layer, and whether it is trainable.
-
-    Raises:
-        UserError: As in `network_size`.
-    """
+    """Return the path of each layer, and whether it is trainable; raises as `network_size`."""
     networks, model = _built(engine, settings, manifest)
-    found: dict[str, bool] = networks.layers(model)
-    return found
+    return networks.layers(model)
 
 
-def _built(engine: str, settings: ModelSettings, manifest: Manifest) -> tuple[ModuleType, Any]:
+def _built(engine: str, settings: ModelSettings, manifest: Manifest) -> tuple[Any, Any]:
     """Return the engine's `networks` module and the network, with Keras imported on the engine's backend."""
     import_tensorflow(engine)
     import keras
@@ -293,7 +283,6 @@ def check_signature(signature: inspect.Signature, settings: ModelSettings, manif
 
 
 def _check_form(signature: inspect.Signature, settings: ModelSettings, manifest: Manifest) -> None:
-    """Raise UserError if the first parameter has the name that it has in the other form."""
     first, second = PARAMETERS[manifest.is_image_only]
     other, _ = PARAMETERS[not manifest.is_image_only]
     if next(iter(signature.parameters), None) != other:

@@ -64,7 +64,6 @@ def predictions(outputs: NDArray[np.float64], manifest: Manifest) -> NDArray[np.
 def _predicted(
     shard: Path, manifest: Manifest, network: Callable[[Any], Any]
 ) -> tuple[list[str], list[JsonObject], NDArray[np.float64]]:
-    """Return the keys of a shard's first examples, their instances, and the network's outputs."""
     import tensorflow as tf
 
     from slipway.trainer.data.features import Features, scaled

@@ -78,7 +78,6 @@ def exported(job: JobConfig, manifest: Manifest, folder: Path) -> str | None:
 
 
 def _job_checksum(job: JobConfig) -> str:
-    """Return a checksum of all settings but the data path; the data set is identified by its fingerprint."""
     return hashlib.sha256(job.model_dump_json(exclude={"data"}).encode()).hexdigest()
 
 

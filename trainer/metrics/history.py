@@ -193,5 +193,4 @@ class Scalars:
 
 
 def _read(path: Path) -> list[Record]:
-    """Return the records of an existing history."""
     return json_lines(path.read_bytes()) if path.exists() else []

@@ -230,7 +230,7 @@ def test_an_image_that_cannot_be_decoded_fails_the_step_that_needs_it(
 ) -> None:
     """With TensorFlow's message, from which the trainer makes its own."""
     from slipway.trainer.data import inputs
-    from slipway.trainer.failures import bad_image
+    from slipway.trainer.failures import of_library
     from tests.trainer import conftest
 
     encode, made = conftest.encode, itertools.count()
@@ -244,7 +244,7 @@ def test_an_image_that_cannot_be_decoded_fails_the_step_that_needs_it(
     training = inputs.training(Share(folder, manifests.read(folder), 0, 1), batch=5, steps_per_epoch=6, seed=0)
     with pytest.raises(Exception, match="Invalid JPEG data") as caught:
         training.order(0, 6)  # type: ignore[union-attr]
-    told = bad_image(caught.value)
+    told = of_library(caught.value, folder)
     assert told is not None
     assert "cannot be decoded" in told.message
 

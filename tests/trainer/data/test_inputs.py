@@ -229,7 +229,7 @@ def test_data_read_in_the_background_are_the_same(tiny: Path) -> None:
     from slipway.trainer.data import inputs
 
     share = share_of(tiny)
-    training, validation = inputs.Reading(share, 8, 75, 3).wait()
+    training, validation = inputs.start_reading(share, 8, 75, 3).result()
     assert isinstance(training, inputs.MemoryTraining)
     alone = inputs.training(share, 8, 75, 3)
     assert isinstance(alone, inputs.MemoryTraining)
@@ -247,7 +247,7 @@ def test_an_error_while_reading_in_the_background_is_raised(tiny: Path, monkeypa
 
     monkeypatch.setattr(inputs, "Decoding", fail)
     with pytest.raises(OSError, match="endpoint"):
-        inputs.Reading(share_of(tiny), 8, 75, 3).wait()
+        inputs.start_reading(share_of(tiny), 8, 75, 3).result()
 
 
 def test_a_damaged_shard_is_named_before_anything_is_trained(data_sets: Any, tmp_path: Path) -> None:
@@ -292,7 +292,7 @@ def test_a_bit_that_flips_after_the_shards_were_verified_ends_the_run(
             read.order(0, 75) if isinstance(read, inputs.MemoryTraining) else take(read.batches(0), 75)
         else:
             list(inputs.evaluation(share, split, 8, budget=budget).batches())
-    error = caught.value if isinstance(caught.value, UserError) else failures.bad_record(caught.value, share.folder)
+    error = caught.value if isinstance(caught.value, UserError) else failures.of_library(caught.value, share.folder)
     assert error is not None
     assert "damaged" in error.message
     assert error.fix is not None

@@ -110,8 +110,7 @@ def test_an_image_is_rotated_around_its_center() -> None:
 
     square = np.random.default_rng(5).uniform(size=(4, 7, 7, 2)).astype(np.float32)
     angles = np.radians([0, 90, -90, 180]).astype(np.float32)
-    draws = augment.Draws(None, None, None, None, None, angles, None)
-    found = np.asarray(augment.change(square, AugmentSettings(rotation=180), draws))
+    found = np.asarray(augment.apply(square, AugmentSettings(rotation=180), lambda *_: angles, lambda *_: None))
     for number, quarters in enumerate((0, -1, 1, 2)):
         np.testing.assert_allclose(found[number], np.rot90(square[number], quarters), atol=1e-5)
     turned = augmented(square.repeat(16, axis=0) + 1, AugmentSettings(rotation=45))

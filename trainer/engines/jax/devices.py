@@ -116,7 +116,6 @@ def configure(on_this_machine: int) -> None:
 
 
 def _join(cluster: Cluster) -> None:
-    """Join the other processes at the chief's address."""
     address = cluster.tasks[0].address
     host, _, port = address.rpartition(":")
     # Without this, JAX's runtime aborts the processes when one is lost; they report it and exit themselves.

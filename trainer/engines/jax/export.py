@@ -53,7 +53,6 @@ def on_cpu(model: keras.Model, inputs: Any) -> Any:
 
 
 def _arrays(model: keras.Model) -> tuple[list[Any], list[Any]]:
-    """Return the values of the trainable variables and of the others."""
     groups = (model.trainable_variables, model.non_trainable_variables)
     trained, others = ([np.asarray(variable.value) for variable in group] for group in groups)
     return trained, others

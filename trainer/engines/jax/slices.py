@@ -68,7 +68,6 @@ def join() -> tuple[Cluster, rendezvous.Watch]:
 
 
 def _stand_in(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return JAX's arguments for a process that stands in for a host."""
     return {
         "num_processes": len(environment[_HOSTS].split(",")),
         "process_id": int(environment[_NUMBER]),

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 from numpy.typing import NDArray
 
 from slipway.core.manifest import Manifest
-from slipway.trainer.augmentation import AugmentSettings
+from slipway.trainer.config import TrainSettings
 from slipway.trainer.data.features import Tensors, blank, each, in_order, with_image
 from slipway.trainer.engines.hooks import Augmentation
 from slipway.trainer.engines.jax.devices import AXIS, Devices
@@ -51,10 +51,7 @@ class Step:
         manifest: The data set's manifest.
         rate: The index of the learning rate among the optimizer's variables.
         loss_scale: The index of the loss scale among them; None without loss scaling.
-        batch: The global batch size.
-        accumulation: Micro-batches per device per step.
-        augment: The data augmentation.
-        seed: The run's seed.
+        train: The settings.
         devices: The job's Devices.
         is_loop_fast: Whether the steps of a call run in one compiled loop; else each is a separate call.
         own_augmentation: The user's augmentation, or None.
@@ -66,10 +63,7 @@ class Step:
     manifest: Manifest
     rate: int
     loss_scale: int | None
-    batch: int
-    accumulation: int
-    augment: AugmentSettings
-    seed: int
+    train: TrainSettings
     devices: Devices
     is_loop_fast: bool
     own_augmentation: Augmentation | None = None
@@ -111,7 +105,7 @@ class Step:
         """Return the FLOPs of one step's forward and backward pass over all devices; None if XLA has no estimate."""
         inputs, labels = jax.eval_shape(lambda inputs, labels: (self._scaled(inputs), labels), *blank(self.manifest, 1))
         inputs, labels = jax.tree.map(
-            lambda array: jax.ShapeDtypeStruct((self.batch, *array.shape[1:]), array.dtype), (inputs, labels)
+            lambda array: jax.ShapeDtypeStruct((self.train.batch_size, *array.shape[1:]), array.dtype), (inputs, labels)
         )
         function = jax.jit(jax.grad(self._loss, has_aux=True))
         costs = function.lower(variables[0], variables[1], inputs, labels, jnp.float32(1.0)).cost_analysis()
@@ -171,26 +165,27 @@ class Step:
     def _prepared(self, decoded: Tensors, labels: jax.Array, step: jax.Array) -> Batch:
         """Scale, augment and split a device's part of a batch into micro-batches: [accumulation, share, …]."""
         inputs = self._scaled(decoded)
-        share = labels.shape[0] // self.accumulation
-        if self.augment.is_on:
-            key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.seed), step), jax.lax.axis_index(AXIS))
+        share = labels.shape[0] // self.train.accumulation
+        settings = self.train.augment
+        if settings.is_on:
+            key = jax.random.fold_in(jax.random.key(self.train.seed), step)
+            key = jax.random.fold_in(key, jax.lax.axis_index(AXIS))
             # One key for each transformation, enabled or not, so that toggling one does not change the others' draws.
             keys = jax.random.split(key, augment.TRANSFORMATIONS)
             drawing: tuple[augment.Draw, augment.Draw] = (
                 lambda change, shape, low, high: jax.random.uniform(keys[change], shape, minval=low, maxval=high),
                 lambda change, shape, low, high: jax.random.randint(keys[change], shape, low, high),
             )
-            draws = augment.draw(self.augment, labels.shape[0], *drawing)
-            inputs = with_image(lambda images: augment.change(images, self.augment, draws), inputs)
+            inputs = with_image(lambda images: augment.apply(images, settings, *drawing), inputs)
             if own := self.own_augmentation:
                 inputs = with_image(
                     lambda images: own(images, lambda number: jax.random.key_data(jax.random.fold_in(key, number))),
                     inputs,
                 )
-            if self.augment.mixup:
-                inputs, labels = mixup.mix(inputs, labels, self.augment.mixup, *drawing)
+            if settings.mixup:
+                inputs, labels = mixup.mix(inputs, labels, settings.mixup, *drawing)
         return jax.tree.map(
-            lambda values: values.reshape(self.accumulation, share, *values.shape[1:]), (inputs, labels)
+            lambda values: values.reshape(self.train.accumulation, share, *values.shape[1:]), (inputs, labels)
         )
 
     def _step(
@@ -211,7 +206,7 @@ class Step:
             gradients, (others, more) = gradient(trained, others, *batch, scale)
             return (others, [a + b for a, b in zip(sums, gradients, strict=True)], figures + more), None
 
-        if self.accumulation == 1:
+        if self.train.accumulation == 1:
             first = (each(lambda values: values[0], one) for one in (inputs, labels))
             gradients, (others, figures) = gradient(trained, others, *first, scale)
         else:
@@ -231,11 +226,10 @@ class Step:
         )
         outputs = outputs.astype(jnp.float32)
         losses, figures = self.objective.training(outputs, labels)
-        loss = jnp.sum(losses) / self.batch + sum(extra) / self.accumulation
-        return loss * scale, (others, jnp.stack([loss, jnp.sum(figures) / self.batch]))
+        loss = jnp.sum(losses) / self.train.batch_size + sum(extra) / self.train.accumulation
+        return loss * scale, (others, jnp.stack([loss, jnp.sum(figures) / self.train.batch_size]))
 
     def _scaled(self, decoded: Tensors) -> Tensors:
-        """Convert decoded inputs to the network's: uint8 pixels to float32 in [0, 1]."""
 
         def scaled(one: jax.Array) -> jax.Array:
             return one.astype(jnp.float32) * np.float32(1.0 / 255.0) if one.dtype == jnp.uint8 else one
@@ -254,7 +248,6 @@ def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def _correct(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Return whether each example's prediction is correct (1 or 0), float32 [batch]."""
     return (jnp.argmax(logits, axis=-1) == labels).astype(jnp.float32)
 
 

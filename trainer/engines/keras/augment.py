@@ -7,7 +7,6 @@ engines.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from keras import ops
@@ -47,71 +46,39 @@ class Draw(Protocol):
     def __call__(self, transformation: int, shape: tuple[int, ...], low: Any, high: Any, /) -> Tensor: ...
 
 
-@dataclass(frozen=True)
-class Draws:
-    """The random draws for a batch of n images; None for a disabled transformation.
-
-    `flips` is float [n, 1, 1, 1] in [0, 1): an image is flipped if below 0.5. `shifts` is integer [n, 2] in
-    [0, 2 x settings.shift], down and right. `brightness` (added) and `contrast` (a factor) are float [n, 1, 1, 1].
-    `crops` is float [n, 3] in [0, 1): the fraction of settings.crop that is removed, and the crop's place from the top
-    and from the left. `rotations` is float [n], in radians. `erasures` is float [n, 4] in [0, 1): the height and width
-    as fractions of the largest, and the center from the top and from the left as fractions of the image.
-    """
-
-    flips: Tensor
-    shifts: Tensor
-    brightness: Tensor
-    contrast: Tensor
-    crops: Tensor
-    rotations: Tensor
-    erasures: Tensor
-
-
-def draw(settings: AugmentSettings, examples: int, uniform: Draw, integers: Draw) -> Draws:
-    """Return the draws for `examples` images.
+def apply(images: Tensor, settings: AugmentSettings, uniform: Draw, integers: Draw) -> Tensor:
+    """Augment each image by its own draws.
 
     Args:
+        images: Float32 in [0, 1], [n, height, width, channels].
         settings: The enabled transformations.
-        examples: The number of images.
         uniform: Draws floats.
         integers: Draws integers.
     """
-    each = (examples, 1, 1, 1)
-    most, brightness, contrast = settings.shift, settings.brightness, settings.contrast
-    rotation = math.radians(settings.rotation)
-    return Draws(
-        flips=uniform(0, each, 0.0, 1.0) if settings.flip else None,
-        shifts=integers(1, (examples, 2), 0, 2 * most + 1) if most else None,
-        brightness=uniform(2, each, -brightness, brightness) if brightness else None,
-        contrast=uniform(3, each, 1 - contrast, 1 + contrast) if contrast else None,
-        crops=uniform(4, (examples, 3), 0.0, 1.0) if settings.crop else None,
-        rotations=uniform(5, (examples,), -rotation, rotation) if rotation else None,
-        erasures=uniform(6, (examples, 4), 0.0, 1.0) if settings.erase else None,
-    )
-
-
-def change(images: Tensor, settings: AugmentSettings, draws: Draws) -> Tensor:
-    """Apply each image's draws; `images` are float32 in [0, 1], [n, height, width, channels]."""
-    if draws.flips is not None:
-        images = ops.where(draws.flips < 0.5, ops.flip(images, axis=2), images)
-    if draws.shifts is not None:
-        images = _shift(images, settings.shift, draws.shifts)
-    if draws.crops is not None or draws.rotations is not None:
-        images = _crop_and_rotate(images, settings.crop, draws)
-    if draws.brightness is not None:
-        images = images + draws.brightness
-    if draws.contrast is not None:
+    examples, each = images.shape[0], (images.shape[0], 1, 1, 1)
+    if settings.flip:
+        images = ops.where(uniform(0, each, 0.0, 1.0) < 0.5, ops.flip(images, axis=2), images)
+    if settings.shift:
+        images = _shift(images, settings.shift, integers(1, (examples, 2), 0, 2 * settings.shift + 1))
+    crops = uniform(4, (examples, 3), 0.0, 1.0) if settings.crop else None
+    turn = math.radians(settings.rotation)
+    rotations = uniform(5, (examples,), -turn, turn) if turn else None
+    if crops is not None or rotations is not None:
+        images = _crop_and_rotate(images, settings.crop, crops, rotations)
+    if settings.brightness:
+        images = images + uniform(2, each, -settings.brightness, settings.brightness)
+    if settings.contrast:
         mean = ops.mean(images, axis=(1, 2, 3), keepdims=True)
-        images = mean + (images - mean) * draws.contrast
-    if draws.brightness is not None or draws.contrast is not None:
+        images = mean + (images - mean) * uniform(3, each, 1 - settings.contrast, 1 + settings.contrast)
+    if settings.brightness or settings.contrast:
         images = ops.clip(images, 0.0, 1.0)
-    if draws.erasures is not None:
-        images = _erase(images, settings.erase, draws.erasures)
+    if settings.erase:
+        images = _erase(images, settings.erase, uniform(6, (examples, 4), 0.0, 1.0))
     return images
 
 
 def _shift(images: Tensor, most: int, starts: Tensor) -> Tensor:
-    """Shift images: pad each with `most` black pixels, then crop it from its own start."""
+    """Pad with `most` black pixels; crop each image from its own start in [0, 2 x most], down and right, [n, 2]."""
     examples, height, width, channels = images.shape
     images = ops.pad(images, [[0, 0], [most, most], [most, most], [0, 0]])
     _, rows, columns, _ = images.shape
@@ -122,21 +89,25 @@ def _shift(images: Tensor, most: int, starts: Tensor) -> Tensor:
     return ops.take(pixels, row[:, :, None] * columns + column[:, None, :], axis=0)
 
 
-def _crop_and_rotate(images: Tensor, crop: float, draws: Draws) -> Tensor:
-    """Resample each image from its crop, which is rotated around its center."""
+def _crop_and_rotate(images: Tensor, crop: float, crops: Tensor | None, rotations: Tensor | None) -> Tensor:
+    """Resample each image from its crop, which is rotated around its center.
+
+    `crops` are, in [0, 1), [n, 3], the fraction of `crop` that is removed, and the crop's offset from the top and from
+    the left; `rotations` are in radians, [n].
+    """
     _, height, width, _ = images.shape
     center = ((height - 1) / 2, (width - 1) / 2)
     down = ops.reshape(ops.arange(height, dtype="float32") - center[0], (1, height, 1))
     right = ops.reshape(ops.arange(width, dtype="float32") - center[1], (1, 1, width))
     shift_down = shift_right = 0.0
-    if draws.rotations is not None:
-        angles = draws.rotations[:, None, None]
+    if rotations is not None:
+        angles = rotations[:, None, None]
         cosine, sine = ops.cos(angles), ops.sin(angles)
         down, right = cosine * down - sine * right, sine * down + cosine * right
-    if draws.crops is not None:
-        removed = crop * draws.crops[:, 0, None, None]
-        shift_down = (2 * draws.crops[:, 1, None, None] - 1) * removed * center[0]
-        shift_right = (2 * draws.crops[:, 2, None, None] - 1) * removed * center[1]
+    if crops is not None:
+        removed = crop * crops[:, 0, None, None]
+        shift_down = (2 * crops[:, 1, None, None] - 1) * removed * center[0]
+        shift_right = (2 * crops[:, 2, None, None] - 1) * removed * center[1]
         down, right = down * (1 - removed), right * (1 - removed)
     zeros = ops.zeros(images.shape[:3], dtype="float32")
     return _sampled(images, zeros + down + shift_down + center[0], zeros + right + shift_right + center[1])
@@ -153,13 +124,17 @@ def _sampled(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         for column in (left, left + 1):
             weight = (1 - ops.abs(rows - row)) * (1 - ops.abs(columns - column))
             inside = (row >= 0) & (row <= height - 1) & (column >= 0) & (column <= width - 1)
-            place = ops.clip(row, 0, height - 1) * width + ops.clip(column, 0, width - 1)
-            found = ops.take(pixels, first + ops.cast(place, "int32"), axis=0)
+            index = ops.clip(row, 0, height - 1) * width + ops.clip(column, 0, width - 1)
+            found = ops.take(pixels, first + ops.cast(index, "int32"), axis=0)
             total = total + ops.where(inside, weight, 0.0)[..., None] * found
     return total
 
 
 def _erase(images: Tensor, most: float, draws: Tensor) -> Tensor:
+    """Blacken a rectangle of each image.
+
+    `draws` are in [0, 1), [n, 4]: height and width as fractions of `most`, the center as fractions of the image.
+    """
     _, height, width, _ = images.shape
     row = ops.reshape((ops.arange(height, dtype="float32") + 0.5) / height, (1, height, 1, 1))
     column = ops.reshape((ops.arange(width, dtype="float32") + 0.5) / width, (1, 1, width, 1))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import socket
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -16,6 +15,7 @@ import torch.distributed as distributed
 from slipway.core.cores import available_cores
 from slipway.core.errors import UserError
 from slipway.trainer.distributed.cluster import Cluster
+from slipway.trainer.distributed.rendezvous import listen
 from slipway.trainer.distributed.verification import verify_library
 from slipway.trainer.engines.base import OutOfMemory, PeerLost
 from slipway.trainer.engines.quick_import import let_tensorflow_only_read
@@ -87,7 +87,7 @@ class Devices:
         if host in ("127.0.0.1", "localhost"):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         timeout = timedelta(minutes=COLLECTIVE_MINUTES)
-        self._listener = _listener(host, int(port)) if self.cluster.is_chief else None
+        self._listener = listen(self.cluster.task) if self.cluster.is_chief else None
         self._store = distributed.TCPStore(
             host,
             int(port),
@@ -142,16 +142,6 @@ def _check_gpus(cluster: Cluster, found: int) -> None:
             nearest=str(found),
             fix="use fewer replicas, or train on the CPU: slipway rehearse",
         )
-
-
-def _listener(host: str, port: int) -> socket.socket:
-    """Return the store's listening socket; it shares its port with the process that reserved it (`Ports`)."""
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    listener.bind((host if host in ("127.0.0.1", "localhost") else "", port))
-    listener.listen(128)
-    return listener
 
 
 @contextlib.contextmanager

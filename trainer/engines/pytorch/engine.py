@@ -171,7 +171,6 @@ class PyTorchEngine:
             return Measured.of(self._devices.reduced(sums, "SUM").tolist(), metrics)
 
     def _measure(self, decoded: Tensors, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Return a batch's sums (Objective.sums), float64 on the CPU."""
         device = self._devices.device
         labels, weights = labels.to(device), weights.to(device)
         with self._step.autocast():
@@ -212,7 +211,6 @@ class PyTorchEngine:
         return Work(self._devices.name, self._devices.cluster.world_size, self._step.precision, self._flops)
 
     def _flops(self) -> float | None:
-        """Return the FLOPs of a step of all processes."""
         self._network.eval()  # in training mode BatchNorm would include the zeros
         inputs = each(lambda one: one.to(self._devices.device), tensors(blank(self._manifest, 1)[0]))
         with FlopCounterMode(display=False) as counter:
@@ -252,7 +250,6 @@ class PyTorchEngine:
 
 
 def _labels(array: Labels) -> torch.Tensor:
-    """Return labels as a tensor: classes as int64, others as they are."""
     return _classes(torch.tensor(array))
 
 

@@ -192,7 +192,6 @@ def freezer(network: Network) -> Callable[[Collection[str]], None]:
 
 
 def _modules(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
-    """Return the modules by path: features/0."""
     return {path.replace(".", "/"): module for path, module in model.named_modules(remove_duplicate=False)}
 
 

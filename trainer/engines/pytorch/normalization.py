@@ -73,7 +73,6 @@ def _momentum(module: _BatchNorm) -> float:
 
 
 def _gather(rank: int, processes: int, values: torch.Tensor) -> torch.Tensor:
-    """Return `values` of all processes, [processes, …]."""
     own = torch.zeros(processes, *[1] * values.dim(), dtype=values.dtype, device=values.device)
     own[rank] = 1
     gathered: torch.Tensor = _Sum.apply(own * values)

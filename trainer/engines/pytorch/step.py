@@ -91,7 +91,6 @@ class Step:
         return torch.stack([loss.detach(), (figures.detach().sum() / self.batch).to(loss.dtype)])
 
     def _update(self, rate: float) -> None:
-        """Apply and clear the gradients."""
         parameters = self.network.trained()
         if not parameters:
             return
@@ -131,15 +130,13 @@ class Step:
             generator.state.assign(np.array([(seed + place) % 2**31, 0], np.int64))
 
     def _augmented(self, images: torch.Tensor, number: int) -> torch.Tensor:
-        draws = augment.draw(self.train.augment, len(images), *self._drawing(number))
-        images = augment.change(images, self.train.augment, draws)
+        images = augment.apply(images, self.train.augment, *self._drawing(number))
         if self.own_augmentation is None:
             return images
         numbers = (self.train.seed, number, self.devices.cluster.rank, "function")
         return self.own_augmentation(images, lambda count: torch.tensor([_seed(*numbers, count), 0]))
 
     def _drawing(self, number: int) -> tuple[augment.Draw, augment.Draw]:
-        """Return the functions that draw the floats and integers of step `number`."""
 
         def generator(change: int) -> torch.Generator:
             source = torch.Generator(self.devices.device)

@@ -92,12 +92,10 @@ class TensorFlowEngine:
 
     @property
     def _local_devices(self) -> int:
-        """The number of this process's devices."""
         return self._devices // self._world_size
 
     @property
     def _devices(self) -> int:
-        """The number of the job's devices."""
         return int(self._strategy.num_replicas_in_sync)
 
     def open(self, cluster: Cluster) -> str:

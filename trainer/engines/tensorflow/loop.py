@@ -274,7 +274,6 @@ class StepLoop:
 
 
 def _in_parts(rows: int, fetch: Callable[[int, int], tuple[Tensors, ...]], steps: Callable[..., tf.Tensor]) -> Call:
-    """Return a call that runs its steps in chunks of `rows`."""
 
     def call(step: int, rates: Rates) -> tuple[tf.Tensor, float]:
         waited, parts = 0.0, []

@@ -164,8 +164,7 @@ def augmented(
         device: Number of the device in the job, an integer scalar.
         own: The user's augmentation, or None.
     """
-    draws = augment.draw(train.augment, images.shape[0], *_drawing(train, step, device))
-    images = augment.change(images, train.augment, draws)
+    images = augment.apply(images, train.augment, *_drawing(train, step, device))
     return images if own is None else own(images, lambda number: tf.random.fold_in(_seed(train, step, device), number))
 
 
@@ -178,13 +177,11 @@ def mixed(
 
 
 def _seed(train: TrainSettings, step: tf.Tensor, device: tf.Tensor) -> tf.Tensor:
-    """Return the seed of a device's random draws in a step."""
     seed = tf.stack([tf.constant(train.seed, tf.int32), tf.cast(step, tf.int32)])
     return tf.random.fold_in(seed, tf.cast(device, tf.int32))
 
 
 def _drawing(train: TrainSettings, step: tf.Tensor, device: tf.Tensor) -> tuple[augment.Draw, augment.Draw]:
-    """Return the functions that draw a step's floats and integers for a device."""
     seeds = tf.unstack(tf.random.split(_seed(train, step, device), augment.TRANSFORMATIONS))
 
     def uniform(transformation: int, shape: tuple[int, ...], low: float, high: float) -> tf.Tensor:
@@ -201,7 +198,6 @@ def _cross_entropy(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
 
 
 def _correct(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-    """Return 1.0 where the most probable class is the label, else 0.0: float32 [batch]."""
     return tf.cast(tf.equal(tf.argmax(logits, axis=-1, output_type=tf.int32), labels), tf.float32)
 
 

@@ -52,7 +52,6 @@ def tpu_strategy(cluster: Cluster) -> tf.distribute.TPUStrategy:
 
 
 def _connected(accelerators: Accelerators, seconds: float) -> tf.distribute.cluster_resolver.TPUClusterResolver:
-    """Return the resolver of the initialised TPU."""
 
     def connect() -> tf.distribute.cluster_resolver.TPUClusterResolver:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="local")
