@@ -79,9 +79,9 @@ def measure(variant: str, place: Path) -> dict[str, float]:
         rates = directory_rates(place, IMAGE_SIZE, BATCH, epochs=1)
         return {**rates, "first": rates["whole"]}
     from slipway.core import manifest as manifests
-    from slipway.trainer.data.assignment import Share
+    from slipway.trainer.data.assignment import ShardAssignment
 
-    return memory_rates(Share(place, manifests.read(place), rank=0, workers=1), BATCH, epochs=1)
+    return memory_rates(ShardAssignment(place, manifests.read(place), rank=0, workers=1), BATCH, epochs=1)
 
 
 def show(found: dict[str, dict[str, float]]) -> None:

@@ -26,7 +26,7 @@ from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.core import manifest as manifests
 from slipway.trainer.config import JobConfig
-from slipway.trainer.data.assignment import Share
+from slipway.trainer.data.assignment import ShardAssignment
 from slipway.trainer.distributed import cluster as clusters
 from slipway.trainer.engines.quick_import import import_tensorflow
 
@@ -77,7 +77,7 @@ def measure(variant: str, arguments: argparse.Namespace) -> dict[str, Any]:
     from slipway.trainer.engines import base
 
     manifest = manifests.read(arguments.data)
-    share = Share(arguments.data, manifest, 0, 1)
+    share = ShardAssignment(arguments.data, manifest, 0, 1)
     steps = arguments.steps or manifest.splits["train"].examples // arguments.batch
     training = inputs.training(share, arguments.batch, steps, seed=0)
     test = inputs.evaluation(share, "test", arguments.batch)
@@ -116,7 +116,7 @@ def measure(variant: str, arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "device": engine.work().device,
         "milliseconds": min(seconds[1:] or seconds) / steps * 1000,
-        "accuracy": engine.evaluate(test).figure,
+        "accuracy": engine.evaluate(test).metric,
     }
 
 

@@ -158,11 +158,11 @@ def measure(kind: str, variant: str, place: Path) -> dict[str, float]:
         np.ones(1 << 29, np.uint8)
         return directory_rates(place, IMAGE_SIZES[kind], batch)
     from slipway.core import manifest as manifests
-    from slipway.trainer.data.assignment import Share
+    from slipway.trainer.data.assignment import ShardAssignment
 
-    share = Share(place, manifests.read(place), rank=0, workers=1)
+    share = ShardAssignment(place, manifests.read(place), rank=0, workers=1)
     np.ones(share.decoded_bytes("train") + (1 << 26), np.uint8)
-    measures: dict[str, Callable[[Share, int], dict[str, float]]] = {
+    measures: dict[str, Callable[[ShardAssignment, int], dict[str, float]]] = {
         "map": map_rate,
         "memory": memory_rates,
         "stream": stream_rate,

@@ -28,7 +28,7 @@ from slipway.trainer.checkpoint.best import BestWeights, no_validation
 from slipway.trainer.checkpoint.resume import identity, resume
 from slipway.trainer.checkpoint.store import Checkpoints, StorageUnavailable
 from slipway.trainer.config import JobConfig
-from slipway.trainer.data.assignment import Share, refuse_empty, verify
+from slipway.trainer.data.assignment import ShardAssignment, refuse_empty, verify
 from slipway.trainer.distributed import cluster as clusters
 from slipway.trainer.distributed import processes, rendezvous
 from slipway.trainer.distributed.cluster import Cluster
@@ -96,7 +96,8 @@ def _work(config: str, stop: StopRequest) -> None:
     if not cluster.is_chief:
         events.mute()
     _check_replicas(job, cluster)
-    share = Share(local_path(job.data), manifests.read(local_path(job.data)), cluster.rank, cluster.world_size)
+    data = local_path(job.data)
+    share = ShardAssignment(data, manifests.read(data), cluster.rank, cluster.world_size)
     if (count := processes.count(job.train.engine, cluster)) > 1:
         _train_in_processes(config, job, cluster, share, count, stop)
         return
@@ -110,7 +111,7 @@ def _work(config: str, stop: StopRequest) -> None:
     if watch is None:
         if cluster.world_size > 1:
             events.phase(f"waiting for all {cluster.world_size} replicas")
-        watch = rendezvous.meet(cluster, rendezvous.seconds_to_wait(os.environ))
+        watch = rendezvous.join(cluster, rendezvous.seconds_to_wait(os.environ))
     try:
         engine = _train(job, where, cluster, share, stop, watch)
     except PeerLost as error:
@@ -126,7 +127,7 @@ def _work(config: str, stop: StopRequest) -> None:
         raise
     with stop.deferred():  # all replicas are done: stop requests and lost replicas no longer matter
         watch.finish()
-        engine.close(watch.wait_for_farewells)
+        engine.close(watch.wait_for_shutdown)
         watch.close()
 
 
@@ -153,12 +154,13 @@ def _join_slice(job: JobConfig) -> tuple[Cluster, rendezvous.Watch]:
 
 
 def _train_in_processes(
-    config: str, job: JobConfig, cluster: Cluster, share: Share, count: int, stop: StopRequest
+    config: str, job: JobConfig, cluster: Cluster, share: ShardAssignment, count: int, stop: StopRequest
 ) -> None:
     """Train in one process per device; raise SystemExit with their status if it is not 0."""
     for number in range(count):
-        refuse_empty(Share(share.folder, share.manifest, cluster.rank * count + number, cluster.world_size * count))
-    watch = rendezvous.meet(cluster, rendezvous.seconds_to_wait(os.environ))
+        rank, workers = cluster.rank * count + number, cluster.world_size * count
+        refuse_empty(ShardAssignment(share.folder, share.manifest, rank, workers))
+    watch = rendezvous.join(cluster, rendezvous.seconds_to_wait(os.environ))
     with stop.deferred():
         status = processes.run(config, job, cluster, count, stop)
         if status in (0, STOPPED):  # otherwise the other replicas would consider this one lost
@@ -168,7 +170,12 @@ def _train_in_processes(
 
 
 def _train(
-    job: JobConfig, where: OutputPaths, cluster: Cluster, share: Share, stop: StopRequest, watch: rendezvous.Watch
+    job: JobConfig,
+    where: OutputPaths,
+    cluster: Cluster,
+    share: ShardAssignment,
+    stop: StopRequest,
+    watch: rendezvous.Watch,
 ) -> Engine:
     from slipway.trainer import loop  # imported late because they import TensorFlow
     from slipway.trainer.data import inputs
@@ -209,7 +216,7 @@ def _train(
         weights_step = best_step
     checksum = engine.weights_checksum()
     if metrics:
-        for line in _ended(job, metrics, TASKS[task].figure, best_step, weights_step):
+        for line in _ended(job, metrics, TASKS[task].metric, best_step, weights_step):
             logger.info("%s", line)
             events.message(line)
         metrics.close()
@@ -221,15 +228,15 @@ def _train(
     return engine
 
 
-def _ended(job: JobConfig, metrics: Metrics, figure: str, best_step: int, exported_step: int) -> list[str]:
+def _ended(job: JobConfig, metrics: Metrics, metric: str, best_step: int, exported_step: int) -> list[str]:
     """Return what is printed of the epochs, and of a better one than the exported."""
     history = metrics.history()
-    lines = table(history, figure, *((best_step, exported_step) if job.train.needs_validation else ()))
+    lines = table(history, metric, *((best_step, exported_step) if job.train.needs_validation else ()))
     better = better_epoch(history, job.train.monitor, exported_step) if job.train.export == "last" else None
     return [*lines, better] if better else lines
 
 
-def _is_finished(job: JobConfig, where: OutputPaths, cluster: Cluster, share: Share, engine: Engine) -> bool:
+def _is_finished(job: JobConfig, where: OutputPaths, cluster: Cluster, share: ShardAssignment, engine: Engine) -> bool:
     """Return whether an earlier attempt of this job already exported its model; the chief decides."""
     checksum = exported(job, share.manifest, where.model) if cluster.is_chief else None
     (finished,) = engine.agree([float(checksum is not None)])

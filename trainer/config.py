@@ -35,7 +35,7 @@ from slipway.trainer.stages import (
     check_one_length,
     with_setting,
 )
-from slipway.trainer.tasks import FigureName
+from slipway.trainer.tasks import TaskMetric
 from slipway.trainer.weights import WeightsSettings
 
 if TYPE_CHECKING:
@@ -264,7 +264,7 @@ class TrainSettings(Settings):
     augment: AugmentSettings = Field(
         default=AugmentSettings(), description="Random augmentation of the training images."
     )
-    monitor: Literal["loss", FigureName] = Field(
+    monitor: Literal["loss", TaskMetric] = Field(
         default="loss",
         description="Validation metric that `early_stop` and `export` use: loss, or the task's: accuracy "
         "(classification), label_accuracy (multilabel) or mae (regression).",

@@ -13,19 +13,19 @@ import numpy as np
 from slipway.core.atomic import FULL
 from slipway.core.errors import UserError, system_error
 from slipway.trainer.config import JobConfig
-from slipway.trainer.engines.base import Measured, OutOfMemory, StepFigures
+from slipway.trainer.engines.base import Measured, OutOfMemory, StepMetrics
 from slipway.trainer.hooks import functions
 from slipway.trainer.stages import stage_of
 
 
-def check_finite(figures: StepFigures, first: int, job: JobConfig) -> None:
+def check_finite(metrics: StepMetrics, first: int, job: JobConfig) -> None:
     """Raise UserError if a loss is NaN or infinite, since every later step would be too."""
-    bad = np.flatnonzero(~np.isfinite(figures.losses))
+    bad = np.flatnonzero(~np.isfinite(metrics.losses))
     if not bad.size:
         return
     step = first + int(bad[0]) + 1
-    what = "not a number (NaN)" if math.isnan(figures.losses[bad[0]]) else "infinite"
-    places = " and ".join(["the network", *(name for name in functions(job.train).values())])
+    what = "not a number (NaN)" if math.isnan(metrics.losses[bad[0]]) else "infinite"
+    sources = " and ".join(["the network", *(name for name in functions(job.train).values())])
     stage = stage_of(job.train, job.plan, step - 1)
     lower, setting = f"{stage.learning_rate / 10:g}", "train.learning_rate"
     fix = f"--set train.learning_rate={lower}"
@@ -37,7 +37,7 @@ def check_finite(figures: StepFigures, first: int, job: JobConfig) -> None:
         value=stage.learning_rate,
         allowed="a learning rate at which the loss stays finite",
         nearest=lower,
-        fix=f"{fix}; also check divisions and logarithms in {places}",
+        fix=f"{fix}; also check divisions and logarithms in {sources}",
     )
 
 

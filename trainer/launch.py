@@ -84,13 +84,13 @@ def _run(program: Sequence[str], count: str, stop: StopRequest) -> int:
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // together)))
     if cluster.tasks[0].host_and_port[0] in ("127.0.0.1", "localhost", ""):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the host's name may not resolve
-    watch = rendezvous.meet(cluster, rendezvous.seconds_to_wait(os.environ))
+    watch = rendezvous.join(cluster, rendezvous.seconds_to_wait(os.environ))
     events.phase("running the training program")
 
     joined = _Listener(cluster)
 
     def stop_requested() -> bool:
-        joined.look()
+        joined.check()
         if stop.requested:
             watch.finish()  # the others may leave while this program saves
         return stop.requested
@@ -125,7 +125,7 @@ class _Listener:
         self._ending = f":{port:04X}"
         self._next = 0.0
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Read the machine's listening sockets, at most a few times per second."""
         if self.found or time.monotonic() < self._next:
             return

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from slipway.core import events
 from slipway.core.manifest import TaskName
 from slipway.trainer import hyperparameters
-from slipway.trainer.checkpoint.best import BestWeights, agreed_figure
+from slipway.trainer.checkpoint.best import BestWeights, agreed_metric
 from slipway.trainer.checkpoint.resume import Interval, Progress, checkpoint_of
 from slipway.trainer.checkpoint.store import Checkpoints, Saver
 from slipway.trainer.config import JobConfig
@@ -22,7 +22,7 @@ from slipway.trainer.data.inputs import Evaluation, TrainingData
 from slipway.trainer.distributed.cluster import Cluster
 from slipway.trainer.distributed.rendezvous import Watch
 from slipway.trainer.distributed.signals import ASKED_TO_STOP, Stopped, StopRequest
-from slipway.trainer.engines.base import Engine, Measured, OutOfMemory, StepFigures, Work
+from slipway.trainer.engines.base import Engine, Measured, OutOfMemory, StepMetrics, Work
 from slipway.trainer.failures import check_finite, check_measured, too_large
 from slipway.trainer.metrics.history import Metrics
 from slipway.trainer.metrics.speed import Speed
@@ -34,7 +34,7 @@ from slipway.trainer.tasks import TASKS, in_words
 CALL_SECONDS = 1.0
 PROGRESS_SECONDS = 0.5
 LOG_POINTS_PER_EPOCH = 10
-MOST_STEPS_BETWEEN_LOG_POINTS = 100
+MAX_STEPS_BETWEEN_LOG_POINTS = 100
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class Loop:
         # The history covers a checkpoint's step before the checkpoint is complete.
         self._saver = Saver(checkpoints, metrics.sync if metrics else None)
         self._identity, self._metrics = identity, metrics
-        self._figure = TASKS[task].figure
+        self._task_metric = TASKS[task].metric
         self._stop_request, self._progress, self._best = stop, progress, best
         self._watch = watch or Watch({})
         self._profile = contextlib.ExitStack()
@@ -196,16 +196,16 @@ class Loop:
             events.phase("compiling the training step")
         try:
             with self._watched():
-                figures = self._engine.run(self._training, self._step, rates)
+                metrics = self._engine.run(self._training, self._step, rates)
         except OutOfMemory as error:
             raise too_large(error, self._job, self._work.devices) from None
         if self._warm:
-            self._speed.add(count, time.perf_counter() - started, figures.waited)
+            self._speed.add(count, time.perf_counter() - started, metrics.waited)
             self._end_profile(count)
         self._warm = True
-        check_finite(figures, self._step, self._job)
-        self._log(figures, rates)
-        self._show(figures)
+        check_finite(metrics, self._step, self._job)
+        self._log(metrics, rates)
+        self._show(metrics)
 
     def _watched(self) -> contextlib.AbstractContextManager[None]:
         """Notice if the other replicas do not take part; not while one of them may compile the step."""
@@ -218,35 +218,35 @@ class Loop:
                 self._profile.close()
                 self._profiling = False
 
-    def _log(self, figures: StepFigures, rates: NDArray[np.float32]) -> None:
+    def _log(self, metrics: StepMetrics, rates: NDArray[np.float32]) -> None:
         """Count the call's steps, and log metrics at each log point among them."""
-        every = max(1, min(self._plan.steps_per_epoch // LOG_POINTS_PER_EPOCH, MOST_STEPS_BETWEEN_LOG_POINTS))
-        speed = self._speed.figures(self._job.train.batch_size, self._work) if self._metrics else {}
-        steps = zip(figures.losses.tolist(), figures.values.tolist(), rates.tolist(), strict=True)
-        for loss, figure, learned_at in steps:
+        every = max(1, min(self._plan.steps_per_epoch // LOG_POINTS_PER_EPOCH, MAX_STEPS_BETWEEN_LOG_POINTS))
+        speed = self._speed.metrics(self._job.train.batch_size, self._work) if self._metrics else {}
+        steps = zip(metrics.losses.tolist(), metrics.values.tolist(), rates.tolist(), strict=True)
+        for loss, metric, learned_at in steps:
             self._progress.step += 1
             interval, epoch = self._progress.interval, self._progress.epoch
-            interval.add(loss, figure)
-            epoch.add(loss, figure)
+            interval.add(loss, metric)
+            epoch.add(loss, metric)
             ends_epoch = self._ends_epoch(self._step)
             if self._step % every and not ends_epoch:
                 continue
             if self._metrics:
-                values = {**interval.means(self._figure), "learning_rate": learned_at, **speed}
+                values = {**interval.means(self._task_metric), "learning_rate": learned_at, **speed}
                 if ends_epoch:
-                    values |= {f"epoch_{name}": mean for name, mean in epoch.means(self._figure).items()}
+                    values |= {f"epoch_{name}": mean for name, mean in epoch.means(self._task_metric).items()}
                 self._metrics.write("train", self._step, self._epoch(), **values)
             self._progress.interval = Interval()
             if self._step % self._plan.steps_per_epoch == 0:  # not at the last step: a longer run may resume from it
                 self._progress.epoch = Interval()
 
-    def _show(self, figures: StepFigures) -> None:
+    def _show(self, metrics: StepMetrics) -> None:
         now = time.monotonic()
         done = self._step == self._plan.steps
         if not self._metrics or not (done or now - self._shown_at >= PROGRESS_SECONDS):
             return
         self._shown_at = now
-        values = {"loss": float(figures.losses.mean()), self._figure: float(figures.values.mean())}
+        values = {"loss": float(metrics.losses.mean()), self._task_metric: float(metrics.values.mean())}
         rate = self._speed.steps_per_second
         if rate is not None:
             values["steps_per_second"] = rate
@@ -267,7 +267,7 @@ class Loop:
                 measured = self._engine.evaluate(self._validation)
             self._validation_seconds = time.monotonic() - started
             check_measured(measured, self._job)
-            values = {"loss": measured.loss, self._figure: measured.figure, **measured.metrics}
+            values = {"loss": measured.loss, self._task_metric: measured.metric, **measured.metrics}
             line += ": validation " + ", ".join(f"{in_words(name)} {value:.4f}" for name, value in values.items())
             if self._metrics:
                 self._metrics.write("validation", self._step, self._epoch(), **values)
@@ -303,8 +303,8 @@ class Loop:
         train, selection = self._job.train, self._progress.selection
         if not train.needs_validation:
             return
-        figure = agreed_figure(train, measured, self._engine, self._cluster)
-        if selection.take(train, figure, self._step) and self._best:
+        metric = agreed_metric(train, measured, self._engine, self._cluster)
+        if selection.take(train, metric, self._step) and self._best:
             self._best.keep(self._engine, self._step)
         if selection.ends(train) and self._step < self._plan.steps:
             text = f"stopping early at step {self._step} of {self._plan.steps}: the validation {train.monitor} did not "

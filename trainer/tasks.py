@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from slipway.trainer.config import TrainSettings
 
 Direction = Literal["maximize", "minimize"]
-FigureName = Literal["accuracy", "label_accuracy", "mae"]
+TaskMetric = Literal["accuracy", "label_accuracy", "mae"]
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Task:
 
     Attributes:
         head: What the network returns, [batch, outputs].
-        figure: The metric that training steps and validations report beside the loss.
-        direction: Which values of the figure are better.
+        metric: The metric that training steps and validations report beside the loss.
+        direction: Which values of the metric are better.
         squashing: Activations that the last layer must not have, since the loss or the target's scale has no place
             for them.
         values: The output of the exported model with the predictions: [batch, names], or [batch] without `names`.
@@ -47,7 +47,7 @@ class Task:
     """
 
     head: str
-    figure: FigureName
+    metric: TaskMetric
     direction: Direction
     squashing: tuple[str, ...]
     values: str
@@ -74,7 +74,7 @@ def _averaged(each: str) -> dict[str, Metric]:
 TASKS: dict[TaskName, Task] = {
     "classification": Task(
         head="one logit per class",
-        figure="accuracy",
+        metric="accuracy",
         direction="maximize",
         squashing=("softmax",),
         values="probabilities",
@@ -95,7 +95,7 @@ TASKS: dict[TaskName, Task] = {
     ),
     "multilabel": Task(
         head="one logit per label",
-        figure="label_accuracy",
+        metric="label_accuracy",
         direction="maximize",
         squashing=("softmax", "sigmoid"),
         values="probabilities",
@@ -114,7 +114,7 @@ TASKS: dict[TaskName, Task] = {
     ),
     "regression": Task(
         head="one number",
-        figure="mae",
+        metric="mae",
         direction="minimize",
         squashing=("softmax", "sigmoid", "relu"),
         values="prediction",
@@ -134,12 +134,12 @@ TASKS: dict[TaskName, Task] = {
 }
 
 # What `train.monitor` can be, and which values are better.
-MONITORS: dict[str, Direction] = {"loss": "minimize", **{task.figure: task.direction for task in TASKS.values()}}
+MONITORS: dict[str, Direction] = {"loss": "minimize", **{task.metric: task.direction for task in TASKS.values()}}
 
 
-def in_words(figure: str) -> str:
-    """Return a figure's name as in a sentence."""
-    return "MAE" if figure == "mae" else figure.replace("_", " ")
+def in_words(metric: str) -> str:
+    """Return a metric's name as in a sentence."""
+    return "MAE" if metric == "mae" else metric.replace("_", " ")
 
 
 def check_settings(train: TrainSettings, task: TaskName) -> None:
@@ -148,15 +148,15 @@ def check_settings(train: TrainSettings, task: TaskName) -> None:
     Raises:
         UserError: The monitored metric is another task's, or there are class weights or mixup and no classes.
     """
-    figure = TASKS[task].figure
-    if train.monitor not in ("loss", figure):
+    metric = TASKS[task].metric
+    if train.monitor not in ("loss", metric):
         raise UserError(
             f"The task {task} has no metric {train.monitor} to monitor.",
             setting="train.monitor",
             value=train.monitor,
-            allowed=f"loss, {figure}",
-            nearest=figure,
-            fix=f"--set train.monitor={figure}",
+            allowed=f"loss, {metric}",
+            nearest=metric,
+            fix=f"--set train.monitor={metric}",
         )
     if train.class_weights is not None and task != "classification":
         raise UserError(

@@ -79,7 +79,7 @@ def learning_curves(history: History, description: JsonObject) -> list[str]:
     """
     names = history.names()
     if "builder" in description:
-        names = ["loss", TASKS[description.get("task", "classification")].figure]
+        names = ["loss", TASKS[description.get("task", "classification")].metric]
     return [curve for name in names if (curve := _learning_curve(history, name))]
 
 

@@ -116,7 +116,7 @@ def _of_split(evaluation: Evaluation, manifest: Manifest, history: History) -> J
         "compared": model.compared.examples,
         "figures": list(_rows_of_split(evaluation, manifest)),
         "validated": [
-            (row.metrics[name].title, validation[name]) for name in ("loss", row.figure) if name in validation
+            (row.metrics[name].title, validation[name]) for name in ("loss", row.metric) if name in validation
         ],
         "validation_step": validation.get("step"),
         "worst": [(example, *_data_uri(example.image)) for example in model.measures.worst.examples],

@@ -11,7 +11,7 @@ import pytest
 
 from slipway.core import manifest as manifests
 from slipway.trainer.config import JobConfig
-from slipway.trainer.data.assignment import Share
+from slipway.trainer.data.assignment import ShardAssignment
 from slipway.trainer.distributed import cluster as clusters
 from tests.trainer.conftest import NETWORKS, DataSets, Workers, job
 
@@ -36,7 +36,7 @@ class Bench:
 
     def __init__(self, data: Path, name: str = ENGINE) -> None:
         self.data, self.manifest, self.name = data, manifests.read(data), name
-        self.share = Share(data, self.manifest, 0, 1)
+        self.share = ShardAssignment(data, self.manifest, 0, 1)
         self._engine: Any = None
 
     def job(self, **settings: Any) -> JobConfig:

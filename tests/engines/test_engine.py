@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from slipway.core.errors import UserError
-from slipway.trainer.data.assignment import Share
+from slipway.trainer.data.assignment import ShardAssignment
 from tests.engines.conftest import ENGINE, Bench
 
 ALL_CHANGES = {"flip": True, "shift": 2, "brightness": 0.1, "contrast": 0.2, "crop": 0.05, "rotation": 3, "erase": 0.1}
@@ -170,9 +170,9 @@ def test_evaluation_is_the_mean_over_all_examples_whatever_the_batch(bench: Benc
     images, labels = validation.decoded
     probabilities = bench.probabilities(images / np.float32(255))
     assert measured.examples == 50
-    assert measured.figure == pytest.approx((probabilities.argmax(1) == labels).mean())
+    assert measured.metric == pytest.approx((probabilities.argmax(1) == labels).mean())
     assert measured.loss == pytest.approx(-np.log(probabilities[np.arange(50), labels]).mean(), rel=1e-5)
-    assert 0 < measured.figure < 1
+    assert 0 < measured.metric < 1
 
 
 def test_regularization_is_part_of_the_loss(bench: Bench) -> None:
@@ -311,7 +311,7 @@ def test_the_exported_model_is_the_network(bench: Bench, tmp_path: Path) -> None
     np.testing.assert_allclose(*served.predict({"image_bytes": images})["probabilities"], atol=1e-6)
 
 
-def check_agreement(bench: Bench, model: Any, share: Share, split: str) -> None:
+def check_agreement(bench: Bench, model: Any, share: ShardAssignment, split: str) -> None:
     import tensorflow as tf
 
     from slipway.trainer.data import inputs

@@ -62,9 +62,9 @@ def test_metrics_are_means_over_the_validation_split(bench: Bench) -> None:
     engine = bench.engine(config)
     engine.run(bench.training(config), 0, rates(3))
     measured = engine.evaluate(bench.validation(7))
-    assert measured.metrics["right"] == pytest.approx(measured.figure)
+    assert measured.metrics["right"] == pytest.approx(measured.metric)
     assert measured.metrics["entropy"] == pytest.approx(measured.loss, rel=1e-5)
-    assert 0 < measured.figure < 1
+    assert 0 < measured.metric < 1
 
 
 @pytest.mark.parametrize(

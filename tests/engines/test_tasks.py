@@ -109,13 +109,13 @@ def test_the_exported_model_predicts_from_raw_values_what_was_validated(
     if target is not None:
         outputs = (found - target.mean[0]) / target.deviation[0]
         assert measured.loss == pytest.approx(np.square(outputs - labels).mean(), rel=1e-3)
-        assert measured.figure == pytest.approx(np.abs(outputs - labels).mean() * target.deviation[0], rel=1e-3)
+        assert measured.metric == pytest.approx(np.abs(outputs - labels).mean() * target.deviation[0], rel=1e-3)
     elif task == "multilabel":
-        assert measured.figure == pytest.approx(((found > 0.5) == labels).mean())
+        assert measured.metric == pytest.approx(((found > 0.5) == labels).mean())
         chances = np.where(labels > 0, found, 1 - found)
         assert measured.loss == pytest.approx(-np.log(chances).mean(), rel=1e-3)
     else:
-        assert measured.figure == pytest.approx((found.argmax(1) == labels).mean())
+        assert measured.metric == pytest.approx((found.argmax(1) == labels).mean())
         assert measured.loss == pytest.approx(-np.log(found[np.arange(40), labels]).mean(), rel=1e-3)
 
 
@@ -152,5 +152,5 @@ def test_a_module_receives_the_inputs_by_name_images_channels_first(benches: Any
     target = bench.manifest.target
     _, labels, _ = next(bench.validation(40).batches())
     errors = np.abs(predictions(tmp_path, bench) - (labels * target.deviation[0] + target.mean[0]))
-    assert measured.figure == pytest.approx(errors.mean(), rel=1e-3)
+    assert measured.metric == pytest.approx(errors.mean(), rel=1e-3)
     assert manifests.read(bench.data).task == "regression"

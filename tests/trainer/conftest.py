@@ -25,7 +25,7 @@ from slipway.core import manifest as manifests
 from slipway.core.manifest import Manifest, Shard, Split
 from slipway.core.supervision import Ports
 from slipway.trainer.config import JobConfig
-from slipway.trainer.data.assignment import Share
+from slipway.trainer.data.assignment import ShardAssignment
 from slipway.trainer.distributed.cluster import HOSTS_VARIABLE
 from slipway.trainer.engines.quick_import import import_tensorflow
 from tests.trainer.forks import Popen
@@ -280,7 +280,7 @@ def training_data(tiny: Path) -> Any:
     """Training data of `tiny` in batches of 8, decoded once for each number of steps per epoch, seed and budget."""
     from slipway.trainer.data import inputs
 
-    share = Share(tiny, manifests.read(tiny), 0, 1)
+    share = ShardAssignment(tiny, manifests.read(tiny), 0, 1)
 
     @functools.cache
     def read(steps_per_epoch: int, seed: int, budget: int = 10**9) -> Any:

@@ -18,7 +18,7 @@ import numpy as np
 from slipway.trainer.checkpoint import store
 from slipway.trainer.config import JobConfig
 from slipway.trainer.data import assignment
-from slipway.trainer.data.assignment import Share
+from slipway.trainer.data.assignment import ShardAssignment
 from tests.trainer.conftest import NETWORKS, ROOT, Finished
 
 # Trains as `python -m slipway.trainer` does, with one of the faults below.
@@ -34,7 +34,7 @@ def flip_a_label() -> None:
     """Flip a bit of a label once the shards have been verified."""
     verify = assignment.verify
 
-    def verify_and_flip(share: Share) -> None:
+    def verify_and_flip(share: ShardAssignment) -> None:
         verify(share)
         shard = Path(share.paths("train")[-1])
         content = bytearray(shard.read_bytes())

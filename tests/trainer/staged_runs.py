@@ -11,7 +11,7 @@ from slipway.core import manifest as manifests
 from slipway.trainer.checkpoint.resume import identity, resume
 from slipway.trainer.checkpoint.store import Checkpoints
 from slipway.trainer.config import JobConfig
-from slipway.trainer.data.assignment import Share
+from slipway.trainer.data.assignment import ShardAssignment
 from slipway.trainer.distributed import cluster as clusters
 from slipway.trainer.distributed.signals import StopRequest
 from slipway.trainer.engines.base import Engine, State
@@ -35,7 +35,7 @@ def train(engine: Engine, config: JobConfig, place: Path) -> dict[int, State]:
     manifest = manifests.read(folder)
     engine.build(config, manifest)
     states, plan = {0: engine.state()}, config.plan
-    share = Share(folder, manifest, 0, 1)
+    share = ShardAssignment(folder, manifest, 0, 1)
     training = inputs.training(share, plan.batch_per_replica, plan.steps_per_epoch, config.train.seed)
     checkpoints, origin = Checkpoints(place, keep=100), identity(config, manifest.fingerprint)
     progress = resume(checkpoints, clusters.read({}), engine, origin, plan.steps)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from slipway.core import manifest as manifests
-from slipway.trainer.data.assignment import Share
+from slipway.trainer.data.assignment import ShardAssignment
 from slipway.trainer.distributed import cluster as clusters
 from tests.trainer.conftest import job
 from tests.trainer.feature_sets import Column, write
@@ -99,9 +99,9 @@ def of_trainer(data: Path, case: Case, seed: int) -> float:
     engine = base.load("tensorflow")
     engine.open(clusters.read({}))
     engine.build(config, manifest)
-    share = Share(data, manifest, 0, 1)
+    share = ShardAssignment(data, manifest, 0, 1)
     engine.run(inputs.training(share, BATCH, per_epoch, seed), 0, np.full(steps, 0.005, np.float32))
-    return float(engine.evaluate(inputs.evaluation(share, "validation", BATCH)).figure)
+    return float(engine.evaluate(inputs.evaluation(share, "validation", BATCH)).metric)
 
 
 def builder_of(case: Case) -> str:

@@ -21,7 +21,7 @@ from slipway.trainer.checkpoint.store import Checkpoint, Checkpoints
 from slipway.trainer.config import JobConfig
 from slipway.trainer.distributed import cluster as clusters
 from slipway.trainer.distributed.signals import Stopped, StopRequest
-from slipway.trainer.engines.base import Measured, OutOfMemory, State, StepFigures, Work
+from slipway.trainer.engines.base import Measured, OutOfMemory, State, StepMetrics, Work
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
@@ -44,7 +44,7 @@ class CountingEngine:
         self.waited: float | None = 0.0
         self.profiled: list[int] = []
 
-    def run(self, _data: Any, step: int, rates: Any) -> StepFigures:
+    def run(self, _data: Any, step: int, rates: Any) -> StepMetrics:
         assert step == self.weight
         count = len(rates)
         self.calls.append((step, count))
@@ -52,7 +52,7 @@ class CountingEngine:
         self.on_call()
         numbers = range(step, step + count)
         losses = [self.losses.get(number, 1 / (number + 1)) for number in numbers]
-        return StepFigures(np.array(losses), np.array([number / 1000 for number in numbers]), self.waited)
+        return StepMetrics(np.array(losses), np.array([number / 1000 for number in numbers]), self.waited)
 
     @contextlib.contextmanager
     def profile(self, folder: Path) -> Iterator[None]:

@@ -222,14 +222,14 @@ def test_two_virtual_devices_train_as_one_would(
 
     from slipway.core import manifest
     from slipway.trainer.data import inputs
-    from slipway.trainer.data.assignment import Share
+    from slipway.trainer.data.assignment import ShardAssignment
     from slipway.trainer.distributed import cluster
     from slipway.trainer.engines import base
 
     one = base.load("tensorflow")
     one.open(cluster.read({}))
     one.build(config, manifest.read(tiny))
-    share = Share(tiny, manifest.read(tiny), 0, 1)
+    share = ShardAssignment(tiny, manifest.read(tiny), 0, 1)
     batch = config.train.batch_size
     losses = one.run(inputs.training(share, batch, 10, config.train.seed), 0, np.full(100, 0.01, np.float32)).losses
 

@@ -30,16 +30,16 @@ class Selection:
     reference: float | None = None
     waited: int = 0
 
-    def take(self, train: TrainSettings, figure: float, step: int) -> bool:
+    def take(self, train: TrainSettings, metric: float, step: int) -> bool:
         """Record the monitored value after `step` steps; return whether it is the best so far."""
         change = train.early_stop.minimum_change if train.early_stop else 0.0
-        if _better(train, figure, self.reference, change):
-            self.reference, self.waited = figure, 0
+        if _better(train, metric, self.reference, change):
+            self.reference, self.waited = metric, 0
         else:
             self.waited += 1
-        if not _better(train, figure, self.best, 0.0):
+        if not _better(train, metric, self.best, 0.0):
             return False
-        self.best, self.best_step = figure, step
+        self.best, self.best_step = metric, step
         return True
 
     def ends(self, train: TrainSettings) -> bool:
@@ -47,18 +47,18 @@ class Selection:
         return train.early_stop is not None and self.waited >= train.early_stop.patience
 
 
-def _better(train: TrainSettings, figure: float, than: float | None, by: float) -> bool:
+def _better(train: TrainSettings, metric: float, than: float | None, by: float) -> bool:
     if than is None:
-        return not np.isnan(figure)
-    return figure < than - by if MONITORS[train.monitor] == "minimize" else figure > than + by
+        return not np.isnan(metric)
+    return metric < than - by if MONITORS[train.monitor] == "minimize" else metric > than + by
 
 
-def agreed_figure(train: TrainSettings, measured: Measured, engine: Engine, cluster: Cluster) -> float:
+def agreed_metric(train: TrainSettings, measured: Measured, engine: Engine, cluster: Cluster) -> float:
     """Return the chief's monitored value on all replicas, so that they all make the same decisions."""
-    own = measured.loss if train.monitor == "loss" else measured.figure
+    own = measured.loss if train.monitor == "loss" else measured.metric
     # The maximum is the chief's. NaN is sent as -inf as well: a maximum of NaN and a number depends on their order.
-    (figure,) = engine.agree([own if cluster.is_chief and not math.isnan(own) else -math.inf])
-    return math.nan if figure == -math.inf else figure
+    (metric,) = engine.agree([own if cluster.is_chief and not math.isnan(own) else -math.inf])
+    return math.nan if metric == -math.inf else metric
 
 
 def no_validation(train: TrainSettings) -> UserError:

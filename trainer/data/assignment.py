@@ -12,7 +12,7 @@ from slipway.trainer.config import TrainSettings
 
 
 @dataclass(frozen=True)
-class Share:
+class ShardAssignment:
     """One worker's shard assignment: shards rank, rank + workers, rank + 2 workers, …"""
 
     folder: Path
@@ -42,7 +42,7 @@ class Share:
         return self.examples(split) * self.manifest.decoded_bytes
 
 
-def verify(share: Share) -> None:
+def verify(share: ShardAssignment) -> None:
     """Verify this worker's shards of the training and validation splits.
 
     Raises:
@@ -53,7 +53,7 @@ def verify(share: Share) -> None:
         manifest.verify(share.folder, share.shards(split) if share.has(split) else [])
 
 
-def refuse_empty(share: Share) -> None:
+def refuse_empty(share: ShardAssignment) -> None:
     """Check that this worker has training examples.
 
     Raises:

@@ -30,7 +30,7 @@ from slipway.core import events
 from slipway.core.cores import available_cores
 from slipway.core.manifest import Manifest, damaged
 from slipway.core.tfrecord import CHECKSUM, HEADER_BYTES, masked_crc32c, record_length
-from slipway.trainer.data.assignment import Share
+from slipway.trainer.data.assignment import ShardAssignment
 from slipway.trainer.data.features import Features, Inputs, Labels, blank, each
 from slipway.trainer.data.images import decode_jpeg, traced
 
@@ -82,7 +82,7 @@ class Decoding:
 
     def __init__(
         self,
-        share: Share,
+        share: ShardAssignment,
         split: str,
         order: NDArray[Any] | None = None,
         decoder: Decoder | None = None,
@@ -95,8 +95,8 @@ class Decoding:
         self.inputs: Inputs = each(lambda array: _aligned((count, *array.shape[1:]), array.dtype), like)
         self.labels: Labels = _aligned((count, *label.shape[1:]), label.dtype)
         order = np.arange(count) if order is None else order
-        self._place = np.empty(count, np.int64)  # of each example in the order
-        self._place[order] = np.arange(count)
+        self._position = np.empty(count, np.int64)  # of each example in the order
+        self._position[order] = np.arange(count)
         self._group = max(1, min(count, group_of(self._manifest)))
         self._groups = [order[start : start + self._group] for start in range(0, count, self._group)]
         self._decoded = [False] * len(self._groups)
@@ -123,7 +123,7 @@ class Decoding:
         total = len(self._groups)
         if self._complete == total and self._error is None:
             return
-        needed = total if indices is None else int(self._place[indices].max(initial=-1)) // self._group + 1
+        needed = total if indices is None else int(self._position[indices].max(initial=-1)) // self._group + 1
 
         def decoded() -> bool:
             return self._complete >= needed or self._error is not None
@@ -175,13 +175,13 @@ class Decoding:
         """Decode the JPEG `files` into the rows `chosen`; return which are left to TensorFlow."""
         started, cpu = time.perf_counter(), time.thread_time()
         left: list[int] = []
-        for place, (file, number) in enumerate(zip(files, chosen, strict=True)):
+        for index, (file, number) in enumerate(zip(files, chosen, strict=True)):
             waited = time.perf_counter() - started - _WAITING_SECONDS
-            if waited > 0 and self._is_tensorflow_faster(waited, time.thread_time() - cpu, place):
+            if waited > 0 and self._is_tensorflow_faster(waited, time.thread_time() - cpu, index):
                 self._slow_until = time.monotonic() + _TENSORFLOW_SECONDS
-                return [*left, *range(place, len(chosen))]
+                return [*left, *range(index, len(chosen))]
             if not decode_jpeg(file, into[number]):
-                left.append(place)
+                left.append(index)
         return left
 
     def _is_tensorflow_faster(self, waited: float, used: float, decoded: int) -> bool:
@@ -253,13 +253,13 @@ class Records:
                 ends.append(position + HEADER_BYTES + length)
                 position += HEADER_BYTES + length + CHECKSUM.size
             self._shards.append((path, content))
-        self._places = (shards, starts, ends)
+        self._offsets = (shards, starts, ends)
 
     def __len__(self) -> int:
-        return len(self._places[0])
+        return len(self._offsets[0])
 
     def __getitem__(self, number: int) -> bytes:
-        shard, start, end = (values[number] for values in self._places)
+        shard, start, end = (values[number] for values in self._offsets)
         path, content = self._shards[shard]
         record = content[start:end]
         if content[end : end + CHECKSUM.size] != CHECKSUM.pack(masked_crc32c(record)):

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from slipway.core.cores import available_cores
 from slipway.core.manifest import Manifest
-from slipway.trainer.data.assignment import Share
+from slipway.trainer.data.assignment import ShardAssignment
 from slipway.trainer.data.decoding import Decoder, Decoding, group_of
 from slipway.trainer.data.features import Features, Inputs, Labels, Tensors, blank, each
 from slipway.trainer.data.images import as_it_is
@@ -157,7 +157,7 @@ def _permutation(seed: int, epoch: int, rank: int, number: int, examples: int) -
 class StreamTraining:
     """A training split that is streamed from its shards in every epoch."""
 
-    share: Share
+    share: ShardAssignment
     batch: int
     steps_per_epoch: int
     seed: int
@@ -229,7 +229,7 @@ TrainingData = MemoryTraining | StreamTraining
 
 
 def training(
-    share: Share,
+    share: ShardAssignment,
     batch: int,
     steps_per_epoch: int,
     seed: int,
@@ -258,13 +258,13 @@ def training(
     return MemoryTraining(Decoding(share, "train", order, decoder), batch, steps_per_epoch, seed, share.rank)
 
 
-def shuffled_together(share: Share) -> int:
+def shuffled_together(share: ShardAssignment) -> int:
     """Return the shuffle buffer's size in examples for a streamed training split; depends only on the manifest."""
     written = sum(shard.bytes for shard in share.shards("train"))
     return max(1, min(SHUFFLE_EXAMPLES, SHUFFLE_BYTES * share.examples("train") // max(1, written)))
 
 
-def _at_a_time(share: Share, batch: int | None = None) -> str:
+def _at_a_time(share: ShardAssignment, batch: int | None = None) -> str:
     group, cores = group_of(share.manifest, batch), available_cores()
     return f"{group} at a time on {'each of ' if cores > 1 else ''}{cores} core{'s' if cores > 1 else ''}"
 
@@ -279,7 +279,7 @@ class Evaluation:
     Batches are padded with examples of weight 0, so every example of the split counts once.
     """
 
-    share: Share
+    share: ShardAssignment
     split: str
     batch: int
     decoding: Decoding | None
@@ -318,7 +318,7 @@ class Evaluation:
 
 
 def evaluation(
-    share: Share,
+    share: ShardAssignment,
     split: str,
     batch: int,
     *,
@@ -331,7 +331,7 @@ def evaluation(
 
 
 def start_reading(
-    share: Share, batch: int, steps_per_epoch: int, seed: int
+    share: ShardAssignment, batch: int, steps_per_epoch: int, seed: int
 ) -> futures.Future[tuple[TrainingData, Evaluation | None]]:
     """Open training and validation data (None if there is none) in a thread, while the main one builds the network.
 
@@ -369,7 +369,7 @@ def padded(values: NDArray[Number], rows: int) -> NDArray[Number]:
     return np.concatenate([values, np.zeros((rows - len(values), *values.shape[1:]), values.dtype)])
 
 
-def _read(share: Share, split: str, batch: int | None = None) -> Iterator[tuple[Inputs, Labels]]:
+def _read(share: ShardAssignment, split: str, batch: int | None = None) -> Iterator[tuple[Inputs, Labels]]:
     """Yield the worker's examples of `split` in order, `batch` (default: a group) at a time; the last may be less."""
     left = share.examples(split)
     if not left:

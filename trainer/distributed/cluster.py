@@ -86,10 +86,10 @@ class Cluster:
             return f"one replica ({self.source} in the environment), {accelerators}"
         chief = " (the chief)" if self.is_chief else ""
         what = {TORCHRUN: "processes", SLICE: "hosts"}.get(self.source, "replicas")
-        place = f"{self.task.type} {self.task.index}{chief} of {self.world_size} {what}, from {self.source}"
+        text = f"{self.task.type} {self.task.index}{chief} of {self.world_size} {what}, from {self.source}"
         if self.source != SLICE:  # whose hosts have no addresses that are known here
-            place += f": {', '.join(str(task) for task in self.tasks)}"
-        return f"{place}; {accelerators}"
+            text += f": {', '.join(str(task) for task in self.tasks)}"
+        return f"{text}; {accelerators}"
 
 
 def slice_hosts(environment: Mapping[str, str]) -> int:

@@ -1,9 +1,9 @@
 """Rendezvous of the job's replicas at startup, and detection of lost replicas.
 
 Every worker connects to the chief's port and sends its rank. Once all are connected, the chief lets them continue and
-releases the ports to the engines' servers. The connections stay open: if one breaks without a farewell or is silent for
-too long, that replica is lost. The chief then notifies the others, and a process that hangs in the engine (a collective
-operation can block forever) is terminated so that it can be restarted.
+releases the ports to the engines' servers. The connections stay open: if one breaks without a shutdown message or is
+silent for too long, that replica is lost. The chief then notifies the others, and a process that hangs in the engine (a
+collective operation can block forever) is terminated so that it can be restarted.
 
 Workers exchange gradients over connections that the chief does not see. Each replica therefore reports a step that
 takes far longer than those before it, and which replicas it cannot reach; once all report this, a connection is lost. A
@@ -54,8 +54,8 @@ LOST_SECONDS = 5.0
 BLAME_SECONDS = 1.5
 # Turns the engines' own heartbeats off, in seconds.
 NO_ENGINE_HEARTBEAT_SECONDS = 7 * 24 * 3600
-# How long the chief waits for the others' farewells, and any replica for its own to be received.
-FAREWELL_SECONDS = 10.0
+# How long the chief waits for the others' shutdown messages, and any replica for its own to be received.
+SHUTDOWN_SECONDS = 10.0
 
 logger = logging.getLogger(__name__)
 
@@ -95,8 +95,8 @@ class Connection:
         *lines, self._rest = (self._rest + data).split(b"\n")
         return [line.decode(errors="replace") for line in lines]
 
-    def say_bye(self) -> None:
-        """Send the farewell, this side's last line."""
+    def send_shutdown(self) -> None:
+        """Send the shutdown message, this side's last line."""
         self.send("bye")
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_WR)
@@ -118,7 +118,7 @@ class ReplicasMissing(UserError):
     """Replicas did not connect in time; they may after a restart of the job."""
 
 
-def meet(cluster: Cluster, seconds: float) -> Watch:
+def join(cluster: Cluster, seconds: float) -> Watch:
     """Wait until all replicas are connected, and return a watch over them.
 
     Returns at once for a single replica, and under torchrun, which has its own rendezvous and supervision.
@@ -324,23 +324,23 @@ class Watch:
         """Mark the job as done on all replicas: from now on losing one is not an error."""
         self._finished.set()
 
-    def wait_for_farewells(self) -> None:
-        """Wait until the watched replicas have left, for at most `FAREWELL_SECONDS`."""
-        deadline = time.monotonic() + FAREWELL_SECONDS
+    def wait_for_shutdown(self) -> None:
+        """Wait until the watched replicas have left, for at most `SHUTDOWN_SECONDS`."""
+        deadline = time.monotonic() + SHUTDOWN_SECONDS
         while time.monotonic() < deadline and not self._all_left():
             time.sleep(0.02)
 
     def close(self) -> None:
-        """Send the farewell and leave; the chief waits for all farewells, so workers stay until all are done."""
+        """Send the shutdown message and leave; the chief first waits for all workers, so that they stay until then."""
         self.finish()
         if self._leaves_last:
-            self.wait_for_farewells()
+            self.wait_for_shutdown()
         self._closed.set()
         for connection in self._connections.values():
-            connection.say_bye()
+            connection.send_shutdown()
         if self._connections:
             self._thread.join(timeout=2 * HEARTBEAT_SECONDS)
-        deadline = time.monotonic() + FAREWELL_SECONDS
+        deadline = time.monotonic() + SHUTDOWN_SECONDS
         for connection in self._connections.values():
             connection.close(deadline)
 

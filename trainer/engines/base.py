@@ -37,8 +37,8 @@ class PeerLost(Exception):
 
 
 @dataclass(frozen=True)
-class StepFigures:
-    """Each step's mean loss and figure (TASKS[task].figure) over the global batch before its update, float64 [steps].
+class StepMetrics:
+    """Each step's mean loss and metric (TASKS[task].metric) over the global batch before its update, float64 [steps].
 
     The loss is the training objective, including class weights and regularizers. `waited` is how many seconds the steps
     waited for input; None if unknown.
@@ -51,19 +51,19 @@ class StepFigures:
 
 @dataclass(frozen=True)
 class Measured:
-    """A split's mean loss and figure, its number of examples, and the custom metrics by name."""
+    """A split's mean loss and metric, its number of examples, and the custom metrics by name."""
 
     loss: float
-    figure: float
+    metric: float
     examples: int
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, sums: Sequence[float], metrics: Iterable[str]) -> Measured:
-        """Return the means from the sums of losses, figures, examples and the named metrics over a split."""
-        loss, figure, examples, *more = map(float, sums)
+        """Return the means from the sums of losses, metrics, examples and the named metrics over a split."""
+        loss, metric, examples, *more = map(float, sums)
         means = {name: each / examples for name, each in zip(metrics, more, strict=True)}
-        return cls(loss / examples, figure / examples, round(examples), means)
+        return cls(loss / examples, metric / examples, round(examples), means)
 
 
 class OutOfMemory(Exception):
@@ -128,7 +128,7 @@ class Engine(Protocol):
         Does nothing if the engine is in that stage already.
         """
 
-    def run(self, data: TrainingData, step: int, rates: NDArray[np.float32]) -> StepFigures:
+    def run(self, data: TrainingData, step: int, rates: NDArray[np.float32]) -> StepMetrics:
         """Train for exactly len(rates) steps of the current stage, starting at step `step` (from 0).
 
         Args:

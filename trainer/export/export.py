@@ -61,12 +61,12 @@ def export(
         logger.info("the model in %s already has these weights", folder)
         _remove_leftovers(folder)
         return
-    with replaced(folder) as place:
-        engine.export(place, job, manifest)
-        shutil.copyfile(metrics, place / METRICS_FILE)
+    with replaced(folder) as path:
+        engine.export(path, job, manifest)
+        shutil.copyfile(metrics, path / METRICS_FILE)
         base = weights.find(job.model.weights).parent if job.model.weights else None
-        seen.write_seen(local_path(job.data), manifest, place, base)
-        integrity.seal(place, record)
+        seen.write_seen(local_path(job.data), manifest, path, base)
+        integrity.seal(path, record)
     logger.info("model written to %s", folder)
 
 
@@ -194,13 +194,13 @@ def replaced(folder: Path) -> contextlib.AbstractContextManager[Path]:
 @contextlib.contextmanager
 def _copied(folder: Path) -> Iterator[Path]:
     """For a bucket: delete model.json first and write it last, since without it the folder is not a model."""
-    with tempfile.TemporaryDirectory() as place:
-        yield Path(place)
+    with tempfile.TemporaryDirectory() as created:
+        yield (new := Path(created))
         (folder / RECORD_FILE).unlink(missing_ok=True)
-        written = {path.relative_to(place) for path in Path(place).rglob("*") if path.is_file()}
+        written = {path.relative_to(new) for path in new.rglob("*") if path.is_file()}
         for name in sorted(written, key=lambda name: (name == Path(RECORD_FILE), name)):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(place / name, folder / name)
+            shutil.copyfile(new / name, folder / name)
             sync(folder / name)
         for path in [path for path in folder.rglob("*") if path.is_file()]:
             if path.relative_to(folder) not in written:

@@ -60,12 +60,12 @@ class Speed:
         """Steps per second; None before the first measured call."""
         return self.steps / self.seconds if self.seconds else None
 
-    def figures(self, batch_size: int, work: Work) -> dict[str, float | None]:
+    def metrics(self, batch_size: int, work: Work) -> dict[str, float | None]:
         """Return the metrics under their names in the history; fractions are 0 to 1, unknown values None."""
         rate = self.steps_per_second
         if rate is None:
             return {}
-        peak = share_of_peak(work, rate)
+        peak = mfu(work, rate)
         return {
             "steps_per_second": round(rate, 3),
             "examples_per_second": round(rate * batch_size, 1),
@@ -76,15 +76,15 @@ class Speed:
 
     def describe(self, batch_size: int, work: Work) -> str:
         """Return the metrics as text; "" before the first measured call."""
-        figures = self.figures(batch_size, work)
-        if not figures:
+        metrics = self.metrics(batch_size, work)
+        if not metrics:
             return ""
-        text = f"{figures['steps_per_second']:.1f} steps/s, {figures['examples_per_second_per_device']:,.0f} examples/s"
+        text = f"{metrics['steps_per_second']:.1f} steps/s, {metrics['examples_per_second_per_device']:,.0f} examples/s"
         text += " per device" if work.devices > 1 else ""
-        if figures["waiting_for_input"] is not None:
-            text += f", waiting for input {figures['waiting_for_input']:.0%} of the time"
-        if figures["share_of_peak"] is not None:
-            text += f", {figures['share_of_peak']:.1%} of the peak of {work.device} in {work.precision}"
+        if metrics["waiting_for_input"] is not None:
+            text += f", waiting for input {metrics['waiting_for_input']:.0%} of the time"
+        if metrics["share_of_peak"] is not None:
+            text += f", {metrics['share_of_peak']:.1%} of the peak of {work.device} in {work.precision}"
         return text
 
 
@@ -98,7 +98,7 @@ def peak_flops(device: str, precision: str) -> float | None:
     return None
 
 
-def share_of_peak(work: Work, steps_per_second: float) -> float | None:
+def mfu(work: Work, steps_per_second: float) -> float | None:
     """Return the model FLOPs utilization over all devices, 0 to 1; None if peak or work are unknown."""
     peak = peak_flops(work.device, work.precision)
     if peak is None or work.step_flops is None:  # in this order: counting takes longer

@@ -14,16 +14,16 @@ WIDTH = 78  # columns of a terminal, without the indentation
 
 
 def table(
-    history: Sequence[Record], figure: str, best_step: int | None = None, exported_step: int | None = None
+    history: Sequence[Record], metric: str, best_step: int | None = None, exported_step: int | None = None
 ) -> list[str]:
     """Return the table's lines, header first: at most `ROWS` epochs, evenly spaced, with the last and the marked one.
 
-    Loss and figure are means over the epoch's steps, measured while the weights changed. A header that is too wide has
+    Loss and metric are means over the epoch's steps, measured while the weights changed. A header that is too wide has
     a line for each word.
 
     Args:
         history: The records of metrics.jsonl.
-        figure: The name of the task's figure, such as accuracy.
+        metric: The name of the task's metric, such as accuracy.
         best_step: Step of the best validation, marked in the table.
         exported_step: Step of the exported weights, marked in the table.
     """
@@ -31,7 +31,7 @@ def table(
     training = {record["step"]: record for record in history if record["kind"] == "train"}
     validations = {record["step"]: record for record in history if record["kind"] == "validation"}
     ends = sorted(validations) or _epoch_ends(training)
-    name = in_words(figure)
+    name = in_words(metric)
     rows = [("epoch", "step", "loss", name, "validation loss", f"validation {name}", "steps/s", "")]
     for step in _chosen(ends, best_step):
         trained, validated = training.get(step, {}), validations.get(step, {})
@@ -40,9 +40,9 @@ def table(
                 f"{(trained or validated)['epoch']:.2f}",
                 f"{step:,}",
                 _number(trained.get("epoch_loss")),
-                _number(trained.get(f"epoch_{figure}")),
+                _number(trained.get(f"epoch_{metric}")),
                 _number(validated.get("loss")),
-                _number(validated.get(figure)),
+                _number(validated.get(metric)),
                 f"{trained['steps_per_second']:,.1f}" if trained.get("steps_per_second") else "",
                 marks.get(step, ""),
             )

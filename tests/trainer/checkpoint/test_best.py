@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slipway.trainer.checkpoint.best import Selection, agreed_figure
+from slipway.trainer.checkpoint.best import Selection, agreed_metric
 from slipway.trainer.distributed import cluster as clusters
 from slipway.trainer.engines.base import Measured
 
@@ -35,7 +35,7 @@ def agreed(train: Any, loss: float) -> float:
     """Return what two replicas agree on where the chief measured `loss`."""
     engine: Any = Together()
     for rank, own in ((1, 123.0), (0, loss)):
-        figure = agreed_figure(train, Measured(own, 0.0, 1), engine, cluster(rank))
+        figure = agreed_metric(train, Measured(own, 0.0, 1), engine, cluster(rank))
     return figure
 
 

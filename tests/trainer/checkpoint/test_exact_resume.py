@@ -19,10 +19,10 @@ from slipway.core import manifest as manifests
 from slipway.trainer.checkpoint.resume import identity, resume
 from slipway.trainer.checkpoint.store import Checkpoints
 from slipway.trainer.config import JobConfig
-from slipway.trainer.data.assignment import Share
+from slipway.trainer.data.assignment import ShardAssignment
 from slipway.trainer.distributed import cluster as clusters
 from slipway.trainer.distributed.signals import StopRequest
-from slipway.trainer.engines.base import Measured, State, StepFigures, Work
+from slipway.trainer.engines.base import Measured, State, StepMetrics, Work
 
 pytestmark = pytest.mark.usefixtures("tensorflow", "networks")
 
@@ -57,14 +57,14 @@ class ChainEngine:
     def work(self) -> Work:
         return Work("CPU", 1, "float32", lambda: None)
 
-    def run(self, _data: Any, step: int, rates: Any) -> StepFigures:
+    def run(self, _data: Any, step: int, rates: Any) -> StepMetrics:
         losses = []
         for number in range(step, step + len(rates)):
             self.draws = (self.draws * 1103515245 + 12345) % 2**31
             self.weight = (self.weight * 31 + number + self.draws) % 2**61
             losses.append(self.weight / 2**61)
         self.fuse.moment()
-        return StepFigures(np.array(losses), np.array(losses) / 2)
+        return StepMetrics(np.array(losses), np.array(losses) / 2)
 
     def evaluate(self, _data: Any) -> Measured:
         self.fuse.moment()
@@ -155,7 +155,7 @@ def test_the_tensorflow_engine_with_dropout_shuffling_and_augmentation(
         tiny, steps=60, steps_per_epoch=25, builder="sample_networks:dropout", steps_per_call=4,
         augment=augment, checkpoint=CHECKPOINT,
     )  # fmt: skip
-    share = Share(tiny, manifests.read(tiny), 0, 1)
+    share = ShardAssignment(tiny, manifests.read(tiny), 0, 1)
 
     def train(place: Path, fuse: Fuse) -> tuple[str, list[dict[str, Any]]]:
         engine = base.load("tensorflow")
@@ -163,7 +163,7 @@ def test_the_tensorflow_engine_with_dropout_shuffling_and_augmentation(
         engine.build(config, share.manifest)
         run = engine.run
 
-        def run_and_maybe_die(*arguments: Any) -> StepFigures:
+        def run_and_maybe_die(*arguments: Any) -> StepMetrics:
             fuse.moment()
             return run(*arguments)
 

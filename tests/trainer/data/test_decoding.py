@@ -18,7 +18,7 @@ from PIL import Image
 
 from slipway.core import manifest as manifests
 from slipway.core.manifest import Manifest
-from slipway.trainer.data.assignment import Share
+from slipway.trainer.data.assignment import ShardAssignment
 
 Pixels = NDArray[np.uint8]
 
@@ -26,13 +26,13 @@ pytestmark = pytest.mark.usefixtures("tensorflow")
 
 
 @pytest.fixture
-def jpegs(data_sets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Share:
+def jpegs(data_sets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ShardAssignment:
     """60 JPEG images in three shards, which are decoded in groups of 8."""
     from slipway.trainer.data import decoding
 
     monkeypatch.setattr(decoding, "_GROUP_EXAMPLES", 8)
     manifest = data_sets.write(tmp_path / "jpegs", train=[25, 20, 15], validation=[9], kind="jpeg")
-    return Share(tmp_path / "jpegs", manifest, 0, 1)
+    return ShardAssignment(tmp_path / "jpegs", manifest, 0, 1)
 
 
 def jpeg(pixels: Pixels, **options: Any) -> bytes:
@@ -158,7 +158,7 @@ def test_images_of_the_shards_are_decoded_in_a_loop_of_few_operations(count: int
     np.testing.assert_array_equal(decode(tf.constant(files)).numpy(), made)
 
 
-def test_steps_run_while_the_rest_is_decoded(jpegs: Share, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_run_while_the_rest_is_decoded(jpegs: ShardAssignment, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first steps wait for their examples only, later ones for more; the result is what TensorFlow decodes."""
     from slipway.trainer.data import decoding, inputs
 
@@ -197,7 +197,7 @@ def test_steps_run_while_the_rest_is_decoded(jpegs: Share, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("worth_seconds", [0.0, 1.0])
 def test_tensorflow_decodes_much_while_another_thread_holds_the_lock(
-    worth_seconds: float, jpegs: Share, monkeypatch: pytest.MonkeyPatch
+    worth_seconds: float, jpegs: ShardAssignment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from slipway.trainer.data import decoding
 
@@ -226,7 +226,7 @@ def test_tensorflow_decodes_much_while_another_thread_holds_the_lock(
 
 
 def test_an_image_that_cannot_be_decoded_fails_the_step_that_needs_it(
-    data_sets: Any, jpegs: Share, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data_sets: Any, jpegs: ShardAssignment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With TensorFlow's message, from which the trainer makes its own."""
     from slipway.trainer.data import inputs
@@ -241,7 +241,8 @@ def test_an_image_that_cannot_be_decoded_fails_the_step_that_needs_it(
     monkeypatch.setattr(conftest, "encode", damaged)
     folder = tmp_path / "damaged"
     data_sets.write(folder, train=[30], kind="jpeg")
-    training = inputs.training(Share(folder, manifests.read(folder), 0, 1), batch=5, steps_per_epoch=6, seed=0)
+    share = ShardAssignment(folder, manifests.read(folder), 0, 1)
+    training = inputs.training(share, batch=5, steps_per_epoch=6, seed=0)
     with pytest.raises(Exception, match="Invalid JPEG data") as caught:
         training.order(0, 6)  # type: ignore[union-attr]
     told = of_library(caught.value, folder)
@@ -249,7 +250,7 @@ def test_an_image_that_cannot_be_decoded_fails_the_step_that_needs_it(
     assert "cannot be decoded" in told.message
 
 
-def test_a_long_wait_is_reported(jpegs: Share, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_wait_is_reported(jpegs: ShardAssignment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from slipway.trainer.data import decoding
 
     monkeypatch.setenv("SLIPWAY_EVENTS", str(tmp_path / "events.jsonl"))
@@ -268,7 +269,7 @@ def test_a_long_wait_is_reported(jpegs: Share, tmp_path: Path, monkeypatch: pyte
     assert max(event["done"] for event in told) > 0
 
 
-def test_records_are_those_that_tensorflow_reads(jpegs: Share) -> None:
+def test_records_are_those_that_tensorflow_reads(jpegs: ShardAssignment) -> None:
     import tensorflow as tf
 
     from slipway.trainer.data.decoding import Records

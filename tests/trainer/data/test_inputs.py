@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from slipway.core import manifest as manifests
 from slipway.core.errors import UserError
-from slipway.trainer.data.assignment import Share, verify
+from slipway.trainer.data.assignment import ShardAssignment, verify
 
 pytestmark = pytest.mark.usefixtures("tensorflow")
 
 
-def share_of(folder: Path, rank: int = 0, workers: int = 1) -> Share:
-    return Share(folder, manifests.read(folder), rank, workers)
+def share_of(folder: Path, rank: int = 0, workers: int = 1) -> ShardAssignment:
+    return ShardAssignment(folder, manifests.read(folder), rank, workers)
 
 
 def names(images: Any) -> list[bytes]:
@@ -217,7 +217,7 @@ def test_images_of_another_size_are_resized(data_sets: Any, tmp_path: Path) -> N
     from slipway.trainer.data import inputs
 
     manifest = data_sets.write(tmp_path / "jpeg", train=[12], size=(6, 10), written_size=(30, 50), kind="jpeg")
-    training = inputs.training(Share(tmp_path / "jpeg", manifest, 0, 1), batch=4, steps_per_epoch=3, seed=0)
+    training = inputs.training(ShardAssignment(tmp_path / "jpeg", manifest, 0, 1), batch=4, steps_per_epoch=3, seed=0)
     assert isinstance(training, inputs.MemoryTraining)
     assert training.inputs.shape == (12, 6, 10, 1)
     halves = training.inputs[:, :, :4].mean(axis=(1, 2, 3)) - training.inputs[:, :, 6:].mean(axis=(1, 2, 3))
@@ -252,16 +252,16 @@ def test_an_error_while_reading_in_the_background_is_raised(tiny: Path, monkeypa
 
 def test_a_damaged_shard_is_named_before_anything_is_trained(data_sets: Any, tmp_path: Path) -> None:
     manifest = data_sets.write(tmp_path / "set", train=[10, 10], validation=[5])
-    verify(Share(tmp_path / "set", manifest, 1, 2))
+    verify(ShardAssignment(tmp_path / "set", manifest, 1, 2))
     path = tmp_path / "set" / manifest.splits["train"].shards[1].file
     content = bytearray(path.read_bytes())
     content[200] ^= 1
     path.write_bytes(content)
     with pytest.raises(UserError, match="damaged") as caught:
-        verify(Share(tmp_path / "set", manifest, 1, 2))
+        verify(ShardAssignment(tmp_path / "set", manifest, 1, 2))
     assert path.name in caught.value.message
     assert caught.value.fix
-    verify(Share(tmp_path / "set", manifest, 0, 2))  # reads the other one
+    verify(ShardAssignment(tmp_path / "set", manifest, 0, 2))  # reads the other one
 
 
 def test_more_workers_than_shards_are_refused(tiny: Path) -> None:

@@ -56,7 +56,7 @@ def test_nobody_goes_on_before_all_are_there_whoever_comes_first() -> None:
             time.sleep(0.01)
         time.sleep(0.1 * place)  # the one before has begun to wait
         order.append(f"came {rank}")
-        met.append(rendezvous.meet(cluster(addresses, rank), 60))
+        met.append(rendezvous.join(cluster(addresses, rank), 60))
         order.append(f"went {rank}")
         if rank == 0:  # as in a real chief: the engine's server takes over the port
             with socket.socket() as server:
@@ -79,9 +79,9 @@ def test_nobody_goes_on_before_all_are_there_whoever_comes_first() -> None:
 
 
 def test_a_lone_replica_and_one_of_torchruns_meet_nobody() -> None:
-    rendezvous.meet(clusters.read({}), 0).close()
+    rendezvous.join(clusters.read({}), 0).close()
     rank_1 = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    rendezvous.meet(clusters.read(rank_1), 0).close()
+    rendezvous.join(clusters.read(rank_1), 0).close()
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -94,7 +94,7 @@ def test_a_missing_peer_is_named_in_the_log_and_after_the_deadline(
     addresses = free_addresses(3)
     missing = addresses[2] if rank == 0 else addresses[0]
     with pytest.raises(rendezvous.ReplicasMissing, match=f"at {missing}") as caught:
-        rendezvous.meet(cluster(addresses, rank), 0.4)
+        rendezvous.join(cluster(addresses, rank), 0.4)
     assert caught.value.setting == "SLIPWAY_PEER_SECONDS"
     assert "waiting for" in caplog.text
     assert missing in caplog.text
@@ -106,7 +106,7 @@ def test_a_worker_names_the_one_that_the_chief_misses() -> None:
 
     def wait(rank: int) -> None:
         with pytest.raises(UserError) as caught:
-            rendezvous.meet(cluster(addresses, rank), 1.5 if rank else 3.0)
+            rendezvous.join(cluster(addresses, rank), 1.5 if rank else 3.0)
         errors.append(caught.value)
 
     threads = [threading.Thread(target=wait, args=(rank,)) for rank in (0, 1)]
@@ -124,7 +124,7 @@ def test_a_taken_port_is_refused() -> None:
         holder.listen()
         own = f"127.0.0.1:{holder.getsockname()[1]}"
         with pytest.raises(UserError, match="Cannot listen on"):
-            rendezvous.meet(cluster([own, "127.0.0.1:1"], 0), 1)
+            rendezvous.join(cluster([own, "127.0.0.1:1"], 0), 1)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ import logging, os, signal, sys, time
 from slipway.trainer.distributed import cluster, rendezvous as peers
 logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
 peers.LOST_SECONDS, peers.SILENCE_SECONDS = 0.3, 3.0
-watch = peers.meet(cluster.read(os.environ), 60)
+watch = peers.join(cluster.read(os.environ), 60)
 print("met", flush=True)
 time.sleep(1000)  # like an engine that blocks in a collective
 """
@@ -210,7 +210,7 @@ def lost_though_it_left(after: float) -> str | None:
     chief, (worker,) = watches()
     leaving = threading.Timer(after, worker.close)
     leaving.start()
-    chief.wait_for_farewells()
+    chief.wait_for_shutdown()
     lost = chief.lost
     chief.close()
     leaving.join()
@@ -245,7 +245,7 @@ def test_once_all_are_done_the_loss_of_one_is_no_error(noticed: bool, monkeypatc
         chief.finish()
     worker.finish()
     worker._connections["chief"].socket.shutdown(socket.SHUT_RDWR)  # as the kernel does for a killed process
-    chief.wait_for_farewells()
+    chief.wait_for_shutdown()
     chief.finish()
     time.sleep(0.8)
     chief.close()
@@ -267,7 +267,7 @@ def test_a_worker_stays_until_all_others_have_left(monkeypatch: pytest.MonkeyPat
 
 def test_a_replica_that_stays_behind_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "HEARTBEAT_SECONDS", 0.02)
-    monkeypatch.setattr(rendezvous, "FAREWELL_SECONDS", 0.1)
+    monkeypatch.setattr(rendezvous, "SHUTDOWN_SECONDS", 0.1)
     chief, (worker,) = watches()
     started = time.monotonic()
     chief.close()
@@ -286,12 +286,12 @@ def trio(monkeypatch: pytest.MonkeyPatch) -> tuple[list[rendezvous.Watch], dict[
         ("PROBE", 0.2),
         ("LOST", 0.2),
         ("BLAME", 0.2),
-        ("FAREWELL", 0.1),
+        ("SHUTDOWN", 0.1),
     ):
         monkeypatch.setattr(rendezvous, f"{name}_SECONDS", seconds)
     addresses = free_addresses(3)
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        meeting = [pool.submit(rendezvous.meet, cluster(addresses, rank), 60) for rank in range(3)]
+        meeting = [pool.submit(rendezvous.join, cluster(addresses, rank), 60) for rank in range(3)]
     return [each.result() for each in meeting], exits
 
 

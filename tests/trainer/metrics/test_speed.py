@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slipway.trainer.engines.base import Work
-from slipway.trainer.metrics.speed import peak_flops, share_of_peak
+from slipway.trainer.metrics.speed import mfu, peak_flops
 
 
 @pytest.mark.parametrize(
@@ -32,15 +32,15 @@ def test_what_is_not_known_is_not_guessed() -> None:
     assert peak_flops("CPU", "float32") is None
     assert peak_flops("NVIDIA L40S", "float32") is None
     assert peak_flops("Tesla T4", "mixed_bfloat16") is None  # not in hardware
-    assert share_of_peak(Work("NVIDIA H200", 1, "float32", lambda: None), 10.0) is None
+    assert mfu(Work("NVIDIA H200", 1, "float32", lambda: None), 10.0) is None
 
 
 def test_steps_are_not_counted_for_a_device_without_a_known_peak() -> None:
     def count() -> float:
         raise AssertionError("counting traces the network once more")
 
-    assert share_of_peak(Work("CPU", 1, "float32", count), 10.0) is None
+    assert mfu(Work("CPU", 1, "float32", count), 10.0) is None
 
 
 def test_the_share_is_of_all_devices() -> None:
-    assert share_of_peak(Work("TPU v4", 8, "mixed_bfloat16", lambda: 275e12), 4.0) == pytest.approx(0.5)
+    assert mfu(Work("TPU v4", 8, "mixed_bfloat16", lambda: 275e12), 4.0) == pytest.approx(0.5)

@@ -23,7 +23,7 @@ from slipway.trainer.config import JobConfig
 from slipway.trainer.data.inputs import Evaluation, MemoryTraining, TrainingData
 from slipway.trainer.distributed.cluster import Cluster
 from slipway.trainer.engines import hooks
-from slipway.trainer.engines.base import Engine, Measured, ModelSize, State, StepFigures, Work, verify_state
+from slipway.trainer.engines.base import Engine, Measured, ModelSize, State, StepMetrics, Work, verify_state
 from slipway.trainer.engines.jax import export
 from slipway.trainer.engines.jax.devices import Devices, errors_named
 from slipway.trainer.engines.jax.feed import Feed, MemoryFeed, StreamFeed, fits
@@ -60,7 +60,7 @@ class JaxEngine:
         self._variables: Variables = ([], [], [])
         self._stage: Stage | None = None
         self._feed: Feed | None = None
-        self._most = 1  # maximum steps in one call of the compiled function
+        self._max_steps = 1  # maximum steps in one call of the compiled function
         self._precision: Precision = "float32"
 
     def open(self, cluster: Cluster) -> str:
@@ -73,7 +73,7 @@ class JaxEngine:
     def build(self, job: JobConfig, manifest: Manifest) -> None:
         devices = self._devices
         self._precision = keras_model.prepare(job, manifest, len(devices.local), devices.kind, devices.capability)
-        self._most = job.train.steps_per_call
+        self._max_steps = job.train.steps_per_call
         self._model = keras_model.build_network(job.model, manifest)
         if job.model.weights:
             weights.load_keras(self._model, job.model.weights)
@@ -113,19 +113,19 @@ class JaxEngine:
         first, second, third = self._groups()
         self._variables = (self._whole(first), self._whole(second), self._whole(third))
 
-    def run(self, data: TrainingData, step: int, rates: NDArray[np.float32]) -> StepFigures:
+    def run(self, data: TrainingData, step: int, rates: NDArray[np.float32]) -> StepMetrics:
         with errors_named(self._devices.cluster):
             if self._feed is None:
                 self._feed = self._feed_for(data, step)
             results = []
-            for start in range(0, len(rates), self._feed.most):
-                some = rates[start : start + self._feed.most]
-                self._variables, figures = self._feed.run(self._variables, step + start, some)
-                results.append((figures, len(some)))
+            for start in range(0, len(rates), self._feed.max_steps):
+                some = rates[start : start + self._feed.max_steps]
+                self._variables, metrics = self._feed.run(self._variables, step + start, some)
+                results.append((metrics, len(some)))
             # Converting to NumPy waits for the results.
-            parts = [np.concatenate([np.atleast_2d(each) for each in figures])[:count] for figures, count in results]
+            parts = [np.concatenate([np.atleast_2d(each) for each in metrics])[:count] for metrics, count in results]
             found = np.concatenate(parts).astype(np.float64)
-        return StepFigures(losses=found[:, 0], values=found[:, 1], waited=self._feed.take_waited())
+        return StepMetrics(losses=found[:, 0], values=found[:, 1], waited=self._feed.take_waited())
 
     def _feed_for(self, data: TrainingData, step: int) -> Feed:
         if isinstance(data, MemoryTraining):
@@ -133,8 +133,8 @@ class JaxEngine:
             (too_large,) = self.agree([float(not fits(data, self._devices))])
             if not too_large:
                 (examples,) = self.agree([data.examples])
-                return MemoryFeed(data, self._step, self._most, round(examples))
-        return StreamFeed(data, self._step, self._most, step)
+                return MemoryFeed(data, self._step, self._max_steps, round(examples))
+        return StreamFeed(data, self._step, self._max_steps, step)
 
     def evaluate(self, data: Evaluation) -> Measured:
         trained, others, _ = self._variables

@@ -27,12 +27,12 @@ def fits(data: MemoryTraining, devices: Devices) -> bool:
 
 
 class Feed(Protocol):
-    """Runs training steps on the data that it reads, at most `most` per call."""
+    """Runs training steps on the data that it reads, at most `max_steps` per call."""
 
-    most: int
+    max_steps: int
 
     def run(self, variables: Variables, step: int, rates: NDArray[np.float32]) -> tuple[Variables, Arrays]:
-        """Run len(rates) steps from `step` on; return variables and figures (see Steps) without waiting for them."""
+        """Run len(rates) steps from `step` on; return variables and metrics (see Steps) without waiting for them."""
 
     def take_waited(self) -> float:
         """Return the seconds that the devices waited for input since the last call."""
@@ -41,17 +41,17 @@ class Feed(Protocol):
 class MemoryFeed:
     """Holds the training split on every device; a call transfers only the order of the examples."""
 
-    def __init__(self, data: MemoryTraining, step: Step, most: int, examples: int) -> None:
+    def __init__(self, data: MemoryTraining, step: Step, max_steps: int, examples: int) -> None:
         """`examples` is the maximum over all processes; the others pad with zeros, which are never used."""
-        self._data, self._devices, self.most = data, step.devices, most
+        self._data, self._devices, self.max_steps = data, step.devices, max_steps
         whole = jax.tree.map(lambda array: step.devices.on_each(padded(array, examples)), (data.inputs, data.labels))
         self._inputs, self._labels = whole
         self._steps = step.from_memory()
 
     def run(self, variables: Variables, step: int, rates: NDArray[np.float32]) -> tuple[Variables, Arrays]:
-        order = padded(self._data.order(step, len(rates)), self.most)
+        order = padded(self._data.order(step, len(rates)), self.max_steps)
         inputs = (self._inputs, self._labels, self._devices.split(order, axis=1))
-        return self._steps(variables, inputs, step, padded(rates, self.most), len(rates))
+        return self._steps(variables, inputs, step, padded(rates, self.max_steps), len(rates))
 
     def take_waited(self) -> float:
         return 0.0
@@ -60,11 +60,11 @@ class MemoryFeed:
 class StreamFeed:
     """Reads batches while the devices compute: a call returns at once, and the next one reads."""
 
-    def __init__(self, data: TrainingData, step: Step, most: int, first: int) -> None:
+    def __init__(self, data: TrainingData, step: Step, max_steps: int, first: int) -> None:
         self._batches = _batches(data, first)
         self._devices, self._position = step.devices, first
         self._steps = step.from_stream()
-        self.most = max(1, min(most, CHUNK_BYTES // (data.batch * data.example_bytes)))
+        self.max_steps = max(1, min(max_steps, CHUNK_BYTES // (data.batch * data.example_bytes)))
         self._waited = 0.0
         self._running: jax.Array | None = None
 
@@ -79,12 +79,12 @@ class StreamFeed:
             self._waited += time.perf_counter() - started
 
         def together(*batches: NDArray[np.generic]) -> jax.Array:
-            return self._devices.split(padded(np.stack(batches), self.most), axis=1)
+            return self._devices.split(padded(np.stack(batches), self.max_steps), axis=1)
 
         both = [each(together, *inputs), together(*labels)]
-        variables, figures = self._steps(variables, both, step, padded(rates, self.most), len(rates))
-        self._running = figures[-1]
-        return variables, figures
+        variables, metrics = self._steps(variables, both, step, padded(rates, self.max_steps), len(rates))
+        self._running = metrics[-1]
+        return variables, metrics
 
     def take_waited(self) -> float:
         waited, self._waited = self._waited, 0.0

@@ -34,9 +34,9 @@ Variables = tuple[Arrays, Arrays, Arrays]
 Inputs = Sequence[Tensors]
 # The network's inputs and labels.
 Batch = tuple[Tensors, Labels]
-# The function (variables, inputs, first, rates, count) -> (variables, figures) that runs `count` steps, `first` being
-# the first one's number in the run, `rates` float32 [most] their learning rates. The figures are arrays [n, 2] or [2]
-# with the steps' loss and figure, perhaps of more than `count` steps. The variables that go in are used up.
+# The function (variables, inputs, first, rates, count) -> (variables, metrics) that runs `count` steps, `first` being
+# the first one's number in the run, `rates` float32 [rows] their learning rates. The metrics are arrays [n, 2] or [2]
+# with the steps' loss and metric, perhaps of more than `count` steps. The variables that go in are used up.
 Steps = Callable[[Variables, Inputs, int, NDArray[np.float32], int], tuple[Variables, Arrays]]
 
 
@@ -47,7 +47,7 @@ class Step:
     Args:
         model: The keras.Model.
         optimizer: Its Keras optimizer, possibly a LossScaleOptimizer.
-        objective: The loss and the figure.
+        objective: The loss and the metric.
         manifest: The data set's manifest.
         rate: The index of the learning rate among the optimizer's variables.
         loss_scale: The index of the loss scale among them; None without loss scaling.
@@ -72,7 +72,7 @@ class Step:
         """Return steps on (inputs, labels, order).
 
         The decoded inputs and the labels are each device's copy of its process's examples (Devices.on_each), `order`
-        int32 [most, batch] their indices step by step.
+        int32 [rows, batch] their indices step by step.
         """
 
         def fetch_on_device(inputs: Tensors, labels: jax.Array, order: jax.Array, step: jax.Array) -> Batch:
@@ -82,7 +82,7 @@ class Step:
         return self._steps(lambda inputs, number, step: fetch(inputs[0], inputs[1], inputs[2][number], step))
 
     def from_stream(self) -> Steps:
-        """Return steps on batches: decoded inputs [most, batch, …], labels [most, batch, …]."""
+        """Return steps on batches: decoded inputs [rows, batch, …], labels [rows, batch, …]."""
         prepare = self._on_devices(self._prepared, 2)
         return self._steps(
             lambda inputs, number, step: prepare(
@@ -127,9 +127,9 @@ class Step:
             variables: Variables, inputs: Inputs, first: jax.Array, rates: jax.Array, count: jax.Array
         ) -> tuple[Variables, jax.Array]:
             def body(number: jax.Array, carry: tuple[Variables, jax.Array]) -> tuple[Variables, jax.Array]:
-                variables, figures = carry
+                variables, metrics = carry
                 variables, row = one(variables, inputs, first, rates, number)
-                return variables, figures.at[number].set(row)
+                return variables, metrics.at[number].set(row)
 
             # The number of steps is an input, so that calls of every length share one compiled program.
             return jax.lax.fori_loop(0, count, body, (variables, jnp.zeros((rates.shape[0], 2), jnp.float32)))
@@ -137,8 +137,8 @@ class Step:
         def run_many(
             variables: Variables, inputs: Inputs, first: int, rates: NDArray[np.float32], count: int
         ) -> tuple[Variables, Arrays]:
-            variables, figures = together(variables, inputs, np.int32(first), rates, np.int32(count))
-            return variables, [figures]
+            variables, metrics = together(variables, inputs, np.int32(first), rates, np.int32(count))
+            return variables, [metrics]
 
         def run_each(
             variables: Variables, inputs: Inputs, first: int, rates: NDArray[np.float32], count: int
@@ -191,7 +191,7 @@ class Step:
     def _step(
         self, variables: Variables, inputs: Tensors, labels: Labels, rate: jax.Array
     ) -> tuple[Variables, jax.Array]:
-        """Run one update; return its loss and figure over the global batch before it, float32 [2].
+        """Run one update; return its loss and metric over the global batch before it, float32 [2].
 
         `inputs` and `labels` are the batch in micro-batches, [accumulation, batch / accumulation, …].
         """
@@ -202,32 +202,32 @@ class Step:
         def part(
             carry: tuple[Arrays, Arrays, jax.Array], batch: Batch
         ) -> tuple[tuple[Arrays, Arrays, jax.Array], None]:
-            others, sums, figures = carry
+            others, sums, metrics = carry
             gradients, (others, more) = gradient(trained, others, *batch, scale)
-            return (others, [a + b for a, b in zip(sums, gradients, strict=True)], figures + more), None
+            return (others, [a + b for a, b in zip(sums, gradients, strict=True)], metrics + more), None
 
         if self.train.accumulation == 1:
             first = (each(lambda values: values[0], one) for one in (inputs, labels))
-            gradients, (others, figures) = gradient(trained, others, *first, scale)
+            gradients, (others, metrics) = gradient(trained, others, *first, scale)
         else:
             start = (others, [jnp.zeros_like(each) for each in trained], jnp.zeros(2, jnp.float32))
-            (others, gradients, figures), _ = jax.lax.scan(part, start, (inputs, labels), unroll=not self.is_loop_fast)
+            (others, gradients, metrics), _ = jax.lax.scan(part, start, (inputs, labels), unroll=not self.is_loop_fast)
         kept = list(kept)
         kept[self.rate] = rate.astype(kept[self.rate].dtype)
         trained, kept = self.optimizer.stateless_apply(kept, gradients, trained)
-        return (list(trained), list(others), list(kept)), figures
+        return (list(trained), list(others), list(kept)), metrics
 
     def _loss(
         self, trained: Arrays, others: Arrays, inputs: Tensors, labels: Labels, scale: jax.Array
     ) -> tuple[jax.Array, tuple[Arrays, jax.Array]]:
-        """Return a micro-batch's part of the global mean loss, times `scale`, and (other variables, figures)."""
+        """Return a micro-batch's part of the global mean loss, times `scale`, and (other variables, metrics)."""
         outputs, others, extra = self.model.stateless_call(
             trained, others, in_order(inputs, self.manifest), training=True, return_losses=True
         )
         outputs = outputs.astype(jnp.float32)
-        losses, figures = self.objective.training(outputs, labels)
+        losses, metrics = self.objective.training(outputs, labels)
         loss = jnp.sum(losses) / self.train.batch_size + sum(extra) / self.train.accumulation
-        return loss * scale, (others, jnp.stack([loss, jnp.sum(figures) / self.train.batch_size]))
+        return loss * scale, (others, jnp.stack([loss, jnp.sum(metrics) / self.train.batch_size]))
 
     def _scaled(self, decoded: Tensors) -> Tensors:
 

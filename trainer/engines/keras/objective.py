@@ -1,4 +1,4 @@
-"""What a network is trained for: each task's loss and figure, in Keras operations.
+"""What a network is trained for: each task's loss and metric, in Keras operations.
 
 An engine passes its own cross-entropy for classification, in its framework's fused operation.
 """
@@ -26,37 +26,37 @@ PerExample = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Objective:
-    """The loss of each example, whose mean is minimized, and its part of the task's figure (TASKS[task].figure).
+    """The loss of each example, whose mean is minimized, and its part of the task's metric (TASKS[task].metric).
 
     `take` returns the elements of an array at a tensor of indices. `metrics` are the custom metrics by name
     (`train.metrics`), `class_weights` the factors of the classes in training, float32 [classes], or None.
     """
 
     losses: PerExample
-    figures: PerExample
+    metric: PerExample
     take: Callable[[NDArray[np.float32], Tensor], Tensor]
     metrics: Mapping[str, PerExample] = field(default_factory=dict)
     class_weights: NDArray[np.float32] | None = None
 
     def training(self, outputs: Tensor, labels: Labels) -> tuple[Tensor, Tensor]:
-        """Return each example's weighted loss, and its part of the figure, float32 [batch]; labels may be mixed."""
+        """Return each example's weighted loss, and its part of the metric, float32 [batch]; labels may be mixed."""
 
         def weighted(labels: Tensor) -> Tensor:
             losses = self.losses(outputs, labels)
             return losses if self.class_weights is None else losses * self.take(self.class_weights, labels)
 
-        return mixup.losses(weighted, labels), self.figures(outputs, mixup.dominant(labels))
+        return mixup.losses(weighted, labels), self.metric(outputs, mixup.dominant(labels))
 
     def sums(self, outputs: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-        """Return the sums of losses, figures, weights (1, or 0 for padding) and custom metrics, float32 [3 + metrics].
+        """Return the sums of losses, metrics, weights (1, or 0 for padding) and custom metrics, float32 [3 + metrics].
 
         Args:
             outputs: The network's, float32 [batch, outputs].
             labels: [batch, …].
             weights: float32 [batch].
         """
-        losses, figures = self.losses(outputs, labels), self.figures(outputs, labels)
-        values = [losses, figures, weights, *(metric(outputs, labels) for metric in self.metrics.values())]
+        losses, metric = self.losses(outputs, labels), self.metric(outputs, labels)
+        values = [losses, metric, weights, *(each(outputs, labels) for each in self.metrics.values())]
         # Not a product with the weights: the user's functions may return NaN for padding.
         return ops.stack([ops.sum(ops.where(weights > 0, each, 0.0)) for each in values])
 
@@ -72,11 +72,11 @@ def objective(manifest: Manifest, classification: Objective, train: TrainSetting
     Raises:
         UserError: A function of the user does not exist or is wrong.
     """
-    losses, figures = _of_task(manifest, classification)
+    losses, metric = _of_task(manifest, classification)
     if train.loss:
         losses = hooks.per_example(train, "train.loss", manifest)
     metrics = {name: hooks.per_example(train, f"train.metrics.{name}", manifest) for name in train.metrics}
-    return Objective(losses, figures, classification.take, metrics, class_weights(train, manifest))
+    return Objective(losses, metric, classification.take, metrics, class_weights(train, manifest))
 
 
 def _of_task(manifest: Manifest, classification: Objective) -> tuple[PerExample, PerExample]:
@@ -85,7 +85,7 @@ def _of_task(manifest: Manifest, classification: Objective) -> tuple[PerExample,
     if manifest.target is not None:
         (deviation,) = manifest.target.deviation
         return _squared_error, lambda outputs, labels: ops.abs(outputs[:, 0] - labels) * deviation
-    return classification.losses, classification.figures
+    return classification.losses, classification.metric
 
 
 def _sigmoid_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

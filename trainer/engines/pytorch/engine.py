@@ -26,7 +26,7 @@ from slipway.trainer.data.features import Labels, blank, each
 from slipway.trainer.data.inputs import DEVICE_MEMORY_FRACTION, Evaluation, MemoryTraining, TrainingData
 from slipway.trainer.distributed.cluster import Cluster
 from slipway.trainer.engines import hooks
-from slipway.trainer.engines.base import Engine, Measured, ModelSize, State, StepFigures, Work, verify_state
+from slipway.trainer.engines.base import Engine, Measured, ModelSize, State, StepMetrics, Work, verify_state
 from slipway.trainer.engines.keras import model as keras_model
 from slipway.trainer.engines.keras.objective import objective
 from slipway.trainer.engines.pytorch import export, normalization, optimizer
@@ -122,7 +122,7 @@ class PyTorchEngine:
                 self._network, find_unused_parameters=True, forward_sync_buffers=False
             )
 
-    def run(self, data: TrainingData, step: int, rates: NDArray[np.float32]) -> StepFigures:
+    def run(self, data: TrainingData, step: int, rates: NDArray[np.float32]) -> StepMetrics:
         if self._batches is None:
             self._batches, self._position = self._batches_of(data, step), step
         if step != self._position:
@@ -130,13 +130,13 @@ class PyTorchEngine:
         self._position += len(rates)
         self._network.train()
         with errors_named(self._devices.cluster):
-            figures = torch.stack([
+            metrics = torch.stack([
                 self._step.run(*next(self._batches), step + number, rate) for number, rate in enumerate(rates.tolist())
             ])  # fmt: skip
-            means = self._devices.reduced(figures.double().cpu(), "SUM") / self._devices.cluster.world_size
+            means = self._devices.reduced(metrics.double().cpu(), "SUM") / self._devices.cluster.world_size
         found = means.numpy()
         waited, self._waited = self._waited, 0.0
-        return StepFigures(losses=found[:, 0], values=found[:, 1], waited=waited)
+        return StepMetrics(losses=found[:, 0], values=found[:, 1], waited=waited)
 
     def _batches_of(self, data: TrainingData, step: int) -> Iterator[Batch]:
         """Yield each step's decoded inputs and labels on the device, starting at `step`."""

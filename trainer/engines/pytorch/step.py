@@ -33,7 +33,7 @@ class Step:
         wrapped: `network` in DistributedDataParallel if there are several processes, else `network` itself.
         optimizer: The optimizer made by `optimizer.make`.
         scaler: A torch.amp.GradScaler, enabled only in mixed_float16.
-        objective: The loss and the figure.
+        objective: The loss and the metric.
         train: The settings.
         precision: The compute precision.
         batch: This process's examples per step.
@@ -53,7 +53,7 @@ class Step:
     own_augmentation: Augmentation | None = None
 
     def run(self, decoded: Tensors, labels: torch.Tensor, number: int, rate: float) -> torch.Tensor:
-        """Run one update; return this process's mean loss and figure before it, float32 [2] on the device.
+        """Run one update; return this process's mean loss and metric before it, float32 [2] on the device.
 
         Args:
             decoded: This process's part of the batch, on the device.
@@ -67,28 +67,28 @@ class Step:
             inputs = with_image(lambda images: self._augmented(images, number), inputs)
             if self.train.augment.mixup:
                 inputs, labels = mixup.mix(inputs, labels, self.train.augment.mixup, *self._drawing(number))
-        figures = torch.zeros(2, device=self.devices.device)
+        metrics = torch.zeros(2, device=self.devices.device)
         parts = self.train.accumulation
         share = self.batch // parts
         for part in range(parts):
             chosen = slice(part * share, (part + 1) * share)
             with self._without_all_reduce() if part < parts - 1 else contextlib.nullcontext():
-                figures += self._backward(
+                metrics += self._backward(
                     *(each(lambda one, chosen=chosen: one[chosen], of) for of in (inputs, labels))
                 )
         self._update(rate)
-        return figures
+        return metrics
 
     def _backward(self, inputs: Tensors, labels: Labels) -> torch.Tensor:
         with self.autocast():
             outputs = self.wrapped(inputs)
-        losses, figures = self.objective.training(outputs, labels)
+        losses, metrics = self.objective.training(outputs, labels)
         loss = losses.sum() / self.batch
         for extra in self.network.extra_losses():
             loss = loss + extra / self.train.accumulation
         if loss.requires_grad:
             self.scaler.scale(loss).backward()
-        return torch.stack([loss.detach(), (figures.detach().sum() / self.batch).to(loss.dtype)])
+        return torch.stack([loss.detach(), (metrics.detach().sum() / self.batch).to(loss.dtype)])
 
     def _update(self, rate: float) -> None:
         parameters = self.network.trained()
@@ -126,8 +126,8 @@ class Step:
         """Seed all random generators from seed, step and rank, so that no random state has to be saved."""
         seed = _seed(self.train.seed, number, self.devices.cluster.rank)
         torch.manual_seed(seed)
-        for place, generator in enumerate(self.network.seed_generators()):
-            generator.state.assign(np.array([(seed + place) % 2**31, 0], np.int64))
+        for index, generator in enumerate(self.network.seed_generators()):
+            generator.state.assign(np.array([(seed + index) % 2**31, 0], np.int64))
 
     def _augmented(self, images: torch.Tensor, number: int) -> torch.Tensor:
         images = augment.apply(images, self.train.augment, *self._drawing(number))

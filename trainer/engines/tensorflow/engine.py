@@ -37,7 +37,7 @@ from slipway.trainer.engines.base import (
     OutOfMemory,
     PeerLost,
     State,
-    StepFigures,
+    StepMetrics,
     Work,
     verify_state,
 )
@@ -180,13 +180,13 @@ class TensorFlowEngine:
                     fix="create the layer inside the function, on every call",
                 )
 
-    def run(self, data: TrainingData, step: int, rates: NDArray[np.float32]) -> StepFigures:
+    def run(self, data: TrainingData, step: int, rates: NDArray[np.float32]) -> StepMetrics:
         with self._errors():
             if self._call is None:
                 self._call = self._loop.on(data, step)
-            figures, waited = self._call(step, rates)
-            figures = (self._reduce(figures, "SUM") if self._world_size > 1 else figures).numpy().astype(np.float64)
-        return StepFigures(losses=figures[:, 0], values=figures[:, 1], waited=waited)
+            metrics, waited = self._call(step, rates)
+            metrics = (self._reduce(metrics, "SUM") if self._world_size > 1 else metrics).numpy().astype(np.float64)
+        return StepMetrics(losses=metrics[:, 0], values=metrics[:, 1], waited=waited)
 
     def evaluate(self, data: Evaluation) -> Measured:
         key = (data.batch, data.share.manifest.fingerprint)
@@ -317,7 +317,7 @@ class TensorFlowEngine:
                 yield
         except tf.errors.ResourceExhaustedError as error:
             share = self._batch // self._local_devices // self._train.accumulation
-            fits = network.most_that_fit(self._step.part, self._manifest, share)
+            fits = network.largest_batch_that_fits(self._step.part, self._manifest, share)
             cause = re.search(r"(OOM|[Oo]ut of memory).*", error.message)
             raise OutOfMemory(cause[0] if cause else error.message.partition("\n")[0], fits) from error
 

@@ -26,7 +26,7 @@ from slipway.trainer.engines.tensorflow.step import TrainingStep, all_finite, au
 Rates = NDArray[np.float32]
 Batch = tuple[Tensors, tf.Tensor]  # decoded inputs and labels
 # Function (first step's number, learning rates) -> (float32 [steps, 2], seconds spent on input): each step's loss and
-# figure, this process's contribution to them.
+# metric, this process's contribution to them.
 Call = Callable[[int, Rates], tuple[tf.Tensor, float]]
 
 # Limits on the batches passed to a compiled loop at once: decoded bytes, and for a stream the number of batches that
@@ -127,8 +127,8 @@ class StepLoop:
             return self._loop(first, rates, fetch, batch)
 
         def call(step: int, rates: Rates) -> tuple[tf.Tensor, float]:
-            figures, waited = steps(step, rates)
-            return figures, float(waited)
+            metrics, waited = steps(step, rates)
+            return metrics, float(waited)
 
         return call
 
@@ -139,7 +139,7 @@ class StepLoop:
         fetch: Callable[[tf.Tensor], tuple[tuple[Tensors, ...], tf.Tensor]],
         batch: Callable[..., Batch],
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Run steps in the graph; return their figures, float32 [steps, 2], and the seconds spent in `fetch`.
+        """Run steps in the graph; return their metrics, float32 [steps, 2], and the seconds spent in `fetch`.
 
         Args:
             first: The first step's number in the run (from 0), int32 scalar.
@@ -153,30 +153,30 @@ class StepLoop:
             device = context.replica_id_in_sync_group
             with tf.device("CPU:0"):
                 inputs, labels = batch(device % self._layout.local_devices, *fetched)
-            figures, gradients = self._step.gradients(*self._prepared(inputs, labels, step, device))
+            metrics, gradients = self._step.gradients(*self._prepared(inputs, labels, step, device))
             if self._layout.devices > 1:
                 gradients = context.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
             if self._step.loss_scale:
-                return figures, gradients
+                return metrics, gradients
             self._step.update(gradients)
-            return figures, []
+            return metrics, []
 
         def one(
-            number: tf.Tensor, figures: tf.TensorArray, waited: tf.Tensor
+            number: tf.Tensor, metrics: tf.TensorArray, waited: tf.Tensor
         ) -> tuple[tf.Tensor, tf.TensorArray, tf.Tensor]:
             self._optimizer.learning_rate.assign(rates[number])
             fetched, seconds = fetch(number)
             by_device, gradients = self._layout.strategy.run(on_device, args=(first + number, *fetched))
             self._update_if_finite(gradients)
-            figure = tf.add_n(self._layout.strategy.experimental_local_results(by_device))
-            return number + 1, figures.write(number, figure), waited + tf.cast(seconds, tf.float64)
+            metric = tf.add_n(self._layout.strategy.experimental_local_results(by_device))
+            return number + 1, metrics.write(number, metric), waited + tf.cast(seconds, tf.float64)
 
         count = tf.shape(rates)[0]
-        figures = tf.TensorArray(tf.float32, size=count, element_shape=[2])
-        _, figures, waited = tf.while_loop(
-            lambda number, *_: number < count, one, (tf.constant(0), figures, tf.constant(0.0, tf.float64))
+        metrics = tf.TensorArray(tf.float32, size=count, element_shape=[2])
+        _, metrics, waited = tf.while_loop(
+            lambda number, *_: number < count, one, (tf.constant(0), metrics, tf.constant(0.0, tf.float64))
         )
-        return figures.stack(), waited
+        return metrics.stack(), waited
 
     def _update_if_finite(self, gradients: list[tf.Tensor]) -> None:
         """Apply the gradients of a step with loss scaling, in cross-replica context; skips non-finite gradients."""
@@ -236,29 +236,29 @@ class StepLoop:
 
         def one(
             number: tf.Tensor,
-            figures: tf.TensorArray,
+            metrics: tf.TensorArray,
             first: tf.Tensor,
             rates: tf.Tensor,
             handed: tuple[Tensors, ...],
         ) -> tuple[tf.Tensor, tf.TensorArray]:
             self._optimizer.learning_rate.assign(rates[number])
             inputs, labels = batch(*(each(lambda values: values[number], part) for part in handed))
-            figure, gradients = self._step.gradients(*self._prepared(inputs, labels, first + number, 0))
+            metric, gradients = self._step.gradients(*self._prepared(inputs, labels, first + number, 0))
             if self._step.loss_scale is None:
                 self._step.update(gradients)
             else:
                 self._update_if_finite(gradients)
-            return number + 1, figures.write(number, figure)
+            return number + 1, metrics.write(number, metric)
 
         @traced(jit_compile=True)
         def steps(first: tf.Tensor, count: tf.Tensor, rates: tf.Tensor, *handed: Tensors) -> tf.Tensor:
-            figures = tf.TensorArray(tf.float32, size=rows, element_shape=[2])
-            _, figures = tf.while_loop(
+            metrics = tf.TensorArray(tf.float32, size=rows, element_shape=[2])
+            _, metrics = tf.while_loop(
                 lambda number, _: number < count,
-                lambda number, figures: one(number, figures, first, rates, handed),
-                (tf.constant(0), figures),
+                lambda number, metrics: one(number, metrics, first, rates, handed),
+                (tf.constant(0), metrics),
             )
-            return figures.stack()
+            return metrics.stack()
 
         return steps
 

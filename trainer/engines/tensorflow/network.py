@@ -89,7 +89,7 @@ def example_flops(model: keras.Model, manifest: Manifest, objective: Objective) 
     return float(tf.compat.v1.profiler.profile(graph, options=options).total_float_ops)
 
 
-def most_that_fit(gradients: Callable[[Tensors, tf.Tensor], object], manifest: Manifest, below: int) -> int:
+def largest_batch_that_fits(gradients: Callable[[Tensors, tf.Tensor], object], manifest: Manifest, below: int) -> int:
     """Return the largest batch below `below` that fits in a device's memory, found by bisection on the device.
 
     Args:

@@ -54,7 +54,7 @@ class TrainingStep:
     Args:
         model: The network.
         optimizer: The optimizer made by `optimizer.make`.
-        objective: The loss and the figure.
+        objective: The loss and the metric.
         train: The settings.
         devices: The number of devices that a batch is split over.
         compiled: Whether XLA compiles the gradient computation.
@@ -82,7 +82,7 @@ class TrainingStep:
         return self.loss_scale.variables if self.loss_scale else []
 
     def gradients(self, inputs: Tensors, labels: Labels) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Return a device's contribution to the global batch's loss and figure, float32 [2], and to the gradients.
+        """Return a device's contribution to the global batch's loss and metric, float32 [2], and to the gradients.
 
         Args:
             inputs: The network's inputs, [per-device batch, …].
@@ -100,16 +100,16 @@ class TrainingStep:
         zeros = [tf.zeros_like(variable.value) for variable in self._variables]
 
         def add(
-            number: tf.Tensor, figures: tf.Tensor, sums: list[tf.Tensor]
+            number: tf.Tensor, metrics: tf.Tensor, sums: list[tf.Tensor]
         ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
             more, gradients = self.part(*(each(lambda values: values[number], one) for one in (inputs, labels)))
-            return number + 1, figures + more, [one + other for one, other in zip(sums, gradients, strict=True)]
+            return number + 1, metrics + more, [one + other for one, other in zip(sums, gradients, strict=True)]
 
         first = (tf.constant(0), tf.zeros([2]), zeros)
-        _, figures, sums = tf.while_loop(
+        _, metrics, sums = tf.while_loop(
             lambda number, *_: number < parts, add, first, parallel_iterations=1, maximum_iterations=parts
         )
-        return figures, sums
+        return metrics, sums
 
     def _unrolled(self, inputs: Tensors, labels: Labels) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Return the result of `gradients` without a loop, in which devices could not exchange statistics."""
@@ -117,12 +117,12 @@ class TrainingStep:
         def part(number: int) -> tuple[tf.Tensor, list[tf.Tensor]]:
             return self.part(*(each(lambda values: values[number], one) for one in (inputs, labels)))
 
-        figures, sums = part(0)
+        metrics, sums = part(0)
         for number in range(1, self._train.accumulation):
             with tf.control_dependencies(sums):
                 more, gradients = part(number)
-            figures, sums = figures + more, [one + other for one, other in zip(sums, gradients, strict=True)]
-        return figures, sums
+            metrics, sums = metrics + more, [one + other for one, other in zip(sums, gradients, strict=True)]
+        return metrics, sums
 
     def update(self, gradients: list[tf.Tensor]) -> None:
         """Apply the global batch's gradients; call in replica context, the same on every device."""
@@ -142,14 +142,14 @@ class TrainingStep:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(variables)
             outputs = tf.cast(self._model(inputs, training=True), tf.float32)
-            losses, figures = self._objective.training(outputs, labels)
+            losses, metrics = self._objective.training(outputs, labels)
             loss = tf.reduce_sum(losses) / examples
             if self._model.losses:  # regularization, equal on every device and for every micro-batch
                 loss += tf.add_n(self._model.losses) / (self._devices * self._train.accumulation)
             minimized = loss * self.loss_scale.scale if self.loss_scale else loss
         gradients = tape.gradient(minimized, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        figure = tf.reduce_sum(figures) / examples
-        return tf.stack([loss, figure]), [tf.convert_to_tensor(gradient) for gradient in gradients]
+        metric = tf.reduce_sum(metrics) / examples
+        return tf.stack([loss, metric]), [tf.convert_to_tensor(gradient) for gradient in gradients]
 
 
 def augmented(

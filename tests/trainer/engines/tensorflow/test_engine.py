@@ -12,7 +12,7 @@ import pytest
 from slipway.core import manifest as manifests
 from slipway.core.errors import UserError
 from slipway.trainer.config import JobConfig
-from slipway.trainer.data.assignment import Share
+from slipway.trainer.data.assignment import ShardAssignment
 from slipway.trainer.distributed import cluster as clusters
 from slipway.trainer.engines import base
 
@@ -141,15 +141,15 @@ def test_evaluation_is_the_mean_over_all_examples_whatever_the_batch(
     config = make_job(tiny, steps=3, steps_per_epoch=75)
     engine = engine_for(config)
     engine.run(training(config), 0, rates(3))
-    share = Share(tiny, manifests.read(tiny), 0, 1)
+    share = ShardAssignment(tiny, manifests.read(tiny), 0, 1)
     measured = engine.evaluate(inputs.evaluation(share, "validation", batch))
     images, labels = inputs.evaluation(share, "validation", 50).decoded
     logits = engine._model(images / np.float32(255)).numpy()
     losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(50), labels]
     assert measured.examples == 50
-    assert measured.figure == pytest.approx((logits.argmax(1) == labels).mean())
+    assert measured.metric == pytest.approx((logits.argmax(1) == labels).mean())
     assert measured.loss == pytest.approx(losses.mean(), rel=1e-5)
-    assert 0 < measured.figure < 1
+    assert 0 < measured.metric < 1
     assert engine.evaluate(inputs.evaluation(share, "validation", batch)) == measured
 
 
@@ -167,7 +167,7 @@ def test_the_network_is_built_and_traced_once_for_tensorboard_validation_and_exp
     engine.begin(2)
     monkeypatch.delattr(builder, "build")
     assert b"MatMul" in engine.graph()
-    evaluation = inputs.evaluation(Share(tiny, manifest, 0, 1), "validation", 8)
+    evaluation = inputs.evaluation(ShardAssignment(tiny, manifest, 0, 1), "validation", 8)
     assert engine.evaluate(evaluation) == engine.evaluate(evaluation)
     engine.export(tmp_path, config, manifest)
     assert engine._predict.experimental_get_tracing_count() == 1
@@ -204,7 +204,7 @@ def test_augmentation_changes_what_is_trained_on_and_nothing_that_is_measured(
         for name, array in engine.state().items()
         if name.endswith(("kernel", "bias")) and name.startswith("model")
     )
-    share = Share(tiny, manifests.read(tiny), 0, 1)
+    share = ShardAssignment(tiny, manifests.read(tiny), 0, 1)
     measured = engine.evaluate(inputs.evaluation(share, "validation", 50))
     images, labels = inputs.evaluation(share, "validation", 50).decoded
     assert measured.loss == pytest.approx(cross_entropy(images / np.float32(255), labels, kernel, bias), rel=1e-5)

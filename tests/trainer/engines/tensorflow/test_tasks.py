@@ -10,7 +10,7 @@ import pytest
 
 from slipway.core import manifest as manifests
 from slipway.core.errors import UserError
-from slipway.trainer.data.assignment import Share
+from slipway.trainer.data.assignment import ShardAssignment
 from slipway.trainer.distributed import cluster as clusters
 from tests.trainer import feature_sets
 from tests.trainer.conftest import job
@@ -40,7 +40,7 @@ def built(data: Path, **settings: Any) -> Any:
 def data_of(data: Path, budget: int = 10**9) -> tuple[Any, Any]:
     from slipway.trainer.data import inputs
 
-    share = Share(data, manifests.read(data), 0, 1)
+    share = ShardAssignment(data, manifests.read(data), 0, 1)
     return inputs.training(share, 8, 15, 0, budget=budget), inputs.evaluation(share, "validation", 16, budget=budget)
 
 
@@ -100,7 +100,7 @@ def test_the_exported_model_predicts_from_raw_values_what_was_validated(
     requests, labels = raw(data)
     answer = served(tmp_path, requests)
     loss, figure = expected(task, answer, labels)
-    assert measured.figure == pytest.approx(figure, rel=1e-4)
+    assert measured.metric == pytest.approx(figure, rel=1e-4)
     if task == "regression":
         assert answer["prediction"].shape == (40,)
         target = manifests.read(data).target
