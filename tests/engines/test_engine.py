@@ -208,11 +208,11 @@ def mixed(engine: Any, config: Any, decoded: Any, labels: Any, step: int) -> tup
         return images, found
     import torch
 
-    from slipway.trainer.engines.keras import mixup
+    from slipway.trainer.engines.keras import augment
 
     pixels = torch.from_numpy(decoded / np.float32(255))
     alpha, drawing = config.train.augment.mixup, engine._step._drawing(step)
-    blended, parts = mixup.mix(pixels, torch.from_numpy(labels).long(), alpha, *drawing)
+    blended, parts = augment.mix(pixels, torch.from_numpy(labels).long(), alpha, *drawing)
     return blended.numpy(), {name: part.numpy() for name, part in parts.items()}
 
 

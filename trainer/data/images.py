@@ -109,7 +109,6 @@ def _is_lossy(image: bytes) -> bool:
 
 
 def _decode(image: tf.Tensor, channels: int) -> tf.Tensor:
-
     def as_jpeg() -> tf.Tensor:
         return _decode_prepared(image, channels)
 

@@ -15,9 +15,7 @@ from slipway.trainer import hooks
 from slipway.trainer.config import TrainSettings
 from slipway.trainer.data.features import blank
 from slipway.trainer.engines import builder
-
-# Function (images, draw) -> images, where draw(n) is the n-th seed of a step on a device.
-Augmentation = Callable[[Any, Callable[[int], Any]], Any]
+from slipway.trainer.engines.keras.augment import Custom
 
 
 def load(train: TrainSettings, setting: str) -> Callable[..., Any]:
@@ -83,7 +81,7 @@ class Seeds(keras.random.SeedGenerator):
         return self._draw(self._count - 1)
 
 
-def augmentation(train: TrainSettings, manifest: Manifest) -> Augmentation | None:
+def augmentation(train: TrainSettings, manifest: Manifest) -> Custom | None:
     """Return the function `train.augment.function`, after a trial on black images; None without one.
 
     Raises:

@@ -26,7 +26,7 @@ def augmented(images: Any, settings: AugmentSettings, seed: int = 1, step: int =
     from slipway.trainer.engines.tensorflow import step as training_step
 
     train = TrainSettings(epochs=1, seed=seed, augment=settings)
-    return np.asarray(training_step.augmented(images, train, step, replica))
+    return np.asarray(training_step.augmented(images, np.arange(len(images)), train, step, replica)[0])
 
 
 def test_nothing_is_on_by_default(images: Any) -> None:
@@ -44,7 +44,8 @@ def test_the_same_seed_step_and_replica_give_the_same_images(images: Any) -> Non
     first = augmented(images, ALL)
     train = TrainSettings(epochs=1, seed=1, augment=ALL)
     np.testing.assert_array_equal(augmented(images, ALL), first)
-    in_graph = tf.function(lambda step: training_step.augmented(images, train, step, 0))(tf.constant(7))
+    labels = np.arange(len(images))
+    in_graph = tf.function(lambda step: training_step.augmented(images, labels, train, step, 0)[0])(tf.constant(7))
     np.testing.assert_allclose(in_graph, first, atol=1e-6)
     for other in ({"seed": 2}, {"step": 8}, {"replica": 1}):
         assert (augmented(images, ALL, **other) != first).any(axis=(1, 2, 3)).mean() > 0.9

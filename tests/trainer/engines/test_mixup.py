@@ -31,11 +31,11 @@ def test_null_and_zero_are_off() -> None:
 def test_a_factor_is_the_larger_part_of_a_beta_draw(tensorflow: None, alpha: float) -> None:
     from scipy import stats
 
-    from slipway.trainer.engines.keras import mixup
+    from slipway.trainer.engines.keras import augment
 
     draws = np.random.default_rng(3).random((2, 200_000), np.float32)
     draws[0, :2], draws[1, :2] = (0.0, 1.0 - 2.0**-24), 0.5  # the ends of the interval, where a cosine vanishes
-    found = np.asarray(mixup.factors(draws[0], draws[1], alpha))
+    found = np.asarray(augment.factors(draws[0], draws[1], alpha))
     assert found.dtype == np.float32
     assert 0.5 <= found.min() < found.max() <= 1
     for value in np.linspace(0.51, 0.9999, 40):
@@ -44,13 +44,13 @@ def test_a_factor_is_the_larger_part_of_a_beta_draw(tensorflow: None, alpha: flo
 
 
 def test_every_image_and_label_has_another_ones_part(tensorflow: None) -> None:
-    from slipway.trainer.engines.tensorflow.step import mixed
+    from slipway.trainer.engines.tensorflow.step import augmented
 
     images = np.eye(16, dtype=np.float32).reshape(16, 2, 4, 2)  # the pixels of a blend are its weights
     labels = np.arange(16, dtype=np.int32)
     distances = set()
     for step in range(20):
-        blended, found = mixed(images, labels, training(), step, 0)
+        blended, found = augmented(images, labels, training(), step, 0)
         weights, share, partner = (
             np.reshape(blended, (16, 16)),
             np.asarray(found["share"]),
@@ -65,10 +65,10 @@ def test_every_image_and_label_has_another_ones_part(tensorflow: None) -> None:
         assert len(set(share.tolist())) > 8  # a factor for each example
         distances.add(int(partner[0]))
     assert len(distances) > 8
-    again = mixed(images, labels, training(), step, 0)[0]
+    again = augmented(images, labels, training(), step, 0)[0]
     np.testing.assert_array_equal(again, blended)
-    assert (np.asarray(mixed(images, labels, training(), step, 1)[0]) != np.asarray(blended)).any()
-    unchanged = mixed(images, labels, TrainSettings(epochs=1), 0, 0)
+    assert (np.asarray(augmented(images, labels, training(), step, 1)[0]) != np.asarray(blended)).any()
+    unchanged = augmented(images, labels, TrainSettings(epochs=1), 0, 0)
     assert unchanged[0] is images and unchanged[1] is labels
 
 
@@ -76,7 +76,7 @@ def test_labels_blend_if_an_example_has_several(tensorflow: None) -> None:
     """The cross-entropy of labels 0 and 1 is linear in them."""
     from keras import ops
 
-    from slipway.trainer.engines.keras import mixup
+    from slipway.trainer.engines.keras import augment
     from slipway.trainer.engines.keras.objective import Objective, objective
     from slipway.trainer.engines.tensorflow.step import CLASSIFICATION
 
@@ -87,7 +87,7 @@ def test_labels_blend_if_an_example_has_several(tensorflow: None) -> None:
     labels = {"own": own, "partner": partner, "share": share}
     blended = share[:, None] * own + (1 - share[:, None]) * partner
     expected = (np.logaddexp(0, logits) - logits * blended).mean(axis=1)
-    found = mixup.losses(lambda one: of.losses(ops.convert_to_tensor(logits), one), labels)
+    found = augment.losses(lambda one: of.losses(ops.convert_to_tensor(logits), one), labels)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 

@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 
 from slipway.core.manifest import Manifest
 from slipway.trainer.config import TrainSettings
-from slipway.trainer.data.features import Tensors, blank, each, in_order, with_image
-from slipway.trainer.engines.hooks import Augmentation
+from slipway.trainer.data.features import Tensors, blank, each, in_order
 from slipway.trainer.engines.jax.devices import AXIS, Devices
-from slipway.trainer.engines.keras import augment, mixup
-from slipway.trainer.engines.keras.mixup import Labels
+from slipway.trainer.engines.keras import augment
+from slipway.trainer.engines.keras.augment import Custom, Labels
 from slipway.trainer.engines.keras.objective import Objective
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ class Step:
     train: TrainSettings
     devices: Devices
     is_loop_fast: bool
-    own_augmentation: Augmentation | None = None
+    own_augmentation: Custom | None = None
 
     def from_memory(self) -> Steps:
         """Return steps on (inputs, labels, order).
@@ -176,14 +175,14 @@ class Step:
                 lambda change, shape, low, high: jax.random.uniform(keys[change], shape, minval=low, maxval=high),
                 lambda change, shape, low, high: jax.random.randint(keys[change], shape, low, high),
             )
-            inputs = with_image(lambda images: augment.apply(images, settings, *drawing), inputs)
-            if own := self.own_augmentation:
-                inputs = with_image(
-                    lambda images: own(images, lambda number: jax.random.key_data(jax.random.fold_in(key, number))),
-                    inputs,
-                )
-            if settings.mixup:
-                inputs, labels = mixup.mix(inputs, labels, settings.mixup, *drawing)
+            inputs, labels = augment.augmented(
+                inputs,
+                labels,
+                settings,
+                self.own_augmentation,
+                drawing,
+                lambda number: jax.random.key_data(jax.random.fold_in(key, number)),
+            )
         return jax.tree.map(
             lambda values: values.reshape(self.train.accumulation, share, *values.shape[1:]), (inputs, labels)
         )
@@ -230,7 +229,6 @@ class Step:
         return loss * scale, (others, jnp.stack([loss, jnp.sum(metrics) / self.train.batch_size]))
 
     def _scaled(self, decoded: Tensors) -> Tensors:
-
         def scaled(one: jax.Array) -> jax.Array:
             return one.astype(jnp.float32) * np.float32(1.0 / 255.0) if one.dtype == jnp.uint8 else one
 

@@ -2,20 +2,30 @@
 
 An engine draws them from the run's seed, the step and the device, so a resumed run repeats them. They differ between
 engines.
+
+Mixup blends each image with another one, and the loss with the loss for its label: Zhang et al. 2018, "mixup: Beyond
+Empirical Risk Minimization". Both images are of a device's part of a step's batch. Unlike in the paper's code, with one
+factor for a batch, each image has its own, so that how a batch is split over devices does not change how it is blended.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
 from keras import ops
 
 from slipway.core.errors import UserError
 from slipway.trainer.augmentation import AugmentSettings
+from slipway.trainer.data.features import with_image
 
 # A tensor of the backend: tf.Tensor, jax.Array or torch.Tensor.
 Tensor: TypeAlias = Any
+# Labels [batch, …]; with mixup a dict of `own`, `partner` and `share`, float32 [batch], the factor of the own label.
+Labels: TypeAlias = Any
+# Function (images, draw) -> images, where draw(n) is the n-th seed of a step on a device.
+Custom = Callable[[Any, Callable[[int], Any]], Any]
 TRANSFORMATIONS = 9  # the last two are mixup's
 
 
@@ -44,6 +54,30 @@ class Draw(Protocol):
     """
 
     def __call__(self, transformation: int, shape: tuple[int, ...], low: Any, high: Any, /) -> Tensor: ...
+
+
+def augmented(
+    inputs: Any,
+    labels: Tensor,
+    settings: AugmentSettings,
+    custom: Custom | None,
+    drawing: tuple[Draw, Draw],
+    seed: Callable[[int], Tensor],
+) -> tuple[Any, Labels]:
+    """Augment a device's part of a step's batch: the images of its inputs, and with mixup the labels.
+
+    Args:
+        inputs: The network's inputs: one tensor, or a dict by name.
+        labels: [batch, …].
+        settings: The enabled transformations.
+        custom: The user's function, or None.
+        drawing: Draw floats, and integers.
+        seed: Returns the n-th seed for the user's function.
+    """
+    inputs = with_image(lambda images: apply(images, settings, *drawing), inputs)
+    if custom is not None:
+        inputs = with_image(lambda images: custom(images, seed), inputs)
+    return mix(inputs, labels, settings.mixup, *drawing) if settings.mixup else (inputs, labels)
 
 
 def apply(images: Tensor, settings: AugmentSettings, uniform: Draw, integers: Draw) -> Tensor:
@@ -141,3 +175,48 @@ def _erase(images: Tensor, most: float, draws: Tensor) -> Tensor:
     tall, wide, down, right = (draws[:, number, None, None, None] for number in range(4))
     erased = (ops.abs(row - down) < tall * most / 2) & (ops.abs(column - right) < wide * most / 2)
     return ops.where(erased, 0.0, images)
+
+
+def mix(images: Tensor, labels: Tensor, alpha: float, uniform: Draw, integers: Draw) -> tuple[Tensor, Labels]:
+    """Blend each example with the one that is a random distance after it, the same distance for all.
+
+    Args:
+        images: Float32 [n, height, width, channels], after all other augmentation.
+        labels: [n, …].
+        alpha: The parameter of the Beta distribution, above 0.
+        uniform: Draws floats.
+        integers: Draws integers.
+    """
+    examples = images.shape[0]
+    drawn = uniform(7, (examples, 2), 0.0, 1.0)
+    share = factors(drawn[:, 0], drawn[:, 1], alpha)
+    distance = integers(8, (1,), 1, examples)
+    partner = (ops.arange(examples, dtype=distance.dtype) + distance) % examples
+    own = share[:, None, None, None]
+    blended = own * images + (1 - own) * ops.take(images, partner, axis=0)
+    return blended, {"own": labels, "partner": ops.take(labels, partner, axis=0), "share": share}
+
+
+def factors(first: Tensor, second: Tensor, alpha: float) -> Tensor:
+    """Return max(x, 1 - x) for x from Beta(alpha, alpha), of two independent draws in [0, 1) each; float32.
+
+    Student's t with 2 alpha degrees of freedom is sqrt(2 alpha (u ** (-1 / alpha) - 1)) cos(2 pi v) (Bailey 1994,
+    "Polar generation of random variates with the t-distribution"), and 1/2 + t / (2 sqrt(2 alpha + t²)) has the
+    distribution Beta(alpha, alpha). Here this is written so that no intermediate value overflows.
+    """
+    radius = -ops.expm1(ops.log(first) / alpha)  # 1 - u ** (1 / alpha)
+    along = radius * ops.square(ops.cos(math.pi * second))
+    return 0.5 + 0.5 * ops.sqrt(ops.minimum(along / (1 - radius + along), 1.0))
+
+
+def losses(of: Callable[[Tensor], Tensor], labels: Labels) -> Tensor:
+    """Return each example's loss, float32 [batch]; `of` returns it for labels that are not mixed."""
+    if not isinstance(labels, dict):
+        return of(labels)
+    share = labels["share"]
+    return share * of(labels["own"]) + (1 - share) * of(labels["partner"])
+
+
+def dominant(labels: Labels) -> Tensor:
+    """Return the label of which an example has at least half."""
+    return labels["own"] if isinstance(labels, dict) else labels

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from slipway.core.manifest import Manifest
 from slipway.trainer.config import TrainSettings
 from slipway.trainer.engines import hooks
-from slipway.trainer.engines.keras import mixup
-from slipway.trainer.engines.keras.augment import Tensor
-from slipway.trainer.engines.keras.mixup import Labels
+from slipway.trainer.engines.keras import augment
+from slipway.trainer.engines.keras.augment import Labels, Tensor
 from slipway.trainer.hyperparameters import class_weights
 
 # Function (outputs float32 [batch, outputs], labels [batch, …]) -> float32 [batch].
@@ -45,7 +44,7 @@ class Objective:
             losses = self.losses(outputs, labels)
             return losses if self.class_weights is None else losses * self.take(self.class_weights, labels)
 
-        return mixup.losses(weighted, labels), self.metric(outputs, mixup.dominant(labels))
+        return augment.losses(weighted, labels), self.metric(outputs, augment.dominant(labels))
 
     def sums(self, outputs: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
         """Return the sums of losses, metrics, weights (1, or 0 for padding) and custom metrics, float32 [3 + metrics].

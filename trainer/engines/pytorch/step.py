@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from torch.nn.functional import cross_entropy
 
 from slipway.trainer.config import TrainSettings
-from slipway.trainer.data.features import each, with_image
-from slipway.trainer.engines.hooks import Augmentation
-from slipway.trainer.engines.keras import augment, mixup
-from slipway.trainer.engines.keras.mixup import Labels
+from slipway.trainer.data.features import each
+from slipway.trainer.engines.keras import augment
+from slipway.trainer.engines.keras.augment import Custom, Labels
 from slipway.trainer.engines.keras.objective import Objective
 from slipway.trainer.engines.pytorch.devices import Devices
 from slipway.trainer.engines.pytorch.export import Tensors, scaled
@@ -50,7 +49,7 @@ class Step:
     precision: Precision
     batch: int
     devices: Devices
-    own_augmentation: Augmentation | None = None
+    own_augmentation: Custom | None = None
 
     def run(self, decoded: Tensors, labels: torch.Tensor, number: int, rate: float) -> torch.Tensor:
         """Run one update; return this process's mean loss and metric before it, float32 [2] on the device.
@@ -64,9 +63,15 @@ class Step:
         self._seed(number)
         inputs = scaled(decoded)
         if self.train.augment.is_on:
-            inputs = with_image(lambda images: self._augmented(images, number), inputs)
-            if self.train.augment.mixup:
-                inputs, labels = mixup.mix(inputs, labels, self.train.augment.mixup, *self._drawing(number))
+            numbers = (self.train.seed, number, self.devices.cluster.rank, "function")
+            inputs, labels = augment.augmented(
+                inputs,
+                labels,
+                self.train.augment,
+                self.own_augmentation,
+                self._drawing(number),
+                lambda count: torch.tensor([_seed(*numbers, count), 0]),
+            )
         metrics = torch.zeros(2, device=self.devices.device)
         parts = self.train.accumulation
         share = self.batch // parts
@@ -129,15 +134,7 @@ class Step:
         for index, generator in enumerate(self.network.seed_generators()):
             generator.state.assign(np.array([(seed + index) % 2**31, 0], np.int64))
 
-    def _augmented(self, images: torch.Tensor, number: int) -> torch.Tensor:
-        images = augment.apply(images, self.train.augment, *self._drawing(number))
-        if self.own_augmentation is None:
-            return images
-        numbers = (self.train.seed, number, self.devices.cluster.rank, "function")
-        return self.own_augmentation(images, lambda count: torch.tensor([_seed(*numbers, count), 0]))
-
     def _drawing(self, number: int) -> tuple[augment.Draw, augment.Draw]:
-
         def generator(change: int) -> torch.Generator:
             source = torch.Generator(self.devices.device)
             return source.manual_seed(_seed(self.train.seed, number, self.devices.cluster.rank, change))

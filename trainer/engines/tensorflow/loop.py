@@ -16,12 +16,11 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from slipway.trainer.config import TrainSettings
-from slipway.trainer.data.features import Tensors, each, scaled, with_image
+from slipway.trainer.data.features import Tensors, each, scaled
 from slipway.trainer.data.images import traced
 from slipway.trainer.data.inputs import MemoryTraining, StreamTraining, TrainingData, padded
-from slipway.trainer.engines.hooks import Augmentation
-from slipway.trainer.engines.keras.mixup import Labels
-from slipway.trainer.engines.tensorflow.step import TrainingStep, all_finite, augmented, mixed
+from slipway.trainer.engines.keras.augment import Custom, Labels
+from slipway.trainer.engines.tensorflow.step import TrainingStep, all_finite, augmented
 
 Rates = NDArray[np.float32]
 Batch = tuple[Tensors, tf.Tensor]  # decoded inputs and labels
@@ -72,7 +71,7 @@ class StepLoop:
         *,
         compiled: bool,
         resident: str | None,
-        own_augmentation: Augmentation | None = None,
+        own_augmentation: Custom | None = None,
     ) -> None:
         self._step, self._optimizer, self._layout, self._train = step, optimizer, layout, train
         self._compiled, self._resident, self._own_augmentation = compiled, resident, own_augmentation
@@ -269,12 +268,10 @@ class StepLoop:
         inputs = scaled(decoded)
         if not self._train.augment.is_on:
             return inputs, labels
-        inputs = with_image(lambda images: augmented(images, self._train, step, device, self._own_augmentation), inputs)
-        return mixed(inputs, labels, self._train, step, device)
+        return augmented(inputs, labels, self._train, step, device, self._own_augmentation)
 
 
 def _in_parts(rows: int, fetch: Callable[[int, int], tuple[Tensors, ...]], steps: Callable[..., tf.Tensor]) -> Call:
-
     def call(step: int, rates: Rates) -> tuple[tf.Tensor, float]:
         waited, parts = 0.0, []
         for start in range(0, len(rates), rows):

@@ -11,9 +11,8 @@ import tensorflow as tf
 from slipway.trainer.config import TrainSettings
 from slipway.trainer.data.features import Tensors, each
 from slipway.trainer.data.images import traced
-from slipway.trainer.engines.hooks import Augmentation
-from slipway.trainer.engines.keras import augment, mixup, normalization
-from slipway.trainer.engines.keras.mixup import Labels
+from slipway.trainer.engines.keras import augment, normalization
+from slipway.trainer.engines.keras.augment import Custom, Labels
 from slipway.trainer.engines.keras.objective import Objective
 
 # Initial loss scale of mixed_float16, and the number of steps without overflow after which it doubles.
@@ -136,7 +135,7 @@ class TrainingStep:
 
     def _of_part(self, inputs: Tensors, labels: Labels) -> tuple[tf.Tensor, list[tf.Tensor]]:
         # All per-device batches have the same size, and so have all micro-batches.
-        examples = mixup.dominant(labels).shape[0] * self._train.accumulation * self._devices
+        examples = augment.dominant(labels).shape[0] * self._train.accumulation * self._devices
         variables = [variable.value for variable in self._variables]
         # Explicitly, since the tape does not watch variables that were created frozen.
         with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -153,36 +152,16 @@ class TrainingStep:
 
 
 def augmented(
-    images: tf.Tensor, train: TrainSettings, step: tf.Tensor, device: tf.Tensor, own: Augmentation | None = None
-) -> tf.Tensor:
-    """Augment each image independently: float32 in [0, 1], [batch, height, width, channels], to the same.
+    inputs: Tensors, labels: tf.Tensor, train: TrainSettings, step: tf.Tensor, device: tf.Tensor,
+    custom: Custom | None = None,
+) -> tuple[Tensors, Labels]:  # fmt: skip
+    """Augment a device's part of a step's batch (`augment.augmented`); deterministic for the settings' seed.
 
-    Args:
-        images: The device's examples of a step's batch.
-        train: The settings.
-        step: Number of the step in the run (from 0), an integer scalar.
-        device: Number of the device in the job, an integer scalar.
-        own: The user's augmentation, or None.
+    `step` is the number of the step in the run (from 0), `device` that of the device in the job: integer scalars.
     """
-    images = augment.apply(images, train.augment, *_drawing(train, step, device))
-    return images if own is None else own(images, lambda number: tf.random.fold_in(_seed(train, step, device), number))
-
-
-def mixed(
-    images: tf.Tensor, labels: tf.Tensor, train: TrainSettings, step: tf.Tensor, device: tf.Tensor
-) -> tuple[tf.Tensor, Labels]:
-    """Blend a device's augmented images with one another (`mixup.mix`); the arguments are those of `augmented`."""
-    alpha = train.augment.mixup
-    return mixup.mix(images, labels, alpha, *_drawing(train, step, device)) if alpha else (images, labels)
-
-
-def _seed(train: TrainSettings, step: tf.Tensor, device: tf.Tensor) -> tf.Tensor:
     seed = tf.stack([tf.constant(train.seed, tf.int32), tf.cast(step, tf.int32)])
-    return tf.random.fold_in(seed, tf.cast(device, tf.int32))
-
-
-def _drawing(train: TrainSettings, step: tf.Tensor, device: tf.Tensor) -> tuple[augment.Draw, augment.Draw]:
-    seeds = tf.unstack(tf.random.split(_seed(train, step, device), augment.TRANSFORMATIONS))
+    seed = tf.random.fold_in(seed, tf.cast(device, tf.int32))
+    seeds = tf.unstack(tf.random.split(seed, augment.TRANSFORMATIONS))
 
     def uniform(transformation: int, shape: tuple[int, ...], low: float, high: float) -> tf.Tensor:
         return tf.random.stateless_uniform(shape, seeds[transformation], low, high)
@@ -190,7 +169,10 @@ def _drawing(train: TrainSettings, step: tf.Tensor, device: tf.Tensor) -> tuple[
     def integers(transformation: int, shape: tuple[int, ...], low: int, high: int) -> tf.Tensor:
         return tf.random.stateless_uniform(shape, seeds[transformation], low, high, tf.int32)
 
-    return uniform, integers
+    drawing = (uniform, integers)
+    return augment.augmented(
+        inputs, labels, train.augment, custom, drawing, lambda number: tf.random.fold_in(seed, number)
+    )
 
 
 def _cross_entropy(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:

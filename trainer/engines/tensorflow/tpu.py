@@ -52,7 +52,6 @@ def tpu_strategy(cluster: Cluster) -> tf.distribute.TPUStrategy:
 
 
 def _connected(accelerators: Accelerators, seconds: float) -> tf.distribute.cluster_resolver.TPUClusterResolver:
-
     def connect() -> tf.distribute.cluster_resolver.TPUClusterResolver:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="local")
         tf.tpu.experimental.initialize_tpu_system(resolver)
