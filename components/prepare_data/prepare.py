@@ -208,7 +208,7 @@ def list_source(source: Source, settings: DataSettings, folder: Path) -> Listing
     tasks = [(part, folder / f"part-{number:06d}") for number, part in enumerate(parts)]
     with Workers(ListWork(source, settings.seed, bundle_reader(settings)), worker_count(settings.workers)) as workers:
         listed = dict(workers.run(tasks))
-    return Listing(source, [listed[number] for number in range(len(parts))])
+    return Listing(source, [listed[number] for number in range(len(parts))], folder / "listing")
 
 
 def unlisted_problems(listing: Listing, settings: DataSettings, item: str) -> list[Problem]:

@@ -1,11 +1,12 @@
 """Temporary files of sources that can only be read sequentially.
 
-The spool file is written while the source is listed and read by the shard writers. Keys that occur
-twice and equal rows are found with the listing's external merge sort: memory use does not grow with their number.
+The spool file is written while the source is listed and read by the shard writers. Keys that occur twice and equal rows
+are found by SQLite, which sorts on disk: memory use does not grow with their number.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import marshal
@@ -13,15 +14,12 @@ import os
 import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
-from slipway.components.prepare_data.listing import index
-from slipway.components.prepare_data.listing.index import Run, append_run, merge_runs
+from slipway.components.prepare_data.listing.index import database
 
 LENGTH = struct.Struct("<I")
 BUFFER_BYTES = 1 << 20
-# The number of a key's line, and the length of the key.
-NUMBER = struct.Struct(">Q")
 # Of a row's values.
 DIGEST_BYTES = 8
 
@@ -76,33 +74,26 @@ def read_at(descriptor: int, place: int, size: int) -> bytes:
 
 
 class SortedRows:
-    """Rows sorted in the temporary file `path`, which is deleted at the end."""
+    """Keys and values, sorted in the temporary file `path`, which is deleted at the end."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._rows: list[bytes] = []
-        self._runs: list[Run] = []
 
     def __enter__(self) -> Self:
-        self._file: BinaryIO = self._path.open("w+b")
+        self._stack = contextlib.ExitStack()
+        self._stack.callback(self._path.unlink, missing_ok=True)
+        self._rows = self._stack.enter_context(database(self._path))
+        self._rows.execute("CREATE TABLE rows (key BLOB, value)")
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._file.close()
-        self._path.unlink()
+        self._stack.close()
 
-    def _add(self, row: bytes) -> None:
-        self._rows.append(row)
-        if len(self._rows) == index.MOST_ROWS_LISTED:
-            self._write_run()
+    def _add(self, key: bytes, value: object) -> None:
+        self._rows.execute("INSERT INTO rows VALUES (?, ?)", (key, value))
 
-    def _sorted(self) -> Iterator[bytes]:
-        self._write_run()
-        return merge_runs(self._file, self._runs)
-
-    def _write_run(self) -> None:
-        self._runs.append(append_run(self._file, sorted(self._rows)))
-        self._rows.clear()
+    def _sorted(self) -> Iterator[tuple[bytes, Any]]:
+        return self._rows.execute("SELECT key, value FROM rows ORDER BY length(key), key, value")
 
 
 class UniqueKeys(SortedRows):
@@ -110,15 +101,13 @@ class UniqueKeys(SortedRows):
 
     def add(self, key: bytes, line: int) -> None:
         """Add a key and its line number."""
-        self._add(NUMBER.pack(len(key)) + key + NUMBER.pack(line))
+        self._add(key, line)
 
     def twice(self) -> tuple[bytes, int, int] | None:
         """Return the first of the shortest duplicate keys, with its first two lines, or None."""
-        key = slice(NUMBER.size, -NUMBER.size)
-        for one, other in itertools.pairwise(self._sorted()):
-            if one[key] == other[key]:
-                lines = (NUMBER.unpack(row[-NUMBER.size :])[0] for row in (one, other))
-                return one[key], *lines
+        for (one, line), (other, next_line) in itertools.pairwise(self._sorted()):
+            if one == other:
+                return one, line, next_line
         return None
 
 
@@ -127,15 +116,11 @@ class EqualRows(SortedRows):
 
     def add(self, values: bytes, about: tuple[Any, ...]) -> None:
         """Add a row with these values; `about` is returned with it."""
-        digest = hashlib.blake2b(values, digest_size=DIGEST_BYTES).digest()
-        self._add(digest + marshal.dumps(about))
+        self._add(hashlib.blake2b(values, digest_size=DIGEST_BYTES).digest(), marshal.dumps(about))
 
     def keyed(self) -> Iterator[tuple[bytes, tuple[Any, ...]]]:
         """Yield a key of each row, unique by a number where rows are equal, and what was added with it."""
-        last, number = b"", 0
-        for row in self._sorted():
-            digest = row[:DIGEST_BYTES]
-            number = number + 1 if digest == last else 1
-            last = digest
-            copy = b" copy %d" % number if number > 1 else b""
-            yield b"row " + digest.hex().encode() + copy, marshal.loads(row[DIGEST_BYTES:])
+        for digest, equal in itertools.groupby(self._sorted(), key=lambda row: row[0]):
+            for number, (_, about) in enumerate(equal, 1):
+                copy = b" copy %d" % number if number > 1 else b""
+                yield b"row " + digest.hex().encode() + copy, marshal.loads(about)

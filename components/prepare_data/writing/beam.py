@@ -161,7 +161,6 @@ def write_shard(writer: ShardWriter, task: ShardTask) -> None:
             path=folder / task.path.name if task.path else None,
             examples=folder / task.examples.name,
             result=folder / task.result.name,
-            hashes=folder / task.hashes.name if task.hashes else None,
         )
         remote.fetch(task.examples, here.examples)
         try:
@@ -173,10 +172,7 @@ def write_shard(writer: ShardWriter, task: ShardTask) -> None:
             return
         if here.path and task.path:
             remote.store(here.path, task.path)
-        if here.hashes and task.hashes:
             remote.store(here.hashes, task.hashes)
-        if task.path:
-            remote.store(here.seen, task.seen)
         remote.store(here.result, task.result)
 
 

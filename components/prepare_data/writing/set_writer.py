@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -20,20 +21,13 @@ from slipway.components.prepare_data.encoding.inputs import (
 )
 from slipway.components.prepare_data.listing import split as splitting
 from slipway.components.prepare_data.listing.groups import Bundles
-from slipway.components.prepare_data.listing.index import Dealer, Listing, list_path, read_list
+from slipway.components.prepare_data.listing.index import Listing, deal, list_path, read_list
 from slipway.components.prepare_data.listing.plan import Plan, stored_settings
 from slipway.components.prepare_data.publishing.dataset_info import write_dataset_info
 from slipway.components.prepare_data.publishing.statistics import TEMPLATE, label_text, write_statistics
 from slipway.components.prepare_data.settings import BeamSettings, DataSettings
 from slipway.components.prepare_data.sources.source import SPLITS, Source, common_reason, readable
-from slipway.components.prepare_data.validation.duplicates import (
-    Copy,
-    HashedShard,
-    bucket_count,
-    conflict_notes,
-    find_copies,
-    in_several_splits,
-)
+from slipway.components.prepare_data.validation.duplicates import Copy, HashedShard, find_copies, in_several_splits
 from slipway.components.prepare_data.validation.image import import_decoder
 from slipway.components.prepare_data.validation.leaks import leak_notes
 from slipway.components.prepare_data.validation.problems import Problem, refuse
@@ -47,7 +41,7 @@ from slipway.core import events, manifest
 from slipway.core.atomic import replace_file
 from slipway.core.errors import UserError
 from slipway.core.manifest import Checked, LeftOut, Manifest, Split
-from slipway.core.seen import HASH_BYTES, split_file
+from slipway.core.seen import split_file
 
 # The digests of the shards' records (`ShardResult.content`) by split.
 Records = Mapping[str, list[str]]
@@ -64,14 +58,13 @@ class SetWriter:
         listing: The source's examples.
         plan: Their division among splits and shards.
         scratch: The folder in which the source was listed.
-        work: The work folder, with the data set in its folder `SET`, the results of finished shards in `RESULTS`, the
-            hashes of their images in `HASHES`, and the results of validation before writing in `VALIDATED`.
+        work: The work folder, with the data set in its folder `SET`, the results of finished shards and the hashes of
+            their images in `RESULTS`, and the results of validation before writing in `VALIDATED`.
         beam: The Beam settings, if Apache Beam writes the shards.
     """
 
     SET = "set"
     RESULTS = "results"
-    HASHES = "hashes"
     VALIDATED = "validated"
 
     def __init__(
@@ -95,10 +88,7 @@ class SetWriter:
         self._read_lists = work / "lists" if beam and is_elsewhere(beam) else self._lists
         self._set = work / self.SET
         self._results = work / self.RESULTS
-        self._hashes = work / self.HASHES
         self._validated = work / self.VALIDATED
-        self._bundles: Bundles | None = None
-        self._buckets = bucket_count(plan.examples())
         self._left_out = SkippedImages(work / "left_out.json")
 
     def write(self, name: str, fingerprint: Callable[[Records], str]) -> Manifest:
@@ -120,7 +110,7 @@ class SetWriter:
         copies = self._copies(results)
         refuse(self._problems(combine(_tallies(results)), copies))
         if copies:
-            for folder in (self._results, self._set, self._hashes):
+            for folder in (self._results, self._set):
                 shutil.rmtree(folder, ignore_errors=True)
             self._left_out.add_copies(copies)
             results = self._write_shards(name)
@@ -149,7 +139,7 @@ class SetWriter:
         self._validated.mkdir(exist_ok=True)
         plan = self._current_plan()
         tasks = [
-            dataclasses.replace(task, path=None, hashes=None, result=self._validated / task.result.name)
+            dataclasses.replace(task, path=None, result=self._validated / task.result.name)
             for task in self._tasks(name, plan).values()
         ]
         tally = combine(result.tally for result in self._run_tasks(tasks, plan))
@@ -199,21 +189,16 @@ class SetWriter:
         """Return the images that are also in another split."""
         if not self._finds_copies:
             return []
-        shards = {
-            split: [
-                HashedShard(self._set / result.shard.file, self._hashes / result.hashes.file)
-                for result in found
-                if result.shard and result.hashes
-            ]
-            for split, found in results.items()
-        }
         events.phase("comparing the images")
-        every = (HashedShard(shard.path, shard.hashes) for found in shards.values() for shard in found)
-        self._left_out.conflicts = conflict_notes(every, self._buckets, self._label_text)
-        return list(find_copies(shards, self._buckets))
-
-    def _label_text(self, label: Sequence[bytes | float | int]) -> str:
-        return label_text(self._source.task, self._plan.classes, label)
+        shards = (
+            HashedShard.of(split, self._set / result.shard.file, self._results / result.hashes.file)
+            for split, found in results.items()
+            for result in found
+            if result.shard and result.hashes
+        )
+        text_of = functools.partial(label_text, self._source.task, self._plan.classes)
+        copies, self._left_out.conflicts = find_copies(shards, self._scratch / "hashes", text_of)
+        return copies
 
     @property
     def _finds_copies(self) -> bool:
@@ -226,7 +211,7 @@ class SetWriter:
         Raises:
             UserError: An image is unusable, although all images were validated before.
         """
-        for folder in (self._set, self._results, self._hashes):
+        for folder in (self._set, self._results):
             folder.mkdir(exist_ok=True)
         plan = self._current_plan()
         tasks = self._tasks(name, plan)
@@ -276,13 +261,14 @@ class SetWriter:
     def _current_plan(self) -> Plan:
         """Return the plan without the images skipped so far, and with each bundle in one split."""
         left_out, settings = self._left_out, self._settings
+        counts = self._listing.remove(left_out.unusable) if left_out.reasons else {}
         if settings.group_by is not None:
-            self._bundles = Bundles(self._listing, settings, left_out.unusable, self._scratch)
-            return self._plan.dividing(self._bundles.divided, left_out.copies.values())
-        if left_out.reasons:
-            divided = splitting.divide(self._listing.counts_without(left_out.unusable), settings.split)
-            return self._plan.dividing(divided, left_out.copies.values())
-        return self._plan
+            divided = Bundles(self._listing, settings).divided
+        elif left_out.reasons:
+            divided = splitting.divide(counts, settings.split)
+        else:
+            return self._plan
+        return self._plan.dividing(divided, left_out.copies.values())
 
     def _tasks(self, name: str, plan: Plan) -> dict[tuple[str, int], ShardTask]:
         """Return the task of each shard, by split and number."""
@@ -302,17 +288,14 @@ class SetWriter:
             resize=self._settings.resize,
             images=[name.encode() for name, about in self._source.features.items() if described(about) == "image"],
             most_left_out=int(self._settings.skip_corrupt * self._plan.examples()) + MOST_LEFT_OUT_LISTED,
-            hashes=self._hashes / f"{file}.hashes" if self._finds_copies else None,
-            buckets=self._buckets,
         )
 
     def deal(self, plan: Plan) -> None:
         """Write the lists of the shards' examples."""
         shutil.rmtree(self._lists, ignore_errors=True)
         self._lists.mkdir()
-        unusable, copies = self._left_out.unusable, self._left_out.copies
-        split_of = self._bundles.open_table() if self._bundles else None
-        Dealer(self._listing, plan.divided, plan.shards, unusable, plan.classes, copies, split_of).deal(self._lists)
+        bundled, copies = self._settings.group_by is not None, self._left_out.copies
+        deal(self._listing, plan.divided, plan.shards, plan.classes, self._lists, copies, bundled=bundled)
 
     def _finish(self, name: str, fingerprint: str, results: Mapping[str, list[ShardResult]], tally: Tally) -> Manifest:
         """Write the metadata files, the manifest last."""
@@ -323,17 +306,15 @@ class SetWriter:
         about = self._manifest(name, fingerprint, results, tally, statistics)
         about = about.model_copy(update={"notes": [*about.notes, *leak_notes(self._set, about)]})
         for split, found in results.items():
-            self._write_seen(split, [result.shard.file for result in found if result.shard])
+            with (self._set / split_file(split)).open("wb") as file:  # see `slipway.core.seen`
+                for result in found:
+                    if result.hashes:
+                        hashes = (self._results / result.hashes.file).read_bytes()
+                        file.write(hashes[: len(hashes) // 2])  # without the offsets
         write_dataset_info(self._set, about, self._source)
         write_statistics(self._set, about, tally, self._listing.ignored, statistics["train"])
         replace_file(self._set / manifest.FILE_NAME, about.model_dump_json(indent=1).encode())
         return about
-
-    def _write_seen(self, split: str, shards: list[str]) -> None:
-        """Write the hashes of a split's examples; see `slipway.core.seen`."""
-        with (self._set / split_file(split)).open("wb") as file:
-            for shard in shards:
-                file.write((self._results / f"{shard}.u64").read_bytes())
 
     def _manifest(
         self,
@@ -395,13 +376,11 @@ def finished(task: ShardTask) -> ShardResult | None:
     """Return the result of a task finished by an earlier, killed run, or None if it must be run."""
     try:
         result = ShardResult.model_validate_json(task.result.read_bytes())
-        for path, stored in ((task.path, result.shard), (task.hashes, result.hashes)):
-            if path is not None:
-                if stored is None:
-                    return None
-                manifest.verify_shard(path, stored)
-        if result.shard and task.seen.stat().st_size != result.shard.examples * HASH_BYTES:
-            return None
+        if task.path:
+            if not result.shard or not result.hashes:
+                return None
+            manifest.verify_shard(task.path, result.shard)
+            manifest.verify_shard(task.hashes, result.hashes)
     except (FileNotFoundError, ValidationError, UserError):
         return None
     return result

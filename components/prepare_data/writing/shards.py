@@ -22,7 +22,7 @@ from slipway.components.prepare_data.encoding.resize import resize, resized_info
 from slipway.components.prepare_data.listing.index import read_list
 from slipway.components.prepare_data.settings import ResizeSettings
 from slipway.components.prepare_data.sources.source import Damaged, Reader, Source, Unusable
-from slipway.components.prepare_data.validation.duplicates import image_hash, write_hashes
+from slipway.components.prepare_data.validation.duplicates import image_hash
 from slipway.components.prepare_data.validation.image import ImageInfo, Inspector, check_bytes
 from slipway.components.prepare_data.validation.sampling import is_decoded
 from slipway.components.prepare_data.validation.tally import Tally, TallyCounter
@@ -45,12 +45,10 @@ LABEL = "label"
 
 
 class ShardResult(BaseModel):
-    """The result of a task: the images' tally, the inputs' statistics, the shard, and the file of the images' hashes.
+    """The result of a task: the images' tally, the inputs' statistics, the shard, and the file `ShardTask.hashes`.
 
-    The hashes of all examples, in the order of the records, are in the task's file `seen`.
-
-    `shard` is None if the images were only validated, `hashes` if duplicates are not checked. `content` is the SHA-256
-    (hex) of the shard's records with the images as they are in the source: the shard's own, except with data.resize.
+    `shard` and `hashes` are None if the images were only validated. `content` is the SHA-256 (hex) of the shard's
+    records with the images as they are in the source: the shard's own, except with data.resize.
     """
 
     tally: Tally
@@ -74,8 +72,6 @@ class ShardTask:
         resize: How images are resized before they are stored; None if their bytes are.
         images: The additional features that are images.
         most_left_out: The maximum number of unusable images to name.
-        hashes: The file for the images' hashes; None if duplicates are not checked.
-        buckets: The number of buckets of the hashes; see `duplicates`.
     """
 
     path: Path | None
@@ -87,12 +83,10 @@ class ShardTask:
     resize: ResizeSettings | None
     images: list[bytes]
     most_left_out: int
-    hashes: Path | None
-    buckets: int
 
     @property
-    def seen(self) -> Path:
-        """The file for the examples' hashes; see `slipway.core.seen`."""
+    def hashes(self) -> Path:
+        """The file for the examples' hashes (see `slipway.core.seen`), followed by the offsets of their records."""
         return self.result.with_suffix(".u64")
 
 
@@ -138,14 +132,18 @@ class ShardWriter:
             size, digest, content = self._write_records(writing, examples, hashed, resized=task.resize is not None)
             writing.replace(task.path)
             tally = counter.tally()
+            columns = b"".join(column.tobytes() for column in hashed)
+            task.hashes.write_bytes(columns)
+            digest_of_columns = hashlib.sha256(columns).hexdigest()
             result = ShardResult(
                 shard=Shard(file=task.path.name, examples=tally.examples, bytes=size, sha256=digest),
                 content=content,
                 tally=tally,
                 inputs=inputs.statistics,
-                hashes=write_hashes(task.hashes, *hashed, task.buckets) if task.hashes else None,
+                hashes=Shard(
+                    file=task.hashes.name, examples=tally.examples, bytes=len(columns), sha256=digest_of_columns
+                ),
             )
-            task.seen.write_bytes(hashed[0].tobytes())
         task.result.write_text(result.model_dump_json())
         return result
 

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from slipway.components.prepare_data.encoding.records import example_parts, read_records
-from slipway.components.prepare_data.listing import index
 from slipway.components.prepare_data.listing.groups import Bundles, PatternReader
-from slipway.components.prepare_data.listing.index import Dealer, Listing, list_part, list_path, read_list
+from slipway.components.prepare_data.listing.index import Listing, deal, list_part, list_path, read_list
 from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.source import SPLITS, Entry, Group
@@ -50,13 +49,13 @@ def divided(folder: Path, bundles: list[dict[str, int]], seed: int = 0) -> dict[
     ]
     settings = DataSettings(source="digits", group_by=PATTERN, seed=seed)
     source: object = FakeSource()
-    listing = Listing(source, [list_part(source, entries, seed, folder / "part", PatternReader(PATTERN))])  # type: ignore[arg-type]
-    found = Bundles(listing, settings, frozenset(), folder)
+    part = list_part(source, entries, seed, folder / "part", PatternReader(PATTERN))  # type: ignore[arg-type]
+    listing = Listing(source, [part], folder / "listing")  # type: ignore[arg-type]
+    found = Bundles(listing, settings)
     labels = sorted({label for _, label in listing.groups})
     lists = folder / "lists"
     lists.mkdir()
-    split_of = found.open_table()
-    Dealer(listing, found.divided, dict.fromkeys(SPLITS, 1), frozenset(), labels, split_of=split_of).deal(lists)
+    deal(listing, found.divided, dict.fromkeys(SPLITS, 1), labels, lists, bundled=True)
     dealt = {split: [key.decode() for key, *_ in read_list(list_path(lists, split, 0))] for split in SPLITS}
     for split, keys in dealt.items():
         assert Counter(key[0] for key in keys) == Counter(
@@ -115,17 +114,6 @@ def test_fractions_are_met_as_well_as_bundles_allow(tmp_path_factory, bundles: l
         for split, share in (("train", 0.8), ("validation", 0.1), ("test", 0.1)):
             found = sum(key.startswith(label) for key in dealt[split])
             assert abs(found - share * total) <= 10 + 0.02 * total  # two bundles
-
-
-@pytest.mark.parametrize("limit", [3, 50])
-def test_pieces_on_disk_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
-    bundles = [{"a": 3 + number % 3, "b": number % 5} for number in range(60)]
-    for folder in ("whole", "pieces"):
-        (tmp_path / folder).mkdir()
-    whole = divided(tmp_path / "whole", bundles)
-    monkeypatch.setattr(index, "MOST_ROWS_LISTED", limit)
-    monkeypatch.setattr(index, "PIECE_ROWS", 2)
-    assert divided(tmp_path / "pieces", bundles) == whole
 
 
 def keys(prepared: Prepared) -> dict[str, list[str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import errno
 import itertools
 import random
 from collections import Counter
@@ -14,15 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipway.components.prepare_data.listing import index
-from slipway.components.prepare_data.listing.index import (
-    Dealer,
-    Listing,
-    append_run,
-    list_part,
-    list_path,
-    read_list,
-    run_rows,
-)
+from slipway.components.prepare_data.listing.index import Listing, database, deal, list_part, list_path, read_list
 from slipway.components.prepare_data.sources.source import Entry, Group, Ignored
 
 
@@ -54,10 +46,13 @@ def entries(count: int, labels: str = "abc", split: str | None = None) -> list[E
 def listing(folder: Path, *parts: list[Entry], seed: int = 0) -> Listing:
     folder.mkdir(exist_ok=True)
     source = FakeSource()
-    return Listing(source, [list_part(source, part, seed, folder / str(n)) for n, part in enumerate(parts)])  # type: ignore[arg-type]
+    listed = [list_part(source, part, seed, folder / str(n)) for n, part in enumerate(parts)]  # type: ignore[arg-type]
+    return Listing(source, listed, folder / "listing")  # type: ignore[arg-type]
 
 
-def deal(folder: Path, found: Listing, counts: dict[str, int], shards: dict[str, int]) -> dict[str, list[list[bytes]]]:
+def dealt_keys(
+    folder: Path, found: Listing, counts: dict[str, int], shards: dict[str, int]
+) -> dict[str, list[list[bytes]]]:
     """Return the keys of each split's shards, with each group divided by `counts` (0: the rest)."""
     divided = {}
     for group, amount in found.groups.items():
@@ -65,27 +60,18 @@ def deal(folder: Path, found: Listing, counts: dict[str, int], shards: dict[str,
         divided[group] = {split: count or rest for split, count in counts.items()}
     lists = folder / "lists"
     lists.mkdir()
-    Dealer(found, divided, shards, frozenset(), sorted({label for _, label in found.groups})).deal(lists)
+    deal(found, divided, shards, sorted({label for _, label in found.groups}), lists)
     return {
         split: [[key for key, _, _, _ in read_list(list_path(lists, split, number))] for number in range(shards[split])]
         for split in shards
     }
 
 
-@pytest.fixture(params=[8192, 7], ids=["in memory", "in pieces"])
-def small_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Repeat the tests with small pieces on disk."""
-    monkeypatch.setattr(index, "MOST_ROWS_LISTED", request.param)
-    monkeypatch.setattr(index, "MOST_ROWS_DEALT", request.param)
-    monkeypatch.setattr(index, "PIECE_ROWS", min(request.param, 3))
-
-
-@pytest.mark.usefixtures("small_pieces")
 def test_the_order_of_the_source_and_its_parts_do_not_matter(tmp_path: Path) -> None:
     one = entries(500)
     other = random.Random(5).sample(one, len(one))
     dealt = [
-        deal(
+        dealt_keys(
             tmp_path / str(number),
             listing(tmp_path / str(number), *parts),
             {"test": 20, "train": 0},
@@ -94,19 +80,14 @@ def test_the_order_of_the_source_and_its_parts_do_not_matter(tmp_path: Path) -> 
         for number, parts in enumerate([[one], [other], [other[:200], other[200:]]])
     ]
     assert dealt[0] == dealt[1] == dealt[2]
-    assert listing(tmp_path / "0", one).digest == listing(tmp_path / "1", other).digest
+    assert listing(tmp_path / "3", one).digest == listing(tmp_path / "4", other).digest
 
 
 def test_pieces_on_disk_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = listing(tmp_path / "whole", entries(300))
-    shards = deal(tmp_path / "whole", whole, {"train": 0}, {"train": 4})
-    monkeypatch.setattr(index, "MOST_ROWS_LISTED", 11)
+    shards = dealt_keys(tmp_path / "whole", listing(tmp_path / "whole", entries(300)), {"train": 0}, {"train": 4})
     monkeypatch.setattr(index, "MOST_ROWS_DEALT", 5)
-    monkeypatch.setattr(index, "PIECE_ROWS", 2)
     pieces = listing(tmp_path / "pieces", entries(300))
-    assert pieces.digest == whole.digest
-    assert pieces.groups == whole.groups
-    assert deal(tmp_path / "pieces", pieces, {"train": 0}, {"train": 4}) == shards
+    assert dealt_keys(tmp_path / "pieces", pieces, {"train": 0}, {"train": 4}) == shards
 
 
 @pytest.mark.parametrize("place", [0, 1, 2, 3, 4])
@@ -120,7 +101,7 @@ def test_the_digest_depends_on_everything_that_is_listed(tmp_path: Path, place: 
 
 def test_the_seed_changes_the_order_and_the_split(tmp_path: Path) -> None:
     dealt = [
-        deal(
+        dealt_keys(
             tmp_path / str(seed),
             listing(tmp_path / str(seed), entries(300), seed=seed),
             {"test": 20, "train": 0},
@@ -134,7 +115,7 @@ def test_the_seed_changes_the_order_and_the_split(tmp_path: Path) -> None:
 
 def test_a_shard_is_shuffled(tmp_path: Path) -> None:
     """Neither classes nor keys are sorted, nor is one a rotation of the other."""
-    (keys,) = deal(tmp_path, listing(tmp_path, entries(3000)), {"train": 0}, {"train": 1})["train"]
+    (keys,) = dealt_keys(tmp_path, listing(tmp_path, entries(3000)), {"train": 0}, {"train": 1})["train"]
     numbers = [int(key.split()[1]) for key in keys]
     rising = sum(one < two for one, two in itertools.pairwise(numbers))
     assert 1400 < rising < 1600
@@ -144,7 +125,7 @@ def test_a_shard_is_shuffled(tmp_path: Path) -> None:
 
 def test_what_a_reader_needs_comes_through(tmp_path: Path) -> None:
     found = listing(tmp_path, entries(50))
-    deal(tmp_path, found, {"train": 0}, {"train": 1})
+    dealt_keys(tmp_path, found, {"train": 0}, {"train": 1})
     for key, label, size, place in read_list(list_path(tmp_path / "lists", "train", 0)):
         number = int(key.split()[1])
         assert (label, size, place) == (number % 3, number, 2 * number)
@@ -161,11 +142,11 @@ def test_shards_are_equal_and_nothing_is_lost(tmp_path_factory, sizes: list[int]
     ]
     left_out = frozenset(key for key, *_ in random.Random(0).sample(given_entries, min(left, len(given_entries) - 1)))
     found = listing(folder, given_entries)
-    counts = found.counts_without(left_out)
+    counts = found.remove(left_out)
     divided = {group: {"train": count} for group, count in counts.items() if count}
     lists = folder / "lists"
     lists.mkdir()
-    Dealer(found, divided, {"train": shards}, left_out, [str(label) for label in range(len(sizes))]).deal(lists)
+    deal(found, divided, {"train": shards}, [str(label) for label in range(len(sizes))], lists)
     paths = [list_path(lists, "train", number) for number in range(shards)]
     dealt = [list(read_list(path)) if path.exists() else [] for path in paths]
     keys = sorted(key for shard in dealt for key, _, _, _ in shard)
@@ -177,23 +158,9 @@ def test_shards_are_equal_and_nothing_is_lost(tmp_path_factory, sizes: list[int]
         assert max(of_class) - min(of_class) <= 1
 
 
-class CountingFile(io.BytesIO):
-    """Counts how often it is read."""
-
-    reads = 0
-
-    def read(self, size: int | None = -1) -> bytes:
-        self.reads += 1
-        return super().read(size)
-
-    def readinto(self, buffer: memoryview) -> int:
-        self.reads += 1
-        return super().readinto(buffer)
-
-
-def test_rows_are_read_in_pieces() -> None:
-    rows = [number.to_bytes(4) for number in range(3 * index.PIECE_ROWS)]
-    file = CountingFile()
-    run = append_run(file, rows)
-    assert list(run_rows(file, run)) == rows
-    assert file.reads == 2 * 3  # the size of each piece, and the piece
+def test_a_full_disk_is_an_error_of_the_disk(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="full") as caught, database(tmp_path / "rows") as rows:
+        rows.execute("PRAGMA max_page_count = 3")
+        rows.execute("CREATE TABLE rows (row BLOB)")
+        rows.executemany("INSERT INTO rows VALUES (?)", [(bytes(1000),)] * 100)
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(tmp_path / "rows"))

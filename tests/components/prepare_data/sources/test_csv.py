@@ -11,7 +11,6 @@ from typing import BinaryIO
 import pytest
 
 from slipway.components.prepare_data.encoding.records import example_parts, read_records
-from slipway.components.prepare_data.listing import index
 from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.publishing import statistics
 from slipway.components.prepare_data.settings import DataSettings
@@ -246,9 +245,7 @@ def test_a_missing_list_and_a_missing_column_are_named(images: Path, make_settin
         prepare(make_settings("digits", group_by="column:patient"), 1)
 
 
-def test_a_key_that_is_there_twice_is_found_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index, "MOST_ROWS_LISTED", 7)
-    monkeypatch.setattr(index, "PIECE_ROWS", 2)
+def test_a_key_that_is_there_twice_is_found(tmp_path: Path) -> None:
     with UniqueKeys(tmp_path / "keys") as keys:
         for number in range(100):
             keys.add(b"%d" % (number * 37 % 100), number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
@@ -16,13 +17,7 @@ from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.source import SPLITS
 from slipway.components.prepare_data.validation import duplicates
-from slipway.components.prepare_data.validation.duplicates import (
-    HashedShard,
-    bucket_count,
-    find_copies,
-    image_hash,
-    write_hashes,
-)
+from slipway.components.prepare_data.validation.duplicates import HashedShard, find_copies, image_hash
 from slipway.core import manifest
 from slipway.core.errors import UserError
 
@@ -83,10 +78,7 @@ def test_copies_are_kept_where_that_is_wanted(own_splits: Path, make_settings: M
 
 
 @pytest.mark.parametrize("replicas", [1, 5])
-def test_the_test_splits_copy_stays(
-    own_splits: Path, make_settings: MakeSettings, replicas: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(duplicates, "BUCKET_ROWS", 10 * replicas)
+def test_the_test_splits_copy_stays(own_splits: Path, make_settings: MakeSettings, replicas: int) -> None:
     prepared = prepare(make_settings(own_splits, duplicates="drop"), replicas)
     images = split_images(prepared)
     assert not shared(images)
@@ -152,12 +144,11 @@ def test_without_the_copies_no_image_is_in_two_splits(
     """
     folder = tmp_path_factory.mktemp("hashes")
     where: dict[bytes, tuple[str, int]] = {}
-    shards: dict[str, list[HashedShard]] = {}
+    shards: list[HashedShard] = []
     encoder = RecordEncoder()
     for split, found in splits.items():
-        shards[split] = []
         for number, images in enumerate(found):
-            records, hashed, places = b"", [], []
+            records, hashed, places = b"", array("Q"), array("Q")
             for place, image in enumerate(images):
                 key, content = f"{split} {number} {place}".encode(), image.to_bytes() * 20
                 where[key] = (split, image)
@@ -167,19 +158,15 @@ def test_without_the_copies_no_image_is_in_two_splits(
                 records += encoder.encode(content, key, 0)
             shard, hashes = folder / f"{split} {number}", folder / f"{split} {number}.hashes"
             shard.write_bytes(records)
-            assert write_hashes(hashes, hashed, places, 4).examples == len(images)
-            shards[split].append(HashedShard(shard, hashes))
-    copies = list(find_copies(shards, 4))
+            hashes.write_bytes(hashed.tobytes() + places.tobytes())
+            shards.append(HashedShard.of(split, shard, hashes))
+    copies, _ = find_copies(iter(shards), folder / "equal", str)
     assert len({copy.key for copy in copies}) == len(copies)
     keeper = {image: split for name in SPLITS for split, image in where.values() if split == name}  # the last wins
     assert {copy.key for copy in copies} == {key for key, (split, image) in where.items() if split != keeper[image]}
     for copy in copies:
         assert where[copy.kept] == (copy.keeper, where[copy.key][1])
         assert where[copy.key][0] == copy.split != copy.keeper
-
-
-def test_buckets_hold_few() -> None:
-    assert [bucket_count(count) for count in (0, 1, 8192, 8193, 10**6)] == [1, 1, 1, 2, 123]
 
 
 def test_images_with_several_labels_are_noted(make_folder: Callable[..., Path], make_settings: MakeSettings) -> None:
