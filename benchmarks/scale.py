@@ -32,7 +32,7 @@ SPLIT_OF = ("train",) * 8 + ("validation", "test")
 
 def examples(count: int, first: int = 0) -> Iterator[dict[str, Any]]:
     """Yield the examples from `first` up to `count`; the content of each depends only on its number."""
-    from slipway.components.prepare_data.validation.image import encode_png
+    from slipway.components.prepare_data.encoding.image import encode_png
 
     for number in range(first, count):
         pixels = random.Random(number).randbytes(SIDE * SIDE)

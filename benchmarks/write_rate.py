@@ -150,8 +150,8 @@ def measure_reading(images: Path, workers: int | None, folder: Path) -> dict[str
     from slipway.components.prepare_data.prepare import list_source
     from slipway.components.prepare_data.settings import DataSettings
     from slipway.components.prepare_data.sources import open_source
+    from slipway.components.prepare_data.workers import Workers, worker_count
     from slipway.components.prepare_data.writing.set_writer import SetWriter
-    from slipway.components.prepare_data.writing.workers import Workers, worker_count
 
     settings = DataSettings.model_validate(_settings(images, workers, folder))
     source = open_source(settings)

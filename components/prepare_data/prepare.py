@@ -17,9 +17,9 @@ from slipway.components.prepare_data.sources import open_source
 from slipway.components.prepare_data.sources.source import Part, Source
 from slipway.components.prepare_data.validation.problems import Problem, refuse
 from slipway.components.prepare_data.validation.skipped import too_many
+from slipway.components.prepare_data.workers import Tick, Workers, worker_count
 from slipway.components.prepare_data.writing.beam import beam_for, is_elsewhere
 from slipway.components.prepare_data.writing.set_writer import SetWriter
-from slipway.components.prepare_data.writing.workers import Tick, Workers, worker_count
 from slipway.core import events
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest, TaskName

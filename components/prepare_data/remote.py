@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from slipway.components.prepare_data.sources.source import Unusable
+from slipway.components.prepare_data.examples import Unusable
 
 CLOUD_MOUNT = "/gcs"
 PIECE_BYTES = 1 << 20

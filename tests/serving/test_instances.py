@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from slipway.components.prepare_data.validation.image import encode_png
+from slipway.components.prepare_data.encoding.image import encode_png
 from slipway.core.errors import UserError
 from slipway.core.manifest import Input
 from slipway.serving import instances, model

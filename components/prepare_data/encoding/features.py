@@ -21,7 +21,7 @@ from slipway.components.prepare_data.encoding.messages import (
     float_feature,
     integer_feature,
 )
-from slipway.components.prepare_data.sources.source import Unusable
+from slipway.components.prepare_data.examples import Unusable
 from slipway.core.values import JsonObject
 
 NAMES = ("text", "category", "integer", "number", "image", "bounding_box")

@@ -14,10 +14,10 @@ from fractions import Fraction
 from typing import cast
 
 from slipway.components.prepare_data.encoding.features import BOX, Kind
+from slipway.components.prepare_data.encoding.image import Inspector
 from slipway.components.prepare_data.encoding.messages import values
+from slipway.components.prepare_data.examples import Unusable, readable, stored_name
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.sources.source import Unusable, readable, stored_name
-from slipway.components.prepare_data.validation.image import Inspector
 from slipway.core.errors import UserError, nearest
 from slipway.core.manifest import Input
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 from google.protobuf.message import DecodeError
 
-from slipway.components.prepare_data.sources.source import Unusable
+from slipway.components.prepare_data.examples import Unusable
 
 BYTES, FLOATS, INTEGERS = 1, 2, 3
 DELIMITED = 2

@@ -11,15 +11,15 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING
 
-from slipway.components.prepare_data.settings import ResizeSettings
-from slipway.components.prepare_data.sources.source import Undecodable, Unusable
-from slipway.components.prepare_data.validation.image import (
+from slipway.components.prepare_data.encoding.image import (
     JPEG_SCALES,
     ImageInfo,
     decode,
     decode_jpeg,
     load,
 )
+from slipway.components.prepare_data.examples import Undecodable, Unusable
+from slipway.components.prepare_data.settings import ResizeSettings
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -13,11 +13,11 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from slipway.components.prepare_data.listing.index import KEY_START, RANK_BYTES, BundleOf, Listing, database
+from slipway.components.prepare_data.examples import SPLITS, Group, readable
+from slipway.components.prepare_data.listing.index import KEY_START, RANK_BYTES, BundleOf, Listing
 from slipway.components.prepare_data.listing.split import check_every_class, split_shares
-from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.sources import COLUMN
-from slipway.components.prepare_data.sources.source import SPLITS, Group, readable
+from slipway.components.prepare_data.settings import COLUMN, DataSettings
+from slipway.components.prepare_data.sorting import database
 from slipway.core.errors import UserError
 
 # The examples of each bundle in each group (source split, class): their number and the first row.

@@ -8,12 +8,9 @@ order of directory entries or on the number of workers. Other bits of the same h
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import hashlib
 import itertools
 import pickle
-import sqlite3
 import struct
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Container, Iterator, Mapping
@@ -22,8 +19,10 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from slipway.components.prepare_data.examples import LABEL_SEPARATOR, Group
 from slipway.components.prepare_data.listing.split import Amount
-from slipway.components.prepare_data.sources.source import LABEL_SEPARATOR, Group, Ignored, Part, Source
+from slipway.components.prepare_data.sorting import database
+from slipway.components.prepare_data.sources.source import Ignored, Part, Source
 
 # A row: hash (8 bytes for the rank in the group, 4 for the order in the shard), size, place, stamp, key length, key.
 ROW = struct.Struct(">QQQI")
@@ -42,25 +41,6 @@ BundleOf = Callable[[bytes, bytes], bytes]
 
 # An example for a shard's writer: key, label, size in bytes and place; see `Entry`.
 Example = tuple[bytes, int, int, int]
-
-
-@contextlib.contextmanager
-def database(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open a temporary database, which sorts in files beside it. It is not flushed to disk: no other run reads it.
-
-    Raises:
-        OSError: The disk is full, or cannot be read or written.
-    """
-    folder = str(path.parent).replace("'", "''")
-    try:
-        with contextlib.closing(sqlite3.connect(path)) as connection:
-            for setting in ("journal_mode = OFF", "synchronous = OFF", f"temp_store_directory = '{folder}'"):
-                connection.execute(f"PRAGMA {setting}")
-            yield connection
-            connection.commit()
-    except sqlite3.OperationalError as error:
-        number = errno.ENOSPC if error.sqlite_errorcode == sqlite3.SQLITE_FULL else errno.EIO
-        raise OSError(number, str(error), str(path)) from None
 
 
 @dataclass

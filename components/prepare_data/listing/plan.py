@@ -10,11 +10,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from slipway.components.prepare_data.encoding.resize import stored_bytes
+from slipway.components.prepare_data.examples import SPLITS, Group
 from slipway.components.prepare_data.listing import split as splitting
 from slipway.components.prepare_data.listing.index import Summary
 from slipway.components.prepare_data.listing.split import Amount
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.sources.source import SPLITS, Group, Source
+from slipway.components.prepare_data.sources.source import Source
 from slipway.components.prepare_data.validation.sampling import check_for
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject

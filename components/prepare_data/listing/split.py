@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from slipway.components.prepare_data.examples import SPLITS, Group
 from slipway.components.prepare_data.settings import SplitFractions
-from slipway.components.prepare_data.sources.source import SPLITS, Group
 from slipway.core.errors import UserError
 
 # Several cores can write and read a data set only if it has several shards. A data set with fewer shards of the target

@@ -13,7 +13,8 @@ from slipway.components import page
 from slipway.components.prepare_data.encoding.inputs import InputStatistics
 from slipway.components.prepare_data.encoding.messages import features_of, values
 from slipway.components.prepare_data.encoding.records import read_records
-from slipway.components.prepare_data.sources.source import Ignored, readable
+from slipway.components.prepare_data.examples import readable
+from slipway.components.prepare_data.sources.source import Ignored
 from slipway.components.prepare_data.validation.sampling import sentence
 from slipway.components.prepare_data.validation.tally import Tally
 from slipway.core.manifest import Manifest, TaskName

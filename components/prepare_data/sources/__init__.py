@@ -13,18 +13,16 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from slipway.components.prepare_data.settings import COLUMN, DataSettings
 from slipway.core.errors import UserError, nearest
 from slipway.core.paths import local_path
 
 if TYPE_CHECKING:
-    from slipway.components.prepare_data.settings import DataSettings
     from slipway.components.prepare_data.sources.source import Source
     from slipway.core.manifest import TaskName
 
 # The form of data.source that names a user's function.
 FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-# Prefix of a column name in data.group_by.
-COLUMN = "column:"
 
 
 @dataclass(frozen=True)

@@ -20,19 +20,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Self
 
+from slipway.components.prepare_data.encoding.image import MOST_IMAGE_BYTES
+from slipway.components.prepare_data.examples import Group, Unusable
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.images import groups_of, is_image, open_images, valid_name
-from slipway.components.prepare_data.sources.source import (
-    Entry,
-    Group,
-    Ignored,
-    PlainReader,
-    Reader,
-    Source,
-    Unusable,
-)
+from slipway.components.prepare_data.sources.source import Entry, Ignored, PlainReader, Reader, Source
 from slipway.components.prepare_data.sources.spool import read_at
-from slipway.components.prepare_data.validation.image import MOST_IMAGE_BYTES
 from slipway.core.errors import UserError
 from slipway.core.manifest import TaskName
 from slipway.core.paths import local_path

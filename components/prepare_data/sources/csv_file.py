@@ -22,21 +22,14 @@ from typing import BinaryIO, NamedTuple, TypeAlias
 from slipway.components.prepare_data.encoding.features import Kind
 from slipway.components.prepare_data.encoding.inputs import choose_inputs
 from slipway.components.prepare_data.encoding.messages import bytes_feature, values
+from slipway.components.prepare_data.examples import SPLIT_FOLDERS, Group, Unusable, readable, stored_name
 from slipway.components.prepare_data.settings import DataSettings
+from slipway.components.prepare_data.sorting import EqualRows, UniqueKeys
 from slipway.components.prepare_data.sources.images import valid_name
 from slipway.components.prepare_data.sources.listed_files import ManifestReader, MissingFiles, file_status
 from slipway.components.prepare_data.sources.record_layout import further_kinds
-from slipway.components.prepare_data.sources.source import (
-    SPLIT_FOLDERS,
-    Entry,
-    Group,
-    Ignored,
-    Source,
-    Unusable,
-    readable,
-    stored_name,
-)
-from slipway.components.prepare_data.sources.spool import EqualRows, Spool, UniqueKeys
+from slipway.components.prepare_data.sources.source import Entry, Ignored, Source
+from slipway.components.prepare_data.sources.spool import Spool
 from slipway.components.prepare_data.sources.values import SEPARATOR, NotANumber, infer_kinds, is_missing, label_cell
 from slipway.core.errors import UserError, nearest
 from slipway.core.manifest import TaskName

@@ -13,9 +13,9 @@ import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
+from slipway.components.prepare_data.encoding.image import encode_png
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.source import Entry, Ignored, PlainReader, Source
-from slipway.components.prepare_data.validation.image import encode_png
 from slipway.core.errors import UserError
 from slipway.core.manifest import TaskName
 

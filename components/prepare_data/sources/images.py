@@ -10,18 +10,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+from slipway.components.prepare_data.examples import SPLIT_FOLDERS, Group, Unusable
 from slipway.components.prepare_data.remote import RemoteFiles, is_remote
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.sources.source import (
-    SPLIT_FOLDERS,
-    Entry,
-    Group,
-    Ignored,
-    PlainReader,
-    Reader,
-    Source,
-    Unusable,
-)
+from slipway.components.prepare_data.sources.source import Entry, Ignored, PlainReader, Reader, Source
 from slipway.core.errors import UserError, nearest
 from slipway.core.manifest import TaskName
 from slipway.core.paths import local_path

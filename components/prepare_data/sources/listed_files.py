@@ -7,12 +7,12 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
+from slipway.components.prepare_data.encoding.image import check_bytes
 from slipway.components.prepare_data.encoding.messages import bytes_feature, values
+from slipway.components.prepare_data.examples import Unusable, readable
 from slipway.components.prepare_data.remote import RemoteFiles, is_remote
 from slipway.components.prepare_data.sources.images import FileReader, file_reader
-from slipway.components.prepare_data.sources.source import Unusable, readable
 from slipway.components.prepare_data.sources.spool import SpoolReader
-from slipway.components.prepare_data.validation.image import check_bytes
 
 MOST_MISSING_NAMED = 5
 

@@ -10,13 +10,12 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from slipway.components.prepare_data.settings import DataSettings
+from slipway.core.errors import UserError
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-    from slipway.components.prepare_data.settings import DataSettings
-
-from slipway.core.errors import UserError
 
 # The largest rounding error, as a fraction of the standard deviation.
 MAX_ERROR = 0.01

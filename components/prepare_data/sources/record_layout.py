@@ -17,8 +17,8 @@ from slipway.components.prepare_data.encoding import features as kinds
 from slipway.components.prepare_data.encoding.features import Kind, described
 from slipway.components.prepare_data.encoding.inputs import choose_inputs
 from slipway.components.prepare_data.encoding.messages import bytes_feature, float_feature, values
+from slipway.components.prepare_data.examples import LABEL_SEPARATOR, OWN, Unusable, stored_name
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.sources.source import LABEL_SEPARATOR, OWN, Unusable, stored_name
 from slipway.core.errors import UserError, nearest
 from slipway.core.manifest import TaskName
 from slipway.core.paths import local_path

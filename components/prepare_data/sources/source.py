@@ -9,31 +9,16 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from slipway.components.prepare_data.encoding.features import Kind
+from slipway.components.prepare_data.examples import Group, readable
 from slipway.components.prepare_data.sources.precision import Precision
 from slipway.core.manifest import TaskName
 from slipway.core.values import JsonObject
 
-if TYPE_CHECKING:
-    from slipway.components.prepare_data.encoding.features import Kind
-
 # A part of a source; each source has its own type.
 Part = Any
-# A source's split (None if it defines none) and class.
-Group = tuple[str | None, str]
-
-SPLITS = ("train", "validation", "test")
-# The names of splits in sources, in lower case.
-SPLIT_FOLDERS = {
-    "train": "train",
-    "validation": "validation",
-    "val": "validation",
-    "valid": "validation",
-    "test": "test",
-}
-# The features that every stored example has.
-OWN = ("image", "label", "key")
 MOST_IGNORED = 20
 MOST_UNUSABLE_NAMED = 100
 # Reasons that are counted; in reasons, what differs between examples: the line, the image of which one is a copy.
@@ -41,26 +26,12 @@ MOST_REASONS = 1000
 OF_ONE_EXAMPLE = re.compile(r"(?<=the same image as) .*(?= in the split )| on line \d+$", re.DOTALL)
 
 
-# Separates the labels of an example in its entry.
-LABEL_SEPARATOR = "\n"
 # A listed example: its key (its unique name in the source), its class ("" for regression; for multilabel, its labels,
 # separated by LABEL_SEPARATOR), the source's split (None if it defines none),
 # its size in bytes, a stamp that changes with the content (see `Source.stamps_are_times`), the
 # position for the source's reader (unused if the key suffices), and its group in the source (data.group_by). A plain
 # tuple, because there are many.
 Entry = tuple[bytes, str, str | None, int, int, int, bytes]
-
-
-class Unusable(Exception):
-    """An example that cannot be used; the text is the reason. The run skips it or stops (data.skip_corrupt)."""
-
-
-class Undecodable(Unusable):
-    """An image with a valid header that cannot be decoded in full."""
-
-
-class Damaged(Unusable):
-    """An image that decoders accept with warnings, if data.damaged is `refuse`."""
 
 
 @dataclass
@@ -112,16 +83,6 @@ class Ignored:
 def common_reason(reason: str) -> str:
     """Return a reason without what differs between examples, to count by it."""
     return OF_ONE_EXAMPLE.sub("", reason).replace("the same image as in", "the same image as one in")
-
-
-def readable(key: bytes) -> str:
-    """Decode a key to text; bytes that are not UTF-8 are escaped."""
-    return key.decode("utf-8", "backslashreplace")
-
-
-def stored_name(name: str) -> str:
-    """Return the name under which an additional feature is stored; names that clash with ours get a prefix."""
-    return f"source_{name}" if name in OWN else name
 
 
 class Reader(Protocol):

@@ -1,27 +1,15 @@
-"""Temporary files of sources that can only be read sequentially.
-
-The spool file is written while the source is listed and read by the shard writers. Keys that occur twice and equal rows
-are found by SQLite, which sorts on disk: memory use does not grow with their number.
-"""
+"""The temporary file of a source that can only be read sequentially: the shard writers read it by example."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import itertools
 import marshal
 import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Self
-
-from slipway.components.prepare_data.listing.index import database
 
 LENGTH = struct.Struct("<I")
 BUFFER_BYTES = 1 << 20
-# Of a row's values.
-DIGEST_BYTES = 8
 
 
 class Spool:
@@ -71,56 +59,3 @@ def read_at(descriptor: int, place: int, size: int) -> bytes:
     while 0 < len(data) < size and (more := os.pread(descriptor, size - len(data), place + len(data))):
         data += more
     return data
-
-
-class SortedRows:
-    """Keys and values, sorted in the temporary file `path`, which is deleted at the end."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> Self:
-        self._stack = contextlib.ExitStack()
-        self._stack.callback(self._path.unlink, missing_ok=True)
-        self._rows = self._stack.enter_context(database(self._path))
-        self._rows.execute("CREATE TABLE rows (key BLOB, value)")
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
-
-    def _add(self, key: bytes, value: object) -> None:
-        self._rows.execute("INSERT INTO rows VALUES (?, ?)", (key, value))
-
-    def _sorted(self) -> Iterator[tuple[bytes, Any]]:
-        return self._rows.execute("SELECT key, value FROM rows ORDER BY length(key), key, value")
-
-
-class UniqueKeys(SortedRows):
-    """Keys and their line numbers."""
-
-    def add(self, key: bytes, line: int) -> None:
-        """Add a key and its line number."""
-        self._add(key, line)
-
-    def twice(self) -> tuple[bytes, int, int] | None:
-        """Return the first of the shortest duplicate keys, with its first two lines, or None."""
-        for (one, line), (other, next_line) in itertools.pairwise(self._sorted()):
-            if one == other:
-                return one, line, next_line
-        return None
-
-
-class EqualRows(SortedRows):
-    """Rows of a table, or examples without a key, by a hash of their values."""
-
-    def add(self, values: bytes, about: tuple[Any, ...]) -> None:
-        """Add a row with these values; `about` is returned with it."""
-        self._add(hashlib.blake2b(values, digest_size=DIGEST_BYTES).digest(), marshal.dumps(about))
-
-    def keyed(self) -> Iterator[tuple[bytes, tuple[Any, ...]]]:
-        """Yield a key of each row, unique by a number where rows are equal, and what was added with it."""
-        for digest, equal in itertools.groupby(self._sorted(), key=lambda row: row[0]):
-            for number, (_, about) in enumerate(equal, 1):
-                copy = b" copy %d" % number if number > 1 else b""
-                yield b"row " + digest.hex().encode() + copy, marshal.loads(about)

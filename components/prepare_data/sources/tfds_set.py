@@ -16,10 +16,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from slipway.components.prepare_data.examples import SPLIT_FOLDERS, readable
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.images import valid_name
 from slipway.components.prepare_data.sources.record_layout import read_features, record_layout
-from slipway.components.prepare_data.sources.source import SPLIT_FOLDERS, Ignored, readable
+from slipway.components.prepare_data.sources.source import Ignored
 from slipway.components.prepare_data.sources.tfrecord import RecordFile, TfrecordSource
 from slipway.core import events
 from slipway.core.errors import ERROR_PREFIX, UserError, nearest

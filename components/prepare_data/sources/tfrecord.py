@@ -16,20 +16,13 @@ from typing import BinaryIO
 
 from slipway.components.prepare_data.encoding.messages import features_of, values
 from slipway.components.prepare_data.encoding.records import scan
+from slipway.components.prepare_data.examples import SPLIT_FOLDERS, Group, Unusable, readable
 from slipway.components.prepare_data.remote import is_remote, open_remote
 from slipway.components.prepare_data.settings import DataSettings
+from slipway.components.prepare_data.sorting import EqualRows, UniqueKeys
 from slipway.components.prepare_data.sources.images import valid_name
 from slipway.components.prepare_data.sources.record_layout import RecordLayout, read_features, record_layout
-from slipway.components.prepare_data.sources.source import (
-    SPLIT_FOLDERS,
-    Entry,
-    Group,
-    Ignored,
-    Source,
-    Unusable,
-    readable,
-)
-from slipway.components.prepare_data.sources.spool import EqualRows, UniqueKeys
+from slipway.components.prepare_data.sources.source import Entry, Ignored, Source
 from slipway.core.errors import UserError, nearest
 from slipway.core.manifest import TaskName
 from slipway.core.paths import local_path

@@ -11,45 +11,38 @@ import hashlib
 import marshal
 import os
 import re
-import stat
+import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, NoReturn, cast
 
 from slipway.components.prepare_data.encoding.features import Kind
 from slipway.components.prepare_data.encoding.inputs import choose_inputs
 from slipway.components.prepare_data.encoding.messages import values
+from slipway.components.prepare_data.examples import Group, Unusable, readable, stored_name
 from slipway.components.prepare_data.settings import DataSettings
+from slipway.components.prepare_data.sorting import EqualRows, UniqueKeys
 from slipway.components.prepare_data.sources import closest, forms
-from slipway.components.prepare_data.sources.again import DIGEST_BYTES, Again
+from slipway.components.prepare_data.sources.determinism import DIGEST_BYTES, FAILED, DeterminismCheck
 from slipway.components.prepare_data.sources.images import valid_name
 from slipway.components.prepare_data.sources.record_layout import Descriptions, further_kinds
-from slipway.components.prepare_data.sources.source import (
-    Entry,
-    Group,
-    Ignored,
-    Source,
-    Unusable,
-    readable,
-    stored_name,
-)
-from slipway.components.prepare_data.sources.spool import EqualRows, Spool, SpoolReader, UniqueKeys
+from slipway.components.prepare_data.sources.source import Entry, Ignored, Source
+from slipway.components.prepare_data.sources.spool import Spool, SpoolReader
 from slipway.components.prepare_data.sources.tfrecord import require_feature
-from slipway.components.prepare_data.sources.values import check_label, label_value, split_of, target_of
-from slipway.components.prepare_data.validation.image import (
-    COLORS,
-    JPEG_START,
-    PNG_SIGNATURE,
-    check_bytes,
-    check_pixels,
-    encode_png,
+from slipway.components.prepare_data.sources.values import (
+    check_label,
+    encoded_feature,
+    encoded_image,
+    label_value,
+    looks_like_image,
+    split_of,
+    target_of,
 )
-from slipway.components.prepare_data.writing.workers import Tick, Workers
+from slipway.components.prepare_data.workers import Tick, Workers
 from slipway.core.errors import UserError, nearest
 from slipway.core.manifest import TaskName
-from slipway.core.paths import local_path
 from slipway.trainer.engines import builder
 from slipway.trainer.engines.builder import load, origin, user_code, what_happened
 
@@ -102,21 +95,23 @@ class ModuleSource(Source):
 
     def entries(self, part: str, ignored: Ignored, scratch: Path) -> Iterator[Entry]:  # noqa: ARG002
         number = -1
-        second = Again(self._settings, self.task) if self._settings.module.check_repeatable else nullcontext()
+        repeated = (
+            DeterminismCheck(self._settings, self.task) if self._settings.module.check_repeatable else nullcontext()
+        )
         unique, rows = UniqueKeys(scratch / "keys"), EqualRows(scratch / "rows")
-        with Spool(scratch / SPOOL) as spool, unique as keys, rows as equal, second as again:
+        with Spool(scratch / SPOOL) as spool, unique as keys, rows as equal, repeated as check:
             for number, example in enumerate(self._examples()):
                 try:
                     stored = self._convert(example, number)
                     self._add_precision(example, ignored)
                 except Unusable as reason:
-                    if again:
-                        again.compare(number, digest(None))
+                    if check:
+                        check.compare(number, digest(None))
                     ignored.skip(b"example %d" % number, str(reason))
                     continue
                 same = digest(stored)
-                if again:
-                    again.compare(number, same)
+                if check:
+                    check.compare(number, same)
                 place, group = spool.add(stored.image, stored.further or None), self._group_value(stored)
                 entry = stored.label, stored.split, len(stored.image), int.from_bytes(same), place, group
                 if stored.key:
@@ -124,8 +119,8 @@ class ModuleSource(Source):
                     yield stored.key, *entry
                 else:
                     equal.add(marshal.dumps((stored.label, stored.further), 2), entry)
-            if again:
-                again.compare(number + 1, b"")
+            if check:
+                check.compare(number + 1, b"")
             if twice := keys.twice():
                 key, one, other = twice
                 raise self._mistake(
@@ -306,17 +301,6 @@ class ModuleReader:
         return self._spool.further(place + self._size)
 
 
-@runtime_checkable
-class Pixels(Protocol):
-    """An array, such as NumPy's."""
-
-    dtype: object
-    shape: tuple[int, ...]
-
-    def tobytes(self) -> bytes:
-        """Return the content."""
-
-
 class StoredExample(NamedTuple):
     """An example in its stored form: key (b"" for that of its content), class, split, encoded image and features."""
 
@@ -336,53 +320,22 @@ def digest(stored: StoredExample | None) -> bytes:
     return hashed.digest()
 
 
-def encoded_image(value: object) -> bytes:
-    """Return the encoded bytes of a user's image, which are validated when they are written.
-
-    Raises:
-        Unusable: It is not an image, is too large, or its file cannot be read.
-    """
-    if isinstance(value, bytes):
-        check_bytes(len(value))
-        return value
-    if isinstance(value, str | os.PathLike):
-        return _content(os.fspath(value))
-    value = value.numpy() if hasattr(value, "numpy") else value
-    if not isinstance(value, Pixels):
-        raise Unusable(f"its image is a {type(value).__name__}, not encoded bytes, a path or an array")
-    shape = tuple(value.shape)
-    if str(value.dtype) != "uint8" or len(shape) not in (2, 3) or 0 in shape or (*shape, 1)[2] not in COLORS:
-        raise Unusable(f"its image is an array {value.dtype} {list(shape)}, not uint8 [height, width(, channels)]")
-    check_pixels(*shape[:2])
-    return encode_png(value.tobytes(), *shape)
-
-
-def looks_like_image(value: object) -> bool:
-    """Whether a value of an example is an encoded image or an array of pixels."""
-    if isinstance(value, bytes):
-        return value.startswith((PNG_SIGNATURE, JPEG_START))
-    return isinstance(value, Pixels) and str(value.dtype) == "uint8" and len(value.shape) > 1
-
-
-def _content(path: str) -> bytes:
-    file = local_path(path).expanduser()
+def print_digests() -> NoReturn:
+    """Write the digests of all examples to stdout, redirect the function's output to stderr, and exit."""
+    output = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    settings = DataSettings.model_validate_json(sys.argv[1])
+    status = 0
     try:
-        status = file.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise Unusable(f"its image {path} is not a file")
-        check_bytes(status.st_size)
-        return file.read_bytes()
-    except OSError as error:
-        raise Unusable(f"its image {path} cannot be read: {error.strerror}") from None
-
-
-def encoded_feature(name: str, kind: Kind, value: object) -> bytes:
-    try:
-        if kind.name == "image":
-            if kind.is_list and isinstance(value, Iterable):
-                value = [encoded_image(part) for part in value]
-            else:
-                value = encoded_image(value)
-        return kind.encode(value)
-    except Unusable as reason:
-        raise Unusable(f"its {name}: {reason}") from None
+        for found in ModuleSource(settings.source, settings, None, cast("TaskName", sys.argv[2])).digests():
+            output.write(found)
+    except UserError as error:
+        print(error.message, file=sys.stderr)
+        status = FAILED
+    except Exception:
+        traceback.print_exc()
+        status = FAILED
+    sys.stderr.flush()
+    with suppress(OSError):  # the reader may have stopped early
+        output.close()
+    os._exit(status)  # unlike sys.exit, does not wait for threads that the function left running

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import math
 import numbers
+import os
+import stat
 from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol, runtime_checkable
 
 from slipway.components.prepare_data.encoding.features import Kind
+from slipway.components.prepare_data.encoding.image import (
+    COLORS,
+    JPEG_START,
+    PNG_SIGNATURE,
+    check_bytes,
+    check_pixels,
+    encode_png,
+)
 from slipway.components.prepare_data.encoding.messages import bytes_feature
+from slipway.components.prepare_data.examples import LABEL_SEPARATOR, SPLIT_FOLDERS, Unusable
 from slipway.components.prepare_data.sources.images import is_image
-from slipway.components.prepare_data.sources.source import LABEL_SEPARATOR, SPLIT_FOLDERS, Unusable
 from slipway.core.errors import UserError
 from slipway.core.manifest import TaskName
+from slipway.core.paths import local_path
 
 # Separates the names in a label cell of the task multilabel.
 SEPARATOR = "|"
@@ -189,3 +201,66 @@ def split_of(value: object) -> str | None:
     if found is None:
         raise Unusable(f"its split {value!r} is not train, validation or test")
     return found
+
+
+@runtime_checkable
+class Pixels(Protocol):
+    """An array, such as NumPy's."""
+
+    dtype: object
+    shape: tuple[int, ...]
+
+    def tobytes(self) -> bytes:
+        """Return the content."""
+
+
+def encoded_image(value: object) -> bytes:
+    """Return the encoded bytes of a user's image, which are validated when they are written.
+
+    Raises:
+        Unusable: It is not an image, is too large, or its file cannot be read.
+    """
+    if isinstance(value, bytes):
+        check_bytes(len(value))
+        return value
+    if isinstance(value, str | os.PathLike):
+        return _content(os.fspath(value))
+    value = value.numpy() if hasattr(value, "numpy") else value
+    if not isinstance(value, Pixels):
+        raise Unusable(f"its image is a {type(value).__name__}, not encoded bytes, a path or an array")
+    shape = tuple(value.shape)
+    if str(value.dtype) != "uint8" or len(shape) not in (2, 3) or 0 in shape or (*shape, 1)[2] not in COLORS:
+        raise Unusable(f"its image is an array {value.dtype} {list(shape)}, not uint8 [height, width(, channels)]")
+    check_pixels(*shape[:2])
+    return encode_png(value.tobytes(), *shape)
+
+
+def looks_like_image(value: object) -> bool:
+    """Whether a value of an example is an encoded image or an array of pixels."""
+    if isinstance(value, bytes):
+        return value.startswith((PNG_SIGNATURE, JPEG_START))
+    return isinstance(value, Pixels) and str(value.dtype) == "uint8" and len(value.shape) > 1
+
+
+def _content(path: str) -> bytes:
+    file = local_path(path).expanduser()
+    try:
+        status = file.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise Unusable(f"its image {path} is not a file")
+        check_bytes(status.st_size)
+        return file.read_bytes()
+    except OSError as error:
+        raise Unusable(f"its image {path} cannot be read: {error.strerror}") from None
+
+
+def encoded_feature(name: str, kind: Kind, value: object) -> bytes:
+    try:
+        if kind.name == "image":
+            if kind.is_list and isinstance(value, Iterable):
+                value = [encoded_image(part) for part in value]
+            else:
+                value = encoded_image(value)
+        return kind.encode(value)
+    except Unusable as reason:
+        raise Unusable(f"its {name}: {reason}") from None

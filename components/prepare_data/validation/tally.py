@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 
 from pydantic import BaseModel, ConfigDict
 
-from slipway.components.prepare_data.sources.source import Damaged, Undecodable, Unusable, readable
-from slipway.components.prepare_data.validation.image import ImageInfo
+from slipway.components.prepare_data.encoding.image import ImageInfo
+from slipway.components.prepare_data.examples import Damaged, Undecodable, Unusable, readable
 from slipway.components.prepare_data.validation.problems import Problem
 from slipway.core.manifest import Split
 

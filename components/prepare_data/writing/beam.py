@@ -23,8 +23,8 @@ from slipway.components.prepare_data import remote
 from slipway.components.prepare_data.settings import BeamSettings, DataSettings
 from slipway.components.prepare_data.sources import source_kind
 from slipway.components.prepare_data.sources.source import Source
+from slipway.components.prepare_data.workers import Tick
 from slipway.components.prepare_data.writing.shards import ShardResult, ShardTask, ShardWriter
-from slipway.components.prepare_data.writing.workers import Tick
 from slipway.core.errors import UserError, nearest
 
 # Runners whose workers see this machine's files.

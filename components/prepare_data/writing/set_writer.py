@@ -13,12 +13,14 @@ from pydantic import ValidationError
 
 from slipway.components import page
 from slipway.components.prepare_data.encoding.features import Kind, described
+from slipway.components.prepare_data.encoding.image import import_decoder
 from slipway.components.prepare_data.encoding.inputs import (
     InputStatistics,
     Statistics,
     as_input,
     combine_statistics,
 )
+from slipway.components.prepare_data.examples import SPLITS, readable
 from slipway.components.prepare_data.listing import split as splitting
 from slipway.components.prepare_data.listing.groups import Bundles
 from slipway.components.prepare_data.listing.index import Listing, deal, list_path, read_list
@@ -26,17 +28,16 @@ from slipway.components.prepare_data.listing.plan import Plan, stored_settings
 from slipway.components.prepare_data.publishing.dataset_info import write_dataset_info
 from slipway.components.prepare_data.publishing.statistics import TEMPLATE, label_text, write_statistics
 from slipway.components.prepare_data.settings import BeamSettings, DataSettings
-from slipway.components.prepare_data.sources.source import SPLITS, Source, common_reason, readable
+from slipway.components.prepare_data.sources.source import Source, common_reason
 from slipway.components.prepare_data.validation.duplicates import Copy, HashedShard, find_copies, in_several_splits
-from slipway.components.prepare_data.validation.image import import_decoder
 from slipway.components.prepare_data.validation.leaks import leak_notes
 from slipway.components.prepare_data.validation.problems import Problem, refuse
 from slipway.components.prepare_data.validation.sampling import check_for, decoded_below, sentence
 from slipway.components.prepare_data.validation.skipped import COUNTS, SkippedImages, too_many
 from slipway.components.prepare_data.validation.tally import Tally, combine, missing_labels, notes, several_sizes
+from slipway.components.prepare_data.workers import Progress, Tick, Workers, worker_count
 from slipway.components.prepare_data.writing.beam import is_elsewhere, share_lists, write_by_beam, written_by
 from slipway.components.prepare_data.writing.shards import LABEL, ShardHasher, ShardResult, ShardTask, ShardWriter
-from slipway.components.prepare_data.writing.workers import Progress, Tick, Workers, worker_count
 from slipway.core import events, manifest
 from slipway.core.atomic import replace_file
 from slipway.core.errors import UserError

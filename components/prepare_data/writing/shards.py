@@ -15,18 +15,19 @@ from typing import BinaryIO, TypeAlias
 from pydantic import BaseModel
 
 from slipway.components.prepare_data.encoding.features import Kind
+from slipway.components.prepare_data.encoding.image import ImageInfo, Inspector, check_bytes
 from slipway.components.prepare_data.encoding.inputs import InputCounter, Statistics
 from slipway.components.prepare_data.encoding.messages import integer_feature, values
 from slipway.components.prepare_data.encoding.records import RecordEncoder
 from slipway.components.prepare_data.encoding.resize import resize, resized_info
+from slipway.components.prepare_data.examples import Damaged, Unusable
 from slipway.components.prepare_data.listing.index import read_list
 from slipway.components.prepare_data.settings import ResizeSettings
-from slipway.components.prepare_data.sources.source import Damaged, Reader, Source, Unusable
+from slipway.components.prepare_data.sources.source import Reader, Source
 from slipway.components.prepare_data.validation.duplicates import image_hash
-from slipway.components.prepare_data.validation.image import ImageInfo, Inspector, check_bytes
 from slipway.components.prepare_data.validation.sampling import is_decoded
 from slipway.components.prepare_data.validation.tally import Tally, TallyCounter
-from slipway.components.prepare_data.writing.workers import Tick
+from slipway.components.prepare_data.workers import Tick
 from slipway.core.manifest import Shard
 from slipway.core.seen import key_hash
 

@@ -16,9 +16,9 @@ import pytest
 from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.publishing import store as store_module
 from slipway.components.prepare_data.settings import DataSettings
+from slipway.components.prepare_data.workers import Tick
 from slipway.components.prepare_data.writing.set_writer import SetWriter
 from slipway.components.prepare_data.writing.shards import ShardResult, ShardTask
-from slipway.components.prepare_data.writing.workers import Tick
 from slipway.core.errors import UserError
 
 MakeFolder = Callable[..., Path]

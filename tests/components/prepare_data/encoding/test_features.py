@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from slipway.components.prepare_data.encoding import messages
 from slipway.components.prepare_data.encoding.features import Kind, described
 from slipway.components.prepare_data.encoding.records import RecordEncoder, read_records
-from slipway.components.prepare_data.sources.source import Unusable
+from slipway.components.prepare_data.examples import Unusable
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,8 @@ from slipway.components.prepare_data.encoding.inputs import (
     combine_statistics,
     kind_of,
 )
+from slipway.components.prepare_data.examples import Unusable
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.sources.source import Unusable
 from slipway.core.errors import UserError
 
 STORED: TypeAdapter[Statistics] = TypeAdapter(Statistics)

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from slipway.components.prepare_data.encoding.image import Inspector
 from slipway.components.prepare_data.encoding.records import example_parts, read_records
 from slipway.components.prepare_data.encoding.resize import _load, resize
 from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.settings import DataSettings, ResizeSettings
-from slipway.components.prepare_data.validation.image import Inspector
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
 

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from slipway.components.prepare_data.encoding.records import example_parts, read_records
+from slipway.components.prepare_data.examples import SPLITS, Group
 from slipway.components.prepare_data.listing.groups import Bundles, PatternReader
 from slipway.components.prepare_data.listing.index import Listing, deal, list_part, list_path, read_list
 from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.sources.source import SPLITS, Entry, Group
+from slipway.components.prepare_data.sources.source import Entry
 from slipway.core.errors import UserError
 
 MakeFolder = Callable[..., Path]

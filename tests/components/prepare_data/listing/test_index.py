@@ -13,9 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slipway.components.prepare_data.examples import Group
 from slipway.components.prepare_data.listing import index
-from slipway.components.prepare_data.listing.index import Listing, database, deal, list_part, list_path, read_list
-from slipway.components.prepare_data.sources.source import Entry, Group, Ignored
+from slipway.components.prepare_data.listing.index import Listing, deal, list_part, list_path, read_list
+from slipway.components.prepare_data.sorting import database
+from slipway.components.prepare_data.sources.source import Entry, Ignored
 
 
 class FakeSource:

@@ -14,10 +14,10 @@ from slipway.components.prepare_data.encoding.records import example_parts, read
 from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.publishing import statistics
 from slipway.components.prepare_data.settings import DataSettings
+from slipway.components.prepare_data.sorting import UniqueKeys
 from slipway.components.prepare_data.sources import open_source
 from slipway.components.prepare_data.sources.csv_file import ManifestSource
 from slipway.components.prepare_data.sources.source import Ignored
-from slipway.components.prepare_data.sources.spool import UniqueKeys
 from slipway.core.errors import UserError
 
 MakeSettings = Callable[..., DataSettings]

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipway.components.prepare_data.encoding.records import RecordEncoder, example_parts, read_records
+from slipway.components.prepare_data.examples import SPLITS
 from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.sources.source import SPLITS
 from slipway.components.prepare_data.validation import duplicates
 from slipway.components.prepare_data.validation.duplicates import HashedShard, find_copies, image_hash
 from slipway.core import manifest

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from slipway.components.prepare_data.encoding.image import ImageInfo
 from slipway.components.prepare_data.encoding.messages import bytes_feature
+from slipway.components.prepare_data.examples import Undecodable, Unusable
 from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.publishing import store
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.sources.source import Undecodable, Unusable
-from slipway.components.prepare_data.validation.image import ImageInfo
 from slipway.components.prepare_data.validation.sampling import ALL, decoded_below, is_decoded, sentence
 from slipway.components.prepare_data.writing import set_writer
 from slipway.components.prepare_data.writing.shards import inspect_further

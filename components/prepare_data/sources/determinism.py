@@ -6,9 +6,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import traceback
-from contextlib import suppress
-from typing import NoReturn, cast
 
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.core.errors import UserError
@@ -16,19 +13,19 @@ from slipway.core.exit_codes import describe, status_of
 from slipway.core.manifest import TaskName
 
 DIGEST_BYTES = 8
-CALL = "from slipway.components.prepare_data.sources.again import main; main()"
-# The exit status of `main` if it printed the reason of its failure.
+CALL = "from slipway.components.prepare_data.sources.user_module import print_digests; print_digests()"
+# The exit status of `print_digests` if it printed the reason of its failure.
 FAILED = 1
 
 
-class Again:
+class DeterminismCheck:
     """The user's function in another process; its examples are compared with ours one by one."""
 
     def __init__(self, settings: DataSettings, task: TaskName) -> None:
         self._settings = settings
         self._task = task
 
-    def __enter__(self) -> Again:
+    def __enter__(self) -> DeterminismCheck:
         self._errors = tempfile.TemporaryFile("w+")
         # A different hash seed, so that sets of strings iterate in a different order.
         seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
@@ -76,26 +73,3 @@ class Again:
             allowed="a function that yields the same examples in the same order on every call",
             fix="seed random generators, sort the contents of sets and folders, do not use the time",
         )
-
-
-def main() -> NoReturn:
-    """Write the digests of all examples to stdout, redirect the function's output to stderr, and exit."""
-    output = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    from slipway.components.prepare_data.sources.user_module import ModuleSource
-
-    settings = DataSettings.model_validate_json(sys.argv[1])
-    status = 0
-    try:
-        for found in ModuleSource(settings.source, settings, None, cast("TaskName", sys.argv[2])).digests():
-            output.write(found)
-    except UserError as error:
-        print(error.message, file=sys.stderr)
-        status = FAILED
-    except Exception:
-        traceback.print_exc()
-        status = FAILED
-    sys.stderr.flush()
-    with suppress(OSError):  # the reader may have stopped early
-        output.close()
-    os._exit(status)  # unlike sys.exit, does not wait for threads that the function left running

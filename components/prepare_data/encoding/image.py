@@ -18,7 +18,7 @@ import struct
 import zlib
 from typing import TYPE_CHECKING, NamedTuple
 
-from slipway.components.prepare_data.sources.source import Undecodable, Unusable
+from slipway.components.prepare_data.examples import Undecodable, Unusable
 from slipway.core.values import MOST_PIXELS
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import pytest
 import simplejpeg
 from PIL import Image
 
-from slipway.components.prepare_data.sources.source import Unusable
-from slipway.components.prepare_data.validation.image import ImageInfo, Inspector
+from slipway.components.prepare_data.encoding.image import ImageInfo, Inspector
+from slipway.components.prepare_data.examples import Unusable
 
 
 def saved(image: Image.Image, encoding: str, **options: object) -> bytes:

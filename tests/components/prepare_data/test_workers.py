@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from slipway.components.prepare_data.writing.workers import WorkerDied, Workers
+from slipway.components.prepare_data.workers import WorkerDied, Workers
 from slipway.core.memory import MemoryKills
 
 
