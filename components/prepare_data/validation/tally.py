@@ -5,17 +5,20 @@ from __future__ import annotations
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from slipway.components.prepare_data.encoding.image import ImageInfo
-from slipway.components.prepare_data.examples import Damaged, Undecodable, Unusable, readable
-from slipway.components.prepare_data.validation.problems import Problem
+from slipway.components.prepare_data.examples import Damaged, Problem, Undecodable, Unusable, readable
 from slipway.core.manifest import Split
 
 MOST_SIZES = 32
 MOST_DAMAGED = 100
 MOST_LABELS_NAMED = 10
+# The fields of a tally that are added up: numbers and lists.
+SUMS = ("gray", "turned", "other_sizes", "left_out_count", "left_out", "decoded", "undecodable", "damaged",
+        "damaged_images")  # fmt: skip
 # Keys are arbitrary bytes.
 KEYS_IN_JSON = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 
@@ -65,6 +68,21 @@ class Tally(BaseModel):
         """The number of images, excluding skipped ones."""
         return sum(self.classes.values())
 
+    def add_images(self, info: ImageInfo, count: int) -> None:
+        """Count images with the same properties, except by class and size."""
+        shorter = min(info.height, info.width)
+        self.encodings[info.encoding] = self.encodings.get(info.encoding, 0) + count
+        self.sides[shorter] = self.sides.get(shorter, 0) + count
+        self.gray += count * info.gray
+        self.turned += count * info.turned
+        self.extend((info.height, info.width))
+
+    def extend(self, *sizes: tuple[int, int] | None) -> None:
+        """Extend the range from the smallest to the largest image."""
+        known = [size for size in (self.smallest, self.largest, *sizes) if size]
+        self.smallest = min(known, key=_pixels, default=None)
+        self.largest = max(known, key=_pixels, default=None)
+
 
 class TallyCounter:
     """Counts the images of one shard. At most `most_left_out` skipped images are named; the others are only counted."""
@@ -73,22 +91,17 @@ class TallyCounter:
         self._most_left_out = most_left_out
         self._classes: dict[int, int] = {}
         self._infos: dict[ImageInfo, int] = {}
-        self._sizes: dict[tuple[int, int], Size] = {}
-        self._left_out: list[tuple[bytes, str]] = []
-        self._left_out_count = 0
+        self._first: dict[tuple[int, int], bytes] = {}
         self._decoded = 0
-        self._undecodable = 0
-        self._damaged = 0
-        self._damaged_images: list[tuple[bytes, str]] = []
-        self._other = Tally()
+        self._tally = Tally()
 
     def add(self, key: bytes, label: int, info: ImageInfo | None, damage: str = "", *, decoded: bool) -> None:
         """Count one example, its image if it has one, whether its images were decoded in full, and their damage."""
         self._classes[label] = self._classes.get(label, 0) + 1
         if damage and decoded:
-            self._damaged += 1
-            if len(self._damaged_images) < MOST_DAMAGED:
-                self._damaged_images.append((key, damage))
+            self._tally.damaged += 1
+            if len(self._tally.damaged_images) < MOST_DAMAGED:
+                self._tally.damaged_images.append((key, damage))
         if info is None:
             return
         if info.damage:
@@ -96,82 +109,49 @@ class TallyCounter:
         self._decoded += decoded
         if info in self._infos:
             self._infos[info] += 1
+        elif len(self._infos) < MOST_SIZES:
+            self._infos[info] = 1
+            self._first.setdefault((info.height, info.width), key)
         else:
-            self._add_new(key, info)
+            self._tally.other_sizes += 1
+            self._tally.add_images(info, 1)
 
     def skip(self, key: bytes, reason: Unusable) -> None:
         """Count an unusable image."""
-        self._left_out_count += 1
-        self._undecodable += isinstance(reason, Undecodable)
-        if isinstance(reason, Damaged):
-            self._damaged += 1
-            self._decoded += 1
-        if len(self._left_out) < self._most_left_out:
-            self._left_out.append((key, str(reason)))
-
-    def _add_new(self, key: bytes, info: ImageInfo) -> None:
-        size = Size(height=info.height, width=info.width, count=0, first=key)
-        if len(self._infos) < MOST_SIZES:
-            self._infos[info] = 1
-            self._sizes.setdefault((info.height, info.width), size)
-            return
-        other = self._other
-        other.other_sizes += 1
-        other.encodings[info.encoding] = other.encodings.get(info.encoding, 0) + 1
-        other.gray += info.gray
-        other.turned += info.turned
-        pair = (info.height, info.width)
-        other.sides[min(pair)] = other.sides.get(min(pair), 0) + 1
-        other.smallest = min(other.smallest or pair, pair, key=_pixels)
-        other.largest = max(other.largest or pair, pair, key=_pixels)
+        tally = self._tally
+        tally.left_out_count += 1
+        tally.undecodable += isinstance(reason, Undecodable)
+        tally.damaged += isinstance(reason, Damaged)
+        self._decoded += isinstance(reason, Undecodable | Damaged)
+        if len(tally.left_out) < self._most_left_out:
+            tally.left_out.append((key, str(reason)))
 
     def tally(self) -> Tally:
-        """Return the counts."""
-        encodings, sides = Counter(self._other.encodings), Counter(self._other.sides)
+        """Return the counts; nothing can be counted afterwards."""
+        tally = self._tally
+        tally.classes, tally.decoded = self._classes, self._decoded
+        counts: Counter[tuple[int, int]] = Counter()
         for info, count in self._infos.items():
-            encodings[info.encoding] += count
-            sides[min(info.height, info.width)] += count
-            self._sizes[info.height, info.width].count += count
-        ends = [pair for pair in (self._other.smallest, self._other.largest) if pair] + list(self._sizes)
-        return Tally(
-            classes=dict(sorted(self._classes.items())),
-            encodings=dict(sorted(encodings.items())),
-            gray=self._other.gray + sum(count for info, count in self._infos.items() if info.gray),
-            turned=self._other.turned + sum(count for info, count in self._infos.items() if info.turned),
-            sizes=list(self._sizes.values()),
-            other_sizes=self._other.other_sizes,
-            sides=sides,
-            smallest=min(ends, key=_pixels, default=None),
-            largest=max(ends, key=_pixels, default=None),
-            left_out_count=self._left_out_count,
-            left_out=self._left_out,
-            decoded=self._decoded + self._undecodable,
-            undecodable=self._undecodable,
-            damaged=self._damaged,
-            damaged_images=self._damaged_images,
-        )
+            tally.add_images(info, count)
+            counts[info.height, info.width] += count
+        tally.sizes = [
+            Size(height=size[0], width=size[1], count=counts[size], first=key) for size, key in self._first.items()
+        ]
+        return tally
 
 
 def combine(tallies: Iterable[Tally]) -> Tally:
     """Combine the tallies of several shards, in order."""
-    classes: Counter[int] = Counter()
-    encodings: Counter[str] = Counter()
-    sides: Counter[int] = Counter()
-    sizes: dict[tuple[int, int], Size] = {}
     result = Tally()
+    counters: dict[str, Counter[Any]] = {name: Counter() for name in ("classes", "encodings", "sides")}
+    sizes: dict[tuple[int, int], Size] = {}
     for tally in tallies:
-        classes.update(tally.classes)
-        encodings.update(tally.encodings)
-        sides.update(tally.sides)
-        result.gray += tally.gray
-        result.turned += tally.turned
-        result.other_sizes += tally.other_sizes
-        result.left_out_count += tally.left_out_count
-        result.left_out += tally.left_out
-        result.decoded += tally.decoded
-        result.undecodable += tally.undecodable
-        result.damaged += tally.damaged
-        result.damaged_images += tally.damaged_images
+        for name, counter in counters.items():
+            counter.update(getattr(tally, name))
+        for name in SUMS:
+            total = getattr(result, name)
+            total += getattr(tally, name)
+            setattr(result, name, total)
         for size in tally.sizes:
             pair = (size.height, size.width)
             if pair in sizes:
@@ -180,13 +160,10 @@ def combine(tallies: Iterable[Tally]) -> Tally:
                 sizes[pair] = size.model_copy()
             else:
                 result.other_sizes += size.count
-        ends = [pair for pair in (result.smallest, result.largest, tally.smallest, tally.largest) if pair]
-        result.smallest = min(ends, key=_pixels, default=None)
-        result.largest = max(ends, key=_pixels, default=None)
-    result.classes = dict(sorted(classes.items()))
-    result.encodings = dict(sorted(encodings.items()))
+        result.extend(tally.smallest, tally.largest)
+    for name, counter in counters.items():
+        setattr(result, name, dict(sorted(counter.items())))
     result.sizes = list(sizes.values())
-    result.sides = dict(sorted(sides.items()))
     result.left_out.sort()
     result.damaged_images = sorted(result.damaged_images)[:MOST_DAMAGED]
     return result
