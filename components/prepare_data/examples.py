@@ -1,6 +1,12 @@
-"""What all stages know of examples: splits, keys, and why an example cannot be used."""
+"""What all stages know of examples: splits, keys, why one cannot be used, and the errors that name them."""
 
 from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slipway.core.errors import UserError
 
 # A source's split (None if it defines none) and class.
 Group = tuple[str | None, str]
@@ -40,3 +46,50 @@ def readable(key: bytes) -> str:
 def stored_name(name: str) -> str:
     """Return the name under which an additional feature is stored; names that clash with ours get a prefix."""
     return f"source_{name}" if name in OWN else name
+
+
+def source_error(
+    reference: str, message: str, *, allowed: str | None = None, nearest: str | None = None, fix: str | None = None
+) -> UserError:
+    """Return an error of data.source, whose value is `reference`."""
+    return UserError(message, setting="data.source", value=reference, allowed=allowed, nearest=nearest, fix=fix)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A kind of examples that the settings refuse.
+
+    Attributes:
+        message: The sentence that names the first of them.
+        setting: The setting that decides.
+        value: Its value.
+        allowed: What it accepts.
+        accepting: The value with which it accepts these examples; None if there is none.
+        otherwise: What else fixes it.
+    """
+
+    message: str
+    setting: str
+    value: object
+    allowed: str
+    accepting: str | None
+    otherwise: str
+
+
+def refuse(problems: Sequence[Problem]) -> None:
+    """Check that there are no problems.
+
+    Raises:
+        UserError: Names all of them; its fix is one command line.
+    """
+    if not problems:
+        return
+    options = [
+        f"--set {shlex.quote(f'{each.setting}={each.accepting}')}" for each in problems if each.accepting is not None
+    ]
+    fix = "; or ".join([*([" ".join(options)] if options else []), *(each.otherwise for each in problems)])
+    first, *others = problems
+    if not others:
+        raise UserError(first.message, setting=first.setting, value=first.value, allowed=first.allowed, fix=fix)
+    listed = "".join(f"\n  {each.message}" for each in problems)
+    raise UserError(f"The source has {len(problems)} problems:{listed}", fix=fix)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from slipway.components.prepare_data.examples import Problem, refuse
 from slipway.components.prepare_data.listing.groups import bundle_reader
 from slipway.components.prepare_data.listing.index import BundleOf, Listing, PartList, list_part
 from slipway.components.prepare_data.listing.plan import FORMAT, IDENTITY_DIGITS, Target, identity
@@ -15,7 +17,6 @@ from slipway.components.prepare_data.publishing.store import Store, require_room
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources import open_source
 from slipway.components.prepare_data.sources.source import Part, Source
-from slipway.components.prepare_data.validation.problems import Problem, refuse
 from slipway.components.prepare_data.validation.skipped import too_many
 from slipway.components.prepare_data.workers import Tick, Workers, worker_count
 from slipway.components.prepare_data.writing.beam import beam_for, is_elsewhere
@@ -204,11 +205,16 @@ def listing_name(source: Source, settings: DataSettings) -> str | None:
 
 def list_source(source: Source, settings: DataSettings, folder: Path) -> Listing:
     """List all parts of the source into files in `folder`."""
-    parts = source.parts()
-    tasks = [(part, folder / f"part-{number:06d}") for number, part in enumerate(parts)]
-    with Workers(ListWork(source, settings.seed, bundle_reader(settings)), worker_count(settings.workers)) as workers:
+    work = functools.partial(_list, source, settings.seed, bundle_reader(settings))
+    tasks = [(part, folder / f"part-{number:06d}") for number, part in enumerate(source.parts())]
+    with Workers(work, worker_count(settings.workers)) as workers:
         listed = dict(workers.run(tasks))
-    return Listing(source, [listed[number] for number in range(len(parts))], folder / "listing")
+    return Listing(source, [listed[number] for number in range(len(tasks))], folder / "listing")
+
+
+def _list(source: Source, seed: int, bundle_of: BundleOf | None, task: tuple[Part, Path], _tick: Tick) -> PartList:
+    part, path = task
+    return list_part(source, part, seed, path, bundle_of)
 
 
 def unlisted_problems(listing: Listing, settings: DataSettings, item: str) -> list[Problem]:
@@ -223,16 +229,3 @@ def unlisted_problems(listing: Listing, settings: DataSettings, item: str) -> li
         raise problem
     unusable = listing.ignored.unusable_count
     return too_many(unusable, listing.examples() + unusable, listing.ignored.unusable, settings, item)
-
-
-@dataclass(frozen=True)
-class ListWork:
-    """A worker's task: list one part of the source into a file."""
-
-    source: Source
-    seed: int
-    bundle_of: BundleOf | None
-
-    def __call__(self, task: tuple[Part, Path], tick: Tick) -> PartList:  # noqa: ARG002
-        part, path = task
-        return list_part(self.source, part, self.seed, path, self.bundle_of)

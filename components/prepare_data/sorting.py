@@ -35,8 +35,11 @@ def database(path: Path) -> Iterator[sqlite3.Connection]:
         raise OSError(number, str(error), str(path)) from None
 
 
-class SortedRows:
-    """Keys and values, sorted in the temporary file `path`, which is deleted at the end."""
+class ExampleKeys:
+    """Finds keys that several examples have, and keys examples without one by a hash of their values.
+
+    The file `path` is deleted at the end.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -45,44 +48,34 @@ class SortedRows:
         self._stack = contextlib.ExitStack()
         self._stack.callback(self._path.unlink, missing_ok=True)
         self._rows = self._stack.enter_context(database(self._path))
-        self._rows.execute("CREATE TABLE rows (key BLOB, value)")
+        self._rows.execute("CREATE TABLE keys (key BLOB, number INTEGER)")
+        self._rows.execute("CREATE TABLE contents (digest BLOB, about BLOB)")
         return self
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    def _add(self, key: bytes, value: object) -> None:
-        self._rows.execute("INSERT INTO rows VALUES (?, ?)", (key, value))
-
-    def _sorted(self) -> Iterator[tuple[bytes, Any]]:
-        return self._rows.execute("SELECT key, value FROM rows ORDER BY length(key), key, value")
-
-
-class UniqueKeys(SortedRows):
-    """Keys and their line numbers."""
-
-    def add(self, key: bytes, line: int) -> None:
-        """Add a key and its line number."""
-        self._add(key, line)
+    def add(self, key: bytes, number: int) -> None:
+        """Add a key and the number of its example, or its line."""
+        self._rows.execute("INSERT INTO keys VALUES (?, ?)", (key, number))
 
     def twice(self) -> tuple[bytes, int, int] | None:
-        """Return the first of the shortest duplicate keys, with its first two lines, or None."""
-        for (one, line), (other, next_line) in itertools.pairwise(self._sorted()):
+        """Return the first of the shortest duplicate keys, with the first two numbers, or None."""
+        rows = self._rows.execute("SELECT key, number FROM keys ORDER BY length(key), key, number")
+        for (one, number), (other, next_number) in itertools.pairwise(rows):
             if one == other:
-                return one, line, next_line
+                return one, number, next_number
         return None
 
+    def add_content(self, values: bytes, about: tuple[Any, ...]) -> None:
+        """Add an example with these values; `about` is returned with its key."""
+        digest = hashlib.blake2b(values, digest_size=DIGEST_BYTES).digest()
+        self._rows.execute("INSERT INTO contents VALUES (?, ?)", (digest, marshal.dumps(about)))
 
-class EqualRows(SortedRows):
-    """Rows of a table, or examples without a key, by a hash of their values."""
-
-    def add(self, values: bytes, about: tuple[Any, ...]) -> None:
-        """Add a row with these values; `about` is returned with it."""
-        self._add(hashlib.blake2b(values, digest_size=DIGEST_BYTES).digest(), marshal.dumps(about))
-
-    def keyed(self) -> Iterator[tuple[bytes, tuple[Any, ...]]]:
-        """Yield a key of each row, unique by a number where rows are equal, and what was added with it."""
-        for digest, equal in itertools.groupby(self._sorted(), key=lambda row: row[0]):
+    def by_content(self) -> Iterator[tuple[bytes, tuple[Any, ...]]]:
+        """Yield the key of each example, unique by a number where values are equal, and what was added with it."""
+        rows = self._rows.execute("SELECT digest, about FROM contents ORDER BY digest, about")
+        for digest, equal in itertools.groupby(rows, key=lambda row: row[0]):
             for number, (_, about) in enumerate(equal, 1):
                 copy = b" copy %d" % number if number > 1 else b""
                 yield b"row " + digest.hex().encode() + copy, marshal.loads(about)

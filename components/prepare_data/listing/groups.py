@@ -7,6 +7,7 @@ memory.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import sqlite3
@@ -31,37 +32,29 @@ def bundle_reader(settings: DataSettings) -> BundleOf | None:
     """Return the function that finds an example's bundle, or None without data.group_by."""
     if settings.group_by is None:
         return None
-    return _given if settings.group_by.startswith(COLUMN) else PatternReader(settings.group_by)
+    return _given if settings.group_by.startswith(COLUMN) else functools.partial(bundle_in, settings.group_by)
 
 
 def _given(key: bytes, value: bytes) -> bytes:  # noqa: ARG001
     return value
 
 
-class PatternReader:
-    """Extracts the bundle from a key: the match of the pattern's capturing group."""
+def bundle_in(pattern: str, key: bytes, value: bytes = b"") -> bytes:  # noqa: ARG001
+    """Return the bundle in a key: the match of the pattern's capturing group.
 
-    def __init__(self, pattern: str) -> None:
-        self._text = pattern
-        self._pattern = re.compile(pattern)
-
-    def __call__(self, key: bytes, value: bytes) -> bytes:  # noqa: ARG002
-        """Return the bundle.
-
-        Raises:
-            UserError: The pattern does not match the key.
-        """
-        text = key.decode("utf-8", "surrogateescape")
-        found = self._pattern.search(text)
-        if found is None or found[1] is None:
-            raise UserError(
-                f"data.group_by does not match {readable(key)}.",
-                setting="data.group_by",
-                value=self._text,
-                allowed="a regular expression that matches the key of every example",
-                fix="change the pattern, or rename the file",
-            )
-        return found[1].encode("utf-8", "surrogateescape")
+    Raises:
+        UserError: The pattern does not match the key.
+    """
+    found = re.search(pattern, key.decode("utf-8", "surrogateescape"))
+    if found is None or found[1] is None:
+        raise UserError(
+            f"data.group_by does not match {readable(key)}.",
+            setting="data.group_by",
+            value=pattern,
+            allowed="a regular expression that matches the key of every example",
+            fix="change the pattern, or rename the file",
+        )
+    return found[1].encode("utf-8", "surrogateescape")
 
 
 class Bundles:
@@ -121,9 +114,9 @@ class Bundles:
                 self.divided[group][split] = self.divided[group].get(split, 0) + count
 
     def _in_two_splits(self, keys: Mapping[str | None, bytes]) -> UserError:
-        reader = bundle_reader(self._settings)
+        pattern = self._settings.group_by or ""
         examples = " and ".join(f"{readable(key)} ({split})" for split, key in keys.items())
-        name = f" {readable(reader(next(iter(keys.values())), b''))!r}" if isinstance(reader, PatternReader) else ""
+        name = "" if pattern.startswith(COLUMN) else f" {readable(bundle_in(pattern, next(iter(keys.values()))))!r}"
         return UserError(
             f"The group{name} is in {len(keys)} splits of the source: {examples}.",
             setting="data.group_by",

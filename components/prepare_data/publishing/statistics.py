@@ -6,8 +6,8 @@ import base64
 import io
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from slipway.components import page
 from slipway.components.prepare_data.encoding.inputs import InputStatistics
@@ -36,8 +36,7 @@ MOST_VALUES = 8
 MOST_CHARACTERS = 80
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     """A sample image on the page: its bytes as a data: URI, its class and its key."""
 
     uri: str
@@ -45,20 +44,15 @@ class Sample:
     key: str
 
 
-@dataclass(frozen=True)
-class ClassCounts:
-    """A class on the page, with its number of images in each split."""
+class ClassCounts(NamedTuple):
+    """A class on the page, with its number of images in each split and in all."""
 
     name: str
     counts: list[int]
-
-    @property
-    def total(self) -> int:
-        return sum(self.counts)
+    total: int
 
 
-@dataclass(frozen=True)
-class FurtherFeature:
+class FurtherFeature(NamedTuple):
     """An additional feature on the page: name, kind, and values of some examples as texts or image URIs."""
 
     name: str
@@ -67,8 +61,7 @@ class FurtherFeature:
     images: list[str]
 
 
-@dataclass(frozen=True)
-class InputRow:
+class InputRow(NamedTuple):
     """An input or the target on the page: name, kind, and its statistics over the training split."""
 
     name: str
@@ -114,8 +107,8 @@ def write_statistics(
 
 def class_counts(manifest: Manifest) -> list[ClassCounts]:
     """Return the image counts of each class, in label order, or by descending size if there are many classes."""
-    splits = manifest.splits.values()
-    rows = [ClassCounts(name, [split.classes[name] for split in splits]) for name in manifest.classes]
+    found = {name: [split.classes[name] for split in manifest.splits.values()] for name in manifest.classes}
+    rows = [ClassCounts(name, counts, sum(counts)) for name, counts in found.items()]
     return rows if len(rows) <= CLASSES_SHOWN else sorted(rows, key=lambda row: -row.total)
 
 

@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from slipway.components.prepare_data.examples import source_error
 from slipway.components.prepare_data.settings import COLUMN, DataSettings
 from slipway.core.errors import UserError, nearest
 from slipway.core.paths import local_path
@@ -134,10 +135,9 @@ def source_kind(reference: str) -> SourceKind:
     if kind := next(kinds, None):
         return kind
     is_path = not colon and re.search(r"[/\\.~]", reference)
-    raise UserError(
+    raise source_error(
+        reference,
         f"The source {reference!r} is incomplete." if prefix in prefixes else f"There is no source {reference!r}.",
-        setting="data.source",
-        value=reference,
         allowed=forms(),
         nearest=closest(prefix, place),
         fix=f"--set data.source=images:{reference}" if is_path else None,
@@ -171,10 +171,9 @@ def open_source(settings: DataSettings, task: TaskName = "classification") -> So
     try:
         source = kind.open(settings, column, task)
     except OSError as error:
-        raise UserError(
-            f"{error.filename or settings.source} cannot be read: {error.strerror}.",
-            setting="data.source", value=settings.source, allowed=kind.form,
-        ) from None  # fmt: skip
+        raise source_error(
+            settings.source, f"{error.filename or settings.source} cannot be read: {error.strerror}.", allowed=kind.form
+        ) from None
     if not source.has_image:
         _refuse_image_settings(settings, source)
     return source
@@ -213,16 +212,15 @@ def _refuse_special_file(reference: str, place: str) -> None:
     path = local_path(place).expanduser()
     if "\0" in place or reference.encode(errors="ignore") != reference.encode(errors="surrogateescape"):
         problem = f"The source {reference!r} has a zero byte or bytes that are not UTF-8."
-        raise UserError(problem, setting="data.source", value=ascii(reference), fix="rename the file or folder")
+        raise source_error(ascii(reference), problem, fix="rename the file or folder")
     try:
         special = path.exists() and not path.is_file() and not path.is_dir()
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}.", setting="data.source", value=reference) from None
+        raise source_error(reference, f"{path} cannot be read: {error.strerror}.") from None
     if special:
-        raise UserError(
+        raise source_error(
+            reference,
             f"{path} is neither a file nor a folder.",
-            setting="data.source",
-            value=reference,
             allowed="a regular file or a folder",
             fix="copy its content to a file",
         )

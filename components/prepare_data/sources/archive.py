@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, Self
 
 from slipway.components.prepare_data.encoding.image import MOST_IMAGE_BYTES
-from slipway.components.prepare_data.examples import Group, Unusable
+from slipway.components.prepare_data.examples import Group, Unusable, source_error
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.images import groups_of, is_image, open_images, valid_name
 from slipway.components.prepare_data.sources.source import Entry, Ignored, PlainReader, Reader, Source
@@ -103,10 +103,9 @@ class ArchiveSource(Source):
     def _entry(self, member: Member, ignored: Ignored) -> Iterator[Entry]:
         key = posixpath.normpath(member.name)
         if key.startswith((b"/", b"../")) or key == b"..":
-            raise UserError(
+            raise source_error(
+                self.reference,
                 f"The entry {os.fsdecode(member.name)!r} of {self.path} points outside the archive.",
-                setting="data.source",
-                value=self.reference,
                 fix="create the archive again from inside the folder: tar -cf FILE.tar -C FOLDER .",
             )
         folder, _, name = key.rpartition(b"/")
@@ -118,11 +117,7 @@ class ArchiveSource(Source):
             ignored.add(key)
 
     def _unreadable(self, reason: str | None) -> UserError:
-        return UserError(
-            f"The archive {self.path} cannot be read: {reason or 'it is damaged'}.",
-            setting="data.source",
-            value=self.reference,
-        )
+        return source_error(self.reference, f"The archive {self.path} cannot be read: {reason or 'it is damaged'}.")
 
 
 def open_archive(place: str, settings: DataSettings, column: str | None, task: TaskName) -> Source:

@@ -22,9 +22,9 @@ from typing import BinaryIO, NamedTuple, TypeAlias
 from slipway.components.prepare_data.encoding.features import Kind
 from slipway.components.prepare_data.encoding.inputs import choose_inputs
 from slipway.components.prepare_data.encoding.messages import bytes_feature, values
-from slipway.components.prepare_data.examples import SPLIT_FOLDERS, Group, Unusable, readable, stored_name
+from slipway.components.prepare_data.examples import SPLIT_FOLDERS, Group, Unusable, readable, source_error, stored_name
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.sorting import EqualRows, UniqueKeys
+from slipway.components.prepare_data.sorting import ExampleKeys
 from slipway.components.prepare_data.sources.images import valid_name
 from slipway.components.prepare_data.sources.listed_files import ManifestReader, MissingFiles, file_status
 from slipway.components.prepare_data.sources.record_layout import further_kinds
@@ -126,8 +126,7 @@ class ManifestSource(Source):
     def entries(self, part: Path, ignored: Ignored, scratch: Path) -> Iterator[Entry]:
         missing = MissingFiles(part)
         kept = Spool(scratch / SPOOL) if self._is_spooled else nullcontext()
-        path = scratch / "keys"
-        with part.open("rb") as file, UniqueKeys(path) as keys, EqualRows(scratch / "rows") as equal, kept as spool:
+        with part.open("rb") as file, ExampleKeys(scratch / "keys") as keys, kept as spool:
             rows = self._rows(file)
             header = self._header(rows)
             places = set(range(len(header.names))) - {header.places.get("split")}
@@ -157,8 +156,8 @@ class ManifestSource(Source):
                     yield key, label, split, size, stamp, place, group
                 else:
                     sorted_cells = [row[place].strip() for place in content]
-                    equal.add(repr(sorted_cells).encode(), (label, split, size, stamp, place, group))
-            for key, entry in equal.keyed():
+                    keys.add_content(repr(sorted_cells).encode(), (label, split, size, stamp, place, group))
+            for key, entry in keys.by_content():
                 yield key, *entry
             if line == 1:
                 raise self._mistake(f"{part} lists no {self.item}s.")
@@ -374,4 +373,4 @@ class ManifestSource(Source):
     def _mistake(
         self, message: str, near: str | None = None, *, allowed: str = COLUMNS, fix: str | None = None
     ) -> UserError:
-        return UserError(message, setting="data.source", value=self.reference, allowed=allowed, nearest=near, fix=fix)
+        return source_error(self.reference, message, allowed=allowed, nearest=near, fix=fix)

@@ -7,8 +7,8 @@ import subprocess
 import sys
 import tempfile
 
+from slipway.components.prepare_data.examples import source_error
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.core.errors import UserError
 from slipway.core.exit_codes import describe, status_of
 from slipway.core.manifest import TaskName
 
@@ -66,10 +66,9 @@ class DeterminismCheck:
         else:
             more = "fewer" if expected else "more"
             problem = f"{reference} is not deterministic: it yields {more} examples when it is called again."
-        raise UserError(
+        raise source_error(
+            reference,
             problem,
-            setting="data.source",
-            value=reference,
             allowed="a function that yields the same examples in the same order on every call",
             fix="seed random generators, sort the contents of sets and folders, do not use the time",
         )

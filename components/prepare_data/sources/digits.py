@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from slipway.components.prepare_data.encoding.image import encode_png
+from slipway.components.prepare_data.examples import source_error
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.source import Entry, Ignored, PlainReader, Source
-from slipway.core.errors import UserError
 from slipway.core.manifest import TaskName
 
 SIDE = 8
@@ -33,10 +33,9 @@ class DigitsSource(Source):
     def __init__(self) -> None:
         package = importlib.util.find_spec("sklearn")
         if package is None or not package.submodule_search_locations:
-            raise UserError(
+            raise source_error(
+                "digits",
                 "The source digits requires scikit-learn, which is not installed.",
-                setting="data.source",
-                value="digits",
                 fix="pip install scikit-learn",
             )
         self.path = Path(package.submodule_search_locations[0]) / FILE

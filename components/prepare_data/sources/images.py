@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipway.components.prepare_data.examples import SPLIT_FOLDERS, Group, Unusable
+from slipway.components.prepare_data.examples import SPLIT_FOLDERS, Group, Unusable, source_error
 from slipway.components.prepare_data.remote import RemoteFiles, is_remote
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.source import Entry, Ignored, PlainReader, Reader, Source
@@ -94,10 +94,9 @@ class ImagesSource(Source):
                     continue
                 yield prefix + name, label, split, status.st_size, status.st_mtime_ns, 0, b""
         if empty:
-            raise UserError(
+            raise source_error(
+                self.reference,
                 f"There are no images in the class folder {self.root / part.path}.",
-                setting="data.source",
-                value=self.reference,
                 allowed=LAYOUT,
                 fix="add images to the folder, or remove it",
             )
@@ -117,9 +116,7 @@ class ImagesSource(Source):
         try:
             return os.scandir(os.fsencode(path))
         except OSError as error:
-            raise UserError(
-                f"The folder {path} cannot be read: {error.strerror}.", setting="data.source", value=self.reference
-            ) from None
+            raise source_error(self.reference, f"The folder {path} cannot be read: {error.strerror}.") from None
 
     def _check_folder(self) -> None:
         if self.root.is_dir():
@@ -127,10 +124,9 @@ class ImagesSource(Source):
         siblings = [path.name for path in self.root.parent.iterdir()] if self.root.parent.is_dir() else []
         near = nearest(self.root.name, siblings)
         exists = self.root.exists()
-        raise UserError(
+        raise source_error(
+            self.reference,
             f"{self.root} is not a folder." if exists else f"There is no folder {self.root}.",
-            setting="data.source",
-            value=self.reference,
             allowed=LAYOUT,
             nearest=f"images:{self.root.with_name(near)}" if near and not exists else None,
         )
@@ -139,10 +135,9 @@ class ImagesSource(Source):
         """Reject a split without classes, which would otherwise be filled from train."""
         for folder in splits:
             if not self._subfolders(folder):
-                raise UserError(
+                raise source_error(
+                    self.reference,
                     f"The split {folder} of {self.root} is empty.",
-                    setting="data.source",
-                    value=self.reference,
                     allowed=LAYOUT,
                     fix=f"add class folders to {folder}, or remove it to create the split from a part of train",
                 )
@@ -152,10 +147,9 @@ class ImagesSource(Source):
         if not file.is_dir():
             ignored.add(prefix + file.name)
             return
-        raise UserError(
+        raise source_error(
+            self.reference,
             f"The class folder {part.path} in {self.root} contains a folder, {os.fsdecode(file.name)}.",
-            setting="data.source",
-            value=self.reference,
             allowed=LAYOUT,
             fix="move its images into the class folder, or set data.source to the folder that holds the classes",
         )
@@ -232,22 +226,19 @@ def split_folders(top: Iterable[str], where: object, reference: str) -> dict[str
         problem = f"{where} has the folders {', '.join(splits)}, but no folder for the split train."
     else:
         return splits
-    raise UserError(problem, setting="data.source", value=reference, allowed=LAYOUT)
+    raise source_error(reference, problem, allowed=LAYOUT)
 
 
 def check_class_folders(folders: Iterable[str], where: object, reference: str) -> None:
     """Reject a tree without class folders, and class names with unprintable characters."""
     folders = list(folders)
     if not folders:
-        raise UserError(
-            f"There are no class folders in {where}.", setting="data.source", value=reference, allowed=LAYOUT
-        )
+        raise source_error(reference, f"There are no class folders in {where}.", allowed=LAYOUT)
     for folder in folders:
         if not folder.isprintable():
-            raise UserError(
+            raise source_error(
+                reference,
                 f"The class folder {folder!r} in {where} has unprintable characters in its name.",
-                setting="data.source",
-                value=reference,
                 fix="rename the folder",
             )
 
@@ -270,10 +261,9 @@ def groups_of(folders: Iterable[str], where: object, reference: str) -> dict[str
     result: dict[str, Group] = {}
     for folder, parts in rests.items():
         if len(parts) != (2 if splits else 1):
-            raise UserError(
+            raise source_error(
+                reference,
                 f"{where} has images in {folder or 'no folder'!r}, which is neither class/ nor split/class/.",
-                setting="data.source",
-                value=reference,
                 allowed=LAYOUT,
             )
         result[folder] = (splits[parts[0]], parts[1]) if splits else (None, parts[0])

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from slipway.components.prepare_data.examples import source_error
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.core.errors import UserError
 
@@ -108,10 +109,9 @@ class Precision:
         ]
         more = f", and {len(lost) - len(named):,} more" if len(lost) > len(named) else ""
         first, worst = next(iter(lost.items()))
-        return UserError(
+        return source_error(
+            settings.source,
             f"Rounding to float32 loses digits of the column{'s' if len(lost) > 1 else ''} {', '.join(named)}{more}.",
-            setting="data.source",
-            value=settings.source,
             allowed=f"numbers whose rounding error is at most {MAX_ERROR:.0%} of their standard deviation",
             fix=f"subtract a constant in the source, such as {first} - {worst.mean:.0f}, or use another unit",
         )

@@ -14,6 +14,7 @@ import sys
 from typing import Any
 from urllib.parse import urlsplit
 
+from slipway.components.prepare_data.examples import source_error
 from slipway.core import events
 from slipway.core.errors import ERROR_PREFIX, UserError, nearest
 
@@ -36,18 +37,15 @@ def prepare(reference: str, data_dir: str, *, try_gcs: bool) -> str:
         builder = tfds.builder(reference, data_dir=data_dir)
     except tfds.core.registered.DatasetNotFoundError:
         near = nearest(reference.partition("/")[0].partition(":")[0], tfds.list_builders(with_community_datasets=False))
-        raise UserError(
+        raise source_error(
+            f"tfds:{reference}",
             f"TensorFlow Datasets {tfds.__version__} has no data set {reference}.",
-            setting="data.source",
-            value=f"tfds:{reference}",
             allowed="a data set in https://www.tensorflow.org/datasets/catalog or in data.tfds.data_dir",
             nearest=f"tfds:{near}" if near else None,
         ) from None
     except (ValueError, AssertionError) as error:
-        raise UserError(
-            f"TensorFlow Datasets rejected {reference}: {str(error).splitlines()[0]}",
-            setting="data.source",
-            value=f"tfds:{reference}",
+        raise source_error(
+            f"tfds:{reference}", f"TensorFlow Datasets rejected {reference}: {str(error).splitlines()[0]}"
         ) from None
     config = tfds.download.DownloadConfig(try_download_gcs=try_gcs)
     try:
@@ -55,10 +53,9 @@ def prepare(reference: str, data_dir: str, *, try_gcs: bool) -> str:
     except requests.exceptions.ConnectionError as error:
         host = urlsplit(error.request.url).hostname if error.request else "its server"
         name = reference.partition("/")[0].partition(":")[0]
-        raise UserError(
+        raise source_error(
+            f"tfds:{reference}",
             f"Could not download {reference} from {host}: {_first_cause(error)}.",
-            setting="data.source",
-            value=f"tfds:{reference}",
             fix=f"check the network, or, on a connected machine: slipway data get {reference}\n"
             f"    then copy the folder {name} here: --set data.source=images:{name}",
         ) from None

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from slipway.components.prepare_data.examples import SPLIT_FOLDERS, readable
+from slipway.components.prepare_data.examples import SPLIT_FOLDERS, readable, source_error
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.images import valid_name
 from slipway.components.prepare_data.sources.record_layout import read_features, record_layout
@@ -76,12 +76,7 @@ def find_set(reference: str, settings: DataSettings) -> Path | None:
     """
     found = REFERENCE.match(reference)
     if found is None:
-        raise UserError(
-            f"{reference!r} is not a valid name of a TFDS data set.",
-            setting="data.source",
-            value=settings.source,
-            allowed=FORM,
-        )
+        raise source_error(settings.source, f"{reference!r} is not a valid name of a TFDS data set.", allowed=FORM)
     name, config, version = found.groups()
     return prepared_folder(local_path(data_dir(settings)) / name, config, version)
 
@@ -141,10 +136,9 @@ def prepare_with_tfds(reference: str, root: str, settings: DataSettings) -> str:
             return output.read().splitlines()[-1]
     if reported:
         raise UserError.from_dict(json.loads(reported.removeprefix(ERROR_PREFIX)))
-    raise UserError(
+    raise source_error(
+        settings.source,
         f"TensorFlow Datasets could not prepare {reference}: {last or f'exit code {process.returncode}'}",
-        setting="data.source",
-        value=settings.source,
         fix="see its output above"
         + ("" if settings.tfds.try_gcs else ", or try the bucket of prepared data sets: --set data.tfds.try_gcs=true"),
     )
@@ -153,10 +147,9 @@ def prepare_with_tfds(reference: str, root: str, settings: DataSettings) -> str:
 def _files(folder: Path, info: JsonObject, settings: DataSettings) -> Iterator[RecordFile]:
     """Yield the files of the requested splits."""
     if info.get("fileFormat", "tfrecord") != "tfrecord":
-        raise UserError(
+        raise source_error(
+            settings.source,
             f"The data set in {folder} is stored as {info['fileFormat']}, not as tfrecord.",
-            setting="data.source",
-            value=settings.source,
             allowed="data sets in TFDS's file format tfrecord",
             fix="prepare it with tfds.builder(…, file_format='tfrecord') in another folder, and set data.tfds.data_dir "
             "to that folder",
@@ -178,10 +171,9 @@ def _files(folder: Path, info: JsonObject, settings: DataSettings) -> Iterator[R
             }.items():
                 name = name.replace("{" + field + "}", value)
             if not (folder / name).is_file():
-                raise UserError(
+                raise source_error(
+                    settings.source,
                     f"The data set in {folder} is incomplete: {name} is missing.",
-                    setting="data.source",
-                    value=settings.source,
                     fix=f"rm -r {folder}, then run again; TensorFlow Datasets prepares it again",
                 )
             yield RecordFile(folder / name, f"{split['name']}/{number:05d}", requested[split["name"]], length)
@@ -256,9 +248,8 @@ def save_images(settings: DataSettings, folder: Path) -> int:
 
 
 def _unsuitable(settings: DataSettings, reason: str) -> UserError:
-    return UserError(
+    return source_error(
+        settings.source,
         f"{settings.source} cannot be saved as a folder of images: {reason}.",
-        setting="data.source",
-        value=settings.source,
         fix=f"--set data.source={settings.source}",
     )

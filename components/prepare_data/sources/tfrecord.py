@@ -16,10 +16,10 @@ from typing import BinaryIO
 
 from slipway.components.prepare_data.encoding.messages import features_of, values
 from slipway.components.prepare_data.encoding.records import scan
-from slipway.components.prepare_data.examples import SPLIT_FOLDERS, Group, Unusable, readable
+from slipway.components.prepare_data.examples import SPLIT_FOLDERS, Group, Unusable, readable, source_error
 from slipway.components.prepare_data.remote import is_remote, open_remote
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.sorting import EqualRows, UniqueKeys
+from slipway.components.prepare_data.sorting import ExampleKeys
 from slipway.components.prepare_data.sources.images import valid_name
 from slipway.components.prepare_data.sources.record_layout import RecordLayout, read_features, record_layout
 from slipway.components.prepare_data.sources.source import Entry, Ignored, Source
@@ -80,10 +80,9 @@ class TfrecordSource(Source):
         for file in files:
             with file.path.open("rb") as opened:
                 if opened.read(2) == GZIP_START:
-                    raise UserError(
+                    raise source_error(
+                        self.reference,
                         f"{file.path} is compressed as a whole; its records cannot be read individually.",
-                        setting="data.source",
-                        value=self.reference,
                         fix=f"unpack it: gzip -dc {file.path} > {file.path}.unpacked",
                     )
 
@@ -108,22 +107,20 @@ class TfrecordSource(Source):
                 for key, _, entry in self._of_file(number, ignored):
                     yield key, *entry
             return
-        # Parts run at the same time; these files are of the only one.
-        with UniqueKeys(scratch / "keys") as keys, EqualRows(scratch / "rows") as equal:
+        with ExampleKeys(scratch / "keys") as keys:  # of the only part
             records = itertools.chain.from_iterable(self._of_file(number, ignored) for number in part)
             for count, (key, features, entry) in enumerate(records):
                 if self._layout.key:
                     keys.add(key, count)
                     yield key, *entry
                 else:  # serialized maps have no fixed order
-                    equal.add(marshal.dumps(sorted(features.items()), 2), entry)
-            for key, entry in equal.keyed():
+                    keys.add_content(marshal.dumps(sorted(features.items()), 2), entry)
+            for key, entry in keys.by_content():
                 yield key, *entry
             if twice := keys.twice():
-                raise UserError(
+                raise source_error(
+                    self.reference,
                     f"The key {readable(twice[0])} is not unique: examples {twice[1]:,} and {twice[2]:,} have it.",
-                    setting="data.source",
-                    value=self.reference,
                     fix=f"make every {self._layout.key} unique, or remove {self._layout.key} from the features file",
                 )
 
@@ -163,10 +160,9 @@ class TfrecordSource(Source):
         if self._keeps_truncated:
             return
         lost = "it is not known how many it lost" if file.records is None else f"it had {file.records:,}"
-        raise UserError(
+        raise source_error(
+            self.reference,
             f"{file.path} is cut off or damaged after {count:,} records: {lost}.",
-            setting="data.source",
-            value=self.reference,
             allowed="whole files; data.skip_corrupt counts records",
             fix="copy the file again; or keep its records: --set data.truncated=keep --set data.skip_corrupt=0.01",
         )
@@ -184,19 +180,16 @@ class TfrecordSource(Source):
         found = list(found)
         present = {split for split, _ in found}
         for split in {file.split for file in self._files} - present:
-            raise UserError(
+            raise source_error(
+                self.reference,
                 f"The split {split} is empty: its files contain no usable example."
                 if split
                 else "The files contain no usable example.",
-                setting="data.source",
-                value=self.reference,
                 fix="add records to the files, or exclude the files",
             )
         if present != {None} and "train" not in present:
-            raise UserError(
-                f"{self.reference} has no split train, only {', '.join(sorted(filter(None, present)))}.",
-                setting="data.source",
-                value=self.reference,
+            raise source_error(
+                self.reference, f"{self.reference} has no split train, only {', '.join(sorted(filter(None, present)))}."
             )
         return {group: group for group in found}
 
@@ -277,20 +270,18 @@ def open_tfrecord(
     if not paths:
         folder = Path(re.split(r"[*?[]", str(place))[0]).parent
         there = sorted(path.name for path in folder.iterdir())[:5] if folder.is_dir() else []
-        raise UserError(
+        raise source_error(
+            settings.source,
             f"No file matches {place}.",
-            setting="data.source",
-            value=settings.source,
             allowed="a path pattern of TFRecord files, where * matches any characters, or their folder",
             nearest=f"tfrecord:{folder / there[0]}" if there else None,
         )
     splits = {path: _split_of(path) for path in paths}
     without = [path.name for path, split in splits.items() if split is None]
     if without and len(without) < len(paths):
-        raise UserError(
+        raise source_error(
+            settings.source,
             f"Some files name a split, others do not, such as {without[0]}.",
-            setting="data.source",
-            value=settings.source,
             allowed="train, validation or test in the names of all files or of none",
         )
     root = Path(os.path.commonpath([path.parent for path in paths]))

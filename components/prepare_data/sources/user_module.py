@@ -21,9 +21,9 @@ from typing import NamedTuple, NoReturn, cast
 from slipway.components.prepare_data.encoding.features import Kind
 from slipway.components.prepare_data.encoding.inputs import choose_inputs
 from slipway.components.prepare_data.encoding.messages import values
-from slipway.components.prepare_data.examples import Group, Unusable, readable, stored_name
+from slipway.components.prepare_data.examples import Group, Unusable, readable, source_error, stored_name
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.sorting import EqualRows, UniqueKeys
+from slipway.components.prepare_data.sorting import ExampleKeys
 from slipway.components.prepare_data.sources import closest, forms
 from slipway.components.prepare_data.sources.determinism import DIGEST_BYTES, FAILED, DeterminismCheck
 from slipway.components.prepare_data.sources.images import valid_name
@@ -98,8 +98,7 @@ class ModuleSource(Source):
         repeated = (
             DeterminismCheck(self._settings, self.task) if self._settings.module.check_repeatable else nullcontext()
         )
-        unique, rows = UniqueKeys(scratch / "keys"), EqualRows(scratch / "rows")
-        with Spool(scratch / SPOOL) as spool, unique as keys, rows as equal, repeated as check:
+        with Spool(scratch / SPOOL) as spool, ExampleKeys(scratch / "keys") as keys, repeated as check:
             for number, example in enumerate(self._examples()):
                 try:
                     stored = self._convert(example, number)
@@ -118,7 +117,7 @@ class ModuleSource(Source):
                     keys.add(stored.key, number)
                     yield stored.key, *entry
                 else:
-                    equal.add(marshal.dumps((stored.label, stored.further), 2), entry)
+                    keys.add_content(marshal.dumps((stored.label, stored.further), 2), entry)
             if check:
                 check.compare(number + 1, b"")
             if twice := keys.twice():
@@ -126,7 +125,7 @@ class ModuleSource(Source):
                 raise self._mistake(
                     f"{self.reference} yields the key {readable(key)} twice: examples {one:,} and {other:,}."
                 )
-            for key, entry in equal.keyed():
+            for key, entry in keys.by_content():
                 yield key, *entry
 
     def digests(self) -> Iterator[bytes]:
@@ -266,7 +265,7 @@ class ModuleSource(Source):
         return found[0] if len(found) == 1 and isinstance(found[0], bytes) else repr(found).encode()
 
     def _mistake(self, message: str, fix: str | None = None) -> UserError:
-        return UserError(message, setting="data.source", value=self.reference, allowed=CONTRACT, fix=fix)
+        return source_error(self.reference, message, allowed=CONTRACT, fix=fix)
 
 
 def open_module(

@@ -19,9 +19,8 @@ import google_crc32c
 
 from slipway.components.prepare_data.encoding.messages import features_of, values
 from slipway.components.prepare_data.encoding.records import read_records
-from slipway.components.prepare_data.examples import SPLITS, readable
+from slipway.components.prepare_data.examples import SPLITS, Problem, readable
 from slipway.components.prepare_data.sorting import database
-from slipway.components.prepare_data.validation.problems import Problem
 
 # Splits in the order in which their copies are kept: evaluation data stays complete, training data loses the copy.
 KEEPERS = tuple(reversed(SPLITS))

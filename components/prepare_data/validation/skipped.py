@@ -8,10 +8,9 @@ import math
 from collections.abc import Iterable
 from pathlib import Path
 
-from slipway.components.prepare_data.examples import readable
+from slipway.components.prepare_data.examples import Problem, readable
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.validation.duplicates import Copy
-from slipway.components.prepare_data.validation.problems import Problem
 from slipway.components.prepare_data.validation.tally import Tally
 from slipway.core.atomic import replace_file
 

@@ -20,7 +20,7 @@ from slipway.components.prepare_data.encoding.inputs import (
     as_input,
     combine_statistics,
 )
-from slipway.components.prepare_data.examples import SPLITS, readable
+from slipway.components.prepare_data.examples import SPLITS, Problem, readable, refuse, source_error
 from slipway.components.prepare_data.listing import split as splitting
 from slipway.components.prepare_data.listing.groups import Bundles
 from slipway.components.prepare_data.listing.index import Listing, deal, list_path, read_list
@@ -31,7 +31,6 @@ from slipway.components.prepare_data.settings import BeamSettings, DataSettings
 from slipway.components.prepare_data.sources.source import Source, common_reason
 from slipway.components.prepare_data.validation.duplicates import Copy, HashedShard, find_copies, in_several_splits
 from slipway.components.prepare_data.validation.leaks import leak_notes
-from slipway.components.prepare_data.validation.problems import Problem, refuse
 from slipway.components.prepare_data.validation.sampling import check_for, decoded_below, sentence
 from slipway.components.prepare_data.validation.skipped import COUNTS, SkippedImages, too_many
 from slipway.components.prepare_data.validation.tally import Tally, combine, missing_labels, notes, several_sizes
@@ -225,10 +224,9 @@ class SetWriter:
             self._tell_checked()
         elif tally.left_out:
             key, reason = tally.left_out[0]
-            raise UserError(
+            raise source_error(
+                self._settings.source,
                 f"The source changed while the data set was prepared: {readable(key)} was valid before ({reason}).",
-                setting="data.source",
-                value=self._settings.source,
                 fix="run again when no other process writes to the source",
             )
         return by_split

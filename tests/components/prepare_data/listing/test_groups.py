@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections import Counter, defaultdict
@@ -16,7 +17,7 @@ from pydantic import ValidationError
 
 from slipway.components.prepare_data.encoding.records import example_parts, read_records
 from slipway.components.prepare_data.examples import SPLITS, Group
-from slipway.components.prepare_data.listing.groups import Bundles, PatternReader
+from slipway.components.prepare_data.listing.groups import Bundles, bundle_in
 from slipway.components.prepare_data.listing.index import Listing, deal, list_part, list_path, read_list
 from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.settings import DataSettings
@@ -50,7 +51,7 @@ def divided(folder: Path, bundles: list[dict[str, int]], seed: int = 0) -> dict[
     ]
     settings = DataSettings(source="digits", group_by=PATTERN, seed=seed)
     source: object = FakeSource()
-    part = list_part(source, entries, seed, folder / "part", PatternReader(PATTERN))  # type: ignore[arg-type]
+    part = list_part(source, entries, seed, folder / "part", functools.partial(bundle_in, PATTERN))  # type: ignore[arg-type]
     listing = Listing(source, [part], folder / "listing")  # type: ignore[arg-type]
     found = Bundles(listing, settings)
     labels = sorted({label for _, label in listing.groups})

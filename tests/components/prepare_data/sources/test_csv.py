@@ -14,7 +14,7 @@ from slipway.components.prepare_data.encoding.records import example_parts, read
 from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.publishing import statistics
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.sorting import UniqueKeys
+from slipway.components.prepare_data.sorting import ExampleKeys
 from slipway.components.prepare_data.sources import open_source
 from slipway.components.prepare_data.sources.csv_file import ManifestSource
 from slipway.components.prepare_data.sources.source import Ignored
@@ -246,7 +246,7 @@ def test_a_missing_list_and_a_missing_column_are_named(images: Path, make_settin
 
 
 def test_a_key_that_is_there_twice_is_found(tmp_path: Path) -> None:
-    with UniqueKeys(tmp_path / "keys") as keys:
+    with ExampleKeys(tmp_path / "keys") as keys:
         for number in range(100):
             keys.add(b"%d" % (number * 37 % 100), number)
         assert keys.twice() is None
