@@ -8,15 +8,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from slipway.components.prepare_data.examples import source_error
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.core.errors import UserError
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 # The largest rounding error, as a fraction of the standard deviation.
 MAX_ERROR = 0.01
@@ -102,8 +97,10 @@ class Precision:
         }
         if not lost:
             return None
+        import numpy as np
+
         named = [
-            f"{column} ({worst.value:.17g} becomes {worst.value - _error(worst.value):.17g}; the standard deviation is "
+            f"{column} ({worst.value:.17g} becomes {float(np.float32(worst.value)):.17g}; the standard deviation is "
             f"{worst.deviation:.3g})"
             for column, worst in list(lost.items())[:MOST_NAMED]
         ]
@@ -131,24 +128,9 @@ class Precision:
         with np.errstate(over="ignore", invalid="ignore"):
             errors = np.abs(found - found.astype(np.float32))
         for own, values, error in zip(elements, found.T, errors.T, strict=False):
-            _merge_values(own, values, error)
-
-
-def _merge_values(own: Rounding, values: NDArray[np.float64], errors: NDArray[np.float64]) -> None:
-    import numpy as np
-
-    finite = np.isfinite(errors)
-    if not finite.all():
-        values, errors = values[finite], errors[finite]
-    if not len(values):
-        return
-    mean, worst = float(values.mean()), int(errors.argmax())
-    squares = float(np.square(values - mean).sum())
-    own.merge(Rounding(len(values), mean, squares, float(errors[worst]), float(values[worst])))
-
-
-def _error(value: float) -> float:
-    """Return what float32 adds to or removes from a value."""
-    import numpy as np
-
-    return value - float(np.float32(value))
+            finite = np.isfinite(error)
+            values, error = values[finite], error[finite]
+            if len(values):
+                mean, worst = float(values.mean()), int(error.argmax())
+                squares = float(np.square(values - mean).sum())
+                own.merge(Rounding(len(values), mean, squares, float(error[worst]), float(values[worst])))

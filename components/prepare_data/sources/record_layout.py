@@ -28,6 +28,7 @@ from slipway.core.yaml_loader import NotYaml, load_yaml
 FORM = "TFDS's features.json, or YAML with lines NAME: KIND; for a label, NAME: {classes: [NAME, …]}"
 
 NAMES = ".labels.txt"
+CLASSES = "; {classes: [NAME, …]} or {classes: COUNT}"
 
 Descriptions = dict[str, JsonObject]
 LabelType = Literal["class", "integer", "text", "number", "indicators"]
@@ -235,17 +236,7 @@ def _ours(content: Mapping[str, object], where: str) -> Features:
             names[str(name).replace("/", "-")] = found
             descriptions[str(name)] = class_label(len(found))
             continue
-        try:
-            descriptions[str(name)] = Kind.parse(str(kind)).description
-        except ValueError as error:
-            text = str(error)
-            raise UserError(
-                f"The kind of {name} in {where} is invalid: {text}.",
-                setting=f"data.features.{name}",
-                value=kind,
-                allowed=f"{kinds.ALLOWED}; {{classes: [NAME, …]}} or {{classes: COUNT}}",
-                nearest=nearest(str(kind), kinds.NAMES),
-            ) from None
+        descriptions[str(name)] = _parse(f"The kind of {name} in {where}", name, kind, CLASSES).description
     return Features(descriptions, names)
 
 
@@ -360,16 +351,17 @@ def further_kinds(settings: DataSettings) -> dict[str, Kind]:
             allowed=kinds.ALLOWED,
             fix="--set 'data.features={age: integer, weight: number}'",
         )
-    found: dict[str, Kind] = {}
-    for name, text in described.items():
-        try:
-            found[name] = Kind.parse(str(text))
-        except ValueError as error:
-            raise UserError(
-                f"data.features.{name} is invalid: {error}.",
-                setting=f"data.features.{name}",
-                value=text,
-                allowed=kinds.ALLOWED,
-                nearest=nearest(str(text), kinds.NAMES),
-            ) from None
-    return found
+    return {name: _parse(f"data.features.{name}", name, kind) for name, kind in described.items()}
+
+
+def _parse(what: str, name: str, kind: object, also_allowed: str = "") -> Kind:
+    try:
+        return Kind.parse(str(kind))
+    except ValueError as error:
+        raise UserError(
+            f"{what} is invalid: {error}.",
+            setting=f"data.features.{name}",
+            value=kind,
+            allowed=kinds.ALLOWED + also_allowed,
+            nearest=nearest(str(kind), kinds.NAMES),
+        ) from None

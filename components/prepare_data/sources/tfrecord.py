@@ -201,19 +201,17 @@ class TfrecordSource(Source):
         return TfrecordReader([file.path for file in self._files], self._layout)
 
 
-class RecordFiles:
-    """Reads records by file number and offset; keeps a limited number of files open."""
+class TfrecordReader:
+    """Reads examples by file and offset; keeps a limited number of files open."""
 
-    def __init__(self, paths: Sequence[Path]) -> None:
+    def __init__(self, paths: Sequence[Path], layout: RecordLayout) -> None:
         self._paths = paths
         self._open: OrderedDict[int, BinaryIO] = OrderedDict()
+        self._layout = layout
+        self._features: dict[bytes, bytes] = {}
 
-    def read(self, number: int, place: int, size: int) -> bytes:
-        """Return the message, `size` bytes long, of the record at offset `place` in file `number`.
-
-        Raises:
-            UserError: The file changed since it was listed.
-        """
+    def read(self, key: bytes, place: int, size: int) -> bytes:  # noqa: ARG002
+        number, place = place >> PLACE_BITS, place & (1 << PLACE_BITS) - 1
         file = self._file(number)
         file.seek(place)
         data = file.read(HEADER_BYTES + size + CHECKSUM.size)
@@ -225,7 +223,11 @@ class RecordFiles:
                 setting="data.source",
                 fix="run again when no other process writes to the source",
             )
-        return message
+        self._features = features_of(message)
+        return self._layout.image_of(self._features) if self._layout.image else b""
+
+    def further(self, place: int) -> Iterable[tuple[bytes, bytes]]:  # noqa: ARG002
+        return self._layout.further_of(self._features)
 
     def _file(self, number: int) -> BinaryIO:
         if number in self._open:
@@ -236,23 +238,6 @@ class RecordFiles:
         path = self._paths[number]
         self._open[number] = open_remote(path) if is_remote(path) else path.open("rb", buffering=0)
         return self._open[number]
-
-
-class TfrecordReader:
-    """Reads examples by file and offset."""
-
-    def __init__(self, paths: Sequence[Path], layout: RecordLayout) -> None:
-        self._files = RecordFiles(paths)
-        self._layout = layout
-        self._features: dict[bytes, bytes] = {}
-
-    def read(self, key: bytes, place: int, size: int) -> bytes:  # noqa: ARG002
-        number, place = place >> PLACE_BITS, place & (1 << PLACE_BITS) - 1
-        self._features = features_of(self._files.read(number, place, size))
-        return self._layout.image_of(self._features) if self._layout.image else b""
-
-    def further(self, place: int) -> Iterable[tuple[bytes, bytes]]:  # noqa: ARG002
-        return self._layout.further_of(self._features)
 
 
 def open_tfrecord(

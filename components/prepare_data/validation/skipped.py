@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import math
 from collections.abc import Iterable
 from pathlib import Path
 
+from pydantic import BaseModel, ValidationError
+
 from slipway.components.prepare_data.examples import Problem, readable
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.validation.duplicates import Copy
-from slipway.components.prepare_data.validation.tally import Tally
+from slipway.components.prepare_data.validation.tally import KEYS_IN_JSON, Tally
 from slipway.core.atomic import replace_file
 
 MOST_NAMED = 5
 COUNTS = ("decoded", "undecodable", "damaged")
 
 
-class SkippedImages:
+class SkippedImages(BaseModel):
     """Keys of skipped images and reasons, stored in a file so that a resumed run skips the same images.
 
     Attributes:
@@ -32,26 +32,26 @@ class SkippedImages:
         copies: The split of each skipped image that is usable but a copy, by key.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.reasons: dict[bytes, str] = {}
-        self.copies: dict[bytes, str] = {}
-        self.conflicts: list[str] = []
-        self.decoded = 0
-        self.undecodable = 0
-        self.damaged = 0
-        self.damaged_images: list[tuple[bytes, str]] = []
-        self.validated = path.exists()
-        if self.validated:
-            stored = json.loads(path.read_bytes())
-            self.decoded, self.undecodable, self.damaged = (stored[name] for name in COUNTS)
-            self.damaged_images = [(base64.b64decode(key), warning) for key, warning in stored["damaged_images"]]
-            self.conflicts = stored["conflicts"]
-            for encoded, reason, split in stored["images"]:
-                key = base64.b64decode(encoded)
-                self.reasons[key] = reason
-                if split:
-                    self.copies[key] = split
+    model_config = KEYS_IN_JSON
+    validated: bool = False
+    decoded: int = 0
+    undecodable: int = 0
+    damaged: int = 0
+    damaged_images: list[tuple[bytes, str]] = []
+    reasons: dict[bytes, str] = {}
+    conflicts: list[str] = []
+    copies: dict[bytes, str] = {}
+    _path: Path
+
+    @classmethod
+    def stored_in(cls, path: Path) -> SkippedImages:
+        """Return what a killed run stored in the file, or nothing skipped."""
+        try:
+            found = cls.model_validate_json(path.read_bytes())
+        except (FileNotFoundError, ValidationError):
+            found = cls()
+        found._path = path
+        return found
 
     @property
     def unusable(self) -> frozenset[bytes]:
@@ -94,12 +94,8 @@ class SkippedImages:
         ]
 
     def _store(self) -> None:
-        images = [(base64.b64encode(key).decode(), reason, self.copies.get(key)) for key, reason in self.listed()]
-        damaged = [(base64.b64encode(key).decode(), warning) for key, warning in self.damaged_images]
-        counts = {name: getattr(self, name) for name in COUNTS}
-        stored = {**counts, "damaged_images": damaged, "conflicts": self.conflicts, "images": images}
         self.validated = True
-        replace_file(self._path, json.dumps(stored).encode())
+        replace_file(self._path, self.model_dump_json().encode())
 
 
 def too_many(

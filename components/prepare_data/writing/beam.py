@@ -84,21 +84,21 @@ def _check_reachable(settings: DataSettings, beam: BeamSettings) -> None:
 
 def _check_columns(settings: DataSettings, source: Source) -> None:
     """Reject features that are spooled to a file on this machine, such as a CSV file's columns."""
-    if source.task != "classification" and not source_kind(settings.source).beam_features:
-        raise UserError(
-            f"Workers on other machines cannot read the labels of {settings.source} for the task {source.task}.",
-            setting="data.beam",
-            value=settings.beam.runner if settings.beam else None,
-            fix="write the examples to TFRecord files, or remove data.beam",
-        )
-    if source.features and not source_kind(settings.source).beam_features:
-        raise UserError(
-            f"Workers on other machines cannot read the additional columns of {settings.source}: "
-            f"{', '.join(source.features)}.",
-            setting="data.beam",
-            value=settings.beam.runner if settings.beam else None,
-            fix="remove the columns, or write the examples to TFRecord files, or remove data.beam",
-        )
+    if source_kind(settings.source).beam_features:
+        return
+    if source.task != "classification":
+        unread, fix = f"labels of {settings.source} for the task {source.task}", ""
+    elif source.features:
+        unread = f"additional columns of {settings.source}: {', '.join(source.features)}"
+        fix = "remove the columns, or "
+    else:
+        return
+    raise UserError(
+        f"Workers on other machines cannot read the {unread}.",
+        setting="data.beam",
+        value=settings.beam.runner if settings.beam else None,
+        fix=f"{fix}write the examples to TFRecord files, or remove data.beam",
+    )
 
 
 def _check_cloud(beam: BeamSettings) -> None:

@@ -89,7 +89,7 @@ class SetWriter:
         self._set = work / self.SET
         self._results = work / self.RESULTS
         self._validated = work / self.VALIDATED
-        self._left_out = SkippedImages(work / "left_out.json")
+        self._left_out = SkippedImages.stored_in(work / "left_out.json")
 
     def write(self, name: str, fingerprint: Callable[[Records], str]) -> Manifest:
         """Write the data set; return its manifest. `fingerprint` computes its fingerprint from its records.

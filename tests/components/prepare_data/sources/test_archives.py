@@ -20,7 +20,7 @@ from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources import archive
 from slipway.components.prepare_data.sources.images import groups_of
 from slipway.components.prepare_data.sources.source import Ignored
-from slipway.components.prepare_data.validation import image as image_module
+from slipway.components.prepare_data.encoding import image as image_module
 from slipway.core.errors import UserError
 
 KINDS = ("tar", "tar.gz", "tgz", "zip", "stored.zip")
