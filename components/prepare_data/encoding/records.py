@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import google_crc32c
@@ -35,6 +36,8 @@ SEARCH_BYTES = 1 << 20
 POSSIBLE_LENGTH = re.compile(rb"(?=.{5}\0\0\0)", re.DOTALL)
 # Tags of the length-delimited fields 1 and 2.
 ONE, TWO = b"\n", b"\x12"
+Label = tuple[bytes | float | int, ...]
+
 _crc32c, _extend, _packed = google_crc32c.value, google_crc32c.extend, CHECKSUM.pack
 
 
@@ -185,9 +188,19 @@ def _next_record(file: BinaryIO, place: int, size: int) -> int:
     return size
 
 
-def example_parts(message: bytes) -> tuple[bytes, bytes, int]:
-    """Return the image, key and label of an example encoded by `RecordEncoder`."""
-    found = features_of(message)
-    (image,), (key,), (label,) = (values(found[name]) for name in (b"image", b"key", b"label"))
-    assert isinstance(image, bytes) and isinstance(key, bytes) and isinstance(label, int)
-    return image, key, label
+def read_examples(shards: Iterable[Path]) -> Iterator[dict[bytes, bytes]]:
+    """Yield the Features of each example in these files, by name.
+
+    Raises:
+        DamagedRecord: A file is truncated or a checksum is wrong.
+    """
+    for shard in shards:
+        with shard.open("rb") as file:
+            yield from map(features_of, read_records(file))
+
+
+def stored_parts(features: Mapping[bytes, bytes]) -> tuple[bytes, bytes, Label]:
+    """Return the image, the key and the values of the label of an example encoded by `RecordEncoder`."""
+    (image,), (key,) = values(features[b"image"]), values(features[b"key"])
+    assert isinstance(image, bytes) and isinstance(key, bytes)
+    return image, key, tuple(values(features[b"label"]))

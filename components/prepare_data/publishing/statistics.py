@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from slipway.components import page
 from slipway.components.prepare_data.encoding.inputs import InputStatistics
-from slipway.components.prepare_data.encoding.messages import features_of, values
-from slipway.components.prepare_data.encoding.records import read_records
+from slipway.components.prepare_data.encoding.messages import values
+from slipway.components.prepare_data.encoding.records import read_examples, stored_parts
 from slipway.components.prepare_data.examples import readable
 from slipway.components.prepare_data.sources.source import Ignored
 from slipway.components.prepare_data.validation.sampling import sentence
@@ -150,19 +150,13 @@ def samples(folder: Path, manifest: Manifest) -> Iterator[Sample]:
     classes = len(manifest.classes) if classified else 1
     most = -(-SAMPLES // classes)
     found: dict[int, list[Sample]] = {}
-    with (folder / manifest.splits["train"].shards[0].file).open("rb") as file:
-        for message in itertools.islice(read_records(file), MOST_RECORDS_READ):
-            enough = sum(map(len, found.values())) >= SAMPLES
-            if enough and len(found) >= min(classes, SAMPLES):
-                break
-            features = features_of(message)
-            (image,), (key,) = values(features[b"image"]), values(features[b"key"])
-            label = values(features[b"label"])
-            assert isinstance(image, bytes) and isinstance(key, bytes)
-            if len(of_class := found.setdefault(int(label[0]) if classified else 0, [])) < most:
-                of_class.append(
-                    Sample(_inline(image), label_text(manifest.task, manifest.classes, label), readable(key))
-                )
+    for features in _first_examples(folder, manifest, MOST_RECORDS_READ):
+        enough = sum(map(len, found.values())) >= SAMPLES
+        if enough and len(found) >= min(classes, SAMPLES):
+            break
+        image, key, label = stored_parts(features)
+        if len(of_class := found.setdefault(int(label[0]) if classified else 0, [])) < most:
+            of_class.append(Sample(_inline(image), label_text(manifest.task, manifest.classes, label), readable(key)))
     # Of each class the first image, then of each the second, and so on.
     ranked = sorted((rank, label) for label, of_class in found.items() for rank in range(len(of_class)))[:SAMPLES]
     for index, rank in sorted((label, rank) for rank, label in ranked):
@@ -184,22 +178,25 @@ def further_features(folder: Path, manifest: Manifest) -> list[FurtherFeature]:
     found = {name: FurtherFeature(name, kind, [], []) for name, kind in manifest.features.items()}
     if not found:
         return []
-    with (folder / manifest.splits["train"].shards[0].file).open("rb") as file:
-        for message in itertools.islice(read_records(file), FEATURE_EXAMPLES):
-            kept_of: dict[str, dict[str, bytes]] = {name: {} for name in found}
-            for stored, value in features_of(message).items():
-                key = stored.decode("utf-8", "replace")
-                parents = itertools.accumulate(key.split("/")[:-1], "{}/{}".format)
-                for name in kept_of.keys() & ({key} if key in found else set(parents)):
-                    kept_of[name][key] = value
-            for name, feature in found.items():
-                kept = kept_of[name]
-                if feature.kind.startswith("image"):
-                    given = [image for value in kept.values() for image in values(value)[:1]]
-                    feature.images.extend(_inline(image) for image in given if isinstance(image, bytes))
-                else:
-                    feature.texts.append("; ".join(_shown(key, name, value) for key, value in sorted(kept.items())))
+    for features in _first_examples(folder, manifest, FEATURE_EXAMPLES):
+        kept_of: dict[str, dict[str, bytes]] = {name: {} for name in found}
+        for stored, value in features.items():
+            key = stored.decode("utf-8", "replace")
+            parents = itertools.accumulate(key.split("/")[:-1], "{}/{}".format)
+            for name in kept_of.keys() & ({key} if key in found else set(parents)):
+                kept_of[name][key] = value
+        for name, feature in found.items():
+            kept = kept_of[name]
+            if feature.kind.startswith("image"):
+                given = [image for value in kept.values() for image in values(value)[:1]]
+                feature.images.extend(_inline(image) for image in given if isinstance(image, bytes))
+            else:
+                feature.texts.append("; ".join(_shown(key, name, value) for key, value in sorted(kept.items())))
     return list(found.values())
+
+
+def _first_examples(folder: Path, manifest: Manifest, count: int) -> Iterator[dict[bytes, bytes]]:
+    return itertools.islice(read_examples([folder / manifest.splits["train"].shards[0].file]), count)
 
 
 def _shown(key: str, name: str, feature: bytes) -> str:

@@ -42,7 +42,6 @@ COLUMNS = (
     "a header line with the columns label (or class, or data.label), optionally split, and image (or path, file), or "
     "numbers and categories"
 )
-MOST_MISSING_NAMED = 5
 SPOOL = "columns"
 # A column whose name is this similar to one of ours is more likely a typo than a feature.
 SLIP = 0.8

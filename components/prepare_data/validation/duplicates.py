@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import google_crc32c
 
-from slipway.components.prepare_data.encoding.messages import features_of, values
-from slipway.components.prepare_data.encoding.records import read_records
+from slipway.components.prepare_data.encoding.messages import features_of
+from slipway.components.prepare_data.encoding.records import Label, read_records, stored_parts
 from slipway.components.prepare_data.examples import SPLITS, Problem, readable
 from slipway.components.prepare_data.sorting import database
 
@@ -30,8 +30,6 @@ SELECT hash, shard, place FROM hashes WHERE hash IN (SELECT hash FROM hashes GRO
 ORDER BY hash
 """
 _crc32c = google_crc32c.value
-
-Label = tuple[bytes | float | int, ...]
 
 
 class Copy(NamedTuple):
@@ -95,19 +93,11 @@ def equal_images(shards: Iterator[HashedShard], path: Path) -> Iterator[list[Sto
             equal: dict[bytes, list[Stored]] = {}
             for _, number, place in found:
                 split, file = files[number]
-                digest, key, label = _read(file, place)
-                equal.setdefault(digest, []).append(Stored(key, split, label))
+                with file.open("rb") as opened:
+                    image, key, label = stored_parts(features_of(next(read_records(opened, place))))
+                equal.setdefault(hashlib.sha256(image).digest(), []).append(Stored(key, split, label))
             yield from (examples for examples in equal.values() if len(examples) > 1)
     path.unlink()
-
-
-def _read(shard: Path, place: int) -> tuple[bytes, bytes, Label]:
-    """Return the SHA-256 of the image of the record at an offset, its key, and its label's values."""
-    with shard.open("rb") as file:
-        features = features_of(next(read_records(file, place)))
-    (image,), (key,) = values(features[b"image"]), values(features[b"key"])
-    assert isinstance(image, bytes) and isinstance(key, bytes)
-    return hashlib.sha256(image).digest(), key, tuple(values(features[b"label"]))
 
 
 def copies_of(equal: list[Stored]) -> Iterator[Copy]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from slipway.components.prepare_data.encoding.messages import features_of, values
-from slipway.components.prepare_data.encoding.records import read_records
+from slipway.components.prepare_data.encoding.messages import values
+from slipway.components.prepare_data.encoding.records import read_examples
 from slipway.core.manifest import Manifest
 
 # The training examples that are compared: fewer with many inputs.
@@ -37,7 +37,8 @@ def leak_notes(folder: Path, manifest: Manifest) -> list[str]:
     if not names or manifest.task == "multilabel":
         return []
     most = min(MOST_EXAMPLES, max(FEWEST_EXAMPLES, MOST_VALUES // len(names)))
-    examples = list(itertools.islice(_training_examples(folder, manifest), most))
+    shards = (folder / shard.file for shard in manifest.splits["train"].shards)
+    examples = list(itertools.islice(read_examples(shards), most))
     labels = [values(each[b"label"])[0] for each in examples]
     others = len(labels) - max(Counter(labels).values(), default=0)
     if others < FEWEST_OTHERS:
@@ -60,13 +61,6 @@ def leak_notes(folder: Path, manifest: Manifest) -> list[str]:
         f"{those} the {target} in all {len(labels):,} training examples compared. If it is not known when the model is "
         "used, exclude it: data.inputs names the inputs."
     ]
-
-
-def _training_examples(folder: Path, manifest: Manifest) -> Iterator[dict[bytes, bytes]]:
-    for shard in manifest.splits["train"].shards:
-        with (folder / shard.file).open("rb") as file:
-            for message in read_records(file):
-                yield features_of(message)
 
 
 def _determines(column: Sequence[Value], labels: Sequence[Value]) -> bool:

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from slipway.components.prepare_data.encoding.messages import features_of
+from slipway.components.prepare_data.encoding.records import stored_parts
 from slipway.components.prepare_data.settings import DataSettings
 
 
@@ -55,3 +57,10 @@ def make_settings(tmp_path: Path) -> Callable[..., DataSettings]:
         )
 
     return make
+
+
+def example_parts(message: bytes) -> tuple[bytes, bytes, int]:
+    """Return the image, key and class of an encoded example."""
+    image, key, (label,) = stored_parts(features_of(message))
+    assert isinstance(label, int)
+    return image, key, label

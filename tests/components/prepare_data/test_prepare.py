@@ -18,13 +18,14 @@ import pytest
 from PIL import Image
 
 from slipway.components.prepare_data import remote
-from slipway.components.prepare_data.encoding.records import example_parts, read_records
+from slipway.components.prepare_data.encoding.records import read_records
 from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.publishing import statistics, store
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.writing import shards
 from slipway.core import manifest
 from slipway.core.errors import UserError
+from tests.components.prepare_data.conftest import example_parts
 
 
 def records(prepared: Prepared, split: str) -> list[tuple[bytes, bytes, int]]:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipway.components.prepare_data.encoding.records import DamagedRecord, RecordEncoder, example_parts, read_records
+from slipway.components.prepare_data.encoding.records import DamagedRecord, RecordEncoder, read_records
+from tests.components.prepare_data.conftest import example_parts
 
 # Lengths around the values at which a varint needs one more byte.
 contents = st.one_of(st.binary(max_size=300), st.integers(16_000, 17_000).map(lambda size: b"\x01" * size))

@@ -11,12 +11,13 @@ import pytest
 from PIL import Image
 
 from slipway.components.prepare_data.encoding.image import Inspector
-from slipway.components.prepare_data.encoding.records import example_parts, read_records
+from slipway.components.prepare_data.encoding.records import read_records
 from slipway.components.prepare_data.encoding.resize import _load, resize
 from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.settings import DataSettings, ResizeSettings
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
+from tests.components.prepare_data.conftest import example_parts
 
 MakeFolder = Callable[..., Path]
 MakeSettings = Callable[..., DataSettings]

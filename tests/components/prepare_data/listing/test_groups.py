@@ -15,7 +15,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from slipway.components.prepare_data.encoding.records import example_parts, read_records
+from slipway.components.prepare_data.encoding.records import read_records
 from slipway.components.prepare_data.examples import SPLITS, Group
 from slipway.components.prepare_data.listing.groups import Bundles, bundle_in
 from slipway.components.prepare_data.listing.index import Listing, deal, list_part, list_path, read_list
@@ -23,6 +23,7 @@ from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.source import Entry
 from slipway.core.errors import UserError
+from tests.components.prepare_data.conftest import example_parts
 
 MakeFolder = Callable[..., Path]
 MakeSettings = Callable[..., DataSettings]

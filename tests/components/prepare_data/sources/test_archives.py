@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from slipway.components.prepare_data.encoding import image as image_module
 from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources import archive
 from slipway.components.prepare_data.sources.images import groups_of
 from slipway.components.prepare_data.sources.source import Ignored
-from slipway.components.prepare_data.encoding import image as image_module
 from slipway.core.errors import UserError
 
 KINDS = ("tar", "tar.gz", "tgz", "zip", "stored.zip")

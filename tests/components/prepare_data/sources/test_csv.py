@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 import pytest
 
-from slipway.components.prepare_data.encoding.records import example_parts, read_records
+from slipway.components.prepare_data.encoding.records import read_records
 from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.publishing import statistics
 from slipway.components.prepare_data.settings import DataSettings
@@ -19,6 +19,7 @@ from slipway.components.prepare_data.sources import open_source
 from slipway.components.prepare_data.sources.csv_file import ManifestSource
 from slipway.components.prepare_data.sources.source import Ignored
 from slipway.core.errors import UserError
+from tests.components.prepare_data.conftest import example_parts
 
 MakeSettings = Callable[..., DataSettings]
 

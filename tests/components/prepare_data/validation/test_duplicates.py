@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway.components.prepare_data.encoding.records import RecordEncoder, example_parts, read_records
+from slipway.components.prepare_data.encoding.records import RecordEncoder, read_records
 from slipway.components.prepare_data.examples import SPLITS
 from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.settings import DataSettings
@@ -20,6 +20,7 @@ from slipway.components.prepare_data.validation import duplicates
 from slipway.components.prepare_data.validation.duplicates import HashedShard, find_copies, image_hash
 from slipway.core import manifest
 from slipway.core.errors import UserError
+from tests.components.prepare_data.conftest import example_parts
 
 MakeFolder = Callable[..., Path]
 MakeSettings = Callable[..., DataSettings]
