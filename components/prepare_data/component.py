@@ -30,7 +30,7 @@ def prepare_data(
 
     from slipway.components.inputs import read
     from slipway.components.prepare_data.prepare import prepare
-    from slipway.components.prepare_data.publishing.run_data import recall, remember
+    from slipway.components.prepare_data.publishing.remembered import recall, remember
     from slipway.components.prepare_data.publishing.statistics import FILE_NAME
     from slipway.components.prepare_data.settings import DataSettings
     from slipway.components.step import step

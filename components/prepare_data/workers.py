@@ -164,7 +164,6 @@ class Workers(Generic[Task, Result]):
             there.close()
 
     def _hand_out(self, connection: Connection, tasks: Sequence[Task], waiting: Iterator[int]) -> bool:
-        """Send the next task to a worker; return whether there was one."""
         index = next(waiting, None)
         if index is None:
             return False

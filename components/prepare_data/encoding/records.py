@@ -73,7 +73,7 @@ class RecordEncoder:
 
     def encode(self, image: bytes, key: bytes, label: int) -> bytes:
         """Encode an example as a framed record. `label` is not negative."""
-        after_key = self._labels.get(label) or self._label(label)
+        after_key = self._labels.get(label) or self._labels.setdefault(label, _label_entry(label))
         lengths = (len(image), len(key), len(after_key))
         frame, before_image, before_key = self._layouts.get(lengths) or self._layout(lengths)
         if lengths[0] <= SMALL_BYTES:
@@ -104,10 +104,6 @@ class RecordEncoder:
         length = LENGTH.pack(len(message))
         checksums = (CHECKSUM.pack(masked_crc32c(part)) for part in (length, message))
         return b"".join((length, next(checksums), message, next(checksums)))
-
-    def _label(self, label: int) -> bytes:
-        self._labels[label] = _label_entry(label)
-        return self._labels[label]
 
     def _layout(self, lengths: tuple[int, int, int]) -> tuple[bytes, bytes, bytes]:
         """Return the frame, the bytes before the image and the bytes before the key for these lengths."""

@@ -86,7 +86,6 @@ class Bundles:
         check_every_class(labels, present, "{label} has too few groups for the split {split}; change data.group_by")
 
     def _assign(self, rows: sqlite3.Connection) -> Iterator[tuple[bytes, str]]:
-        """Yield each bundle's hash and split."""
         examples: Counter[str] = Counter()
         bundles: Counter[str] = Counter()
         for number, total, count in rows.execute("SELECT number, sum(examples), count(*) FROM portions GROUP BY 1"):

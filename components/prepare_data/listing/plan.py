@@ -64,7 +64,13 @@ class Plan:
             raise UserError(f"No example of {settings.source} has a label.", setting="data.label", value=settings.label)
         divided = splitting.divide(counts, settings.split)
         whole = {name: _split_amount(name, groups, divided) for name in SPLITS}
-        amounts = {name: _stored(amount, settings) for name, amount in whole.items()}
+        amounts = whole
+        if settings.resize is not None:
+            most = stored_bytes(settings.resize) + RECORD_BYTES_BESIDE_IMAGE
+            amounts = {
+                name: Amount(amount.examples, min(amount.bytes, amount.examples * most))
+                for name, amount in whole.items()
+            }
         shards = {
             name: splitting.shard_count(amount, replicas, settings.shard_megabytes) for name, amount in amounts.items()
         }
@@ -97,14 +103,6 @@ def _split_amount(name: str, groups: Mapping[Group, Amount], divided: Mapping[Gr
         examples += count
         size += whole.bytes * count // max(whole.examples, 1) + count * RECORD_BYTES_BESIDE_IMAGE
     return Amount(examples, size)
-
-
-def _stored(amount: Amount, settings: DataSettings) -> Amount:
-    """Return the amount after data.resize."""
-    if settings.resize is None:
-        return amount
-    most = amount.examples * (stored_bytes(settings.resize) + RECORD_BYTES_BESIDE_IMAGE)
-    return Amount(amount.examples, min(amount.bytes, most))
 
 
 @dataclass(frozen=True)

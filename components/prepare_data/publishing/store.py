@@ -21,8 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from slipway.components.prepare_data import remote
-from slipway.components.prepare_data.publishing import listings
-from slipway.components.prepare_data.publishing.listings import Listings
+from slipway.components.prepare_data.publishing.remembered import FOLDER, Listings
 from slipway.core import events, manifest
 from slipway.core.atomic import FULL, sync
 from slipway.core.errors import UserError
@@ -54,7 +53,7 @@ class Store:
         self.is_mounted = self.folder.is_relative_to(remote.CLOUD_MOUNT)
         own = Path(tempfile.gettempdir(), f"slipway-{os.getuid()}", name)
         self.work_root = own if self.is_mounted else self.folder
-        self.listings = Listings(self.folder / listings.FOLDER)
+        self.listings = Listings(self.folder / FOLDER)
 
     def path(self, identity: str) -> Path:
         """Return the folder of the data set with this identity; see `plan.identity`."""
@@ -91,7 +90,8 @@ class Store:
         listing = listing or secrets.token_hex(8)
         root = self.folder if beside else self.work_root
         own = _make_own(root.parent) if root != self.folder else []
-        made = [*_make_folders(root), *own]
+        made = [path for path in (root, *root.parents) if not path.exists()] + own  # deepest first
+        root.mkdir(parents=True, exist_ok=True)
         folder = root / f".{listing}.work"
         try:
             with _locked(root / f".{listing}.lock"):
@@ -224,13 +224,6 @@ def _make_own(folder: Path) -> list[Path]:
             ) from None
         return []
     return [folder]
-
-
-def _make_folders(path: Path) -> list[Path]:
-    """Create `path` and its parents; return the folders that were created, deepest first."""
-    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-    path.mkdir(parents=True, exist_ok=True)
-    return missing
 
 
 @contextlib.contextmanager

@@ -227,7 +227,6 @@ def _refuse_special_file(reference: str, place: str) -> None:
 
 
 def _refuse_image_settings(settings: DataSettings, source: Source) -> None:
-    """Reject settings of images for sources without images."""
     unused: dict[str, object] = {"data.resize": settings.resize, "data.resize_mode": settings.resize_mode}
     if not any(kind.name == "image" for kind in source.inputs.values()):
         unused |= {"data.image_size": settings.image_size, "data.channels": settings.channels}

@@ -213,7 +213,6 @@ class ManifestSource(Source):
             yield text
 
     def _header(self, rows: Rows) -> Header:
-        """Read the first line."""
         _, names = next(rows, (1, []))
         names = [name.strip() for name in names]
         requested = dict(self._columns_of)
@@ -228,7 +227,13 @@ class ManifestSource(Source):
             if found:
                 places[use] = found[0]
             elif use == "group":
-                raise self._no_group_column(names)
+                raise UserError(
+                    f"Line 1 of {self.path} has no column {self._group_column}.",
+                    setting="data.group_by",
+                    value=f"column:{self._group_column}",
+                    allowed="column:NAME, where NAME is one of " + ", ".join(names),
+                    nearest=nearest(self._group_column or "", names),
+                )
             elif use == "label" or (use == "image" and self._image_is_named):
                 raise self._no_column(use, allowed, names)
         further = {
@@ -238,7 +243,6 @@ class ManifestSource(Source):
         return Header(names, places, further)
 
     def _no_column(self, use: str, allowed: tuple[str, ...], names: list[str]) -> UserError:
-        """Return the error for a missing column of the label or the image."""
         near = nearest(allowed[0], names)
         if len(names) == 1 and (found := next((mark for mark in ";\t" if mark in names[0]), None)):
             return self._mistake(
@@ -304,7 +308,6 @@ class ManifestSource(Source):
         return label, features if target is None else [*features, (b"label", target)]
 
     def _features(self, header: Header, row: list[str], line: int, ignored: Ignored) -> list[tuple[bytes, bytes]]:
-        """Return the additional features of a row; for an image, its path."""
         found = []
         for name, place in header.further.items():
             kind, text = self._kinds[name], row[place].strip()
@@ -337,7 +340,6 @@ class ManifestSource(Source):
         return [(status.st_size, status.st_mtime_ns) for status in found if not isinstance(status, str)]
 
     def _values(self, cells: dict[str, str], line: int) -> tuple[bytes, str | None, bytes]:
-        """Return a row's key, split and group."""
         for use, cell in cells.items():
             if not cell and (use != "label" or self.task == "classification"):
                 raise self._mistake(f"Line {line} of {self.path} has no {use}.")
@@ -359,15 +361,6 @@ class ManifestSource(Source):
                 )
         key = os.fsencode(posixpath.normpath(local_path(cells["image"]))) if self.has_image else b"line %d" % line
         return key, split, cells.get("group", "").encode()
-
-    def _no_group_column(self, names: list[str]) -> UserError:
-        return UserError(
-            f"Line 1 of {self.path} has no column {self._group_column}.",
-            setting="data.group_by",
-            value=f"column:{self._group_column}",
-            allowed="column:NAME, where NAME is one of " + ", ".join(names),
-            nearest=nearest(self._group_column or "", names),
-        )
 
     def _mistake(
         self, message: str, near: str | None = None, *, allowed: str = COLUMNS, fix: str | None = None

@@ -105,7 +105,6 @@ class ImagesSource(Source):
         return file_reader(self.root)
 
     def _subfolders(self, folder: str) -> list[str]:
-        """Return the sorted names of the folders in `folder`, without hidden ones."""
         with self._scan(folder) as found:
             return sorted(
                 os.fsdecode(entry.name) for entry in found if entry.is_dir() and not entry.name.startswith(b".")
@@ -219,7 +218,8 @@ def split_folders(top: Iterable[str], where: object, reference: str) -> dict[str
     if not splits:
         return {}
     if strange:
-        problem = f"{where} mixes split folders ({', '.join(splits)}) with other folders ({_some(strange)})."
+        others = ", ".join(strange[:5]) + (", …" if len(strange) > 5 else "")
+        problem = f"{where} mixes split folders ({', '.join(splits)}) with other folders ({others})."
     elif twice:
         problem = f"{where} has several folders for one split: {', '.join(twice)}."
     elif "train" not in splits.values():
@@ -268,7 +268,3 @@ def groups_of(folders: Iterable[str], where: object, reference: str) -> dict[str
             )
         result[folder] = (splits[parts[0]], parts[1]) if splits else (None, parts[0])
     return result
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (", …" if len(names) > 5 else "")

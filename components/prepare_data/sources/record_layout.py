@@ -224,7 +224,6 @@ def read_features(settings: DataSettings, beside: Path | None) -> Features:
 
 
 def _ours(content: Mapping[str, object], where: str) -> Features:
-    """Return the features of a mapping from names to kinds."""
     descriptions: Descriptions = {}
     names: dict[str, list[str]] = {}
     for name, kind in content.items():

@@ -145,7 +145,6 @@ def prepare_with_tfds(reference: str, root: str, settings: DataSettings) -> str:
 
 
 def _files(folder: Path, info: JsonObject, settings: DataSettings) -> Iterator[RecordFile]:
-    """Yield the files of the requested splits."""
     if info.get("fileFormat", "tfrecord") != "tfrecord":
         raise source_error(
             settings.source,
@@ -180,7 +179,6 @@ def _files(folder: Path, info: JsonObject, settings: DataSettings) -> Iterator[R
 
 
 def _requested_splits(there: list[str], settings: DataSettings) -> dict[str, str]:
-    """Map the data set's requested splits to train, validation and test."""
     if settings.tfds.splits is not None:
         for name in settings.tfds.splits:
             if name not in there:

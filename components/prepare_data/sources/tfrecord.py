@@ -125,7 +125,6 @@ class TfrecordSource(Source):
                 )
 
     def _of_file(self, number: int, ignored: Ignored) -> Iterator[Listed]:
-        """Yield each usable record of a file."""
         file, count, is_damaged = self._files[number], 0, False
         with file.path.open("rb") as opened:
             for place, message, reason, is_cut in scan(opened):

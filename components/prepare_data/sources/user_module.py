@@ -152,7 +152,7 @@ class ModuleSource(Source):
 
     def _examples(self) -> Iterator[object]:
         """Yield the function's examples; convert its exceptions to a UserError with the line in the user's file."""
-        function = self._function()
+        function: Callable[[], Iterable[object]] = load(self.reference, "data.source", CONTRACT)
         try:
             with user_code():
                 examples = iter(function())
@@ -168,9 +168,6 @@ class ModuleSource(Source):
             raise self._mistake(
                 f"{self.reference} {what_happened(error)} ({Path(where.filename).name}, line {where.lineno})."
             ) from None
-
-    def _function(self) -> Callable[[], Iterable[object]]:
-        return load(self.reference, "data.source", CONTRACT)
 
     def _find_kinds(self, task: str, tick: Tick) -> tuple[bool, dict[str, Kind]]:  # noqa: ARG002
         """Return whether the first example has an image, and the kinds of the additional features.
@@ -248,7 +245,6 @@ class ModuleSource(Source):
         )
 
     def _add_precision(self, example: object, ignored: Ignored) -> None:
-        """Count the rounding of the inputs and the target of an example that is valid."""
         assert isinstance(example, Mapping)
         if self.task == "regression" and (target := target_of(example[self._label])) is not None:
             ignored.precision.add(self._label, target)

@@ -137,6 +137,5 @@ def too_many(
 
 
 def _named(found: list[tuple[bytes, str]], count: int) -> str:
-    """Name the first of `count` images, of which `found` are keys and reasons."""
     named = [f"{readable(key)} ({reason})" for key, reason in found[:MOST_NAMED]]
     return "; ".join([*named, *([f"and {count - len(named):,} more"] if count > len(named) else [])])

@@ -12,7 +12,6 @@ import functools
 import importlib.metadata
 import importlib.util
 import json
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -63,7 +62,6 @@ def is_elsewhere(beam: BeamSettings) -> bool:
 
 
 def _check_reachable(settings: DataSettings, beam: BeamSettings) -> None:
-    """Check that workers on other machines can access the source and the store."""
     kind = source_kind(settings.source)
     source_setting, place = kind.located(settings)
     checks = [
@@ -102,7 +100,6 @@ def _check_columns(settings: DataSettings, source: Source) -> None:
 
 
 def _check_cloud(beam: BeamSettings) -> None:
-    """Check that the packages required by Dataflow are installed."""
     if "Dataflow" in beam.runner and importlib.util.find_spec("apitools") is None:
         raise UserError(
             "Apache Beam is installed without its Google Cloud dependencies.",
@@ -126,6 +123,7 @@ def write_by_beam(
         UserError: A shard's writer raised it, or a remote runner failed.
     """
     import apache_beam
+    from apache_beam.runners.runner import PipelineState
 
     for task in tasks:
         _error_path(task).unlink(missing_ok=True)
@@ -133,7 +131,10 @@ def write_by_beam(
     shards = pipeline | "shards" >> apache_beam.Create(list(tasks)) | apache_beam.Reshuffle()
     shards | "write" >> apache_beam.Map(functools.partial(write_shard, writer))
     try:
-        _watch(pipeline.run())
+        running = pipeline.run()
+        while not PipelineState.is_terminal(running.state):
+            time.sleep(SECONDS_BETWEEN_POLLS)
+        running.wait_until_finish()
     except Exception as error:
         if not is_elsewhere(beam):
             raise
@@ -164,7 +165,7 @@ def write_shard(writer: ShardWriter, task: ShardTask) -> None:
         )
         remote.fetch(task.examples, here.examples)
         try:
-            writer(here, _ignore_progress)
+            writer(here, lambda _count: None)
         except UserError as error:
             # Beam would wrap it in another exception.
             here.result.write_text(json.dumps(error.as_dict()))
@@ -176,27 +177,8 @@ def write_shard(writer: ShardWriter, task: ShardTask) -> None:
         remote.store(here.result, task.result)
 
 
-def _ignore_progress(count: int) -> None:
-    """Ignore progress, which Beam workers do not report."""
-
-
-def share_lists(lists: Path, shared: Path) -> None:
-    """Copy the lists of the shards' examples to a folder that remote workers can read."""
-    shutil.rmtree(shared, ignore_errors=True)
-    shutil.copytree(lists, shared)
-
-
 def _error_path(task: ShardTask) -> Path:
     return task.result.with_name(f"{task.result.name}.error")
-
-
-def _watch(running: Any) -> None:
-    """Wait for the pipeline to finish."""
-    from apache_beam.runners.runner import PipelineState
-
-    while not PipelineState.is_terminal(running.state):
-        time.sleep(SECONDS_BETWEEN_POLLS)
-    running.wait_until_finish()
 
 
 def _options(beam: BeamSettings) -> Any:

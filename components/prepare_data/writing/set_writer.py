@@ -35,7 +35,7 @@ from slipway.components.prepare_data.validation.sampling import check_for, decod
 from slipway.components.prepare_data.validation.skipped import COUNTS, SkippedImages, too_many
 from slipway.components.prepare_data.validation.tally import Tally, combine, missing_labels, notes, several_sizes
 from slipway.components.prepare_data.workers import Progress, Tick, Workers, worker_count
-from slipway.components.prepare_data.writing.beam import is_elsewhere, share_lists, write_by_beam, written_by
+from slipway.components.prepare_data.writing.beam import is_elsewhere, write_by_beam, written_by
 from slipway.components.prepare_data.writing.shards import LABEL, ShardHasher, ShardResult, ShardTask, ShardWriter
 from slipway.core import events, manifest
 from slipway.core.atomic import replace_file
@@ -150,7 +150,6 @@ class SetWriter:
         self._left_out.add(tally.left_out)
 
     def _problems(self, tally: Tally, copies: list[Copy]) -> list[Problem]:
-        """Return the problems of the examples that were validated."""
         return [
             *(several_sizes(tally, self._settings.source) if self._settings.image_size is None else ()),
             *self._unusable(tally),
@@ -186,9 +185,8 @@ class SetWriter:
         return Checked(check=check, images=images, **counts)
 
     def _copies(self, results: Mapping[str, list[ShardResult]]) -> list[Copy]:
-        """Return the images that are also in another split."""
-        if not self._finds_copies:
-            return []
+        if not self._source.has_image or self._settings.duplicates == "keep" or self._left_out.copies:
+            return []  # after copies were dropped, none remain
         events.phase("comparing the images")
         shards = (
             HashedShard.of(split, self._set / result.shard.file, self._results / result.hashes.file)
@@ -199,11 +197,6 @@ class SetWriter:
         text_of = functools.partial(label_text, self._source.task, self._plan.classes)
         copies, self._left_out.conflicts = find_copies(shards, self._scratch / "hashes", text_of)
         return copies
-
-    @property
-    def _finds_copies(self) -> bool:
-        """Whether to search for copies; False once copies were dropped, because none remain."""
-        return self._source.has_image and self._settings.duplicates != "keep" and not self._left_out.copies
 
     def _write_shards(self, name: str) -> dict[str, list[ShardResult]]:
         """Write all shards that are not finished yet; return the results of each split, in order.
@@ -245,7 +238,6 @@ class SetWriter:
         return [results[index] for index in range(len(tasks))]
 
     def _run(self, tasks: list[ShardTask], tick: Tick) -> Iterator[tuple[int, ShardResult]]:
-        """Run these tasks; yield each one's index and result as it completes."""
         writer = ShardWriter(self._source, self._scratch, self._plan.classes)
         if self._beam is None:
             if tasks and tasks[0].decoded_below:
@@ -254,7 +246,8 @@ class SetWriter:
                 yield from workers.run(tasks, tick, meanwhile=lambda: page.load(TEMPLATE))
         elif tasks:
             if self._read_lists != self._lists:
-                share_lists(self._lists, self._read_lists)
+                shutil.rmtree(self._read_lists, ignore_errors=True)
+                shutil.copytree(self._lists, self._read_lists)
             yield from write_by_beam(self._beam, writer, tasks, tick)
 
     def _current_plan(self) -> Plan:
@@ -270,7 +263,6 @@ class SetWriter:
         return self._plan.dividing(divided, left_out.copies.values())
 
     def _tasks(self, name: str, plan: Plan) -> dict[tuple[str, int], ShardTask]:
-        """Return the task of each shard, by split and number."""
         shards = [(split, number) for split in SPLITS for number in range(plan.shards[split])]
         return {(split, number): self._task(name, split, number, plan.shards[split]) for split, number in shards}
 

@@ -201,7 +201,6 @@ class ShardWriter:
         return list(found.items())
 
     def _record(self, image: bytes, key: bytes, label: int, further: list[tuple[bytes, bytes]]) -> bytes:
-        """Encode an example."""
         if self._has_further:
             own = image if self._source.has_image else None
             return self._encoder.encode_with(own, key, label if self._has_class else None, further)
@@ -279,7 +278,6 @@ def inspect_further(
 
 
 def _flush(records: list[bytes], file: BinaryIO, digest: hashlib._Hash) -> int:
-    """Write the records and clear the list; return the number of bytes written."""
     data = b"".join(records)
     records.clear()
     file.write(data)

@@ -1,6 +1,6 @@
-"""What is remembered about listed sources, so that an unchanged source is recognized without being read.
+"""What is remembered: about listed sources, in a cache, and which data set a run began with, in its output directory.
 
-A cache in the folder `.listings` beside the prepared data sets of one name. It only holds hints: names, sizes and
+The cache is the folder `.listings` beside the prepared data sets of one name. It only holds hints: names, sizes and
 modification times stand for content that was read once. An entry that is lost or damaged is ignored, which costs the
 time of reading the source again. Files are replaced atomically; of two processes that write one at once, the last wins.
 """
@@ -8,6 +8,7 @@ time of reading the source again. Files are replaced atomically; of two processe
 from __future__ import annotations
 
 import contextlib
+import json
 from pathlib import Path
 
 from pydantic import RootModel, ValidationError
@@ -15,11 +16,17 @@ from pydantic import RootModel, ValidationError
 from slipway.components.prepare_data.listing.index import Summary
 from slipway.components.prepare_data.listing.plan import Target
 from slipway.core.atomic import replace_file
+from slipway.core.errors import UserError
+from slipway.core.paths import local_path
 
 FOLDER = ".listings"
 # The sources of one shape that are remembered: the fingerprint of the data set by `Target.listing`, oldest first.
 Fingerprints = RootModel[dict[str, str]]
 MOST_REMEMBERED = 256
+# In a run's output directory.
+RUN_FILE = "dataset.json"
+# The beginning of a placeholder that the platform should have replaced, as in {{$.pipeline_job_name}}.
+PLACEHOLDER = "{{$"
 
 
 class Listings:
@@ -60,3 +67,29 @@ class Listings:
         with contextlib.suppress(OSError):  # the data set is complete without it
             self._folder.mkdir(parents=True, exist_ok=True)
             replace_file(self._path(name), content.encode())
+
+
+def recall(output: str) -> str | None:
+    """Return the URI of the data set of the run with this output directory; None if it has none yet.
+
+    Raises:
+        UserError: The directory is not the run's own: all runs would train on the data of the first one.
+    """
+    if PLACEHOLDER in output:
+        raise UserError(
+            f"The run's output directory contains an unresolved placeholder: {output}.",
+            allowed="a directory for each run",
+            fix="report this to Slipway's maintainers, with the version of the pipeline server",
+        )
+    try:
+        uri: str = json.loads((local_path(output) / RUN_FILE).read_bytes())["uri"]
+    except FileNotFoundError:
+        return None
+    return uri
+
+
+def remember(output: str, uri: str) -> None:
+    """Record the data set of the run with this output directory."""
+    path = local_path(output) / RUN_FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, json.dumps({"uri": uri}).encode())
