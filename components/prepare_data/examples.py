@@ -22,6 +22,8 @@ SPLIT_FOLDERS = {
 }
 # The features that every stored example has.
 OWN = ("image", "label", "key")
+# Prefix of a column name in data.group_by.
+COLUMN = "column:"
 # Separates the labels of an example in its entry.
 LABEL_SEPARATOR = "\n"
 

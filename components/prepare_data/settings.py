@@ -17,13 +17,12 @@ from pydantic import (
     model_validator,
 )
 
+from slipway.components.prepare_data.examples import COLUMN
 from slipway.core.errors import UserError
 from slipway.core.manifest import ResizeMode
 from slipway.trainer.settings import Settings, Untyped
 
 Check = Literal["sample", "decode", "header"]
-# Prefix of a column name in data.group_by.
-COLUMN = "column:"
 
 
 class SplitFractions(Settings):

@@ -14,10 +14,10 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from slipway.components.prepare_data.examples import SPLITS, Group, readable
+from slipway.components.prepare_data.examples import COLUMN, SPLITS, Group, readable
 from slipway.components.prepare_data.listing.index import KEY_START, RANK_BYTES, BundleOf, Listing
 from slipway.components.prepare_data.listing.split import check_every_class, split_shares
-from slipway.components.prepare_data.settings import COLUMN, DataSettings
+from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sorting import database
 from slipway.core.errors import UserError
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import operator
 import pickle
 import struct
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Container, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,6 +36,7 @@ SIZED, KEYED = slice(0, 20), slice(36, None)
 ROW_AFTER_RANK = struct.Struct(">IQQQI")
 # Rows in memory before they are appended to the lists of shards.
 MOST_ROWS_DEALT = 8192
+ROWS_HASHED = 1024  # at once
 
 # Returns the bundle of an example from its key and the group that its source names; see `groups`.
 BundleOf = Callable[[bytes, bytes], bytes]
@@ -69,15 +71,15 @@ def list_part(source: Source, part: Part, seed: int, path: Path, bundle_of: Bund
         rows.execute("CREATE TABLE rows (split TEXT, label TEXT, row BLOB)")
         rows.executemany("INSERT INTO rows VALUES (?, ?, ?)", _rows(source, part, seed, listed, bundle_of))
         digest, shape = (hashlib.sha256(listed.ignored.unusable_digest) for _ in range(2))
-        last = None
-        for split, label, row in rows.execute("SELECT * FROM rows ORDER BY split, label, row"):
-            if (split, label) != last:
-                last = (split, label)
-                group = (split or None, label)
-                for found in (digest, shape):
-                    found.update(repr((group, listed.examples[group])).encode())
-            digest.update(row)
-            shape.update(row[SIZED] + row[KEYED])
+        ordered = rows.execute("SELECT * FROM rows ORDER BY split, label, row")
+        for (split, label), found in itertools.groupby(ordered, key=operator.itemgetter(0, 1)):
+            group = (split or None, label)
+            about = repr((group, listed.examples[group])).encode()
+            digest.update(about)
+            shape.update(about)
+            while piece := [row for _, _, row in itertools.islice(found, ROWS_HASHED)]:
+                digest.update(b"".join(piece))
+                shape.update(b"".join([row[SIZED] + row[KEYED] for row in piece]))
     listed.digest, listed.shape = digest.hexdigest(), shape.hexdigest()
     listed.labels.discard("")
     return listed
@@ -209,7 +211,7 @@ def deal(
     shards: Mapping[str, int],
     classes: list[str],
     folder: Path,
-    copies: Container[bytes] = frozenset(),
+    copies: Collection[bytes] = frozenset(),
     *,
     bundled: bool = False,
 ) -> None:
@@ -234,30 +236,33 @@ def deal(
         )
         for split, label in listing.groups
     ]
-    dealt = dict.fromkeys(shards, 0)
-    lists: defaultdict[tuple[str, int], list[bytes]] = defaultdict(list)
+    lists: dict[Path, list[bytes]] = {}
+    turns = {}
+    for split, count in shards.items():
+        of_split = [lists.setdefault(list_path(folder, split, shard), []) for shard in range(count)]
+        turns[split] = itertools.cycle(of_split)
     held = 0
     split_of = "JOIN bundles ON bundle = substr(row, 1, 8)" if bundled else "JOIN (SELECT NULL AS split)"
     with database(listing.path) as rows:
         for number, row, split in rows.execute(f"SELECT number, row, split FROM rows {split_of} ORDER BY number, row"):
             label, splits = groups[number]
             split = split or next(splits)
-            if row[KEY_START:] in copies:
+            if copies and row[KEY_START:] in copies:
                 continue
-            lists[split, dealt[split] % shards[split]].append(row[RANK_BYTES:] + label)
-            dealt[split] += 1
+            next(turns[split]).append(row[RANK_BYTES:] + label)
             held += 1
             if held == MOST_ROWS_DEALT:
-                _append(lists, folder)
+                _append(lists)
                 held = 0
-    _append(lists, folder)
+    _append(lists)
 
 
-def _append(lists: defaultdict[tuple[str, int], list[bytes]], folder: Path) -> None:
-    for (split, shard), found in lists.items():
-        with list_path(folder, split, shard).open("ab") as file:
-            pickle.dump(found, file)
-    lists.clear()
+def _append(lists: Mapping[Path, list[bytes]]) -> None:
+    for path, found in lists.items():
+        if found:
+            with path.open("ab") as file:
+                pickle.dump(found, file)
+            found.clear()
 
 
 def list_path(folder: Path, split: str, shard: int) -> Path:

@@ -13,12 +13,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from slipway.components.prepare_data.examples import source_error
-from slipway.components.prepare_data.settings import COLUMN, DataSettings
+from slipway.components.prepare_data.examples import COLUMN, source_error
 from slipway.core.errors import UserError, nearest
 from slipway.core.paths import local_path
 
 if TYPE_CHECKING:
+    from slipway.components.prepare_data.settings import DataSettings
     from slipway.components.prepare_data.sources.source import Source
     from slipway.core.manifest import TaskName
 

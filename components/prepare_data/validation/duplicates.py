@@ -1,7 +1,7 @@
 """Find images that are in more than one split by their bytes; reject or drop them.
 
 The writer of a shard stores a hash of each image (checksum and length) and the offset of its record. SQLite, which
-sorts on disk, finds the equal hashes, so memory use grows only with the number of copies of one image. Their records
+sorts on disk, finds the equal hashes, so memory use grows only with the number of copies. Their records
 are read again and compared by the SHA-256 of their images; computing it for every image would take as long as writing
 it.
 """
@@ -9,7 +9,6 @@ it.
 from __future__ import annotations
 
 import hashlib
-import itertools
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -25,10 +24,6 @@ from slipway.components.prepare_data.sorting import database
 # Splits in the order in which their copies are kept: evaluation data stays complete, training data loses the copy.
 KEEPERS = tuple(reversed(SPLITS))
 MOST_NAMED = 5
-EQUAL_HASHES = """
-SELECT hash, shard, place FROM hashes WHERE hash IN (SELECT hash FROM hashes GROUP BY hash HAVING count(*) > 1)
-ORDER BY hash
-"""
 _crc32c = google_crc32c.value
 
 
@@ -52,19 +47,17 @@ def image_hash(image: bytes) -> int:
 
 
 class HashedShard(NamedTuple):
-    """A shard, the hashes of its images, and the offsets of their records."""
+    """A shard, and its file with the hashes of all images, followed by the offsets of their records."""
 
     split: str
     path: Path
-    hashes: array[int]
-    places: array[int]
+    file: Path
 
-    @classmethod
-    def of(cls, split: str, path: Path, hashes: Path) -> HashedShard:
-        """Return the shard in the file `path`; the file `hashes` has first all hashes, then all offsets."""
-        content = hashes.read_bytes()
+    def columns(self) -> tuple[array[int], array[int]]:
+        """Return the hashes and the offsets."""
+        content = self.file.read_bytes()
         half = len(content) // 2
-        return cls(split, path, array("q", content[:half]), array("q", content[half:]))
+        return array("q", content[:half]), array("q", content[half:])
 
 
 class Stored(NamedTuple):
@@ -75,29 +68,31 @@ class Stored(NamedTuple):
     label: Label
 
 
-def equal_images(shards: Iterator[HashedShard], path: Path) -> Iterator[list[Stored]]:
+def equal_images(shards: Sequence[HashedShard], path: Path) -> Iterator[list[Stored]]:
     """Yield all examples of each image that several examples have.
 
     Args:
         shards: The shards of all splits.
         path: A path for a temporary file.
     """
-    files: list[tuple[str, Path]] = []
     with database(path) as hashes:
-        hashes.execute("CREATE TABLE hashes (hash INTEGER, shard INTEGER, place INTEGER)")
-        for number, shard in enumerate(shards):
-            files.append((shard.split, shard.path))
-            rows = zip(shard.hashes, itertools.repeat(number), shard.places)
-            hashes.executemany("INSERT INTO hashes VALUES (?, ?, ?)", rows)
-        for _, found in itertools.groupby(hashes.execute(EQUAL_HASHES), key=lambda row: row[0]):
-            equal: dict[bytes, list[Stored]] = {}
-            for _, number, place in found:
-                split, file = files[number]
-                with file.open("rb") as opened:
-                    image, key, label = stored_parts(features_of(next(read_records(opened, place))))
-                equal.setdefault(hashlib.sha256(image).digest(), []).append(Stored(key, split, label))
-            yield from (examples for examples in equal.values() if len(examples) > 1)
+        hashes.execute("CREATE TABLE hashes (hash INTEGER)")
+        for shard in shards:
+            hashes.executemany("INSERT INTO hashes VALUES (?)", zip(shard.columns()[0], strict=True))
+        repeated = hashes.execute("SELECT hash FROM hashes GROUP BY hash HAVING count(*) > 1")
+        records: dict[int, list[tuple[HashedShard, int]]] = {number: [] for (number,) in repeated}
     path.unlink()
+    for shard in shards if records else ():
+        for number, place in zip(*shard.columns(), strict=True):
+            if number in records:
+                records[number].append((shard, place))
+    for found in records.values():
+        equal: dict[bytes, list[Stored]] = {}
+        for shard, place in found:
+            with shard.path.open("rb") as file:
+                image, key, label = stored_parts(features_of(next(read_records(file, place))))
+            equal.setdefault(hashlib.sha256(image).digest(), []).append(Stored(key, shard.split, label))
+        yield from (examples for examples in equal.values() if len(examples) > 1)
 
 
 def copies_of(equal: list[Stored]) -> Iterator[Copy]:
@@ -113,7 +108,7 @@ def copies_of(equal: list[Stored]) -> Iterator[Copy]:
 
 
 def find_copies(
-    shards: Iterator[HashedShard], path: Path, text_of: Callable[[Label], str]
+    shards: Sequence[HashedShard], path: Path, text_of: Callable[[Label], str]
 ) -> tuple[list[Copy], list[str]]:
     """Return the images that are also in another split, and a note on those with several labels, if there are any.
 

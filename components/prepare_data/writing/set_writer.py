@@ -188,12 +188,12 @@ class SetWriter:
         if not self._source.has_image or self._settings.duplicates == "keep" or self._left_out.copies:
             return []  # after copies were dropped, none remain
         events.phase("comparing the images")
-        shards = (
-            HashedShard.of(split, self._set / result.shard.file, self._results / result.hashes.file)
+        shards = [
+            HashedShard(split, self._set / result.shard.file, self._results / result.hashes.file)
             for split, found in results.items()
             for result in found
             if result.shard and result.hashes
-        )
+        ]
         text_of = functools.partial(label_text, self._source.task, self._plan.classes)
         copies, self._left_out.conflicts = find_copies(shards, self._scratch / "hashes", text_of)
         return copies

@@ -17,7 +17,7 @@ import pytest
 from slipway.components.prepare_data.listing.index import Summary
 from slipway.components.prepare_data.listing.plan import Plan, Target
 from slipway.components.prepare_data.prepare import Prepared, prepare
-from slipway.components.prepare_data.publishing.listings import Listings
+from slipway.components.prepare_data.publishing.remembered import Listings
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.writing.set_writer import SetWriter
 from slipway.core import events

@@ -160,8 +160,8 @@ def test_without_the_copies_no_image_is_in_two_splits(
             shard, hashes = folder / f"{split} {number}", folder / f"{split} {number}.hashes"
             shard.write_bytes(records)
             hashes.write_bytes(hashed.tobytes() + places.tobytes())
-            shards.append(HashedShard.of(split, shard, hashes))
-    copies, _ = find_copies(iter(shards), folder / "equal", str)
+            shards.append(HashedShard(split, shard, hashes))
+    copies, _ = find_copies(shards, folder / "equal", str)
     assert len({copy.key for copy in copies}) == len(copies)
     keeper = {image: split for name in SPLITS for split, image in where.values() if split == name}  # the last wins
     assert {copy.key for copy in copies} == {key for key, (split, image) in where.items() if split != keeper[image]}

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -175,15 +176,17 @@ def test_workers_elsewhere_read_and_write_the_bucket(
 def test_records_are_read_where_they_lie_in_a_bucket(
     bucket: Path, make_folder: MakeFolder, make_settings: MakeSettings
 ) -> None:
+    from slipway.components.prepare_data.encoding.messages import features_of
     from slipway.components.prepare_data.encoding.records import scan
-    from slipway.components.prepare_data.sources.tfrecord import RecordFiles
+    from slipway.components.prepare_data.sources.tfrecord import TfrecordReader
 
     prepared = prepare(make_settings(make_folder({"a": 9})), 1)
     (shard,) = prepared.folder.glob("*-train.tfrecord*")
     shard.rename(bucket / "a.tfrecord")
-    files = RecordFiles([bucket / "a.tfrecord"])
+    layout: Any = SimpleNamespace(image="image", image_of=lambda features: features[b"image"])
+    reader = TfrecordReader([bucket / "a.tfrecord"], layout)
     for found in reversed(list(scan(io.BytesIO((bucket / "a.tfrecord").read_bytes())))):
-        assert files.read(0, found.place, len(found.message)) == found.message
+        assert reader.read(b"", found.place, len(found.message)) == features_of(found.message)[b"image"]
 
 
 @pytest.mark.parametrize(
