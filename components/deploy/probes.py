@@ -36,7 +36,7 @@ LONGEST_SECONDS = 60.0
 # Of each percentile, the share of answers that may be slower.
 SLOWER = {"p50": 0.5, "p99": 0.01}
 # The limit of a request to a shared endpoint is 1.5 MB.
-MOST_BYTES = 1_400_000
+MAX_BYTES = 1_400_000
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def examples(connection: Connection, uri: str, deployment: Deployment) -> list[E
         stored = {}
     pairs = zip(stored.get("instances", ()), stored.get("values", ()), strict=False)
     found = [Example(instance, _numbers(values)) for instance, values in pairs]
-    found = [one for one in found if len(json.dumps(one.instance)) <= MOST_BYTES]
+    found = [one for one in found if len(json.dumps(one.instance)) <= MAX_BYTES]
     if not found:
         raise UserError(
             f"The model in {uri} has no test examples with which to check it.",

@@ -47,7 +47,7 @@ EVENT_SECONDS = 0.5
 FEWEST_COMPARED = 50
 # Batches of at most so many decoded bytes are predicted in several threads. With larger ones, each operation of a
 # network uses all cores itself, and two batches at once would need twice the memory.
-SMALL_BATCH_BYTES, MOST_THREADS = 8 * 1024**2, 4
+SMALL_BATCH_BYTES, MAX_THREADS = 8 * 1024**2, 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,7 +223,7 @@ def _predicted(
 ) -> Iterator[tuple[Batch, list[NDArray[np.float32]]]]:
     """Yield each batch of the split, in order, with the answers of the models, which predict ahead in threads."""
     small = description.decoded_bytes * batch_size <= SMALL_BATCH_BYTES
-    threads = min(available_cores(), MOST_THREADS) if small else 1
+    threads = min(available_cores(), MAX_THREADS) if small else 1
     waiting: deque[tuple[Batch, list[Future[NDArray[np.float32]]]]] = deque()
     pool = ThreadPoolExecutor(threads, "predicting")
 

@@ -21,7 +21,7 @@ FONT, TITLE_FONT = 9.5, 10.5
 DIGIT = 0.56 * FONT  # the usual width of a digit
 GAP = 5.0  # between labels and what they belong to
 LINE_HEIGHT = 1.5 * FONT
-_MOST_DECADES = 6  # with a label each
+_MAX_DECADES = 6  # with a label each
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Axis:
             return []
         if self.logarithmic:
             low, high = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
-            powers = [10.0**power for power in range(low, high + 1, 1 + (high - low) // _MOST_DECADES)]
+            powers = [10.0**power for power in range(low, high + 1, 1 + (high - low) // _MAX_DECADES)]
             values = [factor * power for power in powers for factor in ((1, 2, 5) if high - low <= 2 else (1,))]
             return [(value, f"{value:g}") for value in values if self.low <= value <= self.high]
         step = self._step()

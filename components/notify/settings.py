@@ -12,7 +12,7 @@ from slipway.trainer.settings import Settings
 
 # Google's component accepts no more:
 # https://cloud.google.com/vertex-ai/docs/pipelines/email-notifications (RECIPIENTS_LIST: up to three addresses).
-MOST_ADDRESSES = 3
+MAX_ADDRESSES = 3
 URL = re.compile(r"https://[^/\s]+(/\S*)?|http://(localhost|127\.0\.0\.1)(:\d+)?(/\S*)?")
 VARIABLE = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]*)")
 SECRET = re.compile(r"projects/[^/\s]+/secrets/[A-Za-z0-9_-]{1,255}")
@@ -23,7 +23,7 @@ class NotifySettings(Settings):
 
     email: list[Annotated[str, Field(pattern=r"^[^@\s]+@[^@\s]+$")]] = Field(
         default_factory=list,
-        max_length=MOST_ADDRESSES,
+        max_length=MAX_ADDRESSES,
         description="E-mail addresses, at most three, to which Google reports the outcome of runs on Vertex AI. Other "
         "platforms send no e-mail.",
     )

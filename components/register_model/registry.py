@@ -29,7 +29,7 @@ METADATA = REGISTRATION_FILE
 SERVE_MODULE = "serve_module"
 CHAMPION = "champion"
 LOCK = ".lock"
-MOST_DIGITS = 10
+MAX_DIGITS = 10
 UNFINISHED = ".unfinished-"
 
 # The champion that a model was compared with: a version number, None for no champion, "any" for no comparison.
@@ -243,7 +243,7 @@ class Registry:
             text = self._champion_file(model).read_bytes().strip()
         except OSError:
             return None
-        return int(text) if text.isdigit() and len(text) < MOST_DIGITS else None
+        return int(text) if text.isdigit() and len(text) < MAX_DIGITS else None
 
     def _folder(self, model: str, number: int) -> Path:
         return self.root / model / str(number)

@@ -23,7 +23,7 @@ from slipway.trainer.config import RestartSettings
 from slipway.trainer.distributed.rendezvous import PEER_SECONDS_VARIABLE
 from slipway.trainer.distributed.signals import ASKED_TO_STOP
 
-MOST_BACKOFF_SECONDS = 60.0
+MAX_BACKOFF_SECONDS = 60.0
 # Printed by a replica that ends because of another one, with the time of the first sign; see rendezvous.py.
 LOST = re.compile(r"^lost (.+?): (.+), since (\S+);")
 RANK = re.compile(r"\S+ \d+(?: at \S+)? \(rank (\d+)\)")
@@ -86,7 +86,7 @@ class Restarts:
         for worker in workers:
             if (mistake := reported_error(worker.tail)) is not None and not _may_pass(mistake, worker.status):
                 raise mistake
-        cause = min(failed, key=_innocence)
+        cause = min(failed, key=_root_cause_rank)
         name, trace = cause.name, last_traceback(cause.tail)
         if _status(cause) == exit_codes.PEER_LOST and how is None and (sign := _first_sign(workers)) is not None:
             name, how = sign
@@ -113,7 +113,7 @@ class Restarts:
             step = pointed_step(self._checkpoints) or 0
         if self.done and step > self.done[-1].step:
             self._without_progress = 0
-        seconds = min(MOST_BACKOFF_SECONDS, self._settings.backoff_seconds * 2.0**self._without_progress)
+        seconds = min(MAX_BACKOFF_SECONDS, self._settings.backoff_seconds * 2.0**self._without_progress)
         self._without_progress += 1
         now = datetime.now(UTC).isoformat(timespec="seconds")
         self.done.append(Restart(name, how, now, step, seconds))
@@ -225,13 +225,13 @@ def _status(worker: Ended) -> int:
     return exit_codes.PEER_LOST if aborted else worker.status
 
 
-def _innocence(worker: Ended) -> tuple[int, bool, bool]:
+def _root_cause_rank(worker: Ended) -> tuple[int, bool, bool]:
     """Rank how likely another replica caused this one's failure.
 
     Of equal exit statuses, the replica that received the signal itself is the cause, or the one with a traceback.
     """
     asked = any(line.startswith(ASKED_TO_STOP) for line in worker.tail)
-    return exit_codes.innocence(_status(worker)), not asked, not last_traceback(worker.tail)
+    return exit_codes.root_cause_rank(_status(worker)), not asked, not last_traceback(worker.tail)
 
 
 def reported_error(lines: Iterable[str]) -> UserError | None:

@@ -86,7 +86,7 @@ def check_steps(steps: Iterable[str], platform: str, *, but: Iterable[str] = ())
 
 def check_vertex_steps(steps: Mapping[str, VertexStepResources]) -> None:
     """Raise UserError for an unknown step, and for a machine that a step cannot have on Vertex AI."""
-    from slipway.pipelines.hardware.quotas import DEFAULT_DISK_GB, MOST_DISK_GB, MOST_STEP_CPUS, MOST_STEP_MEMORY_GB
+    from slipway.pipelines.hardware.quotas import DEFAULT_DISK_GB, MAX_DISK_GB, MAX_STEP_CPUS, MAX_STEP_MEMORY_GB
 
     check_steps(steps, "vertex", but=("train",))
     for name, resources in steps.items():
@@ -99,9 +99,9 @@ def check_vertex_steps(steps: Mapping[str, VertexStepResources]) -> None:
                 fix=f"--set vertex.steps.{name}.disk=null",
             )
         for setting, value, least, most, unit in (
-            ("cpu", resources.cpus, 0, MOST_STEP_CPUS, ""),
-            ("memory", resources.memory_gb, 0, MOST_STEP_MEMORY_GB, "G"),
-            ("disk", resources.disk_gb, DEFAULT_DISK_GB, MOST_DISK_GB, "G"),
+            ("cpu", resources.cpus, 0, MAX_STEP_CPUS, ""),
+            ("memory", resources.memory_gb, 0, MAX_STEP_MEMORY_GB, "G"),
+            ("disk", resources.disk_gb, DEFAULT_DISK_GB, MAX_DISK_GB, "G"),
         ):
             if value is not None and not least <= value <= most:
                 near = f"{most if value > most else least}{unit}"

@@ -19,12 +19,12 @@ SSD = "pd_ssd"
 # The defaults of a custom job's DiskSpec (google/cloud/aiplatform/v1/machine_resources.proto).
 DEFAULT_DISK_TYPE = "pd-ssd"
 DEFAULT_DISK_GB = 100
-MOST_DISK_GB = 64_000
+MAX_DISK_GB = 64_000
 HYPERDISK_BY_DEFAULT = ("a3-ultragpu-8g",)
 # The machine of a pipeline's step, and the most that a step can ask for, on the page above.
 STEP_MACHINE = "e2-standard-4"
-MOST_STEP_CPUS = 96
-MOST_STEP_MEMORY_GB = 624
+MAX_STEP_CPUS = 96
+MAX_STEP_MEMORY_GB = 624
 # "From initial experiments it seems like Vertex finds the closest e2 configuration" (reported, tensorflow/tfx#3194).
 # E2 ends at 128 GB; that N1 follows is an assumption, and both draw on the same metric.
 STEP_FAMILIES = ("e2", "n1")

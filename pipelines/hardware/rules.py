@@ -19,10 +19,10 @@ from slipway.pipelines.hardware.grammar import (
     read_text,
     write_time,
 )
-from slipway.pipelines.hardware.quotas import DEFAULT_DISK_GB, MOST_DISK_GB
+from slipway.pipelines.hardware.quotas import DEFAULT_DISK_GB, MAX_DISK_GB
 
 DISK_TYPES = ("pd-ssd", "pd-standard", "hyperdisk-balanced")
-DISK_GB = range(DEFAULT_DISK_GB, MOST_DISK_GB + 1)
+DISK_GB = range(DEFAULT_DISK_GB, MAX_DISK_GB + 1)
 UNAVAILABLE = {
     "retired": "is retired",
     "not-for-training": "is not offered for training",

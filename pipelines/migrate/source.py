@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 # A file with more errors than these is not Python.
-MOST_ERRORS = 500
+MAX_ERRORS = 500
 PRINT = re.compile(r"^(\s*)print\b\s*(?:>>\s*[\w.]+\s*,?)?\s*(.*?),?\s*$")
 EXCEPT = re.compile(r"^(\s*except\s+[^:]+?)\s*,\s*(\w+)\s*:(.*)$")
 
@@ -87,7 +87,7 @@ def read_file(path: Path) -> SourceFile:
             text = lines[number - 1]
             translated = None if number in errors else _translated(text)
             errors.setdefault(number, error.msg)
-            if number in skipped or len(errors) > MOST_ERRORS:
+            if number in skipped or len(errors) > MAX_ERRORS:
                 return SourceFile(path, ast.Module([], []), errors)
             if translated is None:
                 skipped.add(number)

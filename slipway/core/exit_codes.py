@@ -45,7 +45,7 @@ def can_restart(status: int) -> bool:
     return status >= SIGNALLED
 
 
-def innocence(status: int) -> int:
+def root_cause_rank(status: int) -> int:
     """Rank how likely another process caused this failure; of several that failed, the one with the lowest did."""
     if not can_restart(status):
         return 0

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 JsonObject: TypeAlias = dict[str, Any]
 
 # Pillow's limit of an image's pixels, above which it assumes a decompression bomb; no larger image is accepted.
-MOST_PIXELS = 89_478_485
+MAX_PIXELS = 89_478_485
 
 
 def whole_numbers(value: Any) -> Any:

@@ -8,7 +8,7 @@ import yaml
 
 from slipway.core.errors import UserError
 
-MOST_VALUES = 100_000
+MAX_VALUES = 100_000
 DEEPEST = 100
 
 
@@ -71,8 +71,8 @@ class _Limits(yaml.parser.Parser, yaml.composer.Composer):
     def _check(self, depth: int, values: int, event: yaml.Event) -> None:
         if depth > DEEPEST:
             raise self._refused(event, f"it nests more than {DEEPEST} levels deep")
-        if values > MOST_VALUES:
-            raise self._refused(event, f"it holds more than {MOST_VALUES:,} values, counting each use of an anchor")
+        if values > MAX_VALUES:
+            raise self._refused(event, f"it holds more than {MAX_VALUES:,} values, counting each use of an anchor")
 
     def _refused(self, event: yaml.Event, reason: str) -> UserError:
         place = f"{self.where}, line {event.start_mark.line + 1 if event.start_mark else 1}"

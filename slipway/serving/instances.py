@@ -34,7 +34,7 @@ FILE_TYPES = tuple(f"{row.media_types.partition('/')[0]}/".encode() for row in K
 # What libraries say when memory is short: smaller batches may fit.
 OUT_OF_MEMORY = ("ResourceExhausted", "OutOfMemory")
 # Longest part of a library's error message in an answer.
-MOST_CHARACTERS = 200
+MAX_CHARACTERS = 200
 # Where in its graph TensorFlow raised an error.
 _OPERATION = re.compile(r"\{\{.*?\}\}|\[Op:\w+\].*")
 
@@ -110,7 +110,7 @@ def parse(text: bytes, what: str) -> Any:
     try:
         return json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise BadRequest(f"{what} is not JSON: {error}"[:MOST_CHARACTERS]) from None
+        raise BadRequest(f"{what} is not JSON: {error}"[:MAX_CHARACTERS]) from None
 
 
 def _no_constant(name: str) -> None:
@@ -202,7 +202,7 @@ def undecodable(model: Model, batch: Arrays) -> Iterator[tuple[int, str, str]]:
 def sentence(error: BaseException) -> str:
     """Return the first line of a library's error, without its full stop."""
     text = _OPERATION.sub("", str(getattr(error, "message", None) or error)).strip()
-    return (text.splitlines() or [type(error).__name__])[0].strip().rstrip(".")[:MOST_CHARACTERS]
+    return (text.splitlines() or [type(error).__name__])[0].strip().rstrip(".")[:MAX_CHARACTERS]
 
 
 def answers(

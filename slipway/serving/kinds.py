@@ -12,7 +12,7 @@ from typing import Any, Literal, NoReturn, TypeAlias
 
 import numpy as np
 
-from slipway.core.values import MOST_PIXELS
+from slipway.core.values import MAX_PIXELS
 
 PNG_START, PNG_SIZE = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR", struct.Struct(">II")
 PNG_HEADER_BYTES = 33
@@ -137,8 +137,8 @@ def image_fault(data: bytes) -> str | None:
     width, height = size
     if not height or not width:
         return "it has no pixels"
-    if height * width > MOST_PIXELS:
-        return f"it has {width}x{height} pixels, more than {MOST_PIXELS:,}"
+    if height * width > MAX_PIXELS:
+        return f"it has {width}x{height} pixels, more than {MAX_PIXELS:,}"
     return None
 
 

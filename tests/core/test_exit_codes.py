@@ -31,7 +31,7 @@ def test_a_status_says_how_a_process_ended_and_whether_to_try_again(returncode: 
 
 def test_of_several_the_one_with_its_own_error_is_the_cause_and_a_lost_peer_never() -> None:
     statuses = [exit_codes.PEER_LOST, exit_codes.STOPPED, 137, exit_codes.FAILED]
-    assert sorted(statuses, key=exit_codes.innocence) == statuses[::-1]
+    assert sorted(statuses, key=exit_codes.root_cause_rank) == statuses[::-1]
 
 
 SERVICE = {"CLUSTER_SPEC": "{}"}

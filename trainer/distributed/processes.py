@@ -98,7 +98,7 @@ def supervise(
         failed = children.wait(stop_requested)
     if not failed:
         return 0
-    cause = min(failed, key=lambda child: exit_codes.innocence(child.status))
+    cause = min(failed, key=lambda child: exit_codes.root_cause_rank(child.status))
     if not exit_codes.can_restart(cause.status):
         if cause.tail:
             print("\n".join(cause.tail), file=sys.stderr, flush=True)

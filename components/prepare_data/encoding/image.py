@@ -19,7 +19,7 @@ import zlib
 from typing import TYPE_CHECKING, NamedTuple
 
 from slipway.components.prepare_data.examples import Undecodable, Unusable
-from slipway.core.values import MOST_PIXELS
+from slipway.core.values import MAX_PIXELS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from PIL import Image
 
 # The decoders' limits of width and height.
-MOST_SIDE = {"png": 1_000_000, "jpeg": 65_500}
+MAX_SIDE = {"png": 1_000_000, "jpeg": 65_500}
 # No image within the limit of pixels needs more.
-MOST_IMAGE_BYTES = 1 << 29
+MAX_IMAGE_BYTES = 1 << 29
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
 PNG_HEADER = struct.Struct(">IIBBBBB")
@@ -56,7 +56,7 @@ EXIF = b"Exif\0\0"
 EXIF_ORIENTATION, EXIF_SHORT = 0x0112, 3
 # A marker: 0xFF not followed by zero (an escaped 0xFF in entropy-coded data), a restart marker or a fill byte.
 JPEG_MARKER = re.compile(rb"\xff([^\x00\xd0-\xd7\xff])", re.DOTALL)
-MOST_KEPT = 4096
+MAX_KEPT = 4096
 
 
 class ImageInfo(NamedTuple):
@@ -84,20 +84,20 @@ def check_bytes(size: int) -> None:
     """Reject an encoded image that is too large, before it is read.
 
     Raises:
-        Unusable: It has more bytes than `MOST_IMAGE_BYTES`.
+        Unusable: It has more bytes than `MAX_IMAGE_BYTES`.
     """
-    if size > MOST_IMAGE_BYTES:
-        raise Unusable(f"it has {size:,} bytes, more than {MOST_IMAGE_BYTES:,}")
+    if size > MAX_IMAGE_BYTES:
+        raise Unusable(f"it has {size:,} bytes, more than {MAX_IMAGE_BYTES:,}")
 
 
 def check_pixels(height: int, width: int) -> None:
     """Reject an image that has too many pixels.
 
     Raises:
-        Unusable: It has more pixels than `MOST_PIXELS`.
+        Unusable: It has more pixels than `MAX_PIXELS`.
     """
-    if height * width > MOST_PIXELS:
-        raise Unusable(f"it has {width}x{height} pixels, more than {MOST_PIXELS:,}")
+    if height * width > MAX_PIXELS:
+        raise Unusable(f"it has {width}x{height} pixels, more than {MAX_PIXELS:,}")
 
 
 class Inspector:
@@ -134,13 +134,13 @@ class Inspector:
         else:
             raise Unusable("it is empty" if not data else "it is neither PNG nor JPEG")
         check_pixels(info.height, info.width)
-        if max(info.height, info.width) > MOST_SIDE[info.encoding]:
+        if max(info.height, info.width) > MAX_SIDE[info.encoding]:
             raise Unusable(
-                f"it has {info.width}x{info.height} pixels; no side may have more than {MOST_SIDE[info.encoding]:,}"
+                f"it has {info.width}x{info.height} pixels; no side may have more than {MAX_SIDE[info.encoding]:,}"
             )
         if info.encoding == "png":
             # Most PNG files of a data set start with the same bytes.
-            if len(self._png_headers) >= MOST_KEPT:
+            if len(self._png_headers) >= MAX_KEPT:
                 self._png_headers.clear()
             self._png_headers[data[:PNG_HEADER_END]] = info
         return info

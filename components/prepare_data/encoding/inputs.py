@@ -21,9 +21,9 @@ from slipway.components.prepare_data.settings import DataSettings
 from slipway.core.errors import UserError, nearest
 from slipway.core.manifest import Input
 
-MOST_CATEGORIES = 100_000
+MAX_CATEGORIES = 100_000
 LARGEST_INTEGER = 2**31 - 1
-MOST_SHOWN = 40
+MAX_SHOWN = 40
 # The smallest float32 is 2**-149: every float32 is a multiple of it.
 BITS = 149
 # Kinds of `features.json` that are inputs, by the kind that they are for the network.
@@ -142,11 +142,11 @@ def check_categories(name: str, found: InputStatistics) -> None:
     """Refuse an input with too many categories.
 
     Raises:
-        UserError: It has more than `MOST_CATEGORIES`.
+        UserError: It has more than `MAX_CATEGORIES`.
     """
-    if len(found.categories) > MOST_CATEGORIES:
+    if len(found.categories) > MAX_CATEGORIES:
         raise UserError(
-            f"The input {name} has more than {MOST_CATEGORIES:,} different categories.",
+            f"The input {name} has more than {MAX_CATEGORIES:,} different categories.",
             setting="data.inputs",
             fix="name the inputs without it: --set data.inputs=[NAME, …]",
         )
@@ -195,7 +195,7 @@ class InputCounter:
         for value in found:
             if problem := _problem(kind, value):
                 raise Unusable(
-                    f"its {name}: {readable(value[:MOST_SHOWN]) if isinstance(value, bytes) else value} {problem}"
+                    f"its {name}: {readable(value[:MAX_SHOWN]) if isinstance(value, bytes) else value} {problem}"
                 )
         return found
 

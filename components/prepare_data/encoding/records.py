@@ -28,7 +28,7 @@ from slipway.components.prepare_data.encoding.messages import (
 )
 from slipway.core.tfrecord import CHECKSUM, HEADER_BYTES, LENGTH, mask, masked_crc32c, record_length
 
-MOST_KEPT = 4096
+MAX_KEPT = 4096
 # A message of up to this size is copied once more, which takes less time than computing its checksum in parts.
 SMALL_BYTES = 1 << 14
 SEARCH_BYTES = 1 << 20
@@ -107,7 +107,7 @@ class RecordEncoder:
 
     def _layout(self, lengths: tuple[int, int, int]) -> tuple[bytes, bytes, bytes]:
         """Return the frame, the bytes before the image and the bytes before the key for these lengths."""
-        if len(self._layouts) >= MOST_KEPT:
+        if len(self._layouts) >= MAX_KEPT:
             self._layouts.clear()
             self._keys.clear()
         image, key, label = lengths

@@ -35,7 +35,7 @@ KEY_START = HASH_BYTES + ROW.size
 SIZED, KEYED = slice(0, 20), slice(36, None)
 ROW_AFTER_RANK = struct.Struct(">IQQQI")
 # Rows in memory before they are appended to the lists of shards.
-MOST_ROWS_DEALT = 8192
+MAX_ROWS_DEALT = 8192
 ROWS_HASHED = 1024  # at once
 
 # Returns the bundle of an example from its key and the group that its source names; see `groups`.
@@ -251,7 +251,7 @@ def deal(
                 continue
             next(turns[split]).append(row[RANK_BYTES:] + label)
             held += 1
-            if held == MOST_ROWS_DEALT:
+            if held == MAX_ROWS_DEALT:
                 _append(lists)
                 held = 0
     _append(lists)

@@ -15,7 +15,7 @@ PARALLEL_SHARDS = 16
 USEFUL_SHARD_EXAMPLES = 2048
 USEFUL_SHARD_BYTES = 4_000_000
 # Limited because a shard's list of examples is sorted in memory.
-MOST_SHARD_EXAMPLES = 65_536
+MAX_SHARD_EXAMPLES = 65_536
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def divide(groups: Mapping[Group, int], fractions: SplitFractions) -> dict[Group
 def shard_count(amount: Amount, replicas: int, shard_megabytes: int) -> int:
     """Return the number of shards for `amount`: of the target size, at least one per replica, none empty."""
     by_size = -(-amount.bytes // (shard_megabytes * 1_000_000))
-    by_examples = -(-amount.examples // MOST_SHARD_EXAMPLES)
+    by_examples = -(-amount.examples // MAX_SHARD_EXAMPLES)
     useful = max(amount.examples // USEFUL_SHARD_EXAMPLES, amount.bytes // USEFUL_SHARD_BYTES)
     for_parallel = min(PARALLEL_SHARDS, useful)
     return min(max(by_size, by_examples, for_parallel, replicas, 1), max(amount.examples, 1))

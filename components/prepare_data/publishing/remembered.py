@@ -22,7 +22,7 @@ from slipway.core.paths import local_path
 FOLDER = ".listings"
 # The sources of one shape that are remembered: the fingerprint of the data set by `Target.listing`, oldest first.
 Fingerprints = RootModel[dict[str, str]]
-MOST_REMEMBERED = 256
+MAX_REMEMBERED = 256
 # In a run's output directory.
 RUN_FILE = "dataset.json"
 # The beginning of a placeholder that the platform should have replaced, as in {{$.pipeline_job_name}}.
@@ -57,7 +57,7 @@ class Listings:
     def remember_fingerprint(self, target: Target, fingerprint: str) -> None:
         """Remember the fingerprint of the data set whose source was listed as the target's."""
         known = {**self.fingerprints(target), target.listing: fingerprint}
-        kept = dict(list(known.items())[-MOST_REMEMBERED:])
+        kept = dict(list(known.items())[-MAX_REMEMBERED:])
         self._write(target.shape, Fingerprints(kept).model_dump_json())
 
     def _path(self, name: str | None) -> Path:

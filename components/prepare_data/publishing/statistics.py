@@ -27,13 +27,13 @@ BINS = 12
 # From this ratio of the largest to the smallest side on, the bins of the histogram are powers of two.
 WIDE_RANGE = 16
 SAMPLES = 32
-MOST_RECORDS_READ = 512
+MAX_RECORDS_READ = 512
 LARGEST_INLINE = 8192
 THUMBNAIL = 96
 FEATURE_EXAMPLES = 4
 COMMON = 5
-MOST_VALUES = 8
-MOST_CHARACTERS = 80
+MAX_VALUES = 8
+MAX_CHARACTERS = 80
 
 
 class Sample(NamedTuple):
@@ -150,7 +150,7 @@ def samples(folder: Path, manifest: Manifest) -> Iterator[Sample]:
     classes = len(manifest.classes) if classified else 1
     most = -(-SAMPLES // classes)
     found: dict[int, list[Sample]] = {}
-    for features in _first_examples(folder, manifest, MOST_RECORDS_READ):
+    for features in _first_examples(folder, manifest, MAX_RECORDS_READ):
         enough = sum(map(len, found.values())) >= SAMPLES
         if enough and len(found) >= min(classes, SAMPLES):
             break
@@ -202,10 +202,10 @@ def _first_examples(folder: Path, manifest: Manifest, count: int) -> Iterator[di
 def _shown(key: str, name: str, feature: bytes) -> str:
     """Format the values of a stored feature as a short text; nested features are prefixed with their path."""
     found = values(feature)
-    texts = [readable(value) if isinstance(value, bytes) else f"{value:.6g}" for value in found[:MOST_VALUES]]
-    text = ", ".join(texts) + (", …" if len(found) > MOST_VALUES else "")
+    texts = [readable(value) if isinstance(value, bytes) else f"{value:.6g}" for value in found[:MAX_VALUES]]
+    text = ", ".join(texts) + (", …" if len(found) > MAX_VALUES else "")
     inner = key[len(name) + 1 :]
-    text = text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 1] + "…"
+    text = text if len(text) <= MAX_CHARACTERS else text[: MAX_CHARACTERS - 1] + "…"
     return f"{inner}: {text}" if inner else text
 
 

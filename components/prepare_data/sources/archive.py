@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Self
 
-from slipway.components.prepare_data.encoding.image import MOST_IMAGE_BYTES
+from slipway.components.prepare_data.encoding.image import MAX_IMAGE_BYTES
 from slipway.components.prepare_data.examples import Group, Unusable, source_error
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.images import groups_of, is_image, open_images, valid_name
@@ -158,7 +158,7 @@ def _compressed_members(file: BinaryIO, spool: Path) -> Iterator[Member]:
             for found in _tar_infos(archive):
                 member = _member(found, place)
                 yield member
-                has_bytes = member.place not in WITHOUT_BYTES and member.size <= MOST_IMAGE_BYTES
+                has_bytes = member.place not in WITHOUT_BYTES and member.size <= MAX_IMAGE_BYTES
                 content = archive.extractfile(found) if has_bytes and is_image(member.name) else None
                 while content and (piece := content.read(PIECE)):
                     place += kept.write(piece)

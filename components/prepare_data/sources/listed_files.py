@@ -14,7 +14,7 @@ from slipway.components.prepare_data.remote import RemoteFiles, is_remote
 from slipway.components.prepare_data.sources.images import FileReader, file_reader
 from slipway.components.prepare_data.sources.spool import SpoolReader
 
-MOST_MISSING_NAMED = 5
+MAX_MISSING_NAMED = 5
 
 
 def file_status(root: Path, key: bytes) -> os.stat_result | str:
@@ -40,7 +40,7 @@ class MissingFiles:
         if not isinstance(status, str):
             return status
         self.count += 1
-        if len(self._named) < MOST_MISSING_NAMED:
+        if len(self._named) < MAX_MISSING_NAMED:
             self._named.append(f"{readable(key)} (line {line}: {status})")
         return None
 

@@ -17,7 +17,7 @@ from slipway.core.errors import UserError
 MAX_ERROR = 0.01
 # Values of a column that are held before they are counted together.
 HELD = 4096
-MOST_NAMED = 3
+MAX_NAMED = 3
 
 
 @dataclass
@@ -102,7 +102,7 @@ class Precision:
         named = [
             f"{column} ({worst.value:.17g} becomes {float(np.float32(worst.value)):.17g}; the standard deviation is "
             f"{worst.deviation:.3g})"
-            for column, worst in list(lost.items())[:MOST_NAMED]
+            for column, worst in list(lost.items())[:MAX_NAMED]
         ]
         more = f", and {len(lost) - len(named):,} more" if len(lost) > len(named) else ""
         first, worst = next(iter(lost.items()))

@@ -19,10 +19,10 @@ from slipway.core.values import JsonObject
 
 # A part of a source; each source has its own type.
 Part = Any
-MOST_IGNORED = 20
-MOST_UNUSABLE_NAMED = 100
+MAX_IGNORED = 20
+MAX_UNUSABLE_NAMED = 100
 # Reasons that are counted; in reasons, what differs between examples: the line, the image of which one is a copy.
-MOST_REASONS = 1000
+MAX_REASONS = 1000
 OF_ONE_EXAMPLE = re.compile(r"(?<=the same image as) .*(?= in the split )| on line \d+$", re.DOTALL)
 
 
@@ -59,22 +59,22 @@ class Ignored:
 
     def add(self, key: bytes) -> None:
         self.count += 1
-        self.names = sorted((*self.names, readable(key)))[:MOST_IGNORED]
+        self.names = sorted((*self.names, readable(key)))[:MAX_IGNORED]
 
     def skip(self, key: bytes, reason: str) -> None:
         """Record an example that cannot be listed."""
         self.unusable_count += 1
-        if len(self.unusable) < MOST_UNUSABLE_NAMED:
+        if len(self.unusable) < MAX_UNUSABLE_NAMED:
             self.unusable.append((key, reason))
-        if (common := common_reason(reason)) in self.reasons or len(self.reasons) < MOST_REASONS:
+        if (common := common_reason(reason)) in self.reasons or len(self.reasons) < MAX_REASONS:
             self.reasons[common] += 1
         self.unusable_digest = hashlib.sha256(self.unusable_digest + repr((key, reason)).encode()).digest()
 
     def merge(self, other: Ignored) -> None:
         self.count += other.count
-        self.names = sorted(self.names + other.names)[:MOST_IGNORED]
+        self.names = sorted(self.names + other.names)[:MAX_IGNORED]
         self.unusable_count += other.unusable_count
-        self.unusable = sorted(self.unusable + other.unusable)[:MOST_UNUSABLE_NAMED]
+        self.unusable = sorted(self.unusable + other.unusable)[:MAX_UNUSABLE_NAMED]
         self.unusable_digest += other.unusable_digest
         self.reasons += other.reasons
         self.precision.merge(other.precision)

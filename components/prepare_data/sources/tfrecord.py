@@ -31,7 +31,7 @@ from slipway.core.tfrecord import CHECKSUM, HEADER_BYTES, masked_crc32c, record_
 # A split's name in a file's name, as in flowers-train.tfrecord-00000-of-00002 or train/part-1.tfrecord.
 SPLIT_TOKEN = re.compile(r"(?:^|[-_.])(train|validation|valid|val|test)(?=[-_.]|$)", re.IGNORECASE)
 PLACE_BITS = 44
-MOST_OPEN = 64
+MAX_OPEN = 64
 GZIP_START = b"\x1f\x8b"
 # A record's key, its features by name, and the rest of its entry.
 Listed = tuple[bytes, dict[bytes, bytes], tuple[str, str | None, int, int, int, bytes]]
@@ -232,7 +232,7 @@ class TfrecordReader:
         if number in self._open:
             self._open.move_to_end(number)
             return self._open[number]
-        if len(self._open) == MOST_OPEN:
+        if len(self._open) == MAX_OPEN:
             self._open.popitem(last=False)[1].close()
         path = self._paths[number]
         self._open[number] = open_remote(path) if is_remote(path) else path.open("rb", buffering=0)

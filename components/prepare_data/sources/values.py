@@ -30,7 +30,7 @@ SEPARATOR = "|"
 # What stands for a missing number, in lower case; pandas writes and reads the same.
 MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "?"))
 # A column with more different texts than this is a key or free text rather than a category, unless it is declared.
-MOST_INFERRED = 1000
+MAX_INFERRED = 1000
 
 
 class NotANumber(ValueError):
@@ -59,7 +59,7 @@ def infer_kinds(
             if numeric[name] and not is_missing(text):
                 some[name] = True
                 numeric[name] = is_number(text)
-            if len(texts[name]) <= MOST_INFERRED:
+            if len(texts[name]) <= MAX_INFERRED:
                 texts[name].add(text)
     found = {}
     for name in places:
@@ -72,9 +72,9 @@ def infer_kinds(
                 f"The column {name} has paths of images.",
                 fix=f"--set data.image={name}, or name the inputs without it: --set 'data.inputs=[COLUMN, …]'",
             )
-        if len(texts[name]) > MOST_INFERRED:
+        if len(texts[name]) > MAX_INFERRED:
             raise mistake(
-                f"The column {name} has more than {MOST_INFERRED:,} different texts; a category has fewer.",
+                f"The column {name} has more than {MAX_INFERRED:,} different texts; a category has fewer.",
                 fix=f"name the inputs without it, --set 'data.inputs=[COLUMN, …]', or "
                 f"--set data.features.{name}=category",
             )

@@ -23,7 +23,7 @@ from slipway.components.prepare_data.sorting import database
 
 # Splits in the order in which their copies are kept: evaluation data stays complete, training data loses the copy.
 KEEPERS = tuple(reversed(SPLITS))
-MOST_NAMED = 5
+MAX_NAMED = 5
 _crc32c = google_crc32c.value
 
 
@@ -128,7 +128,7 @@ def find_copies(
         if len(keys) > 1:
             count += 1
             text = " = ".join(sorted(f"{readable(key)} ({text_of(label)})" for label, key in keys.items()))
-            named = sorted([*named, text])[:MOST_NAMED]
+            named = sorted([*named, text])[:MAX_NAMED]
     if not count:
         return copies, []
     more = f"; and {count - len(named):,} more" if count > len(named) else ""
@@ -141,7 +141,7 @@ def in_several_splits(copies: Sequence[Copy]) -> list[Problem]:
     count = len(copies)
     if not count:
         return []
-    first = sorted(copies)[:MOST_NAMED]
+    first = sorted(copies)[:MAX_NAMED]
     named = [f"{readable(copy.key)} ({copy.split}) = {readable(copy.kept)} ({copy.keeper})" for copy in first]
     more = [f"and {count - len(named):,} more"] if count > len(named) else []
     many = "1 image is" if count == 1 else f"{count:,} images are"

@@ -13,15 +13,15 @@ from slipway.components.prepare_data.encoding.records import read_examples
 from slipway.core.manifest import Manifest
 
 # The training examples that are compared: fewer with many inputs.
-MOST_EXAMPLES = 10_000
-MOST_VALUES = 2_000_000
+MAX_EXAMPLES = 10_000
+MAX_VALUES = 2_000_000
 FEWEST_EXAMPLES = 50
 # Fewer examples outside the largest class, or fewer different targets, may be separated by chance.
 FEWEST_OTHERS = 10
 # Texts that predict the target must occur this often on average; a key predicts anything.
 FEWEST_OF_CATEGORY = 5
 CORRELATION = 0.9999
-MOST_NAMED = 5
+MAX_NAMED = 5
 
 Value: TypeAlias = bytes | float | int
 
@@ -36,7 +36,7 @@ def leak_notes(folder: Path, manifest: Manifest) -> list[str]:
     names = [name for name, each in manifest.inputs.items() if each.kind != "image" and not each.shape]
     if not names or manifest.task == "multilabel":
         return []
-    most = min(MOST_EXAMPLES, max(FEWEST_EXAMPLES, MOST_VALUES // len(names)))
+    most = min(MAX_EXAMPLES, max(FEWEST_EXAMPLES, MAX_VALUES // len(names)))
     shards = (folder / shard.file for shard in manifest.splits["train"].shards)
     examples = list(itertools.islice(read_examples(shards), most))
     labels = [values(each[b"label"])[0] for each in examples]
@@ -52,9 +52,7 @@ def leak_notes(folder: Path, manifest: Manifest) -> list[str]:
             leaks.append(name)
     if not leaks:
         return []
-    named = ", ".join(leaks[:MOST_NAMED]) + (
-        f" and {len(leaks) - MOST_NAMED:,} more" if len(leaks) > MOST_NAMED else ""
-    )
+    named = ", ".join(leaks[:MAX_NAMED]) + (f" and {len(leaks) - MAX_NAMED:,} more" if len(leaks) > MAX_NAMED else "")
     target = "target" if manifest.task == "regression" else "class"
     those = f"The input {named} alone predicts" if len(leaks) == 1 else f"Each of the inputs {named} alone predicts"
     return [

@@ -14,7 +14,7 @@ from slipway.components.prepare_data.validation.duplicates import Copy
 from slipway.components.prepare_data.validation.tally import KEYS_IN_JSON, Tally
 from slipway.core.atomic import replace_file
 
-MOST_NAMED = 5
+MAX_NAMED = 5
 COUNTS = ("decoded", "undecodable", "damaged")
 
 
@@ -137,5 +137,5 @@ def too_many(
 
 
 def _named(found: list[tuple[bytes, str]], count: int) -> str:
-    named = [f"{readable(key)} ({reason})" for key, reason in found[:MOST_NAMED]]
+    named = [f"{readable(key)} ({reason})" for key, reason in found[:MAX_NAMED]]
     return "; ".join([*named, *([f"and {count - len(named):,} more"] if count > len(named) else [])])

@@ -13,9 +13,9 @@ from slipway.components.prepare_data.encoding.image import ImageInfo
 from slipway.components.prepare_data.examples import Damaged, Problem, Undecodable, Unusable, readable
 from slipway.core.manifest import Split
 
-MOST_SIZES = 32
-MOST_DAMAGED = 100
-MOST_LABELS_NAMED = 10
+MAX_SIZES = 32
+MAX_DAMAGED = 100
+MAX_LABELS_NAMED = 10
 # The fields of a tally that are added up: numbers and lists.
 SUMS = ("gray", "turned", "other_sizes", "left_out_count", "left_out", "decoded", "undecodable", "damaged",
         "damaged_images")  # fmt: skip
@@ -100,7 +100,7 @@ class TallyCounter:
         self._classes[label] = self._classes.get(label, 0) + 1
         if damage and decoded:
             self._tally.damaged += 1
-            if len(self._tally.damaged_images) < MOST_DAMAGED:
+            if len(self._tally.damaged_images) < MAX_DAMAGED:
                 self._tally.damaged_images.append((key, damage))
         if info is None:
             return
@@ -109,7 +109,7 @@ class TallyCounter:
         self._decoded += decoded
         if info in self._infos:
             self._infos[info] += 1
-        elif len(self._infos) < MOST_SIZES:
+        elif len(self._infos) < MAX_SIZES:
             self._infos[info] = 1
             self._first.setdefault((info.height, info.width), key)
         else:
@@ -156,7 +156,7 @@ def combine(tallies: Iterable[Tally]) -> Tally:
             pair = (size.height, size.width)
             if pair in sizes:
                 sizes[pair].count += size.count
-            elif len(sizes) < MOST_SIZES:
+            elif len(sizes) < MAX_SIZES:
                 sizes[pair] = size.model_copy()
             else:
                 result.other_sizes += size.count
@@ -165,7 +165,7 @@ def combine(tallies: Iterable[Tally]) -> Tally:
         setattr(result, name, dict(sorted(counter.items())))
     result.sizes = list(sizes.values())
     result.left_out.sort()
-    result.damaged_images = sorted(result.damaged_images)[:MOST_DAMAGED]
+    result.damaged_images = sorted(result.damaged_images)[:MAX_DAMAGED]
     return result
 
 
@@ -199,7 +199,7 @@ def missing_labels(splits: Mapping[str, Split]) -> list[str]:
     for name, split in splits.items():
         missing = [label for label, count in split.classes.items() if not count]
         if missing:
-            listed = ", ".join(missing[:MOST_LABELS_NAMED]) + (", …" if len(missing) > MOST_LABELS_NAMED else "")
+            listed = ", ".join(missing[:MAX_LABELS_NAMED]) + (", …" if len(missing) > MAX_LABELS_NAMED else "")
             found.append(f"The split {name} has no example with the labels {listed}.")
     return found
 

@@ -45,8 +45,8 @@ from slipway.core.seen import split_file
 
 # The digests of the shards' records (`ShardResult.content`) by split.
 Records = Mapping[str, list[str]]
-MOST_LEFT_OUT_LISTED = 100
-MOST_REASONS_LISTED = 3
+MAX_LEFT_OUT_LISTED = 100
+MAX_REASONS_LISTED = 3
 
 
 class SetWriter:
@@ -278,7 +278,7 @@ class SetWriter:
             gray=self._settings.channels == 1,
             resize=self._settings.resize,
             images=[name.encode() for name, about in self._source.features.items() if described(about) == "image"],
-            most_left_out=int(self._settings.skip_corrupt * self._plan.examples()) + MOST_LEFT_OUT_LISTED,
+            most_left_out=int(self._settings.skip_corrupt * self._plan.examples()) + MAX_LEFT_OUT_LISTED,
         )
 
     def deal(self, plan: Plan) -> None:
@@ -320,7 +320,7 @@ class SetWriter:
         size = (settings.image_size or own_sizes[0]) if source.has_image else (0, 0)
         train, everything = statistics["train"], combine_statistics(statistics.values())
         unlisted = self._listing.ignored
-        left_out = sorted([*unlisted.unusable, *self._left_out.listed()])[:MOST_LEFT_OUT_LISTED]
+        left_out = sorted([*unlisted.unusable, *self._left_out.listed()])[:MAX_LEFT_OUT_LISTED]
         reasons = unlisted.reasons + Counter(map(common_reason, self._left_out.reasons.values()))
         splits = {
             split: _split_record(found, classes, statistics[split].get(LABEL)) for split, found in results.items()
@@ -358,7 +358,7 @@ class SetWriter:
             ],
             left_out_count=len(self._left_out.reasons) + unlisted.unusable_count,
             left_out=[LeftOut(key=readable(key), reason=reason) for key, reason in left_out],
-            skipped_reasons=dict(reasons.most_common(MOST_REASONS_LISTED)),
+            skipped_reasons=dict(reasons.most_common(MAX_REASONS_LISTED)),
             damaged=[LeftOut(key=readable(key), reason=reason) for key, reason in self._left_out.damaged_images],
         )
 

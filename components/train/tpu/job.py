@@ -69,7 +69,7 @@ class Host:
 
 
 @dataclass
-class Loss:
+class TpuLost:
     """What happened to a TPU that can no longer be used, as a verb phrase, and whether another one is requested."""
 
     how: str
@@ -185,7 +185,7 @@ class _Job:
                 self._say(f"deleting the queued resource {found.name} of an earlier run: {STATES[found.state]}")
                 service.request_delete(self.connection, found.zone, found.name)
 
-    def request(self) -> Loss | None:
+    def request(self) -> TpuLost | None:
         """Request a TPU in one zone after the other until one is active; return why it was lost at once, if it was.
 
         Raises:
@@ -217,7 +217,7 @@ class _Job:
             fix=f"slipway run --resume {self.run_id}, later; or with --set tpu.zones=[…] or a larger tpu.valid_for",
         )
 
-    def _until_active(self) -> Loss | str | None:
+    def _until_active(self) -> TpuLost | str | None:
         """Wait until the TPU is active; return None, a preemption that came before, or why it never will be active.
 
         Raises:
@@ -228,12 +228,12 @@ class _Job:
             found = self._look()
             if found is None or found.state == "DELETING":
                 self._read_hosts()
-                return self._explained(Loss("was deleted", again=False))
+                return self._explained(TpuLost("was deleted", again=False))
             if found.state == service.FAILED:
                 known = recognise(found.error)
                 return known.sentence.rstrip(".") if known else found.error or "the request failed"
             if found.state in service.SUSPENDED:
-                return Loss("was preempted")
+                return TpuLost("was preempted")
             if found.state == "ACTIVE":
                 return None
             if found.state == "PROVISIONING":
@@ -241,7 +241,7 @@ class _Job:
                 if time.monotonic() - since > 60 * minutes:
                     return f"it was still provisioning after {minutes:g} minutes (tpu.max_provisioning_minutes)"
 
-    def watch(self) -> Loss | None:
+    def watch(self) -> TpuLost | None:
         """Copy the hosts' output to the log until all of them have ended; return why the TPU was lost, if it was."""
         events.phase(f"training on {self.name}")
         since = 0.0
@@ -262,18 +262,19 @@ class _Job:
                 if time.monotonic() - since > paced(GRACE_SECONDS):
                     return None
 
-    def _loss(self) -> Loss | None:
+    def _loss(self) -> TpuLost | None:
         found = self._look()
         if found is None or found.state == "DELETING":
-            return Loss("was deleted", again=False)
+            return TpuLost("was deleted", again=False)
         if found.state != "ACTIVE":
-            return Loss("was preempted" if found.state in service.SUSPENDED else STATES.get(found.state, found.state))
+            preempted = found.state in service.SUSPENDED
+            return TpuLost("was preempted" if preempted else STATES.get(found.state, found.state))
         state = self._patiently(lambda: service.node_state(self.connection, self.current.zone, self.name))
         if state in LOST_NODES:
-            return Loss("was preempted" if state == "PREEMPTED" else f"was lost (its state is {state})")
+            return TpuLost("was preempted" if state == "PREEMPTED" else f"was lost (its state is {state})")
         return None
 
-    def _explained(self, loss: Loss) -> Loss:
+    def _explained(self, loss: TpuLost) -> TpuLost:
         """Return a loss with the reason for which a host deleted the TPU.
 
         Raises:
@@ -290,12 +291,12 @@ class _Job:
                 fix=f"slipway run --resume {self.run_id} --set tpu.max_hours={2 * self.settings.max_hours:g}",
             )
         if said:
-            return Loss(f"was deleted by its machines: {said[0]}")
+            return TpuLost(f"was deleted by its machines: {said[0]}")
         raise UserError(
             f"The TPU {self.name} was deleted, but not by this command.", fix=f"slipway run --resume {self.run_id}"
         )
 
-    def next_restart(self, policy: Restarts, loss: Loss | None, failed: list[Host]) -> Restart:
+    def next_restart(self, policy: Restarts, loss: TpuLost | None, failed: list[Host]) -> Restart:
         """Return the restart to make.
 
         Raises:

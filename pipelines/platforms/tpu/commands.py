@@ -55,22 +55,22 @@ def delete(
 
     settings, found = _listed(config, overrides)
     if name is None:
-        doomed = [each for each in found if each.is_expired and each.owner == service.owner()]
+        to_delete = [each for each in found if each.is_expired and each.owner == service.owner()]
     else:
-        doomed = [each for each in found if name in (each.name, each.run_id)]
-        if not doomed:
+        to_delete = [each for each in found if name in (each.name, each.run_id)]
+        if not to_delete:
             raise UserError.unknown("TPU", name, sorted({each.name for each in found}), setting="NAME")
-    for each in doomed:
+    for each in to_delete:
         say(_line(each))
-    if doomed and not yes:
-        confirm_deletion(f"Delete {'it' if len(doomed) == 1 else f'these {len(doomed)}'}?")
-    for each in doomed:
+    if to_delete and not yes:
+        confirm_deletion(f"Delete {'it' if len(to_delete) == 1 else f'these {len(to_delete)}'}?")
+    for each in to_delete:
         service.delete(settings.connection, each.zone, each.name)
         say(f"{each.name}: deleted")
-    if not doomed:
+    if not to_delete:
         say("There is no request of yours that failed or expired.")
     if as_json:
-        _print_json(doomed)
+        _print_json(to_delete)
 
 
 def _listed(config: Configuration, overrides: Overrides) -> tuple[TpuSettings, list[QueuedResource]]:

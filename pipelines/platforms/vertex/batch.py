@@ -43,7 +43,7 @@ LIST_POLLS = 4
 # A file list does not tell how large the files are.
 BATCH_SIZE = 64
 FILES_BATCH_SIZE = 4
-MOST_BODY = 10 << 20
+MAX_BODY = 10 << 20
 SUCCEEDED = ("JOB_STATE_SUCCEEDED", "JOB_STATE_PARTIALLY_SUCCEEDED")
 ENDED = (*SUCCEEDED, "JOB_STATE_FAILED", "JOB_STATE_CANCELLED", "JOB_STATE_EXPIRED")
 
@@ -264,10 +264,10 @@ def _batch_size(asked: int | None, inputs: Inputs) -> int:
     """Return the number of instances in a request."""
     if inputs.format == "file-list":
         return asked or FILES_BATCH_SIZE
-    most = max(1, MOST_BODY // (inputs.largest + 2)) if inputs.largest else None
+    most = max(1, MAX_BODY // (inputs.largest + 2)) if inputs.largest else None
     if asked is not None and most is not None and asked > most:
         raise UserError(
-            f"{asked} instances do not fit into a request of {MOST_BODY >> 20} MiB: one has {inputs.largest:,} bytes.",
+            f"{asked} instances do not fit into a request of {MAX_BODY >> 20} MiB: one has {inputs.largest:,} bytes.",
             setting="--batch-size",
             value=asked,
             allowed=f"up to {most}",

@@ -37,7 +37,7 @@ FORMATS: dict[str, Format] = {
     ".tfrecords": "tf-record",
 }
 # More than this is not read: the job's own statistics count the inputs.
-MOST_BYTES = 1 << 30
+MAX_BYTES = 1 << 30
 RECORD_HEADER = struct.Struct("<Q4x")
 RECORD_FOOTER = 4
 RESULTS = re.compile(r"prediction\.results-|predictions_\d")
@@ -121,7 +121,7 @@ def find_inputs(connection: Connection, uris: Sequence[str], key: str | None) ->
         )
     blobs = [blob for uri in uris for blob in _listed(connection, uri)]
     inputs = Inputs(tuple(uris), blobs, kind, key)
-    if sum(int(blob.size or 0) for blob in blobs) > MOST_BYTES:
+    if sum(int(blob.size or 0) for blob in blobs) > MAX_BYTES:
         return inputs
     seen: set[bytes] = set()
     count = largest = 0

@@ -58,7 +58,7 @@ class Replica:
 
 
 @dataclass(frozen=True)
-class Loss:
+class ReplicaLost:
     """The loss of a replica's machine, which the service notices when `noticed` is set, or after `seconds`."""
 
     seconds: float
@@ -72,7 +72,7 @@ class Replicas:
         self._containers = containers
         self._running: dict[Replica, Container] = {}
         self._ends: queue.Queue[tuple[Replica, End, bool]] = queue.Queue()
-        self._losses: dict[Replica, Loss] = {}
+        self._losses: dict[Replica, ReplicaLost] = {}
         self._restarts: Counter[str] = Counter()
         self._retries = 0
         self._stopping = threading.Event()
@@ -97,7 +97,7 @@ class Replicas:
         """Lose the machine of a running replica: its container is killed, which the service notices later."""
         with self._lock:
             replica = next(replica for replica in self._running if replica.name == name)
-            self._losses[replica] = Loss(noticed_after)
+            self._losses[replica] = ReplicaLost(noticed_after)
             self._running[replica].kill()
 
     def _run(self, job: vertex.CustomJob) -> None:

@@ -24,11 +24,11 @@ PLACEHOLDER = re.compile(r"\{\{\$\.inputs\.parameters\['([^']+)'\]\}\}")
 # The machine of a pipeline's container without limits; with limits, the smallest of these families that has them.
 STEP_MACHINE = "e2-standard-4"
 STEP_FAMILIES = ("e2", "n1")
-MOST_CPUS = 96
-MOST_MEMORY_GB = 624
+MAX_CPUS = 96
+MAX_MEMORY_GB = 624
 # The type of Google's component for e-mail, which the service executes itself.
 MAIL = "VertexNotificationEmail"
-MOST_RECIPIENTS = 3
+MAX_RECIPIENTS = 3
 
 
 class StepFailed(Exception):
@@ -139,7 +139,7 @@ class ScriptedSteps:
     def _mail(self, inputs: Mapping[str, Any]) -> None:
         """Send the e-mail of Google's component, which works only as an exit task and for three recipients at most."""
         status = inputs.get("pipeline_task_final_status")
-        if not status or not 0 < len(inputs["recipients"]) <= MOST_RECIPIENTS:
+        if not status or not 0 < len(inputs["recipients"]) <= MAX_RECIPIENTS:
             raise ServiceError(400, "The notification email component needs a final status and up to three recipients.")
         self._script.mails.append((list(inputs["recipients"]), status["state"]))
 
@@ -184,8 +184,8 @@ def step_machine(resources: Mapping[str, Any]) -> str:
     cpus, memory = resources.get("cpuLimit", 0), resources.get("memoryLimit", 0)
     if not cpus and not memory:
         return STEP_MACHINE
-    if cpus > MOST_CPUS or memory > MOST_MEMORY_GB:
-        raise ServiceError(400, f"A step has at most {MOST_CPUS} CPUs and {MOST_MEMORY_GB}G of memory.")
+    if cpus > MAX_CPUS or memory > MAX_MEMORY_GB:
+        raise ServiceError(400, f"A step has at most {MAX_CPUS} CPUs and {MAX_MEMORY_GB}G of memory.")
     fitting = [
         machine
         for machine in load().machines

@@ -19,7 +19,7 @@ from slipway.pipelines.platforms.vertex.doctor import CHECKS
 from slipway.pipelines.platforms.vertex.endpoints.machines import ServingMachine, machine_of
 from slipway.pipelines.platforms.vertex.platform import VertexPlatform
 
-MOST_REPLICAS = 1000
+MAX_REPLICAS = 1000
 # The checks of `slipway doctor` that apply to a job which trains nothing.
 SHARED = ("credentials", "project", "APIs", "service agents", "run-as account", "encryption key")
 PERMISSIONS = (
@@ -34,9 +34,9 @@ def machine(hardware: str, region: str) -> tuple[ServingMachine, int]:
     """Return the machine of a replica, and the number of replicas, of a choice such as l4x1*2+spot."""
     count = re.search(r"\*(\d+)", hardware)
     replicas = int(count[1]) if count else 1
-    if not 1 <= replicas <= MOST_REPLICAS:
+    if not 1 <= replicas <= MAX_REPLICAS:
         raise UserError(
-            f"Replicas must be between 1 and {MOST_REPLICAS:,}; got {replicas:,}.", setting="--hardware", value=hardware
+            f"Replicas must be between 1 and {MAX_REPLICAS:,}; got {replicas:,}.", setting="--hardware", value=hardware
         )
     try:
         found = machine_of(hardware.replace(count[0], "") if count else hardware)

@@ -39,7 +39,7 @@ ACT_AS = "roles/iam.serviceAccountUser"
 # Sources of which a few requests tell the size.
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
 COMPRESSED = (".tar.gz", ".tgz")
-MOST_OBJECTS = 10_000
+MAX_OBJECTS = 10_000
 
 
 def serving_image(context: Context) -> str:
@@ -337,14 +337,14 @@ def _size(connection: Connection, place: str) -> int:
     prefix = re.split(r"[*?\[]", pattern)[0]
     try:
         found = retried(
-            lambda: list(itertools.islice(connection.storage.list_blobs(bucket, prefix=prefix), MOST_OBJECTS + 1))
+            lambda: list(itertools.islice(connection.storage.list_blobs(bucket, prefix=prefix), MAX_OBJECTS + 1))
         )
     except Exception as error:
         if status_of(error) not in (403, 404):
             raise
         raise NotApplicableError(refusal(error, connection, f"list {place}").message) from None
-    if len(found) > MOST_OBJECTS:
-        raise NotApplicableError(f"there are more than {MOST_OBJECTS:,} objects at gs://{bucket}/{prefix}")
+    if len(found) > MAX_OBJECTS:
+        raise NotApplicableError(f"there are more than {MAX_OBJECTS:,} objects at gs://{bucket}/{prefix}")
     size = sum(int(blob.size or 0) for blob in found if fnmatch.fnmatchcase(blob.name, pattern))
     if not size:
         raise NotApplicableError(f"there is nothing at {place}; the step reports it")

@@ -130,7 +130,7 @@ def delete(
     """Delete an endpoint with all its deployed models. Its file and the registered models are kept."""
     from slipway.pipelines.platforms.vertex.endpoints import operations
 
-    file, result = operations.doomed(name)
+    file, result = operations.to_delete(name)
     for model in result.models():
         say(f"{name}: {model['version']} with {model['traffic']}% of the traffic")
     if result.endpoint is not None and not yes:

@@ -135,7 +135,7 @@ def delete(results: Sequence[tuple[EndpointFile, Result]], say: Say) -> list[Res
     return deleted
 
 
-def doomed(name: str) -> tuple[EndpointFile, Result]:
+def to_delete(name: str) -> tuple[EndpointFile, Result]:
     """Return what `delete` would delete."""
     file = read_one(name)
     return file, _compared(file)

@@ -77,12 +77,12 @@ def delete(
     """Delete schedules on Vertex AI. Their files and runs are kept."""
     from slipway.pipelines.platforms.vertex.schedules import operations
 
-    doomed = operations.doomed(name)
-    for schedule in doomed:
+    to_delete = operations.to_delete(name)
+    for schedule in to_delete:
         say(f"{schedule.title}: {schedule.state_text}, {schedule.runs} runs started")
-    if doomed and not yes:
-        confirm_deletion(f"Delete {'it' if len(doomed) == 1 else f'these {len(doomed)}'}?")
-    print_results(operations.delete(doomed), as_json=as_json)
+    if to_delete and not yes:
+        confirm_deletion(f"Delete {'it' if len(to_delete) == 1 else f'these {len(to_delete)}'}?")
+    print_results(operations.delete(to_delete), as_json=as_json)
 
 
 def _names(name: str | None) -> tuple[str, ...]:

@@ -190,7 +190,7 @@ def resume(names: Sequence[str], *, catch_up: bool) -> list[Result]:
     ]
 
 
-def doomed(name: str | None) -> list[Result]:
+def to_delete(name: str | None) -> list[Result]:
     """Return the schedules that deleting `name` (None: all files) would delete, with or without a file.
 
     Raises:
@@ -215,7 +215,7 @@ def doomed(name: str | None) -> list[Result]:
 
 
 def delete(results: list[Result]) -> list[Result]:
-    """Delete the schedules that `doomed` returned."""
+    """Delete the schedules that `to_delete` returned."""
     for result in results:
         assert result.settings is not None and result.schedule is not None
         Schedules(result.settings.connection).delete(result.schedule.name)

@@ -87,7 +87,7 @@ def test_the_order_of_the_source_and_its_parts_do_not_matter(tmp_path: Path) -> 
 
 def test_pieces_on_disk_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shards = dealt_keys(tmp_path / "whole", listing(tmp_path / "whole", entries(300)), {"train": 0}, {"train": 4})
-    monkeypatch.setattr(index, "MOST_ROWS_DEALT", 5)
+    monkeypatch.setattr(index, "MAX_ROWS_DEALT", 5)
     pieces = listing(tmp_path / "pieces", entries(300))
     assert dealt_keys(tmp_path / "pieces", pieces, {"train": 0}, {"train": 4}) == shards
 

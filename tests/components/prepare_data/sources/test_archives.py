@@ -182,7 +182,7 @@ def test_a_member_that_is_too_large_is_named_and_not_kept(
 ) -> None:
     (folder / "train" / "cat" / "large.png").write_bytes(bytes(5000))
     for module in (archive, image_module):
-        monkeypatch.setattr(module, "MOST_IMAGE_BYTES", 4000)
+        monkeypatch.setattr(module, "MAX_IMAGE_BYTES", 4000)
     source = archive.ArchiveSource(str(pack(folder, kind)), "images:it")
     listed = list(source.entries(source.path, Ignored(), folder))
     assert len(listed) == 61

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 # A list of all examples would need 300 bytes each (the key alone has 192): 5.4 MB more for many than for few.
 FEW, MANY = 2_000, 20_000
-MOST_MORE = 3_000_000
+MAX_MORE = 3_000_000
 
 
 class WorkersInThisProcess:
@@ -84,11 +84,11 @@ def more_for_many(
 def test_ten_times_the_images_take_the_same_memory(
     folders: dict[int, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group_by: str | None
 ) -> None:
-    assert more_for_many(folders, tmp_path, monkeypatch, group_by) < MOST_MORE
+    assert more_for_many(folders, tmp_path, monkeypatch, group_by) < MAX_MORE
 
 
 def test_a_list_that_is_held_in_memory_would_be_noticed(
     folders: dict[int, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(index, "MOST_ROWS_DEALT", 10**9)
-    assert more_for_many(folders, tmp_path, monkeypatch) > MOST_MORE
+    monkeypatch.setattr(index, "MAX_ROWS_DEALT", 10**9)
+    assert more_for_many(folders, tmp_path, monkeypatch) > MAX_MORE

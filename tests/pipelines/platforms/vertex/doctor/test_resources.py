@@ -387,7 +387,7 @@ def test_a_source_of_many_files_is_not_listed_before_the_run(ready, tmp_path, mo
     assert (found.status, "listed by the step" in found.found) == ("skipped", True)
     for number in range(4):
         put(ready, f"set/train-{number}", 100)
-    monkeypatch.setattr(checks, "MOST_OBJECTS", 3)
+    monkeypatch.setattr(checks, "MAX_OBJECTS", 3)
     files = subject(ready, tmp_path, data={"source": f"tfrecord:gs://{BUCKET}/set/train-*"})
     found = examine(Check("data disk", checks.data_disk), files)
     assert (found.status, "more than 3 objects" in found.found) == ("skipped", True)
