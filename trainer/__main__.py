@@ -12,6 +12,7 @@ import importlib
 import logging
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 
@@ -43,6 +44,9 @@ from slipway.trainer.failures import full_disk, of_library, storage_unavailable
 from slipway.trainer.metrics.history import Metrics
 from slipway.trainer.metrics.summary import better_epoch, table
 from slipway.trainer.tasks import TASKS, check_inputs
+
+# How long a replica that has finished may take to leave the others.
+CLOSE_SECONDS = 30.0
 
 logger = logging.getLogger("slipway.trainer")
 
@@ -127,8 +131,15 @@ def _work(config: str, stop: StopRequest) -> None:
         raise
     with stop.deferred():  # all replicas are done: stop requests and lost replicas no longer matter
         watch.finish()
-        engine.close(watch.wait_for_shutdown)
-        watch.close()
+        # Everything is saved: a library that waits for a lost connection must not keep the process from ending.
+        end = threading.Timer(CLOSE_SECONDS, os._exit, [0])
+        end.daemon = True
+        end.start()
+        try:
+            engine.close(watch.wait_for_shutdown)
+            watch.close()
+        finally:
+            end.cancel()
 
 
 def _join_slice(job: JobConfig) -> tuple[Cluster, rendezvous.Watch]:

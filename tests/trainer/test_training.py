@@ -18,6 +18,7 @@ from slipway.trainer.checkpoint.store import Checkpoints
 from tests.fakes.google import FakeGoogle
 from tests.fakes.mount import Mount, open_for_writing
 from tests.fakes.ready import BUCKET
+from tests.trainer.conftest import NETWORKS
 
 # Long enough to be stopped midway; 150 steps per epoch, so that step 200 is not at the end of one.
 LONG = {"steps": 1800, "steps_per_epoch": 150, "batch": 4, "builder": "sample_networks:dropout"}
@@ -300,6 +301,24 @@ def test_a_users_mistake_is_one_screen_and_one_line(tiny: Path, tmp_path: Path, 
     assert screen.count("Traceback") == 1
     assert end.user_error["traceback"] in screen
     assert "KeyError" in end.user_error["message"]
+
+
+def test_a_library_that_waits_for_a_lost_connection_does_not_keep_a_finished_replica(
+    tiny: Path, tmp_path: Path, workers: Any, make_job: Any
+) -> None:
+    hanging = """
+import sys, time
+from sample_networks import dense as build
+from slipway.trainer.engines.tensorflow.engine import TensorFlowEngine
+TensorFlowEngine.close = lambda *_: time.sleep(600)
+for name in ("__main__", "slipway.trainer.__main__"):
+    vars(sys.modules.get(name, sys))["CLOSE_SECONDS"] = 1
+"""
+    (tmp_path / "hanging.py").write_text(hanging)
+    job = make_job(tiny, steps=2, steps_per_epoch=75, builder="hanging:build")
+    end = workers.start(job, tmp_path, PYTHONPATH=f"{NETWORKS}:{tmp_path}").wait()
+    assert end.status == 0
+    assert (tmp_path / "model" / "model.json").is_file()
 
 
 def test_too_little_memory_is_told_on_one_screen_with_what_fits(
