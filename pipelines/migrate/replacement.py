@@ -276,6 +276,9 @@ def _disk(job: LegacyJob, notes: Notes) -> LegacyReplica:
 def region_for(job: LegacyJob, hardware: Hardware, notes: Notes) -> str:
     """Return the job's region if it offers the hardware, else the closest one that does."""
     given, offering = job.text("region"), hardware.regions
+    if offering == ():
+        notes.decisions.append(f"hardware: No region offers {hardware}; choose another one: slipway hardware.")
+        return given or STAND_IN_REGION
     region = STAND_IN_REGION if offering is None or STAND_IN_REGION in offering else offering[0]
     if given is None:
         notes.decisions.append(f"vertex.region: the job names no region; {region} offers the hardware.")

@@ -454,6 +454,11 @@ def test_a_region_without_the_hardware_today():
     assert check(migrate(job(region="us-west1", **fields), source="c")).vertex.region == "us-west1"
 
 
+def test_hardware_that_no_region_offers_today_is_a_decision():
+    migration = migrate(job(masterType="cloud_tpu", masterConfig=replica("TPU_V4_POD", 8)), source="config.yaml")
+    assert said(migration.decisions, "hardware: No region offers tpu-v4-2x2x2")
+
+
 def test_times_and_disks_outside_todays_limits():
     migration = migrate(
         yaml.safe_dump(
