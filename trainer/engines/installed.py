@@ -16,7 +16,7 @@ NO_EXTRA = ""
 _EXTRAS = {
     NO_EXTRA: (
         "docker", "google_crc32c", "importlib_resources", "keras", "matplotlib", "numpy", "packaging", "PIL",
-        "simplejpeg", "sklearn", "tensorflow", "tensorflow_datasets",
+        "scipy", "simplejpeg", "sklearn", "tensorflow", "tensorflow_datasets",
     ),
     "cloud": (
         "google_auth_httplib2", "googleapiclient", "google.cloud.aiplatform", "google_cloud_pipeline_components",
