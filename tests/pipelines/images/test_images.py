@@ -324,7 +324,7 @@ def test_a_builder_that_is_not_installed_is_named(
     config = load(configuration(project, tmp_path))
     monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/buildah" if name == "buildah" else None)
     with pytest.raises(UserError, match="podman is not installed") as error:
-        build_images(config, "vertex", "podman", push=True, log=io.StringIO(), say=print)
+        build_images(config, platform_of("vertex"), "podman", push=True, log=io.StringIO(), say=print)
     assert error.value.nearest == "buildah"
 
 

@@ -211,7 +211,7 @@ def test_augmentation_changes_what_is_trained_on_and_nothing_that_is_measured(
 
     chosen = read.order(1, 1)[0]
     images, labels = read.inputs[chosen] / np.float32(255), read.labels[chosen]
-    moved = augmented(images, config.train, 1, 0).numpy()
+    moved = augmented(images, labels, config.train, 1, 0)[0].numpy()
     loss = engine.run(read, 1, rates(1)).losses[0]
     assert loss == pytest.approx(cross_entropy(moved, labels, kernel, bias), rel=1e-5)
     assert loss != pytest.approx(cross_entropy(images, labels, kernel, bias), rel=1e-3)
@@ -224,7 +224,7 @@ def test_a_step_with_mixup_is_one_on_the_blended_losses(
     """Against a manually computed gradient, with class weights of both labels."""
     import tensorflow as tf
 
-    from slipway.trainer.engines.tensorflow.step import augmented, mixed
+    from slipway.trainer.engines.tensorflow.step import augmented
 
     config = make_job(
         tiny, steps=2, steps_per_epoch=75, builder="sample_networks:linear", seed=6, optimizer="sgd", xla=xla,
@@ -238,7 +238,7 @@ def test_a_step_with_mixup_is_one_on_the_blended_losses(
 
     @tf.function(jit_compile=xla)  # XLA has its own generator
     def drawn(images: Any, labels: Any) -> Any:
-        return mixed(augmented(images, config.train, 1, 0), labels, config.train, 1, 0)
+        return augmented(images, labels, config.train, 1, 0)
 
     images, labels = drawn(read.inputs[chosen] / np.float32(255), read.labels[chosen])
     share, weights = np.asarray(labels["share"]), np.array([3.0, 1.0, 0.5])
