@@ -8,12 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import click
 import typer
 
 from slipway.core.errors import UserError
 from slipway.pipelines.cli.serving import Registry
-from slipway.pipelines.cli.targets import NAMES, Target, check_configuration
+from slipway.pipelines.cli.targets import Target, check_configuration, target_option
 from slipway.pipelines.options import (
     Configuration,
     ConfigurationFile,
@@ -63,12 +62,7 @@ def build(
     config: Configuration = None,
     target: Annotated[
         str,
-        typer.Option(
-            "--target",
-            metavar="PLATFORM",
-            click_type=click.Choice(NAMES),
-            help="Where the images run: local (with run --runner docker), vertex or tpu.",
-        ),
+        target_option("Where the images run: local (with run --runner docker), vertex or tpu."),
     ] = DEFAULT,
     hardware: Hardware = None,
     overrides: Overrides = None,

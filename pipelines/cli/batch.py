@@ -7,13 +7,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import click
 import typer
 
 from slipway.core.cores import available_cores
 from slipway.core.errors import UserError
 from slipway.pipelines.cli.serving import FORMAT, MODEL, SPLIT, Module, Registry, progress_bar
-from slipway.pipelines.cli.targets import NAMES
+from slipway.pipelines.cli.targets import target_option
 from slipway.pipelines.options import Configuration, Json, Overrides, configuration_path
 from slipway.pipelines.platforms.base import Platform, RemotePlatform
 from slipway.pipelines.platforms.table import DEFAULT, PLATFORMS, platform_of
@@ -74,9 +73,7 @@ def batch(
     registry: Registry = Path("models"),
     target: Annotated[
         str,
-        typer.Option(
-            "--target", metavar="PLATFORM", click_type=click.Choice(NAMES), help="Where it runs: local or vertex."
-        ),
+        target_option("Where it runs: local or vertex."),
     ] = DEFAULT,
     config: Configuration = None,
     overrides: Overrides = None,

@@ -7,10 +7,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import click
 import typer
 
-from slipway.pipelines.cli.targets import Target, check_runner_on
+from slipway.pipelines.cli.targets import Target, check_runner_on, listed, target_option
 from slipway.pipelines.options import (
     Configuration,
     ConfigurationFile,
@@ -33,12 +32,7 @@ if TYPE_CHECKING:
 PREPARED = [name for name, platform in PLATFORMS.items() if platform.sets_up]
 SetupTarget = Annotated[
     str,
-    typer.Option(
-        "--target",
-        metavar="PLATFORM",
-        click_type=click.Choice(PREPARED),
-        help=f"Where the runs will execute: {', '.join(PREPARED[:-1])} or {PREPARED[-1]}.",
-    ),
+    target_option(f"Where the runs will execute: {listed(PREPARED)}.", PREPARED),
 ]
 # Common names of data sets that TensorFlow Datasets calls something else.
 ALIASES = {"flowers": "tf_flowers"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
@@ -15,14 +15,22 @@ if TYPE_CHECKING:
     from slipway.pipelines.config.config import RunConfig
 
 NAMES = list(PLATFORMS)
+
+
+def target_option(help: str, names: list[str] = NAMES) -> Any:
+    """Return the option --target, whose value is one of `names`."""
+    return typer.Option("--target", metavar="PLATFORM", click_type=click.Choice(names), help=help)
+
+
+def listed(names: list[str]) -> str:
+    """Return names as a sentence lists them."""
+    return f"{', '.join(names[:-1])} or {names[-1]}"
+
+
 Target = Annotated[
     str,
-    typer.Option(
-        "--target",
-        metavar="PLATFORM",
-        click_type=click.Choice(NAMES),
-        help=f"Where the run executes: {', '.join(NAMES[:-1])} or {NAMES[-1]}. vertex is Vertex AI, "
-        "which Google calls Agent Platform since 2026.",
+    target_option(
+        f"Where the run executes: {listed(NAMES)}. vertex is Vertex AI, which Google calls Agent Platform since 2026."
     ),
 ]
 

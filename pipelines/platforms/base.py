@@ -130,14 +130,9 @@ class Platform(ABC):
     def compile_to(self, path: Path, config: RunConfig, say: Say) -> None:
         """Write the pipeline spec of a configuration; no image is built."""
 
-    def steps(self, config: RunConfig, trainer: str) -> PlatformSteps:
-        """Return how the steps of a run on this machine are added to its pipeline.
-
-        Args:
-            config: The run's configuration.
-            trainer: The image that trains, if the platform `builds_trainer`.
-        """
-        raise NotImplementedError(f"the steps of {self.name} do not run here")
+    def steps(self, trainer: str) -> PlatformSteps:
+        """Return how steps are added to a pipeline that trains in the image `trainer`, which the platform builds."""
+        raise NotImplementedError(f"{self.name} builds no trainer")
 
 
 class RemotePlatform(Platform):

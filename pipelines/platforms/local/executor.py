@@ -46,7 +46,7 @@ def execute(folder: RunFolder, output: Path, champion: str, *, rehearsal: bool, 
         runner = local.DockerRunner(**run_arguments(folder, config))
     platform = platform_of(folder.read().platform)
     if platform.builds_trainer:
-        training = pipeline(config, platform=platform.steps(config, folder.image_file.read_text()))
+        training = pipeline(config, platform=platform.steps(folder.image_file.read_text()))
     else:
         training = pipeline(config, rehearsal=rehearsal, image=folder.image_file.read_text() if containers else "")
     compiler.Compiler().compile(training, str(folder.specification_file))

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from slipway.pipelines.checks import Context
     from slipway.pipelines.config.config import RunConfig
     from slipway.pipelines.images.images import Wanted
-    from slipway.pipelines.platforms.steps import PlatformSteps
 
 
 class LocalPlatform(Platform):
@@ -56,8 +55,3 @@ class LocalPlatform(Platform):
         from slipway.pipelines.platforms.local.steps import compile_to
 
         compile_to(path, config)
-
-    def steps(self, config: RunConfig, trainer: str) -> PlatformSteps:  # noqa: ARG002
-        from slipway.pipelines.platforms.local.steps import LocalSteps
-
-        return LocalSteps(own_image=config.train.image is not None)

@@ -86,9 +86,9 @@ class TpuPlatform(Platform):
         from slipway.pipelines.platforms.local.steps import compile_to
         from slipway.pipelines.platforms.tpu.checks import settings_of
 
-        compile_to(path, config, self.steps(config, known_trainer(config, settings_of(config), say)))
+        compile_to(path, config, self.steps(known_trainer(config, settings_of(config), say)))
 
-    def steps(self, config: RunConfig, trainer: str) -> PlatformSteps:  # noqa: ARG002
+    def steps(self, trainer: str) -> PlatformSteps:
         from slipway.pipelines.platforms.tpu.steps import TpuSteps
 
         return TpuSteps(trainer)
