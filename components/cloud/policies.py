@@ -7,7 +7,7 @@ concurrent change is lost. Bindings are never removed.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,38 +17,10 @@ from slipway.core.values import JsonObject
 
 Policy = JsonObject
 Grant = tuple[str, str]
+Kind = Literal["project", "bucket", "repository", "account", "role", "key", "topic", "secret"]
 VERSION = 3
 ACCOUNT_DOMAIN = ".iam.gserviceaccount.com"
 DEFAULT_ACCOUNT_DOMAIN = "developer.gserviceaccount.com"
-ACT_AS = "iam.serviceAccounts.actAs"
-# What the roles are needed for, as permissions that can be asked for (testIamPermissions).
-# https://cloud.google.com/iam/docs/roles-permissions
-PERMISSIONS: Mapping[str, tuple[str, ...]] = {
-    "roles/aiplatform.user": (
-        "aiplatform.customJobs.list",
-        "aiplatform.pipelineJobs.cancel",
-        "aiplatform.pipelineJobs.create",
-        "aiplatform.pipelineJobs.get",
-    ),
-    "roles/artifactregistry.reader": ("artifactregistry.repositories.downloadArtifacts",),
-    "roles/artifactregistry.writer": ("artifactregistry.repositories.uploadArtifacts",),
-    "roles/cloudbuild.builds.editor": (
-        "cloudbuild.builds.create",
-        "cloudbuild.builds.get",
-        "cloudbuild.builds.list",
-    ),
-    "roles/compute.viewer": ("compute.machineTypes.get",),
-    "roles/dataflow.developer": ("dataflow.jobs.create", "dataflow.jobs.get"),
-    "roles/dataflow.worker": ("dataflow.workItems.lease",),
-    "roles/iam.serviceAccountUser": (ACT_AS,),
-    "roles/logging.logWriter": ("logging.logEntries.create",),
-    "roles/logging.viewer": ("logging.logEntries.list",),
-    "roles/serviceusage.serviceUsageConsumer": ("serviceusage.services.use",),
-    # Queued resources have no permissions of their own.
-    "roles/tpu.admin": tuple(f"tpu.nodes.{verb}" for verb in ("create", "delete", "get", "list")),
-    "roles/storage.objectUser": tuple(f"storage.objects.{verb}" for verb in ("create", "delete", "get", "list")),
-    "roles/storage.objectViewer": ("storage.objects.get", "storage.objects.list"),
-}
 # Conflicts are normal when several writers change one policy.
 CONFLICT_TRIES = 30
 # IAM's servers learn of a new service account one by one: for seconds, its calls answer 404 and 200 in turn.
@@ -71,7 +43,7 @@ FULL_NAMES = ("repository", "key", "topic", "secret")
 class Resource:
     """A resource with an IAM policy, named by project id, bucket, account e-mail, or else its full name."""
 
-    kind: Literal["project", "bucket", "repository", "account", "role", "key", "topic", "secret"]
+    kind: Kind
     name: str
 
     def __str__(self) -> str:

@@ -9,6 +9,7 @@ from slipway.components.cloud.connection import LOG_IN, Connection
 from slipway.components.cloud.known_errors import recognise
 from slipway.components.cloud.policies import Resource, grant_command
 from slipway.components.cloud.retries import is_transient, status_of
+from slipway.components.cloud.roles import role_with
 from slipway.core.errors import UserError
 
 # Permission names, but not parts of e-mail addresses or URLs.
@@ -16,37 +17,6 @@ PERMISSION = re.compile(r"(?<![\w.@/-])([a-z]+\.[a-zA-Z]+\.[a-zA-Z]+)(?![\w.@-]*
 # Refusals that say neither the permission nor anything else. Others without a permission have a reason of their own.
 UNNAMED = re.compile(r"caller does not have permission|User not authorized to perform this action")
 SERVICE = re.compile(r"\b([a-z]+\.googleapis\.com)")
-# The role to request for a permission, or for all other permissions with a prefix that ends in a dot.
-ROLES = {
-    "aiplatform.": "roles/aiplatform.user",
-    "artifactregistry.repositories.downloadArtifacts": "roles/artifactregistry.reader",
-    "artifactregistry.repositories.get": "roles/artifactregistry.reader",
-    "artifactregistry.": "roles/artifactregistry.admin",
-    "cloudbuild.": "roles/cloudbuild.builds.editor",
-    "cloudkms.": "roles/cloudkms.admin",
-    "dataflow.": "roles/dataflow.developer",
-    "iam.serviceAccounts.actAs": "roles/iam.serviceAccountUser",
-    "iam.serviceAccounts.get": "roles/iam.serviceAccountViewer",
-    "iam.serviceAccounts.getIamPolicy": "roles/iam.serviceAccountViewer",
-    "iam.roles.": "roles/iam.roleAdmin",
-    "iam.": "roles/iam.serviceAccountAdmin",
-    "logging.": "roles/logging.viewer",
-    "pubsub.topics.publish": "roles/pubsub.publisher",
-    "pubsub.": "roles/pubsub.admin",
-    "resourcemanager.projects.get": "roles/browser",
-    "resourcemanager.projects.getIamPolicy": "roles/browser",
-    "resourcemanager.": "roles/resourcemanager.projectIamAdmin",
-    "secretmanager.versions.access": "roles/secretmanager.secretAccessor",
-    "secretmanager.": "roles/secretmanager.admin",
-    "serviceusage.quotas.": "roles/serviceusage.serviceUsageViewer",
-    "serviceusage.services.get": "roles/serviceusage.serviceUsageViewer",
-    # Calls with a person's credentials count against the quota of the project (header x-goog-user-project).
-    "serviceusage.services.use": "roles/serviceusage.serviceUsageConsumer",
-    "serviceusage.": "roles/serviceusage.serviceUsageAdmin",
-    "storage.objects.": "roles/storage.objectUser",
-    "storage.": "roles/storage.admin",
-    "tpu.": "roles/tpu.admin",
-}
 
 
 def is_disabled(error: BaseException) -> bool:
@@ -67,12 +37,6 @@ def message_of(error: BaseException) -> str:
             # google.cloud.storage prefixes the message with method and URL.
             return re.sub(r"^[A-Z]+ https?://\S+: ", "", text).strip().rstrip(".")
     return str(error).strip().rstrip(".") or type(error).__name__
-
-
-def role_with(permission: str) -> str | None:
-    """Return the role to request for a missing permission, or None."""
-    found = [name for name in ROLES if name == permission or (name.endswith(".") and permission.startswith(name))]
-    return ROLES[max(found, key=len)] if found else None
 
 
 def refusal(

@@ -128,7 +128,7 @@ def apply(
             logger.info("%s %s: %s", outcome.line.kind, outcome.line.item, outcome.result)
             outcomes[str(outcome.line.item)] = outcome
             if isinstance(outcome.line.item, Account) and outcome.result == "done":
-                existing.add(Resource("account", outcome.line.item.email))
+                existing.add(outcome.line.item.resource)
             report(outcome)
     return list(outcomes.values()), difference(settings, observe(settings, SETTLING_TRIES, existing))
 
@@ -243,10 +243,10 @@ def _identity(connection: Connection, service: str) -> None:
 
 
 def _account(connection: Connection, account: Account) -> None:
-    if not account.email.endswith(policies.ACCOUNT_DOMAIN):
+    if not account.name.endswith(policies.ACCOUNT_DOMAIN):
         raise UserError(f"The account {account} does not exist, and only Google can create it.")
     body = {
-        "accountId": account.email.partition("@")[0],
+        "accountId": account.name.partition("@")[0],
         "serviceAccount": {"displayName": "Slipway runs", "description": account.reason},
     }
     accounts = connection.api("iam", "v1").projects().serviceAccounts()

@@ -8,8 +8,8 @@ from typing import Literal
 
 from slipway.components.cloud import policies
 from slipway.components.cloud.policies import Resource
+from slipway.components.cloud.roles import permissions_of, roles_with
 from slipway.components.setup_access.desired import (
-    COMPUTE,
     Account,
     Api,
     Binding,
@@ -17,13 +17,13 @@ from slipway.components.setup_access.desired import (
     Identity,
     Item,
     Key,
-    Repository,
+    Named,
     Role,
     Secret,
-    Topic,
     desired,
 )
 from slipway.components.setup_access.observed import HOSTS, Observed, State
+from slipway.components.setup_access.requirements import COMPUTE
 from slipway.components.setup_access.settings import AccessSettings
 from slipway.core.errors import UserError
 
@@ -33,55 +33,6 @@ Status = Literal["there", "missing", "wrong", "unseen"]
 
 # Members that stand for several accounts, each of which has the member's roles.
 COLLECTIVE = ("group:", "domain:", "principalSet:")
-# Roles that include another role. The last ones of builds are what Cloud Build's legacy account has by default.
-INCLUDED_IN = {
-    "roles/aiplatform.user": ("roles/aiplatform.admin", "roles/owner", "roles/editor"),
-    "roles/artifactregistry.reader": (
-        "roles/artifactregistry.writer",
-        "roles/artifactregistry.repoAdmin",
-        "roles/artifactregistry.admin",
-        "roles/owner",
-        "roles/editor",
-    ),
-    "roles/artifactregistry.writer": (
-        "roles/artifactregistry.repoAdmin",
-        "roles/artifactregistry.admin",
-        "roles/owner",
-        "roles/editor",
-        "roles/cloudbuild.builds.builder",
-    ),
-    "roles/cloudbuild.builds.editor": ("roles/owner", "roles/editor"),
-    "roles/compute.viewer": ("roles/compute.admin", "roles/viewer", "roles/owner", "roles/editor"),
-    "roles/dataflow.developer": ("roles/dataflow.admin", "roles/owner", "roles/editor"),
-    "roles/iam.serviceAccountUser": ("roles/owner", "roles/editor"),
-    "roles/logging.logWriter": (
-        "roles/logging.admin",
-        "roles/owner",
-        "roles/editor",
-        "roles/cloudbuild.builds.builder",
-    ),
-    "roles/logging.viewer": (
-        "roles/logging.privateLogViewer",
-        "roles/logging.admin",
-        "roles/owner",
-        "roles/editor",
-        "roles/viewer",
-    ),
-    "roles/pubsub.publisher": ("roles/pubsub.editor", "roles/pubsub.admin", "roles/owner"),
-    "roles/secretmanager.secretAccessor": ("roles/secretmanager.admin", "roles/owner"),
-    "roles/serviceusage.serviceUsageConsumer": (
-        "roles/serviceusage.serviceUsageAdmin",
-        "roles/owner",
-        "roles/editor",
-    ),
-    "roles/storage.objectViewer": (
-        "roles/storage.objectUser",
-        "roles/storage.objectAdmin",
-        "roles/storage.admin",
-        "roles/cloudbuild.builds.builder",
-    ),
-    "roles/storage.objectUser": ("roles/storage.objectAdmin", "roles/storage.admin"),
-}
 
 
 @dataclass(frozen=True)
@@ -144,26 +95,22 @@ def _line(item: Item, settings: AccessSettings, observed: Observed) -> Line:
         return Line(item, "there", "enabled") if enabled else Line(item, "missing", "to be enabled")
     if isinstance(item, Identity):
         return _identity(item, observed)
-    if isinstance(item, Account):
-        return _resource(item, Resource("account", item.email), settings, observed)
     if isinstance(item, Bucket):
         return _bucket(item, settings, observed)
-    if isinstance(item, Repository):
-        return _resource(item, Resource("repository", item.name), settings, observed)
     if isinstance(item, Role):
         return _role(item, observed)
     if isinstance(item, Key):
         return _key(item, observed)
-    if isinstance(item, Topic):
-        return _resource(item, Resource("topic", item.name), settings, observed)
     if isinstance(item, Secret):
         return _secret(item, observed)
-    return _binding(item, settings, observed)
+    if isinstance(item, Binding):
+        return _binding(item, settings, observed)
+    return _resource(item, settings, observed)
 
 
 def _identity(item: Identity, observed: Observed) -> Line:
     """No API lists a project's service agents, but policies can only name existing ones."""
-    member = f"serviceAccount:{item.email}"
+    member = f"serviceAccount:{item.name}"
     if any(member in _members(state.policy) for state in observed.resources.values()):
         return Line(item, "there", "named in a policy")
     unread = next((t.error for r, t in observed.resources.items() if r.kind == "project" and t.policy is None), None)
@@ -179,7 +126,7 @@ def _members(policy: policies.Policy | None) -> set[str]:
 
 
 def _bucket(item: Bucket, settings: AccessSettings, observed: Observed) -> Line:
-    state = observed.resources[Resource("bucket", item.name)]
+    state = observed.resources[item.resource]
     if state.exists is False:
         return Line(item, "missing", f"to be created in {item.region}, with uniform access")
     if not state.facts:
@@ -199,7 +146,7 @@ def _bucket(item: Bucket, settings: AccessSettings, observed: Observed) -> Line:
 
 
 def _secret(item: Secret, observed: Observed) -> Line:
-    state = observed.resources[Resource("secret", item.name)]
+    state = observed.resources[item.resource]
     if state.exists is None:
         return _unseen(item, state.error)
     if state.exists:
@@ -209,9 +156,9 @@ def _secret(item: Secret, observed: Observed) -> Line:
     return Line(item, "wrong", "it does not exist, and only you know its value", fix)
 
 
-def _resource(
-    item: Account | Repository | Topic, resource: Resource, settings: AccessSettings, observed: Observed
-) -> Line:
+def _resource(item: Named, settings: AccessSettings, observed: Observed) -> Line:
+    """Return the line of an account, a repository or a topic."""
+    resource = item.resource
     state = observed.resources[resource]
     if state.exists is None:
         return _unseen(item, state.error)
@@ -240,7 +187,7 @@ def _resource(
 
 
 def _role(item: Role, observed: Observed) -> Line:
-    state = observed.resources[Resource("role", item.name)]
+    state = observed.resources[item.resource]
     if state.exists is None:
         return _unseen(item, state.error)
     if not state.exists:
@@ -256,7 +203,7 @@ def _role(item: Role, observed: Observed) -> Line:
 
 def _key(item: Key, observed: Observed) -> Line:
     """The key must be in the region of the jobs: https://cloud.google.com/vertex-ai/docs/reference/rest/v1/EncryptionSpec."""
-    state = observed.resources[Resource("key", item.name)]
+    state = observed.resources[item.resource]
     _, project, _, region, _, ring, _, key = item.name.split("/")
     place = f"--keyring={ring} --location={region} --project={project}"
     if region != item.region:
@@ -279,15 +226,15 @@ def _key(item: Key, observed: Observed) -> Line:
 
 def _binding(item: Binding, settings: AccessSettings, observed: Observed) -> Line:
     project = observed.resources[Resource("project", settings.project)]
-    roles = (item.role, *INCLUDED_IN.get(item.role, ()))
+    roles = roles_with(item.role)
     state = observed.resources[item.resource]
     for where, policy in ((item.resource, state.policy), (Resource("project", settings.project), project.policy)):
         for role in roles:
             if policy is not None and policies.holds(policy, role, item.member):
                 given = "granted" if (role, where) == (item.role, item.resource) else f"{role} on {where} has it"
                 return Line(item, "there", given)
-    if item.member == observed.caller and state.own is not None and item.role in policies.PERMISSIONS:
-        lacks = sorted(set(policies.PERMISSIONS[item.role]) - state.own)
+    if item.member == observed.caller and state.own is not None and permissions_of(item.role):
+        lacks = sorted(set(permissions_of(item.role)) - state.own)
         return Line(item, "missing", f"it lacks {', '.join(lacks)}") if lacks else Line(item, "there", "it may do this")
     is_new = item.resource.kind == "project" and _policies_are_off(observed)
     if state.policy is None and state.exists is not False and not is_new:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from slipway.components.build_image.cloud_build import default_account
-from slipway.components.build_image.refusals import is_legacy
 from slipway.components.cloud import policies
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.policies import Policy, Resource
 from slipway.components.cloud.refusals import is_absent, is_disabled, refusal
 from slipway.components.cloud.retries import TRIES, first, retried, status_of
-from slipway.components.setup_access.desired import COMPUTE, Binding, apis, bindings, machine_role, worker_of
+from slipway.components.cloud.roles import permissions_of
+from slipway.components.setup_access.desired import Binding, apis, bindings, machine_role
+from slipway.components.setup_access.requirements import COMPUTE, Access
 from slipway.components.setup_access.settings import AccessSettings
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
@@ -98,29 +99,16 @@ def observe(settings: AccessSettings, tries: int = 1, existing: Collection[Resou
 
 
 def resources_of(settings: AccessSettings, builder: str | None) -> list[Resource]:
-    """Return the resources whose policies are read."""
-    buckets = dict.fromkeys((settings.bucket, *settings.stores, *settings.sources))
-    listed = [Resource("project", settings.project), *(Resource("bucket", name) for name in buckets)]
-    if settings.repository:
-        listed.append(Resource("repository", settings.repository))
-    if settings.target == "tpu":
-        listed.append(Resource("role", machine_role(settings.project)))
-    if settings.encryption_key:
-        listed.append(Resource("key", settings.encryption_key))
-    if settings.topic:
-        listed.append(Resource("topic", settings.topic))
-    if settings.secret:
-        listed.append(Resource("secret", settings.secret))
-    accounts = {settings.account, worker_of(settings)}
-    if settings.builds and builder and not is_legacy(builder):
-        accounts.add(builder)
-    return [*listed, *(Resource("account", account) for account in sorted(filter(None, accounts)))]
+    """Return the resources that are read: those on which roles are needed, and the custom role of a TPU's machines."""
+    places = Access(settings, builder=builder).resources()
+    listed = list(dict.fromkeys(resource for found in places.values() for resource in found))
+    return [*listed, Resource("role", machine_role(settings.project))] if settings.target == "tpu" else listed
 
 
 def _own(connection: Connection, own: list[Binding], resource: Resource) -> frozenset[str] | None:
     """Return which of the permissions on a resource that the caller needs it has; None if it cannot be asked."""
     roles = {binding.role for binding in own if binding.resource == resource}
-    asked = {permission for role in roles for permission in policies.PERMISSIONS.get(role, ())}
+    asked = {permission for role in roles for permission in permissions_of(role)}
     if not asked:
         return None
     try:
@@ -189,7 +177,7 @@ def read(
         return new(error) or unseen(error)
 
     try:
-        facts = retried(lambda: FACTS[resource.kind](connection, resource), also=settles, tries=max(tries, TRIES))
+        facts = retried(lambda: _facts(connection, resource), also=settles, tries=max(tries, TRIES))
     except Exception as error:
         if is_disabled(error) or is_absent(error):
             # Nothing exists behind a disabled API; the API itself is reported as missing.
@@ -222,54 +210,24 @@ def _builder(settings: AccessSettings, number: int) -> tuple[str | None, UserErr
         return None, problem
 
 
-def _bucket(connection: Connection, resource: Resource) -> JsonObject:
-    bucket = connection.storage.get_bucket(resource.name, retry=None)
-    return {
-        "location": bucket.location,
-        "location_type": bucket.location_type,
-        "number": int(bucket.project_number or 0),
-        "uniform": bool(bucket.iam_configuration.uniform_bucket_level_access_enabled),
-    }
-
-
-def _repository(connection: Connection, resource: Resource) -> JsonObject:
-    return dict(policies.collection(connection, "repository").get(name=resource.name).execute())
-
-
-def _account(connection: Connection, resource: Resource) -> JsonObject:
-    accounts = connection.api("iam", "v1").projects().serviceAccounts()
-    return dict(accounts.get(name=policies.account_name(resource.name)).execute())
-
-
-def _role(connection: Connection, resource: Resource) -> JsonObject:
-    return dict(connection.api("iam", "v1").projects().roles().get(name=resource.name).execute())
-
-
-def _project(connection: Connection, resource: Resource) -> JsonObject:
-    """Return the folder or organization that the project is in, "" if there is none."""
-    projects = connection.api("cloudresourcemanager", "v3").projects()
-    return {"parent": projects.get(name=f"projects/{resource.name}").execute().get("parent", "")}
-
-
-def _key(connection: Connection, resource: Resource) -> JsonObject:
-    return dict(policies.collection(connection, "key").get(name=resource.name).execute())
-
-
-def _topic(connection: Connection, resource: Resource) -> JsonObject:
-    return dict(policies.collection(connection, "topic").get(topic=resource.name).execute())
-
-
-def _secret(connection: Connection, resource: Resource) -> JsonObject:
-    return dict(policies.collection(connection, "secret").get(name=resource.name).execute())
-
-
-FACTS: Mapping[str, Callable[[Connection, Resource], JsonObject]] = {
-    "project": _project,
-    "bucket": _bucket,
-    "repository": _repository,
-    "account": _account,
-    "role": _role,
-    "key": _key,
-    "topic": _topic,
-    "secret": _secret,
-}
+def _facts(connection: Connection, resource: Resource) -> JsonObject:
+    """Return a service's description of a resource; of a project, the folder or organization that it is in, or ""."""
+    kind, name = resource.kind, resource.name
+    if kind == "bucket":
+        bucket = connection.storage.get_bucket(name, retry=None)
+        return {
+            "location": bucket.location,
+            "location_type": bucket.location_type,
+            "number": int(bucket.project_number or 0),
+            "uniform": bool(bucket.iam_configuration.uniform_bucket_level_access_enabled),
+        }
+    if kind == "project":
+        projects = connection.api("cloudresourcemanager", "v3").projects()
+        return {"parent": projects.get(name=f"projects/{name}").execute().get("parent", "")}
+    if kind == "account":
+        request = connection.api("iam", "v1").projects().serviceAccounts().get(name=policies.account_name(name))
+    elif kind == "role":
+        request = connection.api("iam", "v1").projects().roles().get(name=name)
+    else:
+        request = policies.collection(connection, kind).get(**{"topic" if kind == "topic" else "name": name})
+    return dict(request.execute())

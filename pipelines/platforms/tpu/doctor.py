@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Iterable
 from typing import Any
 
 from slipway.components.build_image.reference import ImageReference
@@ -11,33 +12,34 @@ from slipway.components.cloud import policies
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.refusals import is_absent, member_of, refusal
 from slipway.components.cloud.retries import retried, status_of
+from slipway.components.cloud.roles import MACHINE_ROLE, roles_with
+from slipway.components.setup_access import desired
 from slipway.components.setup_access.access import COMMAND
-from slipway.components.setup_access.desired import machine_role
 from slipway.components.setup_access.observed import services
+from slipway.components.setup_access.requirements import (
+    BUCKET,
+    BUILDER,
+    BUILDS,
+    MACHINES,
+    PROJECT,
+    SUBMITTER,
+    TPU,
+    Access,
+    roles_for,
+)
+from slipway.components.setup_access.settings import AccessSettings
 from slipway.components.train.tpu.settings import TpuSettings
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
 from slipway.pipelines.checks import Check, CheckWarning, Context, NotApplicableError
-from slipway.pipelines.platforms.tpu.checks import request_of, settings_of
+from slipway.pipelines.platforms.tpu.checks import access_settings, request_of, settings_of
 from slipway.pipelines.platforms.vertex.doctor.project import PAGE
 from slipway.pipelines.platforms.vertex.doctor.quotas import PAGE as QUOTA_PAGE
 from slipway.pipelines.platforms.vertex.doctor.quotas import UNLIMITED
-from slipway.pipelines.platforms.vertex.doctor.resources import ACT_AS, BUILD, image_exists, lacking
+from slipway.pipelines.platforms.vertex.doctor.resources import image_exists, lacking
 
 SERVICE = "tpu.googleapis.com"
-APIS = (SERVICE, "storage.googleapis.com")
 SETUP = COMMAND.replace("setup", "setup --target tpu")
-BUILD_APIS = ("cloudbuild.googleapis.com", "artifactregistry.googleapis.com")
-TPU, OBJECTS, PULL = "roles/tpu.admin", "roles/storage.objectUser", "roles/artifactregistry.reader"
-READ, PUSH, LOG = "roles/storage.objectViewer", "roles/artifactregistry.writer", "roles/logging.logWriter"
-# By role, the others of Google's that contain what it is needed for. https://cloud.google.com/iam/docs/roles-permissions
-INSTEAD = {
-    OBJECTS: ("roles/storage.objectAdmin", "roles/storage.admin"),
-    PULL: ("roles/artifactregistry.writer", "roles/artifactregistry.admin", "roles/editor", "roles/owner"),
-    READ: (OBJECTS, "roles/storage.objectAdmin", "roles/storage.admin", "roles/cloudbuild.builds.builder"),
-    PUSH: ("roles/artifactregistry.admin", "roles/editor", "roles/owner", "roles/cloudbuild.builds.builder"),
-    LOG: ("roles/logging.admin", "roles/editor", "roles/owner", "roles/cloudbuild.builds.builder"),
-}
 
 
 def credentials(context: Context) -> str:
@@ -47,22 +49,22 @@ def credentials(context: Context) -> str:
 
 def apis(context: Context) -> str:
     """The project exists, and the APIs are enabled."""
-    project, needed = _settings(context).project, [*APIS, *(BUILD_APIS if _builds(context) else ())]
+    settings = _access(context)
+    needed = [api.name for api in desired.apis(settings)]
     number, enabled = services(context.connection, needed)
     if enabled is None:
         raise NotApplicableError("you may not see which APIs are enabled")
     if missing := sorted(set(needed) - enabled):
         raise UserError(
             f"Not enabled: {', '.join(missing)}.",
-            fix=f"{SETUP}, or gcloud services enable {' '.join(missing)} --project={project}",
+            fix=f"{SETUP}, or gcloud services enable {' '.join(missing)} --project={settings.project}",
         )
-    return f"{len(needed)} enabled in {project}, number {number}"
+    return f"{len(needed)} enabled in {settings.project}, number {number}"
 
 
 def rights(context: Context) -> str:
     """The caller may create, read and delete TPUs."""
-    where = policies.Resource("project", _settings(context).project)
-    _require(context.connection, where, TPU)
+    _require(context, PROJECT, TPU)
     return "may create and delete TPUs"
 
 
@@ -70,16 +72,15 @@ def account(context: Context) -> str:
     """The account of the TPU's machines exists, and the caller may start machines that run as it."""
     settings = _settings(context)
     email = settings.service_account
-    where = policies.Resource("account", email)
     try:
-        _require(context.connection, where, ACT_AS, settings.project)
+        _require(context, MACHINES)
     except Exception as error:
         if not is_absent(error):
             raise
         raise UserError(
             f"The account {email} does not exist.",
             setting="tpu.service_account",
-            value=settings.service_account,
+            value=email,
             fix=SETUP,
         ) from None
     return f"{email}; you may start machines that run as it"
@@ -87,67 +88,56 @@ def account(context: Context) -> str:
 
 def account_roles(context: Context) -> str:
     """The account of the TPU's machines may delete the TPU, use the bucket and pull the image."""
-    settings = _settings(context)
-    needed = [
-        (policies.Resource("project", settings.project), (role := machine_role(settings.project))),
-        (policies.Resource("bucket", _bucket(settings)), OBJECTS),
-        *((repository, PULL) for repository in _repositories(context)),
-    ]
-    alone = " Without it, a TPU cannot delete itself when its launcher is lost."
-    return _check_roles(context, settings.service_account, needed, {role: alone})
+    email = _settings(context).service_account
+    needed = desired.bindings(_access(context), 0, None, MACHINES)
+    return _check_roles(context, email, needed)
 
 
 def builds(context: Context) -> str:
     """If the run builds its image: the caller may start builds, and their account may read the source and push."""
     from slipway.pipelines.images.images import cloud_build
 
-    settings, connection = _settings(context), context.connection
-    if not _builds(context):
+    settings = _access(context)
+    if not settings.builds:
         raise NotApplicableError("Cloud Build builds no image")
-    project = policies.Resource("project", settings.project)
-    _require(connection, project, BUILD)
+    _require(context, PROJECT, BUILDS)
     try:
-        email = cloud_build(settings).service().account()
+        email = cloud_build(_settings(context)).service().account()
     except Exception as error:
         if status_of(error) != 403:
             raise
-        problem = refusal(error, connection, "see the account of builds", "cloudbuild.builds.get")
+        problem = refusal(error, context.connection, "see the account of builds", "cloudbuild.builds.get")
         raise NotApplicableError(problem.message) from None
     if not email or is_legacy(email):
         raise NotApplicableError(f"{email or 'the account of builds'} is not checked")
-    _require(connection, policies.Resource("account", email), ACT_AS, settings.project)
-    needed = [
-        (policies.Resource("bucket", _bucket(settings)), READ),
-        *((repository, PUSH) for repository in _repositories(context)),
-        (project, LOG),
-    ]
-    return _check_roles(context, email, needed, {})
+    _require(context, BUILDER, builder=email)
+    return _check_roles(context, email, desired.bindings(settings, 0, email, BUILDER))
 
 
-def _check_roles(
-    context: Context, email: str, needed: list[tuple[policies.Resource, str]], without: Mapping[str, str]
-) -> str:
-    """Return how many roles on resources an account has; `without` says by role what its absence means.
+def _check_roles(context: Context, email: str, needed: list[desired.Binding]) -> str:
+    """Return how many roles an account has.
 
     Raises:
         CheckWarning: It lacks some.
         NotApplicableError: The caller may not see them.
     """
-    settings, connection = _settings(context), context.connection
+    connection = context.connection
     try:
-        everywhere = policies.read(connection, policies.Resource("project", settings.project))
+        everywhere = policies.read(connection, policies.Resource("project", connection.project))
         missing = [
-            (where, role)
-            for where, role in needed
-            if not _has_role(policies.read(connection, where), role, email) and not _has_role(everywhere, role, email)
+            binding
+            for binding in needed
+            if not any(_holds(policy, binding) for policy in (everywhere, policies.read(connection, binding.resource)))
         ]
     except Exception as error:
         if status_of(error) not in (403, 404):
             raise
         raise NotApplicableError(refusal(error, connection, f"see the roles of {email}").message) from None
     if missing:
-        names = ", ".join(f"{role} on {where}" for where, role in missing)
-        result = without.get(missing[0][1], "")
+        names = ", ".join(f"{binding.role} on {binding.resource}" for binding in missing)
+        result = " Without it, a TPU cannot delete itself when its launcher is lost."
+        if not missing[0].role.endswith(MACHINE_ROLE):
+            result = ""
         raise CheckWarning(f"{email} lacks {names}, unless it is inherited or part of another role.{result}", SETUP)
     return f"{email} has {len(needed)} roles"
 
@@ -155,7 +145,7 @@ def _check_roles(
 def bucket(context: Context) -> str:
     """The bucket exists in the region of the zones, and the caller may use it."""
     settings, connection = _settings(context), context.connection
-    name = _bucket(settings)
+    name = settings.bucket.removeprefix("gs://")
     try:
         found = retried(lambda: connection.storage.get_bucket(name))
     except Exception as error:
@@ -180,7 +170,7 @@ def bucket(context: Context) -> str:
             fix=f"gcloud storage buckets create gs://NAME --project={settings.project} --location={settings.region}, "
             "and --set tpu.bucket=gs://NAME",
         )
-    _require(connection, policies.Resource("bucket", name), OBJECTS)
+    _require(context, BUCKET)
     return f"{settings.bucket} in {location}"
 
 
@@ -252,18 +242,9 @@ def _settings(context: Context) -> TpuSettings:
         raise NotApplicableError("the section tpu is missing") from None
 
 
-def _builds(context: Context) -> bool:
-    """Whether Cloud Build builds the run's image."""
-    settings = _settings(context)
-    return (context.config.train.image or settings.image) is None and settings.build.builder == "cloud-build"
-
-
-def _repositories(context: Context) -> list[policies.Resource]:
-    """Return the Artifact Registry repository of the run's image; none if it is elsewhere."""
-    settings = _settings(context)
-    image = context.config.train.image or settings.image or f"{settings.image_repository}/trainer:built"
-    name = ImageReference.parse(image).artifact_repository
-    return [policies.Resource("repository", name)] if name else []
+def _access(context: Context) -> AccessSettings:
+    _settings(context)
+    return access_settings(context.config)
 
 
 def _request(context: Context) -> Any:
@@ -273,27 +254,23 @@ def _request(context: Context) -> Any:
         raise NotApplicableError("the hardware is not a Cloud TPU VM's") from None
 
 
-def _bucket(settings: TpuSettings) -> str:
-    return settings.bucket.removeprefix("gs://")
-
-
-def _require(connection: Connection, where: policies.Resource, role: str, project: str = "") -> None:
-    """Check that the caller has the permissions of a role on a resource.
+def _require(context: Context, place: str, when: str = "", builder: str | None = None) -> None:
+    """Check that the caller has the permissions of the roles that a submitter needs on a resource.
 
     Raises:
         UserError: The caller lacks some.
     """
-    if missing := lacking(connection, where, role):
-        raise UserError(
-            f"{connection.caller or 'Your account'} lacks {', '.join(missing)} on {where}.",
-            fix=policies.grant_command(where, member_of(connection), role, project),
-        )
+    access, connection = Access(_access(context), builder=builder), context.connection
+    for where, role in itertools.product(access.resources()[place], roles_for(SUBMITTER, place, when)):
+        if missing := lacking(connection, where, role):
+            raise UserError(
+                f"{connection.caller or 'Your account'} lacks {', '.join(missing)} on {where}.",
+                fix=policies.grant_command(where, member_of(connection), role, connection.project),
+            )
 
 
-def _has_role(policy: policies.Policy, role: str, email: str) -> bool:
-    member = f"serviceAccount:{email}"
-    others = INSTEAD.get(role, (TPU, "roles/tpu.editor", "roles/editor", "roles/owner"))
-    return any(policies.holds(policy, each, member) for each in (role, *others))
+def _holds(policy: policies.Policy, binding: desired.Binding) -> bool:
+    return any(policies.holds(policy, role, binding.member) for role in roles_with(binding.role))
 
 
 def _versions(connection: Connection, zone: str) -> Iterable[str]:

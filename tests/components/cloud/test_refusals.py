@@ -8,8 +8,9 @@ import pytest
 from google.api_core.exceptions import Forbidden
 
 from slipway.components.cloud.connection import Connection
-from slipway.components.cloud.refusals import PERMISSION, refusal, role_with
+from slipway.components.cloud.refusals import PERMISSION, refusal
 from slipway.components.cloud.retries import retried
+from slipway.components.cloud.roles import role_with
 from tests.fakes.errors import ServiceError
 from tests.fakes.google import PROJECT, REGION, SUBMITTER, FakeGoogle
 

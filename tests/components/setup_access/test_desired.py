@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from slipway.components.setup_access.desired import bindings, desired
+from slipway.components.setup_access.requirements import REQUIREMENTS, Access
 from slipway.components.setup_access.settings import AccessSettings
+from tests.docs.permissions import pages
 
 SETTINGS = AccessSettings(
     project="p",
@@ -22,16 +26,17 @@ BUILDER = "1-compute@developer.gserviceaccount.com"
 WIDE = ("roles/owner", "roles/editor", "admin", "Admin")
 
 
-def test_the_page_lists_every_binding_and_no_other():
-    page = (Path(__file__).parents[3] / "docs" / "permissions.md").read_text().partition("\n\n| name")[0]
-    listed = [row.split("|")[2:5] for row in page.splitlines() if row.startswith("|") and "`roles/" in row]
-    names = {"project": "the project", "bucket": "the bucket", "repository": "the repository", "key": "the key"}
-    accounts = {SETTINGS.account: "the run-as account", BUILDER: "the account of builds"}
-    needed = [
-        [f" `{b.role}` ", f" {names.get(b.resource.kind) or accounts[b.resource.name]} ", f" {b.reason} "]
-        for b in bindings(SETTINGS, 1, BUILDER)
-    ]
-    assert sorted(listed) == sorted(needed)
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_the_pages_list_every_requirement_and_no_other(page: Path):
+    assert pages()[page] in page.read_text(), "to write the tables: python -m tests.docs.permissions"
+
+
+def test_every_requirement_names_a_principal_a_place_and_a_condition():
+    access = Access(SETTINGS, 1, BUILDER)
+    for row in REQUIREMENTS:
+        assert row.principal in access.members()
+        assert row.place in access.resources()
+        assert row.when in access.conditions()
 
 
 def test_nothing_is_wide():

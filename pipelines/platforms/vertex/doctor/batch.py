@@ -12,6 +12,7 @@ from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.refusals import is_absent, member_of, refusal
 from slipway.components.cloud.retries import retried, status_of
 from slipway.components.register_model.registry import CHAMPION
+from slipway.components.setup_access.requirements import VERTEX_USER
 from slipway.core.errors import UserError, nearest
 from slipway.pipelines.checks import Context, examine_in_parallel
 from slipway.pipelines.config.config import RunConfig
@@ -26,7 +27,6 @@ PERMISSIONS = (
     *(f"aiplatform.batchPredictionJobs.{verb}" for verb in ("cancel", "create", "get", "list")),
     "aiplatform.models.get",
 )
-ROLE = "roles/aiplatform.user"
 MULTI_REGIONS = {"us": "us-", "eu": "europe-", "asia": "asia-"}
 
 
@@ -76,7 +76,7 @@ def check_project(config: RunConfig, connection: Connection) -> None:
             f"{connection.caller or 'Your account'} lacks {', '.join(missing)}.",
             setting="vertex.project",
             value=connection.project,
-            fix=policies.grant_command(where, member_of(connection), ROLE),
+            fix=policies.grant_command(where, member_of(connection), VERTEX_USER),
         )
 
 

@@ -15,11 +15,13 @@ from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.known_errors import as_user_error
 from slipway.components.cloud.refusals import is_absent, member_of, refusal
 from slipway.components.cloud.retries import retried, status_of
+from slipway.components.cloud.roles import permissions_of
 from slipway.components.prepare_data.publishing.store import DISK_SETTING, USABLE, disk_fix
 from slipway.components.prepare_data.sources import source_kind
 from slipway.components.setup_access.access import COMMAND
 from slipway.components.setup_access.desired import Account, Binding, Bucket, Identity, Key
 from slipway.components.setup_access.difference import Line, blocking
+from slipway.components.setup_access.requirements import ACT_AS, BUILDS, PROJECT, SUBMITTER, VERTEX_USER, roles_for
 from slipway.core.errors import UserError
 from slipway.pipelines.checks import CheckWarning, Context, NotApplicableError
 from slipway.pipelines.hardware import validate_for
@@ -32,10 +34,6 @@ from slipway.pipelines.platforms.vertex.submission import check_serving_image, f
 VERTEX_API = "aiplatform.googleapis.com"
 # Number of missing items named in an error; setup shows them all.
 SHOWN = 3
-# The roles of those who submit runs, start builds, and start jobs and builds that run as an account.
-USER = "roles/aiplatform.user"
-BUILD = "roles/cloudbuild.builds.editor"
-ACT_AS = "roles/iam.serviceAccountUser"
 # Sources of which a few requests tell the size.
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
 COMPRESSED = (".tar.gz", ".tgz")
@@ -88,18 +86,18 @@ def own_rights(context: Context) -> str:
     _ = project.number
     connection = project.connection
     where = policies.Resource("project", connection.project)
-    missing = lacking(connection, where, USER)
+    missing = lacking(connection, where, VERTEX_USER)
     if missing:
         raise UserError(
             f"{project.caller() or 'Your account'} lacks {', '.join(missing)}.",
-            fix=policies.grant_command(where, member_of(connection), USER),
+            fix=policies.grant_command(where, member_of(connection), VERTEX_USER),
         )
     return "may submit and follow runs"
 
 
 def lacking(connection: Connection, resource: policies.Resource, role: str) -> list[str]:
     """Return the permissions of a role that the caller lacks, also counting inherited ones."""
-    wanted = policies.PERMISSIONS[role]
+    wanted = permissions_of(role)
     return sorted(set(wanted) - policies.permitted(connection, resource, wanted))
 
 
@@ -194,9 +192,10 @@ def builder(context: Context) -> str:
     connection = project.connection
     where, member = policies.Resource("project", connection.project), member_of(connection)
     who = project.caller() or "Your account"
-    if missing := lacking(connection, where, BUILD):
-        fix = policies.grant_command(where, member, BUILD)
-        raise UserError(f"{who} may not start builds: it lacks {', '.join(missing)}.", fix=fix)
+    for role in roles_for(SUBMITTER, PROJECT, BUILDS):
+        if missing := lacking(connection, where, role):
+            fix = policies.grant_command(where, member, role)
+            raise UserError(f"{who} may not start builds: it lacks {', '.join(missing)}.", fix=fix)
     account = policies.Resource("account", email)
     if not is_legacy(email) and lacking(connection, account, ACT_AS):
         raise UserError(

@@ -174,7 +174,7 @@ def test_a_project_that_builds_the_image_for_target_tpu_passes(
     findings = found(ready, tmp_path, **builds)
     assert (findings["builds"].status, findings["builds"].found) == ("pass", f"{BUILDER} has 3 roles")
     assert findings["machines' roles"].found == f"{RUNNER} has 3 roles", "also on the repository of the image"
-    assert findings["APIs"].found.startswith("4 enabled")
+    assert findings["APIs"].found.startswith("6 enabled")
 
 
 @pytest.mark.parametrize(
