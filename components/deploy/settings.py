@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from slipway.components.cloud.labels import check_labels
+from slipway.components.cloud.rules import check_labels
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
 from slipway.trainer.settings import Settings

@@ -9,6 +9,7 @@ from typing import Literal
 from slipway.components.cloud import policies
 from slipway.components.cloud.policies import Resource
 from slipway.components.cloud.roles import permissions_of, roles_with
+from slipway.components.cloud.rules import is_bucket_near
 from slipway.components.setup_access.desired import (
     Account,
     Api,
@@ -136,7 +137,7 @@ def _bucket(item: Bucket, settings: AccessSettings, observed: Observed) -> Line:
     fix = f"--set {settings.target}.bucket=gs://ANOTHER_NAME"
     if state.facts["number"] != observed.number:
         return Line(item, "wrong", "it belongs to another project", fix)
-    if kind != "region" or place != item.region:
+    if not is_bucket_near(place, item.region):
         fix += f": buckets cannot be moved; setup creates it in {item.region}"
         return Line(item, "wrong", f"it is in the {kind} {place}, the jobs are in {item.region}", fix)
     if not state.facts["uniform"]:

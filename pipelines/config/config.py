@@ -15,7 +15,7 @@ from pydantic.config import JsonDict
 from slipway.components.build_image.reference import check_pinned
 from slipway.components.build_image.settings import BuildSettings, ContainerSettings, ContentSettings
 from slipway.components.cloud.connection import SERVICES, Connection, check_endpoints
-from slipway.components.cloud.labels import check_labels
+from slipway.components.cloud.rules import check_labels
 from slipway.components.deploy.settings import DeploySettings
 from slipway.components.evaluate.settings import EvaluateSettings
 from slipway.components.notify.settings import NotifySettings

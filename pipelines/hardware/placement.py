@@ -26,18 +26,16 @@ def validate_for(
     hardware: Hardware,
     *,
     region: str | None = None,
-    bucket_location: str | None = None,
     engine: str | None = None,
     image: str | None = None,
     own_program: bool = False,
     today: date | None = None,
 ) -> None:
-    """Check that hardware works with a region, bucket, engine and image; arguments that are None are not checked.
+    """Check that hardware works with a region, engine and image; arguments that are None are not checked.
 
     Args:
         hardware: The choice.
         region: The job's region, such as ``us-central1``.
-        bucket_location: The location of the job's bucket, as in Cloud Storage: ``US-CENTRAL1``, ``EU``, ``NAM4``.
         engine: The training engine: tensorflow, jax or pytorch.
         image: The training container's image; None for Slipway's.
         own_program: Whether a program of the user's trains, not Slipway's trainer (`train.program`).
@@ -52,8 +50,6 @@ def validate_for(
         check_sold(hardware)
         check_region(hardware, region, engine)
         check_reservation_zone(hardware, region)
-    if bucket_location is not None:
-        check_bucket(bucket_location, region)
     if image is not None:
         check_image(image, today or date.today())
 
@@ -223,25 +219,6 @@ def alternatives(hardware: Hardware, engine: str | None = None) -> list[Hardware
         )
         for _, choice in sorted(found, key=lambda pair: pair[0])
     ]
-
-
-def check_bucket(location: str, region: str | None) -> None:
-    """Check that the bucket is in a single region, the job's."""
-    place = location.lower()
-    is_region = REGION.fullmatch(place) is not None
-    if is_region and region in (None, place):
-        return
-    where = f"in {place}, the job in {region}" if is_region else f"in the multi-region or dual-region {location}"
-    needed = "both in the same region" if is_region else "a single-region bucket"
-    fix = f"gcloud storage buckets create gs://NEW_NAME --location={region or 'REGION'}"
-    raise UserError(
-        f"The bucket is {where}; training requires {needed}.",
-        setting="vertex.bucket",
-        value=location,
-        allowed="a bucket in " + (region or "the job's region"),
-        nearest=region,
-        fix=f"{fix}, or --set vertex.region={place}" if is_region else fix,
-    )
 
 
 def check_image(image: str, today: date) -> None:

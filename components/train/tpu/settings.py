@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from slipway.components.build_image.reference import check_pinned
 from slipway.components.build_image.settings import BuildSettings
 from slipway.components.cloud.connection import Connection, check_endpoints
-from slipway.components.cloud.labels import check_labels
+from slipway.components.cloud.rules import check_labels
 from slipway.trainer.settings import Settings, Untyped
 
 

@@ -13,6 +13,7 @@ from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.refusals import is_absent, member_of, refusal
 from slipway.components.cloud.retries import retried, status_of
 from slipway.components.cloud.roles import MACHINE_ROLE, roles_with
+from slipway.components.cloud.rules import check_bucket_region
 from slipway.components.setup_access import desired
 from slipway.components.setup_access.access import COMMAND
 from slipway.components.setup_access.observed import services
@@ -159,19 +160,16 @@ def bucket(context: Context) -> str:
             value=settings.bucket,
             fix=SETUP,
         ) from None
-    location = str(found.location).lower()
-    if location != settings.region:
-        raise UserError(
-            f"The bucket {settings.bucket} is in {location}, and the TPU in {settings.region}: every file that the TPU "
-            "reads would cross regions, which is slow and costs money.",
-            setting="tpu.bucket",
-            value=settings.bucket,
-            allowed=f"a bucket in {settings.region}",
-            fix=f"gcloud storage buckets create gs://NAME --project={settings.project} --location={settings.region}, "
-            "and --set tpu.bucket=gs://NAME",
-        )
+    check_bucket_region(
+        settings.bucket,
+        str(found.location),
+        settings.region,
+        job="the TPU",
+        why="every file that the TPU reads would cross regions, which is slow and costs money",
+        setting="tpu.bucket",
+    )
     _require(context, BUCKET)
-    return f"{settings.bucket} in {location}"
+    return f"{settings.bucket} in {settings.region}"
 
 
 def image(context: Context) -> str:

@@ -77,24 +77,6 @@ def test_engines_that_are_refused(choice, circumstances, reason, nearest, fix):
 
 
 @pytest.mark.parametrize(
-    ("location", "region", "reason", "nearest", "fix"),
-    [
-        ("US", "us-central1", "multi-region", "us-central1", "--location=us-central1"),
-        ("NAM4", None, "dual-region NAM4", None, "--location=REGION"),
-        (
-            "EUROPE-WEST4",
-            "us-central1",
-            "in europe-west4, the job in us-c",
-            "us-central1",
-            "vertex.region=europe-west4",
-        ),
-    ],
-)
-def test_buckets_that_are_refused(location, region, reason, nearest, fix):
-    check_refusal("cpu", {"region": region, "bucket_location": location}, "vertex.bucket", reason, nearest, fix)
-
-
-@pytest.mark.parametrize(
     ("image", "reason"),
     [
         (f"{IMAGES}/tf-gpu.2-17.py310:latest", "not been available since 2026-07-11"),
@@ -125,7 +107,7 @@ def check_refusal(choice, circumstances, setting, reason, nearest, fix):
 @pytest.mark.parametrize(
     ("choice", "circumstances"),
     [
-        ("tpu-v3-8", {"region": "us-central1", "engine": "tensorflow", "bucket_location": "US-CENTRAL1"}),
+        ("tpu-v3-8", {"region": "us-central1", "engine": "tensorflow"}),
         ("tpu-v6e-4x4", {"region": "us-central1", "engine": "jax"}),
         ("l4x4", {"region": "us-east4", "engine": "pytorch"}),
         ("cpu*4", {"region": "africa-south1", "engine": "tensorflow"}),  # no table says which regions have no CPUs

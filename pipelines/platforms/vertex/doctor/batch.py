@@ -11,6 +11,7 @@ from slipway.components.cloud import policies
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.refusals import is_absent, member_of, refusal
 from slipway.components.cloud.retries import retried, status_of
+from slipway.components.cloud.rules import check_bucket_region
 from slipway.components.register_model.registry import CHAMPION
 from slipway.components.setup_access.requirements import VERTEX_USER
 from slipway.core.errors import UserError, nearest
@@ -27,7 +28,6 @@ PERMISSIONS = (
     *(f"aiplatform.batchPredictionJobs.{verb}" for verb in ("cancel", "create", "get", "list")),
     "aiplatform.models.get",
 )
-MULTI_REGIONS = {"us": "us-", "eu": "europe-", "asia": "asia-"}
 
 
 def machine(hardware: str, region: str) -> tuple[ServingMachine, int]:
@@ -123,21 +123,19 @@ def check_bucket(connection: Connection, uri: str, option: str) -> None:
         return  # which the check of its format reports
     name = uri.removeprefix("gs://").partition("/")[0]
     try:
-        location = retried(lambda: connection.storage.get_bucket(name)).location.lower()
+        location = retried(lambda: connection.storage.get_bucket(name)).location
     except Exception as error:
         if status_of(error) == 403:
             return  # reading the bucket's location is a right of its own
         if is_absent(error):
             raise UserError(f"There is no bucket {name}.", setting=option, value=uri) from None
         raise refusal(error, connection, f"see the bucket {name}") from error
-    around = MULTI_REGIONS.get(location)
-    single = re.fullmatch(r"[a-z]+-[a-z]+\d+", location)
-    if location != connection.region and (single or (around and not connection.region.startswith(around))):
-        raise UserError(
-            f"The bucket {name} is in {location}, the model in {connection.region}; batch predictions read and write "
-            "in the model's region.",
-            setting=option,
-            value=uri,
-            allowed=f"a bucket in {connection.region}",
-            fix=f"gcloud storage buckets create gs://NEW_NAME --location={connection.region}",
-        )
+    check_bucket_region(
+        name,
+        location,
+        connection.region,
+        job="the model",
+        why="batch predictions read and write in the model's region",
+        setting=option,
+        around=True,
+    )

@@ -16,6 +16,7 @@ from slipway.components.cloud.known_errors import as_user_error
 from slipway.components.cloud.refusals import is_absent, member_of, refusal
 from slipway.components.cloud.retries import retried, status_of
 from slipway.components.cloud.roles import permissions_of
+from slipway.components.cloud.rules import check_bucket_region
 from slipway.components.prepare_data.publishing.store import DISK_SETTING, USABLE, disk_fix
 from slipway.components.prepare_data.sources import source_kind
 from slipway.components.setup_access.access import COMMAND
@@ -24,7 +25,6 @@ from slipway.components.setup_access.difference import Line, blocking
 from slipway.components.setup_access.requirements import ACT_AS, BUILDS, PROJECT, SUBMITTER, VERTEX_USER, roles_for
 from slipway.core.errors import UserError
 from slipway.pipelines.checks import CheckWarning, Context, NotApplicableError
-from slipway.pipelines.hardware import validate_for
 from slipway.pipelines.hardware.quotas import DEFAULT_DISK_GB
 from slipway.pipelines.images.gpu_driver import check_driver
 from slipway.pipelines.platforms.vertex.doctor.project import Project
@@ -144,7 +144,6 @@ def bucket_place(context: Context) -> str:
             fix=f"{COMMAND} creates it in {project.vertex.region}",
         )
     if state.facts:
-        location = str(state.facts["location"])
         if state.facts["number"] != project.number:
             raise UserError(
                 f"The bucket {line.item} belongs to another project.",
@@ -152,7 +151,14 @@ def bucket_place(context: Context) -> str:
                 value=str(line.item),
                 fix=line.fix,
             )
-        validate_for(context.config.parsed_hardware, region=project.vertex.region, bucket_location=location)
+        check_bucket_region(
+            str(line.item),
+            str(state.facts["location"]),
+            project.vertex.region,
+            job="the job",
+            why="training requires a single-region bucket in the job's region",
+            setting="vertex.bucket",
+        )
     return f"{line.item}, {line.observed}"
 
 

@@ -1,0 +1,64 @@
+"""Rules of Google Cloud for settings: labels, and the region of a bucket."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from slipway.core.errors import UserError
+
+REGION = re.compile(r"[a-z]+-[a-z]+\d+")
+MULTI_REGIONS = {"us": "us-", "eu": "europe-", "asia": "asia-"}
+
+
+def check_labels(labels: Mapping[str, str], setting: str) -> None:
+    """Raise UserError if Google Cloud rejects a label."""
+    for key, value in labels.items():
+        if not re.fullmatch(r"[a-z][a-z0-9_-]{0,62}", key) or not re.fullmatch(r"[a-z0-9_-]{0,63}", value):
+            raise UserError(
+                f"{key}: {value} cannot be a label.",
+                setting=setting,
+                value=f"{key}: {value}",
+                allowed="up to 63 lower-case letters, digits, dashes and underscores; a key begins with a letter",
+            )
+
+
+def is_bucket_near(location: str, region: str, *, around: bool = False) -> bool:
+    """Return whether a bucket is in a job's region, or with `around` in a dual-region or multi-region around it."""
+    place = location.lower()
+    if not around or REGION.fullmatch(place):
+        return place == region
+    return region.startswith(MULTI_REGIONS.get(place, ""))
+
+
+def check_bucket_region(
+    bucket: str, location: str, region: str, *, job: str, why: str, setting: str, around: bool = False
+) -> None:
+    """Check that a bucket is where a job reads and writes it.
+
+    Args:
+        bucket: The bucket, as in `setting`.
+        location: The bucket's location, as in Cloud Storage: ``US-CENTRAL1``, ``EU``, ``NAM4``.
+        region: The job's region.
+        job: What is in the region, such as "the TPU".
+        why: A clause with the reason.
+        setting: The setting that names the bucket.
+        around: Whether a dual-region or multi-region around the region will do.
+
+    Raises:
+        UserError: It is elsewhere.
+    """
+    if is_bucket_near(location, region, around=around):
+        return
+    place = location.lower()
+    where = place if REGION.fullmatch(place) else f"the multi-region or dual-region {location}"
+    fix = f"gcloud storage buckets create gs://NEW_NAME --location={region}"
+    if setting == "vertex.bucket" and where == place:
+        fix += f", or --set vertex.region={place}"
+    raise UserError(
+        f"The bucket {bucket} is in {where}, {job} in {region}; {why}.",
+        setting=setting,
+        value=bucket,
+        allowed=f"a bucket in {region}",
+        fix=fix,
+    )
