@@ -11,6 +11,7 @@ from typing import Annotated
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from slipway.components.cloud.rules import check_labels
+from slipway.components.cloud.settings import AccountEmail
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
 from slipway.trainer.settings import Settings
@@ -87,9 +88,8 @@ class EndpointSettings(Settings):
         default=10, ge=0, le=1440, description="Shortest time in minutes for which each of these steps is checked."
     )
     check: CheckSettings = Field(default=CheckSettings(), description="What must hold at each step.")
-    service_account: str | None = Field(
+    service_account: AccountEmail | None = Field(
         default=None,
-        pattern=r"^[^@\s/:]+@[^@\s/:]+$",
         description="E-mail address of the account that the model's containers run as; null: one without access to the "
         "project.",
     )

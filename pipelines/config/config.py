@@ -6,16 +6,13 @@ import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING
 
 import yaml
-from pydantic import BaseModel, Field, PrivateAttr, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, PrivateAttr, ValidationError, model_validator
 from pydantic.config import JsonDict
 
-from slipway.components.build_image.reference import check_pinned
-from slipway.components.build_image.settings import BuildSettings, ContainerSettings, ContentSettings
-from slipway.components.cloud.connection import SERVICES, Connection, check_endpoints
-from slipway.components.cloud.rules import check_labels
+from slipway.components.build_image.settings import ContainerSettings, ContentSettings
 from slipway.components.deploy.settings import DeploySettings
 from slipway.components.evaluate.settings import EvaluateSettings
 from slipway.components.notify.settings import NotifySettings
@@ -26,9 +23,9 @@ from slipway.core.errors import UserError
 from slipway.core.manifest import TaskName
 from slipway.pipelines.config.errors import explain_validation
 from slipway.pipelines.config.program import check_evaluation, check_program
-from slipway.pipelines.config.resources import VertexStepResources, check_vertex_steps
 from slipway.pipelines.config.values import read_values
 from slipway.pipelines.platforms.kubeflow.settings import KubeflowSettings
+from slipway.pipelines.platforms.vertex.settings import VertexSettings
 from slipway.serving.settings import ServeSettings
 from slipway.trainer.config import ModelSettings, TrainSettings
 from slipway.trainer.settings import Settings
@@ -53,116 +50,6 @@ def _hardware_schema(schema: JsonDict) -> None:
         "additionalProperties": False,
         "examples": list(HARDWARE_EXAMPLES),
     }
-
-
-class VertexSettings(Settings):
-    """Settings for runs on Vertex AI."""
-
-    project: str = Field(description="Google Cloud project id.")
-    region: str = Field(
-        pattern=r"^[a-z]+-[a-z]+\d+$", description="Region of the run and its training job, such as us-central1."
-    )
-    bucket: str = Field(
-        pattern=r"^gs://[a-z0-9][a-z0-9._-]*[a-z0-9]$",
-        description="Bucket for artifacts and prepared data, gs://NAME; a single-region bucket in `region`.",
-    )
-    image: str | None = Field(
-        default=None,
-        description="Container image of the steps and the trainer, by digest or by an immutable tag; null: images are "
-        "built according to `build`.",
-    )
-    serving_image: str | None = Field(
-        default=None,
-        description="Container image that serves the registered model, by digest or by an immutable tag; null: "
-        "Slipway's own is built according to `build`.",
-    )
-    build: BuildSettings = Field(default=BuildSettings(), description="How images are built; not with `image`.")
-    service_account: str | None = Field(
-        default=None,
-        pattern=r"^[^@\s/:]+@[^@\s/:]+$",
-        description="E-mail address of the account that the run uses; null: the project's default account. You need "
-        "iam.serviceAccounts.actAs on it.",
-    )
-    submitters: list[Annotated[str, Field(pattern=r"^(user|group|serviceAccount):[^@\s]+@[^@\s]+$")]] = Field(
-        default_factory=list,
-        description="Principals that may start runs (user:, group: or serviceAccount:); `slipway setup` grants them "
-        "the roles.",
-    )
-    access: Literal["verify", "grant"] = Field(
-        default="verify",
-        description="Whether the step setup_access only verifies resources and roles, or creates and grants what is "
-        "missing.",
-    )
-    network: str | None = Field(
-        default=None,
-        pattern=r"^projects/\d+/global/networks/[a-z]([-a-z0-9]*[a-z0-9])?$",
-        description="VPC network to peer the jobs with, projects/NUMBER/global/networks/NAME; null: none.",
-    )
-    experiment: str | None = Field(
-        default=None,
-        pattern=r"^[a-z0-9][a-z0-9-]{0,127}$",
-        description="Vertex AI experiment that lists the run, created if missing; null: none. Scheduled runs are not "
-        "listed.",
-    )
-    failure_policy: Literal["fast", "slow"] = Field(
-        default="fast",
-        description="After a step has failed, fast starts no other step; slow finishes the steps that do not depend "
-        "on it.",
-    )
-    steps: dict[str, VertexStepResources] = Field(
-        default_factory=dict,
-        description="CPUs, memory and disk by the step's name, such as prepare_data: {memory: 64G}.",
-    )
-    retries: int = Field(default=1, ge=0, le=10, description="Number of retries for every step except train.")
-    encryption_key: str | None = Field(
-        default=None,
-        pattern=r"^projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+$",
-        description="Full name of the Cloud KMS key that encrypts the pipeline, the training job and the "
-        "model; null: Google's key.",
-    )
-    labels: dict[str, str] = Field(
-        default_factory=dict,
-        description="Labels of the pipeline, the training job and the model: up to 63 lower-case letters, digits, "
-        "dashes and underscores.",
-    )
-    endpoints: dict[str, str] = Field(
-        default_factory=dict,
-        description="Address (host[:port]) by service name, for services that are not reached at Google's public "
-        f"addresses (private access): {', '.join(SERVICES)}.",
-    )
-
-    @field_validator("steps")
-    @classmethod
-    def _possible_steps(cls, steps: dict[str, VertexStepResources]) -> dict[str, VertexStepResources]:
-        check_vertex_steps(steps)
-        return steps
-
-    @field_validator("endpoints")
-    @classmethod
-    def _known_services(cls, endpoints: dict[str, str]) -> dict[str, str]:
-        check_endpoints(endpoints)
-        return endpoints
-
-    @field_validator("labels")
-    @classmethod
-    def _labels_of_google(cls, labels: dict[str, str]) -> dict[str, str]:
-        check_labels(labels, "vertex.labels")
-        return labels
-
-    @field_validator("image", "serving_image")
-    @classmethod
-    def _never_moved(cls, image: str | None) -> str | None:
-        return None if image is None else check_pinned(image)
-
-    @property
-    def image_repository(self) -> str:
-        """The repository for built images: host/path."""
-        return self.build.place(self.region, self.project)
-
-    @property
-    def connection(self) -> Connection:
-        """The connection to Google's services for this project and region."""
-        return Connection(self.project, self.region, self.endpoints)
 
 
 class RunConfig(Settings):

@@ -26,10 +26,10 @@ from slipway.components.build_image.project import ProjectContent, project_conte
 from slipway.components.build_image.reference import ARTIFACT_REGISTRY
 from slipway.components.build_image.registry import Registry
 from slipway.components.cloud.retries import is_transient
+from slipway.components.cloud.settings import CloudSettings
 from slipway.components.prepare_data.sources import source_kind
-from slipway.components.train.tpu.settings import TpuSettings
 from slipway.core.errors import UserError
-from slipway.pipelines.config.config import RunConfig, VertexSettings, load, vertex_of
+from slipway.pipelines.config.config import RunConfig, load, vertex_of
 from slipway.pipelines.hardware import Hardware
 from slipway.trainer.engines.builder import module_spec
 from slipway.trainer.engines.table import ENGINES
@@ -185,7 +185,7 @@ def ensure_images(config: RunConfig, log: TextIO, say: Say, builder: str | None 
     return _images(config, uris, _verified(settings, wanted.get("trainer"), upload=True))
 
 
-def trainer_image(config: RunConfig, settings: TpuSettings, log: TextIO, say: Say, builder: str | None = None) -> str:
+def trainer_image(config: RunConfig, settings: CloudSettings, log: TextIO, say: Say, builder: str | None = None) -> str:
     """Return the image that trains on Cloud TPU VMs by digest, building it if the registry does not have it.
 
     Raises:
@@ -202,7 +202,7 @@ def trainer_image(config: RunConfig, settings: TpuSettings, log: TextIO, say: Sa
 def _ensured(
     image: Wanted,
     registry: Registry,
-    settings: VertexSettings | TpuSettings,
+    settings: CloudSettings,
     log: TextIO,
     say: Say,
     builder: str | None,
@@ -216,12 +216,12 @@ def _ensured(
     return found
 
 
-def known_trainer(config: RunConfig, settings: TpuSettings, say: Say) -> str:
+def known_trainer(config: RunConfig, settings: CloudSettings, say: Say) -> str:
     """Return the image for a spec that is only compiled, by its tag if it is one that a run builds."""
     return config.train.image or settings.image or wanted_trainer(config, settings, say, without_git=True).request.uri
 
 
-def wanted_trainer(config: RunConfig, settings: TpuSettings, say: Say, *, without_git: bool = False) -> Wanted:
+def wanted_trainer(config: RunConfig, settings: CloudSettings, say: Say, *, without_git: bool = False) -> Wanted:
     """Return the trainer's image on Cloud TPU VMs; see `wanted_images` for the arguments and errors."""
     build, content = settings.build, own_content(config, without_git=without_git)
     repository = settings.image_repository
@@ -312,7 +312,7 @@ def _place(package: str, reference: str) -> Path:
     return Path(str(spec.origin))
 
 
-def cloud_build(settings: VertexSettings | TpuSettings) -> CloudBuildSettings:
+def cloud_build(settings: CloudSettings) -> CloudBuildSettings:
     """Return the settings of Cloud Build."""
     return CloudBuildSettings(
         project=settings.project,
@@ -321,16 +321,16 @@ def cloud_build(settings: VertexSettings | TpuSettings) -> CloudBuildSettings:
         bucket=settings.bucket.removeprefix("gs://"),
         service_account=settings.build.service_account,
         build_region=settings.build.region,
-        section=settings.connection.section,
+        section=settings.section,
     )
 
 
-def check_builder(settings: VertexSettings | TpuSettings, builder: str) -> None:
+def check_builder(settings: CloudSettings, builder: str) -> None:
     """Raise UserError if a builder cannot push to the repository."""
     if builder == "cloud-build" and not ARTIFACT_REGISTRY.fullmatch(settings.image_repository):
         raise UserError(
             "Cloud Build can push only to Artifact Registry.",
-            setting=f"{settings.connection.section}.build.repository",
+            setting=f"{settings.section}.build.repository",
             value=settings.build.repository,
             allowed="the name of an Artifact Registry repository, or another builder",
             nearest="slipway",
@@ -338,7 +338,7 @@ def check_builder(settings: VertexSettings | TpuSettings, builder: str) -> None:
         )
 
 
-def _builder(settings: VertexSettings | TpuSettings, image: Wanted, log: TextIO, builder: str | None) -> Build:
+def _builder(settings: CloudSettings, image: Wanted, log: TextIO, builder: str | None) -> Build:
     chosen = builder or settings.build.builder
     if chosen != "cloud-build":
         return build_locally(chosen, image.context.archive, log)
@@ -350,7 +350,7 @@ def _source_name(image: Wanted) -> str:
     return f"{image.request.name}-{image.request.tag}"
 
 
-def _verified(settings: VertexSettings, trainer: Wanted | None, *, upload: bool) -> VerifiedBuild | None:
+def _verified(settings: CloudSettings, trainer: Wanted | None, *, upload: bool) -> VerifiedBuild | None:
     """Return the arguments of the step build_image; None if it builds none with Cloud Build and Artifact Registry."""
     if (
         trainer is None

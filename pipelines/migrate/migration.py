@@ -12,13 +12,13 @@ from pydantic import ValidationError
 
 from slipway.components.build_image.reference import ImageReference
 from slipway.components.cloud.policies import ACCOUNT_DOMAIN
-from slipway.pipelines.config.config import VertexSettings
 from slipway.pipelines.hardware import Hardware
 from slipway.pipelines.migrate.flags import read_flags
 from slipway.pipelines.migrate.job import FIELDS, PREBUILT, ROLES, LegacyJob, LegacyReplica, parse_text, read_job
 from slipway.pipelines.migrate.legacy_machines import SHUTDOWN
 from slipway.pipelines.migrate.program import Program, find
 from slipway.pipelines.migrate.replacement import STAND_IN_REGION, Notes, hardware_for, region_for
+from slipway.pipelines.platforms.vertex.settings import VertexSettings
 
 NAME_LENGTH = 40
 WIDTH = 110

@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from slipway.components.build_image.reference import check_pinned
 from slipway.components.build_image.settings import BuildSettings
-from slipway.components.cloud.connection import Connection, check_endpoints
-from slipway.components.cloud.rules import check_labels
+from slipway.components.cloud.settings import AccountEmail, BucketUri, CloudSettings, PinnedImage
 from slipway.trainer.settings import Settings, Untyped
 
 
-class TpuSettings(Settings):
+class TpuSettings(CloudSettings):
     """Settings for runs that train on Cloud TPU VMs; all other steps run on this machine."""
 
-    project: str = Field(description="Google Cloud project id.")
+    section: ClassVar[str] = "tpu"
     zones: tuple[Annotated[str, Field(pattern=r"^[a-z]+-[a-z]+\d+-[a-z]$")], ...] = Field(
         min_length=1,
         description="Zones to request the TPU in, such as [us-west4-a]; the next one if one has no capacity or the "
         "request expires there.",
     )
-    bucket: str = Field(
-        pattern=r"^gs://[a-z0-9][a-z0-9._-]*[a-z0-9]$",
+    bucket: BucketUri = Field(
         description="Bucket for the data set, the checkpoints and the model, gs://NAME, in the region of the zones.",
     )
-    image: str | None = Field(
+    image: PinnedImage | None = Field(
         default=None,
         description="Container image of the trainer, by digest or by an immutable tag; null: it is built according to "
         "`build`.",
     )
     build: BuildSettings = Field(default=BuildSettings(), description="How the image is built; not with `image`.")
-    service_account: str = Field(
-        pattern=r"^[^@\s/:]+@[^@\s/:]+$",
+    service_account: AccountEmail = Field(
         description="E-mail address of the account of the TPU's machines, which reads and writes the bucket, pulls the "
         "image and deletes the TPU. `slipway setup --target tpu --apply` creates it with these rights and no others.",
     )
@@ -85,23 +81,6 @@ class TpuSettings(Settings):
         "addresses, as in `vertex.endpoints`.",
     )
 
-    @field_validator("endpoints")
-    @classmethod
-    def _known_services(cls, endpoints: dict[str, str]) -> dict[str, str]:
-        check_endpoints(endpoints, "tpu")
-        return endpoints
-
-    @field_validator("labels")
-    @classmethod
-    def _labels_of_google(cls, labels: dict[str, str]) -> dict[str, str]:
-        check_labels(labels, "tpu.labels")
-        return labels
-
-    @field_validator("image")
-    @classmethod
-    def _never_moved(cls, image: str | None) -> str | None:
-        return None if image is None else check_pinned(image)
-
     @model_validator(mode="after")
     def _one_region(self) -> TpuSettings:
         # The machines mount the bucket and pull the image, which are in one region.
@@ -115,16 +94,6 @@ class TpuSettings(Settings):
     def region(self) -> str:
         """The region of the zones."""
         return self.zones[0].rpartition("-")[0]
-
-    @property
-    def image_repository(self) -> str:
-        """The repository for built images: host/path."""
-        return self.build.place(self.region, self.project)
-
-    @property
-    def connection(self) -> Connection:
-        """The connection to Google's services for this project and region."""
-        return Connection(self.project, self.region, self.endpoints, "tpu")
 
 
 class TpuRequest(Settings):

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from slipway.components.build_image.reference import check_pinned
+from slipway.components.cloud.settings import PinnedImage
 from slipway.core.errors import UserError
 from slipway.pipelines.config.kubernetes import (
     DNS_LABEL,
@@ -95,7 +95,7 @@ class KubeflowSettings(Settings):
         description="Context of your kubeconfig for this cluster, with which `slipway setup`, the doctor and, if it "
         "is set, `slipway run` use the Kubernetes API. null: the current context.",
     )
-    image: str = Field(
+    image: PinnedImage = Field(
         min_length=1,
         description="Container image of the steps and the trainer, by digest or by an immutable tag.",
     )
@@ -175,11 +175,6 @@ class KubeflowSettings(Settings):
         default=None,
         description="Path of a PEM file with the certificate authority of `host`; null: the system's authorities.",
     )
-
-    @field_validator("image")
-    @classmethod
-    def _pinned(cls, image: str) -> str:
-        return check_pinned(image)
 
     @field_validator("steps")
     @classmethod

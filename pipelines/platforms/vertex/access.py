@@ -18,7 +18,8 @@ from slipway.components.setup_access.difference import Line, blocking
 from slipway.components.setup_access.settings import AccessSettings
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
-from slipway.pipelines.config.config import RunConfig, VertexSettings, vertex_of
+from slipway.pipelines.config.config import RunConfig, vertex_of
+from slipway.pipelines.platforms.vertex.settings import VertexSettings
 from slipway.pipelines.terminal import console
 
 if TYPE_CHECKING:

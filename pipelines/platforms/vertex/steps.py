@@ -21,7 +21,7 @@ from slipway.components.notify.component import notify
 from slipway.components.notify.settings import ExitTask
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.setup_access.component import setup_access
-from slipway.pipelines.config.config import RunConfig, VertexSettings, vertex_of
+from slipway.pipelines.config.config import RunConfig, vertex_of
 from slipway.pipelines.config.resources import VertexStepResources, resources_of
 from slipway.pipelines.hardware.quotas import step_machine
 from slipway.pipelines.images.images import Images
@@ -30,6 +30,7 @@ from slipway.pipelines.pipeline import training_steps
 from slipway.pipelines.platforms.steps import Champion, PlatformSteps
 from slipway.pipelines.platforms.vertex.access import access_settings, uses_dataflow
 from slipway.pipelines.platforms.vertex.endpoints.files import read_one
+from slipway.pipelines.platforms.vertex.settings import VertexSettings
 from slipway.pipelines.platforms.vertex.submission import console_url, facts_of, serving_container
 from slipway.pipelines.table import STEPS, TASKS, Role, Task
 

@@ -16,11 +16,12 @@ from slipway.components.register_model.model_registry import label
 from slipway.components.register_model.registry import git_commit
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
-from slipway.pipelines.config.config import RunConfig, VertexSettings, vertex_of
+from slipway.pipelines.config.config import RunConfig, vertex_of
 from slipway.pipelines.hardware import validate_for
 from slipway.pipelines.hardware.placement import check_python
 from slipway.pipelines.images.images import Images
 from slipway.pipelines.parameters import values_of
+from slipway.pipelines.platforms.vertex.settings import VertexSettings
 from slipway.serving.settings import container_spec
 from slipway.trainer.engines.table import ENGINES
 

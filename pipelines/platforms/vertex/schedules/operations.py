@@ -15,7 +15,7 @@ from slipway.components.cloud.known_errors import as_user_error
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
 from slipway.pipelines.checks import Context
-from slipway.pipelines.config.config import RunConfig, VertexSettings, vertex_of
+from slipway.pipelines.config.config import RunConfig, vertex_of
 from slipway.pipelines.doctor import refuse_on_failure
 from slipway.pipelines.images.images import Images, ensure_images, known_images
 from slipway.pipelines.platforms.vertex.platform import VertexPlatform
@@ -28,6 +28,7 @@ from slipway.pipelines.platforms.vertex.schedules.difference import (
 )
 from slipway.pipelines.platforms.vertex.schedules.files import ScheduleFile, read_all
 from slipway.pipelines.platforms.vertex.schedules.service import Schedules, refused
+from slipway.pipelines.platforms.vertex.settings import VertexSettings
 from slipway.pipelines.platforms.vertex.submission import compile_pipeline, facts_of, pipeline_job, refusals
 
 if TYPE_CHECKING:
