@@ -17,17 +17,7 @@ from slipway.components.cloud.operations import finished
 from slipway.components.cloud.policies import Resource
 from slipway.components.cloud.refusals import is_absent, is_disabled, message_of, refusal
 from slipway.components.cloud.retries import CONFLICT, retried, status_of
-from slipway.components.setup_access.desired import (
-    Account,
-    Api,
-    Binding,
-    Bucket,
-    Identity,
-    Item,
-    Repository,
-    Role,
-    Topic,
-)
+from slipway.components.setup_access.desired import Binding, Item, Named
 from slipway.components.setup_access.difference import Line, blocking, difference
 from slipway.components.setup_access.observed import Observed, observe
 from slipway.components.setup_access.settings import AccessSettings
@@ -116,37 +106,30 @@ def apply(
     connection = settings.connection
     outcomes: dict[str, Outcome] = {}
     existing: set[Resource] = set()
-    for stage in ((Api,), (Identity, Account, Role, Bucket, Repository, Topic), (Binding,)):
+    for stage in (("api",), ("identity", *CREATED), ("binding",)):
         observed = observe(settings, SETTLING_TRIES, existing)
         existing |= {resource for resource, state in observed.resources.items() if state.exists}
-        lines = [line for line in difference(settings, observed) if isinstance(line.item, stage)]
+        lines = [line for line in difference(settings, observed) if line.kind in stage]
         missing = [line for line in lines if line.status == "missing"]
-        for outcome in [
-            *_make(connection, [line for line in missing if _has_place(line, observed)]),
-            *(_without_place(line) for line in missing if not _has_place(line, observed)),
-        ]:
+        homeless = [line for line in missing if _absent_place(line.item, observed)]
+        for outcome in (
+            *_make(connection, [line for line in missing if line not in homeless]),
+            *(Outcome(line, "failed", _absent_place(line.item, observed)) for line in homeless),
+        ):
             logger.info("%s %s: %s", outcome.line.kind, outcome.line.item, outcome.result)
             outcomes[str(outcome.line.item)] = outcome
-            if isinstance(outcome.line.item, Account) and outcome.result == "done":
-                existing.add(outcome.line.item.resource)
+            if outcome.line.kind == "account" and outcome.result == "done":
+                existing.add(Resource("account", str(outcome.line.item)))
             report(outcome)
     return list(outcomes.values()), difference(settings, observe(settings, SETTLING_TRIES, existing))
 
 
-def _has_place(line: Line, observed: Observed) -> bool:
-    """Return whether the resource to grant a role on may exist."""
-    return not isinstance(line.item, Binding) or observed.resources[line.item.resource].exists is not False
-
-
-def _without_place(line: Line) -> Outcome:
-    resource = line.item.resource if isinstance(line.item, Binding) else line.item
-    return Outcome(
-        line,
-        "failed",
-        UserError(
-            f"{resource} does not exist, so no role can be granted on it.", fix="fix the errors above, then retry"
-        ),
-    )
+def _absent_place(item: Item, observed: Observed) -> UserError | None:
+    """Return the error for a role on a resource that does not exist; None for anything else."""
+    if not isinstance(item, Binding) or observed.resources[item.resource].exists is not False:
+        return None
+    message = f"{item.resource} does not exist, so no role can be granted on it."
+    return UserError(message, fix="fix the errors above, then retry")
 
 
 def _make(connection: Connection, lines: list[Line]) -> Iterable[Outcome]:
@@ -158,12 +141,12 @@ def _make(connection: Connection, lines: list[Line]) -> Iterable[Outcome]:
         if isinstance(item, Binding):
             # A member that does not exist yet would fail the whole write.
             key = (item.resource, item.member if item.later else "")
-        elif isinstance(item, Api):
-            key = Api
-        elif isinstance(item, Identity):
-            if item.later:
-                yield Outcome(line, "later")
-                continue
+        elif item.kind == "api":
+            key = "api"
+        elif item.kind == "identity" and item.later:
+            yield Outcome(line, "later")
+            continue
+        elif item.kind == "identity":
             key = item.service
         groups[key].append(line)
     for group in groups.values():
@@ -181,32 +164,24 @@ def _made(connection: Connection, group: list[Line]) -> list[Outcome]:
         if isinstance(items[0], Binding):
             resource = items[0].resource
             what, needs = f"change the policy of {resource}", f"{policies.PREFIXES[resource.kind]}.setIamPolicy"
-        elif isinstance(items[0], Api):
+        elif items[0].kind == "api":
             what, needs = "enable the APIs", "serviceusage.services.enable"
-        problem = refusal(error, connection, what, None if isinstance(items[0], Identity) else needs)
+        problem = refusal(error, connection, what, None if items[0].kind == "identity" else needs)
         return [Outcome(line, "failed", problem) for line in group]
     return [Outcome(line, "done") for line in group]
 
 
 def _call(connection: Connection, items: list[Item]) -> None:
     first = items[0]
-    if isinstance(first, Api):
-        _enable(connection, [str(item) for item in items])
-    elif isinstance(first, Identity):
-        _identity(connection, first.service)
-    elif isinstance(first, Account):
-        _account(connection, first)
-    elif isinstance(first, Role):
-        _role(connection, first)
-    elif isinstance(first, Bucket):
-        _bucket(connection, first)
-    elif isinstance(first, Repository):
-        _repository(connection, first)
-    elif isinstance(first, Topic):
-        _unless_there(policies.collection(connection, "topic").create(name=first.name, body={}))
-    elif isinstance(first, Binding):
+    if isinstance(first, Binding):
         grants = [(item.role, item.member) for item in items if isinstance(item, Binding)]
         policies.add(connection, first.resource, grants, also=is_disabled if first.later else _settles)
+    elif first.kind == "api":
+        _enable(connection, [str(item) for item in items])
+    elif first.kind == "identity":
+        _identity(connection, first.service)
+    else:
+        CREATED[first.kind](connection, first)
 
 
 def _settles(error: BaseException) -> bool:
@@ -242,7 +217,7 @@ def _identity(connection: Connection, service: str) -> None:
     )
 
 
-def _account(connection: Connection, account: Account) -> None:
+def _account(connection: Connection, account: Named) -> None:
     if not account.name.endswith(policies.ACCOUNT_DOMAIN):
         raise UserError(f"The account {account} does not exist, and only Google can create it.")
     body = {
@@ -253,14 +228,14 @@ def _account(connection: Connection, account: Account) -> None:
     _unless_there(accounts.create(name=f"projects/{connection.project}", body=body))
 
 
-def _role(connection: Connection, role: Role) -> None:
+def _role(connection: Connection, role: Named) -> None:
     parent, _, name = role.name.partition("/roles/")
     body = {"title": "Slipway: TPU machines", "description": role.reason, "includedPermissions": list(role.permissions)}
     roles = connection.api("iam", "v1").projects().roles()
     _unless_there(roles.create(parent=parent, body={"roleId": name, "role": body}))
 
 
-def _bucket(connection: Connection, bucket: Bucket) -> None:
+def _bucket(connection: Connection, bucket: Named) -> None:
     new = connection.storage.bucket(bucket.name)
     new.iam_configuration.uniform_bucket_level_access_enabled = True
     new.iam_configuration.public_access_prevention = "enforced"
@@ -278,13 +253,17 @@ def _bucket(connection: Connection, bucket: Bucket) -> None:
             ) from error
 
 
-def _repository(connection: Connection, repository: Repository) -> None:
+def _repository(connection: Connection, repository: Named) -> None:
     locations = connection.api("artifactregistry", "v1").projects().locations()
     parent, _, name = repository.name.partition("/repositories/")
     body = {"format": "DOCKER", "description": "Images that Slipway builds"}
     operation = _unless_there(locations.repositories().create(parent=parent, repositoryId=name, body=body))
     if operation is not None:
         finished(operation, lambda name: locations.operations().get(name=name).execute(), f"create {repository}")
+
+
+def _topic(connection: Connection, topic: Named) -> None:
+    _unless_there(policies.collection(connection, "topic").create(name=topic.name, body={}))
 
 
 def _unless_there(request: Any) -> Any:
@@ -295,3 +274,7 @@ def _unless_there(request: Any) -> Any:
         if status_of(error) == CONFLICT:
             return None
         raise
+
+
+# What setup creates, one by one.
+CREATED = {"account": _account, "role": _role, "bucket": _bucket, "repository": _repository, "topic": _topic}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
+from typing import ClassVar, Literal, cast
 
 from slipway.components.build_image.refusals import is_legacy
 from slipway.components.cloud.policies import Kind, Resource
@@ -18,86 +18,45 @@ MACHINE_PERMISSIONS = ("tpu.nodes.delete", "tpu.nodes.get")
 
 @dataclass(frozen=True)
 class Named:
-    """Something that must exist, by its full name or e-mail address, and why."""
+    """Something that must exist, and why.
 
+    Attributes:
+        kind: An API, an identity (a Google service's agent), a custom role, or the kind of a resource.
+        name: Its host name, e-mail address, bucket name, or else its full name.
+        reason: Why the run needs it.
+        region: The region of a bucket or key.
+        service: The service of an identity.
+        permissions: Those of a custom role.
+        later: For an identity, whether no call creates it: the service creates it with its first job.
+    """
+
+    kind: Literal["api", "identity", "account", "role", "bucket", "repository", "key", "topic", "secret"]
     name: str
     reason: str
+    region: str = ""
+    service: str = ""
+    permissions: tuple[str, ...] = ()
+    later: bool = False
 
     def __str__(self) -> str:
-        return self.name
+        return f"gs://{self.name}" if self.kind == "bucket" else self.name
 
     @property
     def resource(self) -> Resource:
         """The item as a resource."""
-        return Resource(cast("Kind", type(self).__name__.lower()), self.name)
-
-
-@dataclass(frozen=True)
-class Api(Named):
-    """An API to enable in the project, by its host name."""
-
-
-@dataclass(frozen=True)
-class Identity(Named):
-    """The agent of a Google service in the project; `later`: the service creates it with its first job."""
-
-    service: str
-    later: bool = False
-
-
-@dataclass(frozen=True)
-class Bucket(Named):
-    """A single-region bucket of the project with uniform bucket-level access."""
-
-    region: str
-
-    def __str__(self) -> str:
-        return f"gs://{self.name}"
-
-
-@dataclass(frozen=True)
-class Repository(Named):
-    """A Docker repository in Artifact Registry."""
-
-
-@dataclass(frozen=True)
-class Key(Named):
-    """A key of Cloud KMS, which setup does not create: keys cannot be deleted."""
-
-    region: str
-
-
-@dataclass(frozen=True)
-class Topic(Named):
-    """A Pub/Sub topic."""
-
-
-@dataclass(frozen=True)
-class Secret(Named):
-    """A secret in Secret Manager. Only its owner can create it."""
-
-
-@dataclass(frozen=True)
-class Account(Named):
-    """A user-managed service account."""
-
-
-@dataclass(frozen=True)
-class Role(Named):
-    """A custom role of the project."""
-
-    permissions: tuple[str, ...]
+        return Resource(cast("Kind", self.kind), self.name)
 
 
 @dataclass(frozen=True)
 class Binding:
-    """An unconditional role binding. `later`: the member is an Identity with `later`."""
+    """An unconditional role binding. `later`: the member is an identity with `later`."""
 
     resource: Resource
     role: str
     member: str
     reason: str
     later: bool = False
+    kind: ClassVar[str] = "binding"
 
     def __str__(self) -> str:
         return f"{self.role} on {self.resource} for {self.member.partition(':')[2]}"
@@ -111,10 +70,10 @@ def machine_role(project: str) -> str:
     return f"projects/{project}/roles/{MACHINE_ROLE}"
 
 
-def apis(settings: AccessSettings, builder: str | None = None) -> list[Api]:
+def apis(settings: AccessSettings, builder: str | None = None) -> list[Named]:
     """Return the APIs that must be enabled; `builder` is the account that builds run as, None if unknown."""
     holds = Access(settings, builder=builder).conditions()
-    return [Api(f"{row.service}.googleapis.com", row.reason) for row in APIS if holds[row.when]]
+    return [Named("api", f"{row.service}.googleapis.com", row.reason) for row in APIS if holds[row.when]]
 
 
 def desired(settings: AccessSettings, number: int, builder: str | None) -> list[Item]:
@@ -123,31 +82,39 @@ def desired(settings: AccessSettings, number: int, builder: str | None) -> list[
     items: list[Item] = [*apis(settings, builder), *identities(access)]
     if settings.account:
         what = "the TPU's machines run" if settings.target == "tpu" else "the steps and the training run"
-        items.append(Account(settings.account, f"{what} as this account"))
+        items.append(Named("account", settings.account, f"{what} as this account"))
     if settings.target == "tpu":
         why = "the TPU's machines delete the TPU, and may do nothing else with TPUs"
-        items.append(Role(machine_role(settings.project), why, MACHINE_PERMISSIONS))
+        items.append(Named("role", machine_role(settings.project), why, permissions=MACHINE_PERMISSIONS))
     if settings.builds and builder and builder != settings.account and not is_legacy(builder):
-        items.append(Account(builder, "Cloud Build's builds run as this account"))
+        items.append(Named("account", builder, "Cloud Build's builds run as this account"))
     if access.worker and access.worker not in (settings.account, builder):
-        items.append(Account(access.worker, "Dataflow's workers run as this account"))
-    items.append(Bucket(settings.bucket, "holds data, checkpoints and models", settings.region))
+        items.append(Named("account", access.worker, "Dataflow's workers run as this account"))
+    items.append(Named("bucket", settings.bucket, "holds data, checkpoints and models", settings.region))
     if settings.repository:
-        items.append(Repository(settings.repository, "holds the image"))
+        items.append(Named("repository", settings.repository, "holds the image"))
     if settings.encryption_key:
-        items.append(Key(settings.encryption_key, "encrypts the pipeline, the jobs and the model", settings.region))
+        items.append(
+            Named("key", settings.encryption_key, "encrypts the pipeline, the jobs and the model", settings.region)
+        )
     if settings.topic:
-        items.append(Topic(settings.topic, "receives the notifications"))
+        items.append(Named("topic", settings.topic, "receives the notifications"))
     if settings.secret:
-        items.append(Secret(settings.secret, "holds the webhook's address"))
+        items.append(Named("secret", settings.secret, "holds the webhook's address"))
     return [*items, *bindings(settings, number, builder)]
 
 
-def identities(access: Access) -> list[Identity]:
+def identities(access: Access) -> list[Named]:
     """Return the service agents of the project."""
     holds = access.conditions()
     return [
-        Identity(agent.email(access.number), agent.reason, f"{agent.service}.googleapis.com", agent.later)
+        Named(
+            "identity",
+            agent.email(access.number),
+            agent.reason,
+            service=f"{agent.service}.googleapis.com",
+            later=agent.later,
+        )
         for agent in AGENTS
         if holds[agent.when]
     ]

@@ -10,19 +10,7 @@ from slipway.components.cloud import policies
 from slipway.components.cloud.policies import Resource
 from slipway.components.cloud.roles import permissions_of, roles_with
 from slipway.components.cloud.rules import is_bucket_near
-from slipway.components.setup_access.desired import (
-    Account,
-    Api,
-    Binding,
-    Bucket,
-    Identity,
-    Item,
-    Key,
-    Named,
-    Role,
-    Secret,
-    desired,
-)
+from slipway.components.setup_access.desired import Binding, Item, Named, desired
 from slipway.components.setup_access.observed import HOSTS, Observed, State
 from slipway.components.setup_access.requirements import COMPUTE
 from slipway.components.setup_access.settings import AccessSettings
@@ -51,13 +39,13 @@ class Line:
 
     @property
     def kind(self) -> str:
-        """The item's type in lower case."""
-        return type(self.item).__name__.lower()
+        """The item's kind."""
+        return self.item.kind
 
     @property
     def later(self) -> bool:
         """Whether Google creates it with the first job, because setup cannot."""
-        return bool(getattr(self.item, "later", False))
+        return self.item.later
 
     def as_dict(self) -> dict[str, object]:
         """Return the line as JSON-compatible values."""
@@ -68,7 +56,7 @@ class Line:
 def difference(settings: AccessSettings, observed: Observed) -> list[Line]:
     """Return a line for every desired item, in the order in which they can be created."""
     lines = [_line(item, settings, observed) for item in desired(settings, observed.number, observed.builder)]
-    builder = Account("the account of Cloud Build's builds", "it pushes the image")
+    builder = Named("account", "the account of Cloud Build's builds", "it pushes the image")
     if observed.unasked is not None:
         lines.append(_unseen(builder, observed.unasked))
     if observed.builder == "":
@@ -89,30 +77,24 @@ def blocking(lines: Iterable[Line]) -> list[Line]:
 
 
 def _line(item: Item, settings: AccessSettings, observed: Observed) -> Line:
-    if isinstance(item, Api) and observed.enabled is None:
-        return Line(item, "unseen", "cannot list enabled APIs: serviceusage.services.get is missing")
-    if isinstance(item, Api):
-        enabled = item.name in (observed.enabled or ())
-        return Line(item, "there", "enabled") if enabled else Line(item, "missing", "to be enabled")
-    if isinstance(item, Identity):
-        return _identity(item, observed)
-    if isinstance(item, Bucket):
-        return _bucket(item, settings, observed)
-    if isinstance(item, Role):
-        return _role(item, observed)
-    if isinstance(item, Key):
-        return _key(item, observed)
-    if isinstance(item, Secret):
-        return _secret(item, observed)
     if isinstance(item, Binding):
         return _binding(item, settings, observed)
-    return _resource(item, settings, observed)
+    if item.kind == "api" and observed.enabled is None:
+        return Line(item, "unseen", "cannot list enabled APIs: serviceusage.services.get is missing")
+    if item.kind == "api":
+        enabled = item.name in (observed.enabled or ())
+        return Line(item, "there", "enabled") if enabled else Line(item, "missing", "to be enabled")
+    lines = {"identity": _identity, "role": _role, "key": _key, "secret": _secret}
+    if item.kind in lines:
+        return lines[item.kind](item, observed)
+    return _bucket(item, settings, observed) if item.kind == "bucket" else _resource(item, settings, observed)
 
 
-def _identity(item: Identity, observed: Observed) -> Line:
+def _identity(item: Named, observed: Observed) -> Line:
     """No API lists a project's service agents, but policies can only name existing ones."""
     member = f"serviceAccount:{item.name}"
-    if any(member in _members(state.policy) for state in observed.resources.values()):
+    policies_read = [state.policy for state in observed.resources.values() if state.policy]
+    if any(member in binding.get("members", ()) for policy in policies_read for binding in policy.get("bindings", ())):
         return Line(item, "there", "named in a policy")
     unread = next((t.error for r, t in observed.resources.items() if r.kind == "project" and t.policy is None), None)
     if unread is not None and (observed.enabled is None or item.service in observed.enabled):
@@ -122,11 +104,7 @@ def _identity(item: Identity, observed: Observed) -> Line:
     return Line(item, "missing", "not named in any policy: to be created unless it exists")
 
 
-def _members(policy: policies.Policy | None) -> set[str]:
-    return {member for binding in (policy or {}).get("bindings", ()) for member in binding.get("members", ())}
-
-
-def _bucket(item: Bucket, settings: AccessSettings, observed: Observed) -> Line:
+def _bucket(item: Named, settings: AccessSettings, observed: Observed) -> Line:
     state = observed.resources[item.resource]
     if state.exists is False:
         return Line(item, "missing", f"to be created in {item.region}, with uniform access")
@@ -146,7 +124,7 @@ def _bucket(item: Bucket, settings: AccessSettings, observed: Observed) -> Line:
     return Line(item, "there", f"in {place}, with uniform access")
 
 
-def _secret(item: Secret, observed: Observed) -> Line:
+def _secret(item: Named, observed: Observed) -> Line:
     state = observed.resources[item.resource]
     if state.exists is None:
         return _unseen(item, state.error)
@@ -187,7 +165,7 @@ def _resource(item: Named, settings: AccessSettings, observed: Observed) -> Line
     return Line(item, "missing", "to be made")
 
 
-def _role(item: Role, observed: Observed) -> Line:
+def _role(item: Named, observed: Observed) -> Line:
     state = observed.resources[item.resource]
     if state.exists is None:
         return _unseen(item, state.error)
@@ -202,7 +180,7 @@ def _role(item: Role, observed: Observed) -> Line:
     return Line(item, "there", "exists")
 
 
-def _key(item: Key, observed: Observed) -> Line:
+def _key(item: Named, observed: Observed) -> Line:
     """The key must be in the region of the jobs: https://cloud.google.com/vertex-ai/docs/reference/rest/v1/EncryptionSpec."""
     state = observed.resources[item.resource]
     _, project, _, region, _, ring, _, key = item.name.split("/")

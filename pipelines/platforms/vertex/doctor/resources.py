@@ -20,7 +20,7 @@ from slipway.components.cloud.rules import check_bucket_region
 from slipway.components.prepare_data.publishing.store import DISK_SETTING, USABLE, disk_fix
 from slipway.components.prepare_data.sources import source_kind
 from slipway.components.setup_access.access import COMMAND
-from slipway.components.setup_access.desired import Account, Binding, Bucket, Identity, Key
+from slipway.components.setup_access.desired import Binding
 from slipway.components.setup_access.difference import Line, blocking
 from slipway.components.setup_access.requirements import ACT_AS, BUILDS, PROJECT, SUBMITTER, VERTEX_USER, roles_for
 from slipway.core.errors import UserError
@@ -76,7 +76,7 @@ def apis(context: Context) -> str:
 
 def service_agents(context: Context) -> str:
     """The service agents exist. Google creates them with a project's first job."""
-    lines = _require(context.shared(Project), lambda line: isinstance(line.item, Identity))
+    lines = _require(context.shared(Project), lambda line: line.kind == "identity")
     return ", ".join(str(line.item).partition("@")[2].partition(".")[0] for line in lines if line.status == "there")
 
 
@@ -134,7 +134,7 @@ def bucket_place(context: Context) -> str:
     """The bucket exists, belongs to the project, and is in the job's region."""
     project = context.shared(Project)
     # Setup also wants uniform bucket-level access, but a run works without it.
-    (line,) = project.lines(lambda line: isinstance(line.item, Bucket))
+    (line,) = project.lines(lambda line: line.kind == "bucket")
     state = project.observed.resources[policies.Resource("bucket", project.settings.bucket)]
     if line.status == "missing":
         raise UserError(
@@ -191,7 +191,7 @@ def builder(context: Context) -> str:
     if not project.settings.builds:
         raise NotApplicableError("Cloud Build builds no images")
     with contextlib.suppress(NotApplicableError):  # who may not see the account may still act as it
-        _require(project, lambda line: isinstance(line.item, Account) and str(line.item) != project.account)
+        _require(project, lambda line: line.kind == "account" and str(line.item) != project.account)
     email, unasked = project.observed.builder, project.observed.unasked
     if not email:
         raise NotApplicableError(unasked.message if unasked else "the account of builds is unknown")
@@ -218,7 +218,7 @@ def encryption_key(context: Context) -> str:
     project = context.shared(Project)
     if project.settings.encryption_key is None:
         raise NotApplicableError("vertex.encryption_key is not set")
-    _require(project, lambda line: isinstance(line.item, Key))
+    _require(project, lambda line: line.kind == "key")
     lines = _require(project, lambda line: _on(line, "key"))
     return f"{_who(lines[0])} may use it"
 
@@ -402,7 +402,7 @@ def first_job(context: Context) -> str:
         raise refusal(error, connection, "list the jobs", "aiplatform.pipelineJobs.list") from error
     if jobs:
         return f"jobs have run in {region}"
-    missing = blocking(project.lines(lambda line: isinstance(line.item, Identity)))
+    missing = blocking(project.lines(lambda line: line.kind == "identity"))
     if missing:
         raise UserError(
             f"No job has run in {region} yet, and {missing[0].item} does not exist: the first one would fail.",
