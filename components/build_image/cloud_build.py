@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 from slipway.components.build_image.refusals import failed, is_closed_region, refused
 from slipway.components.cloud.connection import Connection
-from slipway.components.cloud.log_entries import LogEntries, text_of
+from slipway.components.cloud.logs import LogEntries, text_of
 from slipway.components.cloud.policies import Resource, grant_command
 from slipway.components.cloud.refusals import member_of, refusal
 from slipway.components.cloud.retries import paced, retried, status_of

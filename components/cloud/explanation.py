@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from slipway.components.cloud.connection import Connection
-from slipway.components.cloud.job_logs import SERVICE, LogLine, LogReader, not_noise
 from slipway.components.cloud.known_errors import ASKED_AGAIN, first_recognised
+from slipway.components.cloud.logs import SERVICE, LogLine, LogReader, not_noise
 from slipway.components.cloud.retries import retried, status_of
 from slipway.core.errors import ERROR_PREFIX, UserError
 from slipway.core.values import JsonObject
@@ -81,7 +81,7 @@ def explain(
     texts = [failed.message if failed else "", task.error.message, job.error.message]
     message, quoted = _parts((failed and failed.message) or task.error.message)
     fix = f"slipway logs {run_id} --step {step}"
-    texts += _latest(lines)
+    texts += [line.text for line in reversed(lines)]  # the last known error is the one that ended the job
     if _asked_again(message) and replica and replica not in message:
         texts = [text for text in texts if not _asked_again(text)]
         message = f"The replica {replica} failed, and the others asked for another try because of it."
@@ -242,11 +242,6 @@ def _until_the_exception(lines: list[LogLine]) -> list[str]:
         if line.text and not line.text.startswith((" ", "\t")):
             break
     return texts
-
-
-def _latest(lines: list[LogLine]) -> list[str]:
-    """Return the log's lines in reverse order: the last known error is the one that ended the job."""
-    return [line.text for line in reversed(lines)]
 
 
 def _parts(message: str) -> tuple[str, str | None]:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -51,16 +50,6 @@ FIELDS = (
     ("TrainJob", "runtimePatches", "2.2", KUEUE),
 )
 ENFORCED = "pod-security.kubernetes.io/enforce"
-
-
-@dataclass(frozen=True)
-class Calls:
-    """The calls of the Kubernetes API for one kind of object."""
-
-    read: Callable[..., Any]
-    create: Callable[..., Any]
-    patch: Callable[..., Any]
-    delete: Callable[..., Any]
 
 
 def namespace_of(settings: KubeflowSettings) -> str:
@@ -131,24 +120,20 @@ def missing(cluster: Cluster, wanted: list[JsonObject]) -> list[JsonObject]:
 
 def apply(cluster: Cluster, body: JsonObject) -> str:
     """Create an object, or change it; return what was done."""
-    found, calls = _found(cluster, body), _calls(cluster)[body["kind"]]
+    found = _found(cluster, body)
     name, what = body["metadata"]["name"], f"{body['kind']} {body['metadata']['name']}"
     if found is None:
-        call = partial(calls.create, cluster.namespace, body, _request_timeout=CALL_SECONDS)
-        cluster.call(f"create the {what}", call)
+        cluster.call(f"create the {what}", partial(_rbac(cluster, "create", body), body=body))
         return "created"
     if _holds(found, body):
         return "unchanged"
     if found.get("roleRef") != body.get("roleRef"):  # cannot be changed
-        call = partial(calls.delete, name, cluster.namespace, _request_timeout=CALL_SECONDS)
-        cluster.call(f"delete the {what}", call)
+        cluster.call(f"delete the {what}", partial(_rbac(cluster, "delete", body), name))
         apply(cluster, body)
         return f"replaced: it was of the {found['roleRef']['kind']} {found['roleRef']['name']}"
     if body["kind"] == "RoleBinding":  # keep the other accounts
         body = {**body, "subjects": [*found.get("subjects", ()), *body["subjects"]]}
-    cluster.call(
-        f"change the {what}", partial(calls.patch, name, cluster.namespace, body, _request_timeout=CALL_SECONDS)
-    )
+    cluster.call(f"change the {what}", partial(_rbac(cluster, "patch", body), name, body=body))
     return "changed"
 
 
@@ -193,24 +178,13 @@ def check_volume(settings: KubeflowSettings, hardware: Hardware) -> str:
     return f"{name} ({', '.join(modes)})"
 
 
-def _calls(cluster: Cluster) -> dict[str, Calls]:
+def _rbac(cluster: Cluster, verb: str, body: JsonObject) -> Callable[..., Any]:
+    """Return the call of the Kubernetes API that does something with an object of the body's kind."""
     from kubernetes.client import RbacAuthorizationV1Api
 
-    api = RbacAuthorizationV1Api(cluster.api)
-    return {
-        "Role": Calls(
-            api.read_namespaced_role,
-            api.create_namespaced_role,
-            api.patch_namespaced_role,
-            api.delete_namespaced_role,
-        ),
-        "RoleBinding": Calls(
-            api.read_namespaced_role_binding,
-            api.create_namespaced_role_binding,
-            api.patch_namespaced_role_binding,
-            api.delete_namespaced_role_binding,
-        ),
-    }
+    kinds = {"Role": "role", "RoleBinding": "role_binding"}
+    call = getattr(RbacAuthorizationV1Api(cluster.api), f"{verb}_namespaced_{kinds[body['kind']]}")
+    return partial(call, namespace=cluster.namespace, _request_timeout=CALL_SECONDS)
 
 
 def _openapi(cluster: Cluster) -> JsonObject:
@@ -230,7 +204,7 @@ def _openapi(cluster: Cluster) -> JsonObject:
 def _found(cluster: Cluster, body: JsonObject) -> JsonObject | None:
     """Return the cluster's object of the same kind and name as plain values."""
     name = body["metadata"]["name"]
-    call = partial(_calls(cluster)[body["kind"]].read, name, cluster.namespace, _request_timeout=CALL_SECONDS)
+    call = partial(_rbac(cluster, "read", body), name)
     try:
         found = cluster.call(f"read the {body['kind']} {name}", call, but=NOT_FOUND)
     except ExpectedError:

@@ -34,7 +34,7 @@ from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
 from slipway.pipelines.checks import Check, CheckWarning, Context, NotApplicableError
 from slipway.pipelines.platforms.tpu.checks import access_settings, request_of, settings_of
-from slipway.pipelines.platforms.vertex.doctor.project import PAGE
+from slipway.pipelines.platforms.vertex.doctor.project import limits_by, quota_metrics
 from slipway.pipelines.platforms.vertex.doctor.quotas import PAGE as QUOTA_PAGE
 from slipway.pipelines.platforms.vertex.doctor.quotas import UNLIMITED
 from slipway.pipelines.platforms.vertex.doctor.resources import image_exists, lacking
@@ -215,7 +215,7 @@ def quota(context: Context) -> str:
         raise NotApplicableError("the name of the quota for this TPU is not known")
     name = (hardware.hosts == 1 and vm.serving_quota) or vm.quota
     metric = f"{SERVICE}/{name}" + ("-preemptible" if hardware.provisioning == "spot" else "")
-    listed = _metric(context.connection, metric)
+    listed = quota_metrics(context.connection, SERVICE).get(metric)
     if listed is None:
         raise NotApplicableError(f"the project does not list {metric}")
     wanted = hardware.chips * vm.quota_per_chip
@@ -284,37 +284,13 @@ def _versions(connection: Connection, zone: str) -> Iterable[str]:
         request = versions.list_next(request, page)
 
 
-def _metric(connection: Connection, metric: str) -> JsonObject | None:
-    """Return a metric's limits as the Service Usage API describes them; None if it is not listed."""
-    metrics = connection.api("serviceusage", "v1beta1").services().consumerQuotaMetrics()
-    request = metrics.list(parent=f"projects/{connection.project}/services/{SERVICE}", view="BASIC", pageSize=PAGE)
-    while request is not None:
-        try:
-            page = retried(request.execute)
-        except Exception as error:
-            if status_of(error) == 403:
-                problem = refusal(error, connection, "see the quotas", "serviceusage.quotas.get")
-                raise NotApplicableError(problem.message) from None
-            raise
-        for each in page.get("metrics", ()):
-            if each["metric"] == metric:
-                return dict(each)
-        request = metrics.list_next(request, page)
-    return None
-
-
 def _limit(metric: JsonObject, zone: str) -> tuple[int, str]:
     """Return the lower one of a metric's limits for a zone and for its region, and which of them it is."""
     found = []
     for kind, place in (("zone", zone), ("region", zone.rpartition("-")[0])):
-        for limit in metric.get("consumerQuotaLimits", ()):
-            if f"{{{kind}}}" in limit.get("unit", ""):
-                # The response omits zeros, so a missing limit is 0.
-                limits = {
-                    bucket.get("dimensions", {}).get(kind, ""): int(bucket.get("effectiveLimit", 0))
-                    for bucket in limit.get("quotaBuckets", ())
-                }
-                found.append((limits.get(place, limits.get("", 0)), place))
+        limits = limits_by(metric, kind)
+        if limits is not None:
+            found.append((limits.get(place, limits.get("", 0)), place))
     return min((each for each in found if each[0] != UNLIMITED), default=(UNLIMITED, zone))
 
 

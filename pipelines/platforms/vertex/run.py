@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.explanation import custom_jobs, explain
-from slipway.components.cloud.job_logs import LogReader, not_noise
+from slipway.components.cloud.logs import LogReader, not_noise
 from slipway.components.cloud.refusals import refusal
 from slipway.components.cloud.retries import is_transient, retried, status_of
 from slipway.components.step import WorkFailed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Generic, TypeVar
 
 from slipway.components.cloud.connection import Connection
@@ -32,21 +33,16 @@ class Once(Generic[Result]):
     def __init__(self, work: Callable[[], Result]) -> None:
         self._work = work
         self._lock = threading.Lock()
-        self._result: Result
-        self._error: Exception | None = None
-        self._done = False
+        self._outcome: Future[Result] = Future()
 
     def __call__(self) -> Result:
         with self._lock:
-            if not self._done:
+            if not self._outcome.done():
                 try:
-                    self._result = self._work()
+                    self._outcome.set_result(self._work())
                 except Exception as error:
-                    self._error = error
-                self._done = True
-        if self._error is not None:
-            raise self._error
-        return self._result
+                    self._outcome.set_exception(error)
+        return self._outcome.result()
 
 
 class Project:
@@ -131,23 +127,8 @@ class Project:
         return self._quotas()
 
     def _read_quotas(self) -> dict[str, dict[str, int]]:
-        parent = f"projects/{self.connection.project}/services/aiplatform.googleapis.com"
-        quotas: dict[str, dict[str, int]] = {}
-        token: str | None = None
-        while token != "":
-            listing = self.connection.api("serviceusage", "v1beta1").services().consumerQuotaMetrics()
-            request = listing.list(parent=parent, view="BASIC", pageSize=PAGE, pageToken=token)
-            try:
-                answer = retried(request.execute)
-            except Exception as error:
-                if status_of(error) == 403:
-                    problem = refusal(error, self.connection, "see the quotas", "serviceusage.quotas.get")
-                    raise NotApplicableError(problem.message) from error
-                raise
-            for metric in answer.get("metrics", ()):
-                quotas[metric["metric"]] = _by_region(metric)
-            token = answer.get("nextPageToken", "")
-        return quotas
+        metrics = quota_metrics(self.connection, "aiplatform.googleapis.com")
+        return {name: limits_by(metric, "region") or {} for name, metric in metrics.items()}
 
     def _after(self, first: Callable[[], Result], why: str) -> Result:
         """Return the result of `first`; on failure skip this check, because another check reports it."""
@@ -157,13 +138,36 @@ class Project:
             raise NotApplicableError(why) from None
 
 
-def _by_region(metric: JsonObject) -> dict[str, int]:
-    """Return a metric's limits by region; the default has the key ""."""
-    limits = {}
-    for limit in metric.get("consumerQuotaLimits", ()):
-        if "{region}" not in limit.get("unit", ""):
-            continue
-        for bucket in limit.get("quotaBuckets", ()):
-            # The response omits zeros, so a missing limit is 0.
-            limits[bucket.get("dimensions", {}).get("region", "")] = int(bucket.get("effectiveLimit", 0))
-    return limits
+def quota_metrics(connection: Connection, service: str) -> dict[str, JsonObject]:
+    """Return the quotas of a service by the metric's name, as the Service Usage API describes them.
+
+    Raises:
+        NotApplicableError: The caller may not see them.
+    """
+    listing = connection.api("serviceusage", "v1beta1").services().consumerQuotaMetrics()
+    request = listing.list(parent=f"projects/{connection.project}/services/{service}", view="BASIC", pageSize=PAGE)
+    found: dict[str, JsonObject] = {}
+    while request is not None:
+        try:
+            answer = retried(request.execute)
+        except Exception as error:
+            if status_of(error) == 403:
+                problem = refusal(error, connection, "see the quotas", "serviceusage.quotas.get")
+                raise NotApplicableError(problem.message) from None
+            raise
+        found |= {metric["metric"]: metric for metric in answer.get("metrics", ())}
+        request = listing.list_next(request, answer)
+    return found
+
+
+def limits_by(metric: JsonObject, kind: str) -> dict[str, int] | None:
+    """Return a metric's limits by region or zone; the default has the key "". None if it has none of the kind."""
+    limits = [limit for limit in metric.get("consumerQuotaLimits", ()) if f"{{{kind}}}" in limit.get("unit", "")]
+    if not limits:
+        return None
+    # The response omits zeros, so a missing limit is 0.
+    return {
+        bucket.get("dimensions", {}).get(kind, ""): int(bucket.get("effectiveLimit", 0))
+        for limit in limits
+        for bucket in limit.get("quotaBuckets", ())
+    }

@@ -1,17 +1,21 @@
-"""New entries of Cloud Logging that match a filter, each returned once."""
+"""New entries of Cloud Logging that match a filter, and the log lines of custom jobs, each returned once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.retries import retried
+from slipway.core.noise import is_noise
 from slipway.core.values import JsonObject
 
 PAGE = 1000
 # Entries of different machines arrive out of order; each read goes back this far for late ones.
 LATE = timedelta(seconds=60)
+# The source of the service's own messages about a job.
+SERVICE = "service"
 
 
 class LogEntries:
@@ -32,7 +36,9 @@ class LogEntries:
                 self._seen[key] = time
                 self._newest = max(time, self._newest or time)
                 new.append(entry)
-        self._forget()
+        if self._newest is not None:  # keys of older entries are not returned again
+            oldest = self._newest - 2 * LATE
+            self._seen = {key: time for key, time in self._seen.items() if time >= oldest}
         return sorted(new, key=time_of)
 
     def _list(self) -> Iterator[JsonObject]:
@@ -54,12 +60,6 @@ class LogEntries:
                 return
             body["pageToken"] = answer["nextPageToken"]
 
-    def _forget(self) -> None:
-        """Drop the keys of entries that are too old to be returned again."""
-        newest = self._newest
-        if newest is not None:
-            self._seen = {key: time for key, time in self._seen.items() if time >= newest - 2 * LATE}
-
 
 def time_of(entry: JsonObject) -> datetime:
     """Return an entry's timestamp, which has nanoseconds; Python keeps microseconds."""
@@ -71,3 +71,47 @@ def text_of(entry: JsonObject) -> str:
     """Return an entry's text, without the line break at its end."""
     payload = entry.get("jsonPayload", {})
     return str(payload.get("message") or entry.get("textPayload") or "").rstrip("\n")
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """One log line: time, the custom job's number, the replica (workerpool0-0), severity, text."""
+
+    time: datetime
+    job: str
+    replica: str
+    severity: str
+    text: str
+
+
+class LogReader:
+    """Reads the logs of custom jobs; returns each line once."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._entries: dict[str, LogEntries] = {}
+
+    def read(self, jobs: Iterable[str]) -> list[LogLine]:
+        """Return the new lines of `jobs` (resource names) since the last call, in the order of their times."""
+        lines = []
+        for number in [job.rpartition("/")[2] for job in jobs]:
+            if number not in self._entries:
+                terms = ['resource.type="ml_job"', f'resource.labels.job_id="{number}"']
+                self._entries[number] = LogEntries(self._connection, terms)
+            for entry in self._entries[number].read():
+                lines += _lines(number, entry)
+        return sorted(lines, key=lambda line: line.time)
+
+
+def _lines(number: str, entry: JsonObject) -> list[LogLine]:
+    labels = entry.get("resource", {}).get("labels", {})
+    # The machines of a TPU slice are one replica; a label distinguishes them.
+    worker = entry.get("labels", {}).get("ml.googleapis.com/tpu_worker_id", "")
+    replica = labels.get("task_name", SERVICE) + (f"-{worker}" if worker else "")
+    severity, time = entry.get("severity", "DEFAULT"), time_of(entry)
+    return [LogLine(time, number, replica, severity, text) for text in text_of(entry).splitlines()]
+
+
+def not_noise(lines: Iterable[LogLine]) -> list[LogLine]:
+    """Return the lines without the libraries' start-up messages."""
+    return [line for line in lines if not is_noise(line.text)]
