@@ -19,8 +19,8 @@ _EXTRAS = {
         "scipy", "simplejpeg", "sklearn", "tensorflow", "tensorflow_datasets",
     ),
     "cloud": (
-        "google_auth_httplib2", "googleapiclient", "google.cloud.aiplatform", "google_cloud_pipeline_components",
-        "httplib2", "tenacity",
+        "cronsim", "google_auth_httplib2", "googleapiclient", "google.cloud.aiplatform",
+        "google_cloud_pipeline_components", "httplib2", "tenacity",
     ),
     "beam": ("apache_beam",),
     "serving": ("httptools", "prometheus_client", "starlette", "uvicorn", "uvloop"),

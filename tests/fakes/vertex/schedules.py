@@ -11,7 +11,7 @@ from typing import Any
 from google.cloud import aiplatform_v1 as vertex
 from google.protobuf import empty_pb2
 
-from slipway.pipelines.platforms.vertex.schedules.cron import parse
+from slipway.pipelines.platforms.vertex.schedules.cron import run_times
 from tests.fakes.errors import ServiceError
 from tests.fakes.filters import matcher
 from tests.fakes.paging import page_of
@@ -120,7 +120,7 @@ class ScheduleService:
         match = CRON.fullmatch(schedule.cron)
         assert match
         times = []
-        for time in parse(match["fields"], "cron").after(after, zoneinfo.ZoneInfo(match["zone"] or "UTC")):
+        for time in run_times(match["fields"], after, zoneinfo.ZoneInfo(match["zone"] or "UTC")):
             if time > until or (schedule.end_time and time > schedule.end_time):
                 break
             if time >= schedule.start_time:

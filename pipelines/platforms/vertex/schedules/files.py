@@ -17,7 +17,7 @@ from slipway.pipelines.config.files import Kind, check_configuration
 from slipway.pipelines.config.schedule import ScheduleSettings
 from slipway.pipelines.config.values import read_yaml
 from slipway.pipelines.parameters import is_parameter
-from slipway.pipelines.platforms.vertex.schedules.cron import Cron, parse
+from slipway.pipelines.platforms.vertex.schedules.cron import parse, run_times
 
 FOLDER = Path("configs/schedules")
 KIND = Kind(
@@ -42,7 +42,7 @@ class ScheduleFile:
     settings: ScheduleSettings
     config: RunConfig
     defaults: RunConfig
-    cron: Cron
+    cron: str
     zone: ZoneInfo
     start: datetime | None
     end: datetime | None
@@ -55,13 +55,13 @@ class ScheduleFile:
     @property
     def cron_text(self) -> str:
         """The cron expression in Vertex AI's format, with the time zone."""
-        return f"TZ={self.zone.key} {self.cron.text}"
+        return f"TZ={self.zone.key} {self.cron}"
 
     def next_times(self, count: int, now: datetime | None = None) -> list[datetime]:
         """Return the next run times, in the schedule's time zone."""
         now = now or datetime.now(UTC)
         times: list[datetime] = []
-        for moment in self.cron.after(max(now, self.start or now), self.zone):
+        for moment in run_times(self.cron, max(now, self.start or now), self.zone):
             if len(times) == count or (self.end is not None and moment > self.end):
                 break
             times.append(moment.astimezone(self.zone))

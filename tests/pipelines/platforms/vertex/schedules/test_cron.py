@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipway.core.errors import UserError
-from slipway.pipelines.platforms.vertex.schedules.cron import FIELDS, Field, parse
+from slipway.pipelines.platforms.vertex.schedules.cron import FIELDS, Field, parse, run_times
 
 BERLIN = ZoneInfo("Europe/Berlin")
 
 
 def times(text: str, after: datetime, zone: ZoneInfo, count: int = 3) -> list[str]:
-    moments = islice(parse(text, "cron").after(after, zone), count)
+    moments = islice(run_times(parse(text, "cron"), after, zone), count)
     return [moment.astimezone(zone).strftime("%m-%d %H:%M %Z") for moment in moments]
 
 
@@ -38,6 +38,8 @@ def test_a_skipped_local_time_starts_no_run_and_a_repeated_one_starts_one() -> N
         "10-25 02:30 CEST",
         "10-26 02:30 CET",
     ]
+    between = datetime(2026, 10, 25, 1, 10, tzinfo=UTC)  # 02:10 for the second time
+    assert times("30 2 * * *", between, BERLIN, 1) == ["10-26 02:30 CET"]
 
 
 @pytest.mark.parametrize(
@@ -50,6 +52,9 @@ def test_a_skipped_local_time_starts_no_run_and_a_repeated_one_starts_one() -> N
         ("0 0 29 feb *", "02-29 00:00 UTC"),
         ("0 12 13 * 5", "11-27 12:00 UTC"),  # both days are given: the 13th, or a Friday
         ("0 12 ? * 0", "11-22 12:00 UTC"),
+        ("0 12 */31 * MON", "11-23 12:00 UTC"),  # the first, or a Monday
+        ("0 13 * * 1/3", "11-23 13:00 UTC"),  # Monday and Thursday, not Sunday
+        ("0 13 22-22/2 * *", "11-22 13:00 UTC"),
     ],
 )
 def test_expressions_are_parsed(text: str, first: str) -> None:
@@ -72,7 +77,7 @@ def matches(text: str, field: Field, value: int) -> bool:
 
 
 @settings(max_examples=40)
-@given(st.tuples(*(texts(field) for field in FIELDS)), st.integers(0, 300))
+@given(st.tuples(*(texts(field) for field in FIELDS.values())), st.integers(0, 300))
 def test_the_times_are_the_matching_minutes(parts: tuple[str, ...], day: int) -> None:
     start = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=day, minutes=7 * day)
     expected = []
@@ -80,7 +85,7 @@ def test_the_times_are_the_matching_minutes(parts: tuple[str, ...], day: int) ->
         moment = start + timedelta(minutes=offset)
         values = (moment.minute, moment.hour, moment.day, moment.month, moment.isoweekday() % 7)
         minute, hour, in_month, month, in_week = (
-            matches(text, field, value) for text, field, value in zip(parts, FIELDS, values, strict=True)
+            matches(text, field, value) for text, field, value in zip(parts, FIELDS.values(), values, strict=True)
         )
         on = in_month or in_week if "*" not in (parts[2], parts[4]) else in_month and in_week
         if minute and hour and month and on:
@@ -91,7 +96,7 @@ def test_the_times_are_the_matching_minutes(parts: tuple[str, ...], day: int) ->
         assert "never matches" in error.message
         assert not expected
         return
-    found = list(islice(cron.after(start, ZoneInfo("UTC")), len(expected)))
+    found = list(islice(run_times(cron, start, ZoneInfo("UTC")), len(expected)))
     assert found == expected
 
 
@@ -104,10 +109,15 @@ def test_the_times_are_the_matching_minutes(parts: tuple[str, ...], day: int) ->
         ("0 3 * JANUARY *", "month field", None),
         ("0 3 * * 7", "day of the week field", "0 (Sunday)"),
         ("0 3 * * 5-1", "day of the week field", None),
+        ("0 3 * * 1-7", "day of the week field", None),
+        ("0 3 * * 5L", "day of the week field", None),
+        ("0 3 * * 1#2", "day of the week field", None),
+        ("0 3 L * *", "day of the month field", None),
         ("*/0 3 * * *", "minute field", None),
         ("0,,5 3 * * *", "minute field", None),
         ("0 3 * *", "got 4", None),
         ("0 0 3 * * *", "got 6", "0 3 * * *"),
+        ("@Weekly", "does not support", "0 0 * * 0"),
         ("@daily", "does not support", "0 0 * * *"),
         ("TZ=Europe/Berlin 0 3 * * *", "time_zone: Europe/Berlin", "0 3 * * *"),
         ("0 0 31 2,4 *", "never matches", None),
