@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -32,8 +32,8 @@ class Context:
 
     config: RunConfig
     platform: Platform
-    rehearsal: bool
-    folder: Path
+    rehearsal: bool = False
+    folder: Path = field(default_factory=Path.cwd)
     runner: Literal["process", "docker"] = "process"
     builds: bool = True
     _shared: dict[object, Any] = field(default_factory=dict)
@@ -134,6 +134,17 @@ def examine_in_parallel(checks: Sequence[Check], context: Context, seconds: floa
             break
         findings[index] = finding
     return [findings.get(index) or _late(check, context, seconds) for index, check in enumerate(checks)]
+
+
+def refuse(findings: Iterable[Finding]) -> list[Finding]:
+    """Raise the error of the first check that failed; return the warnings."""
+    warnings = []
+    for finding in findings:
+        if finding.error is not None:
+            raise finding.error
+        if finding.status == "warning":
+            warnings.append(finding)
+    return warnings
 
 
 def _examine_remote(check: Check, context: Context) -> Finding:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slipway.pipelines.checks import Check, Context, Finding, examine, examine_in_parallel
+from slipway.pipelines.checks import Check, Context, Finding, examine, examine_in_parallel, refuse
 from slipway.pipelines.doctor import configuration, machine, model_builder, user_code
 from slipway.pipelines.platforms.base import Platform
 
@@ -54,14 +54,7 @@ def refuse_on_failure(context: Context, *, submitting: bool = False) -> list[Fin
         UserError: The error of the first check that failed.
     """
     checks = [check for check in checks_of(context.platform) if check.of_run]
-    findings = [_refuse(examine(check, context)) for check in checks if not check.remote]
+    warnings = refuse(examine(check, context) for check in checks if not check.remote)
     if submitting:
-        remote = examine_in_parallel([check for check in checks if check.remote], context)
-        findings += [_refuse(finding) for finding in remote]
-    return [finding for finding in findings if finding.status == "warning"]
-
-
-def _refuse(finding: Finding) -> Finding:
-    if finding.error is not None:
-        raise finding.error
-    return finding
+        warnings += refuse(examine_in_parallel([check for check in checks if check.remote], context))
+    return warnings

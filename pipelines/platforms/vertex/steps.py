@@ -29,7 +29,7 @@ from slipway.pipelines.parameters import Channels, with_parameters
 from slipway.pipelines.pipeline import training_steps
 from slipway.pipelines.platforms.steps import Champion, PlatformSteps
 from slipway.pipelines.platforms.vertex.access import access_settings, uses_dataflow
-from slipway.pipelines.platforms.vertex.endpoints.files import read_one
+from slipway.pipelines.platforms.vertex.endpoints.files import FILES
 from slipway.pipelines.platforms.vertex.settings import VertexSettings
 from slipway.pipelines.platforms.vertex.submission import console_url, facts_of, serving_container
 from slipway.pipelines.table import STEPS, TASKS, Role, Task
@@ -205,7 +205,7 @@ class VertexSteps(PlatformSteps):
     def deploy(self, config: RunConfig, registered: dsl.PipelineTask) -> dsl.PipelineTask | None:
         if config.deploy is None:
             return None
-        deployment = read_one(config.deploy.endpoint).deployment
+        deployment = FILES.read_one(config.deploy.endpoint).deployment
         artifact = registered.outputs["registered"]
         return self.add(steps.deploy_model, artifact, connection=self._connection, deployment=deployment)
 

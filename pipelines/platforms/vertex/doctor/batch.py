@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from slipway.components.cloud import policies
@@ -15,7 +14,7 @@ from slipway.components.cloud.rules import check_bucket_region
 from slipway.components.register_model.registry import CHAMPION
 from slipway.components.setup_access.requirements import VERTEX_USER
 from slipway.core.errors import UserError, nearest
-from slipway.pipelines.checks import Context, examine_in_parallel
+from slipway.pipelines.checks import Context, examine_in_parallel, refuse
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.platforms.vertex.doctor import CHECKS
 from slipway.pipelines.platforms.vertex.endpoints.machines import ServingMachine, machine_of
@@ -62,10 +61,8 @@ def machine(hardware: str, region: str) -> tuple[ServingMachine, int]:
 
 def check_project(config: RunConfig, connection: Connection) -> None:
     """Make the doctor's checks that apply, and check the caller's rights."""
-    context = Context(config, VertexPlatform(), rehearsal=False, folder=Path.cwd())
-    for finding in examine_in_parallel([check for check in CHECKS if check.name in SHARED], context):
-        if finding.error is not None:
-            raise finding.error
+    shared = [check for check in CHECKS if check.name in SHARED]
+    refuse(examine_in_parallel(shared, Context(config, VertexPlatform())))
     where = policies.Resource("project", connection.project)
     try:
         missing = sorted(set(PERMISSIONS) - policies.permitted(connection, where, PERMISSIONS))

@@ -7,7 +7,7 @@ from slipway.core.errors import UserError
 from slipway.pipelines.checks import Context, NotApplicableError
 from slipway.pipelines.platforms.vertex.doctor.project import Project
 from slipway.pipelines.platforms.vertex.doctor.quotas import PAGE, UNLIMITED
-from slipway.pipelines.platforms.vertex.endpoints.files import FOLDER, EndpointFile, read_one
+from slipway.pipelines.platforms.vertex.endpoints.files import FILES, EndpointFile
 
 
 def deployment(context: Context) -> str:
@@ -83,4 +83,4 @@ def _file(context: Context) -> EndpointFile:
     """Return the endpoint file of the run's section `deploy`."""
     if context.config.deploy is None:
         raise NotApplicableError("the run deploys nothing")
-    return read_one(context.config.deploy.endpoint, context.folder / FOLDER)
+    return FILES.read_one(context.config.deploy.endpoint, context.folder / FILES.folder)

@@ -366,13 +366,13 @@ def roles(context: Context) -> str:
 
 def schedules(context: Context) -> str:
     """Vertex AI has started the last run of each schedule; a run that it refuses leaves the schedule active."""
-    from slipway.pipelines.platforms.vertex.schedules.difference import NAME_PREFIX
-    from slipway.pipelines.platforms.vertex.schedules.service import Schedules, refused
+    from slipway.pipelines.platforms.vertex.schedules.difference import refused
+    from slipway.pipelines.platforms.vertex.schedules.service import Schedules
 
     project = context.shared(Project)
     _ = project.number
     try:
-        active = [one for one in Schedules(project.connection).all() if one.state.name == "ACTIVE"]
+        active = [(name, one) for _, name, one in Schedules(project.connection).all() if one.state.name == "ACTIVE"]
     except Exception as error:
         if status_of(error) != 403:
             raise
@@ -380,9 +380,8 @@ def schedules(context: Context) -> str:
         raise NotApplicableError(problem.message) from None
     if not active:
         raise NotApplicableError(f"none is active in {project.vertex.region}")
-    for one in active:
+    for name, one in active:
         if why := refused(one):
-            name = one.display_name.removeprefix(NAME_PREFIX)
             problem = as_user_error(why, f"The last run of {name} was refused", facts_of(context.config))
             raise CheckWarning(problem.message, f"{problem.fix}; slipway schedule list shows all")
     return f"the last runs of {len(active)} were started"

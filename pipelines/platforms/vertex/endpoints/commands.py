@@ -15,7 +15,6 @@ from slipway.pipelines.terminal import (
     EXIT_INTERRUPTED,
     EXIT_REJECTED,
     command_group,
-    confirm_deletion,
     console,
     print_results,
     say,
@@ -24,7 +23,7 @@ from slipway.pipelines.terminal import (
 
 if TYPE_CHECKING:
     from slipway.components.deploy.rollout import Outcome
-    from slipway.pipelines.platforms.vertex.endpoints.operations import Result
+    from slipway.pipelines.platforms.vertex.endpoints.operations import EndpointResult
 
 app = command_group("Create, change, list and delete Vertex AI endpoints from the files in configs/endpoints.")
 
@@ -76,18 +75,18 @@ def rollback(endpoint: EndpointName = None, as_json: Json = False) -> None:
 @user_errors
 def diff(name: Name = None, as_json: Json = False) -> None:
     """Compare the endpoints on Vertex AI with the files, field by field."""
-    from slipway.pipelines.platforms.vertex.endpoints import operations
+    from slipway.pipelines.platforms.vertex.endpoints.operations import DeclaredEndpoints
 
-    print_results(operations.compare(_names(name)), as_json=as_json)
+    print_results(DeclaredEndpoints.compare(say, name), as_json=as_json)
 
 
 @app.command()
 @user_errors
 def apply(name: Name = None, as_json: Json = False) -> None:
     """Create or change the endpoints on Vertex AI to match the files; slipway deploy deploys the models."""
-    from slipway.pipelines.platforms.vertex.endpoints import operations
+    from slipway.pipelines.platforms.vertex.endpoints.operations import DeclaredEndpoints
 
-    print_results(operations.apply(_names(name), say), as_json=as_json)
+    print_results(DeclaredEndpoints.apply(sys.stderr, say, name), as_json=as_json)
 
 
 @app.command(name="list")
@@ -103,18 +102,18 @@ def list_(
 ) -> None:
     """List the endpoints with traffic, versions, replicas and cost per day."""
     from slipway.pipelines.config.config import load
-    from slipway.pipelines.platforms.vertex.endpoints import operations
+    from slipway.pipelines.platforms.vertex.endpoints.operations import DeclaredEndpoints
 
-    _table(operations.compare((), load(config) if config else None), as_json=as_json)
+    _table(DeclaredEndpoints.compare(say, config=load(config) if config else None), as_json=as_json)
 
 
 @app.command()
 @user_errors
 def show(name: Name = None, as_json: Json = False) -> None:
     """Show an endpoint's deployed models, its rollout, and how it differs from its file."""
-    from slipway.pipelines.platforms.vertex.endpoints import operations
+    from slipway.pipelines.platforms.vertex.endpoints.operations import DeclaredEndpoints
 
-    results = operations.compare(_names(name))
+    results = DeclaredEndpoints.compare(say, name)
     _table(results, as_json=as_json)
     if not as_json:
         print_results(results, as_json=False)
@@ -128,21 +127,12 @@ def delete(
     as_json: Json = False,
 ) -> None:
     """Delete an endpoint with all its deployed models. Its file and the registered models are kept."""
-    from slipway.pipelines.platforms.vertex.endpoints import operations
+    from slipway.pipelines.platforms.vertex.endpoints.operations import DeclaredEndpoints
 
-    file, result = operations.to_delete(name)
-    for model in result.models():
-        say(f"{name}: {model['version']} with {model['traffic']}% of the traffic")
-    if result.endpoint is not None and not yes:
-        confirm_deletion(f"Delete the endpoint {name}?")
-    print_results(operations.delete([(file, result)], say), as_json=as_json)
+    print_results(DeclaredEndpoints.remove(name, say, yes=yes), as_json=as_json)
 
 
-def _names(name: str | None) -> tuple[str, ...]:
-    return () if name is None else (name,)
-
-
-def _table(results: list[Result], *, as_json: bool) -> None:
+def _table(results: list[EndpointResult], *, as_json: bool) -> None:
     """Print one line per deployed model."""
     if as_json:
         print_results(results, as_json=True)
@@ -153,7 +143,7 @@ def _table(results: list[Result], *, as_json: bool) -> None:
     for result in results:
         models = result.models()
         if not models:
-            table.add_row(result.name, "absent" if result.endpoint is None else "no model")
+            table.add_row(result.name, "absent" if result.resource is None else "no model")
         for model in models:
             version = model["version"] + (f" ({model['role']})" if model["role"] else "")
             replicas = f"{model['replicas']} ({model['min_replicas']} to {model['max_replicas']})"

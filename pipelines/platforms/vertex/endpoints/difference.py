@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from slipway.components.deploy.service import NAME_LABEL, PREVIOUS, ROLLOUT
+from slipway.pipelines.platforms.vertex.declared import Difference
 from slipway.pipelines.platforms.vertex.endpoints.files import EndpointFile
-from slipway.pipelines.platforms.vertex.schedules.difference import Difference
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.types import DeployedModel, Endpoint

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from slipway.pipelines.options import Json
-from slipway.pipelines.terminal import command_group, confirm_deletion, print_results, say, user_errors
+from slipway.pipelines.terminal import command_group, print_results, say, user_errors
 
 app = command_group("Create, change and delete Vertex AI schedules from the files in configs/schedules.")
 
@@ -22,36 +22,36 @@ Name = Annotated[
 @user_errors
 def list_schedules(as_json: Json = False) -> None:
     """List the schedules with their state, and whether Vertex AI started or refused the last run."""
-    from slipway.pipelines.platforms.vertex.schedules import operations
+    from slipway.pipelines.platforms.vertex.schedules.service import Schedules
 
-    print_results(operations.current(), as_json=as_json)
+    print_results(Schedules.observe(), as_json=as_json)
 
 
 @app.command()
 @user_errors
 def diff(name: Name = None, as_json: Json = False) -> None:
     """Compare the schedules on Vertex AI with the files, field by field."""
-    from slipway.pipelines.platforms.vertex.schedules import operations
+    from slipway.pipelines.platforms.vertex.schedules.service import Schedules
 
-    print_results(operations.compare(_names(name), say), as_json=as_json)
+    print_results(Schedules.compare(say, name), as_json=as_json)
 
 
 @app.command()
 @user_errors
 def apply(name: Name = None, as_json: Json = False) -> None:
     """Create, update or replace the schedules on Vertex AI to match the files."""
-    from slipway.pipelines.platforms.vertex.schedules import operations
+    from slipway.pipelines.platforms.vertex.schedules.service import Schedules
 
-    print_results(operations.apply(_names(name), sys.stderr, say), as_json=as_json)
+    print_results(Schedules.apply(sys.stderr, say, name), as_json=as_json)
 
 
 @app.command()
 @user_errors
 def pause(name: Name = None, as_json: Json = False) -> None:
     """Pause a schedule: it starts no new runs. Runs in progress continue."""
-    from slipway.pipelines.platforms.vertex.schedules import operations
+    from slipway.pipelines.platforms.vertex.schedules.service import Schedules
 
-    print_results(operations.pause(_names(name)), as_json=as_json)
+    print_results(Schedules.steer(name, "paused"), as_json=as_json)
 
 
 @app.command()
@@ -62,9 +62,9 @@ def resume(
     as_json: Json = False,
 ) -> None:
     """Resume a paused schedule."""
-    from slipway.pipelines.platforms.vertex.schedules import operations
+    from slipway.pipelines.platforms.vertex.schedules.service import Schedules
 
-    print_results(operations.resume(_names(name), catch_up=catch_up), as_json=as_json)
+    print_results(Schedules.steer(name, "active", catch_up=catch_up), as_json=as_json)
 
 
 @app.command()
@@ -75,15 +75,6 @@ def delete(
     as_json: Json = False,
 ) -> None:
     """Delete schedules on Vertex AI. Their files and runs are kept."""
-    from slipway.pipelines.platforms.vertex.schedules import operations
+    from slipway.pipelines.platforms.vertex.schedules.service import Schedules
 
-    to_delete = operations.to_delete(name)
-    for schedule in to_delete:
-        say(f"{schedule.title}: {schedule.state_text}, {schedule.runs} runs started")
-    if to_delete and not yes:
-        confirm_deletion(f"Delete {'it' if len(to_delete) == 1 else f'these {len(to_delete)}'}?")
-    print_results(operations.delete(to_delete), as_json=as_json)
-
-
-def _names(name: str | None) -> tuple[str, ...]:
-    return () if name is None else (name,)
+    print_results(Schedules.remove(name, say, yes=yes), as_json=as_json)

@@ -1,4 +1,4 @@
-"""Find, create, update, pause, resume and delete schedules on Vertex AI.
+"""Schedules on Vertex AI: find, create, update, pause, resume and delete them.
 
 Vertex AI assigns numeric ids and allows duplicate display names. Slipway finds a schedule by display name, keeps the
 oldest of several, and lists them again after creating one, so that concurrent `apply` calls keep the same one.
@@ -6,109 +6,122 @@ oldest of several, and lists them again after creating one, so that concurrent `
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import tempfile
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
-from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.retries import retried, status_of
 from slipway.core.errors import UserError
+from slipway.pipelines.checks import Context
+from slipway.pipelines.doctor import refuse_on_failure
+from slipway.pipelines.images.images import ensure_images, known_images
+from slipway.pipelines.platforms.vertex.declared import Declared, Difference, Say, number_of
+from slipway.pipelines.platforms.vertex.platform import VertexPlatform
 from slipway.pipelines.platforms.vertex.schedules.difference import (
     NAME_PREFIX,
     SETTLE,
-    Difference,
+    Desired,
+    desired,
     differences,
-    display_name,
     is_paused,
     mask_of,
     needs_new,
 )
+from slipway.pipelines.platforms.vertex.schedules.files import FILES, ScheduleFile
+from slipway.pipelines.platforms.vertex.schedules.result import ScheduleResult
+from slipway.pipelines.platforms.vertex.submission import compile_pipeline, pipeline_job
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.types import Schedule
 
 NOT_FOUND = 404
-ROUNDS = 10
 DELETE_SECONDS = 120
-SHOWN_FIELDS = 3
-# `run_response` of a run that was started; any other is the reason why it was not.
-STARTED = "OK"
 
 
-@dataclass
-class Applied:
-    """Result of `apply`: the current schedule, the actions taken and the initial differences."""
-
-    schedule: Schedule | None = None
-    done: list[str] = field(default_factory=list)
-    found: list[Difference] = field(default_factory=list)
-
-
-class Schedules:
+class Schedules(Declared[ScheduleFile, ScheduleResult]):
     """Slipway's schedules in one project and region."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    files = FILES
+    result = ScheduleResult
+    command = "slipway schedule"
+    rights = "aiplatform.schedules"
+    rewritten = "job."
 
-    def all(self) -> list[Schedule]:
-        """Return all schedules, oldest first."""
-        client = self._connection.schedules
-        parent = self._connection.parent
+    def all(self) -> list[tuple[str, str, Schedule]]:
         # Filtered here: the service's filter would need wildcards escaped, and a project has few schedules.
-        found = retried(lambda: list(client.list_schedules(parent=parent)))
-        ours = [schedule for schedule in found if schedule.display_name.startswith(NAME_PREFIX)]
-        return sorted(ours, key=lambda schedule: (schedule.create_time.timestamp(), schedule.name))
+        parent = self.connection.parent
+        found = retried(lambda: list(self.connection.schedules.list_schedules(parent=parent)))
+        found.sort(key=lambda schedule: (schedule.create_time.timestamp(), schedule.name))
+        names = [(schedule.display_name.removeprefix(NAME_PREFIX), schedule) for schedule in found]
+        return [(name, name, schedule) for name, schedule in names if name != schedule.display_name]
 
-    def named(self, name: str) -> list[Schedule]:
-        """Return the schedules with a name, oldest first; the oldest is the one in use."""
-        return [schedule for schedule in self.all() if schedule.display_name == display_name(name)]
+    def desired(self, file: ScheduleFile, log: TextIO | None, say: Say) -> Desired:
+        if log is not None:
+            _check(file, say)
+        images = ensure_images(file.config, log, say) if log else known_images(file.config, say)
+        with tempfile.TemporaryDirectory() as folder:
+            specification = Path(folder) / "spec.yaml"
+            compile_pipeline(file.config, images, specification, defaults=file.defaults)
+            job = pipeline_job(file.config, specification)
+        return desired(file, job, self.connection.parent)
 
-    def apply(self, name: str, want: Schedule, paused: bool | None) -> Applied:
-        """Ensure that exactly one schedule has that name, and that it matches `want`.
+    def differences(self, want: Desired, have: Schedule) -> list[Difference]:
+        return differences(want, have, datetime.now(UTC))
 
-        Args:
-            name: The schedule's name.
-            want: The desired Schedule.
-            paused: Whether the schedule should be paused; None keeps its state.
+    def create(self, want: Desired) -> str:
+        client = self.connection.schedules
+        schedule = type(want.schedule)(want.schedule)
+        earliest = datetime.now(UTC) + SETTLE
+        schedule.start_time = max(schedule.start_time, earliest) if schedule.start_time else earliest
 
-        Raises:
-            UserError: Another process keeps changing the schedule.
-        """
-        applied = Applied()
-        before: list[Difference] = []
-        for _ in range(ROUNDS):
-            found = self.named(name)
-            for double in found[1:]:
-                self.delete(double.name)
-                applied.done.append(f"deleted duplicate {_number(double)}")
-            if not found:
-                made = self._create(name, want, paused)
-                applied.done.append(f"created {_number(made)}")
-                continue
-            have = found[0]
-            left = differences(want, have, paused, _now())
-            if not left:
-                applied.schedule = have
-                return applied
-            if left == before and all(one.field.startswith("job.") for one in left):
-                # Another process would not restore exactly what was there before.
-                names = ", ".join(one.field for one in left[:SHOWN_FIELDS])
-                applied.done.append(f"Vertex AI stores {len(left)} values differently, such as {names}")
-                applied.schedule = have
-                return applied
-            applied.found, before = applied.found or left, left
-            self._change(have, want, left, applied)
-        raise UserError(
-            f"Could not apply schedule {name}: another process keeps applying a different version.",
-            setting="NAME",
-            value=name,
-            fix=f"slipway schedule diff {name}, after the other process has finished",
-        )
+        def create() -> Schedule:
+            found = self.find(schedule.display_name.removeprefix(NAME_PREFIX))  # after a lost response
+            return found[0] if found else client.create_schedule(parent=self.connection.parent, schedule=schedule)
+
+        made = retried(create)
+        if want.paused:
+            self.pause(made.name)
+        return f"created {number_of(made)}"
+
+    def change(self, want: Desired, have: Schedule, left: list[Difference]) -> list[str]:
+        number = number_of(have)
+        if needs_new(have, left):
+            self.delete(have, None)
+            why = "it is completed" if have.state.name == "COMPLETED" else "Vertex AI cannot unset a limit"
+            return [f"deleted {number} to recreate it: {why}"]
+        done = []
+        if mask := mask_of(left):
+            self._update(have.name, want.schedule, mask)
+            done.append(f"updated {', '.join(mask)} of {number}")
+        for one in left:
+            if one.field == "paused" and one.file:
+                self.pause(have.name)
+                done.append(f"paused {number}")
+            elif one.field == "paused":
+                self.resume(have.name, catch_up=False)
+                done.append(f"resumed {number}")
+        return done
+
+    def delete(self, resource: Schedule, file: ScheduleFile | None) -> None:  # noqa: ARG002
+        client = self.connection.schedules
+
+        def delete() -> None:
+            try:
+                client.delete_schedule(name=resource.name).result(timeout=DELETE_SECONDS)
+            except Exception as error:
+                if status_of(error) != NOT_FOUND:
+                    raise
+
+        retried(delete)
+
+    def advice(self, name: str, have: Schedule, left: list[Difference]) -> str:
+        return f"to {'recreate' if needs_new(have, left) else 'update'} it: {self.command} apply {name}"
 
     def pause(self, schedule: str) -> None:
         """Pause a schedule by resource name; does nothing if it is paused."""
-        client = self._connection.schedules
+        client = self.connection.schedules
         self._until(schedule, lambda: client.pause_schedule(name=schedule), is_paused)
 
     def resume(self, schedule: str, *, catch_up: bool) -> None:
@@ -119,67 +132,23 @@ class Schedules:
         from google.cloud.aiplatform_v1 import types
 
         request = types.ResumeScheduleRequest(name=schedule, catch_up=catch_up)
-        client = self._connection.schedules
+        client = self.connection.schedules
         self._until(
             schedule,
             lambda: client.resume_schedule(request=request),
             lambda now: now.state.name == "ACTIVE" and now.catch_up == catch_up,
         )
 
-    def delete(self, schedule: str) -> None:
-        """Delete a schedule by its resource name; does nothing if it does not exist."""
-        client = self._connection.schedules
+    def _update(self, schedule: str, want: Schedule, mask: Sequence[str]) -> None:
+        """Set the fields in `mask` of a schedule, by its resource name."""
+        from google.protobuf import field_mask_pb2
 
-        def delete() -> None:
-            try:
-                client.delete_schedule(name=schedule).result(timeout=DELETE_SECONDS)
-            except Exception as error:
-                if status_of(error) != NOT_FOUND:
-                    raise
-
-        retried(delete)
-
-    def _create(self, name: str, want: Schedule, paused: bool | None) -> Schedule:
-        """Create the schedule; if a response was lost, find it by name instead."""
-        client = self._connection.schedules
-        schedule = type(want)(want)
-        earliest = _now() + SETTLE
-        schedule.start_time = max(want.start_time, earliest) if want.start_time else earliest
-
-        def create() -> Schedule:
-            found = self.named(name)
-            return found[0] if found else client.create_schedule(parent=self._connection.parent, schedule=schedule)
-
-        made = retried(create)
-        if paused:
-            self.pause(made.name)
-        return made
-
-    def _change(self, have: Schedule, want: Schedule, left: list[Difference], applied: Applied) -> None:
-        """Apply one change towards `want`."""
-        if needs_new(have, left):
-            self.delete(have.name)
-            why = "it is completed" if have.state.name == "COMPLETED" else "Vertex AI cannot unset a limit"
-            applied.done.append(f"deleted {_number(have)} to recreate it: {why}")
-            return
-        mask = mask_of(left)
-        if mask:
-            from google.protobuf import field_mask_pb2
-
-            schedule = type(want)(want)
-            schedule.name = have.name
-            if "start_time" in mask and not want.start_time:
-                schedule.start_time = _now()
-            client = self._connection.schedules
-            retried(lambda: client.update_schedule(schedule=schedule, update_mask=field_mask_pb2.FieldMask(paths=mask)))
-            applied.done.append(f"updated {', '.join(mask)} of {_number(have)}")
-        pause = next((one.file for one in left if one.field == "paused"), None)
-        if pause is not None:
-            if pause:
-                self.pause(have.name)
-            else:
-                self.resume(have.name, catch_up=False)
-            applied.done.append(f"{'paused' if pause else 'resumed'} {_number(have)}")
+        changed = type(want)(want)
+        changed.name = schedule
+        if "start_time" in mask and not want.start_time:
+            changed.start_time = datetime.now(UTC)
+        client, paths = self.connection.schedules, field_mask_pb2.FieldMask(paths=mask)
+        retried(lambda: client.update_schedule(schedule=changed, update_mask=paths))
 
     def _until(self, schedule: str, call: Callable[[], object], reached: Callable[[Schedule], bool]) -> None:
         """Retry a call that is not idempotent; after a lost response, check whether it took effect."""
@@ -188,22 +157,52 @@ class Schedules:
             try:
                 call()
             except Exception:
-                if not reached(self._connection.schedules.get_schedule(name=schedule)):
+                if not reached(self.connection.schedules.get_schedule(name=schedule)):
                     raise
 
         retried(attempt)
 
+    @classmethod
+    def steer(cls, name: str | None, state: str, *, catch_up: bool = False) -> list[ScheduleResult]:
+        """Bring each file's schedule into a state, "paused" or "active"."""
+        results = []
+        for file in FILES.read_all(name):
+            with cls._calls(file.config, f"make the schedule {file.name} {state}", "update") as calls:
+                results.append(calls._steered(file, state, catch_up=catch_up))
+        return results
 
-def refused(schedule: Schedule) -> str:
-    """Return why the last run was not started, "" if it was or there was none: creating a schedule checks no job."""
-    answer = " ".join(schedule.last_scheduled_run_response.run_response.split())
-    return "" if answer == STARTED else answer
+    def _steered(self, file: ScheduleFile, state: str, *, catch_up: bool) -> ScheduleResult:
+        result = ScheduleResult(file.name, file.config, file, next(iter(self.find(file.key)), None))
+        before = result.state
+        if before in ("absent", "completed"):
+            edit = "" if before == "absent" else f"change end or max_runs in {file.path}, then "
+            raise UserError(
+                f"The schedule {file.name} is {before} on Vertex AI; it started {result.runs} runs.",
+                setting="NAME",
+                value=file.name,
+                fix=f"{edit}slipway schedule apply {file.name}",
+            )
+        if before == state:
+            result.note = f"already {state}"
+            return result
+        if state == "paused":
+            self.pause(result.resource.name)
+        else:
+            self.resume(result.resource.name, catch_up=catch_up)
+        result.resource, result.done = self.find(file.key)[0], [f"{before} → {state}"]
+        if file.settings.paused not in (None, state == "paused"):
+            result.note = f"{file.path} sets paused: {str(file.settings.paused).lower()}; the next apply restores that"
+        return result
 
 
-def _now() -> datetime:
-    return datetime.now(UTC)
-
-
-def _number(schedule: Schedule) -> str:
-    """Return a schedule's numeric id."""
-    return str(schedule.name).rpartition("/")[2]
+def _check(file: ScheduleFile, say: Say) -> None:
+    if file.end is not None and file.end <= datetime.now(UTC):
+        raise UserError(
+            f"{file.path}: end is in the past.",
+            setting="end",
+            value=file.end.isoformat(),
+            allowed="a time in the future, or none",
+            fix=f"correct end in {file.path}, or slipway schedule delete {file.name}",
+        )
+    for warning in refuse_on_failure(Context(file.config, VertexPlatform()), submitting=True):
+        say(f"warning: {warning.check}: {warning.found}")

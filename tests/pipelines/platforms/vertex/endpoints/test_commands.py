@@ -11,7 +11,7 @@ from slipway.components.deploy.component import deploy_model
 from slipway.components.deploy.probes import Answer, Example, Tally
 from slipway.components.deploy.settings import CheckSettings
 from slipway.core.errors import UserError
-from slipway.pipelines.platforms.vertex.endpoints.files import read_one
+from slipway.pipelines.platforms.vertex.endpoints.files import FILES
 from slipway.pipelines.terminal import console
 from tests.fakes.errors import ServiceError
 from tests.fakes.google import PROJECT, REGION
@@ -77,7 +77,7 @@ def test_list_shows_traffic_versions_replicas_and_what_a_day_costs(workspace, mo
     workspace.write()
     (workspace.folder / "configs/endpoints/other.yaml").write_text("configuration: configs/digits.yaml\n")
     (workspace.folder / "configs/endpoints/digits.yaml").unlink()
-    assert "no file; to manage it" in workspace.slipway("endpoints", "diff").stdout
+    assert "no file; to delete it: slipway endpoints delete digits" in workspace.slipway("endpoints", "diff").stdout
     (workspace.folder / "configs/endpoints/other.yaml").unlink()
     assert "digits@2" in workspace.slipway("endpoints", "list", "-c", "configs/digits.yaml").stdout
 
@@ -139,7 +139,7 @@ def test_the_stored_examples_are_sent(workspace):
 def test_the_step_deploys_the_champion_and_fails_if_it_is_withdrawn(workspace):
     workspace.register()
     place = json.dumps({"project": PROJECT, "region": REGION, "endpoints": dict(workspace.google.endpoints)})
-    deployment = read_one(None).deployment.model_dump_json()
+    deployment = FILES.read_one(None).deployment.model_dump_json()
 
     registered = SimpleNamespace(metadata={"resourceName": "projects/p/models/digits@1", "champion": False})
     assert deploy_model.python_func(place, deployment, registered) == ""
@@ -207,7 +207,7 @@ def test_a_wrong_answer_decides_at_once(prediction, wrong):
 def test_a_user_error_in_a_file_is_one_of_the_command(workspace):
     workspace.write(machine="n1-standard-3")
     with pytest.raises(UserError):
-        read_one(None)
+        FILES.read_one(None)
     result = workspace.slipway("deploy")
     assert result.exit_code == 2
     assert "closest:  n1-standard-32" in result.stderr

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from slipway.core.errors import UserError
-from slipway.pipelines.platforms.vertex.endpoints.files import read, read_all, read_one
+from slipway.pipelines.platforms.vertex.endpoints.files import FILES
 from slipway.pipelines.platforms.vertex.endpoints.machines import SERVING_PREFIX, machine_of
 
 EXAMPLES = Path("configs/endpoints").absolute()
@@ -33,11 +33,11 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_the_examples_are_endpoints() -> None:
-    assert [file.name for file in read_all(folder=EXAMPLES)] == ["digits"]
+    assert [file.name for file in FILES.read_all(folder=EXAMPLES)] == ["digits"]
 
 
 def test_a_file_describes_the_whole_deployment(write: Any) -> None:
-    deployment = read(write(machine="t4x1@n1-standard-8+spot", labels={"tier": "b"}, max_replicas=3)).deployment
+    deployment = FILES.read(write(machine="t4x1@n1-standard-8+spot", labels={"tier": "b"}, max_replicas=3)).deployment
     assert (deployment.endpoint_id, deployment.model) == ("slipway-digits", "digits")
     assert deployment.labels == {"team": "a", "tier": "b"}
     assert deployment.resources() == {
@@ -54,14 +54,14 @@ def test_a_file_describes_the_whole_deployment(write: Any) -> None:
 
 
 def test_the_id_of_a_deployed_model_depends_on_what_cannot_be_changed_in_it(write: Any) -> None:
-    first = read(write()).deployment
+    first = FILES.read(write()).deployment
     ids = {
         "again": first.deployed_id("m@1", "run"),
-        "replicas": read(write(max_replicas=5)).deployment.deployed_id("m@1", "run"),
+        "replicas": FILES.read(write(max_replicas=5)).deployment.deployed_id("m@1", "run"),
         "version": first.deployed_id("m@2", "run"),
         "run": first.deployed_id("m@1", "other"),
-        "machine": read(write(machine="e2-standard-4")).deployment.deployed_id("m@1", "run"),
-        "endpoint": read(write("other")).deployment.deployed_id("m@1", "run"),
+        "machine": FILES.read(write(machine="e2-standard-4")).deployment.deployed_id("m@1", "run"),
+        "endpoint": FILES.read(write("other")).deployment.deployed_id("m@1", "run"),
     }
     assert ids["replicas"] == ids["again"] == first.deployed_id("m@1", "run")
     assert len(set(ids.values())) == 5
@@ -98,7 +98,7 @@ def test_what_is_not_possible_is_rejected_with_the_file_and_a_fix(
     Path("empty.json").write_text('{"instances": []}')
     Path("number.json").write_text('{"instances": 5}')
     with pytest.raises(UserError) as caught:
-        read(path)
+        FILES.read(path)
     problem = caught.value
     assert problem.message.startswith(str(path)), problem.message
     assert problem.setting == setting
@@ -126,14 +126,14 @@ def test_what_a_replica_draws_on(machine: str, quotas: dict[str, int]) -> None:
 
 def test_without_a_name_there_has_to_be_one_file(write: Any) -> None:
     with pytest.raises(UserError, match="contains no YAML files"):
-        read_one(None)
+        FILES.read_one(None)
     write()
-    assert read_one(None).name == "digits"
+    assert FILES.read_one(None).name == "digits"
     write("other")
     with pytest.raises(UserError, match="has 2 endpoints"):
-        read_one(None)
+        FILES.read_one(None)
     with pytest.raises(UserError, match="There is no endpoint 'digit'") as caught:
-        read_one("digit")
+        FILES.read_one("digit")
     assert caught.value.nearest == "digits"
     with pytest.raises(UserError, match="'Digits' is not a valid endpoint name"):
-        read(write("Digits"))
+        FILES.read(write("Digits"))

@@ -10,7 +10,7 @@ import pytest
 from slipway.components.deploy import rollout, service
 from slipway.components.deploy.service import PREVIOUS, ROLLOUT, Traffic
 from slipway.core.errors import UserError
-from slipway.pipelines.platforms.vertex.endpoints.files import read_one
+from slipway.pipelines.platforms.vertex.endpoints.files import FILES
 
 
 def moves(workspace, monkeypatch):
@@ -230,7 +230,7 @@ def test_a_rollout_that_somebody_ended_by_hand_does_not_block_the_next_one(works
     workspace.register()
     third = workspace.endpoints.version("digits", "3")
     interrupted_at(workspace, monkeypatch, 20)
-    deployment = read_one(None).deployment
+    deployment = FILES.read_one(None).deployment
     workspace.endpoints.deploy(deployment, third, "12345")  # as in the console
     give_by_hand(workspace, "12345")
     workspace.deployed()

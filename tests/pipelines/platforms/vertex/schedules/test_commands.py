@@ -183,7 +183,10 @@ def test_pause_resume_and_delete(ready_google: FakeGoogle, write: Write, slipway
     assert len(service.schedules) == 1
     assert slipway("schedule", "delete", "nightly", "--yes").exit_code == 0
     assert not service.schedules
-    assert "no schedule nightly" in slipway("schedule", "delete", "nightly", "--yes").stderr
+    again = slipway("schedule", "delete", "nightly", "--yes")
+    assert (again.exit_code, "nightly: absent" in again.stdout) == (0, True)
+    unknown = slipway("schedule", "delete", "nightli", "--yes")
+    assert (unknown.exit_code, "closest:  nightly" in unknown.stderr) == (2, True)
 
 
 def test_delete_asks_for_confirmation(
@@ -243,8 +246,14 @@ def test_an_error_of_vertex_is_one_sentence_with_a_fix(
     assert rights.exit_code == 2
     assert RUNNER in rights.stderr
     assert "fix:" in rights.stderr
+    ready_google.faults.plan("DeleteSchedule", ServiceError(403, "The caller does not have permission"))
     ready_google.faults.plan("CreateSchedule", ServiceError(403, "The caller does not have permission"))
     unnamed = slipway("schedule", "apply")
-    assert "may not apply schedule nightly: aiplatform.schedules.create is missing" in unnamed.stderr
+    assert "may not apply the schedule nightly: aiplatform.schedules.create is missing" in unnamed.stderr
     assert "--role=roles/aiplatform.user" in unnamed.stderr
     assert not ready_google.region.schedules.schedules
+    assert slipway("schedule", "apply").exit_code == 0
+    kept = slipway("schedule", "delete", "nightly", "--yes")
+    assert kept.exit_code == 2
+    assert "may not delete the schedule nightly: aiplatform.schedules.delete is missing" in kept.stderr
+    assert ready_google.region.schedules.schedules

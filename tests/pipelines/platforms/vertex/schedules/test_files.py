@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from slipway.core.errors import UserError
-from slipway.pipelines.platforms.vertex.schedules.files import read, read_all
+from slipway.pipelines.platforms.vertex.schedules.files import FILES
 
 EXAMPLES = Path("configs/schedules").absolute()
 VERTEX = {"project": "p", "region": "europe-west4", "bucket": "gs://bucket", "image": "r/i:1", "serving_image": "r/s:1"}
@@ -34,18 +34,18 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_the_examples_are_schedules() -> None:
-    names = [file.name for file in read_all(folder=EXAMPLES)]
+    names = [file.name for file in FILES.read_all(folder=EXAMPLES)]
     assert "digits-nightly" in names
 
 
 def test_set_and_hardware_override_the_configuration(write: Any) -> None:
-    file = read(write(set=["train.epochs=7"], hardware="t4x1", time_zone="Europe/Berlin"))
+    file = FILES.read(write(set=["train.epochs=7"], hardware="t4x1", time_zone="Europe/Berlin"))
     assert (file.config.train.epochs, file.config.hardware) == (7, "t4x1")
     assert file.cron_text == "TZ=Europe/Berlin 0 3 * * *"
 
 
 def test_times_without_a_zone_are_in_the_schedules_time_zone(write: Any) -> None:
-    file = read(write(time_zone="Asia/Tokyo", start="2026-12-01", end="2026-12-03T12:00:00+00:00"))
+    file = FILES.read(write(time_zone="Asia/Tokyo", start="2026-12-01", end="2026-12-03T12:00:00+00:00"))
     assert file.start == datetime(2026, 11, 30, 15, tzinfo=UTC)
     assert [time.isoformat() for time in file.next_times(5, now=datetime(2026, 11, 21, tzinfo=UTC))] == [
         "2026-12-01T03:00:00+09:00",
@@ -71,7 +71,7 @@ def test_times_without_a_zone_are_in_the_schedules_time_zone(write: Any) -> None
 )
 def test_invalid_schedules_are_refused(write: Any, settings: dict[str, Any], setting: str, near: str | None) -> None:
     with pytest.raises(UserError) as error:
-        read(write(**settings))
+        FILES.read(write(**settings))
     assert (error.value.setting, error.value.nearest) == (setting, near)
     assert error.value.fix
 
@@ -79,12 +79,12 @@ def test_invalid_schedules_are_refused(write: Any, settings: dict[str, Any], set
 def test_an_unknown_name_is_refused_with_the_closest(write: Any) -> None:
     write("nightly")
     write("weekly")
-    assert [file.name for file in read_all(["weekly"])] == ["weekly"]
+    assert [file.name for file in FILES.read_all("weekly")] == ["weekly"]
     with pytest.raises(UserError) as error:
-        read_all(["nightli"])
+        FILES.read_all("nightli")
     assert error.value.nearest == "nightly"
     with pytest.raises(UserError, match="is not a valid schedule name") as error:
-        read(write("Every Night"))
+        FILES.read(write("Every Night"))
     assert error.value.nearest == "every-night"
 
 
@@ -94,4 +94,4 @@ def test_a_configuration_without_a_vertex_section_is_refused(write: Any) -> None
     del values["vertex"]
     Path("configs/digits.yaml").write_text(yaml.safe_dump(values))
     with pytest.raises(UserError, match="has no section vertex"):
-        read(path)
+        FILES.read(path)

@@ -12,8 +12,9 @@ import pytest
 
 from slipway.components.cloud.connection import Connection
 from slipway.core.errors import UserError
-from slipway.pipelines.platforms.vertex.schedules.difference import NAME_PREFIX, differences
-from slipway.pipelines.platforms.vertex.schedules.files import read
+from slipway.pipelines.platforms.vertex.schedules.difference import NAME_PREFIX, Desired, differences
+from slipway.pipelines.platforms.vertex.schedules.files import FILES
+from slipway.pipelines.platforms.vertex.schedules.result import ScheduleResult
 from slipway.pipelines.platforms.vertex.schedules.service import Schedules
 from tests.fakes.errors import ConnectionReset, ServiceError
 from tests.fakes.google import PROJECT, REGION, FakeGoogle
@@ -64,9 +65,17 @@ def wanted(write: Callable[..., Path], google: FakeGoogle) -> Callable[..., Any]
             runtime_config={"gcs_output_directory": f"gs://{BUCKET}/pipelines"},
             labels=labels or {},
         )
-        return make(read(write(**settings)), job, f"projects/{PROJECT}/locations/{REGION}")
+        return make(FILES.read(write(**settings)), job, f"projects/{PROJECT}/locations/{REGION}").schedule
 
     return made
+
+
+def reconciled(schedules: Schedules, want: Any, paused: bool | None) -> ScheduleResult:
+    """Apply a desired schedule in place of that of the file nightly.yaml."""
+    file = FILES.read_one("nightly")
+    result = ScheduleResult(file.name, file.config, file)
+    schedules.reconcile(result, Desired(want, paused))
+    return result
 
 
 def schedules(google: FakeGoogle) -> Schedules:
@@ -80,9 +89,9 @@ def only(service: ScheduleService) -> Any:
 
 def test_a_second_apply_changes_nothing(google: FakeGoogle, service: ScheduleService, wanted: Any) -> None:
     want = wanted(max_active_runs=2, max_runs=9, end="2999-01-01", allow_queueing=True, start="2998-01-01")
-    first = schedules(google).apply("nightly", want, None)
+    first = reconciled(schedules(google), want, None)
     writes = google.world.writes.total()
-    again = schedules(google).apply("nightly", want, None)
+    again = reconciled(schedules(google), want, None)
     assert (len(first.done), again.done) == (1, [])
     assert google.world.writes.total() == writes
     made = only(service)
@@ -105,22 +114,22 @@ def test_a_second_apply_changes_nothing(google: FakeGoogle, service: ScheduleSer
 def test_a_change_is_shown_by_field_and_updates_the_schedule(
     google: FakeGoogle, service: ScheduleService, wanted: Any, change: dict[str, Any], fields: list[str]
 ) -> None:
-    schedules(google).apply("nightly", wanted(), None)
+    reconciled(schedules(google), wanted(), None)
     before = only(service)
     want = wanted(**change)
-    assert [one.field for one in differences(want, before, None, datetime.now(UTC))] == fields
-    schedules(google).apply("nightly", want, None)
+    assert [one.field for one in differences(Desired(want, None), before, datetime.now(UTC))] == fields
+    reconciled(schedules(google), want, None)
     assert only(service).name == before.name
-    assert differences(want, only(service), None, datetime.now(UTC)) == []
+    assert differences(Desired(want, None), only(service), datetime.now(UTC)) == []
 
 
 @pytest.mark.parametrize("limit", [{"max_runs": 5}, {"end": "2999-01-01"}, {"max_active_runs": 2}])
 def test_removing_a_limit_replaces_the_schedule_without_duplicates(
     google: FakeGoogle, service: ScheduleService, wanted: Any, most: list[int], limit: dict[str, Any]
 ) -> None:
-    schedules(google).apply("nightly", wanted(**limit), None)
+    reconciled(schedules(google), wanted(**limit), None)
     before = only(service).name
-    applied = schedules(google).apply("nightly", wanted(), None)
+    applied = reconciled(schedules(google), wanted(), None)
     assert only(service).name != before
     assert "cannot unset" in applied.done[0]
     assert max(most) == 1
@@ -129,12 +138,12 @@ def test_removing_a_limit_replaces_the_schedule_without_duplicates(
 def test_an_ended_schedule_is_recreated_only_when_its_file_changes(
     google: FakeGoogle, service: ScheduleService, wanted: Any
 ) -> None:
-    schedules(google).apply("nightly", wanted(max_runs=2), None)
+    reconciled(schedules(google), wanted(max_runs=2), None)
     assert len(service.move(timedelta(days=5))) == 2
     ended = only(service)
     assert ended.state.name == "COMPLETED"
-    assert schedules(google).apply("nightly", wanted(max_runs=2), None).done == []
-    schedules(google).apply("nightly", wanted(max_runs=4), None)
+    assert reconciled(schedules(google), wanted(max_runs=2), None).done == []
+    reconciled(schedules(google), wanted(max_runs=4), None)
     assert only(service).name != ended.name
     assert len(service.move(timedelta(days=9))) == 4
 
@@ -150,7 +159,7 @@ def test_a_created_schedule_is_found_if_the_response_is_lost(
             raise ConnectionReset
 
     monkeypatch.setattr(google.faults, "after", after)
-    schedules(google).apply("nightly", wanted(), None)
+    reconciled(schedules(google), wanted(), None)
     assert lost
     assert only(service).display_name == f"{NAME_PREFIX}nightly"
 
@@ -160,25 +169,25 @@ def test_two_concurrent_applies_keep_the_same_schedule(
     google: FakeGoogle, service: ScheduleService, wanted: Any, order: str
 ) -> None:
     want, mine = wanted(), schedules(google)
-    client = mine._connection.schedules
+    client = mine.connection.schedules
     create = client.create_schedule
 
     def interleaved(**arguments: Any) -> Any:
         client.create_schedule = create
         if order == "the other first":
-            schedules(google).apply("nightly", want, None)
+            reconciled(schedules(google), want, None)
             return create(**arguments)
         made = create(**arguments)
         # The other has looked before there was one, and makes a second.
-        Schedules(Connection(PROJECT, REGION, google.endpoints))._connection.schedules.create_schedule(**arguments)
+        Schedules(Connection(PROJECT, REGION, google.endpoints)).connection.schedules.create_schedule(**arguments)
         return made
 
     client.create_schedule = interleaved
-    applied = mine.apply("nightly", want, None)
+    applied = reconciled(mine, want, None)
     assert any("duplicate" in text for text in applied.done)
     kept = only(service)
-    assert applied.schedule.name == kept.name
-    assert schedules(google).apply("nightly", want, None).done == []
+    assert applied.resource.name == kept.name
+    assert reconciled(schedules(google), want, None).done == []
     # Neither of the two was due before the second one was gone.
     assert kept.start_time > kept.create_time + timedelta(minutes=1)
 
@@ -195,7 +204,7 @@ def test_many_concurrent_applies_leave_one_schedule(
 
     def work() -> None:
         try:
-            schedules(google).apply("nightly", want, None)
+            reconciled(schedules(google), want, None)
         except BaseException as error:
             failures.append(error)
 
@@ -216,14 +225,14 @@ def test_apply_works_if_a_quarter_of_all_calls_fail(
     google.faults._random.seed(seed)
     google.faults.share = 0.25
     ours = schedules(google)
-    ours.apply("nightly", wanted(max_runs=5), None)
-    ours.apply("nightly", wanted(cron="0 4 * * *"), None)
+    reconciled(ours, wanted(max_runs=5), None)
+    reconciled(ours, wanted(cron="0 4 * * *"), None)
     made = only(service)
     ours.pause(made.name)
     assert only(service).state.name == "PAUSED"
     ours.resume(made.name, catch_up=True)
     assert (only(service).state.name, only(service).catch_up) == ("ACTIVE", True)
-    ours.delete(made.name)
+    ours.delete(made, None)
     assert not service.schedules
     assert google.faults.struck.total() > 0
     assert max(most) == 1
@@ -234,7 +243,7 @@ def test_catch_up_starts_the_missed_runs(
     google: FakeGoogle, service: ScheduleService, wanted: Any, catch_up: bool, jobs: int
 ) -> None:
     ours = schedules(google)
-    ours.apply("nightly", wanted(), None)
+    reconciled(ours, wanted(), None)
     service.move(timedelta(days=1))
     ours.pause(only(service).name)
     assert service.move(timedelta(days=3)) == []
@@ -247,7 +256,7 @@ def test_catch_up_starts_the_missed_runs(
 def test_a_run_above_the_limit_is_queued_or_skipped(
     google: FakeGoogle, service: ScheduleService, wanted: Any, queueing: bool, later: int
 ) -> None:
-    schedules(google).apply("nightly", wanted(max_active_runs=1, allow_queueing=queueing), None)
+    reconciled(schedules(google), wanted(max_active_runs=1, allow_queueing=queueing), None)
     [running] = service.move(timedelta(days=2))
     google.region.pipelines.run_to_end(running.name)
     jobs = service.move(timedelta(days=1))
@@ -261,13 +270,13 @@ def test_a_schedule_paused_in_its_file_is_created_paused_and_stays_paused(
     google: FakeGoogle, service: ScheduleService, wanted: Any
 ) -> None:
     ours = schedules(google)
-    ours.apply("nightly", wanted(), True)
+    reconciled(ours, wanted(), True)
     assert service.move(timedelta(days=2)) == []
     ours.resume(only(service).name, catch_up=False)
-    assert ours.apply("nightly", wanted(), True).done[-1].startswith("paused")
-    assert ours.apply("nightly", wanted(), False).done[-1].startswith("resumed")
+    assert reconciled(ours, wanted(), True).done[-1].startswith("paused")
+    assert reconciled(ours, wanted(), False).done[-1].startswith("resumed")
     ours.pause(only(service).name)
-    assert ours.apply("nightly", wanted(), None).done == []
+    assert reconciled(ours, wanted(), None).done == []
     assert only(service).state.name == "PAUSED"
 
 
@@ -277,7 +286,7 @@ def test_other_schedules_are_not_changed(google: FakeGoogle, service: ScheduleSe
     Connection(PROJECT, REGION, google.endpoints).schedules.create_schedule(
         parent=f"projects/{PROJECT}/locations/{REGION}", schedule=theirs
     )
-    schedules(google).apply("nightly", wanted(), None)
+    reconciled(schedules(google), wanted(), None)
     assert {one.display_name for one in service.schedules.values()} == {"nightly", f"{NAME_PREFIX}nightly"}
     assert len(schedules(google).all()) == 1
 
@@ -286,8 +295,8 @@ def test_apply_gives_up_against_another_process_that_keeps_changing_the_schedule
     google: FakeGoogle, service: ScheduleService, wanted: Any
 ) -> None:
     want, ours = wanted(), schedules(google)
-    ours.apply("nightly", want, None)
-    client = ours._connection.schedules
+    reconciled(ours, want, None)
+    client = ours.connection.schedules
     update = client.update_schedule
 
     def undone(**arguments: Any) -> Any:
@@ -297,7 +306,7 @@ def test_apply_gives_up_against_another_process_that_keeps_changing_the_schedule
 
     client.update_schedule = undone
     with pytest.raises(UserError, match="another process"):
-        ours.apply("nightly", wanted(cron="0 5 * * *"), None)
+        reconciled(ours, wanted(cron="0 5 * * *"), None)
 
 
 @pytest.mark.parametrize(
@@ -322,6 +331,6 @@ def test_the_fake_rejects_what_the_service_rejects(google: FakeGoogle, wanted: A
 def test_a_rejected_call_is_not_retried(google: FakeGoogle, service: ScheduleService, wanted: Any) -> None:
     google.faults.plan("CreateSchedule", ServiceError(403, "No."), times=9)
     with pytest.raises(Exception, match="No"):
-        schedules(google).apply("nightly", wanted(), None)
+        reconciled(schedules(google), wanted(), None)
     assert google.faults.struck["ScheduleService.CreateSchedule"] == 1
     assert not service.schedules
