@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})
-CONFLICT = 409
+NOT_FOUND, CONFLICT = 404, 409
 # With 20% of calls failing, ten attempts all fail once in ten million times.
 TRIES = 10
 FIRST_WAIT_SECONDS = 0.5
@@ -73,6 +73,16 @@ def retried(
         return is_transient(error) or (also is not None and also(error))
 
     return policy(worth_it, tries=tries, before_sleep=_say)(call)
+
+
+def existing(call: Callable[[], Result]) -> Result | None:
+    """Return the result of `call`, which is `retried`; None if the resource does not exist."""
+    try:
+        return retried(call)
+    except Exception as error:
+        if status_of(error) == NOT_FOUND:
+            return None
+        raise
 
 
 def policy(

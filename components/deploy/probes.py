@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.prediction import predict
-from slipway.components.cloud.retries import retried, status_of
+from slipway.components.cloud.retries import existing
 from slipway.components.deploy.settings import CheckSettings, Deployment
 from slipway.core.errors import UserError
 from slipway.trainer.export.examples import FILE_NAME
@@ -28,7 +28,6 @@ from slipway.trainer.export.examples import FILE_NAME
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.types import Endpoint
 
-NOT_FOUND = 404
 # Fields of a prediction that hold the model's numbers, by task; see slipway.serving.instances.
 NUMBERS = ("probabilities", "prediction")
 # For an endpoint without a time-out of its own; Vertex AI's is 60 s on shared endpoints.
@@ -57,12 +56,7 @@ def examples(connection: Connection, uri: str, deployment: Deployment) -> list[E
         return [Example(instance) for instance in deployment.instances]
     bucket, _, folder = uri.removeprefix("gs://").partition("/")
     blob = connection.storage.bucket(bucket).blob(f"{folder.rstrip('/')}/{FILE_NAME}")
-    try:
-        stored = json.loads(retried(blob.download_as_bytes))
-    except Exception as error:
-        if status_of(error) != NOT_FOUND:
-            raise
-        stored = {}
+    stored = json.loads(existing(blob.download_as_bytes) or "{}")
     pairs = zip(stored.get("instances", ()), stored.get("values", ()), strict=False)
     found = [Example(instance, _numbers(values)) for instance, values in pairs]
     found = [one for one in found if len(json.dumps(one.instance)) <= MAX_BYTES]

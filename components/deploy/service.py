@@ -16,6 +16,8 @@ from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.operations import StillRunningError, completed
 from slipway.components.cloud.retries import (
     LONGEST_WAIT_SECONDS,
+    NOT_FOUND,
+    existing,
     is_conflict,
     is_transient,
     paced,
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
 
 NAME_LABEL = "slipway-endpoint"
 ROLLOUT, PREVIOUS = "slipway-rollout", "slipway-previous"
-NOT_FOUND = 404
 # Fresh reads after a write that was refused because the endpoint had changed, and the first, doubling pause.
 ROUNDS, ROUND_SECONDS = 20, 1.0
 # Creating, changing and deleting an endpoint without models takes seconds.
@@ -74,12 +75,7 @@ class Endpoints:
 
     def get(self, endpoint_id: str) -> Endpoint | None:
         """Return an endpoint by id, None if it does not exist."""
-        try:
-            return retried(lambda: self.connection.serving.get_endpoint(name=self._name(endpoint_id)))
-        except Exception as error:
-            if status_of(error) == NOT_FOUND:
-                return None
-            raise
+        return existing(lambda: self.connection.serving.get_endpoint(name=self._name(endpoint_id)))
 
     def all(self) -> list[Endpoint]:
         """Return Slipway's endpoints by name."""
@@ -95,12 +91,9 @@ class Endpoints:
         """
         models = self.connection.models
         name = f"{self.connection.parent}/models/{model}"
-        try:
-            found = retried(lambda: models.get_model(name=f"{name}@{wanted}"))
-        except Exception as error:
-            if status_of(error) != NOT_FOUND:
-                raise
-            raise self._no_version(model, name, wanted) from None
+        found = existing(lambda: models.get_model(name=f"{name}@{wanted}"))
+        if found is None:
+            raise self._no_version(model, name, wanted)
         version = Version(
             f"{found.name.partition('@')[0]}@{found.version_id}",
             found.version_id,
@@ -117,11 +110,8 @@ class Endpoints:
         return version
 
     def _no_version(self, model: str, name: str, wanted: str) -> UserError:
-        try:
-            versions = retried(lambda: list(self.connection.models.list_model_versions(name=name)))
-        except Exception as error:
-            if status_of(error) != NOT_FOUND:
-                raise
+        versions = existing(lambda: list(self.connection.models.list_model_versions(name=name)))
+        if versions is None:
             return UserError(
                 f"The Model Registry in {self.connection.region} has no model {model}.",
                 setting="model",
@@ -347,11 +337,9 @@ class Endpoints:
         endpoint = self.move(endpoint_id, lambda _: Traffic({}))
         for deployed in endpoint.deployed_models:
             self.undeploy(endpoint_id, deployed.id, until)
-        try:
-            completed(client, retried(lambda: client.delete_endpoint(name=endpoint.name).operation), until)
-        except Exception as error:
-            if status_of(error) != NOT_FOUND:
-                raise
+        operation = existing(lambda: client.delete_endpoint(name=endpoint.name).operation)
+        if operation is not None:
+            completed(client, operation, until)
 
     def _has(self, endpoint_id: str, deployed: str) -> bool:
         return model_of(self.existing(endpoint_id), deployed) is not None

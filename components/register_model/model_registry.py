@@ -13,12 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slipway.components.cloud.connection import Connection
-from slipway.components.cloud.retries import is_conflict, is_transient, retried, status_of
+from slipway.components.cloud.retries import existing, is_conflict, is_transient, retried
 from slipway.components.register_model.registry import CHAMPION, superseded
 from slipway.core.values import JsonObject
 
 RUN_LABEL = "slipway-run"
-NOT_FOUND = 404
 # Timeout and polling interval of a model upload.
 UPLOAD_SECONDS = 1800.0
 POLL_SECONDS = 5.0
@@ -145,21 +144,12 @@ class ModelRegistry:
             "name": self._name(candidate.model),
             "filter": f'labels.{RUN_LABEL}="{label(candidate.run_id)}"',
         }
-        try:
-            found = retried(lambda: list(models.list_model_versions(request)))
-        except Exception as error:
-            if status_of(error) == NOT_FOUND:
-                return None
-            raise
+        found = existing(lambda: list(models.list_model_versions(request)))
         return _version(found[0]) if found else None
 
     def _get(self, name: str) -> RegisteredVersion | None:
-        try:
-            return _version(retried(lambda: self._connection.models.get_model(name=name)))
-        except Exception as error:
-            if status_of(error) == NOT_FOUND:
-                return None
-            raise
+        found = existing(lambda: self._connection.models.get_model(name=name))
+        return _version(found) if found else None
 
     def _name(self, model: str) -> str:
         return f"{self._connection.parent}/models/{model}"

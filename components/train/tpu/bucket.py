@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from slipway.components.cloud.connection import Connection
-from slipway.components.cloud.refusals import is_absent, refusal
-from slipway.components.cloud.retries import retried
+from slipway.components.cloud.refusals import refusal
+from slipway.components.cloud.retries import existing, retried
 from slipway.components.step import raise_if_terminated
 from slipway.core import events
 
@@ -47,10 +47,8 @@ class BucketFolder:
     def read(self, name: str) -> bytes | None:
         """Return a file's content, or None if there is no such file."""
         try:
-            return bytes(retried(lambda: self._blob(name).download_as_bytes(timeout=SECONDS)))
+            return existing(lambda: bytes(self._blob(name).download_as_bytes(timeout=SECONDS)))
         except Exception as error:
-            if is_absent(error):
-                return None
             raise refusal(error, self.connection, f"read {self.uri}/{name}") from error
 
     def upload(self, folder: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.operations import finished
 from slipway.components.cloud.refusals import is_absent, refusal
-from slipway.components.cloud.retries import is_conflict, paced, retried, status_of
+from slipway.components.cloud.retries import existing, is_conflict, paced, retried, status_of
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
 
@@ -97,11 +97,10 @@ def get(connection: Connection, zone: str, name: str) -> QueuedResource | None:
     """
     request = _api(connection).queuedResources().get(name=f"{_parent(connection, zone)}/queuedResources/{name}")
     try:
-        return _read(retried(request.execute))
+        entry = existing(request.execute)
     except Exception as error:
-        if is_absent(error):
-            return None
         raise refusal(error, connection, f"read the queued resource {name} in {zone}", GET) from error
+    return None if entry is None else _read(entry)
 
 
 def listed(connection: Connection, zones: list[str]) -> Iterator[QueuedResource]:
@@ -173,11 +172,10 @@ def node_state(connection: Connection, zone: str, name: str) -> str:
     """
     request = _api(connection).nodes().get(name=f"{_parent(connection, zone)}/nodes/{name}")
     try:
-        return str(retried(request.execute).get("state", ""))
+        node = existing(request.execute)
     except Exception as error:
-        if is_absent(error):
-            return ""
         raise refusal(error, connection, f"read the TPU {name} in {zone}", GET) from error
+    return str(node.get("state", "")) if node else ""
 
 
 def failure(status: JsonObject) -> str:

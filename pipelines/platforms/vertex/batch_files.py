@@ -22,8 +22,8 @@ from dataclasses import dataclass, field, replace
 from typing import IO, Any, Literal, TypeVar
 
 from slipway.components.cloud.connection import Connection
-from slipway.components.cloud.refusals import is_absent, refusal
-from slipway.components.cloud.retries import retried
+from slipway.components.cloud.refusals import refusal
+from slipway.components.cloud.retries import existing, retried
 from slipway.core.errors import UserError
 from slipway.serving.instances import BadRequest, parse
 
@@ -217,13 +217,10 @@ def _listed(connection: Connection, uri: str) -> list[Any]:
     bucket, _, pattern = uri.removeprefix("gs://").partition("/")
     prefix = re.split(r"[*?\[]", pattern)[0]
     try:
-        found = retried(lambda: list(connection.storage.list_blobs(bucket, prefix=prefix)))
+        found = existing(lambda: list(connection.storage.list_blobs(bucket, prefix=prefix)))
     except Exception as error:
-        if is_absent(error):
-            found = []
-        else:
-            raise refusal(error, connection, f"list {uri}") from error
-    blobs = [blob for blob in found if fnmatch.fnmatchcase(blob.name, pattern)]
+        raise refusal(error, connection, f"list {uri}") from error
+    blobs = [blob for blob in found or () if fnmatch.fnmatchcase(blob.name, pattern)]
     if not blobs:
         raise UserError(f"There is nothing at {uri}.", setting="--input", value=uri, fix=f"gcloud storage ls {uri}")
     return blobs

@@ -9,7 +9,7 @@ from typing import Any
 from slipway.components.cloud import policies
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.refusals import is_absent, member_of, refusal
-from slipway.components.cloud.retries import retried, status_of
+from slipway.components.cloud.retries import existing, retried, status_of
 from slipway.components.cloud.rules import check_bucket_region
 from slipway.components.register_model.registry import CHAMPION
 from slipway.components.setup_access.requirements import VERTEX_USER
@@ -84,20 +84,21 @@ def version(connection: Connection, model: str) -> Any:
         short, _, number = name.partition("/")
         name, chosen = f"{connection.parent}/models/{short}", chosen or number
     try:
-        return retried(lambda: connection.models.get_model(name=f"{name}@{chosen or CHAMPION}"))
+        found = existing(lambda: connection.models.get_model(name=f"{name}@{chosen or CHAMPION}"))
     except Exception as error:
-        if not is_absent(error):
-            raise refusal(error, connection, f"see the model {model}", "aiplatform.models.get") from error
-    return _no_such_model(connection, model, name)
+        raise refusal(error, connection, f"see the model {model}", "aiplatform.models.get") from error
+    if found is None:
+        raise _no_such_model(connection, model, name)
+    return found
 
 
-def _no_such_model(connection: Connection, model: str, name: str) -> Any:
+def _no_such_model(connection: Connection, model: str, name: str) -> UserError:
     known: Sequence[Any] = retried(lambda: list(connection.models.list_models({"parent": connection.parent})))
     names = [one.name.rpartition("/")[2].partition("@")[0] for one in known]
     short = name.rpartition("/")[2]
     if short not in names:
         near = nearest(short, names)
-        raise UserError(
+        return UserError(
             f"There is no model {model} in {connection.project} in {connection.region}.",
             setting="MODEL",
             value=model,
@@ -107,7 +108,7 @@ def _no_such_model(connection: Connection, model: str, name: str) -> Any:
         )
     versions = retried(lambda: list(connection.models.list_model_versions({"name": name})))
     numbers = [f"{short}/{one.version_id}" for one in versions]
-    raise UserError.unknown("version", model, numbers, setting="MODEL", fix=f"name {numbers[-1]}")
+    return UserError.unknown("version", model, numbers, setting="MODEL", fix=f"name {numbers[-1]}")
 
 
 def check_bucket(connection: Connection, uri: str, option: str) -> None:

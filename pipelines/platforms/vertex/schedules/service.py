@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from slipway.components.cloud.retries import retried, status_of
+from slipway.components.cloud.retries import existing, retried
 from slipway.core.errors import UserError
 from slipway.pipelines.checks import Context
 from slipway.pipelines.doctor import refuse_on_failure
@@ -36,7 +36,6 @@ from slipway.pipelines.platforms.vertex.submission import compile_pipeline, pipe
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.types import Schedule
 
-NOT_FOUND = 404
 DELETE_SECONDS = 120
 
 
@@ -106,15 +105,7 @@ class Schedules(Declared[ScheduleFile, ScheduleResult]):
 
     def delete(self, resource: Schedule, file: ScheduleFile | None) -> None:  # noqa: ARG002
         client = self.connection.schedules
-
-        def delete() -> None:
-            try:
-                client.delete_schedule(name=resource.name).result(timeout=DELETE_SECONDS)
-            except Exception as error:
-                if status_of(error) != NOT_FOUND:
-                    raise
-
-        retried(delete)
+        existing(lambda: client.delete_schedule(name=resource.name).result(timeout=DELETE_SECONDS))
 
     def advice(self, name: str, have: Schedule, left: list[Difference]) -> str:
         return f"to {'recreate' if needs_new(have, left) else 'update'} it: {self.command} apply {name}"
