@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from slipway.components.cloud.connection import LOG_IN, Connection
 from slipway.components.cloud.known_errors import recognise
@@ -79,6 +80,17 @@ def refusal(
             fix="try again in a few minutes; https://status.cloud.google.com lists known outages",
         )
     return UserError(f"Could not {what}: {text}.", fix=f"slipway doctor --target {connection.section}")
+
+
+@contextlib.contextmanager
+def refusing(
+    connection: Connection, what: str, needs: str | None = None, facts: Mapping[str, object] | None = None
+) -> Iterator[None]:
+    """Convert the exceptions of Google Cloud calls to UserError; see `refusal`."""
+    try:
+        yield
+    except Exception as error:
+        raise refusal(error, connection, what, needs, facts) from error
 
 
 def member_of(connection: Connection) -> str:

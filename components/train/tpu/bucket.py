@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.components.cloud.connection import Connection
-from slipway.components.cloud.refusals import refusal
+from slipway.components.cloud.refusals import refusing
 from slipway.components.cloud.retries import existing, retried
 from slipway.components.step import raise_if_terminated
 from slipway.core import events
@@ -46,10 +46,8 @@ class BucketFolder:
 
     def read(self, name: str) -> bytes | None:
         """Return a file's content, or None if there is no such file."""
-        try:
+        with refusing(self.connection, f"read {self.uri}/{name}"):
             return existing(lambda: bytes(self._blob(name).download_as_bytes(timeout=SECONDS)))
-        except Exception as error:
-            raise refusal(error, self.connection, f"read {self.uri}/{name}") from error
 
     def upload(self, folder: Path) -> None:
         """Copy the files of a folder that are not there yet, and report the progress; manifest.json comes last."""
@@ -84,26 +82,21 @@ class BucketFolder:
         things = list(things)
         if what and things:
             events.phase(what)
-        try:
-            with ThreadPoolExecutor(AT_ONCE) as pool:
-                for done, _ in enumerate(pool.map(copy, things), 1):
-                    if what:
-                        events.progress(done, len(things), "files")
-                    raise_if_terminated()
-        except Exception as error:
-            raise refusal(error, self.connection, f"copy to or from {self.uri}") from error
+        with refusing(self.connection, f"copy to or from {self.uri}"), ThreadPoolExecutor(AT_ONCE) as pool:
+            for done, _ in enumerate(pool.map(copy, things), 1):
+                if what:
+                    events.progress(done, len(things), "files")
+                raise_if_terminated()
 
     def _blob(self, name: str) -> Any:
         return self.connection.storage.bucket(self.bucket).blob(f"{self.path}/{name}")
 
     def _listed(self, prefix: str = "", start: str | None = None) -> list[Any]:
         bucket = self.connection.storage
-        try:
+        with refusing(self.connection, f"list {self.uri}"):
             return retried(
                 lambda: list(bucket.list_blobs(self.bucket, prefix=f"{self.path}/{prefix}", start_offset=start))
             )
-        except Exception as error:
-            raise refusal(error, self.connection, f"list {self.uri}") from error
 
 
 def _md5(path: Path) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from slipway.components.cloud.connection import Connection
-from slipway.components.cloud.refusals import refusal
+from slipway.components.cloud.refusals import refusal, refusing
 from slipway.components.cloud.retries import retried, status_of
 from slipway.components.step import WorkFailed
 from slipway.core.errors import UserError
@@ -42,10 +42,8 @@ def has_lapsed(connection: Connection, bucket: str, name: str, seconds: float) -
     Raises:
         UserError: The bucket refuses the access.
     """
-    try:
+    with refusing(connection, f"read gs://{bucket}/{name}"):
         found = retried(lambda: connection.storage.bucket(bucket).get_blob(name))
-    except Exception as error:
-        raise refusal(error, connection, f"read gs://{bucket}/{name}") from error
     return found is None or (datetime.now(UTC) - found.updated).total_seconds() > seconds
 
 
@@ -83,10 +81,8 @@ class Lease:
         Raises:
             UserError: Another launcher renewed it not long ago, or the bucket refuses the access.
         """
-        try:
+        with refusing(self._connection, f"read {self._name}"):
             earlier = self._read()
-        except Exception as error:
-            raise refusal(error, self._connection, f"read {self._name}") from error
         age = (datetime.now(UTC) - self._updated).total_seconds() if self._generation else 0.0
         if earlier.get("launcher", self._launcher) != self._launcher and earlier["holder"] and age < self._seconds:
             raise UserError(

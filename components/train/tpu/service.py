@@ -16,7 +16,7 @@ from typing import Any
 
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.operations import finished
-from slipway.components.cloud.refusals import is_absent, refusal
+from slipway.components.cloud.refusals import is_absent, refusal, refusing
 from slipway.components.cloud.retries import existing, is_conflict, paced, retried, status_of
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
@@ -96,10 +96,8 @@ def get(connection: Connection, zone: str, name: str) -> QueuedResource | None:
         UserError: It cannot be read.
     """
     request = _api(connection).queuedResources().get(name=f"{_parent(connection, zone)}/queuedResources/{name}")
-    try:
+    with refusing(connection, f"read the queued resource {name} in {zone}", GET):
         entry = existing(request.execute)
-    except Exception as error:
-        raise refusal(error, connection, f"read the queued resource {name} in {zone}", GET) from error
     return None if entry is None else _read(entry)
 
 
@@ -113,10 +111,8 @@ def listed(connection: Connection, zones: list[str]) -> Iterator[QueuedResource]
     for zone in zones:
         request = resources.list(parent=_parent(connection, zone))
         while request is not None:
-            try:
+            with refusing(connection, f"list the queued resources in {zone}", LIST):
                 page = retried(request.execute)
-            except Exception as error:
-                raise refusal(error, connection, f"list the queued resources in {zone}", LIST) from error
             found = [_read(entry) for entry in page.get("queuedResources", ())]
             yield from (one for one in found if RUN_LABEL in one.labels)
             request = resources.list_next(request, page)
@@ -171,10 +167,8 @@ def node_state(connection: Connection, zone: str, name: str) -> str:
         UserError: It cannot be read.
     """
     request = _api(connection).nodes().get(name=f"{_parent(connection, zone)}/nodes/{name}")
-    try:
+    with refusing(connection, f"read the TPU {name} in {zone}", GET):
         node = existing(request.execute)
-    except Exception as error:
-        raise refusal(error, connection, f"read the TPU {name} in {zone}", GET) from error
     return str(node.get("state", "")) if node else ""
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.known_errors import first_recognised
-from slipway.components.cloud.refusals import refusal
+from slipway.components.cloud.refusals import refusing
 from slipway.components.cloud.retries import is_transient, paced, retried
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
@@ -167,10 +167,8 @@ def submit(prepared: Prepared) -> Job:
                 time.sleep(paced(1.0))
             raise
 
-    try:
+    with refusing(connection, "create the job", f"{RIGHTS}.create", _facts(connection)):
         name = retried(create)
-    except Exception as error:
-        raise refusal(error, connection, "create the job", f"{RIGHTS}.create", _facts(connection)) from error
     what = f"see {name}, which was submitted"
     return called(connection, what, lambda: connection.jobs.get_batch_prediction_job(name=name), f"{RIGHTS}.get")
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import IO, Any, Literal, TypeVar
 
 from slipway.components.cloud.connection import Connection
-from slipway.components.cloud.refusals import refusal
+from slipway.components.cloud.refusals import refusing
 from slipway.components.cloud.retries import existing, retried
 from slipway.core.errors import UserError
 from slipway.serving.instances import BadRequest, parse
@@ -95,10 +95,8 @@ def called(connection: Connection, what: str, call: Callable[[], Result], needs:
     Raises:
         UserError: It failed.
     """
-    try:
+    with refusing(connection, what, needs):
         return retried(call)
-    except Exception as error:
-        raise refusal(error, connection, what, needs) from error
 
 
 def find_inputs(connection: Connection, uris: Sequence[str], key: str | None) -> Inputs:
@@ -216,10 +214,8 @@ def _format(uri: str) -> Format:
 def _listed(connection: Connection, uri: str) -> list[Any]:
     bucket, _, pattern = uri.removeprefix("gs://").partition("/")
     prefix = re.split(r"[*?\[]", pattern)[0]
-    try:
+    with refusing(connection, f"list {uri}"):
         found = existing(lambda: list(connection.storage.list_blobs(bucket, prefix=prefix)))
-    except Exception as error:
-        raise refusal(error, connection, f"list {uri}") from error
     blobs = [blob for blob in found or () if fnmatch.fnmatchcase(blob.name, pattern)]
     if not blobs:
         raise UserError(f"There is nothing at {uri}.", setting="--input", value=uri, fix=f"gcloud storage ls {uri}")

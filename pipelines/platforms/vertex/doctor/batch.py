@@ -8,7 +8,7 @@ from typing import Any
 
 from slipway.components.cloud import policies
 from slipway.components.cloud.connection import Connection
-from slipway.components.cloud.refusals import is_absent, member_of, refusal
+from slipway.components.cloud.refusals import is_absent, member_of, refusal, refusing
 from slipway.components.cloud.retries import existing, retried, status_of
 from slipway.components.cloud.rules import check_bucket_region
 from slipway.components.register_model.registry import CHAMPION
@@ -64,10 +64,8 @@ def check_project(config: RunConfig, connection: Connection) -> None:
     shared = [check for check in CHECKS if check.name in SHARED]
     refuse(examine_in_parallel(shared, Context(config, VertexPlatform())))
     where = policies.Resource("project", connection.project)
-    try:
+    with refusing(connection, "see your rights"):
         missing = sorted(set(PERMISSIONS) - policies.permitted(connection, where, PERMISSIONS))
-    except Exception as error:
-        raise refusal(error, connection, "see your rights") from error
     if missing:
         raise UserError(
             f"{connection.caller or 'Your account'} lacks {', '.join(missing)}.",
@@ -83,10 +81,8 @@ def version(connection: Connection, model: str) -> Any:
     if "/models/" not in name:
         short, _, number = name.partition("/")
         name, chosen = f"{connection.parent}/models/{short}", chosen or number
-    try:
+    with refusing(connection, f"see the model {model}", "aiplatform.models.get"):
         found = existing(lambda: connection.models.get_model(name=f"{name}@{chosen or CHAMPION}"))
-    except Exception as error:
-        raise refusal(error, connection, f"see the model {model}", "aiplatform.models.get") from error
     if found is None:
         raise _no_such_model(connection, model, name)
     return found

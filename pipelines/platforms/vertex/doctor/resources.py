@@ -13,7 +13,7 @@ from slipway.components.build_image.refusals import is_legacy
 from slipway.components.cloud import policies
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.known_errors import as_user_error
-from slipway.components.cloud.refusals import is_absent, member_of, refusal
+from slipway.components.cloud.refusals import is_absent, member_of, refusal, refusing
 from slipway.components.cloud.retries import retried, status_of
 from slipway.components.cloud.roles import permissions_of
 from slipway.components.cloud.rules import check_bucket_region
@@ -393,12 +393,10 @@ def first_job(context: Context) -> str:
     connection = project.connection
     region = project.vertex.region
     _ = project.number
-    try:
+    with refusing(connection, "list the jobs", "aiplatform.pipelineJobs.list"):
         request = {"parent": connection.parent, "page_size": 1}
         pipelines = retried(lambda: list(connection.pipelines.list_pipeline_jobs(request).pipeline_jobs))
         jobs = pipelines or retried(lambda: list(connection.jobs.list_custom_jobs(request).custom_jobs))
-    except Exception as error:
-        raise refusal(error, connection, "list the jobs", "aiplatform.pipelineJobs.list") from error
     if jobs:
         return f"jobs have run in {region}"
     missing = blocking(project.lines(lambda line: line.kind == "identity"))
