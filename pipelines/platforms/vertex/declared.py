@@ -55,11 +55,6 @@ class Result:
     note: str = ""
 
     @property
-    def state(self) -> str:
-        """The state in words; absent if Vertex AI has no such resource."""
-        return "absent" if self.resource is None else "exists"
-
-    @property
     def title(self) -> str:
         """Name with the resource name and the state."""
         return f"{self.name}: absent" if self.resource is None else f"{self.name} ({self.resource.name})"

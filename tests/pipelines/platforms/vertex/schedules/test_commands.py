@@ -12,6 +12,7 @@ import pytest
 from google.cloud import aiplatform_v1 as vertex
 from google.protobuf import json_format
 
+from slipway.components.cloud.connection import Connection
 from tests.fakes.errors import ServiceError
 from tests.fakes.google import PROJECT, FakeGoogle
 from tests.fakes.ready import RUNNER
@@ -212,6 +213,21 @@ def test_a_schedule_without_its_file_is_shown_and_can_be_deleted(
     write("weekly", cron="0 3 * * 0")
     assert "no file; to delete it: slipway schedule delete nightly" in slipway("schedule", "diff").stdout
     assert slipway("schedule", "delete", "nightly", "--yes").exit_code == 0
+    assert not ready_google.region.schedules.schedules
+
+
+def test_a_duplicate_is_shown_and_deleted(ready_google: FakeGoogle, write: Write, slipway: Slipway) -> None:
+    write()
+    slipway("schedule", "apply")
+    [first] = ready_google.region.schedules.schedules.values()
+    parent = f"projects/{PROJECT}/locations/{ready_google.location}"
+    client = Connection(PROJECT, ready_google.location, ready_google.endpoints).schedules
+    client.create_schedule(parent=parent, schedule=vertex.Schedule(first))
+    shown = slipway("schedule", "diff").stdout
+    assert "matches configs/schedules/nightly.yaml" in shown
+    assert "duplicate; to delete it: slipway schedule apply nightly" in shown
+    asked = slipway("schedule", "delete", "nightly", "--yes")
+    assert asked.stdout.count("deleted projects/") == 2
     assert not ready_google.region.schedules.schedules
 
 
