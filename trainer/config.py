@@ -226,12 +226,19 @@ class TrainSettings(Settings):
         description="Optimizer, or a function that returns one, as module:function: (learning_rate) -> Keras "
         "optimizer; on the engine pytorch, (parameters, learning_rate) -> torch optimizer.",
     )
-    momentum: float = Field(default=0.0, ge=0, lt=1, description="Momentum of sgd; other optimizers do not accept it.")
-    nesterov: bool = Field(default=False, description="Use Nesterov momentum; requires sgd and a momentum above 0.")
+    momentum: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description=f"Momentum of {' and '.join(with_momentum())}; other optimizers do not accept it.",
+    )
+    nesterov: bool = Field(default=False, description="Use Nesterov momentum; requires a `momentum` above 0.")
     weight_decay: NonNegativeFloat | None = Field(
         default=None,
-        description="Decoupled weight decay of adamw and sgd; skips biases and other variables with fewer than two "
-        f"dimensions. null: {OPTIMIZERS['adamw'].weight_decay:g} for adamw, 0 for sgd. adam does not support it.",
+        description=f"Decoupled weight decay of {' and '.join(with_weight_decay())}; other optimizers do not support "
+        "it. Skips biases and other variables with fewer than two dimensions. null: "
+        + ", ".join(f"{OPTIMIZERS[name].weight_decay:g} for {name}" for name in with_weight_decay())
+        + ".",
     )
     clip_norm: PositiveFloat | None = Field(
         default=None,
@@ -336,7 +343,7 @@ class TrainSettings(Settings):
             name, others = "momentum" if self.momentum else "nesterov", with_momentum()
             raise _contradiction(
                 f"{self.optimizer} does not accept {name}.", name, getattr(self, name),
-                f"with the optimizer {' and '.join(others)}",
+                f"with the optimizer {' or '.join(others)}",
                 nearest=others[0], fix=f"--set train.optimizer={others[0]}, or remove train.{name}",
             )  # fmt: skip
         if self.nesterov and not self.momentum:
@@ -345,7 +352,7 @@ class TrainSettings(Settings):
                 nearest="0.9", fix="--set train.momentum=0.9",
             )  # fmt: skip
         decaying = with_weight_decay()
-        allowed = f"with the optimizers {' and '.join(decaying)}"
+        allowed = f"with the optimizers {', '.join(decaying)}"
         if row is None and self.weight_decay is not None:
             raise _contradiction(
                 f"{self.optimizer} sets the weight decay of its optimizer itself.", "weight_decay", self.weight_decay,

@@ -11,14 +11,19 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class TorchOptimizer:
-    """An optimizer of torch.optim: its class, its options, and the tensors that it keeps for each parameter.
+    """An optimizer of torch.optim.
 
-    Weight decay is not among the options, since the training step applies it.
+    Attributes:
+        name: Its class.
+        options: Its options, without weight decay, which the training step applies.
+        scalars: The numbers that it keeps for each parameter, with their first values.
+        tensors: The tensors of the parameter's shape that it keeps, zeros at first; `momentum_buffer` is added.
     """
 
     name: str
     options: Mapping[str, object] = field(default_factory=dict)
-    state: tuple[str, ...] = ()
+    scalars: Mapping[str, float] = field(default_factory=dict)
+    tensors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +49,9 @@ class Optimizer:
 
 
 # With Keras's defaults, so that the engines' results agree.
-_TORCH_ADAM = TorchOptimizer("Adam", {"betas": (0.9, 0.999), "eps": 1e-7}, ("step", "exp_avg", "exp_avg_sq"))
+_TORCH_ADAM = TorchOptimizer(
+    "Adam", {"betas": (0.9, 0.999), "eps": 1e-7}, scalars={"step": 0.0}, tensors=("exp_avg", "exp_avg_sq")
+)
 
 OPTIMIZERS: dict[str, Optimizer] = {
     "adam": Optimizer(keras="Adam", fused="FusedAdam", torch=_TORCH_ADAM, slots=2),

@@ -34,10 +34,10 @@ def make(train: TrainSettings, network: Network) -> torch.optim.Optimizer:
         options |= {"momentum": train.momentum, "nesterov": train.nesterov}
     # In a group, since the list is empty for a frozen network.
     optimizer = getattr(torch.optim, row.name)([{"params": parameters}], **options)
-    kept = (*row.state, *(["momentum_buffer"] if train.momentum else []))
+    tensors = (*row.tensors, *(["momentum_buffer"] if train.momentum else []))
     for parameter in parameters:
-        for name in kept:
-            optimizer.state[parameter][name] = torch.tensor(0.0) if name == "step" else torch.zeros_like(parameter)
+        optimizer.state[parameter] |= {name: torch.tensor(value) for name, value in row.scalars.items()}
+        optimizer.state[parameter] |= {name: torch.zeros_like(parameter) for name in tensors}
     made: torch.optim.Optimizer = optimizer
     return made
 
