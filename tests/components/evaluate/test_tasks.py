@@ -11,10 +11,14 @@ import pytest
 from sklearn import metrics as reference
 
 from slipway.components.evaluate.evaluate import Evaluation, evaluate
+from slipway.components.evaluate.measures import EVALUATED
 from slipway.components.evaluate.report import render
 from slipway.components.evaluate.settings import EvaluateSettings, GateSettings
 from slipway.core.errors import UserError
+from slipway.core.manifest import TaskName
+from slipway.trainer.tasks import TASKS
 from tests.components.evaluate.tables import CITIES, rows, write_model, write_table
+from tests.trainer.conftest import manifest_of
 
 ALL = ("size", "place", "tokens", "city")
 LABELS = ["garden", "garage", "lift"]
@@ -255,3 +259,20 @@ def test_the_component_stores_intervals_and_logs_no_classification(
     assert low < metrics.metadata["rmse"] < high
     assert classification.metadata == {}
     json.dumps(metrics.metadata, allow_nan=False)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_metric_is_measured_and_has_an_interval_or_a_reason_for_none(task: TaskName) -> None:
+    draws, examples, names = np.random.default_rng(0), 2000, [str(number) for number in range(7)]
+    measures: Any = EVALUATED[task].of(manifest_of(classes=len(names)), examples)
+    labels: Any = draws.integers(0, 7, examples)
+    values = np.full((examples, 7), 1 / 10)
+    values[np.arange(examples), np.where(draws.random(examples) < 0.7, labels, (labels + 1) % 7)] = 0.4
+    if task == "multilabel":
+        labels = (draws.random((examples, 7)) < values + 0.2).astype(np.int64)
+    if task == "regression":
+        labels = draws.normal(size=examples)
+        values = labels + draws.normal(size=examples)
+    measures.update(measures.predictions(labels, values, np.arange(7)))
+    assert TASKS[task].metrics.keys() <= measures.metrics().keys()
+    assert TASKS[task].metrics.keys() <= measures.intervals().keys() | measures.without().keys()
