@@ -147,7 +147,7 @@ def run(folder: Path, configuration: dict[str, Any]) -> dict[str, Any]:
         "promoted": record["verdict"]["decision"] == "promote",
         "steps": int(sum(steps)),
         "steps_seconds": sum(count / line["steps_per_second"] for count, line in zip(steps, ends, strict=True)),
-        "share_of_peak": ends[-1].get("share_of_peak"),
+        "mfu": ends[-1].get("mfu"),
         "accuracy_by_epoch": [line["epoch_accuracy"] for line in ends],
         "train_seconds": next(step["seconds"] for step in record["steps"] if step["name"] == "train"),
         "run_seconds": record["seconds"],

@@ -38,15 +38,15 @@ class History:
 
     records: list[JsonObject]
 
-    def series(self, kind: str, figure: str) -> tuple[Floats, Floats]:
+    def series(self, kind: str, metric: str) -> tuple[Floats, Floats]:
         """Return the steps and values of a metric in the records of a kind (train, validation); finite values only.
 
         More than `POINTS` values are reduced to as many by averaging neighbors.
         """
         found = [
-            (record["step"], record[figure])
+            (record["step"], record[metric])
             for record in self.records
-            if record["kind"] == kind and isinstance(record.get(figure), int | float) and math.isfinite(record[figure])
+            if record["kind"] == kind and isinstance(record.get(metric), int | float) and math.isfinite(record[metric])
         ]
         groups = np.array_split(np.array(found, np.float64).reshape(-1, 2), min(POINTS, max(1, len(found))))
         means = np.array([group.mean(axis=0) for group in groups if len(group)]).reshape(-1, 2)
@@ -75,7 +75,8 @@ def read_history(path: Path) -> History:
 def learning_curves(history: History, description: JsonObject) -> list[str]:
     """Plot the metrics that were recorded in training, in the order of their names.
 
-    Of a model with a builder in its model.json, only loss and figure: Slipway's trainer also records its speed.
+    Of a model with a builder in its model.json, only the loss and the task's metric: Slipway's trainer also records
+    its speed.
     """
     names = history.names()
     if "builder" in description:
@@ -83,13 +84,13 @@ def learning_curves(history: History, description: JsonObject) -> list[str]:
     return [curve for name in names if (curve := _learning_curve(history, name))]
 
 
-def _learning_curve(history: History, figure: str) -> str | None:
-    """Plot `figure` by step, for training and validation; None if nothing was recorded."""
-    (steps, values), (validated, validations) = history.series("train", figure), history.series("validation", figure)
+def _learning_curve(history: History, metric: str) -> str | None:
+    """Plot `metric` by step, for training and validation; None if nothing was recorded."""
+    (steps, values), (validated, validations) = history.series("train", metric), history.series("validation", metric)
     every = np.concatenate([values, validations])
     if not len(every):
         return None
-    logarithmic = figure == "loss" and every.min() > 0 and math.log10(every.max() / every.min()) > 1.7
+    logarithmic = metric == "loss" and every.min() > 0 and math.log10(every.max() / every.min()) > 1.7
     panel = Panel(
         Axis.around(steps, validated, margin=0.02, label="step", whole=True),
         Axis.around(every, logarithmic=logarithmic),
@@ -98,7 +99,7 @@ def _learning_curve(history: History, figure: str) -> str | None:
         panel.line(steps, values, ACCENT, opacity=0.85, name="training")
     if len(validated):
         panel.line(validated, validations, SECOND, 1.6, dots=len(validated) <= 40, name="validation")
-    name = figure.replace("_", " ")
+    name = metric.replace("_", " ")
     return draw([panel], _WIDE, f"{name} by step, in training and in validation", name)
 
 

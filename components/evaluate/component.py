@@ -22,7 +22,7 @@ def evaluate(
         settings: EvaluateSettings as JSON.
         model: The trained model.
         champion: The folder or gs:// URI of the registered version to beat, "" (or "none") for none.
-        metrics: The model's figures.
+        metrics: The model's metrics.
         classification: Its confusion matrix and ROC curve.
         report: The HTML report.
         uri: The data of a custom program, for evaluate.module, if no data set is prepared; "" for none.

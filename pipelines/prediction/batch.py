@@ -76,7 +76,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of the inputs: every one has a prediction (`done`) or a line in the errors file (`failed`)."""
+    """The number of inputs, of those with a prediction (`done`), and of those in the errors file (`failed`)."""
 
     inputs: int
     done: int

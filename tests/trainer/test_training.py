@@ -31,7 +31,7 @@ def history(place: Path) -> list[dict[str, Any]]:
 
 def without_clock(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     clock = ("time", "steps_per_second", "examples_per_second", "examples_per_second_per_device", "waiting_for_input",
-             "share_of_peak")  # fmt: skip
+             "mfu")  # fmt: skip
     return [{name: value for name, value in line.items() if name not in clock} for line in lines]
 
 

@@ -71,7 +71,7 @@ class Speed:
             "examples_per_second": round(rate * batch_size, 1),
             "examples_per_second_per_device": round(rate * batch_size / work.devices, 1),
             "waiting_for_input": None if self.waited is None else round(min(1.0, self.waited / self.seconds), 4),
-            "share_of_peak": None if peak is None else round(peak, 4),
+            "mfu": None if peak is None else round(peak, 4),
         }
 
     def describe(self, batch_size: int, work: Work) -> str:
@@ -83,8 +83,8 @@ class Speed:
         text += " per device" if work.devices > 1 else ""
         if metrics["waiting_for_input"] is not None:
             text += f", waiting for input {metrics['waiting_for_input']:.0%} of the time"
-        if metrics["share_of_peak"] is not None:
-            text += f", {metrics['share_of_peak']:.1%} of the peak of {work.device} in {work.precision}"
+        if metrics["mfu"] is not None:
+            text += f", {metrics['mfu']:.1%} of the peak of {work.device} in {work.precision}"
         return text
 
 

@@ -27,7 +27,7 @@ from slipway.trainer.engines.base import Measured, State, StepMetrics, Work
 pytestmark = pytest.mark.usefixtures("tensorflow", "networks")
 
 CLOCK = ("time", "steps_per_second", "examples_per_second", "examples_per_second_per_device", "waiting_for_input",
-         "share_of_peak")  # fmt: skip
+         "mfu")  # fmt: skip
 
 
 class Killed(BaseException):
