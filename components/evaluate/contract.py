@@ -59,7 +59,8 @@ def module_fault(folder: Path, module: str) -> str | None:
         answers = json.loads(json.dumps(instances.predictions(model, model.predict(given))))
     except Exception as error:  # of the user's function or of any library
         logging.exception("predicting with %s", module)
-        return f"The model cannot be served: {module} fails with the instances in {FILE_NAME}: {_told(error)}."
+        named = f"{type(error).__name__}: {instances.sentence(error)}"
+        return f"The model cannot be served: {module} fails with the instances in {FILE_NAME}: {named}."
     for index, (ours, theirs) in enumerate(zip_longest(answers, stored.get(PREDICTIONS, answers))):
         if not _alike(ours, theirs):
             return (
@@ -67,10 +68,6 @@ def module_fault(folder: Path, module: str) -> str | None:
                 f"returns {json.dumps(ours):.200}, not {json.dumps(theirs):.200}."
             )
     return None
-
-
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {instances.sentence(error)}"
 
 
 def _alike(ours: object, theirs: object) -> bool:

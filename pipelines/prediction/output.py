@@ -66,7 +66,8 @@ def _writer(path: Path) -> IO[str]:
 def lines(answers: list[Answer], kind: Format, model: Model, *, errors: bool = True) -> str:
     """Return the lines of a chunk's answers; see `header`."""
     if kind is Format.jsonl:
-        return "".join(_json_line(answer) for answer in answers)
+        found = [{"prediction": each.prediction} if each.error is None else {"error": each.error} for each in answers]
+        return "".join(_json({"input": each.key, **one}) + "\n" for each, one in zip(answers, found, strict=True))
     return _csv([[*_row(answer, model), *([answer.error or ""] if errors else [])] for answer in answers])
 
 
@@ -79,11 +80,6 @@ def header(kind: Format, model: Model, *, errors: bool = True) -> str:
         errors: Whether the file also has the inputs with an error.
     """
     return _csv([["input", *_columns(model), *(["error"] if errors else [])]]) if kind is Format.csv else ""
-
-
-def _json_line(answer: Answer) -> str:
-    what = {"prediction": answer.prediction} if answer.error is None else {"error": answer.error}
-    return _json({"input": answer.key, **what}) + "\n"
 
 
 def _columns(model: Model) -> list[str]:
@@ -113,7 +109,7 @@ def _json(value: Any) -> str:
     """Return a value as JSON.
 
     Raises:
-        UserError: It is none, which only a custom model's prediction may be.
+        UserError: It is not JSON; only a custom model's prediction may be such a value.
     """
     try:
         return json.dumps(value, ensure_ascii=False)

@@ -80,8 +80,9 @@ def check_shared_evenly(train: TrainSettings, replicas: int, devices: int) -> No
     workers, batch, parts = replicas * devices, train.batch_size, train.accumulation
     if batch % workers:
         near = max(workers, round(batch / workers) * workers)
+        layout = f"{replicas} replica{'s' if replicas > 1 else ''}" + (f" of {devices} devices" if devices > 1 else "")
         raise UserError(
-            f"A batch of {batch} examples cannot be split evenly over {_layout(replicas, devices)}.",
+            f"A batch of {batch} examples cannot be split evenly over {layout}.",
             setting="train.batch_size",
             value=batch,
             allowed=f"a multiple of {workers}",
@@ -108,9 +109,3 @@ def check_shared_evenly(train: TrainSettings, replicas: int, devices: int) -> No
             nearest=str(2 * workers),
             fix=f"--set train.batch_size={2 * workers}",
         )
-
-
-def _layout(replicas: int, devices: int) -> str:
-    if devices == 1:
-        return f"{replicas} replicas"
-    return f"{replicas} replica{'s' if replicas > 1 else ''} of {devices} devices"

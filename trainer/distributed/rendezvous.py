@@ -174,7 +174,8 @@ def _gather(cluster: Cluster, listener: socket.socket, patience: _Patience) -> d
     unknown: list[Connection] = []
     told_at = 0.0
     while True:
-        unknown += _accepted(listener)
+        with contextlib.suppress(OSError):
+            unknown.append(Connection(listener.accept()[0]))
         for connection in list(unknown):
             lines = connection.receive()
             if lines is None:
@@ -197,12 +198,6 @@ def _gather(cluster: Cluster, listener: socket.socket, patience: _Patience) -> d
             for connection in there.values():
                 connection.send(f"waiting {missing}")
         patience.wait(missing)
-
-
-def _accepted(listener: socket.socket) -> list[Connection]:
-    with contextlib.suppress(OSError):
-        return [Connection(listener.accept()[0])]
-    return []
 
 
 def _report_to(chief: Task, cluster: Cluster, patience: _Patience) -> Connection:
@@ -415,7 +410,8 @@ class Watch:
             if _is_silent(connection, SILENCE_SECONDS):
                 self._lose(name, f"silent for {SILENCE_SECONDS:g} s", now - connection.heard_at)
         if self._leaves_last and self._overdue is not None and all(each.overdue is not None for each in there.values()):
-            self._lose(self._lost_connection(), self._no_progress(waited), waited)
+            how = f"each replica waits for another in a step, for {waited:.0f} s"
+            self._lose(self._lost_connection(), f"{how}; none took over {self._longest_step:.2g} s", waited)
 
     def _lost_connection(self) -> str:
         """Return which connection is lost, the chief's part once the steps of all replicas are overdue."""
@@ -429,11 +425,6 @@ class Watch:
         if not pairs:
             return "a connection between the replicas"
         return f"the connection of {_name(self._cluster, pairs[0][0])} and {_name(self._cluster, pairs[0][1])}"
-
-    def _no_progress(self, waited: float) -> str:
-        return (
-            f"each replica waits for another in a step, for {waited:.0f} s; none took over {self._longest_step:.2g} s"
-        )
 
     def _lose(self, name: str, how: str, ago: float) -> None:
         """Note what is lost, and for how many seconds it has been; the first sign decides."""

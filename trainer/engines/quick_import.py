@@ -40,7 +40,9 @@ def import_tensorflow(engine: str = "tensorflow", *, keras: bool = True) -> None
     row = ENGINES[engine]
     if keras:
         if "keras" in sys.modules:
-            _check_backend(row.keras_backend)
+            found = importlib.import_module("keras").backend.backend()
+            if found != row.keras_backend:
+                raise RuntimeError(f"keras is already imported on {found}; {engine} requires a new process")
         os.environ["KERAS_BACKEND"] = row.keras_backend
     if os.environ.get(PLUGGABLE_VARIABLE) and (libtpu := importlib.util.find_spec("libtpu")) and libtpu.origin:
         os.environ.setdefault(_PLUGGABLE_PATH, str(Path(libtpu.origin).with_name("libtpu.so")))
@@ -109,9 +111,3 @@ def _import_if_installed(names: tuple[str, ...]) -> None:
     for name in names:
         if "tensorflow" not in sys.modules and is_installed(name):
             importlib.import_module(name)
-
-
-def _check_backend(backend: str) -> None:
-    found = importlib.import_module("keras").backend.backend()
-    if found != backend:
-        raise RuntimeError(f"keras is already imported on {found}; the backend {backend} requires a new process")

@@ -241,12 +241,8 @@ def has_convolutions(model: keras.Model) -> bool:
     return any("Conv" in name for name in names)
 
 
-def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    return -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=-1)[:, 0]
-
-
-def _correct(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    return (jnp.argmax(logits, axis=-1) == labels).astype(jnp.float32)
-
-
-CLASSIFICATION = Objective(_cross_entropy, _correct, lambda values, indices: jnp.asarray(values)[indices])
+CLASSIFICATION = Objective(
+    losses=lambda logits, labels: -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=-1)[:, 0],
+    metric=lambda logits, labels: (jnp.argmax(logits, axis=-1) == labels).astype(jnp.float32),
+    take=lambda values, indices: jnp.asarray(values)[indices],
+)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.nn.functional import cross_entropy
 
 from slipway.trainer.config import TrainSettings
@@ -149,19 +148,11 @@ class Step:
         return uniform, integers
 
 
-def _cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    return cross_entropy(logits, labels, reduction="none")
-
-
-def _correct(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    return (logits.argmax(dim=-1) == labels).float()
-
-
-def _take(values: NDArray[np.float32], indices: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(values).to(indices.device)[indices]
-
-
-CLASSIFICATION = Objective(_cross_entropy, _correct, _take)
+CLASSIFICATION = Objective(
+    losses=lambda logits, labels: cross_entropy(logits, labels, reduction="none"),
+    metric=lambda logits, labels: (logits.argmax(dim=-1) == labels).float(),
+    take=lambda values, indices: torch.from_numpy(values).to(indices.device)[indices],
+)
 
 
 def _seed(*numbers: int | str) -> int:

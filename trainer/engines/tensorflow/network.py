@@ -57,12 +57,9 @@ def compiles(train: TrainSettings, model: keras.Model, kind: str, devices: int) 
         return False
     known = _DENSE if kind == "CPU" else _DENSE + _CONVOLUTIONAL
     layers = [layer for layer in model._flatten_layers(include_self=False) if not isinstance(layer, keras.Model)]
-    return devices == 1 and all(type(layer).__name__ in known and _is_keras(layer) for layer in layers)
-
-
-def _is_keras(layer: keras.Layer) -> bool:
-    """Whether the layer's class is from Keras, not a custom one of the same name."""
-    return type(layer).__module__.split(".")[0] == "keras"
+    # Not a custom layer of the same name.
+    own = [type(layer) for layer in layers if type(layer).__module__.split(".")[0] != "keras"]
+    return devices == 1 and not own and all(type(layer).__name__ in known for layer in layers)
 
 
 def example_flops(model: keras.Model, manifest: Manifest, objective: Objective) -> float | None:

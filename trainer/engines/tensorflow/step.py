@@ -175,15 +175,11 @@ def augmented(
     )
 
 
-def _cross_entropy(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
-
-
-def _correct(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-    return tf.cast(tf.equal(tf.argmax(logits, axis=-1, output_type=tf.int32), labels), tf.float32)
-
-
-CLASSIFICATION = Objective(_cross_entropy, _correct, tf.gather)
+CLASSIFICATION = Objective(
+    losses=lambda logits, labels: tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits),
+    metric=lambda logits, labels: tf.cast(tf.equal(tf.argmax(logits, -1, tf.int32), labels), tf.float32),
+    take=tf.gather,
+)
 
 
 def all_finite(gradients: list[tf.Tensor]) -> tf.Tensor:
