@@ -47,6 +47,12 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> Iterator[SourceKind]:
     yield row
 
 
+def test_the_setting_describes_every_source() -> None:
+    description = DataSettings.model_fields["source"].description or ""
+    for kind in SOURCES:
+        assert f"`{kind.prefix}:" in description or f"`{kind.form}`" in description
+
+
 def test_every_row_matches_its_example_and_names_a_function() -> None:
     for kind in SOURCES:
         assert source_kind(kind.example) is kind
