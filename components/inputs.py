@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from pydantic import JsonValue, ValidationError
@@ -23,7 +23,6 @@ PREFIX = "parameter--"
 REFERENCE = re.compile(rf"\$\{{({PREFIX}[\w-]+)\}}")
 # KFP passes the task's inputs to the process as JSON, after this option (it is in the args of every compiled spec).
 EXECUTOR_INPUT = "--executor_input"
-Path = tuple[int | str, ...]
 Of = TypeVar("Of", bound=Settings)
 
 
@@ -50,7 +49,7 @@ def read(settings: type[Of], section: str, text: str, inputs: Mapping[str, JsonV
         return settings.model_validate_json(json.dumps(_filled(values, inputs)))
     except ValidationError as error:
         problem = error.errors()[0]
-        named = next((names for path, names in _references(values) if path == problem["loc"]), [])
+        named = references(value_at(values, problem["loc"]))
         setting = ".".join(str(part) for part in (section, *problem["loc"]))
         what = " and ".join(name.removeprefix(PREFIX) for name in named)
         message = str(problem.get("ctx", {}).get("error") or problem["msg"])
@@ -60,6 +59,21 @@ def read(settings: type[Of], section: str, text: str, inputs: Mapping[str, JsonV
             value=problem["input"],
             fix=f"start the run again with a valid value of {what}" if what else None,
         ) from None
+
+
+def value_at(values: JsonValue, path: Sequence[int | str]) -> JsonValue:
+    """Return the value at a location that pydantic reports; None if there is none, such as for a missing setting."""
+    try:
+        for part in path:
+            values = values[part]  # type: ignore[index]
+    except (LookupError, TypeError):
+        return None
+    return values
+
+
+def references(value: JsonValue) -> list[str]:
+    """Return the names of the inputs in a value that is a text."""
+    return REFERENCE.findall(value) if isinstance(value, str) else []
 
 
 def task_inputs(arguments: Sequence[str]) -> dict[str, JsonValue]:
@@ -82,12 +96,3 @@ def _filled(value: JsonValue, inputs: Mapping[str, JsonValue]) -> JsonValue:
     if whole is not None and whole[1] in inputs:
         return inputs[whole[1]]
     return REFERENCE.sub(lambda found: str(inputs.get(found[1], found[0])), value)
-
-
-def _references(value: JsonValue, path: Path = ()) -> Iterator[tuple[Path, list[str]]]:
-    """Yield where in a JSON value the references are, with the names of the inputs."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, item in items:
-        yield from _references(item, (*path, key))
-    if isinstance(value, str) and (names := REFERENCE.findall(value)):
-        yield path, names

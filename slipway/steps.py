@@ -26,11 +26,11 @@ from kfp.dsl.pipeline_channel import (
 from kfp.dsl.python_component import PythonComponent
 from kfp.dsl.structures import InputSpec
 from kfp.local import subprocess_task_handler
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, JsonValue, ValidationError
 
 from slipway.components.deploy import component as _deploy
 from slipway.components.evaluate import component as _evaluate
-from slipway.components.inputs import PREFIX, reference
+from slipway.components.inputs import PREFIX, reference, references, value_at
 from slipway.components.plan_training import component as _plan_training
 from slipway.components.prepare_data import component as _prepare_data
 from slipway.components.register_model import component as _register_model
@@ -389,20 +389,18 @@ def _section(settings: type[BaseModel], value: BaseModel | Fields | None, *, wit
     """Return settings (None: the defaults), without one of their fields."""
     if isinstance(value, PipelineChannel):
         return _Section(value, {})
-    channels = extract_pipeline_channels_from_any(dict(value)) if isinstance(value, Mapping) else []
-    if not channels:
+    if not isinstance(value, Mapping) or not extract_pipeline_channels_from_any(dict(value)):
         validated = settings.model_validate({} if value is None else value)
         return _Section(validated.model_dump_json(exclude={without}), {})
-    assert isinstance(value, Mapping)
-    _check(settings, value)
-    text = json.dumps({key: item for key, item in value.items() if key != without}, default=_pattern)
-    inputs = {}
-    for channel in sorted(channels, key=lambda channel: channel.full_name):
-        name = PREFIX + channel.full_name
-        if channel.pattern in text:
-            inputs[name] = channel
+    text = json.dumps(value, default=_pattern)
+    channels = {PREFIX + channel.full_name: channel for channel in extract_pipeline_channels_from_any(text)}
+    for name, channel in channels.items():
         text = text.replace(channel.pattern, reference(name))
-    return _Section(text, inputs)
+    values = json.loads(text)
+    _check(settings, values)
+    values.pop(without, None)
+    text = json.dumps(values)
+    return _Section(text, {name: channels[name] for name in sorted(channels) if reference(name) in text})
 
 
 def _pattern(channel: object) -> str:
@@ -411,27 +409,18 @@ def _pattern(channel: object) -> str:
     raise TypeError(f"Settings may be values, pipeline parameters and outputs that are no artifacts; got {channel!r}.")
 
 
-def _check(settings: type[BaseModel], value: Mapping[str, object]) -> None:
+def _check(settings: type[BaseModel], values: Mapping[str, JsonValue]) -> None:
     """Raise ValidationError for an unknown key or an invalid value; the step checks what depends on channels."""
-    known = json.loads(json.dumps(value, default=lambda _channel: None))
     try:
-        settings.model_validate(known)
+        settings.model_validate(values)
     except UserError:
         pass  # two settings that contradict each other
     except ValidationError as error:
-        if any(_is_certain(problem["type"], problem["loc"], known) for problem in error.errors()):
-            raise
-
-
-def _is_certain(kind: str, location: Sequence[int | str], values: object) -> bool:
-    """Return whether a problem is an unknown key or a value that is no channel's, rather than a missing one."""
-    value = values
-    for part in location:
-        items = value if isinstance(value, dict) else dict(enumerate(value)) if isinstance(value, list) else {}
-        if part not in items:
-            return False
-        value = items[part]
-    return kind == "extra_forbidden" or not isinstance(value, dict | None)
+        for problem in error.errors():
+            value = value_at(dict(values), problem["loc"])
+            depends = isinstance(value, dict | None) or references(value)
+            if problem["type"] == "extra_forbidden" or not depends:
+                raise
 
 
 def _task(component: BaseComponent, image: Place, /, **arguments: object) -> PipelineTask:
