@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from slipway.core.errors import UserError
-
-if TYPE_CHECKING:
-    pass
 
 # A project's configuration, as `slipway init` writes it, and the one of Slipway's own checkout.
 DEFAULT_CONFIGURATION = Path("slipway.yaml")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
+from slipway.core.values import leaves
 from slipway.pipelines.options import (
     Configuration,
     ConfigurationFile,
@@ -52,7 +53,7 @@ def show(
     values = load(path, overrides, hardware).model_dump(mode="json", by_alias=True)
     origin = origins(path, overrides, hardware)
     if as_json:
-        rows = {".".join(key): {"value": value, "from": origin(key)} for key, value in _leaves(values)}
+        rows = {".".join(key): {"value": value, "from": origin(key)} for key, value in leaves(values)}
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
     else:
         sys.stdout.write(_with_origins(values, origin))
@@ -82,20 +83,11 @@ def schema(
         sys.stdout.write(schema_text(RunConfig))
 
 
-def _leaves(values: Mapping[str, object], before: Key = ()) -> Iterator[tuple[Key, object]]:
-    """Yield every value that is not a section, with its key."""
-    for name, value in values.items():
-        if isinstance(value, dict) and value:
-            yield from _leaves(value, (*before, name))
-        else:
-            yield (*before, name), value
-
-
 def _with_origins(values: Mapping[str, object], origin: Callable[[Key], str]) -> str:
     """Return YAML with the origin of each value in a comment."""
     rows: list[tuple[str, str]] = []
     shown: Key = ()
-    for key, value in _leaves(values):
+    for key, value in leaves(values):
         for depth, section in enumerate(key[:-1]):
             if key[: depth + 1] != shown[: depth + 1]:
                 rows.append((f"{'  ' * depth}{_yaml(section)}:", ""))

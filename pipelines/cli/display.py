@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
+from slipway.core.values import leaves
 from slipway.pipelines.platforms.table import DEFAULT
 from slipway.pipelines.runs.record import ROOT, RunRecord, StepRecord
 
@@ -291,7 +292,7 @@ def run_lines(records: list[RunRecord], configurations: list[Mapping[str, object
 
 def differences(configurations: list[Mapping[str, object]]) -> list[str]:
     """Return for each configuration the settings that are not the same in all of them, such as "train.epochs=5"."""
-    flat = [dict(_leaves(each)) for each in configurations]
+    flat = [{".".join(key): value for key, value in leaves(each) if value != {}} for each in configurations]
     different = [
         name
         for name in sorted({name for each in flat for name in each} - {"hardware"})
@@ -304,14 +305,6 @@ def differences(configurations: list[Mapping[str, object]]) -> list[str]:
         more = f" and {len(shown) - MAX_SETTINGS} more" if len(shown) > MAX_SETTINGS else ""
         found.append(" ".join(shown[:MAX_SETTINGS]) + more)
     return found
-
-
-def _leaves(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def _short(path: str) -> str:

@@ -120,13 +120,12 @@ def hardware_(
     """List the available hardware, or show what one choice resolves to or why it is refused."""
     from slipway.pipelines.hardware import command
 
-    if choice is None:
-        if as_json:
-            sys.stdout.write(command.list_as_json(region, accelerator, engine) + "\n")
-        else:
-            command.show_list(console, region, accelerator, engine)
-    elif as_json:
-        sys.stdout.write(command.choice_as_json(choice, region, engine) + "\n")
+    if as_json:
+        kinds, facts = command.listing, command.describe
+        found = kinds(region, accelerator, engine) if choice is None else facts(choice, region, engine)
+        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+    elif choice is None:
+        command.show_list(console, region, accelerator, engine)
     else:
         command.show_choice(console, choice, region, engine)
 

@@ -56,11 +56,6 @@ def _gpus_here() -> str:
     return f"{gpus}: --hardware {HERE}{most}" if gpus else "no GPU"
 
 
-def list_as_json(region: str | None = None, accelerator: str | None = None, engine: str | None = None) -> str:
-    """Return the list as JSON: the kinds, each with its offers (one per machine)."""
-    return json.dumps(listing(region, accelerator, engine), indent=2)
-
-
 def listing(region: str | None = None, accelerator: str | None = None, engine: str | None = None) -> list[JsonObject]:
     """Return the kinds of hardware that match the filters, each with its machines as `offers`.
 
@@ -276,11 +271,6 @@ def _details(hardware: Hardware, region: str | None) -> dict[str, str]:
         "note": facts["note"] or "",
         "advice": facts["advice"] or "",
     }
-
-
-def choice_as_json(text: str, region: str | None = None, engine: str | None = None) -> str:
-    """Return the details of a choice as JSON."""
-    return json.dumps(describe(text, region, engine), indent=2)
 
 
 def describe(text: str, region: str | None = None, engine: str | None = None) -> JsonObject:

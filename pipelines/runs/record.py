@@ -141,49 +141,17 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
+        self.run_id = self.path.name
+        self.record_file = self.path / "run.json"
+        self.configuration_file = self.path / "config.yaml"
+        self.specification_file = self.path / "spec.yaml"
+        self.image_file = self.path / "image"  # the name of the steps' image, if they run in containers
+        self.events_file = self.path / "events.jsonl"
+        self.report_file = self.path / "report.html"
+        self.logs = self.path / "logs"
+        self.artifacts = self.path / "artifacts"
+        self.lock_file = self.path / ".lock"  # locked while a command executes the run
         self.lock: int | None = None
-
-    @property
-    def run_id(self) -> str:
-        return self.path.name
-
-    @property
-    def record_file(self) -> Path:
-        return self.path / "run.json"
-
-    @property
-    def lock_file(self) -> Path:
-        """File that is locked while a command executes the run."""
-        return self.path / ".lock"
-
-    @property
-    def configuration_file(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def specification_file(self) -> Path:
-        return self.path / "spec.yaml"
-
-    @property
-    def image_file(self) -> Path:
-        """File with the name of the steps' image, if they run in containers."""
-        return self.path / "image"
-
-    @property
-    def events_file(self) -> Path:
-        return self.path / "events.jsonl"
-
-    @property
-    def logs(self) -> Path:
-        return self.path / "logs"
-
-    @property
-    def artifacts(self) -> Path:
-        return self.path / "artifacts"
-
-    @property
-    def report_file(self) -> Path:
-        return self.path / "report.html"
 
     def read(self) -> RunRecord:
         """Return the record; a run on this machine that no process executes is returned as failed, not as running.

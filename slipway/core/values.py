@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -22,6 +23,15 @@ def whole_numbers(value: Any) -> Any:
     if isinstance(value, list):
         return [whole_numbers(item) for item in value]
     return value
+
+
+def leaves(values: Mapping[str, object], before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
+    """Yield every value of nested mappings that is not a mapping or an empty one, with the keys that lead to it."""
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, (*before, name))
+        else:
+            yield (*before, name), value
 
 
 def write_metadata(*artifacts: Any) -> None:

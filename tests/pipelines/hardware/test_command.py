@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import resource
 import subprocess
 import sys
@@ -74,7 +73,7 @@ def test_filters_that_are_refused(filters, setting, nearest):
 
 def test_the_choice_of_a_tpu_shows_its_runtime_version_in_the_tpu_api(printed):
     assert "v2-alpha-tpuv5-lite with --target tpu" in printed(command.show_choice, "tpu-v5e-2x4")
-    assert json.loads(command.choice_as_json("tpu-v5e-2x4"))["runtime_version"] == "v2-alpha-tpuv5-lite"
+    assert command.describe("tpu-v5e-2x4")["runtime_version"] == "v2-alpha-tpuv5-lite"
     assert "runtime version" not in printed(command.show_choice, "l4x4")
 
 
@@ -94,7 +93,7 @@ def test_a_choice_is_shown_in_full(printed):
 
 
 def test_a_choice_as_data():
-    facts = json.loads(command.choice_as_json("tpu-v3-8"))
+    facts = command.describe("tpu-v3-8")
     assert (facts["chips"], facts["chip_memory_gb"], facts["device_memory_gb"]) == (4, 32, 16)
     assert facts["accelerators_per_replica"] == 8
     assert facts["worker_pools"][0]["machine_spec"]["machine_type"] == "cloud-tpu"
@@ -117,7 +116,7 @@ def test_a_choice_is_refused_with_its_region_and_engine():
 
 
 def test_the_list_as_data():
-    kinds = json.loads(command.list_as_json())
+    kinds = command.listing()
     machines = {offer["machine"] for kind in kinds for offer in kind["offers"]}
     assert {"n1-standard-4", "a3-ultragpu-8g", "tpu7x-standard-4t"} <= machines
     assert all(offer["certainty"] and offer["sources"] for kind in kinds for offer in kind["offers"])
