@@ -100,7 +100,6 @@ STEPS: Mapping[str, Step] = {
             on={
                 # The custom job restarts its own replicas.
                 "vertex": (Task("custom-training-job", image="trainer", retried=False), Task("collect-model")),
-                "tpu": (Task("train-on-tpu"),),
             },
             starts_machines=True,
         ),

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from slipway.components.evaluate.settings import EvaluateSettings
     from slipway.components.prepare_data.settings import DataSettings
     from slipway.components.register_model.registry import RegisterSettings
+    from slipway.components.train.tpu.settings import TpuRequest
     from slipway.components.train.trainjob.manifest import TrainJobSettings
     from slipway.core.manifest import TaskName
     from slipway.trainer.config import ModelSettings, RestartSettings, TrainSettings
@@ -168,6 +169,7 @@ def train(
     restarts: RestartSettings | Fields | None = None,
     virtual_devices: int = 0,
     train_job: TrainJobSettings | None = None,
+    tpu: TpuRequest | None = None,
     image: Place = "",
 ) -> PipelineTask:
     """Train on the machine of the task, one process per replica. Outputs: `model`, `metrics` of the validation split.
@@ -183,6 +185,8 @@ def train(
         virtual_devices: Number of virtual devices per replica in place of accelerators.
         train_job: What the pods of a TrainJob have that trains on the task's cluster, with a pod per replica; `output`
             must be on its volume, which the task has to mount. None to train in the task's container.
+        tpu: The Cloud TPU VM that the task requests, on which it trains, and that it deletes; None to train in the
+            task's container.
         image: The container image of the task.
     """
     from slipway.trainer.config import RestartSettings
@@ -195,6 +199,7 @@ def train(
         virtual_devices=virtual_devices,
         restarts=_section(RestartSettings, restarts),
         train_job="" if train_job is None else train_job.model_dump_json(),
+        tpu="" if tpu is None else tpu.model_dump_json(),
         dataset=dataset,
     )
 

@@ -13,9 +13,10 @@ def train(
     train_job: str,
     model: Output[Model],
     metrics: Output[Metrics],
+    tpu: str = "",
     dataset: Input[Dataset] = None,
 ) -> None:
-    """Run the worker pools as processes on this machine, or in this container, or as the pods of a TrainJob.
+    """Run the worker pools as processes on this machine, or in this container, as the pods of a TrainJob or on a TPU.
 
     In a rehearsal of a custom program (the environment variable SLIPWAY_REHEARSAL_STEPS), its model is not published.
 
@@ -29,8 +30,9 @@ def train(
             processes.
         model: The trained model.
         metrics: Its metrics on the validation split.
+        tpu: TpuRequest as JSON, for a Cloud TPU that this step requests, watches and deletes; "" for processes.
         dataset: The prepared data set that the pools' commands refer to; declared as an input so that the platform
-            mounts it if it is in an object store. None if there is none.
+            mounts it if it is in an object store. None if there is none. It is copied to the bucket of a TPU.
     """
     import os
     from dataclasses import asdict
@@ -47,64 +49,24 @@ def train(
     with step("train") as outcome:
         output = output or model.uri.rpartition("/")[0]
         pools, policy = whole_numbers(worker_pool_specs), read(RestartSettings, "train.restarts", restarts)
+        data = Path(dataset.path) if dataset else None
         if train_job:
             from slipway.components.train.trainjob.job import run_train_job
             from slipway.components.train.trainjob.manifest import TrainJobSettings
 
             pods = TrainJobSettings.model_validate_json(train_job)
             restarted = run_train_job(pools, output, pods, restarts=policy)
+        elif tpu:
+            from slipway.components.train.tpu.job import train_on_tpu
+            from slipway.components.train.tpu.settings import TpuRequest
+
+            restarted = train_on_tpu(TpuRequest.model_validate_json(tpu), pools[0], Path(output), data, policy)
         else:
             folder = local_path(output)
             restarted = run_local_cluster(pools, folder, virtual_devices=virtual_devices, restarts=policy)
-        data = Path(dataset.path) if dataset else None
         rehearsed = REHEARSAL_VARIABLE in os.environ
         result = rehearsed_steps(output) if rehearsed else publish(output, model, metrics, data)
         outcome.outputs = {"data": dataset.uri if dataset else None, **result}
-        outcome.outputs["restarts"] = [asdict(restart) for restart in restarted]
-        write_metadata(metrics)
-
-
-@dsl.component(base_image="python:3.11", install_kfp_package=False)
-def train_on_tpu(
-    worker_pool_specs: list,  # type: ignore[type-arg]
-    output: str,
-    request: str,
-    restarts: str,
-    model: Output[Model],
-    metrics: Output[Metrics],
-    dataset: Input[Dataset] = None,
-) -> None:
-    """Run the worker pool on a Cloud TPU, which is requested and deleted; this step only watches it.
-
-    Args:
-        worker_pool_specs: The output of plan_training: one pool.
-        output: The folder of the training in the run's folder on this machine.
-        request: TpuRequest as JSON.
-        restarts: RestartSettings as JSON.
-        model: The trained model.
-        metrics: Its metrics on the validation split.
-        dataset: The prepared data set, which is copied to the bucket; None if there is none.
-    """
-    from dataclasses import asdict
-    from pathlib import Path
-
-    from slipway.components.inputs import read
-    from slipway.components.step import step
-    from slipway.components.train.result import publish
-    from slipway.components.train.tpu.job import train_on_tpu as work
-    from slipway.components.train.tpu.settings import TpuRequest
-    from slipway.core.values import whole_numbers, write_metadata
-    from slipway.trainer.config import RestartSettings
-
-    with step("train") as outcome:
-        restarted = work(
-            read(TpuRequest, "tpu", request),
-            whole_numbers(worker_pool_specs)[0],
-            Path(output),
-            Path(dataset.path) if dataset else None,
-            read(RestartSettings, "train.restarts", restarts),
-        )
-        outcome.outputs = {"data": dataset.uri if dataset else None, **publish(output, model, metrics)}
         outcome.outputs["restarts"] = [asdict(restart) for restart in restarted]
         write_metadata(metrics)
 

@@ -18,9 +18,8 @@ from slipway.components.train.restarts import Restart, Restarts, check_same_weig
 from slipway.components.train.tpu import service
 from slipway.components.train.tpu.bucket import BucketFolder
 from slipway.components.train.tpu.lease import Holder, Lease, has_lapsed
-from slipway.components.train.tpu.request import LEASE, RUNS, body_of, name_of, reading
+from slipway.components.train.tpu.request import HOSTS, LEASE, RUNS, body_of, name_of, reading
 from slipway.components.train.tpu.settings import TpuRequest
-from slipway.components.train.tpu.startup import HOSTS
 from slipway.components.worker_pools import Container, WorkerPool, replica_name, variables_of
 from slipway.core import events, manifest
 from slipway.core.errors import UserError

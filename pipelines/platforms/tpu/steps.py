@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from slipway.components.train.component import train_on_tpu
+from slipway import steps
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.platforms.local.steps import LocalSteps
 from slipway.pipelines.platforms.tpu.checks import request_of
@@ -38,10 +38,10 @@ class TpuSteps(LocalSteps):
         access: PipelineTask | None,  # noqa: ARG002
     ) -> PipelineTask:
         return self.add(
-            train_on_tpu,
-            worker_pool_specs=worker_pool_specs,
+            steps.train,
+            worker_pool_specs,
+            dataset,
             output=output,
-            request=request_of(config).model_dump_json(),
-            restarts=config.train.restarts.model_dump_json(),
-            dataset=dataset,
+            restarts=config.train.restarts,
+            tpu=request_of(config),
         )

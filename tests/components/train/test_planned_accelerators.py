@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from google.cloud import aiplatform_v1 as vertex
 
 from slipway.components.plan_training.plan import plan_training
-from slipway.components.train.tpu.startup import Startup
+from slipway.components.train.tpu.bucket import BucketFolder
+from slipway.components.train.tpu.lease import Holder
+from slipway.components.train.tpu.request import startup_script
+from slipway.components.train.tpu.settings import TpuSettings
 from slipway.components.train.trainjob.manifest import Owner, TrainJobSettings, training_runtime
 from slipway.components.worker_pools import WorkerPool, cluster_environment, replicas_of
 from slipway.pipelines.hardware import parse
@@ -41,9 +46,7 @@ def test_by_the_pods_of_a_trainjob() -> None:
 
 def test_by_the_options_of_docker_on_a_tpu_vm() -> None:
     (pool,) = planned("tpu-v5e-2x4")
-    startup = Startup(
-        project="p", zone="z", name="n", attempt=1, bucket="b", folder="f", lease="l", lease_seconds=1, max_seconds=1,
-        deadline=1, poll_seconds=1, container=pool["container_spec"], environment={},
-        addresses={"tpu": "t", "storage": "s"},
-    )  # fmt: skip
-    assert "--env=SLIPWAY_ACCELERATORS=tpu:8" in startup.script()
+    settings = TpuSettings(project="p", zones=("us-west4-a",), bucket="gs://p-runs", service_account="tpu@p.example")
+    folder = BucketFolder(settings.connection, "p-runs", "runs/1")
+    script = startup_script(settings, folder, Holder("n", "us-west4-a", 1), pool["container_spec"], datetime.now(UTC))
+    assert "--env=SLIPWAY_ACCELERATORS=tpu:8" in script

@@ -20,8 +20,8 @@ from slipway.components.step import Terminated, WorkFailed, _Termination
 from slipway.components.train.restarts import Restart
 from slipway.components.train.tpu import job, service
 from slipway.components.train.tpu.lease import Holder, Lease
+from slipway.components.train.tpu.request import SCRIPT
 from slipway.components.train.tpu.settings import TpuRequest, TpuSettings
-from slipway.components.train.tpu.startup import SCRIPT
 from slipway.core.errors import UserError
 from slipway.trainer.config import RestartSettings
 from tests.end_to_end.tpu_target import let_use_tpus, tpu_settings
