@@ -18,7 +18,7 @@ def deploy_model(place: str, deployment: str, registered: Input[VertexModel]) ->
     import json
 
     from slipway.components.cloud.connection import Connection
-    from slipway.components.deploy.deployment import deploy_registered
+    from slipway.components.deploy.rollout import deploy_registered
     from slipway.components.deploy.settings import Deployment
     from slipway.components.step import step
 

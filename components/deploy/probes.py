@@ -56,11 +56,11 @@ def examples(connection: Connection, uri: str, deployment: Deployment) -> list[E
         return [Example(instance) for instance in deployment.instances]
     bucket, _, folder = uri.removeprefix("gs://").partition("/")
     blob = connection.storage.bucket(bucket).blob(f"{folder.rstrip('/')}/{FILE_NAME}")
-    stored = json.loads(existing(blob.download_as_bytes) or "{}")
+    stored = json.loads(existing(blob.download_as_bytes) or b"{}")
     pairs = zip(stored.get("instances", ()), stored.get("values", ()), strict=False)
-    found = [Example(instance, _numbers(values)) for instance, values in pairs]
-    found = [one for one in found if len(json.dumps(one.instance)) <= MAX_BYTES]
-    if not found:
+    known = [Example(instance, _numbers(values)) for instance, values in pairs]
+    known = [one for one in known if len(json.dumps(one.instance)) <= MAX_BYTES]
+    if not known:
         raise UserError(
             f"The model in {uri} has no test examples with which to check it.",
             setting="check.requests",
@@ -68,7 +68,7 @@ def examples(connection: Connection, uri: str, deployment: Deployment) -> list[E
             allowed='a JSON file of the form {"instances": […]}',
             fix=f"check: {{requests: FILE}} in configs/endpoints/{deployment.name}.yaml",
         )
-    return found
+    return known
 
 
 @dataclass(frozen=True)

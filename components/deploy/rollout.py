@@ -6,11 +6,13 @@ models are deployed: the one that is rolled out, and the one to which `roll_back
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
+from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.operations import StillRunningError
 from slipway.components.cloud.retries import paced
 from slipway.components.deploy.probes import LONGEST_SECONDS, Prober, Tally, examples
@@ -25,6 +27,7 @@ from slipway.components.deploy.service import (
     version_text,
 )
 from slipway.components.deploy.settings import ALL, DISPLAY_PREFIX, Deployment
+from slipway.core import events
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
 
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 # How much longer than expected a step waits for the new model's answers.
 PATIENCE = 5
 Say = Callable[[str], None]
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -60,6 +64,36 @@ class Outcome:
 
     def as_dict(self) -> JsonObject:
         return asdict(self)
+
+
+def deploy_registered(connection: Connection, deployment: Deployment, registered: JsonObject) -> Outcome | None:
+    """Roll out the version that `register_version` has registered; None if it is not the champion.
+
+    Args:
+        connection: The connection to the endpoint's project and region.
+        deployment: The endpoint.
+        registered: The metadata of the registered version.
+
+    Raises:
+        UserError: A check failed, and the previous model has all traffic again.
+    """
+    if not registered["champion"]:
+        _report("The version is not the champion, so it is not deployed.")
+        return None
+    endpoints = Endpoints(connection)
+    version = endpoints.version(deployment.model, str(registered["resourceName"]).rpartition("@")[2])
+    outcome = roll_out(endpoints, deployment, version, _report)
+    if outcome.status == "rolled back":
+        raise UserError(
+            f"{outcome.version} was withdrawn from {deployment.name}: {outcome.reason}",
+            fix="slipway endpoints show; the version stays registered",
+        )
+    return outcome
+
+
+def _report(line: str) -> None:
+    logger.info(line)
+    events.message(line)
 
 
 def roll_out(endpoints: Endpoints, deployment: Deployment, version: Version, say: Say) -> Outcome:

@@ -80,8 +80,8 @@ class Endpoints:
     def all(self) -> list[Endpoint]:
         """Return Slipway's endpoints by name."""
         client, parent = self.connection.serving, self.connection.parent
-        found = retried(lambda: list(client.list_endpoints(parent=parent)))
-        return sorted((one for one in found if NAME_LABEL in one.labels), key=lambda one: one.labels[NAME_LABEL])
+        endpoints = retried(lambda: list(client.list_endpoints(parent=parent)))
+        return sorted((one for one in endpoints if NAME_LABEL in one.labels), key=lambda one: one.labels[NAME_LABEL])
 
     def version(self, model: str, wanted: str) -> Version:
         """Return a version of a registered model by its number or alias.
@@ -91,16 +91,16 @@ class Endpoints:
         """
         models = self.connection.models
         name = f"{self.connection.parent}/models/{model}"
-        found = existing(lambda: models.get_model(name=f"{name}@{wanted}"))
-        if found is None:
+        registered = existing(lambda: models.get_model(name=f"{name}@{wanted}"))
+        if registered is None:
             raise self._no_version(model, name, wanted)
         version = Version(
-            f"{found.name.partition('@')[0]}@{found.version_id}",
-            found.version_id,
-            found.artifact_uri,
-            found.labels.get(RUN_LABEL, ""),
+            f"{registered.name.partition('@')[0]}@{registered.version_id}",
+            registered.version_id,
+            registered.artifact_uri,
+            registered.labels.get(RUN_LABEL, ""),
         )
-        if not found.container_spec.image_uri:
+        if not registered.container_spec.image_uri:
             raise UserError(
                 f"Version {version.number} of {model} has no serving container, so it cannot be deployed.",
                 setting="--version",
@@ -127,8 +127,8 @@ class Endpoints:
         Raises:
             UserError: The file names the id of an endpoint that does not exist.
         """
-        if (found := self.get(deployment.endpoint_id)) is not None:
-            return found
+        if (existing := self.get(deployment.endpoint_id)) is not None:
+            return existing
         if deployment.settings.id:
             raise UserError(
                 f"There is no endpoint {deployment.settings.id} in {self.connection.region}.",
@@ -148,11 +148,11 @@ class Endpoints:
         except Exception as error:
             if not is_conflict(error):  # another command has created it, or a lost response was repeated
                 raise
-        while (found := self.get(deployment.endpoint_id)) is None:
+        while (created := self.get(deployment.endpoint_id)) is None:
             if time.monotonic() > until:
                 raise StillRunningError(self._name(deployment.endpoint_id))
             time.sleep(paced(POLL_SECONDS))
-        return found
+        return created
 
     def change(self, deployment: Deployment, fields: set[str]) -> None:
         """Change fields of an endpoint to what its file says: `labels` and `client_connection_config`."""
@@ -337,9 +337,9 @@ class Endpoints:
         endpoint = self.move(endpoint_id, lambda _: Traffic({}))
         for deployed in endpoint.deployed_models:
             self.undeploy(endpoint_id, deployed.id, until)
-        operation = existing(lambda: client.delete_endpoint(name=endpoint.name).operation)
-        if operation is not None:
-            completed(client, operation, until)
+        started = existing(lambda: client.delete_endpoint(name=endpoint.name).operation)
+        if started is not None:
+            completed(client, started, until)
 
     def _has(self, endpoint_id: str, deployed: str) -> bool:
         return model_of(self.existing(endpoint_id), deployed) is not None

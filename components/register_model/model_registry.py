@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slipway.components.cloud.connection import Connection
+from slipway.components.cloud.operations import POLL_SECONDS, completed
 from slipway.components.cloud.retries import existing, is_conflict, is_transient, retried
 from slipway.components.register_model.registry import CHAMPION, superseded
 from slipway.core.values import JsonObject
 
 RUN_LABEL = "slipway-run"
-# Timeout and polling interval of a model upload.
+# Timeout of a model upload.
 UPLOAD_SECONDS = 1800.0
-POLL_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -105,22 +105,11 @@ class ModelRegistry:
                     if (version := self._version_of(candidate)) is not None:
                         return version
                     time.sleep(POLL_SECONDS)
-        self._finish(operation)
+        completed(self._connection.models, operation, time.monotonic() + UPLOAD_SECONDS)
         version = self._version_of(candidate)
         if version is None:
             raise RuntimeError(f"{operation.name} is done, but {candidate.model} has no version of {candidate.run_id}")
         return version
-
-    def _finish(self, operation: Any) -> None:
-        models, name = self._connection.models, operation.name
-        started = time.monotonic()
-        while not operation.done:
-            if time.monotonic() - started > UPLOAD_SECONDS:
-                raise TimeoutError(f"{name} is not done after {UPLOAD_SECONDS:.0f} seconds")
-            time.sleep(POLL_SECONDS)
-            operation = retried(lambda: models.get_operation({"name": name}))
-        if operation.error.code:
-            raise RuntimeError(f"Could not register the model: {operation.error.message}")
 
     def _request(self, candidate: Candidate) -> JsonObject:
         model: JsonObject = {
@@ -144,12 +133,12 @@ class ModelRegistry:
             "name": self._name(candidate.model),
             "filter": f'labels.{RUN_LABEL}="{label(candidate.run_id)}"',
         }
-        found = existing(lambda: list(models.list_model_versions(request)))
-        return _version(found[0]) if found else None
+        versions = existing(lambda: list(models.list_model_versions(request)))
+        return _version(versions[0]) if versions else None
 
     def _get(self, name: str) -> RegisteredVersion | None:
-        found = existing(lambda: self._connection.models.get_model(name=name))
-        return _version(found) if found else None
+        model = existing(lambda: self._connection.models.get_model(name=name))
+        return None if model is None else _version(model)
 
     def _name(self, model: str) -> str:
         return f"{self._connection.parent}/models/{model}"
