@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from slipway.core.errors import nearest
+from slipway.core.errors import UserError, nearest
 from slipway.pipelines.hardware.catalogue import Provisioning, load
 
 EXAMPLES = "cpu, cpu*4, t4x2, l4x8*4, a100x8+spot, h100x8*2+flex, tpu-v3-8, tpu-v5e-2x4"
@@ -57,28 +57,15 @@ class Request:
     restart: bool = False
 
 
-@dataclass(eq=False)
-class Refusal(Exception):
-    """Why a choice is refused.
+@dataclass(eq=False, repr=False, kw_only=True)
+class Refusal(UserError):
+    """Why a choice is refused; `requests` are what may be meant, of which `rules.explain` suggests the nearest choice.
 
-    Attributes:
-        message: One sentence with the problem and its reason.
-        allowed: Accepted values, in words.
-        requests: What the user may have meant; the valid choice nearest to one of them is suggested.
-        setting: The setting, if it is not ``hardware`` as a whole.
-        value: The setting's value; default: the choice as given.
-        nearest: The closest valid value, if it is not a complete choice.
-        fix: The fix, if it is not another choice.
+    Without a `value`, it is about the choice as given.
     """
 
-    message: str
-    _: KW_ONLY
-    allowed: str
+    setting: str | None = "hardware"
     requests: tuple[Request, ...] = ()
-    setting: str = "hardware"
-    value: object = None
-    nearest: str | None = None
-    fix: str | None = None
 
 
 def read_text(text: str) -> Request:

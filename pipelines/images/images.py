@@ -24,7 +24,6 @@ from slipway.components.build_image.context import Context, is_checkout, make_co
 from slipway.components.build_image.images import ANY_USER, image_kind
 from slipway.components.build_image.project import ProjectContent, project_content
 from slipway.components.build_image.reference import ARTIFACT_REGISTRY
-from slipway.components.build_image.registry import Registry
 from slipway.components.cloud.retries import is_transient
 from slipway.components.cloud.settings import CloudSettings
 from slipway.components.prepare_data.sources import source_kind
@@ -176,12 +175,8 @@ def ensure_images(config: RunConfig, log: TextIO, say: Say, builder: str | None 
     settings = vertex_of(config)
     if settings.image is not None:
         return Images.one(settings.image)
-    check_builder(settings, builder or settings.build.builder)
-    registry = registry_of(settings.image_repository, settings.connection)
-    uris = {}
     wanted = wanted_images(config, say)
-    for role, image in wanted.items():
-        uris[role] = _ensured(image, registry, settings, log, say, builder)
+    uris = _ensured(wanted, settings, log, say, builder)
     return _images(config, uris, _verified(settings, wanted.get("trainer"), upload=True))
 
 
@@ -194,26 +189,25 @@ def trainer_image(config: RunConfig, settings: CloudSettings, log: TextIO, say: 
     """
     if own := config.train.image or settings.image:
         return own
-    check_builder(settings, builder or settings.build.builder)
-    registry = registry_of(settings.image_repository, settings.connection)
-    return _ensured(wanted_trainer(config, settings, say), registry, settings, log, say, builder)
+    return _ensured({"trainer": wanted_trainer(config, settings, say)}, settings, log, say, builder)["trainer"]
 
 
 def _ensured(
-    image: Wanted,
-    registry: Registry,
-    settings: CloudSettings,
-    log: TextIO,
-    say: Say,
-    builder: str | None,
-) -> str:
-    """Return an image by digest, building it if the registry does not have it."""
-    found = find(image.request, registry)
-    if found is None:
-        say(f"building {image.request.uri} with {builder or settings.build.builder}")
-        found = ensure(image.request, registry, _builder(settings, image, log, builder)).uri
-    say(f"image {found}")
-    return found
+    wanted: Mapping[str, Wanted], settings: CloudSettings, log: TextIO, say: Say, builder: str | None
+) -> dict[str, str]:
+    """Return images by digest and role, building those that the registry does not have."""
+    builder = builder or settings.build.builder
+    check_builder(settings, builder)
+    registry = registry_of(settings.image_repository, settings.connection)
+    uris = {}
+    for role, image in wanted.items():
+        found = find(image.request, registry)
+        if found is None:
+            say(f"building {image.request.uri} with {builder}")
+            found = ensure(image.request, registry, _builder(settings, image, log, builder)).uri
+        say(f"image {found}")
+        uris[role] = found
+    return uris
 
 
 def known_trainer(config: RunConfig, settings: CloudSettings, say: Say) -> str:
@@ -338,10 +332,9 @@ def check_builder(settings: CloudSettings, builder: str) -> None:
         )
 
 
-def _builder(settings: CloudSettings, image: Wanted, log: TextIO, builder: str | None) -> Build:
-    chosen = builder or settings.build.builder
-    if chosen != "cloud-build":
-        return build_locally(chosen, image.context.archive, log)
+def _builder(settings: CloudSettings, image: Wanted, log: TextIO, builder: str) -> Build:
+    if builder != "cloud-build":
+        return build_locally(builder, image.context.archive, log)
     service = cloud_build(settings).service()
     return build_in_cloud(service, lambda: service.upload(image.context.archive(), _source_name(image)), log)
 

@@ -41,8 +41,8 @@ class BucketFolder:
     def names(self, prefix: str = "", after: str = "") -> list[str]:
         """Return the sorted names of the files that begin with `prefix` and sort after the name `after`."""
         start = f"{self.path}/{after}" if after else None
-        found = [blob.name.removeprefix(f"{self.path}/") for blob in self._listed(prefix, start)]
-        return sorted(name for name in found if name > after)
+        names = [blob.name.removeprefix(f"{self.path}/") for blob in self._listed(prefix, start)]
+        return sorted(name for name in names if name > after)
 
     def read(self, name: str) -> bytes | None:
         """Return a file's content, or None if there is no such file."""

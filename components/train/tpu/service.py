@@ -126,14 +126,14 @@ def delete(connection: Connection, zone: str, name: str, seconds: float = DELETE
     """
     request_delete(connection, zone, name)
     until = time.monotonic() + seconds
-    while (found := get(connection, zone, name)) is not None:
+    while (left := get(connection, zone, name)) is not None:
         if time.monotonic() > until:
             raise UserError(
                 f"The TPU {name} in {zone} still exists {seconds:.0f} s after its deletion was requested; its state is "
-                f"{found.state}.",
+                f"{left.state}.",
                 fix=f"slipway tpu delete {name}",
             )
-        if found.state != "DELETING":
+        if left.state != "DELETING":
             request_delete(connection, zone, name)
         time.sleep(paced(POLL_SECONDS))
 
