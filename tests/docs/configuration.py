@@ -1,4 +1,4 @@
-"""The page docs/configuration.md, from the settings classes: `python -m slipway.pipelines.config.reference`."""
+"""The page docs/configuration.md, from the settings classes: `python -m tests.docs.configuration`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slipway.pipelines.config.schedule import ScheduleSettings
 from slipway.pipelines.config.schema import schema_of
 
 PAGE = """\
-<!-- Generated from the settings classes: python -m slipway.pipelines.config.reference > docs/configuration.md -->
+<!-- Generated from the settings classes: python -m tests.docs.configuration > docs/configuration.md -->
 # Configuration reference
 
 A run is configured by one YAML file. This one trains on scikit-learn's digits in a few seconds:

@@ -12,15 +12,15 @@ from pydantic import BaseModel
 from slipway.components.setup_access.settings import AccessSettings
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.config.errors import _all_names, _field, _model_at
-from slipway.pipelines.config.reference import page
 from slipway.pipelines.config.schedule import ScheduleSettings
 from slipway.trainer.config import JobConfig
+from tests.docs.configuration import page
 
 PAGE = Path("docs/configuration.md")
 
 
 def test_the_page_is_current():
-    """To update it: `python -m slipway.pipelines.config.reference > docs/configuration.md`."""
+    """To update it: `python -m tests.docs.configuration > docs/configuration.md`."""
     assert PAGE.read_text() == page()
 
 
