@@ -145,9 +145,7 @@ class CloudBuild:
             "source": {
                 "storageSource": {"bucket": source.bucket, "object": source.name, "generation": source.generation}
             },
-            "steps": [
-                {"name": DOCKER, "args": ["build", *options, "--tag", uri, "."], "env": ["DOCKER_BUILDKIT=1"]},
-            ],
+            "steps": [{"name": DOCKER, "args": ["build", *options, "--tag", uri, "."], "env": ["DOCKER_BUILDKIT=1"]}],
             "images": [uri],
             "tags": ["slipway-" + uri.rpartition("/")[2].replace(":", "-")],
             "timeout": TIMEOUT,
@@ -160,11 +158,7 @@ class CloudBuild:
         return request
 
     def _started(self, request: JsonObject, log: TextIO) -> JsonObject:
-        """Start a build, or find a running one, where the project may build.
-
-        Raises:
-            UserError: Cloud Build refuses it.
-        """
+        """Start a build, or find a running one, where the project may build."""
         region = self.region or self.connection.region
         try:
             return self._started_in(region, request)

@@ -20,7 +20,7 @@ from slipway.components.build_image.project import (
     ContextFile,
     ProjectContent,
     check_requirements,
-    git,
+    git_commit,
     git_files,
 )
 from slipway.core.errors import UserError
@@ -139,9 +139,8 @@ def is_checkout(source: Path) -> bool:
 
 def revision(source: Path) -> str:
     """Return the installed version; in a checkout, the commit, with the suffix -dirty if files have changed."""
-    if not is_checkout(source):
-        return importlib.metadata.version(DISTRIBUTION)
-    return git(source, "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*").strip()
+    commit = git_commit(source) if is_checkout(source) else None
+    return commit or importlib.metadata.version(DISTRIBUTION)
 
 
 def _needed(source: Path, name: str) -> ContextFile:

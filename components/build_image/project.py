@@ -137,6 +137,14 @@ def git(folder: Path, *arguments: str) -> str:
     return answer.stdout
 
 
+def git_commit(folder: Path) -> str | None:
+    """Return the commit checked out in `folder`, with "-dirty" for modified files; None without git."""
+    try:
+        return git(folder, "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*").strip()
+    except UserError:
+        return None
+
+
 def check_requirements(path: Path, locked: Path) -> None:
     """Check that a requirements file pins every package, and none to another version than the image has.
 

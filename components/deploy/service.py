@@ -160,8 +160,7 @@ class Endpoints:
         wanted = _endpoint(deployment)
         if "labels" in fields:
             self.write(
-                deployment.endpoint_id,
-                lambda endpoint: {"labels": {**wanted["labels"], **_record_of(endpoint)}},
+                deployment.endpoint_id, lambda endpoint: {"labels": {**wanted["labels"], **_record_of(endpoint)}}
             )
         if "client_connection_config" in fields:
             request = {
@@ -379,7 +378,6 @@ def _record_of(endpoint: Endpoint) -> dict[str, str]:
 
 
 def _endpoint(deployment: Deployment) -> JsonObject:
-    """Return the endpoint that a file describes."""
     endpoint: JsonObject = {
         "display_name": deployment.name,
         "labels": {**deployment.labels, NAME_LABEL: deployment.name},

@@ -19,13 +19,14 @@ def plan_training(
     """Return the complete worker_pool_specs of a custom job.
 
     Args:
-        pools: The hardware's worker pools, without containers.
+        pools: The hardware's worker pools, without containers: replica_count, machine_spec, optionally disk_spec.
         devices: Number of accelerators per replica.
         model: ModelSettings as JSON; "" for a custom program.
         train: TrainSettings as JSON.
         image: The image that the workers run, "" for the current Python environment.
-        memory: In a rehearsal, the memory in bytes for all replicas on this machine; 0 disables fitting.
-        hosts: Number of machines per replica: 1, except for TPU slices.
+        memory: In a rehearsal, the memory in bytes for all replicas on this machine: a batch that does not fit is
+            reduced, with a message. 0 disables fitting.
+        hosts: Number of machines per replica: 1, except for TPU slices. Each reads and trains as a replica does.
         uri: The data that a custom program receives as they are, if no data set is prepared; "" for none.
         dataset: The prepared data set; None if there is none.
     """

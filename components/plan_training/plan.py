@@ -52,18 +52,7 @@ def plan_training(
 ) -> TrainingPlan:
     """Divide the batch among the replicas, compute the steps, and add the trainer's command to every pool.
 
-    Args:
-        pools: Vertex worker pools without a container: replica_count, machine_spec, optionally disk_spec.
-        devices: Number of accelerators per replica, 0 for CPUs only.
-        manifest: The manifest of the prepared data set; None if there is none, with a custom program.
-        data: The data set's path for the workers: a folder or a gs:// URI; "" if a custom program has its own data.
-        model: The network; None for a custom program.
-        train: How to train it.
-        image: The image that the workers run, "" for the current Python environment.
-        memory: In a rehearsal, the memory in bytes for all replicas: a batch that does not fit is reduced, with a
-            message. 0 disables fitting.
-        hosts: Number of machines per replica, which is 1 except for TPU slices; each reads and trains as a replica
-            does.
+    See the component for the arguments.
 
     Raises:
         UserError: The engine does not support the settings, or the batch, shards or examples cannot be divided among

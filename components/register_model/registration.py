@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from slipway.components.build_image.project import git_commit
 from slipway.components.cloud.connection import Connection
 from slipway.components.evaluate.gate import INTERVALS, UNCHECKED
 from slipway.components.register_model.model_registry import Candidate, ModelRegistry, RegisteredVersion
@@ -14,7 +15,6 @@ from slipway.components.register_model.registry import (
     RegisterSettings,
     Registration,
     Registry,
-    git_commit,
 )
 from slipway.components.train.result import trainer_record
 from slipway.core import events

@@ -9,7 +9,6 @@ import contextlib
 import errno
 import json
 import shutil
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -258,16 +257,6 @@ def superseded(model: str, version: int | str, over: int | str | None, current: 
     holder = f"version {current} has become champion since" if current else "there is none now"
     outcome = f"Version {version} of {model} is registered but not the champion"
     return f"{outcome}: it was compared with {against}, and {holder}."
-
-
-def git_commit(folder: Path) -> str | None:
-    """Return the commit checked out in `folder`, with "-dirty" for modified files; None without git."""
-    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return result.stdout.strip() if result.returncode == 0 else None
 
 
 def _copy_folder(source: Path, target: Path) -> None:

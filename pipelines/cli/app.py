@@ -55,12 +55,7 @@ COMMANDS = (
         ),
     ),
     ("Use models", "serve", serve, ("slipway serve", "slipway serve digits --port 9000")),
-    (
-        "Use models",
-        "deploy",
-        user_errors(deploy),
-        ("slipway deploy", "slipway deploy --endpoint digits --version 3"),
-    ),
+    ("Use models", "deploy", user_errors(deploy), ("slipway deploy", "slipway deploy --endpoint digits --version 3")),
     ("Use models", "rollback", user_errors(rollback), ("slipway rollback --endpoint digits",)),
     ("Follow runs", "list", list_, ("slipway list",)),
     ("Follow runs", "status", status, ("slipway status", "slipway status --follow RUN", "slipway status --json")),

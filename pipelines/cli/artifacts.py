@@ -61,8 +61,7 @@ def build(
     file: ConfigurationFile = None,
     config: Configuration = None,
     target: Annotated[
-        str,
-        target_option("Where the images run: local (with run --runner docker), vertex or tpu."),
+        str, target_option("Where the images run: local (with run --runner docker), vertex or tpu.")
     ] = DEFAULT,
     hardware: Hardware = None,
     overrides: Overrides = None,

@@ -71,10 +71,7 @@ def batch(
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if any input has an error.")] = False,
     module: Module = None,
     registry: Registry = Path("models"),
-    target: Annotated[
-        str,
-        target_option("Where it runs: local or vertex."),
-    ] = DEFAULT,
+    target: Annotated[str, target_option("Where it runs: local or vertex.")] = DEFAULT,
     config: Configuration = None,
     overrides: Overrides = None,
     hardware: Annotated[

@@ -11,14 +11,7 @@ from typing import Annotated
 import typer
 
 from slipway.core.values import leaves
-from slipway.pipelines.options import (
-    Configuration,
-    ConfigurationFile,
-    Hardware,
-    Json,
-    Overrides,
-    configuration_path,
-)
+from slipway.pipelines.options import Configuration, ConfigurationFile, Hardware, Json, Overrides, configuration_path
 from slipway.pipelines.terminal import command_group, user_errors
 
 # Origins are aligned at the longest line, up to this column.

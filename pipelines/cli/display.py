@@ -42,7 +42,6 @@ def step_line(step: StepRecord, *, judged: bool) -> str:
 
 
 def _outcome(step: StepRecord, *, judged: bool) -> str:
-    """Return a short description of a step's result."""
     outputs = step.outputs
     text = ""
     if step.name == "build_image" and "image" in outputs:

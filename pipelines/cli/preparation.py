@@ -30,10 +30,7 @@ if TYPE_CHECKING:
     from slipway.pipelines.checks import Finding
 
 PREPARED = [name for name, platform in PLATFORMS.items() if platform.sets_up]
-SetupTarget = Annotated[
-    str,
-    target_option(f"Where the runs will execute: {listed(PREPARED)}.", PREPARED),
-]
+SetupTarget = Annotated[str, target_option(f"Where the runs will execute: {listed(PREPARED)}.", PREPARED)]
 # Common names of data sets that TensorFlow Datasets calls something else.
 ALIASES = {"flowers": "tf_flowers"}
 
@@ -133,8 +130,7 @@ def hardware_(
 @user_errors
 def migrate(
     source: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[JOB]", help="A config.yaml, or gcloud's flags after --."),
+        list[str] | None, typer.Argument(metavar="[JOB]", help="A config.yaml, or gcloud's flags after --.")
     ] = None,
     output: Annotated[
         Path | None,

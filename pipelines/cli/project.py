@@ -67,7 +67,6 @@ def init(
 
 
 def _content(template: Template) -> dict[str, str]:
-    """Return a template's files by their path in the project."""
     templates = Path(str(files("slipway.pipelines"))) / "templates"
     content = {}
     for root in (templates / ALL, templates / template.value):
@@ -79,6 +78,5 @@ def _content(template: Template) -> dict[str, str]:
 
 
 def _name(folder: Path) -> str:
-    """Return the folder's name as the name of a configuration."""
     name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).lstrip("-0123456789").rstrip("-")
     return name[:40].rstrip("-") or "project"

@@ -32,10 +32,7 @@ Module = Annotated[
 @user_errors
 def predict(
     model: Annotated[str, typer.Argument(help=MODEL)],
-    inputs: Annotated[
-        list[str],
-        typer.Argument(metavar="INPUT...", help=f"What to predict on: {WORDS}."),
-    ],
+    inputs: Annotated[list[str], typer.Argument(metavar="INPUT...", help=f"What to predict on: {WORDS}.")],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="The file to write; stdout by default.")
     ] = None,

@@ -148,11 +148,7 @@ def rehearse(
 
 
 def _resumable(record: RunRecord, *, changed: bool) -> RunRecord:
-    """Return `record` if its run can be resumed: it has not succeeded, or settings after training change.
-
-    Raises:
-        UserError: The run is still running, or has succeeded and nothing changes.
-    """
+    """Return `record`; raise UserError if its run is still running, or has succeeded and nothing changes."""
     if record.status == "running":
         raise UserError(f"Run {record.run_id} is still running.", fix=f"slipway status {record.run_id}")
     if record.status == "succeeded" and (record.rehearsal or not changed):
@@ -163,11 +159,7 @@ def _resumable(record: RunRecord, *, changed: bool) -> RunRecord:
 def _resumed_configuration(
     folder: RunFolder, record: RunRecord, overrides: list[str], hardware: str | None
 ) -> RunConfig:
-    """Return the configuration of a resumed run with `overrides` applied, and store it.
-
-    Raises:
-        UserError: An override would change something that the run's checkpoints depend on.
-    """
+    """Store and return a resumed configuration with `overrides`, which must not change what the weights depend on."""
     from slipway.core.atomic import replace_file
     from slipway.pipelines.cli.display import is_changeable, new_run_with
     from slipway.pipelines.config.config import load
@@ -200,11 +192,7 @@ def _resumed_configuration(
 def _run_remotely(
     elsewhere: RemotePlatform, given: RunConfig | RunFolder, *, wait: bool, as_json: bool, require_promotion: bool
 ) -> None:
-    """Submit a configuration, or resubmit a run's folder; watch the run and exit with the code for its outcome.
-
-    Raises:
-        UserError: The run was refused before it started; its folder has been removed.
-    """
+    """Submit a configuration, or resubmit a run's folder; watch the run and exit with the code for its outcome."""
     from slipway.pipelines.runs.record import RunFolder
 
     shown = error_console if as_json else console
@@ -227,11 +215,7 @@ def _run_remotely(
 
 
 def _build_trainer(folder: RunFolder, configuration: RunConfig, platform: Platform, *, as_json: bool) -> None:
-    """Build the trainer's image if it does not exist, and store its name in the run's folder.
-
-    Raises:
-        UserError: It cannot be built; the folder has been removed.
-    """
+    """Build the trainer's image, and store its name in the run's folder, which is removed if that fails."""
     from slipway.components.step import WorkFailed
     from slipway.core.atomic import replace_file
     from slipway.pipelines.platforms.local import launch
@@ -263,7 +247,6 @@ def _run_and_exit(
     require_promotion: bool,
     timings: bool = False,
 ) -> None:
-    """Run locally, show progress, and exit with the code for the outcome."""
     from slipway.pipelines.cli import display
     from slipway.pipelines.cli.progress import RunDisplay
     from slipway.pipelines.platforms.local import launch

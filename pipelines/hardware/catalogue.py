@@ -262,7 +262,6 @@ def build(values: JsonObject) -> Catalogue:
 
 
 def _frozen(value: Any) -> Any:
-    """Return JSON data with lists as tuples."""
     if isinstance(value, list):
         return tuple(_frozen(item) for item in value)
     return {key: _frozen(inner) for key, inner in value.items()} if isinstance(value, dict) else value

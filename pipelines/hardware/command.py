@@ -88,11 +88,7 @@ def listing(region: str | None = None, accelerator: str | None = None, engine: s
 
 
 def _only(kinds: list[JsonObject], accelerator: str, region: str | None, engine: str | None) -> JsonObject:
-    """Return the selected kind.
-
-    Raises:
-        UserError: No machine has it.
-    """
+    """Return the selected kind; raise UserError if no machine has it."""
     row = load().accelerator(accelerator)
     name = row.name if row else accelerator.lower()
     known = {kind["accelerator"]: kind for kind in kinds if kind["offers"]}

@@ -131,12 +131,7 @@ def check_reservation_zone(hardware: Hardware, region: str) -> None:
 
 
 def check_engine(
-    hardware: Hardware,
-    engine: str,
-    region: str | None = None,
-    *,
-    own_program: bool = False,
-    own_build: bool = False,
+    hardware: Hardware, engine: str, region: str | None = None, *, own_program: bool = False, own_build: bool = False
 ) -> None:
     """Check that the engine trains on the hardware; `own_program` and `own_build` as in `Hardware.why_not`."""
     if engine not in ENGINES:

@@ -10,15 +10,7 @@ from slipway.core.errors import UserError, nearest
 from slipway.pipelines.hardware import this_machine
 from slipway.pipelines.hardware.catalogue import Accelerator, Machine, Provisioning, chips_of, load
 from slipway.pipelines.hardware.choice import AVAILABLE, Hardware, choices, default_machines
-from slipway.pipelines.hardware.grammar import (
-    HERE,
-    Refusal,
-    Request,
-    read_base,
-    read_mapping,
-    read_text,
-    write_time,
-)
+from slipway.pipelines.hardware.grammar import HERE, Refusal, Request, read_base, read_mapping, read_text, write_time
 from slipway.pipelines.hardware.quotas import DEFAULT_DISK_GB, MAX_DISK_GB
 
 DISK_TYPES = ("pd-ssd", "pd-standard", "hyperdisk-balanced")
@@ -342,7 +334,6 @@ def _wrong_options(request: Request, near: Hardware) -> Iterator[tuple[str, str]
 
 
 def _spoken_sizes(row: Accelerator) -> str:
-    """Return an accelerator's choices in words."""
     sizes = _spoken(row.spelled(size) for size in load().sizes(row))
     if slices := row.slices:
         many = f"a multiple of {slices.multiple_of} from {slices.multiple_of} to {slices.largest:,} cores"

@@ -116,7 +116,7 @@ def wanted_images(config: RunConfig, say: Say, *, without_git: bool = False) -> 
     accelerator = accelerator_of(config.parsed_hardware)
     content = own_content(config, without_git=without_git)  # the same in all images
     wanted = {
-        "steps": wanted_image(config, "steps", "cpu", base, repository, say, user, with_engine=False, content=content),
+        "steps": wanted_image(config, "steps", "cpu", base, repository, say, user, with_engine=False, content=content)
     }
     if config.train.image is None:
         wanted["trainer"] = wanted_image(config, "trainer", accelerator, base, repository, say, user, content=content)

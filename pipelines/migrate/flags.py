@@ -117,7 +117,6 @@ def _configuration(path: str | None) -> tuple[dict[str, object], dict[str, objec
 
 
 def _put(target: dict[str, object], path: str, value: object) -> None:
-    """Set a dotted key; flags override the file."""
     *parents, last = path.split(".")
     for parent in parents:
         child = target.get(parent)

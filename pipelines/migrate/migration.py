@@ -167,7 +167,6 @@ def _image(job: LegacyJob, notes: Notes) -> str | None:
 
 
 def _module(job: LegacyJob, notes: Notes) -> str:
-    """Return the job's module, or a placeholder."""
     module = job.text("pythonModule") or ""
     if MODULE.fullmatch(module):
         notes.changed.append(f"pythonModule {module} became train.module")
@@ -218,7 +217,6 @@ def _vertex(job: LegacyJob, hardware: Hardware, notes: Notes) -> dict[str, objec
 
 
 def _bucket(job: LegacyJob, notes: Notes) -> str:
-    """Return the bucket of the job directory, or the staging bucket."""
     for value in filter(None, (job.text("jobDir"), job.text("--staging-bucket"))):
         found = BUCKET.match(value)
         if found and value[found.end() :][:1] in ("", "/"):

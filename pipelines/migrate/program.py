@@ -145,11 +145,7 @@ def _requirements(setup: Path) -> list[str]:
 
 @contextlib.contextmanager
 def _unpacked(archive: Path, module: str) -> Iterator[Path | None]:
-    """Unpack an archive, and provide the folder in it from which `module` is imported; None if it has no such module.
-
-    Raises:
-        UserError: The file is not a readable archive.
-    """
+    """Unpack an archive, and provide the folder in it from which `module` is imported; None if it has none."""
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary)
         try:

@@ -144,11 +144,7 @@ def _of_machines(job: LegacyJob, notes: Notes) -> Hardware:
 
 
 def _machine(replica: LegacyReplica) -> LegacyMachine:
-    """Return the machine of one role; an acceleratorConfig replaces the accelerators of a legacy machine type.
-
-    Raises:
-        UserError: The machine type or the accelerator is unknown.
-    """
+    """Return the machine of one role; an acceleratorConfig replaces the accelerators of a legacy machine type."""
     machine = LEGACY_MACHINES.get(replica.machine or "") or LegacyMachine(replica.machine)
     known = machine.machine is None or load().machine(machine.machine) or _next_size(machine.machine)
     if not known:
@@ -167,7 +163,6 @@ def _machine(replica: LegacyReplica) -> LegacyMachine:
 
 
 def _accelerator(replica: LegacyReplica) -> str:
-    """Return the catalogue's name of a role's accelerator."""
     row = load().accelerator(replica.accelerator or "")
     if row is not None:
         return row.name

@@ -62,8 +62,7 @@ class _Limits(yaml.parser.Parser, yaml.composer.Composer):
                 name = ".".join([*self._path, key.value])
                 lines_of_both = f"lines {first} and {line}" if line != first else f"line {line}"
                 raise UserError(
-                    f"{self.where} sets {name} twice, in {lines_of_both}.",
-                    fix=f"remove one of the two in {self.where}",
+                    f"{self.where} sets {name} twice, in {lines_of_both}.", fix=f"remove one of the two in {self.where}"
                 )
             lines[key.tag, key.value] = line
         return node

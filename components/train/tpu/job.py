@@ -217,11 +217,7 @@ class _Job:
         )
 
     def _until_active(self) -> TpuLost | str | None:
-        """Wait until the TPU is active; return None, a preemption that came before, or why it never will be active.
-
-        Raises:
-            UserError: Somebody else deleted the request.
-        """
+        """Wait until the TPU is active; return None, a preemption that came before, or why it never will be active."""
         minutes, since = self.settings.max_provisioning_minutes, 0.0
         while True:
             found = self._look()
@@ -274,11 +270,7 @@ class _Job:
         return None
 
     def _explained(self, loss: TpuLost) -> TpuLost:
-        """Return a loss with the reason for which a host deleted the TPU.
-
-        Raises:
-            UserError: The TPU's time is over, or somebody else deleted it.
-        """
+        """Return a loss with a host's reason for deleting the TPU; raise UserError if another TPU would not help."""
         if loss.again:
             return loss
         said = [line.removeprefix(DELETING) for host in self.hosts for line in host.tail if line.startswith(DELETING)]

@@ -191,10 +191,7 @@ class Cluster:
                 fix=INSTALL,
             )
         if kind_of(error) == DENIED:
-            return DeniedError(
-                f"The cluster does not allow this account to {what}: {sentence(error)}.",
-                fix=self._fix,
-            )
+            return DeniedError(f"The cluster does not allow this account to {what}: {sentence(error)}.", fix=self._fix)
         if not getattr(error, "status", None):
             return UserError(
                 f"The API of the cluster at {self.api.configuration.host} cannot be reached to {what}: "
@@ -227,11 +224,7 @@ class DeniedError(UserError):
 
 
 def _connect(context: str | None) -> tuple[Any, str]:
-    """Return a client of the API, and the namespace: as the kubeconfig says, else as this pod's service account.
-
-    Raises:
-        NoClusterError: There is neither.
-    """
+    """Return a client of the API, and the namespace: as the kubeconfig says, else as this pod's service account."""
     from kubernetes import client, config
 
     configuration = client.Configuration()

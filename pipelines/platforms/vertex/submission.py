@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from slipway.components.build_image.project import git_commit
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.operations import StillRunningError
 from slipway.components.cloud.refusals import refusal
 from slipway.components.cloud.retries import is_conflict, retried
 from slipway.components.register_model.model_registry import label
-from slipway.components.register_model.registry import git_commit
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig, vertex_of
