@@ -14,7 +14,7 @@ from slipway.components.build_image.reference import ARTIFACT_REGISTRY
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.policies import Resource, grant_command
 from slipway.components.cloud.refusals import is_disabled, member_of, refusal
-from slipway.components.cloud.retries import retried, status_of
+from slipway.components.cloud.retries import found, retried, status_of
 from slipway.core.errors import UserError
 
 MANIFESTS = (
@@ -57,31 +57,20 @@ class ArtifactRegistry:
         parent = "projects/{project}/locations/{location}/repositories/{repository}".format(**match.groupdict())
         get = self._api.packages().tags().get(name=f"{parent}/packages/{name}/tags/{tag}")
         try:
-            version = str(retried(get.execute)["version"])
-        except Exception as error:
-            status = status_of(error)
-            if status == 403:
-                raise self._no_rights(repository, parent, error) from None
-            if status != 404:
-                raise
-            self._check_repository(parent, repository)
-            return None
-        return version.rpartition("/")[2]
-
-    def _check_repository(self, parent: str, repository: str) -> None:
-        try:
-            retried(self._api.get(name=parent).execute)
+            image = found(get.execute)
+            exists = image is not None or found(self._api.get(name=parent).execute) is not None
         except Exception as error:
             if status_of(error) == 403:
                 raise self._no_rights(repository, parent, error) from None
-            if status_of(error) != 404:
-                raise
+            raise
+        if not exists:
             raise UserError(
                 f"There is no repository {repository}.",
                 setting="vertex.build.repository",
                 value=repository.rpartition("/")[2],
                 fix="slipway setup --apply",
-            ) from None
+            )
+        return None if image is None else str(image["version"]).rpartition("/")[2]
 
     def _no_rights(self, repository: str, parent: str, error: Exception) -> UserError:
         if is_disabled(error):
@@ -108,8 +97,8 @@ class HttpRegistry:
 
     def digest(self, repository: str, name: str, tag: str) -> str | None:
         """See Registry."""
-        found = self._answer("HEAD", repository, f"{name}/manifests/{tag}")
-        return str(found[0]["Docker-Content-Digest"]) if found else None
+        answer = self._answer("HEAD", repository, f"{name}/manifests/{tag}")
+        return str(answer[0]["Docker-Content-Digest"]) if answer else None
 
     def environment(self, repository: str, name: str, version: str) -> dict[str, str] | None:
         """Return the variables that an image sets, on amd64 if it is for several platforms; None if it does not exist.
@@ -129,8 +118,8 @@ class HttpRegistry:
         return dict(variable.partition("=")[::2] for variable in variables)
 
     def _document(self, repository: str, path: str) -> dict[str, Any] | None:
-        found = self._answer("GET", repository, path)
-        return dict(json.loads(found[1])) if found else None
+        answer = self._answer("GET", repository, path)
+        return dict(json.loads(answer[1])) if answer else None
 
     def _answer(self, method: str, repository: str, path: str) -> tuple[Any, bytes] | None:
         """Return the headers and the body of `path` in a repository; None if it does not exist."""

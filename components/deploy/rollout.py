@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
@@ -149,7 +149,12 @@ def roll_back(endpoints: Endpoints, endpoint_id: str, say: Say) -> Outcome:
             # Of an unfinished rollout, the model that is rolled out; else the one that has the traffic.
             leaving = endpoint.labels.get(ROLLOUT) or next(iter(others), "")
             if model_of(endpoint, previous) is None or not leaving:
-                raise _nothing_to_return_to(endpoint, endpoint_id)
+                names = ", ".join(version_text(endpoint, one.id) for one in endpoint.deployed_models)
+                raise UserError(
+                    f"The endpoint {endpoint_id} has no previous model to return to.",
+                    allowed=f"deployed: {names}" if names else "no model is deployed",
+                    fix="slipway deploy --version VERSION",
+                )
             decided.append(Traffic({previous: ALL}, previous=leaving))
         return decided[0]
 
@@ -159,15 +164,6 @@ def roll_back(endpoints: Endpoints, endpoint_id: str, say: Say) -> Outcome:
     outcome.previous = version_text(endpoint, decided[0].previous)
     say(f"{outcome.version} has all traffic again; {outcome.previous} has none and stays deployed")
     return outcome
-
-
-def _nothing_to_return_to(endpoint: Endpoint, endpoint_id: str) -> UserError:
-    names = ", ".join(version_text(endpoint, one.id) for one in endpoint.deployed_models)
-    return UserError(
-        f"The endpoint {endpoint_id} has no previous model to return to.",
-        allowed=f"deployed: {names}" if names else "no model is deployed",
-        fix="slipway deploy --version VERSION",
-    )
 
 
 class _Rollout:
@@ -216,9 +212,11 @@ class _Rollout:
         settings, until = self.deployment.settings, time.monotonic() + 60 * self.deployment.settings.timeout
         endpoint = self.endpoints.existing(self.deployment.endpoint_id)
         try:
-            for one in self._unneeded(endpoint, current):
-                self.say(f"undeploying {version_text(endpoint, one)}")
-                self.endpoints.undeploy(self.deployment.endpoint_id, one, until)
+            for one in endpoint.deployed_models:
+                ours = one.display_name.startswith(DISPLAY_PREFIX)
+                if ours and one.id not in (current, self.candidate) and not endpoint.traffic_split.get(one.id):
+                    self.say(f"undeploying {version_text(endpoint, one.id)}")
+                    self.endpoints.undeploy(self.deployment.endpoint_id, one.id, until)
             if model_of(endpoint, self.candidate) is None:
                 count = f"{settings.min_replicas} to {settings.max_replicas} replicas"
                 self.say(f"deploying {self.text} to {self.deployment.name} ({settings.machine}, {count})")
@@ -230,13 +228,6 @@ class _Rollout:
                 value=settings.timeout,
                 fix=f"{self.again}, which waits for it and continues",
             ) from None
-
-    def _unneeded(self, endpoint: Endpoint, current: str) -> Iterator[str]:
-        """Yield Slipway's deployed models that have no traffic and that are not part of this rollout."""
-        for one in endpoint.deployed_models:
-            ours = one.display_name.startswith(DISPLAY_PREFIX)
-            if ours and one.id not in (current, self.candidate) and not endpoint.traffic_split.get(one.id):
-                yield one.id
 
     def steps(self, endpoint: Endpoint, current: str) -> list[int]:
         """Return the percentages that are still to come, with the one that an interrupted rollout has reached."""

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 NAME_LABEL = "slipway-endpoint"
 ROLLOUT, PREVIOUS = "slipway-rollout", "slipway-previous"
+RECORDS = (NAME_LABEL, ROLLOUT, PREVIOUS)
 # Fresh reads after a write that was refused because the endpoint had changed, and the first, doubling pause.
 ROUNDS, ROUND_SECONDS = 20, 1.0
 # Creating, changing and deleting an endpoint without models takes seconds.
@@ -159,9 +160,12 @@ class Endpoints:
         client = self.connection.serving
         wanted = _endpoint(deployment)
         if "labels" in fields:
-            self.write(
-                deployment.endpoint_id, lambda endpoint: {"labels": {**wanted["labels"], **_record_of(endpoint)}}
-            )
+
+            def labels(endpoint: Endpoint) -> JsonObject:
+                kept = {name: endpoint.labels[name] for name in RECORDS if name in endpoint.labels}
+                return {"labels": {**wanted["labels"], **kept}}
+
+            self.write(deployment.endpoint_id, labels)
         if "client_connection_config" in fields:
             request = {
                 "endpoint": {
@@ -371,10 +375,6 @@ def is_outdated(error: BaseException) -> bool:
 def is_refused(error: BaseException) -> bool:
     """Return whether a call failed with FAILED_PRECONDITION, whose HTTP status is that of any invalid call."""
     return getattr(getattr(error, "grpc_status_code", None), "name", "") == "FAILED_PRECONDITION"
-
-
-def _record_of(endpoint: Endpoint) -> dict[str, str]:
-    return {name: value for name, value in endpoint.labels.items() if name in (NAME_LABEL, ROLLOUT, PREVIOUS)}
 
 
 def _endpoint(deployment: Deployment) -> JsonObject:

@@ -203,15 +203,6 @@ def explanation(record: RunRecord, *, with_traceback: bool = True) -> str:
     return "\n".join(lines)
 
 
-def how_to_watch_on(record: RunRecord) -> str:
-    """Return the commands to watch or stop a run after the user stopped watching it."""
-    return (
-        f"Run {record.run_id} continues in the background.\n"
-        f"  watch:  slipway status --follow {record.run_id}\n"
-        f"  stop:   slipway cancel {record.run_id}"
-    )
-
-
 # Sections that may change when a run is resumed, because neither the data nor the checkpoints depend on them.
 CHANGEABLE = ("data.workers", "evaluate", "register", "train.restarts", "train.export", "tpu")
 # Settings that refer to files, where the file can be fixed without changing the setting.

@@ -185,7 +185,6 @@ def current(folder: RunFolder) -> RunRecord:
 
 def watch_and_exit(folder: RunFolder, shown: Console, *, as_json: bool, require_promotion: bool) -> None:
     """Watch a remote run until it ends, and exit with the code for its outcome."""
-    from slipway.pipelines.cli import display
     from slipway.pipelines.cli.progress import RunDisplay
 
     elsewhere = remote(folder.read().platform)
@@ -194,7 +193,9 @@ def watch_and_exit(folder: RunFolder, shown: Console, *, as_json: bool, require_
         with RunDisplay(shown) as watcher:
             record = elsewhere.watch(folder, watcher)
     except KeyboardInterrupt:
-        shown.print(display.how_to_watch_on(folder.read()), highlight=False, soft_wrap=True)
+        run = folder.run_id
+        text = f"Run {run} continues in the background.\n  watch:  slipway status --follow {run}\n"
+        shown.print(f"{text}  stop:   slipway cancel {run}", highlight=False, soft_wrap=True)
         raise typer.Exit(EXIT_INTERRUPTED) from None
     exit_as_it_went(folder, record, shown, as_json=as_json, require_promotion=require_promotion)
 

@@ -140,9 +140,7 @@ def migrate(
     """Convert an AI Platform Training job into a run configuration."""
     from slipway.pipelines.migrate import command
 
-    given = source or []
-    is_file = len(given) == 1 and not given[0].startswith("-")
-    migration = command.migration_of(Path(given[0]) if is_file else None, [] if is_file else given)
+    migration = command.migration_of(source or [])
     if output is None:
         sys.stdout.write(migration.yaml)
         command.show(error_console, migration)

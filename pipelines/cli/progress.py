@@ -83,7 +83,8 @@ class RunDisplay:
         elif kind in ("finished", "failed", "cancelled"):
             self._hide()
             self._print(step_line(step, judged=not record.rehearsal))
-            if kind == "finished" and (following := _following(record)):
+            others = (step.name for status in ("running", "pending") for step in record.steps if step.status == status)
+            if kind == "finished" and (following := next(others, None)):
                 self._show(following, "starting")
 
     def _repeat(self) -> None:
@@ -123,15 +124,6 @@ class RunDisplay:
         if self._task is not None:
             self._progress.remove_task(self._task)
             self._task = None
-
-
-def _following(record: RunRecord) -> str | None:
-    """Return the name of another running step, or of the next pending one."""
-    for status in ("running", "pending"):
-        for step in record.steps:
-            if step.status == status:
-                return step.name
-    return None
 
 
 def figures_line(event: dict[str, Any]) -> str:

@@ -14,23 +14,24 @@ from slipway.pipelines.migrate.migration import Migration, from_arguments, migra
 from slipway.pipelines.options import check_folder_of
 
 
-def migration_of(source: Path | None, arguments: Sequence[str] = ()) -> Migration:
-    """Migrate a job file, or gcloud flags if no file is given.
+def migration_of(arguments: Sequence[str]) -> Migration:
+    """Migrate a job file, or gcloud's flags.
 
     Raises:
-        UserError: The file does not exist, neither or both inputs are given.
+        UserError: The file does not exist, or there are no arguments.
     """
-    if (source is None) == (not arguments):
+    fix = "slipway migrate config.yaml"
+    if not arguments:
         raise UserError(
             "migrate requires either a job file or gcloud flags after --, not both.",
             setting="migrate",
-            value=str(source) if source else None,
+            value=None,
             allowed="slipway migrate config.yaml, or slipway migrate -- JOB --scale-tier=BASIC_GPU …",
-            fix="slipway migrate config.yaml",
+            fix=fix,
         )
-    if source is None:
+    if len(arguments) > 1 or arguments[0].startswith("-"):
         return from_arguments(list(arguments))
-    return migrate(read_file(source, "migrate", "slipway migrate config.yaml"), source=str(source))
+    return migrate(read_file(Path(arguments[0]), "migrate", fix), source=str(Path(arguments[0])))
 
 
 def save(migration: Migration, output: Path) -> None:

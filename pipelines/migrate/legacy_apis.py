@@ -5,7 +5,7 @@ Names that TensorFlow itself no longer has need no row: `changes` looks them up 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Kind = Literal["name", "method", "keyword", "text", "variable", "module", "builtin", "absent"]
@@ -21,8 +21,8 @@ PYTHON3 = "https://docs.python.org/3/howto/pyporting.html"
 
 
 @dataclass(frozen=True)
-class Reason:
-    """Why patterns in a program's source have to change.
+class LegacyAPI:
+    """A pattern in a program's source, why it has to change, and what to write instead.
 
     Attributes:
         kind: How a pattern is matched. name: a dotted name, or anything below it; tf.keras and keras are the same.
@@ -35,6 +35,8 @@ class Reason:
         keyword: The first argument's name.
         beside: Only in a program in which this text or name occurs as well.
         unless: Not in a program in which one of these texts or names occurs.
+        pattern: What is matched.
+        replacement: What to write instead.
     """
 
     kind: Kind
@@ -44,12 +46,6 @@ class Reason:
     keyword: str = ""
     beside: str = ""
     unless: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class LegacyAPI(Reason):
-    """A pattern in a program's source, and what to write instead."""
-
     pattern: str = ""
     replacement: str = ""
 
@@ -74,49 +70,54 @@ METRICS = 'let the chief write it, such as {"accuracy": 0.97} (slipway.training.
 # For each reason, the patterns and what to write instead.
 REASONS = {
     # --- the cluster
-    Reason("method", NODE, TPU_VM, valid=("local",), keyword="tpu"): {"TPUClusterResolver": LOCAL},
-    Reason("text", "is not set: the program runs on the TPU VM", TPU_VM): {"TPU_CONFIG": LOCAL, "TPU_NODE_NAME": LOCAL},
-    Reason("variable", "is only set with several replicas", CLUSTER): {
+    LegacyAPI("method", NODE, TPU_VM, valid=("local",), keyword="tpu"): {"TPUClusterResolver": LOCAL},
+    LegacyAPI("text", "is not set: the program runs on the TPU VM", TPU_VM): {
+        "TPU_CONFIG": LOCAL,
+        "TPU_NODE_NAME": LOCAL,
+    },
+    LegacyAPI("variable", "is only set with several replicas", CLUSTER): {
         "TF_CONFIG": "use os.environ.get('TF_CONFIG', '{}')"
     },
-    Reason("text", "is called chief in TF_CONFIG", CLUSTER, beside="TF_CONFIG"): {"master": "use 'chief'"},
-    Reason("text", "does not occur in TF_CONFIG: there are no parameter servers", CLUSTER, beside="TF_CONFIG"): {
+    LegacyAPI("text", "is called chief in TF_CONFIG", CLUSTER, beside="TF_CONFIG"): {"master": "use 'chief'"},
+    LegacyAPI("text", "does not occur in TF_CONFIG: there are no parameter servers", CLUSTER, beside="TF_CONFIG"): {
         "ps": MULTI_WORKER
     },
-    Reason("method", FIT_FAILS, WORKERS, beside="MultiWorkerMirroredStrategy", unless=("TF_USE_LEGACY_KERAS",)): {
+    LegacyAPI("method", FIT_FAILS, WORKERS, beside="MultiWorkerMirroredStrategy", unless=("TF_USE_LEGACY_KERAS",)): {
         "fit": "use a loop with strategy.run, or Keras 2: pip install tf-keras and TF_USE_LEGACY_KERAS=1"
     },
     # --- the model
-    Reason("method", ELSEWHERE, VERTEX, unless=NOT_WRITTEN): dict.fromkeys(SAVES, REGISTERED),
-    Reason("name", ELSEWHERE, VERTEX, unless=NOT_WRITTEN): dict.fromkeys(SAVING, REGISTERED),
-    Reason("method", NO_SAVED_MODEL, KERAS3, valid=KERAS_FILES, keyword="filepath", beside="keras"): {"save": EXPORTED},
-    Reason("name", NO_SAVED_MODEL, KERAS3, valid=KERAS_FILES, keyword="filepath"): {
+    LegacyAPI("method", ELSEWHERE, VERTEX, unless=NOT_WRITTEN): dict.fromkeys(SAVES, REGISTERED),
+    LegacyAPI("name", ELSEWHERE, VERTEX, unless=NOT_WRITTEN): dict.fromkeys(SAVING, REGISTERED),
+    LegacyAPI("method", NO_SAVED_MODEL, KERAS3, valid=KERAS_FILES, keyword="filepath", beside="keras"): {
+        "save": EXPORTED
+    },
+    LegacyAPI("name", NO_SAVED_MODEL, KERAS3, valid=KERAS_FILES, keyword="filepath"): {
         "keras.models.save_model": EXPORTED
     },
-    Reason("name", "reads .keras and .h5 files only in Keras 3", KERAS3, valid=KERAS_FILES, keyword="filepath"): {
+    LegacyAPI("name", "reads .keras and .h5 files only in Keras 3", KERAS3, valid=KERAS_FILES, keyword="filepath"): {
         "keras.models.load_model": "use keras.layers.TFSMLayer(folder) for a SavedModel"
     },
-    Reason("method", WEIGHTS, KERAS3, valid=(".h5",), keyword="filepath", beside="keras"): dict.fromkeys(
+    LegacyAPI("method", WEIGHTS, KERAS3, valid=(".h5",), keyword="filepath", beside="keras"): dict.fromkeys(
         ("save_weights", "load_weights"), "end the file name so"
     ),
-    Reason("name", CHECKPOINTS, KERAS3, valid=(".keras", ".weights.h5"), keyword="filepath"): {
+    LegacyAPI("name", CHECKPOINTS, KERAS3, valid=(".keras", ".weights.h5"), keyword="filepath"): {
         "keras.callbacks.ModelCheckpoint": "end the file name so"
     },
-    Reason(
+    LegacyAPI(
         "absent",
         "saves no model to AIP_MODEL_DIR",
         VERTEX,
         unless=("slipway.training.export", "slipway.training.model_dir"),
     ): {"AIP_MODEL_DIR": REGISTERED},
-    Reason("absent", NO_METRICS, "docs/your-own-training-loop.md", unless=("slipway.training",)): {
+    LegacyAPI("absent", NO_METRICS, "docs/your-own-training-loop.md", unless=("slipway.training",)): {
         "metrics.json": METRICS
     },
     # --- Keras 2
-    Reason("keyword", "was renamed in Keras 3", KERAS3): {
+    LegacyAPI("keyword", "was renamed in Keras 3", KERAS3): {
         "keras.optimizers(lr)": "use learning_rate=",
         "keras.callbacks.ModelCheckpoint(period)": "use save_freq=",
     },
-    Reason("keyword", "was removed in Keras 3", KERAS3): {
+    LegacyAPI("keyword", "was removed in Keras 3", KERAS3): {
         "keras.layers.BatchNormalization(fused)": "remove it",
         "keras.layers.BatchNormalization(renorm)": "remove it",
         "keras.callbacks.TensorBoard(write_grads)": "remove it",
@@ -127,14 +128,14 @@ REASONS = {
         "save(save_format)": "remove it: the file name's ending decides",
         "compile(experimental_run_tf_function)": "remove it",
     },
-    Reason("method", "was removed in Keras 3", KERAS3): {
+    LegacyAPI("method", "was removed in Keras 3", KERAS3): {
         "fit_generator": "use fit",
         "evaluate_generator": "use evaluate",
         "predict_generator": "use predict",
         "predict_classes": "use argmax of predict",
         "predict_proba": "use predict",
     },
-    Reason("name", "was removed in Keras 3", KERAS3): {
+    LegacyAPI("name", "was removed in Keras 3", KERAS3): {
         "keras.optimizers.legacy": "use keras.optimizers",
         "keras.mixed_precision.experimental": "use keras.mixed_precision",
         "keras.layers.experimental.preprocessing": "use keras.layers",
@@ -146,13 +147,13 @@ REASONS = {
         "keras.backend.set_session": "remove it",
         "keras.backend.get_session": "remove it",
     },
-    Reason("name", "was removed with tf.estimator in TensorFlow 2.16", ESTIMATOR): {
+    LegacyAPI("name", "was removed with tf.estimator in TensorFlow 2.16", ESTIMATOR): {
         "keras.estimator": "use the Keras model itself, with fit or a loop",
         "tf.compat.v1.estimator": "use a Keras model",
         "tf.estimator": "use a Keras model, with fit or a loop",
     },
     # --- TensorFlow 1
-    Reason("name", "was removed in TensorFlow 2", TF2): {
+    LegacyAPI("name", "was removed in TensorFlow 2", TF2): {
         "tf.contrib": "see the guide for each part of it",
         "tf.app.flags": "use argparse or absl.flags",
         "tf.flags": "use argparse or absl.flags",
@@ -164,7 +165,7 @@ REASONS = {
         "tf.layers": "use keras.layers",
         "tf.enable_eager_execution": "remove it: it is the default",
     },
-    Reason("name", "was removed with TensorFlow 1's sessions", TF2): {
+    LegacyAPI("name", "was removed with TensorFlow 1's sessions", TF2): {
         "tf.Session": "call the functions directly, or tf.compat.v1.Session",
         "tf.InteractiveSession": "call the functions directly",
         "tf.placeholder": "use arguments of a tf.function",
@@ -175,20 +176,20 @@ REASONS = {
         "tf.train.replica_device_setter": MULTI_WORKER,
         "tf.train.SyncReplicasOptimizer": MULTI_WORKER,
     },
-    Reason("module", "is not in Slipway's images", PYTORCH_XLA): {"torch_xla": "use torch.device('cuda'), and GPUs"},
-    Reason("module", "is private and differs in every version", TF2): {"tensorflow.python": "use the public name"},
-    Reason("method", "was removed in TensorFlow 2", TF2): {
+    LegacyAPI("module", "is not in Slipway's images", PYTORCH_XLA): {"torch_xla": "use torch.device('cuda'), and GPUs"},
+    LegacyAPI("module", "is private and differs in every version", TF2): {"tensorflow.python": "use the public name"},
+    LegacyAPI("method", "was removed in TensorFlow 2", TF2): {
         "make_one_shot_iterator": "use iter(dataset)",
         "make_initializable_iterator": "use iter(dataset)",
     },
-    Reason("name", "is deprecated", TF2): {
+    LegacyAPI("name", "is deprecated", TF2): {
         "tf.distribute.experimental.MultiWorkerMirroredStrategy": "use tf.distribute.MultiWorkerMirroredStrategy",
         "tf.distribute.experimental.TPUStrategy": "use tf.distribute.TPUStrategy",
         "tf.distribute.experimental.CollectiveCommunication": "use CommunicationImplementation",
         "tf.distribute.experimental.ParameterServerStrategy": "use tf.distribute.MultiWorkerMirroredStrategy",
     },
     # --- Python 2
-    Reason("module", "is a module of Python 2", PYTHON3): {
+    LegacyAPI("module", "is a module of Python 2", PYTHON3): {
         "urllib2": "use urllib.request",
         "urlparse": "use urllib.parse",
         "cPickle": "use pickle",
@@ -202,7 +203,7 @@ REASONS = {
         "copy_reg": "use copyreg",
         "cookielib": "use http.cookiejar",
     },
-    Reason("builtin", "is Python 2", PYTHON3): {
+    LegacyAPI("builtin", "is Python 2", PYTHON3): {
         "print >>": "use print(…, file=…)",
         "xrange": "use range",
         "unicode": "use str",
@@ -214,7 +215,7 @@ REASONS = {
         "execfile": "use exec(open(…).read())",
         "reload": "use importlib.reload",
     },
-    Reason("method", "is a method of Python 2's dict", PYTHON3): {
+    LegacyAPI("method", "is a method of Python 2's dict", PYTHON3): {
         "iteritems": "use items",
         "itervalues": "use values",
         "iterkeys": "use keys",
@@ -222,7 +223,7 @@ REASONS = {
     },
 }
 LEGACY_APIS = tuple(
-    LegacyAPI(**vars(reason), pattern=pattern, replacement=use)
+    replace(reason, pattern=pattern, replacement=use)
     for reason, uses in REASONS.items()
     for pattern, use in uses.items()
 )

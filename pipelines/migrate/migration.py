@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import yaml
@@ -84,7 +84,12 @@ def _migrate(job: LegacyJob, source: str) -> Migration:
         *(f"Changed: {text}." for text in notes.changed),
         *(f"Dropped: {text}." for text in notes.dropped),
     ]
-    text = _document(configuration, _comments(notes.decisions), heading)
+    comments: dict[str, str] = {}  # the decisions by the setting that each begins with
+    for decision in notes.decisions:
+        setting, _, text = decision.partition(": ")
+        comments[setting] = f"{comments[setting]} {text}" if setting in comments else f"DECIDE: {text}"
+    body = "".join(_setting(key, value, comments, "", "") for key, value in configuration.items())
+    text = "\n#\n".join(_comment(paragraph, "") for paragraph in heading) + "\n\n" + body
     if remains := {key: value for key, value in remains.items() if value}:
         lines = ["Old settings without an equivalent:", *_dump(remains).splitlines()]
         text += "\n" + "".join(f"# {line}\n" if line else "#\n" for line in lines)
@@ -176,15 +181,6 @@ def _module(job: LegacyJob, notes: Notes) -> str:
     return STAND_IN_MODULE
 
 
-def _comments(decisions: Sequence[str]) -> dict[str, str]:
-    """Return the decisions as comments, by the setting that each begins with."""
-    comments: dict[str, str] = {}
-    for decision in decisions:
-        setting, _, text = decision.partition(": ")
-        comments[setting] = f"{comments[setting]} {text}" if setting in comments else f"DECIDE: {text}"
-    return comments
-
-
 def _name(job: LegacyJob, notes: Notes) -> str:
     """Return the job id as a run name: lowercase letters, digits and hyphens."""
     given = job.text("jobId")
@@ -264,12 +260,6 @@ def _unused_commands(job: LegacyJob) -> dict[str, object]:
         for role, replica in job.replicas.items()
         if (replica.command or replica.arguments) and (replica.command, replica.arguments) != used
     }
-
-
-def _document(configuration: Mapping[str, object], comments: Mapping[str, str], heading: Iterable[str]) -> str:
-    """Return the configuration as YAML below a heading of paragraphs, with comments above the settings they name."""
-    body = "".join(_setting(key, value, comments, "", "") for key, value in configuration.items())
-    return "\n#\n".join(_comment(text, "") for text in heading) + "\n\n" + body
 
 
 def _setting(key: str, value: object, comments: Mapping[str, str], path: str, indent: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -78,27 +77,17 @@ class Cluster:
         """Create a TrainJob or TrainingRuntime; return whether it did not exist."""
         kind, name = body["kind"], body["metadata"]["name"]
         call = self._custom(self._objects.create_namespaced_custom_object, kind, body, field_validation="Strict")
-        try:
-            self.call(f"create the {kind} {name}", call, but=CONFLICT)
-        except ExpectedError:
-            return False
-        return True
+        return self.found(f"create the {kind} {name}", call, but=CONFLICT) is not None
 
     def get(self, kind: str, name: str) -> JsonObject | None:
         """Return a TrainJob or TrainingRuntime; None if there is none."""
         call = self._custom(self._objects.get_namespaced_custom_object, kind, name)
-        try:
-            found: JsonObject = self.call(f"read the {kind} {name}", call, but=NOT_FOUND)
-        except ExpectedError:
-            return None
-        return found
+        return self.found(f"read the {kind} {name}", call)
 
     def delete(self, kind: str, name: str) -> None:
         """Request the deletion of a TrainJob or TrainingRuntime, and of what the operator made of it."""
         method = self._objects.delete_namespaced_custom_object
-        with contextlib.suppress(ExpectedError):
-            call = self._custom(method, kind, name, propagation_policy="Background")
-            self.call(f"delete the {kind} {name}", call, but=NOT_FOUND)
+        self.found(f"delete the {kind} {name}", self._custom(method, kind, name, propagation_policy="Background"))
 
     def _custom(self, method: Callable[..., Any], kind: str, *arguments: object, **options: object) -> partial[Any]:
         """Return the call of a method for the custom objects of a kind."""
@@ -163,11 +152,10 @@ class Cluster:
         finally:
             response.release_conn()
 
-    def call(self, what: str, call: Callable[[], Result], *, but: int | None = None) -> Result:
+    def call(self, what: str, call: Callable[[], Result]) -> Result:
         """Return the result of `call`, with retries.
 
         Raises:
-            ExpectedError: The response has the status `but`.
             DeniedError: The account lacks the right.
             UserError: The API refused otherwise, or cannot be reached.
         """
@@ -177,9 +165,17 @@ class Cluster:
         try:
             return self.retries(call)
         except (ApiException, HTTPError) as error:
-            if getattr(error, "status", None) == but and not _is_absent_group(error):
-                raise ExpectedError from None
-            raise self.refusal(what, error) from None
+            raise self.refusal(what, error) from error
+
+    def found(self, what: str, call: Callable[[], Result], *, but: int = NOT_FOUND) -> Result | None:
+        """Return the result of `call` (see there), None if the response has the status `but`."""
+        try:
+            return self.call(what, call)
+        except UserError as refused:
+            error = refused.__cause__
+            if getattr(error, "status", None) == but and not isinstance(refused, NotInstalledError):
+                return None
+            raise
 
     def refusal(self, what: str, error: ApiException | HTTPError) -> UserError:
         """Return the error that a call failed with, as a UserError."""
@@ -199,10 +195,6 @@ class Cluster:
                 fix="kubectl cluster-info",
             )
         return UserError(f"The cluster refused to {what}: {sentence(error)}.")
-
-
-class ExpectedError(Exception):
-    """The API returned the status that the caller handles."""
 
 
 def own_pod() -> Owner | None:

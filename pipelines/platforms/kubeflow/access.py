@@ -14,10 +14,8 @@ import yaml
 from slipway.components.train.trainjob import rights
 from slipway.components.train.trainjob.cluster import (
     CALL_SECONDS,
-    NOT_FOUND,
     Cluster,
     DeniedError,
-    ExpectedError,
     NoClusterError,
 )
 from slipway.components.train.trainjob.manifest import GROUP, VERSION
@@ -78,16 +76,16 @@ def connect(settings: KubeflowSettings) -> Cluster:
     name = cluster.namespace
     try:
         call = partial(cluster.core.read_namespace, name, _request_timeout=CALL_SECONDS)
-        found = cluster.call(f"read the namespace {name}", call, but=NOT_FOUND)
-    except ExpectedError:
+        found = cluster.found(f"read the namespace {name}", call)
+    except DeniedError:  # who may work in the namespace need not have the right to read it
+        return cluster
+    if found is None:
         raise UserError(
             f"The cluster has no namespace {name}.",
             setting="kubeflow.namespace",
             value=settings.namespace,
             fix=f"--set kubeflow.namespace=NAMESPACE, or kubectl create namespace {name}",
-        ) from None
-    except DeniedError:  # who may work in the namespace need not have the right to read it
-        return cluster
+        )
     if (found.metadata.labels or {}).get(ENFORCED) == "restricted" and not settings.run_as_user:
         raise UserError(
             f"The namespace {name} enforces the Pod Security Standard restricted: pods need a user other than root.",
@@ -156,15 +154,14 @@ def check_volume(settings: KubeflowSettings, hardware: Hardware) -> str:
     cluster, name = connect(settings), settings.volume
     claims = cluster.core.read_namespaced_persistent_volume_claim
     call = partial(claims, name, cluster.namespace, _request_timeout=CALL_SECONDS)
-    try:
-        found = cluster.call(f"read the PersistentVolumeClaim {name}", call, but=NOT_FOUND)
-    except ExpectedError:
+    found = cluster.found(f"read the PersistentVolumeClaim {name}", call)
+    if found is None:
         raise UserError(
             f"The namespace {cluster.namespace} has no PersistentVolumeClaim {name}.",
             setting="kubeflow.volume",
             value=name,
             fix=f"kubectl -n {cluster.namespace} get pvc; then --set kubeflow.volume=CLAIM",
-        ) from None
+        )
     modes = list(found.spec.access_modes or ())
     if uses_train_job(settings, hardware) and SHARED not in modes:
         raise UserError(
