@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from slipway.components.build_image import local
-from slipway.components.build_image.cloud_build import CloudBuild, Source
 from slipway.components.build_image.context import Context
 from slipway.components.build_image.reference import ARTIFACT_REGISTRY
 from slipway.components.build_image.registry import ArtifactRegistry, HttpRegistry, Registry
@@ -71,16 +70,15 @@ def find(request: ImageRequest, registry: Registry) -> str | None:
     return request.by_digest(digest) if digest else None
 
 
-# Builds and pushes an image; returns its digest, or None if the builder does not report it.
-Build = Callable[[ImageRequest], str | None]
+def ensure(request: ImageRequest, registry: Registry, build: Callable[[], str | None]) -> BuiltImage:
+    """Return the image by digest; if the registry does not have it, call `build`, which pushes it.
 
-
-def ensure(request: ImageRequest, registry: Registry, build: Build) -> BuiltImage:
-    """Return the image by digest; call `build` if the registry does not have it."""
+    `build` returns the digest, or None if the builder does not report it.
+    """
     found = find(request, registry)
     if found is not None:
         return BuiltImage(found, reused=True)
-    digest = build(request)
+    digest = build()
     built = request.by_digest(digest) if digest else find(request, registry)
     if built is None:
         raise UserError(
@@ -92,20 +90,7 @@ def ensure(request: ImageRequest, registry: Registry, build: Build) -> BuiltImag
     return BuiltImage(built, reused=False)
 
 
-def build_locally(builder: str, archive: Callable[[], bytes], log: TextIO) -> Build:
-    """Return a `Build` that uses docker, podman or buildah on this machine."""
-
-    def build(request: ImageRequest) -> None:
-        local.build(builder, archive(), request.uri, request.arguments, request.labels, log)
-        local.push(builder, request.uri, log)
-
-    return build
-
-
-def build_in_cloud(service: CloudBuild, source: Callable[[], Source], log: TextIO) -> Build:
-    """Return a `Build` that uses Cloud Build; `source` returns the context in the bucket."""
-
-    def build(request: ImageRequest) -> str:
-        return service.build(source(), request.uri, request.arguments, request.labels, log)
-
-    return build
+def build_locally(request: ImageRequest, builder: str, archive: bytes, log: TextIO) -> None:
+    """Build an image with docker, podman or buildah on this machine, and push it."""
+    local.build(builder, archive, request.uri, request.arguments, request.labels, log)
+    local.push(builder, request.uri, log)

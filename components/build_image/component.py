@@ -14,7 +14,7 @@ def build_image(request: str, source: str, settings: str) -> str:
     """
     import sys
 
-    from slipway.components.build_image.build import ImageRequest, build_in_cloud, ensure, registry_of
+    from slipway.components.build_image.build import ImageRequest, ensure, registry_of
     from slipway.components.build_image.cloud_build import CloudBuildSettings, Source
     from slipway.components.step import step
 
@@ -25,7 +25,7 @@ def build_image(request: str, source: str, settings: str) -> str:
         built = ensure(
             wanted,
             registry_of(wanted.repository, service.connection),
-            build_in_cloud(service, lambda: context, sys.stdout),
+            lambda: service.build(context, wanted.uri, wanted.arguments, wanted.labels, sys.stdout),
         )
         outcome.reused = built.reused
         outcome.outputs = {"image": built.uri}

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from slipway.pipelines.cli.targets import Target, check_runner_on, listed, target_option
+from slipway.core.values import spoken
+from slipway.pipelines.cli.targets import Target, check_runner_on, target_option
 from slipway.pipelines.options import (
     Configuration,
     ConfigurationFile,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from slipway.pipelines.checks import Finding
 
 PREPARED = [name for name, platform in PLATFORMS.items() if platform.sets_up]
-SetupTarget = Annotated[str, target_option(f"Where the runs will execute: {listed(PREPARED)}.", PREPARED)]
+SetupTarget = Annotated[str, target_option(f"Where the runs will execute: {spoken(PREPARED)}.", PREPARED)]
 # Common names of data sets that TensorFlow Datasets calls something else.
 ALIASES = {"flowers": "tf_flowers"}
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 import typer
 
+from slipway.core.values import spoken
 from slipway.pipelines.options import Runner, check_runner
 from slipway.pipelines.platforms.table import PLATFORMS, platform_of
 
@@ -22,15 +23,10 @@ def target_option(help: str, names: list[str] = NAMES) -> Any:
     return typer.Option("--target", metavar="PLATFORM", click_type=click.Choice(names), help=help)
 
 
-def listed(names: list[str]) -> str:
-    """Return names as a sentence lists them."""
-    return f"{', '.join(names[:-1])} or {names[-1]}"
-
-
 Target = Annotated[
     str,
     target_option(
-        f"Where the run executes: {listed(NAMES)}. vertex is Vertex AI, which Google calls Agent Platform since 2026."
+        f"Where the run executes: {spoken(NAMES)}. vertex is Vertex AI, which Google calls Agent Platform since 2026."
     ),
 ]
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from slipway.core.errors import UserError, nearest
+from slipway.core.values import spoken
 from slipway.pipelines.hardware import this_machine
 from slipway.pipelines.hardware.catalogue import Accelerator, Machine, Provisioning, chips_of, load
 from slipway.pipelines.hardware.choice import AVAILABLE, Hardware, choices, default_machines
@@ -251,7 +252,7 @@ def _wrong_gpu(request: Request, near: Hardware, row: Accelerator) -> Iterator[t
     if request.count is None:
         yield _without_count(request), _spoken_sizes(row)
     if request.count != near.count:
-        yield f"No machine supports {request.count} {row.name}.", f"{_spoken(load().sizes(row))} per replica"
+        yield f"No machine supports {request.count} {row.name}.", f"{spoken(load().sizes(row))} per replica"
 
 
 def _wrong_tpu(request: Request, near: Hardware, row: Accelerator) -> Iterator[tuple[str, str]]:
@@ -290,17 +291,17 @@ def _wrong_machine(near: Hardware, row: Accelerator, machine: Machine) -> tuple[
     elif near.topology:
         reason = f"{machine.name} is not the machine type of {row.title} {near.topology}."
     elif count > max(counts):
-        reason = f"{machine.name} is too small for {count} {row.name}; it supports {_spoken(counts)}."
+        reason = f"{machine.name} is too small for {count} {row.name}; it supports {spoken(counts)}."
     elif count < min(counts):
         # The service ties vCPUs and memory to the number of GPUs: a large machine needs several.
         reason = (
             f"{machine.name} is too large for {count} {row.name}; with {machine.vcpus} vCPUs and "
-            f"{machine.memory_gb:g} GB it requires {_spoken(counts)}."
+            f"{machine.memory_gb:g} GB it requires {spoken(counts)}."
         )
     else:
-        reason = f"{machine.name} does not support {count} {row.name}; it supports {_spoken(counts)}."
+        reason = f"{machine.name} does not support {count} {row.name}; it supports {spoken(counts)}."
     fitting = [choice.machine_row for choice in choices() if choice.base == near.base]
-    return reason, f"{near.base} on {_spoken(m.name for m in sorted(fitting, key=lambda m: m.size))}"
+    return reason, f"{near.base} on {spoken(m.name for m in sorted(fitting, key=lambda m: m.size))}"
 
 
 def _wrong_options(request: Request, near: Hardware) -> Iterator[tuple[str, str]]:
@@ -334,7 +335,7 @@ def _wrong_options(request: Request, near: Hardware) -> Iterator[tuple[str, str]
 
 
 def _spoken_sizes(row: Accelerator) -> str:
-    sizes = _spoken(row.spelled(size) for size in load().sizes(row))
+    sizes = spoken(row.spelled(size) for size in load().sizes(row))
     if slices := row.slices:
         many = f"a multiple of {slices.multiple_of} from {slices.multiple_of} to {slices.largest:,} cores"
         return f"{sizes}, or {row.name}- and {many}"
@@ -344,13 +345,7 @@ def _spoken_sizes(row: Accelerator) -> str:
 def _supported(machine: Machine) -> str:
     """Return the offered accelerators that a machine supports: "t4 (1, 2 or 4), v100 (8)"."""
     index = load().accelerator_index
-    taken = [f"{name} ({_spoken(n)})" for name, n in machine.accelerators.items() if index[name].status == "offered"]
+    taken = [f"{name} ({spoken(n)})" for name, n in machine.accelerators.items() if index[name].status == "offered"]
     if machine.tpu:
         taken.append(f"{machine.tpu} ({', '.join(machine.topologies)})")
     return ", ".join(taken)
-
-
-def _spoken(values: Iterable[object]) -> str:
-    """Return the values in words: "1, 2 or 4"."""
-    *first, last = [str(value) for value in values]
-    return f"{', '.join(first)} or {last}" if first else last

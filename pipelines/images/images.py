@@ -10,9 +10,7 @@ from typing import TextIO
 
 import slipway
 from slipway.components.build_image.build import (
-    Build,
     ImageRequest,
-    build_in_cloud,
     build_locally,
     ensure,
     find,
@@ -204,7 +202,7 @@ def _ensured(
         found = find(image.request, registry)
         if found is None:
             say(f"building {image.request.uri} with {builder}")
-            found = ensure(image.request, registry, _builder(settings, image, log, builder)).uri
+            found = ensure(image.request, registry, partial(_build, settings, image, log, builder)).uri
         say(f"image {found}")
         uris[role] = found
     return uris
@@ -334,9 +332,11 @@ def check_builder(settings: CloudSettings, builder: str) -> None:
 
 def _builder(settings: CloudSettings, image: Wanted, log: TextIO, builder: str) -> Build:
     if builder != "cloud-build":
-        return build_locally(builder, image.context.archive, log)
+        build_locally(request, builder, archive, log)
+        return None
     service = cloud_build(settings).service()
-    return build_in_cloud(service, lambda: service.upload(image.context.archive(), _source_name(image)), log)
+    source = service.upload(archive, _source_name(image))
+    return service.build(source, request.uri, request.arguments, request.labels, log)
 
 
 def _source_name(image: Wanted) -> str:

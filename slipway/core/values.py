@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -32,6 +32,12 @@ def leaves(values: Mapping[str, object], before: tuple[str, ...] = ()) -> Iterat
             yield from leaves(value, (*before, name))
         else:
             yield (*before, name), value
+
+
+def spoken(values: Iterable[object]) -> str:
+    """Return the values in words: "1, 2 or 4"."""
+    *first, last = [str(value) for value in values]
+    return f"{', '.join(first)} or {last}" if first else last
 
 
 def write_metadata(*artifacts: Any) -> None:

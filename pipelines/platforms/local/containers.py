@@ -233,8 +233,8 @@ def local_image(
         WorkFailed: The build failed.
     """
     settings, image = config.containers, wanted_steps(config, accelerator, say)
-    build = build_locally(builder or settings.builder, image.context.archive, log)
-    built = ensure(image.request, registry_of(settings.repository, None), build)
+    builder, registry = builder or settings.builder, registry_of(settings.repository, None)
+    built = ensure(image.request, registry, lambda: build_locally(image.request, builder, image.context.archive(), log))
     return built.uri, built.reused
 
 

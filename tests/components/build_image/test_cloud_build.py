@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slipway.components.build_image.build import BuiltImage, build_in_cloud, ensure, registry_of, request_of
+from slipway.components.build_image.build import BuiltImage, ensure, registry_of, request_of
 from slipway.components.build_image.cloud_build import CloudBuild, Source
 from slipway.components.build_image.context import Context, make_context
 from slipway.components.build_image.images import image_kind
@@ -59,7 +59,11 @@ def service(google: FakeGoogle, account: str | None = None, region: str | None =
 def ensured(google: FakeGoogle, context: Context, log: io.StringIO, account: str | None = None) -> BuiltImage:
     builder = service(google, account)
     request = request_of(context, REPOSITORY)
-    build = build_in_cloud(builder, lambda: builder.upload(context.archive(), context.tag), log)
+
+    def build() -> str:
+        source = builder.upload(context.archive(), context.tag)
+        return builder.build(source, request.uri, request.arguments, request.labels, log)
+
     return ensure(request, registry_of(REPOSITORY, builder.connection), build)
 
 
