@@ -66,12 +66,6 @@ class Images:
         """Return images that are all the same."""
         return cls(image, image, image)
 
-    @classmethod
-    def of(cls, uris: Mapping[str, str], build: VerifiedBuild | None) -> Images:
-        """Return images from URIs by role; the roles are those of `wanted_images`."""
-        evaluation = uris.get("evaluation", uris["steps"])
-        return cls(uris["steps"], uris["trainer"], evaluation, uris.get("serving"), build)
-
     def by_role(self) -> dict[str, str]:
         """Return the distinct URIs by role."""
         uris = {"steps": self.steps, "trainer": self.trainer}
@@ -246,7 +240,8 @@ def known_images(config: RunConfig, say: Say) -> Images:
 
 
 def _images(config: RunConfig, uris: Mapping[str, str], build: VerifiedBuild | None) -> Images:
-    return Images.of({**uris, "trainer": config.train.image or uris["trainer"]}, build)
+    steps, trainer = uris["steps"], config.train.image or uris["trainer"]
+    return Images(steps, trainer, uris.get("evaluation", steps), uris.get("serving"), build)
 
 
 def own_content(config: RunConfig, *, without_git: bool = False) -> tuple[dict[str, Path], ProjectContent | None]:
