@@ -14,7 +14,7 @@ from slipway.components.build_image.reference import ARTIFACT_REGISTRY
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.policies import Resource, grant_command
 from slipway.components.cloud.refusals import is_disabled, member_of, refusal
-from slipway.components.cloud.retries import found, retried, status_of
+from slipway.components.cloud.retries import existing, retried, status_of
 from slipway.core.errors import UserError
 
 MANIFESTS = (
@@ -57,8 +57,8 @@ class ArtifactRegistry:
         parent = "projects/{project}/locations/{location}/repositories/{repository}".format(**match.groupdict())
         get = self._api.packages().tags().get(name=f"{parent}/packages/{name}/tags/{tag}")
         try:
-            image = found(get.execute)
-            exists = image is not None or found(self._api.get(name=parent).execute) is not None
+            image = existing(get.execute)
+            exists = image is not None or existing(self._api.get(name=parent).execute) is not None
         except Exception as error:
             if status_of(error) == 403:
                 raise self._no_rights(repository, parent, error) from None

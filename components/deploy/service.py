@@ -340,9 +340,11 @@ class Endpoints:
         endpoint = self.move(endpoint_id, lambda _: Traffic({}))
         for deployed in endpoint.deployed_models:
             self.undeploy(endpoint_id, deployed.id, until)
-        started = existing(lambda: client.delete_endpoint(name=endpoint.name).operation)
-        if started is not None:
-            completed(client, started, until)
+        try:
+            completed(client, retried(lambda: client.delete_endpoint(name=endpoint.name).operation), until)
+        except Exception as error:
+            if status_of(error) != NOT_FOUND:
+                raise
 
     def _has(self, endpoint_id: str, deployed: str) -> bool:
         return model_of(self.existing(endpoint_id), deployed) is not None

@@ -325,7 +325,9 @@ def check_builder(settings: CloudSettings, builder: str) -> None:
         )
 
 
-def _builder(settings: CloudSettings, image: Wanted, log: TextIO, builder: str) -> Build:
+def _build(settings: CloudSettings, image: Wanted, log: TextIO, builder: str) -> str | None:
+    """Build and push an image; return its digest if the builder reports it."""
+    request, archive = image.request, image.context.archive()
     if builder != "cloud-build":
         build_locally(request, builder, archive, log)
         return None

@@ -202,11 +202,8 @@ def _found(cluster: Cluster, body: JsonObject) -> JsonObject | None:
     """Return the cluster's object of the same kind and name as plain values."""
     name = body["metadata"]["name"]
     call = partial(_rbac(cluster, "read", body), name)
-    try:
-        found = cluster.call(f"read the {body['kind']} {name}", call, but=NOT_FOUND)
-    except ExpectedError:
-        return None
-    plain: JsonObject = cluster.api.sanitize_for_serialization(found)
+    found = cluster.found(f"read the {body['kind']} {name}", call)
+    plain: JsonObject | None = cluster.api.sanitize_for_serialization(found)
     return plain
 
 
