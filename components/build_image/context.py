@@ -39,7 +39,7 @@ TAG_LENGTH = 24
 class Context:
     """An image's content: files by their path in the archive, and build arguments.
 
-    `project` are the paths in the archive of the project's own files. `left_out` lists untracked files that .gitignore
+    `project` are the paths in the archive of the project's own files. `excluded` lists untracked files that .gitignore
     does not ignore: they may have been forgotten.
     """
 
@@ -47,7 +47,7 @@ class Context:
     files: Mapping[str, ContextFile]
     arguments: Mapping[str, str]
     revision: str
-    left_out: tuple[str, ...]
+    excluded: tuple[str, ...]
     project: frozenset[str] = frozenset()
 
     def fingerprint(self) -> str:
@@ -106,7 +106,7 @@ def make_context(
         check_requirements(project.requirements, files[kind.requirements.removeprefix("slipway/")].source)
         added[PROJECT_REQUIREMENTS] = ContextFile(project.requirements, False)
     files |= added
-    left_out = list(project.untracked)
+    excluded = list(project.untracked)
     for name, path in code.items():
         installed = name not in (own or {}) and not is_checkout(source)
         found = _installed_files(path) if installed else _git_files(path, "--cached")
@@ -121,13 +121,13 @@ def make_context(
         folder = PurePosixPath(CODE, name if path.is_dir() else PurePosixPath(name).parent)
         files |= {str(folder / file.source.relative_to(base_folder).as_posix()): file for file in found}
         forgotten = [] if installed else _git_files(path, "--others", "--exclude-standard")
-        left_out += [str(file.source.resolve()) for file in forgotten]
+        excluded += [str(file.source.resolve()) for file in forgotten]
     return Context(
         kind=kind,
         files=files,
         arguments={**kind.arguments, "BASE": base},
         revision=revision(source),
-        left_out=tuple(left_out),
+        excluded=tuple(excluded),
         project=frozenset(added),
     )
 

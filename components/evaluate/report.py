@@ -273,7 +273,7 @@ def _provenance(model: Measured, manifest: Manifest) -> list[tuple[str, list[tup
         else "",
         "Inputs": ", ".join(f"{name} ({each.kind})" for name, each in manifest.inputs.items()),
         "Encodings": ", ".join(manifest.encodings),
-        f"Skipped {manifest.noun}s": manifest.skipped.replace(f" {manifest.noun}s skipped", ""),
+        f"Skipped {manifest.noun}s": manifest.skipped_text.replace(f" {manifest.noun}s skipped", ""),
         "Damaged images": f"{manifest.checked.damaged:,}" if manifest.checked and manifest.checked.damaged else "",
         "Fingerprint": manifest.fingerprint,
     }

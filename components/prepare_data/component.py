@@ -57,6 +57,6 @@ def prepare_data(
             "dataset": prepared.uri,
             "examples": examples,
             "fingerprint": prepared.manifest.fingerprint,
-            "skipped": prepared.manifest.skipped,
+            "skipped": prepared.manifest.skipped_text,
             "statistics": statistics.path,
         }

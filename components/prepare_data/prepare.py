@@ -171,7 +171,7 @@ def same_content(store: Store, target: Target, reader: SetWriter, item: str) -> 
     """
     known = store.listings.fingerprints(target)
     alike = [store.complete(identity(fingerprint)) for fingerprint in set(known.values())]
-    if target.listing in known or all(found is None or found.left_out_count for found in alike):
+    if target.listing in known or all(found is None or found.skipped_count for found in alike):
         return None
     events.phase("comparing the source with the prepared data set")
     started = time.monotonic()

@@ -159,7 +159,7 @@ def image_context(context: Context) -> str:
 
 
 def notification(context: Context) -> str:
-    """The run's platform can notify everyone whom the configuration names."""
+    """The run's platform can notify all recipients in the configuration."""
     settings = context.config.notify
     if settings is None:
         raise NotApplicableError("nobody is notified")

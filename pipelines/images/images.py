@@ -144,10 +144,10 @@ def wanted_image(
     kind = image_kind(SOURCE_TREE, role, accelerator, config.train.engine if with_engine else "tensorflow", run_as)
     own, project = content or own_content(config)
     context = make_context(SOURCE_TREE, kind, base, own, project)
-    for name in context.left_out[:MAX_NAMED]:
+    for name in context.excluded[:MAX_NAMED]:
         say(f"excluded from the image {kind.name} because git does not track it: {name}")
-    if len(context.left_out) > MAX_NAMED:
-        say(f"excluded from the image {kind.name} for the same reason: {len(context.left_out) - MAX_NAMED} more files")
+    if len(context.excluded) > MAX_NAMED:
+        say(f"excluded from the image {kind.name} for the same reason: {len(context.excluded) - MAX_NAMED} more files")
     return Wanted(context, request_of(context, repository))
 
 

@@ -47,8 +47,8 @@ class Split(BaseModel):
     shards: list[Shard]
 
 
-class LeftOut(BaseModel):
-    """One image that was skipped or is damaged, and why."""
+class ExampleIssue(BaseModel):
+    """An image that was skipped or is damaged, and the reason."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     key: str
@@ -131,9 +131,8 @@ class Manifest(BaseModel):
     `features` maps additional features to their descriptions. `written_by` names the writer; the shards' bytes do not
     depend on it. `checked` is the image validation, None if it was not recorded.
     `notes` are sentences for the user, such as a warning about nearly equal class names.
-    `left_out` lists the first 100 skipped examples; `left_out_count` counts all of them, `skipped_reasons` by the most
-    frequent reasons. `damaged` lists the first 100
-    damaged images that are used.
+    `skipped` lists the first 100 skipped examples; `skipped_count` counts all of them, `skipped_reasons` by the most
+    frequent reasons. `damaged` lists the first 100 damaged images that are used.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -156,10 +155,10 @@ class Manifest(BaseModel):
     written_by: str = "processes of one machine"
     checked: Checked | None = None
     notes: list[str] = []
-    left_out_count: int = 0
-    left_out: list[LeftOut] = []
+    skipped_count: int = 0
+    skipped: list[ExampleIssue] = []
     skipped_reasons: dict[str, int] = {}
-    damaged: list[LeftOut] = []
+    damaged: list[ExampleIssue] = []
 
     @property
     def has_image(self) -> bool:
@@ -183,16 +182,16 @@ class Manifest(BaseModel):
         return "image" if self.has_image else "example"
 
     @property
-    def skipped(self) -> str:
+    def skipped_text(self) -> str:
         """A phrase about the skipped examples with reasons and counts; empty if none was skipped."""
-        if not self.left_out_count:
+        if not self.skipped_count:
             return ""
-        total = self.left_out_count + sum(split.examples for split in self.splits.values())
+        total = self.skipped_count + sum(split.examples for split in self.splits.values())
         named = [f"{reason}: {count:,}" for reason, count in self.skipped_reasons.items()]
-        if others := self.left_out_count - sum(self.skipped_reasons.values()):
+        if others := self.skipped_count - sum(self.skipped_reasons.values()):
             named += [f"other reasons: {others:,}"] if named else []
         reasons = f" ({'; '.join(named)})" if named else ""
-        return f"{self.left_out_count:,} of {total:,} {self.noun}s skipped{reasons}"
+        return f"{self.skipped_count:,} of {total:,} {self.noun}s skipped{reasons}"
 
     @property
     def is_image_only(self) -> bool:

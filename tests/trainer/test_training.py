@@ -199,10 +199,10 @@ def test_two_replicas_leave_the_same_steps_out_and_end_early_together(
     last = Checkpoints(tmp_path / "checkpoints", keep=3).newest()
     assert last is not None
     values = {name.rpartition("/")[2]: array for name, array in last.state.items()}
-    left_out = np.log2(2.0**15 / values["scale"])
-    assert left_out >= 1, "nothing has overflowed"
-    assert values["iteration"] == last.step - left_out
-    assert values["finite_steps"] <= last.step - left_out
+    skipped = np.log2(2.0**15 / values["scale"])
+    assert skipped >= 1, "nothing has overflowed"
+    assert values["iteration"] == last.step - skipped
+    assert values["finite_steps"] <= last.step - skipped
 
 
 @pytest.mark.usefixtures("networks")

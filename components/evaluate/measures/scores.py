@@ -68,7 +68,7 @@ class Ranking:
             return 0.0
         hits, every = np.cumsum(self.positive), np.cumsum(self.positive + self.negative)
         average, precision, rest = float((self.positive * hits / every).sum() / positives), hits / every, every - 1
-        # Sums, over the examples left out, of the precisions at the other positive examples.
+        # Sums, over the excluded examples, of the precisions at the other positive examples.
         one_less = np.divide(1, rest, out=np.zeros(len(rest)), where=rest > 0)
         of_positives = self.positive * ((positives - hits) * precision + (hits - 1) ** 2 * one_less)
         of_negatives = self.positive * ((negatives - every + hits) * precision + (every - hits) * hits * one_less)

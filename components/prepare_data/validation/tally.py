@@ -17,7 +17,7 @@ MAX_SIZES = 32
 MAX_DAMAGED = 100
 MAX_LABELS_NAMED = 10
 # The fields of a tally that are added up: numbers and lists.
-SUMS = ("gray", "turned", "other_sizes", "left_out_count", "left_out", "decoded", "undecodable", "damaged",
+SUMS = ("gray", "turned", "other_sizes", "skipped_count", "skipped", "decoded", "undecodable", "damaged",
         "damaged_images")  # fmt: skip
 # Keys are arbitrary bytes.
 KEYS_IN_JSON = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
@@ -38,8 +38,8 @@ class Tally(BaseModel):
 
     `classes` counts by class; for other tasks than classification, all examples are of class 0. `sizes` contains the
     first sizes found, `other_sizes` counts images of other sizes, `sides` all images by their shorter side; `smallest`
-    and `largest` are [height, width] by number of pixels. `left_out` contains (key, reason) of unusable images and
-    `left_out_count` is their number.
+    and `largest` are [height, width] by number of pixels. `skipped` contains (key, reason) of unusable images and
+    `skipped_count` is their number.
     `decoded` counts the images decoded in full, `undecodable` those that only this showed to be unusable, `damaged`
     those that decoders accept with warnings; `damaged_images` contains (key, warning) of the first of these that are
     used. All other fields exclude unusable images. `turned` counts images whose EXIF data tells viewers to rotate or
@@ -56,8 +56,8 @@ class Tally(BaseModel):
     sides: dict[int, int] = {}
     smallest: tuple[int, int] | None = None
     largest: tuple[int, int] | None = None
-    left_out_count: int = 0
-    left_out: list[tuple[bytes, str]] = []
+    skipped_count: int = 0
+    skipped: list[tuple[bytes, str]] = []
     decoded: int = 0
     undecodable: int = 0
     damaged: int = 0
@@ -85,10 +85,10 @@ class Tally(BaseModel):
 
 
 class TallyCounter:
-    """Counts the images of one shard. At most `most_left_out` skipped images are named; the others are only counted."""
+    """Counts the images of one shard. Names at most `max_skipped_named` skipped images, and only counts the others."""
 
-    def __init__(self, *, most_left_out: int) -> None:
-        self._most_left_out = most_left_out
+    def __init__(self, *, max_skipped_named: int) -> None:
+        self._max_skipped_named = max_skipped_named
         self._classes: dict[int, int] = {}
         self._infos: dict[ImageInfo, int] = {}
         self._first: dict[tuple[int, int], bytes] = {}
@@ -119,12 +119,12 @@ class TallyCounter:
     def skip(self, key: bytes, reason: Unusable) -> None:
         """Count an unusable image."""
         tally = self._tally
-        tally.left_out_count += 1
+        tally.skipped_count += 1
         tally.undecodable += isinstance(reason, Undecodable)
         tally.damaged += isinstance(reason, Damaged)
         self._decoded += isinstance(reason, Undecodable | Damaged)
-        if len(tally.left_out) < self._most_left_out:
-            tally.left_out.append((key, str(reason)))
+        if len(tally.skipped) < self._max_skipped_named:
+            tally.skipped.append((key, str(reason)))
 
     def tally(self) -> Tally:
         """Return the counts; nothing can be counted afterwards."""
@@ -164,7 +164,7 @@ def combine(tallies: Iterable[Tally]) -> Tally:
     for name, counter in counters.items():
         setattr(result, name, dict(sorted(counter.items())))
     result.sizes = list(sizes.values())
-    result.left_out.sort()
+    result.skipped.sort()
     result.damaged_images = sorted(result.damaged_images)[:MAX_DAMAGED]
     return result
 

@@ -149,7 +149,7 @@ def write_by_beam(
             raise UserError.from_dict(json.loads(_error_path(task).read_bytes()))
     for index, task in enumerate(tasks):
         result = ShardResult.model_validate_json(task.result.read_bytes())
-        tick(result.tally.examples + result.tally.left_out_count)
+        tick(result.tally.examples + result.tally.skipped_count)
         yield index, result
 
 

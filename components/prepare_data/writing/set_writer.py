@@ -40,12 +40,12 @@ from slipway.components.prepare_data.writing.shards import LABEL, ShardHasher, S
 from slipway.core import events, manifest
 from slipway.core.atomic import replace_file
 from slipway.core.errors import UserError
-from slipway.core.manifest import Checked, LeftOut, Manifest, Split
+from slipway.core.manifest import Checked, ExampleIssue, Manifest, Split
 from slipway.core.seen import split_file
 
 # The digests of the shards' records (`ShardResult.content`) by split.
 Records = Mapping[str, list[str]]
-MAX_LEFT_OUT_LISTED = 100
+MAX_SKIPPED_LISTED = 100
 MAX_REASONS_LISTED = 3
 
 
@@ -89,7 +89,7 @@ class SetWriter:
         self._set = work / self.SET
         self._results = work / self.RESULTS
         self._validated = work / self.VALIDATED
-        self._left_out = SkippedImages.stored_in(work / "left_out.json")
+        self._skipped = SkippedImages.stored_in(work / "skipped.json")
 
     def write(self, name: str, fingerprint: Callable[[Records], str]) -> Manifest:
         """Write the data set; return its manifest. `fingerprint` computes its fingerprint from its records.
@@ -102,7 +102,7 @@ class SetWriter:
             UserError: There are too many unusable images, images of several sizes, or images in several splits: all
                 of them are in one error.
         """
-        if self._left_out.validated:  # by an earlier, killed run
+        if self._skipped.validated:  # by an earlier, killed run
             self._tell_checked()
         elif self._settings.skip_corrupt:
             self._skip_unusable(name)
@@ -112,7 +112,7 @@ class SetWriter:
         if copies:
             for folder in (self._results, self._set):
                 shutil.rmtree(folder, ignore_errors=True)
-            self._left_out.add_copies(copies)
+            self._skipped.add_copies(copies)
             results = self._write_shards(name)
         self._check_classes(results)
         records = {split: [result.content for result in found] for split, found in results.items()}
@@ -143,11 +143,11 @@ class SetWriter:
             for task in self._tasks(name, plan).values()
         ]
         tally = combine(result.tally for result in self._run_tasks(tasks, plan))
-        self._left_out.count(tally)
+        self._skipped.count(tally)
         self._tell_checked()
         if self._unusable(tally):
             refuse(self._problems(tally, []))
-        self._left_out.add(tally.left_out)
+        self._skipped.add(tally.skipped)
 
     def _problems(self, tally: Tally, copies: list[Copy]) -> list[Problem]:
         return [
@@ -158,8 +158,8 @@ class SetWriter:
 
     def _unusable(self, tally: Tally) -> list[Problem]:
         unlisted = self._listing.ignored
-        count, total = (own + unlisted.unusable_count for own in (tally.left_out_count, self._plan.examples()))
-        found = [*unlisted.unusable, *tally.left_out]
+        count, total = (own + unlisted.unusable_count for own in (tally.skipped_count, self._plan.examples()))
+        found = [*unlisted.unusable, *tally.skipped]
         return too_many(count, total, found, self._settings, self._source.item, damaged=tally.damaged)
 
     def _tell_checked(self) -> None:
@@ -179,13 +179,13 @@ class SetWriter:
 
     def _checked(self) -> Checked:
         """Return how the images were validated; valid after all shards were written once."""
-        images, found = self._plan.examples(), self._left_out
+        images, found = self._plan.examples(), self._skipped
         check = check_for(self._settings, images)
         counts = {name: getattr(found, name) for name in COUNTS}
         return Checked(check=check, images=images, **counts)
 
     def _copies(self, results: Mapping[str, list[ShardResult]]) -> list[Copy]:
-        if not self._source.has_image or self._settings.duplicates == "keep" or self._left_out.copies:
+        if not self._source.has_image or self._settings.duplicates == "keep" or self._skipped.copies:
             return []  # after copies were dropped, none remain
         events.phase("comparing the images")
         shards = [
@@ -195,7 +195,7 @@ class SetWriter:
             if result.shard and result.hashes
         ]
         text_of = functools.partial(label_text, self._source.task, self._plan.classes)
-        copies, self._left_out.conflicts = find_copies(shards, self._scratch / "hashes", text_of)
+        copies, self._skipped.conflicts = find_copies(shards, self._scratch / "hashes", text_of)
         return copies
 
     def _write_shards(self, name: str) -> dict[str, list[ShardResult]]:
@@ -212,11 +212,11 @@ class SetWriter:
         for (split, _), result in zip(tasks, self._run_tasks(list(tasks.values()), plan), strict=True):
             by_split[split].append(result)
         tally = combine(_tallies(by_split))
-        if not self._left_out.validated:
-            self._left_out.count(tally)
+        if not self._skipped.validated:
+            self._skipped.count(tally)
             self._tell_checked()
-        elif tally.left_out:
-            key, reason = tally.left_out[0]
+        elif tally.skipped:
+            key, reason = tally.skipped[0]
             raise source_error(
                 self._settings.source,
                 f"The source changed while the data set was prepared: {readable(key)} was valid before ({reason}).",
@@ -232,7 +232,7 @@ class SetWriter:
             events.phase(f"dividing the {self._source.item}s")
             self.deal(plan)
         progress = Progress(plan.examples(), f"{self._source.item}s")
-        progress.advance(sum(found.tally.examples + found.tally.left_out_count for found in results.values()))
+        progress.advance(sum(found.tally.examples + found.tally.skipped_count for found in results.values()))
         for position, result in self._run([tasks[index] for index in missing], progress.advance):
             results[missing[position]] = result
         return [results[index] for index in range(len(tasks))]
@@ -252,15 +252,15 @@ class SetWriter:
 
     def _current_plan(self) -> Plan:
         """Return the plan without the images skipped so far, and with each bundle in one split."""
-        left_out, settings = self._left_out, self._settings
-        counts = self._listing.remove(left_out.unusable) if left_out.reasons else {}
+        skipped, settings = self._skipped, self._settings
+        counts = self._listing.remove(skipped.unusable) if skipped.reasons else {}
         if settings.group_by is not None:
             divided = Bundles(self._listing, settings).divided
-        elif left_out.reasons:
+        elif skipped.reasons:
             divided = splitting.divide(counts, settings.split)
         else:
             return self._plan
-        return self._plan.dividing(divided, left_out.copies.values())
+        return self._plan.dividing(divided, skipped.copies.values())
 
     def _tasks(self, name: str, plan: Plan) -> dict[tuple[str, int], ShardTask]:
         shards = [(split, number) for split in SPLITS for number in range(plan.shards[split])]
@@ -273,19 +273,19 @@ class SetWriter:
             examples=list_path(self._read_lists, split, number),
             result=self._results / f"{file}.json",
             # Images that were validated already are not decoded again.
-            decoded_below=0 if self._left_out.validated else decoded_below(self._settings, self._plan.examples()),
+            decoded_below=0 if self._skipped.validated else decoded_below(self._settings, self._plan.examples()),
             refuse_damaged=self._settings.damaged == "refuse",
             gray=self._settings.channels == 1,
             resize=self._settings.resize,
             images=[name.encode() for name, about in self._source.features.items() if described(about) == "image"],
-            most_left_out=int(self._settings.skip_corrupt * self._plan.examples()) + MAX_LEFT_OUT_LISTED,
+            max_skipped_named=int(self._settings.skip_corrupt * self._plan.examples()) + MAX_SKIPPED_LISTED,
         )
 
     def deal(self, plan: Plan) -> None:
         """Write the lists of the shards' examples."""
         shutil.rmtree(self._lists, ignore_errors=True)
         self._lists.mkdir()
-        bundled, copies = self._settings.group_by is not None, self._left_out.copies
+        bundled, copies = self._settings.group_by is not None, self._skipped.copies
         deal(self._listing, plan.divided, plan.shards, plan.classes, self._lists, copies, bundled=bundled)
 
     def _finish(self, name: str, fingerprint: str, results: Mapping[str, list[ShardResult]], tally: Tally) -> Manifest:
@@ -320,8 +320,8 @@ class SetWriter:
         size = (settings.image_size or own_sizes[0]) if source.has_image else (0, 0)
         train, everything = statistics["train"], combine_statistics(statistics.values())
         unlisted = self._listing.ignored
-        left_out = sorted([*unlisted.unusable, *self._left_out.listed()])[:MAX_LEFT_OUT_LISTED]
-        reasons = unlisted.reasons + Counter(map(common_reason, self._left_out.reasons.values()))
+        skipped = sorted([*unlisted.unusable, *self._skipped.listed()])[:MAX_SKIPPED_LISTED]
+        reasons = unlisted.reasons + Counter(map(common_reason, self._skipped.reasons.values()))
         splits = {
             split: _split_record(found, classes, statistics[split].get(LABEL)) for split, found in results.items()
         }
@@ -353,13 +353,13 @@ class SetWriter:
             checked=self._checked() if source.has_image else None,
             notes=[
                 *notes(classes, tally),
-                *self._left_out.notes(),
+                *self._skipped.notes(),
                 *(missing_labels(splits) if source.task == "multilabel" else ()),
             ],
-            left_out_count=len(self._left_out.reasons) + unlisted.unusable_count,
-            left_out=[LeftOut(key=readable(key), reason=reason) for key, reason in left_out],
+            skipped_count=len(self._skipped.reasons) + unlisted.unusable_count,
+            skipped=[ExampleIssue(key=readable(key), reason=reason) for key, reason in skipped],
             skipped_reasons=dict(reasons.most_common(MAX_REASONS_LISTED)),
-            damaged=[LeftOut(key=readable(key), reason=reason) for key, reason in self._left_out.damaged_images],
+            damaged=[ExampleIssue(key=readable(key), reason=reason) for key, reason in self._skipped.damaged_images],
         )
 
 

@@ -72,7 +72,7 @@ class ShardTask:
         gray: Whether readers convert images to grayscale.
         resize: How images are resized before they are stored; None if their bytes are.
         images: The additional features that are images.
-        most_left_out: The maximum number of unusable images to name.
+        max_skipped_named: The maximum number of unusable images to name.
     """
 
     path: Path | None
@@ -83,7 +83,7 @@ class ShardTask:
     gray: bool
     resize: ResizeSettings | None
     images: list[bytes]
-    most_left_out: int
+    max_skipped_named: int
 
     @property
     def hashes(self) -> Path:
@@ -121,7 +121,7 @@ class ShardWriter:
             UserError: The source changed.
             OSError: The shard cannot be written.
         """
-        counter = TallyCounter(most_left_out=task.most_left_out)
+        counter = TallyCounter(max_skipped_named=task.max_skipped_named)
         inputs = InputCounter(self._counted)
         examples = self._usable(task, counter, inputs, tick)
         if task.path is None:

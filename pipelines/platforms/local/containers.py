@@ -126,7 +126,7 @@ def run_to_end(container: Container) -> int:
     """Start a container, copy its output to stdout, remove it, and return its exit code.
 
     Podman's stream of the output may go on after the container's end
-    (https://github.com/podman-container-tools/podman/issues/11461): what it left out is then read by itself.
+    (https://github.com/podman-container-tools/podman/issues/11461): what it omitted is then read by itself.
     """
     try:
         container.start()

@@ -103,7 +103,7 @@ def test_no_secret_gets_in(tree: Path, write: Callable[[str, str], Path], tmp_pa
 def test_a_file_that_someone_forgot_to_add_is_named(tree: Path, write: Callable[[str, str], Path]) -> None:
     forgotten = write("trainer/new.py", "x = 1\n")
     write("trainer/.env", SECRET)
-    assert context_of(tree).left_out == (str(forgotten),)
+    assert context_of(tree).excluded == (str(forgotten),)
 
 
 def test_the_users_own_package_goes_in(tree: Path, write: Callable[[str, str], Path]) -> None:

@@ -154,7 +154,7 @@ def test_the_threshold_of_a_point_gives_its_rates() -> None:
     assert curve.false_positive_rate[middle] == pytest.approx(found[batch.labels != 2].mean())
 
 
-def test_a_class_without_examples_is_left_out_of_the_averages() -> None:
+def test_a_class_without_examples_is_excluded_from_the_averages() -> None:
     batch = random_batch(seed=5, examples=300, classes=4, sharpness=2.0)
     chosen = part(batch, np.flatnonzero(batch.labels != 3))
     measures = measured([chosen], 4)

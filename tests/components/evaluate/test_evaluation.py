@@ -100,7 +100,7 @@ def test_a_model_does_not_beat_itself(data_set: Path, model_folder: Path, tmp_pa
     assert "Reject" not in page
 
 
-def test_the_champion_is_left_out_on_demand(data_set: Path, model_folder: Path, tmp_path: Path) -> None:
+def test_the_champion_is_excluded_on_demand(data_set: Path, model_folder: Path, tmp_path: Path) -> None:
     evaluation = evaluate(EvaluateSettings(champion="none"), model_folder, data_set, tmp_path / "broken")
     assert evaluation.champion is None
     assert evaluation.verdict.reasons[1:] == ["Not compared with a champion (evaluate.champion=none)."]

@@ -87,7 +87,7 @@ def test_intervals_contain_the_metrics_and_shrink_with_the_examples() -> None:
         assert high - low < (wide[name][1] - wide[name][0]) / 3
 
 
-def test_a_label_without_examples_is_left_out_of_the_averages() -> None:
+def test_a_label_without_examples_is_excluded_from_the_averages() -> None:
     batch = random_batch(4, 60)
     labels = batch.labels.copy()
     labels[:, 2] = False

@@ -128,7 +128,7 @@ def test_an_older_checkpoint_that_was_used_is_in_the_provenance(html: str, evalu
 
 def test_the_notes_on_the_data_and_the_skipped_images_are_on_the_page(evaluation: Evaluation) -> None:
     noted = evaluation.manifest.model_copy(
-        update={"notes": ["2 images have several labels."], "left_out_count": 3, "skipped_reasons": {"it is empty": 2}}
+        update={"notes": ["2 images have several labels."], "skipped_count": 3, "skipped_reasons": {"it is empty": 2}}
     )
     html = render(dataclasses.replace(evaluation, manifest=noted))
     total = 3 + sum(split.examples for split in noted.splits.values())

@@ -134,7 +134,7 @@ def test_all_problems_are_found_in_one_pass_and_one_command_line_accepts_them(
     options = "--set 'data.image_size=[6, 5]' --set data.skip_corrupt=0.01 --set data.duplicates=drop; or "
     assert (error.fix or "").startswith(options)
     accepting = make_settings(root, image_size=(6, 5), skip_corrupt=0.01, duplicates="drop")
-    assert prepare(accepting, 1).manifest.left_out_count == 2
+    assert prepare(accepting, 1).manifest.skipped_count == 2
 
 
 def png_header(width: int, height: int) -> bytes:
@@ -192,8 +192,8 @@ def test_images_within_the_allowed_share_are_skipped_without_a_trace(
     root = make_folder({"a": 49, "b": 46})
     reasons = damaged(root, encoded)
     first = prepare(make_settings(root, skip_corrupt=0.08, check=check), 3)
-    assert first.manifest.left_out_count == 8
-    assert {item.key: item.reason for item in first.manifest.left_out} == reasons
+    assert first.manifest.skipped_count == 8
+    assert {item.key: item.reason for item in first.manifest.skipped} == reasons
     page = (first.folder / "statistics.html").read_text()
     assert all(key in page and reason in page for key, reason in reasons.items())
     for key in reasons:
@@ -201,7 +201,7 @@ def test_images_within_the_allowed_share_are_skipped_without_a_trace(
     second = prepare(make_settings(root, skip_corrupt=0.08, check=check), 3)
     assert shards(second) == shards(first)
     assert not second.reused
-    assert second.manifest.left_out_count == 0
+    assert second.manifest.skipped_count == 0
 
 
 def test_one_corrupt_image_does_not_write_a_shard_twice(

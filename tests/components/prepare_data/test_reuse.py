@@ -206,10 +206,10 @@ def test_a_repaired_image_that_was_skipped_is_included(folder: Path, make_settin
     good = path.read_bytes()
     path.write_bytes(good[:-5] + b"\0" * 5)
     settings = make_settings(folder, skip_corrupt=0.1)
-    assert prepare(settings, 1).manifest.left_out_count == 1
+    assert prepare(settings, 1).manifest.skipped_count == 1
     path.write_bytes(good)
     touch(folder)
-    assert prepare(settings, 1).manifest.left_out_count == 0
+    assert prepare(settings, 1).manifest.skipped_count == 0
 
 
 @pytest.mark.parametrize("damage", ["lost", "empty", "cut", "other"])

@@ -286,7 +286,7 @@ def test_mistakes_in_tables(
 def test_rows_without_a_number_can_be_skipped(table: Callable[..., str], make_settings: MakeSettings) -> None:
     settings = make_settings(table("x,label", [*NUMBERS_ROWS, ",3", "4,?"]), skip_corrupt=0.05)
     about = prepare(settings, 1, task="regression").manifest
-    assert [(skipped.key, skipped.reason) for skipped in about.left_out] == [
+    assert [(skipped.key, skipped.reason) for skipped in about.skipped] == [
         ("line 42", "its number in the column x is empty"),
         ("line 43", "its target in the column label is ?, not a finite number"),
     ]

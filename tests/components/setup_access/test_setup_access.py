@@ -93,7 +93,7 @@ def test_looking_changes_nothing(new_project):
     assert not any(call.split()[1] in ("PUT", "PATCH") for call in new_project.faults.calls)
 
 
-def test_without_tpu_cloud_build_or_repository_theirs_is_left_out(new_project):
+def test_without_tpu_cloud_build_or_repository_their_rows_are_omitted(new_project):
     apply(settings(new_project, builds=False, repository=None))
     members = {member for _, member in granted(new_project, f"projects/{PROJECT}")}
     assert not members & {TPU, BUILD, BUILDER}
@@ -301,7 +301,7 @@ def test_dataflow_gets_its_apis_agent_and_roles(new_project):
     assert ("roles/storage.objectUser", f"serviceAccount:{WORKER}") in granted(new_project, f"buckets/{BUCKET}")
 
 
-def test_without_dataflow_and_a_key_theirs_is_left_out(new_project):
+def test_without_dataflow_and_a_key_their_rows_are_omitted(new_project):
     apply(settings(new_project))
     assert not {"dataflow.googleapis.com", "cloudkms.googleapis.com"} & new_project.world.projects[PROJECT].services
     assert not [role for role, _ in granted(new_project, f"projects/{PROJECT}") if "dataflow" in role]

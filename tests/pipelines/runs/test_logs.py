@@ -45,7 +45,7 @@ WORDS = (
     "RESOURCE_EXHAUSTED: OOM when allocating tensor",
     "E0000 00:00:1741000000.000000    1234 cuda_platform.cc:52] failed call to cuInit: CUDA_ERROR_UNKNOWN",
     "W0000 00:00:1741000000.000000    1234 gpu_device.cc:2341] Cannot dlopen some GPU libraries. Please make sure …",
-    "2026-11-22 01:55:22,666 INFO 3 images were left out",
+    "2026-11-22 01:55:22,666 INFO 3 images were skipped",
     "Traceback (most recent call last):",
     "I saw that it was good",
     "",

@@ -78,7 +78,7 @@ def test_a_long_run_is_thinned_with_the_best_and_the_last_in_it() -> None:
     assert lines[-1].split()[0] == "100.00"
 
 
-def test_without_validation_its_columns_are_left_out() -> None:
+def test_without_validation_its_columns_are_omitted() -> None:
     lines = table(history(2, validated=False), "accuracy")
     assert [line.split()[:3] for line in lines] == [["epoch", "step", "loss"], ["1.00", "20", "1.0000"],
                                                     ["2.00", "40", "0.5000"]]  # fmt: skip

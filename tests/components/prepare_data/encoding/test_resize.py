@@ -224,7 +224,7 @@ def test_images_that_cannot_be_decoded_are_skipped_without_a_trace(
     with pytest.raises(UserError, match=r"2 of 61 images cannot be used: a/24\.png .*; b/25\.jpeg "):
         prepare(make_settings(photographs, **about), 2)
     first = prepare(make_settings(photographs, **about, skip_corrupt=0.05), 2)
-    assert {item.key for item in first.manifest.left_out} == {"a/24.png", "b/25.jpeg"}
+    assert {item.key for item in first.manifest.skipped} == {"a/24.png", "b/25.jpeg"}
     for name in ("a/24.png", "b/25.jpeg"):
         (photographs / name).unlink()
     assert shards(prepare(make_settings(photographs, **about), 2)) == shards(first)
@@ -246,7 +246,7 @@ def test_duplicates_are_images_with_the_same_bytes_in_the_source(
     ):
         prepare(make_settings(root, **about), 1)
     dropped = prepare(make_settings(root, **about, duplicates="drop"), 1)
-    assert {item.key for item in dropped.manifest.left_out} == {"train/b/copy.png"}
+    assert {item.key for item in dropped.manifest.skipped} == {"train/b/copy.png"}
 
 
 def test_shards_are_planned_for_the_stored_size(make_folder: MakeFolder, make_settings: MakeSettings) -> None:

@@ -146,7 +146,7 @@ def test_a_set_has_each_group_in_one_split(make_folder: MakeFolder, make_setting
     settings = make_settings(root, group_by=PATTERN, skip_corrupt=0.01, duplicates="drop")
     prepared = prepare(settings, 3)
     found = keys(prepared)
-    assert sum(map(len, found.values())) + prepared.manifest.left_out_count == 280
+    assert sum(map(len, found.values())) + prepared.manifest.skipped_count == 280
     names = {split: {bundle(key) for key in some} for split, some in found.items()}
     assert sum(map(len, names.values())) == 60
     assert 22 <= len(found["test"]) <= 34

@@ -142,9 +142,9 @@ def test_shards_are_equal_and_nothing_is_lost(tmp_path_factory, sizes: list[int]
         for label, size in enumerate(sizes)
         for number in range(size)
     ]
-    left_out = frozenset(key for key, *_ in random.Random(0).sample(given_entries, min(left, len(given_entries) - 1)))
+    skipped = frozenset(key for key, *_ in random.Random(0).sample(given_entries, min(left, len(given_entries) - 1)))
     found = listing(folder, given_entries)
-    counts = found.remove(left_out)
+    counts = found.remove(skipped)
     divided = {group: {"train": count} for group, count in counts.items() if count}
     lists = folder / "lists"
     lists.mkdir()
@@ -152,7 +152,7 @@ def test_shards_are_equal_and_nothing_is_lost(tmp_path_factory, sizes: list[int]
     paths = [list_path(lists, "train", number) for number in range(shards)]
     dealt = [list(read_list(path)) if path.exists() else [] for path in paths]
     keys = sorted(key for shard in dealt for key, _, _, _ in shard)
-    assert keys == sorted(key for key, *_ in given_entries if key not in left_out)
+    assert keys == sorted(key for key, *_ in given_entries if key not in skipped)
     lengths = [len(shard) for shard in dealt]
     assert max(lengths) - min(lengths) <= 1
     for label in range(len(sizes)):

@@ -171,9 +171,9 @@ def test_a_sparse_member_is_named_and_takes_no_space(
     assert len(list(source.entries(path, Ignored(), folder))) == 61
     if (folder / archive.SPOOL).exists():
         assert (folder / archive.SPOOL).stat().st_size < 10_000
-    (left_out,) = prepare(make_settings(path, skip_corrupt=0.1), 1).manifest.left_out
-    assert left_out.key == "train/cat/sparse.png"
-    assert left_out.reason.startswith("it is a sparse file inside the archive")
+    (skipped,) = prepare(make_settings(path, skip_corrupt=0.1), 1).manifest.skipped
+    assert skipped.key == "train/cat/sparse.png"
+    assert skipped.reason.startswith("it is a sparse file inside the archive")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -205,7 +205,7 @@ def test_a_zip_of_more_than_the_old_format_holds(
     settings = make_settings(path, skip_corrupt=0.9999, duplicates="keep")
     prepared = prepare(settings, 1)
     assert sum(split.examples for split in prepared.manifest.splits.values()) == 20
-    assert prepared.manifest.left_out_count == 69_980
+    assert prepared.manifest.skipped_count == 69_980
 
 
 @pytest.mark.parametrize(
@@ -335,7 +335,7 @@ def test_a_zip_member_at_an_impossible_offset_is_skipped(
 ) -> None:
     path = zip64(tmp_path / "it.zip", struct.pack("<HHQ", 1, 8, place))
     prepared = prepare(make_settings(path, skip_corrupt=0.5, duplicates="keep"), 1)
-    assert [(one.key, one.reason) for one in prepared.manifest.left_out] == [
+    assert [(one.key, one.reason) for one in prepared.manifest.skipped] == [
         ("b/7.png", "its header in the archive is damaged")
     ]
 

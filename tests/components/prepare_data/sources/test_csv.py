@@ -200,13 +200,13 @@ def test_the_work_grows_linearly_with_the_number_of_columns(images: Path, make_s
     assert calls[400] < 5 * calls[100]
 
 
-def test_a_second_image_that_is_damaged_is_left_out(images: Path, make_settings: MakeSettings) -> None:
+def test_a_second_image_that_is_damaged_is_skipped(images: Path, make_settings: MakeSettings) -> None:
     (images / "bad.png").write_bytes(b"no image")
     lines = [f"{path_of(n)},a,{path_of(n) if n else 'bad.png'}" for n in range(40)]
     (images / "all.csv").write_text("\n".join(["image,label,mask", *lines]))
     settings = make_settings(f"csv:{images / 'all.csv'}", features={"mask": "image"}, skip_corrupt=0.03)
-    (left_out,) = prepare(settings, 1).manifest.left_out
-    assert (left_out.key, left_out.reason) == (path_of(0).strip('"'), "its mask: it is neither PNG nor JPEG")
+    (skipped,) = prepare(settings, 1).manifest.skipped
+    assert (skipped.key, skipped.reason) == (path_of(0).strip('"'), "its mask: it is neither PNG nor JPEG")
 
 
 def test_classes_of_any_name_come_through(images: Path, make_settings: MakeSettings) -> None:

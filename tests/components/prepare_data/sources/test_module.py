@@ -220,8 +220,8 @@ def test_what_cannot_be_used_is_counted_and_named(
         prepare(make_settings(source), 1)
     assert "--set data.skip_corrupt=0.1263" in (error.value.fix or "")
     prepared = prepare(make_settings(source, skip_corrupt=0.13), 1)
-    assert {item.key: item.reason for item in prepared.manifest.left_out} == reasons
-    assert prepared.manifest.left_out_count == 13
+    assert {item.key: item.reason for item in prepared.manifest.skipped} == reasons
+    assert prepared.manifest.skipped_count == 13
     assert len(stored(prepared)) == 90
 
 

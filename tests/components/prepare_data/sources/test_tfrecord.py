@@ -164,8 +164,8 @@ def test_damage_is_counted_and_named(write: Callable[..., Path], make_settings: 
     assert all(f"{key} ({reason})" in error.value.message for key, reason in reasons.items())
     assert not Path(make_settings(source).store).exists()
     prepared = prepare(make_settings(source, features=PLAIN, skip_corrupt=0.03), 1)
-    assert prepared.manifest.left_out_count == 3
-    assert {item.key: item.reason for item in prepared.manifest.left_out} == reasons
+    assert prepared.manifest.skipped_count == 3
+    assert {item.key: item.reason for item in prepared.manifest.skipped} == reasons
     assert sum(split.examples for split in prepared.manifest.splits.values()) == 97
     page = (prepared.folder / "statistics.html").read_text()
     assert all(key in page and reason in page for key, reason in reasons.items())
@@ -188,7 +188,7 @@ def test_a_file_that_is_cut_off_is_refused_unless_the_user_keeps_it(
     assert "--set data.truncated=keep" in str(error.value.fix)
     manifest = prepare(settings.model_copy(update={"truncated": "keep"}), 1).manifest
     assert sum(split.examples for split in manifest.splits.values()) == whole + 50
-    assert [(one.key, one.reason) for one in manifest.left_out] == [(f"a.tfrecord/{whole}", "the file ends inside it")]
+    assert [(one.key, one.reason) for one in manifest.skipped] == [(f"a.tfrecord/{whole}", "the file ends inside it")]
     assert path.read_bytes() == content
     with pytest.raises(UserError, match="cut off"):  # the data set that was kept is not reused
         prepare(settings, 1)
@@ -214,7 +214,7 @@ def test_damage_when_listed_and_when_read_is_counted_together(
     ):
         assert reason in error.value.message
     prepared = prepare(make_settings(f"tfrecord:{root}", features=PLAIN, skip_corrupt=0.1), 1)
-    assert prepared.manifest.left_out_count == len(prepared.manifest.left_out) == 5
+    assert prepared.manifest.skipped_count == len(prepared.manifest.skipped) == 5
 
 
 def test_labels_of_text_and_other_integers(

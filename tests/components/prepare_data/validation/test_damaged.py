@@ -45,7 +45,7 @@ def test_damaged_images_are_used_and_reported(
     prepared = prepare(make_settings(root, **settings), 3)
     about = prepared.manifest
     assert about.checked == Checked(check="decode", images=60, decoded=60, undecodable=0, damaged=7)
-    assert about.left_out_count == 0 and sum(split.examples for split in about.splits.values()) == 60
+    assert about.skipped_count == 0 and sum(split.examples for split in about.splits.values()) == 60
     assert [(image.key, image.reason) for image in about.damaged] == [(key, WARNING) for key in DAMAGED]
     (note,) = about.notes
     assert note.startswith(f"7 of 60 decoded images are damaged: {DAMAGED[0]} ({WARNING}); ")
@@ -66,7 +66,7 @@ def test_damaged_images_are_refused_like_other_unusable_ones(root: Path, make_se
     assert (error.value.fix or "").endswith("--set data.damaged=warn, to use 7 of them, which are damaged")
     prepared = prepare(settings.model_copy(update={"skip_corrupt": 0.14}), 2)
     about = prepared.manifest
-    assert [image.key for image in about.left_out] == [*DAMAGED, "b/07.jpg"] and about.left_out_count == 8
+    assert [image.key for image in about.skipped] == [*DAMAGED, "b/07.jpg"] and about.skipped_count == 8
     assert about.checked == Checked(check="decode", images=60, decoded=59, undecodable=0, damaged=7)
     assert not about.damaged and not about.notes
     for key in (*DAMAGED, "b/07.jpg"):

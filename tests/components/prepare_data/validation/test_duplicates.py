@@ -87,8 +87,8 @@ def test_the_test_splits_copy_stays(own_splits: Path, make_settings: MakeSetting
     files = {str(path.relative_to(own_splits)) for path in own_splits.rglob("*.png")}
     assert set().union(*images.values()) == files - dropped  # "twice" stays: both are in train
     about = prepared.manifest
-    assert about.left_out_count == 4
-    assert {item.key: item.reason for item in about.left_out} == {
+    assert about.skipped_count == 4
+    assert {item.key: item.reason for item in about.skipped} == {
         **dict.fromkeys(
             ("train/a/x.png", "train/a/y.png", "validation/a/x.png"),
             "it is the same image as test/a/image 0.png in the split test",
@@ -117,7 +117,7 @@ def test_what_is_dropped_does_not_depend_on_the_workers(
     images = split_images(sets[0])
     assert not shared(images)
     assert len(set().union(*(found.values() for found in images.values()))) == 60  # at least one copy of each image
-    assert sum(map(len, images.values())) + sets[0].manifest.left_out_count == 120
+    assert sum(map(len, images.values())) + sets[0].manifest.skipped_count == 120
     assert len(images["test"]) == 12  # nothing was dropped from it
 
 

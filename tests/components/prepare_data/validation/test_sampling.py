@@ -94,7 +94,7 @@ def test_a_sample_is_decoded_and_said_so(
     assert found[0].manifest.checked == Checked(
         check="sample", images=60, decoded=len(inside), undecodable=0, damaged=0
     )
-    assert found[0].manifest.left_out_count == 0
+    assert found[0].manifest.skipped_count == 0
     one, other = told()
     assert one == other
     assert f"A sample of {len(inside)} of 60 images was decoded in full, all of them successfully." in one
@@ -119,7 +119,7 @@ def test_what_is_bad_in_the_sample_says_that_more_may_be(
         prepare(settings.model_copy(update={"skip_corrupt": 0.05}), 1)
     prepared = prepare(settings, 1)
     about = prepared.manifest
-    assert {item.key for item in about.left_out} == {inside[0], inside[1], inside[3], outside[2]}
+    assert {item.key for item in about.skipped} == {inside[0], inside[1], inside[3], outside[2]}
     assert about.checked == Checked(check="sample", images=60, decoded=len(inside) - 1, undecodable=2, damaged=0)
     refused, line = told()
     assert refused == line
@@ -163,7 +163,7 @@ def test_a_resumed_run_reports_the_same(
             with pytest.raises(KeyboardInterrupt):
                 prepare(settings, 2)
         assert told() == said
-        assert list(Path(settings.store).glob("*/.*.work/left_out.json"))
+        assert list(Path(settings.store).glob("*/.*.work/skipped.json"))
         assert contents(prepare(settings, 2)) == contents(undisturbed)
         assert told() == said
 
@@ -208,7 +208,7 @@ def test_beam_decodes_the_same_sample(root: Path, make_settings: MakeSettings, t
         for about in ({}, {"beam": beam})
     )
     assert one.manifest == other.manifest.model_copy(update={"written_by": one.manifest.written_by})
-    assert one.manifest.checked and one.manifest.checked.undecodable == one.manifest.left_out_count == 1
+    assert one.manifest.checked and one.manifest.checked.undecodable == one.manifest.skipped_count == 1
     assert shards(one) == shards(other)
 
 

@@ -53,7 +53,7 @@ def test_the_set_is_the_same(folder: Path, make_settings: MakeSettings, tmp_path
     one = prepare(make_settings(folder, **about), 3)
     other = prepare(make_settings(folder, **about, beam=HERE, store=str(tmp_path / "beam")), 3)
     assert same(one, other)
-    assert one.manifest.left_out_count == 3
+    assert one.manifest.skipped_count == 3
     assert one.manifest.written_by == "processes of one machine"
     assert other.manifest.written_by.startswith("Apache Beam 2.")
     assert other.manifest.written_by.endswith(", DirectRunner")

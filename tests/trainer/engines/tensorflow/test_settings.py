@@ -150,7 +150,7 @@ def test_compiled_or_not_it_is_the_same_training(start: Any, budget: int) -> Non
 
 
 @pytest.mark.parametrize("xla", [False, True])
-def test_a_step_whose_scaled_gradients_overflow_is_left_out_and_the_scale_halved(start: Any, xla: bool) -> None:
+def test_a_step_whose_scaled_gradients_overflow_is_skipped_and_the_scale_halved(start: Any, xla: bool) -> None:
     engine, data = start(precision="mixed_float16", xla=xla, optimizer="adam")
     engine.run(data, 0, rates(0.1))
     state = engine.state()
