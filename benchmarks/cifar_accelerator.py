@@ -10,7 +10,7 @@ Network and settings follow the variant of airbench94 without Lookahead, alterna
 which its author reports to reach 94.01 % on average in 13.5 epochs (n=200). A gate of 94 % needs some more.
 
 Without --images, the data set is a small one that looks like CIFAR-10, with a narrow network and a low gate: this shows
-on a CPU that the benchmark works. Its figures are not meaningful.
+on a CPU that the benchmark works. Its metrics are not meaningful.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ QUALITY = 95
 
 
 def main() -> None:
-    """Run the pipeline, and print the figures; the last line is JSON."""
+    """Run the pipeline, and print the metrics; the last line is JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=Path, metavar="FOLDER", help="CIFAR-10 as split/class/*.jpg")
     parser.add_argument(
@@ -77,8 +77,8 @@ def main() -> None:
         if images is None:
             images = Path(folder, "images")
             make_cifar(images, *SMALL_IMAGES)
-        figures = run(Path(folder), configuration(images.resolve(), arguments.engine, **settings))
-    report(arguments.engine, figures)
+        metrics = run(Path(folder), configuration(images.resolve(), arguments.engine, **settings))
+    report(arguments.engine, metrics)
 
 
 def configuration(images: Path, engine: str, *, epochs: int, batch: int, width: int, minimum: float) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def whitening(images: Path) -> list[list[float]]:
 
 
 def run(folder: Path, configuration: dict[str, Any]) -> dict[str, Any]:
-    """Run the pipeline in `folder`, and return its figures."""
+    """Run the pipeline in `folder`, and return its metrics."""
     file = folder / "cifar.yaml"
     file.write_text(json.dumps(configuration))  # which is YAML as well
     command = [sys.executable, "-m", "slipway.pipelines", "run", "-c", str(file)]
@@ -154,18 +154,18 @@ def run(folder: Path, configuration: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def report(engine: str, figures: dict[str, Any]) -> None:
-    """Print the figures."""
+def report(engine: str, metrics: dict[str, Any]) -> None:
+    """Print the metrics."""
     device = find(os.environ).describe()
     print(f"{'engine':40}{engine}, {device}")
-    print(f"{'training accuracy by epoch':40}{' '.join(f'{each:.3f}' for each in figures['accuracy_by_epoch'])}")
-    print(f"{'test accuracy':40}{figures['accuracy']:.4f}{'' if figures['promoted'] else ', below the gate'}")
-    print(f"{'training steps alone':40}{figures['steps_seconds']:.2f} s, {figures['steps']} steps")
-    print(f"{'train step':40}{figures['train_seconds']:.1f} s")
-    print(f"{'whole run':40}{figures['run_seconds']:.1f} s")
+    print(f"{'training accuracy by epoch':40}{' '.join(f'{each:.3f}' for each in metrics['accuracy_by_epoch'])}")
+    print(f"{'test accuracy':40}{metrics['accuracy']:.4f}{'' if metrics['promoted'] else ', below the gate'}")
+    print(f"{'training steps alone':40}{metrics['steps_seconds']:.2f} s, {metrics['steps']} steps")
+    print(f"{'train step':40}{metrics['train_seconds']:.1f} s")
+    print(f"{'whole run':40}{metrics['run_seconds']:.1f} s")
     print(f"{'record, its optimizer alone, one A100':40}{RECORD_SECONDS:.2f} s, test accuracy {RECORD_ACCURACY:.4f}")
-    print(json.dumps({"engine": engine, "device": device, **figures, "record_seconds": RECORD_SECONDS}))
-    if not figures["promoted"]:
+    print(json.dumps({"engine": engine, "device": device, **metrics, "record_seconds": RECORD_SECONDS}))
+    if not metrics["promoted"]:
         raise SystemExit("The model was rejected by the gate.")
 
 

@@ -94,8 +94,8 @@ def show(found: dict[str, dict[str, float]]) -> None:
     for heading in ("", *columns):
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     for variant, title in VARIANTS.items():
-        figures = [found[variant].get(column) for column in columns.values()]
-        table.add_row(title, *("" if figure is None else f"{figure:,.1f}" for figure in figures))
+        metrics = [found[variant].get(column) for column in columns.values()]
+        table.add_row(title, *("" if metric is None else f"{metric:,.1f}" for metric in metrics))
     Console().print(table)
     directory, original, resized = (found[variant] for variant in VARIANTS)
     ratios = {

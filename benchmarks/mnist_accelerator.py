@@ -58,10 +58,10 @@ def main() -> None:
             output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
             results[variant] = json.loads(output.splitlines()[-1])
             print(row(variant, **results[variant]))
-    figures: dict[str, Any] = {"precision": arguments.precision, **results}
+    metrics: dict[str, Any] = {"precision": arguments.precision, **results}
     if {"jax", "by_hand"} <= set(results):
-        figures["jax_over_by_hand"] = results["jax"]["milliseconds"] / results["by_hand"]["milliseconds"]
-    print(json.dumps(figures))
+        metrics["jax_over_by_hand"] = results["jax"]["milliseconds"] / results["by_hand"]["milliseconds"]
+    print(json.dumps(metrics))
 
 
 def row(variant: str, device: str, milliseconds: float, accuracy: float) -> str:
@@ -109,7 +109,7 @@ def measure(variant: str, arguments: argparse.Namespace) -> dict[str, Any]:
     seconds = []
     for epoch in range(arguments.epochs):
         started = time.perf_counter()
-        for first in range(0, steps, 50):  # as the training loop does it: figures are fetched after each call
+        for first in range(0, steps, 50):  # as the training loop does it: metrics are fetched after each call
             count = min(50, steps - first)
             engine.run(training, epoch * steps + first, np.full(count, RATE, np.float32))
         seconds.append(time.perf_counter() - started)

@@ -173,13 +173,13 @@ def show(title: str, rows: dict[str, list[Seconds]], rounds: int) -> None:
     for column in (f"{name}, {unit}" for name in rows for unit in ("wall", "CPU")):
         table.add_column(column, justify="right")
     for step, phase in dict.fromkeys(key for each in rows.values() for one in each for key in one):
-        figures = []
+        metrics = []
         for each in rows.values():
             found = [one.get((step, phase)) for one in each]
             for unit in (0, 1):
                 values = [one[unit] for one in found if one]
-                figures.append(f"{median(values):.2f}" if values else "")
-        table.add_row(step, phase, *figures)
+                metrics.append(f"{median(values):.2f}" if values else "")
+        table.add_row(step, phase, *metrics)
     Console(width=120).print(table)
 
 

@@ -36,8 +36,8 @@ def _environment(folder: Path) -> Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        figure=figure,
-        short=lambda value: figure(value, 3),
+        number=number,
+        short=lambda value: number(value, 3),
         count="{:,}".format,
         percent=lambda value, decimals=1: f"{value:.{decimals}%}",
         confidence=_confidence,
@@ -47,7 +47,7 @@ def _environment(folder: Path) -> Environment:
     return environment
 
 
-def figure(value: float | None, decimals: int = 4) -> str:
+def number(value: float | None, decimals: int = 4) -> str:
     """Format a number with so many decimals, with fewer if it is large, and with as many digits if it is tiny."""
     if value is None or math.isnan(value):
         return "–"

@@ -127,7 +127,7 @@ def evaluation(task: PipelineTaskDetail) -> JsonObject:
         "reasons": [said.get("reasons", "")],
         "checked": bool(said.get("checked", True)),
     }
-    found = {"metrics": figures(metadata.get("metrics", {})), "metric": said.get("metric", "accuracy")}
+    found = {"metrics": numeric_metrics(metadata.get("metrics", {})), "metric": said.get("metric", "accuracy")}
     return {**found, "verdict": verdict, "report": artifacts["report"].uri}
 
 
@@ -146,7 +146,7 @@ def results(job: PipelineJob) -> JsonObject:
     return found
 
 
-def figures(metadata: Mapping[str, object]) -> dict[str, float]:
+def numeric_metrics(metadata: Mapping[str, object]) -> dict[str, float]:
     """Return the metrics in an artifact's metadata by name, whose order there is arbitrary."""
     return {name: value for name, value in sorted(metadata.items()) if isinstance(value, int | float)}
 

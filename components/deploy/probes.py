@@ -167,7 +167,7 @@ class Tally:
         return 1000 * ordered[min(len(ordered) - 1, int((1 - SLOWER[name]) * len(ordered)))]
 
     def __str__(self) -> str:
-        """The figures, for the log."""
+        """Counts and latencies, for the log."""
         if not self.seconds:
             return f"{self.requests} requests, {self.failures} failed"
         return (

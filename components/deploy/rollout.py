@@ -51,7 +51,7 @@ class Outcome:
         status: Whether it has all traffic now, had it before, or was removed again.
         reason: Why it was removed.
         previous: The version that `slipway rollback` returns to.
-        figures: What the requests showed, by percentage of the traffic.
+        results: Results of the probe requests, by percentage of the traffic.
     """
 
     endpoint: str
@@ -60,7 +60,7 @@ class Outcome:
     status: str = "deployed"
     reason: str = ""
     previous: str = ""
-    figures: dict[str, str] = field(default_factory=dict)
+    results: dict[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> JsonObject:
         return asdict(self)
@@ -120,7 +120,7 @@ def roll_out(endpoints: Endpoints, deployment: Deployment, version: Version, say
     for percent in rollout.steps(endpoint, current):
         rollout.give(percent, current)
         tally = rollout.watch(prober, percent)
-        outcome.figures[str(percent)] = str(tally)
+        outcome.results[str(percent)] = str(tally)
         rollout.check_unchanged(endpoints.existing(deployment.endpoint_id))
         if fault := tally.fault() or rollout.silence(tally, percent):
             rollout.withdraw(current, fault)

@@ -18,7 +18,7 @@ from slipway.components.evaluate.measured import Measured, Unseen
 from slipway.components.evaluate.measures.classification import ClassificationMeasures
 from slipway.components.evaluate.sections import SECTIONS
 from slipway.components.evaluate.settings import GateSettings, known
-from slipway.components.page import figure
+from slipway.components.page import number
 from slipway.core.manifest import Manifest
 from slipway.core.values import JsonObject
 from slipway.trainer.metrics.history import METRICS_FILE
@@ -108,13 +108,13 @@ def _of_split(evaluation: Evaluation, manifest: Manifest, history: History) -> J
     assert model.compared is not None
     value, validation = model.metrics[gate.name], history.validation(model.description.get("weights_step"))
     return {
-        "headline": f"{gate.label} {f'{value:.2%}' if gate.name == 'accuracy' else figure(value)}",
+        "headline": f"{gate.label} {f'{value:.2%}' if gate.name == 'accuracy' else number(value)}",
         "noun": manifest.noun,
         "sections": f"sections/{manifest.task}.html",
         "untrained": model.description.get("trainable_bytes") == 0,
         "unseen": [(each, _few(each)) for each in evaluation.unseen],
         "compared": model.compared.examples,
-        "figures": list(_rows_of_split(evaluation, manifest)),
+        "metric_rows": list(_rows_of_split(evaluation, manifest)),
         "validated": [
             (row.metrics[name].title, validation[name]) for name in ("loss", row.metric) if name in validation
         ],
@@ -140,7 +140,7 @@ def _of_custom(evaluation: Evaluation) -> JsonObject:
         "headline": f"{gate.label} {model.metrics[gate.name]:.5g}",
         "source": module or "the metrics that the program reported",
         "sections": "sections/custom.html",
-        "figures": list(_rows_of_custom(evaluation)),
+        "metric_rows": list(_rows_of_custom(evaluation)),
         "plots": [(title, *_embedded(plot)) for title, plot in model.plots.items()],
         "tables": model.tables,
         "provenance": [("", [(label, value) for label, value in provenance.items() if value])],
@@ -167,18 +167,18 @@ def _rows_of_split(evaluation: Evaluation, manifest: Manifest) -> Iterator[JsonO
         difference, trend = "–", ""
         if name in theirs and name in compared:
             gain = compared[name] - theirs[name]
-            difference = f"{'+' if gain >= 0 else '−'}{figure(abs(gain))}"
+            difference = f"{'+' if gain >= 0 else '−'}{number(abs(gain))}"
             trend = "better" if (gain < 0) == (metric.direction == "minimize") else "worse"
-            if figure(compared[name]) == figure(theirs[name]):
+            if number(compared[name]) == number(theirs[name]):
                 difference, trend = "0.0000", "same"
         yield {
             "label": metric.title[0].upper() + metric.title[1:],
             "meaning": metric.meaning,
-            "value": figure(model.metrics[name]),
+            "value": number(model.metrics[name]),
             "interval": model.intervals.get(name),
             "no_interval": without_interval.get(name),
-            "baseline": figure(evaluation.baseline.get(name)),
-            "champion": figure(theirs.get(name)),
+            "baseline": number(evaluation.baseline.get(name)),
+            "champion": number(theirs.get(name)),
             "champion_interval": intervals.get(name),
             "difference": difference,
             "trend": trend,

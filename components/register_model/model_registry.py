@@ -151,8 +151,8 @@ def label(text: str) -> str:
 
 def _description(candidate: Candidate) -> str:
     between = {name: f" (95%: {low:.4f} to {high:.4f})" for name, (low, high) in candidate.intervals.items()}
-    figures = ", ".join(f"{name} {value:.4f}{between.get(name, '')}" for name, value in candidate.metrics.items())
-    return f"{figures}. {candidate.note}" if candidate.note else figures
+    text = ", ".join(f"{name} {value:.4f}{between.get(name, '')}" for name, value in candidate.metrics.items())
+    return f"{text}. {candidate.note}" if candidate.note else text
 
 
 def _version(model: Any) -> RegisteredVersion:

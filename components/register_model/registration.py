@@ -50,7 +50,7 @@ def register(
     description = _description(source, run_id)
     metadata = {
         "run_id": run_id,
-        "metrics": _figures(metrics),
+        "metrics": _numeric(metrics),
         **{key: metrics[key] for key in (INTERVALS, UNCHECKED) if key in metrics},
         "weights_checksum": description.get("weights_checksum"),
         "data_fingerprint": description.get("data_fingerprint"),
@@ -98,7 +98,7 @@ def register_in_model_registry(
             run_id=run_id,
             uri=uri,
             job=job,
-            metrics=_figures(metrics),
+            metrics=_numeric(metrics),
             intervals=metrics.get(INTERVALS, {}),
             note=str(metrics.get(UNCHECKED, "")),
             **candidate,
@@ -116,7 +116,7 @@ def _check_promoted(verdict: str) -> None:
         raise ValueError(f"only a model with the verdict {PROMOTE!r} is registered, not one with {verdict!r}")
 
 
-def _figures(metrics: JsonObject) -> dict[str, float]:
+def _numeric(metrics: JsonObject) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if isinstance(value, int | float)}
 
 

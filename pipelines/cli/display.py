@@ -60,7 +60,7 @@ def _outcome(step: StepRecord, *, judged: bool) -> str:
     elif step.name == "train" and outputs.get("rehearsed_steps"):
         text = f"ended after {outputs['rehearsed_steps']:,} steps"
     elif step.name == "train" and outputs.get("validation"):
-        measured = sorted(outputs["validation"].items(), key=lambda figure: figure[0] != "accuracy")
+        measured = sorted(outputs["validation"].items(), key=lambda metric: metric[0] != "accuracy")
         text = "validation " + ", ".join(f"{name} {value:.4f}" for name, value in measured)
         restarts = len(outputs.get("restarts", []))
         text += f", {restarts} restart{'s' if restarts > 1 else ''}" if restarts else ""

@@ -75,7 +75,7 @@ class RunDisplay:
             self._update(event["text"], 0, None)
         elif kind == "progress":
             self._reports = True
-            self._update(figures_line(event), event["done"], event["total"] or None)
+            self._update(progress_line(event), event["done"], event["total"] or None)
         elif kind == "output":
             self._show_output(event["text"])
         elif kind == "message":
@@ -126,7 +126,7 @@ class RunDisplay:
             self._task = None
 
 
-def figures_line(event: dict[str, Any]) -> str:
+def progress_line(event: dict[str, Any]) -> str:
     """Return progress and metrics as text: "120/600 steps, 155 steps/s, 3 s left, loss 0.12"."""
     values = dict(event.get("values") or {})
     parts = [f"{event['done']:,}/{event['total']:,} {event['unit']}"]

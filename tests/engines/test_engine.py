@@ -59,8 +59,8 @@ def test_a_step_is_the_optimizers_step_on_the_mean_loss(bench: Bench, accumulati
         losses.append(loss)
         kernel = kernel * (1 - rate * 0.1) - rate * of_kernel  # the bias does not decay
         bias = bias - rate * of_bias
-    figures = engine.run(data, 0, np.array([0.5, 0.125], np.float32))
-    np.testing.assert_allclose(figures.losses, losses, rtol=1e-5)
+    metrics = engine.run(data, 0, np.array([0.5, 0.125], np.float32))
+    np.testing.assert_allclose(metrics.losses, losses, rtol=1e-5)
     found_kernel, found_bias = kernel_and_bias(engine.state())
     np.testing.assert_allclose(found_kernel, kernel, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(found_bias, bias, rtol=1e-4, atol=1e-6)
@@ -113,11 +113,11 @@ def test_one_call_of_many_steps_is_many_calls_of_one(bench: Bench, builder: str)
     config = bench.job(builder=builder)
     data = bench.training(config)
     engine = bench.engine(config)
-    figures = engine.run(data, 0, rates(80))  # across an epoch's end, and more than steps_per_call
+    metrics = engine.run(data, 0, rates(80))  # across an epoch's end, and more than steps_per_call
     checksum = engine.weights_checksum()
     engine = bench.engine(config)
     losses = [engine.run(data, step, rates(1)).losses[0] for step in range(80)]
-    assert figures.losses.tolist() == losses
+    assert metrics.losses.tolist() == losses
     assert engine.weights_checksum() == checksum
     assert (
         bench.engine(bench.job(builder=builder, seed=1)).weights_checksum() != bench.engine(config).weights_checksum()
@@ -246,9 +246,9 @@ def test_a_step_with_mixup_is_one_on_the_blended_losses(bench: Bench, accumulati
         loss, of_kernel, of_bias = (one + other for one, other in zip(first, second, strict=True))
         correct = (images.reshape(8, -1) @ kernel + bias).argmax(axis=1) == own
         kernel, bias = kernel - 0.5 * of_kernel, bias - 0.5 * of_bias
-        figures = engine.run(data, step, rates(1, 0.5))
-        assert figures.losses[0] == pytest.approx(loss, rel=1e-5)
-        assert figures.values[0] == pytest.approx(correct.mean())
+        metrics = engine.run(data, step, rates(1, 0.5))
+        assert metrics.losses[0] == pytest.approx(loss, rel=1e-5)
+        assert metrics.values[0] == pytest.approx(correct.mean())
         found_kernel, found_bias = kernel_and_bias(engine.state())
         np.testing.assert_allclose(found_kernel, kernel, rtol=1e-4, atol=1e-6)
         np.testing.assert_allclose(found_bias, bias, rtol=1e-4, atol=1e-6)

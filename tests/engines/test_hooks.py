@@ -92,9 +92,9 @@ def test_wrong_functions_are_told_before_the_training(bench: Bench, settings: An
 
 def test_values_that_are_not_finite_name_the_function(bench: Bench) -> None:
     config = bench.job(loss="own_functions:infinite")
-    figures = bench.engine(config).run(bench.training(config), 0, rates(1))
+    metrics = bench.engine(config).run(bench.training(config), 0, rates(1))
     with pytest.raises(UserError, match="The loss is infinite") as error:
-        check_finite(figures, 0, config)
+        check_finite(metrics, 0, config)
     assert "own_functions:infinite" in str(error.value.fix)
     config = bench.job(metrics={"depth": "own_functions:infinite"})
     with pytest.raises(UserError, match="own_functions:infinite returned -inf") as error:

@@ -27,7 +27,7 @@ BATCH = 32
 
 @dataclass(frozen=True)
 class Case:
-    """A task on real data: the figure that a good network reaches at least or at most, and its training."""
+    """A task on real data: the metric that a good network reaches at least or at most, and its training."""
 
     task: str
     columns: dict[str, Column]

@@ -185,7 +185,7 @@ def test_log_points_and_their_means_do_not_depend_on_the_calls(tmp_path: Path, m
     assert training[1][2:] == (0.2, pytest.approx(np.mean([1 / step for step in range(11, 21)])), pytest.approx(0.0145))
 
 
-def test_an_epochs_figures_are_means_over_all_its_steps(tmp_path: Path, make_job: Any) -> None:
+def test_an_epochs_metrics_are_means_over_all_its_steps(tmp_path: Path, make_job: Any) -> None:
     """The last epoch is cut short at step 130; the run that resumes from there completes it."""
 
     def epochs(steps: int) -> dict[int, tuple[float, float]]:
@@ -574,7 +574,7 @@ def test_too_little_memory_names_what_would_fit(
         assert caught.value.nearest == str(fits * 4)
 
 
-def test_an_epoch_reports_rates_waiting_and_the_share_of_the_peak(
+def test_an_epoch_reports_rates_waiting_and_mfu(
     tmp_path: Path, make_job: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     import slipway.trainer.loop

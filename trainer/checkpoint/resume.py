@@ -25,17 +25,17 @@ class Interval:
 
     steps: int = 0
     loss: float = 0.0
-    figure: float = 0.0  # the task's metric, by its name in checkpoints
+    metric: float = 0.0  # the task's metric
 
     def add(self, loss: float, metric: float) -> None:
         """Add one step's metrics."""
         self.steps += 1
         self.loss += loss
-        self.figure += metric
+        self.metric += metric
 
     def means(self, metric: str) -> dict[str, float]:
         """Return the steps' mean loss, and the mean of the task's metric under its name."""
-        return {"loss": self.loss / self.steps, metric: self.figure / self.steps}
+        return {"loss": self.loss / self.steps, metric: self.metric / self.steps}
 
 
 @dataclass

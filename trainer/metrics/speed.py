@@ -65,13 +65,13 @@ class Speed:
         rate = self.steps_per_second
         if rate is None:
             return {}
-        peak = mfu(work, rate)
+        utilization = mfu(work, rate)
         return {
             "steps_per_second": round(rate, 3),
             "examples_per_second": round(rate * batch_size, 1),
             "examples_per_second_per_device": round(rate * batch_size / work.devices, 1),
             "waiting_for_input": None if self.waited is None else round(min(1.0, self.waited / self.seconds), 4),
-            "mfu": None if peak is None else round(peak, 4),
+            "mfu": None if utilization is None else round(utilization, 4),
         }
 
     def describe(self, batch_size: int, work: Work) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from slipway.components.cloud.explanation import evaluation, figures
+from slipway.components.cloud.explanation import evaluation, numeric_metrics
 from slipway.core.values import JsonObject
 from slipway.pipelines.runs.record import EVENTS, RunRecord, Status, StepRecord
 from slipway.pipelines.table import STEPS, TASKS, Task
@@ -108,7 +108,7 @@ def _outputs(step: str, tasks: Mapping[str, PipelineTaskDetail]) -> JsonObject:
     if step == "plan_training":
         return _plan(last)
     if step == "train" and "model" in artifacts:
-        return {"model": artifacts["model"].uri, "validation": figures(metadata.get("metrics", {}))}
+        return {"model": artifacts["model"].uri, "validation": numeric_metrics(metadata.get("metrics", {}))}
     if step == "evaluate" and "report" in artifacts:
         return evaluation(last)
     if step == "register_model" and "registered" in artifacts:

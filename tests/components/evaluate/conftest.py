@@ -150,14 +150,14 @@ def train_regression(digits: Digits, steps: int, batch_size: int = 64) -> Regres
         record = {"step": step, "epoch": step * batch_size / len(labels), "time": time.time()}
         if step % 10 == 0:
             accuracy = float((probabilities.argmax(axis=1) == labels[chosen]).mean())
-            figures = {"loss": float(-np.log(right).mean()), "accuracy": accuracy, "learning_rate": 0.5}
-            model.history.append({"kind": "train", **record, **figures, "steps_per_second": 900.0})
+            metrics = {"loss": float(-np.log(right).mean()), "accuracy": accuracy, "learning_rate": 0.5}
+            model.history.append({"kind": "train", **record, **metrics, "steps_per_second": 900.0})
         if step % 50 == 0:
             probabilities_all = model.probabilities(images[:300])
             right_all = probabilities_all[np.arange(300), labels[:300]]
             accuracy = float((probabilities_all.argmax(axis=1) == labels[:300]).mean())
-            figures = {"loss": float(-np.log(right_all).mean()), "accuracy": accuracy}
-            model.history.append({"kind": "validation", **record, **figures})
+            metrics = {"loss": float(-np.log(right_all).mean()), "accuracy": accuracy}
+            model.history.append({"kind": "validation", **record, **metrics})
         probabilities[np.arange(batch_size), labels[chosen]] -= 1
         weights -= 0.5 * images[chosen].T @ probabilities / batch_size
         bias -= 0.5 * probabilities.mean(axis=0)

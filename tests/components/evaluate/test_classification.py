@@ -50,7 +50,7 @@ def measured(batches: list[Predictions], classes: int) -> ClassificationMeasures
 
 @pytest.mark.parametrize("classes", [2, 3, 10])
 @pytest.mark.parametrize("sharpness", [0.5, 3.0, 12.0])
-def test_figures_are_those_of_scikit_learn(classes: int, sharpness: float) -> None:
+def test_metrics_are_those_of_scikit_learn(classes: int, sharpness: float) -> None:
     batch = random_batch(seed=classes, examples=900, classes=classes, sharpness=sharpness)
     measures = measured([batch], classes)
     metrics, confusion = measures.metrics(), measures.confusion

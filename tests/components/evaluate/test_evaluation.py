@@ -33,7 +33,7 @@ def as_version(source: Path, folder: Path, number: int) -> Path:
     return target
 
 
-def test_figures_are_those_of_the_model_on_the_test_split(
+def test_metrics_are_those_of_the_model_on_the_test_split(
     data_set: Path, model_folder: Path, digits: Any, regression: Any
 ) -> None:
     evaluation = evaluate(EvaluateSettings(batch_size=64), model_folder, data_set, None)  # 360 images: a partial batch

@@ -131,7 +131,7 @@ def test_every_reason_that_fails_is_given() -> None:
     ]
 
 
-def test_figures_that_differ_are_shown_as_different() -> None:
+def test_metrics_that_differ_are_shown_as_different() -> None:
     """A reason like "0.9700 is below the minimum of 0.9700" would explain nothing."""
     found = verdict(0.96998, minimum=0.97)
     assert "0.96998, is below the minimum of 0.97000" in found.reasons[0]

@@ -31,7 +31,7 @@ def measured(batch: LabelPredictions, cuts: list[int] | None = None, worst: int 
 @example(seed=260780, examples=2, cuts=[])  # one label only
 @example(seed=2, examples=8, cuts=[])  # few scores
 @given(seed=st.integers(0, 2**32 - 1), examples=st.integers(1, 200), cuts=st.lists(st.integers(1, 199), max_size=4))
-def test_figures_are_those_of_scikit_learn(seed: int, examples: int, cuts: list[int]) -> None:
+def test_metrics_are_those_of_scikit_learn(seed: int, examples: int, cuts: list[int]) -> None:
     batch = random_batch(seed, examples)
     measures = measured(batch, sorted({cut for cut in cuts if cut < examples}))
     metrics = measures.metrics()

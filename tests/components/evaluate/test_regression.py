@@ -29,7 +29,7 @@ def measured(actual: np.ndarray, predicted: np.ndarray, cuts: list[int] | None =
     cuts=st.lists(st.integers(1, 299), max_size=4),
     offset=st.sampled_from([0.0, 150.0, 1e6]),
 )
-def test_figures_are_those_of_scikit_learn(seed: int, examples: int, cuts: list[int], offset: float) -> None:
+def test_metrics_are_those_of_scikit_learn(seed: int, examples: int, cuts: list[int], offset: float) -> None:
     generator = np.random.default_rng(seed)
     actual = generator.normal(offset, 80, examples)
     predicted = actual + generator.normal(3, 20, examples)

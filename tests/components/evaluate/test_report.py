@@ -72,7 +72,7 @@ def test_the_page_needs_nothing_but_itself(html: str) -> None:
     assert not re.search(r"url\((?!['\"]?#)", html)
 
 
-def test_the_page_says_the_verdict_its_reasons_and_both_models_figures(html: str, evaluation: Evaluation) -> None:
+def test_the_page_says_the_verdict_its_reasons_and_both_models_metrics(html: str, evaluation: Evaluation) -> None:
     text = Page(html).text
     assert "Promote" in text
     for reason in evaluation.verdict.reasons:

@@ -38,7 +38,7 @@ def events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "events"
 
 
-def test_the_step_gives_the_set_its_page_and_its_figures(
+def test_the_step_gives_the_set_its_page_and_its_metrics(
     make_settings: Callable[..., DataSettings], events: Path, tmp_path: Path
 ) -> None:
     settings = make_settings("digits")

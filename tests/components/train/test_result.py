@@ -35,7 +35,7 @@ def published(output: Path) -> tuple[SimpleNamespace, dict[str, float], dict]:
     return model, logged, publish(str(output), model, SimpleNamespace(log_metric=logged.__setitem__))
 
 
-def test_its_figures_are_those_of_the_weights_that_were_exported(tmp_path: Path) -> None:
+def test_its_metrics_are_those_of_the_weights_that_were_exported(tmp_path: Path) -> None:
     write(tmp_path / "model", 20)
     model, logged, outputs = published(tmp_path)
     assert logged == {"loss": 0.05, "accuracy": 0.2}

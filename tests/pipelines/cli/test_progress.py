@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from slipway.pipelines.cli import progress
-from slipway.pipelines.cli.progress import RunDisplay, figures_line
+from slipway.pipelines.cli.progress import RunDisplay, progress_line
 from slipway.pipelines.runs.record import RunRecord, StepRecord
 
 DECODING = {
@@ -113,8 +113,8 @@ def test_progress_lines_become_rarer_over_time(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_progress_line_shows_rate_and_remaining_time() -> None:
-    line = figures_line(DECODING)
+    line = progress_line(DECODING)
     assert line == "12,000/44,440 images decoded, 24,000 images/s, 1 s left"
     values = {"loss": 0.47123, "steps_per_second": 155.2}
-    line = figures_line({"done": 120, "total": 694, "unit": "steps", "values": values})
+    line = progress_line({"done": 120, "total": 694, "unit": "steps", "values": values})
     assert line == "120/694 steps, 155 steps/s, 4 s left, loss 0.4712"

@@ -35,16 +35,16 @@ def agreed(train: Any, loss: float) -> float:
     """Return what two replicas agree on where the chief measured `loss`."""
     engine: Any = Together()
     for rank, own in ((1, 123.0), (0, loss)):
-        figure = agreed_metric(train, Measured(own, 0.0, 1), engine, cluster(rank))
-    return figure
+        metric = agreed_metric(train, Measured(own, 0.0, 1), engine, cluster(rank))
+    return metric
 
 
 def test_a_loss_below_minus_one_is_the_chiefs_on_all_replicas(make_job: Any) -> None:
     train = make_job(Path("x"), steps=4, steps_per_epoch=1, export="best", monitor="loss").train
     selection = Selection()
-    figures = [agreed(train, loss) for loss in (-7.5, -9.25, -8.0, 0.5)]
-    best = [selection.take(train, figure, step) for step, figure in enumerate(figures, 1)]
-    assert figures == [-7.5, -9.25, -8.0, 0.5]
+    metrics = [agreed(train, loss) for loss in (-7.5, -9.25, -8.0, 0.5)]
+    best = [selection.take(train, metric, step) for step, metric in enumerate(metrics, 1)]
+    assert metrics == [-7.5, -9.25, -8.0, 0.5]
     assert best == [True, True, False, False]
     assert (selection.best, selection.best_step) == (-9.25, 2)
 

@@ -85,7 +85,7 @@ def test_a_replica_that_sees_an_earlier_pointer_follows_the_chief(tmp_path: Path
     [
         ("selection", None, "its selection does not have best."),
         ("selection", {"best": None, "best_step": 0, "reference": None}, "its selection does not have waited."),
-        ("interval", {"steps": 0, "loss": 0.0, "figure": 0.0, "norm": 1.0}, "its interval has norm."),
+        ("interval", {"steps": 0, "loss": 0.0, "metric": 0.0, "norm": 1.0}, "its interval has norm."),
         ("identity", {"train.seed": 0}, "its identity does not have model.builder."),
         ("newer", {"entry": 1}, "its newer has entry."),
     ],

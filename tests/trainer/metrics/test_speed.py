@@ -42,5 +42,5 @@ def test_steps_are_not_counted_for_a_device_without_a_known_peak() -> None:
     assert mfu(Work("CPU", 1, "float32", count), 10.0) is None
 
 
-def test_the_share_is_of_all_devices() -> None:
+def test_mfu_is_relative_to_the_peak_of_all_devices() -> None:
     assert mfu(Work("TPU v4", 8, "mixed_bfloat16", lambda: 275e12), 4.0) == pytest.approx(0.5)

@@ -14,10 +14,10 @@ def history(epochs: int, validated: bool = True) -> list[dict[str, Any]]:
     for epoch in range(1, epochs + 1):
         for half in (0.5, 0.0):
             done = epoch - half
-            figures = {"loss": 9.0, "accuracy": 0.0, "steps_per_second": 123.45}  # of the last log window
+            metrics = {"loss": 9.0, "accuracy": 0.0, "steps_per_second": 123.45}  # of the last log window
             if not half:
-                figures |= {"epoch_loss": 1 / done, "epoch_accuracy": 0.5}
-            records.append({"kind": "train", "step": int(20 * done), "epoch": done, **figures})
+                metrics |= {"epoch_loss": 1 / done, "epoch_accuracy": 0.5}
+            records.append({"kind": "train", "step": int(20 * done), "epoch": done, **metrics})
         if validated:
             records.append(
                 {"kind": "validation", "step": 20 * epoch, "epoch": float(epoch), "loss": 2.0, "accuracy": 0.25}

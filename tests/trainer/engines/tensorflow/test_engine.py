@@ -53,11 +53,11 @@ def test_a_step_is_the_optimizers_step_on_the_mean_loss(tiny: Path, make_job: An
     picked = probabilities[np.arange(8), data.labels[chosen]]
     difference = probabilities - np.eye(3)[data.labels[chosen]]
 
-    figures = engine.run(data, 0, rates(1, 0.5))
+    metrics = engine.run(data, 0, rates(1, 0.5))
 
     after = engine.state()
-    np.testing.assert_allclose(figures.losses, [-np.log(picked).mean()], rtol=1e-5)
-    np.testing.assert_allclose(figures.values, [(logits.argmax(1) == data.labels[chosen]).mean()])
+    np.testing.assert_allclose(metrics.losses, [-np.log(picked).mean()], rtol=1e-5)
+    np.testing.assert_allclose(metrics.values, [(logits.argmax(1) == data.labels[chosen]).mean()])
     name = next(name for name in after if name.endswith("kernel"))
     np.testing.assert_allclose(after[name], kernel - 0.5 * pixels.T @ difference / 8, rtol=1e-4, atol=1e-6)
     name = next(name for name in after if name.endswith("bias"))
@@ -83,13 +83,13 @@ def test_one_call_of_many_steps_is_many_calls_of_one(tiny: Path, make_job: Any, 
     config = make_job(tiny, steps=100, steps_per_epoch=75, builder="sample_networks:dropout")
     data = training(config)
     many, single = engine_for(config), None
-    figures = many.run(data, 0, rates(80))
+    metrics = many.run(data, 0, rates(80))
     checksum = many.weights_checksum()
     single = engine_for(config)
     losses = [single.run(data, step, rates(1)).losses[0] for step in range(80)]
-    assert figures.losses.tolist() == losses
+    assert metrics.losses.tolist() == losses
     assert single.weights_checksum() == checksum
-    assert len(figures.losses) == 80
+    assert len(metrics.losses) == 80
     assert engine_for(make_job(tiny, steps=100, steps_per_epoch=75, seed=1)).weights_checksum() != checksum
 
 
@@ -251,10 +251,10 @@ def test_a_step_with_mixup_is_one_on_the_blended_losses(
         factor = part * weights[each] / 8
         loss -= (factor * np.log(probabilities[np.arange(8), each])).sum()
         difference += factor[:, None] * (probabilities - np.eye(3)[each])
-    figures = engine.run(read, 1, rates(1, 0.5))
-    assert figures.losses[0] == pytest.approx(loss, rel=1e-5)
+    metrics = engine.run(read, 1, rates(1, 0.5))
+    assert metrics.losses[0] == pytest.approx(loss, rel=1e-5)
     right = {name: (probabilities.argmax(axis=1) == np.asarray(labels[name])).mean() for name in ("own", "partner")}
-    assert figures.values[0] == right["own"] != right["partner"]
+    assert metrics.values[0] == right["own"] != right["partner"]
     after = engine.state()
     for name, gradient in (("kernel", pixels.T @ difference), ("bias", difference.sum(axis=0))):
         (name,) = (each for each in before if each.endswith(name))

@@ -112,8 +112,8 @@ def test_class_weights_weigh_the_loss_and_its_gradients(start: Any) -> None:
     engine, data = start(class_weights={"left": 3.0, "both": 0.5})  # the classes are left, right, both
     kernel, bias = weights(engine)
     loss, of_kernel, _ = by_hand(data, 0, kernel, bias, factors=(3.0, 1.0, 0.5))
-    figures = engine.run(data, 0, rates(0.5))
-    assert figures.losses[0] == pytest.approx(loss, rel=1e-5)
+    metrics = engine.run(data, 0, rates(0.5))
+    assert metrics.losses[0] == pytest.approx(loss, rel=1e-5)
     np.testing.assert_allclose(weights(engine)[0], kernel - 0.5 * of_kernel, rtol=1e-4, atol=1e-6)
 
 
@@ -127,9 +127,9 @@ def test_a_batch_in_parts_is_the_same_step(start: Any, xla: bool) -> None:
     expected = whole.run(data, 0, rates(*[0.01] * 20))
     expected_state = whole.state()
     parts, data = start(accumulation=4, **settings)
-    figures = parts.run(data, 0, rates(*[0.01] * 20))
-    np.testing.assert_allclose(figures.losses, expected.losses, rtol=1e-4)
-    np.testing.assert_allclose(figures.values, expected.values)
+    metrics = parts.run(data, 0, rates(*[0.01] * 20))
+    np.testing.assert_allclose(metrics.losses, expected.losses, rtol=1e-4)
+    np.testing.assert_allclose(metrics.values, expected.values)
     for name, array in parts.state().items():
         np.testing.assert_allclose(array, expected_state[name], rtol=1e-3, atol=2e-5, err_msg=name)
 
@@ -140,12 +140,12 @@ def test_compiled_or_not_it_is_the_same_training(start: Any, budget: int) -> Non
     plain, data = start(xla=False, **settings)
     expected = plain.run(data, 0, rates(*[0.01] * 30))
     compiled, data = start(xla=True, **settings)
-    figures = compiled.run(data, 0, rates(*[0.01] * 30))
-    assert figures.losses.shape == (30,)
-    np.testing.assert_allclose(figures.losses, expected.losses, rtol=2e-3)
+    metrics = compiled.run(data, 0, rates(*[0.01] * 30))
+    assert metrics.losses.shape == (30,)
+    np.testing.assert_allclose(metrics.losses, expected.losses, rtol=2e-3)
     again, data = start(xla=True, **settings)
     singly = [again.run(data, step, rates(0.01)).losses[0] for step in range(30)]
-    assert singly == figures.losses.tolist()
+    assert singly == metrics.losses.tolist()
     assert again.weights_checksum() == compiled.weights_checksum()
 
 

@@ -99,8 +99,8 @@ def test_the_exported_model_predicts_from_raw_values_what_was_validated(
     engine.export(tmp_path, config, manifests.read(data))
     requests, labels = raw(data)
     answer = served(tmp_path, requests)
-    loss, figure = expected(task, answer, labels)
-    assert measured.metric == pytest.approx(figure, rel=1e-4)
+    loss, metric = expected(task, answer, labels)
+    assert measured.metric == pytest.approx(metric, rel=1e-4)
     if task == "regression":
         assert answer["prediction"].shape == (40,)
         target = manifests.read(data).target
@@ -135,9 +135,9 @@ def test_streamed_accumulated_and_compiled_it_is_the_same_training(sets: dict[st
     for settings in ({}, {"accumulation": 2}, {"xla": True, "accumulation": 4}):
         engine, _ = built(data, **{"xla": False, **settings})
         found.append(engine.run(data_of(data)[0], 0, rates))
-    for figures in found[1:]:
-        np.testing.assert_allclose(figures.losses, found[0].losses, rtol=1e-4)
-        np.testing.assert_allclose(figures.values, found[0].values, rtol=1e-4)
+    for metrics in found[1:]:
+        np.testing.assert_allclose(metrics.losses, found[0].losses, rtol=1e-4)
+        np.testing.assert_allclose(metrics.values, found[0].values, rtol=1e-4)
     streams = []
     for xla in (False, True):
         engine, _ = built(data, xla=xla)

@@ -91,7 +91,7 @@ def test_a_model_is_checked_at_a_dedicated_endpoints_own_address(workspace):
     workspace.write(dedicated=True)
     workspace.register()
     outcome = json.loads(workspace.deployed("--json").stdout)
-    assert ", 0 failed, p50" in outcome["figures"]["100"]
+    assert ", 0 failed, p50" in outcome["results"]["100"]
 
 
 def test_a_first_model_that_fails_is_withdrawn_and_nothing_serves(workspace):
