@@ -77,10 +77,10 @@ def measure(variant: str, arguments: argparse.Namespace) -> dict[str, Any]:
     from slipway.trainer.engines import base
 
     manifest = manifests.read(arguments.data)
-    share = ShardAssignment(arguments.data, manifest, 0, 1)
+    assignment = ShardAssignment(arguments.data, manifest, 0, 1)
     steps = arguments.steps or manifest.splits["train"].examples // arguments.batch
-    training = inputs.training(share, arguments.batch, steps, seed=0)
-    test = inputs.evaluation(share, "test", arguments.batch)
+    training = inputs.training(assignment, arguments.batch, steps, seed=0)
+    test = inputs.evaluation(assignment, "test", arguments.batch)
     if variant == "by_hand":
         return by_hand(training, test, len(manifest.classes), steps, arguments)
     job = JobConfig.model_validate(
@@ -184,7 +184,7 @@ def by_hand(training: Any, test: Any, classes: int, steps: int, arguments: argpa
     return {
         "device": jax.devices()[0].device_kind,
         "milliseconds": min(seconds[1:] or seconds) / steps * 1000,
-        "accuracy": right / test.share.examples("test"),
+        "accuracy": right / test.assignment.examples("test"),
     }
 
 

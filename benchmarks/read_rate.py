@@ -160,14 +160,14 @@ def measure(kind: str, variant: str, place: Path) -> dict[str, float]:
     from slipway.core import manifest as manifests
     from slipway.trainer.data.assignment import ShardAssignment
 
-    share = ShardAssignment(place, manifests.read(place), rank=0, workers=1)
-    np.ones(share.decoded_bytes("train") + (1 << 26), np.uint8)
+    assignment = ShardAssignment(place, manifests.read(place), rank=0, workers=1)
+    np.ones(assignment.decoded_bytes("train") + (1 << 26), np.uint8)
     measures: dict[str, Callable[[ShardAssignment, int], dict[str, float]]] = {
         "map": map_rate,
         "memory": memory_rates,
         "stream": stream_rate,
     }
-    return measures[variant](share, batch)
+    return measures[variant](assignment, batch)
 
 
 class Clock:
@@ -196,7 +196,7 @@ def consume(dataset: Any, batch: int) -> int:
     return int(batches) * batch
 
 
-def map_rate(share: Any, batch: int) -> dict[str, float]:
+def map_rate(assignment: Any, batch: int) -> dict[str, float]:
     """The way of the guides: each record is parsed and decoded individually, then batched."""
     import tensorflow as tf
 
@@ -204,11 +204,11 @@ def map_rate(share: Any, batch: int) -> dict[str, float]:
 
     def parse(record: Any) -> tuple[Any, Any]:
         example = tf.io.parse_single_example(record, features)
-        pixels = tf.io.decode_image(example["image"], share.manifest.channels, expand_animations=False)
-        return tf.ensure_shape(pixels, share.manifest.image_shape), example["label"]
+        pixels = tf.io.decode_image(example["image"], assignment.manifest.channels, expand_animations=False)
+        return tf.ensure_shape(pixels, assignment.manifest.image_shape), example["label"]
 
     clock = Clock()
-    records = tf.data.TFRecordDataset(share.paths("train"))
+    records = tf.data.TFRecordDataset(assignment.paths("train"))
     dataset = records.map(parse, num_parallel_calls=tf.data.AUTOTUNE).batch(batch, drop_remainder=True)
     return clock.rates(consume(dataset.prefetch(tf.data.AUTOTUNE), batch))
 
@@ -260,7 +260,7 @@ def loader_rate(images: Path, batch: int) -> dict[str, float]:
     return clock.rates(len(files) // batch * batch)
 
 
-def memory_rates(share: Any, batch: int, epochs: int = SEVERAL_EPOCHS) -> dict[str, float]:
+def memory_rates(assignment: Any, batch: int, epochs: int = SEVERAL_EPOCHS) -> dict[str, float]:
     """Measure Slipway with decoded images in memory; later epochs alternate with tf.data over the same array.
 
     With one epoch, only that one is measured.
@@ -271,9 +271,9 @@ def memory_rates(share: Any, batch: int, epochs: int = SEVERAL_EPOCHS) -> dict[s
     from slipway.trainer.data.images import traced  # as the engine has it, and determinism too
 
     tf.config.experimental.enable_op_determinism()
-    steps = share.examples("train") // batch
+    steps = assignment.examples("train") // batch
     clock = Clock()
-    training = inputs.training(share, batch, steps, seed=0, budget=sys.maxsize)
+    training = inputs.training(assignment, batch, steps, seed=0, budget=sys.maxsize)
     assert isinstance(training, inputs.MemoryTraining)
     images, labels = training.tensors(whole=False)
 
@@ -306,16 +306,16 @@ def memory_rates(share: Any, batch: int, epochs: int = SEVERAL_EPOCHS) -> dict[s
     return rates
 
 
-def stream_rate(share: Any, batch: int) -> dict[str, float]:
+def stream_rate(assignment: Any, batch: int) -> dict[str, float]:
     """Measure Slipway streaming, as for a data set that does not fit in memory."""
     import tensorflow as tf
 
     from slipway.trainer.data import inputs
 
     tf.config.experimental.enable_op_determinism()
-    steps = share.examples("train") // batch
+    steps = assignment.examples("train") // batch
     clock = Clock()
-    training = inputs.training(share, batch, steps, seed=0, budget=0)
+    training = inputs.training(assignment, batch, steps, seed=0, budget=0)
     assert isinstance(training, inputs.StreamTraining)
     return clock.rates(consume(training.batches(0).take(steps), batch))
 

@@ -429,7 +429,7 @@ def _check(settings: type[BaseModel], values: Mapping[str, JsonValue]) -> None:
 
 
 def _task(component: BaseComponent, image: Place, /, **arguments: object) -> PipelineTask:
-    """Add a task; the channels in its settings become further inputs, which `slipway.components.inputs` reads."""
+    """Add a task; the channels in its settings become additional inputs, which `slipway.components.inputs` reads."""
     sections = {name: argument for name, argument in arguments.items() if isinstance(argument, _Section)}
     inputs = {name: channel for section in sections.values() for name, channel in section.inputs.items()}
     texts = {name: section.text for name, section in sections.items()}
@@ -438,7 +438,7 @@ def _task(component: BaseComponent, image: Place, /, **arguments: object) -> Pip
 
 
 def _with_inputs(component: BaseComponent, inputs: Mapping[str, PipelineParameterChannel]) -> BaseComponent:
-    """Return a component that accepts further inputs."""
+    """Return a component that accepts additional inputs."""
     if not inputs:
         return component
     types = {name: InputSpec(type=channel.channel_type) for name, channel in inputs.items()}

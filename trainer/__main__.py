@@ -101,15 +101,15 @@ def _work(config: str, stop: StopRequest) -> None:
         events.mute()
     _check_replicas(job, cluster)
     data = local_path(job.data)
-    share = ShardAssignment(data, manifests.read(data), cluster.rank, cluster.world_size)
+    assignment = ShardAssignment(data, manifests.read(data), cluster.rank, cluster.world_size)
     if (count := processes.count(job.train.engine, cluster)) > 1:
-        _train_in_processes(config, job, cluster, share, count, stop)
+        _train_in_processes(config, job, cluster, assignment, count, stop)
         return
     if cluster.on_this_machine > 1:
         cores.take_part(cluster.local_rank, cluster.on_this_machine)
         logger.info("cores of this process: %d, because it shares the machine", cores.available_cores())
     events.phase("checking the shards")
-    verify(share)
+    verify(assignment)
     events.phase(f"loading {ENGINES[job.train.engine].libraries}")
     import_tensorflow(job.train.engine)
     if watch is None:
@@ -117,12 +117,12 @@ def _work(config: str, stop: StopRequest) -> None:
             events.phase(f"waiting for all {cluster.world_size} replicas")
         watch = rendezvous.join(cluster, rendezvous.seconds_to_wait(os.environ))
     try:
-        engine = _train(job, where, cluster, share, stop, watch)
+        engine = _train(job, where, cluster, assignment, stop, watch)
     except PeerLost as error:
         watch.give_up(str(error))
         raise
     except Exception as error:
-        if not isinstance(error, UserError) and (told := of_library(error, share.folder)):
+        if not isinstance(error, UserError) and (told := of_library(error, assignment.folder)):
             raise told from None
         raise
     except Stopped:
@@ -165,12 +165,12 @@ def _join_slice(job: JobConfig) -> tuple[Cluster, rendezvous.Watch]:
 
 
 def _train_in_processes(
-    config: str, job: JobConfig, cluster: Cluster, share: ShardAssignment, count: int, stop: StopRequest
+    config: str, job: JobConfig, cluster: Cluster, assignment: ShardAssignment, count: int, stop: StopRequest
 ) -> None:
     """Train in one process per device; raise SystemExit with their status if it is not 0."""
     for number in range(count):
         rank, workers = cluster.rank * count + number, cluster.world_size * count
-        refuse_empty(ShardAssignment(share.folder, share.manifest, rank, workers))
+        refuse_empty(ShardAssignment(assignment.folder, assignment.manifest, rank, workers))
     watch = rendezvous.join(cluster, rendezvous.seconds_to_wait(os.environ))
     with stop.deferred():
         status = processes.run(config, job, cluster, count, stop)
@@ -184,7 +184,7 @@ def _train(
     job: JobConfig,
     where: OutputPaths,
     cluster: Cluster,
-    share: ShardAssignment,
+    assignment: ShardAssignment,
     stop: StopRequest,
     watch: rendezvous.Watch,
 ) -> Engine:
@@ -195,20 +195,20 @@ def _train(
     engine = base.load(job.train.engine)
     logger.info("%s", engine.open(cluster))
     stop.install()  # TensorFlow's server has replaced the signal handler
-    if _is_finished(job, where, cluster, share, engine):
+    if _is_finished(job, where, cluster, assignment, engine):
         return engine
-    task = share.manifest.task
-    check_inputs(job.train, share.manifest)
+    task = assignment.manifest.task
+    check_inputs(job.train, assignment.manifest)
     batch = job.plan.batch_per_process
-    reading = inputs.start_reading(share, batch, job.plan.steps_per_epoch, job.train.seed)
+    reading = inputs.start_reading(assignment, batch, job.plan.steps_per_epoch, job.train.seed)
     events.phase("building the network")
-    engine.build(job, share.manifest)
+    engine.build(job, assignment.manifest)
     if cluster.is_chief:
         _warn_untrainable(engine, job)
     checkpoints = Checkpoints(where.checkpoints, job.train.checkpoint.keep)
-    origin = identity(job, share.manifest.fingerprint)
+    origin = identity(job, assignment.manifest.fingerprint)
     progress = resume(checkpoints, cluster, engine, origin, job.plan.steps)
-    if job.train.needs_validation and not share.has("validation"):
+    if job.train.needs_validation and not assignment.has("validation"):
         raise no_validation(job.train)
     metrics = Metrics(where.logs, progress.step) if cluster.is_chief else None
     if metrics and (graph := engine.graph()):
@@ -233,7 +233,7 @@ def _train(
         metrics.close()
         events.phase("exporting the model")
         went_back = checkpoints.went_back()
-        export(engine, job, share.manifest, checksum, metrics.path, where.model, steps, weights_step, went_back)
+        export(engine, job, assignment.manifest, checksum, metrics.path, where.model, steps, weights_step, went_back)
     engine.agree([0.0])  # barrier: a job may be considered finished when the chief exits
     logger.info("weights checksum %s", checksum)
     return engine
@@ -247,9 +247,11 @@ def _ended(job: JobConfig, metrics: Metrics, metric: str, best_step: int, export
     return [*lines, better] if better else lines
 
 
-def _is_finished(job: JobConfig, where: OutputPaths, cluster: Cluster, share: ShardAssignment, engine: Engine) -> bool:
+def _is_finished(
+    job: JobConfig, where: OutputPaths, cluster: Cluster, assignment: ShardAssignment, engine: Engine
+) -> bool:
     """Return whether an earlier attempt of this job already exported its model; the chief decides."""
-    checksum = exported(job, share.manifest, where.model) if cluster.is_chief else None
+    checksum = exported(job, assignment.manifest, where.model) if cluster.is_chief else None
     (finished,) = engine.agree([float(checksum is not None)])
     if checksum is not None:
         logger.info("this job has finished already; its model is in %s", where.model)

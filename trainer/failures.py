@@ -65,8 +65,8 @@ def too_large(error: OutOfMemory, job: JobConfig, devices: int) -> UserError:
         job: The job.
         devices: Number of devices of the whole job.
     """
-    batch, share = job.train.batch_size, job.train.batch_size // devices
-    message = f"A step of {share // job.train.accumulation} examples does not fit in a device's memory: {error}."
+    batch, per_device = job.train.batch_size, job.train.batch_size // devices
+    message = f"A step of {per_device // job.train.accumulation} examples does not fit in a device's memory: {error}."
     if error.fits is None:
         return UserError(
             message, setting="train.batch_size", value=batch, allowed=f"less than {batch}",
@@ -77,7 +77,9 @@ def too_large(error: OutOfMemory, job: JobConfig, devices: int) -> UserError:
             message, setting="model.builder", value=job.model.builder, allowed="a network that fits with one example",
             fix="use a smaller network, smaller images (data.image_size) or a device with more memory",
         )  # fmt: skip
-    parts = next(count for count in range(1, share + 1) if share % count == 0 and share // count <= error.fits)
+    parts = next(
+        count for count in range(1, per_device + 1) if per_device % count == 0 and per_device // count <= error.fits
+    )
     largest = error.fits * devices
     return UserError(
         message,

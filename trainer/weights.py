@@ -1,6 +1,6 @@
 """Initial weights from a file (`model.weights`): Keras's `.weights.h5`, `.keras` and `.h5`, or a PyTorch state dict.
 
-Layers are matched by name. Either side may have the other's layers inside of a further model, such as a backbone's file
+Layers are matched by name. Either side may have the other's layers inside of another model, such as a backbone's file
 for a classifier on that backbone.
 """
 
@@ -155,7 +155,7 @@ def _chosen(settings: WeightsSettings, wanted: Collection[str], found: Collectio
 
 
 def aligned(wanted: Collection[str], found: Collection[str]) -> dict[str, str]:
-    """Return for each path in `wanted` the one in `found`, which may all be below a further model on either side."""
+    """Return for each path in `wanted` the one in `found`, which may all be below another model on either side."""
     outer: Counter[tuple[str, str]] = Counter()
     ends = {path.rpartition("/")[2] for path in wanted}
     for other in found:

@@ -32,7 +32,7 @@ class ContentSettings(Settings):
     )
     requirements: str | None = Field(
         default=None,
-        description="Requirements file with further packages, each pinned as NAME==VERSION together with what it "
+        description="Requirements file with additional packages, each pinned as NAME==VERSION together with what it "
         "depends on; installed without dependencies. null: none.",
     )
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 NUMBERS = ("probabilities", "prediction")
 # For an endpoint without a time-out of its own; Vertex AI's is 60 s on shared endpoints.
 LONGEST_SECONDS = 60.0
-# Of each percentile, the share of answers that may be slower.
+# Of each percentile, the fraction of answers that may be slower.
 SLOWER = {"p50": 0.5, "p99": 0.01}
 # The limit of a request to a shared endpoint is 1.5 MB.
 MAX_BYTES = 1_400_000

@@ -246,7 +246,7 @@ class _Rollout:
         wanted = Traffic({self.candidate: percent, **rest}, self.candidate, current)
 
         def checked(endpoint: Endpoint) -> Traffic:
-            others = {name for name, share in endpoint.traffic_split.items() if share} - {self.candidate, current}
+            others = {name for name, part in endpoint.traffic_split.items() if part} - {self.candidate, current}
             if others or model_of(endpoint, self.candidate) is None:
                 raise self._changed()
             if self._given:
@@ -257,8 +257,8 @@ class _Rollout:
 
         endpoint = self.endpoints.move(self.deployment.endpoint_id, checked)
         self._given = percent
-        share = endpoint.traffic_split[self.candidate]
-        self.say(f"{self.text} has {share}% of the traffic of {self.deployment.name}")
+        reached = endpoint.traffic_split[self.candidate]
+        self.say(f"{self.text} has {reached}% of the traffic of {self.deployment.name}")
 
     def check_unchanged(self, endpoint: Endpoint) -> None:
         """Check that the endpoint is still in this rollout, and that nobody has taken traffic from the candidate.
@@ -266,8 +266,8 @@ class _Rollout:
         Raises:
             UserError: Another command, or a user in the console, has changed it.
         """
-        share = endpoint.traffic_split.get(self.candidate, 0)
-        if endpoint.labels.get(ROLLOUT) != self.candidate or share < self._given:
+        percent = endpoint.traffic_split.get(self.candidate, 0)
+        if endpoint.labels.get(ROLLOUT) != self.candidate or percent < self._given:
             raise self._changed()
 
     def _changed(self) -> UserError:

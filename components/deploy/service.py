@@ -226,18 +226,18 @@ class Endpoints:
         client = self.connection.serving
         request = {"endpoint": self._name(endpoint_id), "deployed_model_id": deployed}
 
-        def gone() -> bool:
+        def is_undeployed() -> bool:
             endpoint = self.existing(endpoint_id)
             # Vertex AI would undeploy an endpoint's last model in spite of its traffic.
-            if share := endpoint.traffic_split.get(deployed, 0):
+            if percent := endpoint.traffic_split.get(deployed, 0):
                 raise UserError(
-                    f"{version_text(endpoint, deployed)} has {share}% of the traffic again, so it stays deployed: "
+                    f"{version_text(endpoint, deployed)} has {percent}% of the traffic again, so it stays deployed: "
                     f"another command or user has changed {endpoint_id}.",
                     fix=SHOW,
                 )
             return model_of(endpoint, deployed) is None
 
-        self._repeat(lambda: client.undeploy_model(request=request).operation, gone, until, ends=NOT_FOUND)
+        self._repeat(lambda: client.undeploy_model(request=request).operation, is_undeployed, until, ends=NOT_FOUND)
 
     def _repeat(self, start: Callable[[], Any], done: Callable[[], bool], until: float, ends: int = 0) -> None:
         """Start an operation and wait for it, or for what an earlier or concurrent call has started.

@@ -29,7 +29,7 @@ class CheckSettings(Settings):
         default=0.01,
         ge=0,
         lt=1,
-        description="Largest share of failed requests. A single failed request is tolerated, except with 0.",
+        description="Largest fraction of failed requests. A single failed request is tolerated, except with 0.",
     )
     p50_ms: PositiveFloat | None = Field(
         default=None, description="Longest median latency in milliseconds, as seen by the client; null: not checked."

@@ -191,7 +191,7 @@ def confusion_map(counts: Counts, rows: Sequence[str], columns: Sequence[str]) -
 
     The diagonal is blue, the rest orange, as in `confusion_plot`.
     """
-    shares = np.sqrt(counts / np.maximum(counts.sum(axis=1, keepdims=True), 1))
+    opacities = np.sqrt(counts / np.maximum(counts.sum(axis=1, keepdims=True), 1))
     edge = _CELL * (0.5 * min(_NAME_LENGTH, max(map(len, columns))) + 1)
     width, height = edge + _CELL * len(columns), edge + _CELL * len(rows)
     lines = [f"M{edge:g},{edge + _CELL * index:g}H{width:g}" for index in range(len(rows) + 1)]
@@ -211,7 +211,7 @@ def confusion_map(counts: Counts, rows: Sequence[str], columns: Sequence[str]) -
         title = f"{rows[row]}, predicted as {columns[column]}: {counts[row, column]:,}"
         parts.append(
             f'<rect x="{edge + _CELL * column:g}" y="{edge + _CELL * row:g}" width="{_CELL:g}" height="{_CELL:g}" '
-            f'fill="{ACCENT if row == column else SECOND}" fill-opacity="{max(shares[row, column], 0.25):.2f}">'
+            f'fill="{ACCENT if row == column else SECOND}" fill-opacity="{max(opacities[row, column], 0.25):.2f}">'
             f"<title>{escape(title)}</title></rect>"
         )
     return (
@@ -224,16 +224,16 @@ def confusion_map(counts: Counts, rows: Sequence[str], columns: Sequence[str]) -
 def confusion_plot(counts: Counts) -> str:
     """Draw a confusion matrix [n, n or more] as the data URI of a PNG with one pixel per cell.
 
-    The diagonal is blue, the rest orange. Opacity grows with the square root of the cell's share of its row, so that
+    The diagonal is blue, the rest orange. Opacity grows with the square root of the cell's fraction of its row, so that
     rare confusions stay visible.
     """
     from PIL import Image
 
-    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    opacities = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     pixels = np.zeros((*counts.shape, 4), np.uint8)
     pixels[..., :3] = _WRONG
     pixels[np.arange(len(counts)), np.arange(len(counts)), :3] = _RIGHT
-    pixels[..., 3] = np.where(counts > 0, np.clip(70 + 185 * np.sqrt(shares), 0, 255), 0)
+    pixels[..., 3] = np.where(counts > 0, np.clip(70 + 185 * np.sqrt(opacities), 0, 255), 0)
     buffer = io.BytesIO()
     Image.fromarray(pixels, mode="RGBA").save(buffer, "PNG")
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

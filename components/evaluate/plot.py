@@ -84,7 +84,7 @@ class Axis:
 
 
 class Panel:
-    """Marks above the grid of two axes, drawn in the order of the calls; `height` is its share of the plot's."""
+    """Marks above the grid of two axes, drawn in the order of the calls; `height` is its fraction of the plot's."""
 
     def __init__(self, x: Axis, y: Axis, height: float = 1.0) -> None:
         self.x, self.y, self.height = x, y, height

@@ -12,7 +12,7 @@ from slipway.core.paths import DATA_VARIABLE
 from slipway.trainer import launch
 from slipway.trainer.checkpoint.best import no_validation
 from slipway.trainer.config import JobConfig, ModelSettings, Plan, TrainSettings
-from slipway.trainer.data.assignment import check_shared_evenly
+from slipway.trainer.data.assignment import check_even_split
 from slipway.trainer.distributed import nccl
 from slipway.trainer.distributed.accelerators import PLANNED_VARIABLE
 from slipway.trainer.distributed.cluster import HOSTS_VARIABLE
@@ -172,7 +172,7 @@ def _plan(replicas: int, devices: int, manifest: Manifest, train: TrainSettings)
     shards = len(manifest.splits["train"].shards)
     workers = replicas * devices
     batch = train.batch_size
-    check_shared_evenly(train, replicas, devices)
+    check_even_split(train, replicas, devices)
     if examples < batch:
         largest = examples // workers * workers
         raise UserError(

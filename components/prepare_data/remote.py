@@ -75,5 +75,5 @@ class RemoteFiles:
             raise Unusable(f"it has {len(data):,} bytes; it had {size:,} when it was listed")
         return data
 
-    def further(self, place: int) -> tuple[()]:  # noqa: ARG002
+    def additional(self, place: int) -> tuple[()]:  # noqa: ARG002
         return ()

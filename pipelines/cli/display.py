@@ -53,8 +53,8 @@ def _outcome(step: StepRecord, *, judged: bool) -> str:
     elif step.name == "plan_training" and "steps" in outputs:
         replicas = outputs["replicas"]
         each = outputs["batch_per_replica"]
-        share = f" on {replicas} replicas, {each} examples each per step" if replicas > 1 else ""
-        text = f"{outputs['steps']:,} steps, {outputs['steps_per_epoch']:,} per epoch{share}"
+        suffix = f" on {replicas} replicas, {each} examples each per step" if replicas > 1 else ""
+        text = f"{outputs['steps']:,} steps, {outputs['steps_per_epoch']:,} per epoch{suffix}"
     elif step.name == "plan_training" and "program" in outputs:
         text = f"{outputs['program']} in every replica"
     elif step.name == "train" and outputs.get("rehearsed_steps"):

@@ -13,7 +13,7 @@ from slipway.pipelines.hardware import this_machine
 from slipway.pipelines.hardware.memory import fits_memory
 from slipway.pipelines.hardware.placement import check_engine
 from slipway.pipelines.platforms.base import RemotePlatform
-from slipway.trainer.data.assignment import check_shared_evenly
+from slipway.trainer.data.assignment import check_even_split
 from slipway.trainer.engines import builder, installed, table
 from slipway.trainer.stages import check_patterns
 
@@ -29,7 +29,7 @@ def batch(context: Context) -> str:
     if train.program is not None:
         raise NotApplicableError("the program has its own batches")
     devices = max(1, hardware.accelerators_per_host)
-    check_shared_evenly(train, hardware.hosts, devices)
+    check_even_split(train, hardware.hosts, devices)
     return f"{train.batch_size} examples, {train.batch_size // hardware.hosts // devices} per device"
 
 

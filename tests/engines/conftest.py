@@ -36,7 +36,7 @@ class Bench:
 
     def __init__(self, data: Path, name: str = ENGINE) -> None:
         self.data, self.manifest, self.name = data, manifests.read(data), name
-        self.share = ShardAssignment(data, self.manifest, 0, 1)
+        self.assignment = ShardAssignment(data, self.manifest, 0, 1)
         self._engine: Any = None
 
     def job(self, **settings: Any) -> JobConfig:
@@ -57,13 +57,13 @@ class Bench:
 
         plan = config.plan
         return inputs.training(
-            self.share, plan.batch_per_replica, plan.steps_per_epoch, config.train.seed, budget=budget
+            self.assignment, plan.batch_per_replica, plan.steps_per_epoch, config.train.seed, budget=budget
         )
 
     def validation(self, batch: int) -> Any:
         from slipway.trainer.data import inputs
 
-        return inputs.evaluation(self.share, "validation", batch)
+        return inputs.evaluation(self.assignment, "validation", batch)
 
     def probabilities(self, images: Any) -> Any:
         """The network's direct output for images float32 in [0, 1]: [n, classes]."""

@@ -231,9 +231,9 @@ def test_a_step_with_mixup_is_one_on_the_blended_losses(bench: Bench, accumulati
     for step in range(2):
         chosen = data.order(step, 1)[0]
         images, labels = mixed(engine, config, data.inputs[chosen], data.labels[chosen], step)
-        own, partner, share = labels["own"], labels["partner"], labels["share"]
+        own, partner, factor = labels["own"], labels["partner"], labels["factor"]
         np.testing.assert_array_equal(own, data.labels[chosen])
-        originals, each = data.inputs[chosen] / np.float32(255), share[:, None, None, None]
+        originals, each = data.inputs[chosen] / np.float32(255), factor[:, None, None, None]
         (distance,) = (
             distance
             for distance in range(1, 8)
@@ -241,8 +241,8 @@ def test_a_step_with_mixup_is_one_on_the_blended_losses(bench: Bench, accumulati
         )
         np.testing.assert_array_equal(partner, np.roll(own, -distance))
         weights = np.array([3.0, 1.0, 0.5])
-        first = by_hand(images, own, kernel, bias, weights, share)
-        second = by_hand(images, partner, kernel, bias, weights, 1 - share)
+        first = by_hand(images, own, kernel, bias, weights, factor)
+        second = by_hand(images, partner, kernel, bias, weights, 1 - factor)
         loss, of_kernel, of_bias = (one + other for one, other in zip(first, second, strict=True))
         correct = (images.reshape(8, -1) @ kernel + bias).argmax(axis=1) == own
         kernel, bias = kernel - 0.5 * of_kernel, bias - 0.5 * of_bias
@@ -260,12 +260,12 @@ def test_the_factors_of_mixup_have_the_distribution_of_the_other_engines(bench: 
     config = bench.job(augment={"mixup": 0.4})
     engine = bench.engine(config)
     images, labels = np.zeros((20_000, 8, 8, 1), np.uint8), np.zeros(20_000, np.int32)
-    share = mixed(engine, config, images, labels, 0)[1]["share"]
-    assert 0.5 <= share.min() < share.max() <= 1
+    factor = mixed(engine, config, images, labels, 0)[1]["factor"]
+    assert 0.5 <= factor.min() < factor.max() <= 1
     for value in (0.55, 0.7, 0.9, 0.99, 0.999):
         expected = 2 * stats.beta.cdf(value, 0.4, 0.4) - 1
-        assert (share <= value).mean() == pytest.approx(expected, abs=0.016)  # over 4 standard deviations
-    assert (share != mixed(engine, config, images, labels, 1)[1]["share"]).mean() > 0.9
+        assert (factor <= value).mean() == pytest.approx(expected, abs=0.016)  # over 4 standard deviations
+    assert (factor != mixed(engine, config, images, labels, 1)[1]["factor"]).mean() > 0.9
 
 
 def test_mixed_precision_learns(bench: Bench) -> None:
@@ -304,25 +304,25 @@ def test_the_exported_model_is_the_network(bench: Bench, tmp_path: Path) -> None
     description = {"classes": bench.manifest.classes, "image_size": [8, 8], "channels": 1, "resize_mode": "crop"}
     (tmp_path / "model.json").write_text(json.dumps(description))
     served = served_model.load(tmp_path, bench.manifest)
-    check_agreement(bench, served, bench.share, "validation")
+    check_agreement(bench, served, bench.assignment, "validation")
     square = np.random.default_rng(0).integers(0, 256, (8, 8, 1), np.uint8)
     wide = np.pad(square, ((0, 0), (4, 4), (0, 0)), constant_values=255)
     images = tf.stack([tf.io.encode_png(pixels) for pixels in (square, wide)])
     np.testing.assert_allclose(*served.predict({"image_bytes": images})["probabilities"], atol=1e-6)
 
 
-def check_agreement(bench: Bench, model: Any, share: ShardAssignment, split: str) -> None:
+def check_agreement(bench: Bench, model: Any, assignment: ShardAssignment, split: str) -> None:
     import tensorflow as tf
 
     from slipway.trainer.data import inputs
 
     features = {"image": tf.io.FixedLenFeature([], tf.string)}
-    records = list(tf.data.TFRecordDataset(share.paths(split)))
+    records = list(tf.data.TFRecordDataset(assignment.paths(split)))
     encoded = tf.stack([tf.io.parse_single_example(record, features)["image"] for record in records])
     served = model.predict({"image_bytes": encoded})["probabilities"]
-    images, labels = inputs.evaluation(share, split, 50).decoded
+    images, labels = inputs.evaluation(assignment, split, 50).decoded
     own = bench.probabilities(images / np.float32(255))
-    assert list(model.names) == share.manifest.classes
+    assert list(model.names) == assignment.manifest.classes
     np.testing.assert_allclose(served, own, atol=1e-4)
     assert (own.argmax(axis=1) == labels).mean() > 0.8
     first = model.predict({"image_bytes": encoded[:1]})["probabilities"]

@@ -46,7 +46,9 @@ def test_the_digits_exported_model_is_the_trained_one(workspace: Workspace, benc
     newest = store.Checkpoints(saved, 3).newest()
     assert newest is not None
     engine.load_state(newest.state)
-    check_agreement(own, served_model.load(workspace.path / "models" / "digits" / "1", own.manifest), own.share, "test")
+    check_agreement(
+        own, served_model.load(workspace.path / "models" / "digits" / "1", own.manifest), own.assignment, "test"
+    )
 
 
 def test_the_registered_model_is_served_over_http(workspace: Workspace) -> None:

@@ -15,7 +15,7 @@ SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 class MetadataServer:
     """A metadata server of `project` and the service account `email`; a context manager.
 
-    `attributes` are the instance's, `instance` has further values of the instance, read at every request. Requests need
+    `attributes` are the instance's, `instance` has more values of the instance, read at every request. Requests need
     the header Metadata-Flavor: Google (https://cloud.google.com/compute/docs/metadata/querying-metadata).
     """
 

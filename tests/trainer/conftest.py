@@ -280,11 +280,11 @@ def training_data(tiny: Path) -> Any:
     """Training data of `tiny` in batches of 8, decoded once for each number of steps per epoch, seed and budget."""
     from slipway.trainer.data import inputs
 
-    share = ShardAssignment(tiny, manifests.read(tiny), 0, 1)
+    assignment = ShardAssignment(tiny, manifests.read(tiny), 0, 1)
 
     @functools.cache
     def read(steps_per_epoch: int, seed: int, budget: int = 10**9) -> Any:
-        return inputs.training(share, 8, steps_per_epoch, seed, budget=budget)
+        return inputs.training(assignment, 8, steps_per_epoch, seed, budget=budget)
 
     return read
 

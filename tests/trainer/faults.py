@@ -34,9 +34,9 @@ def flip_a_label() -> None:
     """Flip a bit of a label once the shards have been verified."""
     verify = assignment.verify
 
-    def verify_and_flip(share: ShardAssignment) -> None:
-        verify(share)
-        shard = Path(share.paths("train")[-1])
+    def verify_and_flip(assignment: ShardAssignment) -> None:
+        verify(assignment)
+        shard = Path(assignment.paths("train")[-1])
         content = bytearray(shard.read_bytes())
         content[-5] ^= 1  # the label is the last feature of each record, before the checksum of 4 bytes
         shard.write_bytes(content)

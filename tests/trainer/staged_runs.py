@@ -35,8 +35,8 @@ def train(engine: Engine, config: JobConfig, place: Path) -> dict[int, State]:
     manifest = manifests.read(folder)
     engine.build(config, manifest)
     states, plan = {0: engine.state()}, config.plan
-    share = ShardAssignment(folder, manifest, 0, 1)
-    training = inputs.training(share, plan.batch_per_replica, plan.steps_per_epoch, config.train.seed)
+    assignment = ShardAssignment(folder, manifest, 0, 1)
+    training = inputs.training(assignment, plan.batch_per_replica, plan.steps_per_epoch, config.train.seed)
     checkpoints, origin = Checkpoints(place, keep=100), identity(config, manifest.fingerprint)
     progress = resume(checkpoints, clusters.read({}), engine, origin, plan.steps)
     loop = Loop(

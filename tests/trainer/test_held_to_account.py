@@ -99,9 +99,9 @@ def of_trainer(data: Path, case: Case, seed: int) -> float:
     engine = base.load("tensorflow")
     engine.open(clusters.read({}))
     engine.build(config, manifest)
-    share = ShardAssignment(data, manifest, 0, 1)
-    engine.run(inputs.training(share, BATCH, per_epoch, seed), 0, np.full(steps, 0.005, np.float32))
-    return float(engine.evaluate(inputs.evaluation(share, "validation", BATCH)).metric)
+    assignment = ShardAssignment(data, manifest, 0, 1)
+    engine.run(inputs.training(assignment, BATCH, per_epoch, seed), 0, np.full(steps, 0.005, np.float32))
+    return float(engine.evaluate(inputs.evaluation(assignment, "validation", BATCH)).metric)
 
 
 def builder_of(case: Case) -> str:

@@ -230,9 +230,11 @@ def test_two_virtual_devices_train_as_one_would(
     one = base.load("tensorflow")
     one.open(cluster.read({}))
     one.build(config, manifest.read(tiny))
-    share = ShardAssignment(tiny, manifest.read(tiny), 0, 1)
+    assignment = ShardAssignment(tiny, manifest.read(tiny), 0, 1)
     batch = config.train.batch_size
-    losses = one.run(inputs.training(share, batch, 10, config.train.seed), 0, np.full(100, 0.01, np.float32)).losses
+    losses = one.run(
+        inputs.training(assignment, batch, 10, config.train.seed), 0, np.full(100, 0.01, np.float32)
+    ).losses
 
     end = two.wait()
     assert end.status == 0, end.errors

@@ -42,34 +42,34 @@ class ShardAssignment:
         return self.examples(split) * self.manifest.decoded_bytes
 
 
-def verify(share: ShardAssignment) -> None:
+def verify(assignment: ShardAssignment) -> None:
     """Verify this worker's shards of the training and validation splits.
 
     Raises:
         UserError: A shard is missing or damaged, or this worker has no training examples.
     """
-    refuse_empty(share)
+    refuse_empty(assignment)
     for split in ("train", "validation"):
-        manifest.verify(share.folder, share.shards(split) if share.has(split) else [])
+        manifest.verify(assignment.folder, assignment.shards(split) if assignment.has(split) else [])
 
 
-def refuse_empty(share: ShardAssignment) -> None:
+def refuse_empty(assignment: ShardAssignment) -> None:
     """Check that this worker has training examples.
 
     Raises:
         UserError: It has none.
     """
-    if not share.examples("train"):
-        count = len(share.manifest.splits["train"].shards)
+    if not assignment.examples("train"):
+        count = len(assignment.manifest.splits["train"].shards)
         raise UserError(
-            f"The training split's {count} shards leave none for worker {share.rank} of {share.workers}.",
+            f"The training split's {count} shards leave none for worker {assignment.rank} of {assignment.workers}.",
             setting="hardware",
             allowed=f"at most {count} replicas for this data set",
             fix="use fewer replicas, or lower data.shard_megabytes for more shards",
         )
 
 
-def check_shared_evenly(train: TrainSettings, replicas: int, devices: int) -> None:
+def check_even_split(train: TrainSettings, replicas: int, devices: int) -> None:
     """Check that a batch splits evenly over all devices, and each device's part into equal micro-batches.
 
     With mixup, a device's part must be more than one example.
@@ -89,18 +89,21 @@ def check_shared_evenly(train: TrainSettings, replicas: int, devices: int) -> No
             nearest=str(near),
             fix=f"--set train.batch_size={near}",
         )
-    share = batch // workers
-    if share % parts:
-        near = min((count for count in range(1, share + 1) if share % count == 0), key=lambda count: abs(count - parts))
+    per_device = batch // workers
+    if per_device % parts:
+        near = min(
+            (count for count in range(1, per_device + 1) if per_device % count == 0),
+            key=lambda count: abs(count - parts),
+        )
         raise UserError(
-            f"{share} examples per device and step cannot be split into {parts} equal micro-batches.",
+            f"{per_device} examples per device and step cannot be split into {parts} equal micro-batches.",
             setting="train.accumulation",
             value=parts,
-            allowed=f"a divisor of {share}" + (f" (train.batch_size / {workers} devices)" if workers > 1 else ""),
+            allowed=f"a divisor of {per_device}" + (f" (train.batch_size / {workers} devices)" if workers > 1 else ""),
             nearest=str(near),
             fix=f"--set train.accumulation={near}",
         )
-    if train.augment.mixup and share == 1:
+    if train.augment.mixup and per_device == 1:
         raise UserError(
             "Mixup blends two examples of a device's part of a batch, and each device has one example per step.",
             setting="train.batch_size",

@@ -74,7 +74,7 @@ class Decoding:
     `inputs` and `labels` are complete after `wait()`; before that, only the examples that were waited for are valid.
 
     Args:
-        share: The worker's shard assignment.
+        assignment: The worker's shard assignment.
         split: The split.
         order: All example indices in the order in which they are needed; None for the order of the shards.
         decoder: What decodes; by default, a new one.
@@ -82,14 +82,14 @@ class Decoding:
 
     def __init__(
         self,
-        share: ShardAssignment,
+        assignment: ShardAssignment,
         split: str,
         order: NDArray[Any] | None = None,
         decoder: Decoder | None = None,
     ) -> None:
-        self._manifest = share.manifest
+        self._manifest = assignment.manifest
         self._what = "images" if self._manifest.has_image else "examples"
-        self._records = Records([Path(path) for path in share.paths(split)])
+        self._records = Records([Path(path) for path in assignment.paths(split)])
         count = len(self._records)
         like, label = blank(self._manifest, 1)
         self.inputs: Inputs = each(lambda array: _aligned((count, *array.shape[1:]), array.dtype), like)

@@ -157,7 +157,7 @@ def _permutation(seed: int, epoch: int, rank: int, number: int, examples: int) -
 class StreamTraining:
     """A training split that is streamed from its shards in every epoch."""
 
-    share: ShardAssignment
+    assignment: ShardAssignment
     batch: int
     steps_per_epoch: int
     seed: int
@@ -166,7 +166,7 @@ class StreamTraining:
     @property
     def example_bytes(self) -> int:
         """Size of one example's decoded inputs."""
-        return self.share.manifest.decoded_bytes
+        return self.assignment.manifest.decoded_bytes
 
     def batches(self, step: int) -> tf.data.Dataset:
         """Return an infinite tf.data.Dataset of batches starting at `step` (from 0).
@@ -176,8 +176,8 @@ class StreamTraining:
         """
         epoch, position = divmod(step, self.steps_per_epoch)
         records = tf.data.Dataset.range(epoch, np.iinfo(np.int64).max).flat_map(as_it_is(self._epoch))
-        group = group_of(self.share.manifest, self.batch)
-        batches = _decoded(records.skip(position * self.batch), self.share.manifest, group)
+        group = group_of(self.assignment.manifest, self.batch)
+        batches = _decoded(records.skip(position * self.batch), self.assignment.manifest, group)
         if group != self.batch:
             batches = batches.rebatch(self.batch, drop_remainder=True)
 
@@ -197,7 +197,7 @@ class StreamTraining:
     def _epoch(self, epoch: tf.Tensor) -> tf.data.Dataset:
         """Return one epoch's encoded records, exactly as many as its steps need."""
         needed = self.steps_per_epoch * self.batch
-        passes = -(-needed // self.share.examples("train"))
+        passes = -(-needed // self.assignment.examples("train"))
 
         def one_pass(number: tf.Tensor) -> tf.data.Dataset:
             return self._pass(epoch * passes + number)
@@ -206,11 +206,11 @@ class StreamTraining:
 
     def _pass(self, number: tf.Tensor) -> tf.data.Dataset:
         """Return all of the worker's encoded records once, shuffled; `number` counts passes since the run began."""
-        paths = self.share.paths("train")
+        paths = self.assignment.paths("train")
         # Sets the seed of the graph that is being traced, so that the order depends only on the run's seed. It must not
         # be 0: TensorFlow cannot compare an operation seed given as a tensor with a graph seed of 0.
         tf.random.set_seed(self.seed + 1)
-        seed = (number * self.share.workers + self.share.rank) * 2
+        seed = (number * self.assignment.workers + self.assignment.rank) * 2
         records = (
             tf.data.Dataset.from_tensor_slices(paths)
             .shuffle(len(paths), seed=seed)
@@ -222,14 +222,14 @@ class StreamTraining:
                 deterministic=True,
             )
         )
-        return records.shuffle(shuffled_together(self.share), seed=seed + 1)
+        return records.shuffle(shuffled_together(self.assignment), seed=seed + 1)
 
 
 TrainingData = MemoryTraining | StreamTraining
 
 
 def training(
-    share: ShardAssignment,
+    assignment: ShardAssignment,
     batch: int,
     steps_per_epoch: int,
     seed: int,
@@ -241,31 +241,31 @@ def training(
 
     `decoder` decodes a split that is kept in memory; see `Decoding`.
     """
-    size = share.decoded_bytes("train")
-    shards = len(share.shards("train"))
-    what = f"{share.examples('train')} training examples in {shards} shard{'s' if shards > 1 else ''}"
+    size = assignment.decoded_bytes("train")
+    shards = len(assignment.shards("train"))
+    what = f"{assignment.examples('train')} training examples in {shards} shard{'s' if shards > 1 else ''}"
     if size > budget:
         logger.info(
             "streaming %s: decoded size %s exceeds the limit of %s in memory; shuffle buffer of %d, decoding %s",
-            what, _megabytes(size), _megabytes(budget), shuffled_together(share), _at_a_time(share, batch),
+            what, _megabytes(size), _megabytes(budget), shuffled_together(assignment), _at_a_time(assignment, batch),
         )  # fmt: skip
-        return StreamTraining(share, batch, steps_per_epoch, seed)
+        return StreamTraining(assignment, batch, steps_per_epoch, seed)
     logger.info(
         "keeping %s decoded in memory: %s of at most %s; decoding during the first epoch, %s",
-        what, _megabytes(size), _megabytes(budget), _at_a_time(share),
+        what, _megabytes(size), _megabytes(budget), _at_a_time(assignment),
     )  # fmt: skip
-    order = _permutation(seed, 0, share.rank, 0, share.examples("train"))
-    return MemoryTraining(Decoding(share, "train", order, decoder), batch, steps_per_epoch, seed, share.rank)
+    order = _permutation(seed, 0, assignment.rank, 0, assignment.examples("train"))
+    return MemoryTraining(Decoding(assignment, "train", order, decoder), batch, steps_per_epoch, seed, assignment.rank)
 
 
-def shuffled_together(share: ShardAssignment) -> int:
+def shuffled_together(assignment: ShardAssignment) -> int:
     """Return the shuffle buffer's size in examples for a streamed training split; depends only on the manifest."""
-    written = sum(shard.bytes for shard in share.shards("train"))
-    return max(1, min(SHUFFLE_EXAMPLES, SHUFFLE_BYTES * share.examples("train") // max(1, written)))
+    written = sum(shard.bytes for shard in assignment.shards("train"))
+    return max(1, min(SHUFFLE_EXAMPLES, SHUFFLE_BYTES * assignment.examples("train") // max(1, written)))
 
 
-def _at_a_time(share: ShardAssignment, batch: int | None = None) -> str:
-    group, cores = group_of(share.manifest, batch), available_cores()
+def _at_a_time(assignment: ShardAssignment, batch: int | None = None) -> str:
+    group, cores = group_of(assignment.manifest, batch), available_cores()
     return f"{group} at a time on {'each of ' if cores > 1 else ''}{cores} core{'s' if cores > 1 else ''}"
 
 
@@ -279,7 +279,7 @@ class Evaluation:
     Batches are padded with examples of weight 0, so every example of the split counts once.
     """
 
-    share: ShardAssignment
+    assignment: ShardAssignment
     split: str
     batch: int
     decoding: Decoding | None
@@ -287,12 +287,12 @@ class Evaluation:
     @property
     def steps(self) -> int:
         """Number of batches per worker."""
-        most = max(self.share.examples(self.split, rank) for rank in range(self.share.workers))
+        most = max(self.assignment.examples(self.split, rank) for rank in range(self.assignment.workers))
         return -(-most // self.batch)
 
     def batches(self) -> Iterator[Batch]:
         """Decoded inputs [batch, …], labels [batch, …], weights float32 [batch] (1 or 0)."""
-        manifest, given = self.share.manifest, 0
+        manifest, given = self.assignment.manifest, 0
         for inputs, labels in self._decoded_batches():
             yield _whole_batch(manifest, inputs, labels, self.batch)
             given += 1
@@ -309,7 +309,7 @@ class Evaluation:
 
     def _decoded_batches(self) -> Iterator[tuple[Inputs, Labels]]:
         if self.decoded is None:
-            yield from _read(self.share, self.split, self.batch)
+            yield from _read(self.assignment, self.split, self.batch)
             return
         inputs, labels = self.decoded
         for start in range(0, len(labels), self.batch):
@@ -318,7 +318,7 @@ class Evaluation:
 
 
 def evaluation(
-    share: ShardAssignment,
+    assignment: ShardAssignment,
     split: str,
     batch: int,
     *,
@@ -326,12 +326,12 @@ def evaluation(
     decoder: Decoder | None = None,
 ) -> Evaluation:
     """Return the evaluation data of `split`, `batch` examples per step on this worker; kept decoded if it fits."""
-    fits = share.decoded_bytes(split) <= budget
-    return Evaluation(share, split, batch, Decoding(share, split, decoder=decoder) if fits else None)
+    fits = assignment.decoded_bytes(split) <= budget
+    return Evaluation(assignment, split, batch, Decoding(assignment, split, decoder=decoder) if fits else None)
 
 
 def start_reading(
-    share: ShardAssignment, batch: int, steps_per_epoch: int, seed: int
+    assignment: ShardAssignment, batch: int, steps_per_epoch: int, seed: int
 ) -> futures.Future[tuple[TrainingData, Evaluation | None]]:
     """Open training and validation data (None if there is none) in a thread, while the main one builds the network.
 
@@ -339,10 +339,10 @@ def start_reading(
     """
 
     def read() -> tuple[TrainingData, Evaluation | None]:
-        decoder = Decoder(share.manifest)
-        trained = training(share, batch, steps_per_epoch, seed, decoder=decoder)
-        has = share.has("validation")
-        measured = evaluation(share, "validation", batch, decoder=decoder) if has else None
+        decoder = Decoder(assignment.manifest)
+        trained = training(assignment, batch, steps_per_epoch, seed, decoder=decoder)
+        has = assignment.has("validation")
+        measured = evaluation(assignment, "validation", batch, decoder=decoder) if has else None
         decoder.close()
         return trained, measured
 
@@ -369,15 +369,15 @@ def padded(values: NDArray[Number], rows: int) -> NDArray[Number]:
     return np.concatenate([values, np.zeros((rows - len(values), *values.shape[1:]), values.dtype)])
 
 
-def _read(share: ShardAssignment, split: str, batch: int | None = None) -> Iterator[tuple[Inputs, Labels]]:
+def _read(assignment: ShardAssignment, split: str, batch: int | None = None) -> Iterator[tuple[Inputs, Labels]]:
     """Yield the worker's examples of `split` in order, `batch` (default: a group) at a time; the last may be less."""
-    left = share.examples(split)
+    left = assignment.examples(split)
     if not left:
         return
-    group = min(left, group_of(share.manifest, batch))
+    group = min(left, group_of(assignment.manifest, batch))
     # All groups have the same size: the last is padded with examples from the beginning, which are dropped again.
-    records = tf.data.TFRecordDataset(share.paths(split)).repeat().take(-(-left // group) * group)
-    decoded = _decoded(records, share.manifest, group)
+    records = tf.data.TFRecordDataset(assignment.paths(split)).repeat().take(-(-left // group) * group)
+    decoded = _decoded(records, assignment.manifest, group)
     if batch is not None and group != batch:
         decoded = decoded.rebatch(batch)
     for inputs, labels in decoded.prefetch(2).as_numpy_iterator():

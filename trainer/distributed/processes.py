@@ -16,7 +16,7 @@ from slipway.core import exit_codes
 from slipway.core.forking import can_run
 from slipway.core.supervision import Child, Children, Ports
 from slipway.trainer.config import JobConfig
-from slipway.trainer.data.assignment import check_shared_evenly
+from slipway.trainer.data.assignment import check_even_split
 from slipway.trainer.distributed.accelerators import VIRTUAL_DEVICES_VARIABLE
 from slipway.trainer.distributed.cluster import TORCHRUN, Cluster
 from slipway.trainer.distributed.signals import StopRequest
@@ -62,7 +62,7 @@ def run(config: str, job: JobConfig, cluster: Cluster, processes: int, stop: Sto
     Raises:
         UserError: The batch size is not divisible by the number of processes.
     """
-    check_shared_evenly(job.train, cluster.world_size, processes)
+    check_even_split(job.train, cluster.world_size, processes)
     command = [sys.executable, "-m", "slipway.trainer", "--config", config]
     with stop.deferred():
         return supervise(command, cluster, processes, lambda: stop.requested, _keep)

@@ -135,18 +135,18 @@ def _curves(scored: Scores) -> JsonObject:
 
 def _cells(counts: Counts, support: Counts) -> list[list[tuple[int, int]]]:
     """Return the confusion matrix as (count, color strength in percent) pairs."""
-    shares = counts / np.maximum(support[:, None], 1)
-    strengths = np.where(counts > 0, np.clip(np.sqrt(shares) * 100, 18, 100), 0).round().astype(int)
+    fractions = counts / np.maximum(support[:, None], 1)
+    strengths = np.where(counts > 0, np.clip(np.sqrt(fractions) * 100, 18, 100), 0).round().astype(int)
     return [list(zip(*row, strict=True)) for row in zip(counts.tolist(), strengths.tolist(), strict=True)]
 
 
 def _confusions(classes: Sequence[str], counts: Counts) -> Iterator[JsonObject]:
-    """Yield the most frequent confusions in descending order, with their shares of the true class."""
+    """Yield the most frequent confusions in descending order, with their fractions of the true class."""
     wrong = counts.copy()
     np.fill_diagonal(wrong, 0)
     names = [*classes, FOREIGN]
     for cell in np.argsort(-wrong, axis=None, kind="stable")[:CONFUSIONS]:
         true, predicted = np.unravel_index(cell, wrong.shape)
         if count := int(wrong[true, predicted]):
-            share = count / counts[true].sum()
-            yield {"true": names[true], "predicted": names[predicted], "count": count, "share": share}
+            fraction = count / counts[true].sum()
+            yield {"true": names[true], "predicted": names[predicted], "count": count, "fraction": fraction}

@@ -85,7 +85,7 @@ class RecordEncoder:
         return b"".join((frame, before_image, image, after_image, _packed(mask(crc))))
 
     def encode_with(
-        self, image: bytes | None, key: bytes, label: int | None, further: Iterable[tuple[bytes, bytes]]
+        self, image: bytes | None, key: bytes, label: int | None, additional: Iterable[tuple[bytes, bytes]]
     ) -> bytes:
         """Encode an example with additional features (names and serialized Features) as a framed record.
 
@@ -93,14 +93,14 @@ class RecordEncoder:
             image: The image; None if there is none.
             key: The key.
             label: The class; None if the additional features have the label.
-            further: The additional features.
+            additional: The additional features.
         """
         own = [(b"key", bytes_feature([key]))]
         if image is not None:
             own.append((b"image", bytes_feature([image])))
         if label is not None:
             own.append((b"label", integer_feature([label])))
-        message = example((*own, *further))
+        message = example((*own, *additional))
         length = LENGTH.pack(len(message))
         checksums = (CHECKSUM.pack(masked_crc32c(part)) for part in (length, message))
         return b"".join((length, next(checksums), message, next(checksums)))

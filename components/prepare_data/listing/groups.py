@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 
 from slipway.components.prepare_data.examples import COLUMN, SPLITS, Group, readable
 from slipway.components.prepare_data.listing.index import KEY_START, RANK_BYTES, BundleOf, Listing
-from slipway.components.prepare_data.listing.split import check_every_class, split_shares
+from slipway.components.prepare_data.listing.split import check_every_class, split_fractions
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sorting import database
 from slipway.core.errors import UserError
@@ -93,7 +93,9 @@ class Bundles:
             if split in (None, "train"):
                 examples[label] += total
                 bundles[label] += count
-        chooser = Chooser(split_shares({split for split, _ in self._groups}, self._settings.split), examples, bundles)
+        chooser = Chooser(
+            split_fractions({split for split, _ in self._groups}, self._settings.split), examples, bundles
+        )
         portions = rows.execute("SELECT * FROM portions ORDER BY bundle, number")
         for bundle, found in itertools.groupby(portions, key=lambda portion: portion[0]):
             counts: dict[Group, int] = {}
@@ -132,18 +134,18 @@ class Chooser:
     The last bundles of a class go to splits that still lack the class.
 
     Args:
-        shares: The fraction of each split.
+        fractions: The fraction of each split.
         examples: The number of examples of each class.
         bundles: The number of bundles that contain each class.
     """
 
-    def __init__(self, shares: Mapping[str, float], examples: Mapping[str, int], bundles: Mapping[str, int]) -> None:
-        whole = sum(shares.values())
+    def __init__(self, fractions: Mapping[str, float], examples: Mapping[str, int], bundles: Mapping[str, int]) -> None:
+        whole = sum(fractions.values())
         self._targets = {
-            split: {label: count * share / whole for label, count in examples.items()}
-            for split, share in shares.items()
+            split: {label: count * fraction / whole for label, count in examples.items()}
+            for split, fraction in fractions.items()
         }
-        self._have: dict[str, dict[str, int]] = {split: dict.fromkeys(examples, 0) for split in shares}
+        self._have: dict[str, dict[str, int]] = {split: dict.fromkeys(examples, 0) for split in fractions}
         self._left = dict(bundles)
 
     def choose(self, counts: Mapping[str, int]) -> str:

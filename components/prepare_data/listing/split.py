@@ -26,15 +26,15 @@ class Amount:
     bytes: int
 
 
-def portions(count: int, shares: Mapping[str, float]) -> dict[str, int]:
-    """Divide `count` examples in proportion to `shares`, rounded to integers, at least one for each.
+def portions(count: int, fractions: Mapping[str, float]) -> dict[str, int]:
+    """Divide `count` examples in proportion to `fractions`, rounded to integers, at least one for each.
 
-    `count` must be at least the number of shares. The result has the order of `shares` and sums to `count`.
+    `count` must be at least the number of fractions. The result has the order of `fractions` and sums to `count`.
     """
-    whole = sum(shares.values())
-    exact = {name: count * share / whole for name, share in shares.items()}
+    whole = sum(fractions.values())
+    exact = {name: count * fraction / whole for name, fraction in fractions.items()}
     result = {name: int(value) for name, value in exact.items()}
-    by_remainder = sorted(shares, key=lambda name: result[name] - exact[name])
+    by_remainder = sorted(fractions, key=lambda name: result[name] - exact[name])
     for name in by_remainder[: count - sum(result.values())]:
         result[name] += 1
     for name in result:
@@ -44,7 +44,7 @@ def portions(count: int, shares: Mapping[str, float]) -> dict[str, int]:
     return result
 
 
-def split_shares(own: Collection[str | None], fractions: SplitFractions) -> dict[str, float]:
+def split_fractions(own: Collection[str | None], fractions: SplitFractions) -> dict[str, float]:
     """Return the fractions of the splits to create: train, and the splits that the source does not define."""
     wanted = fractions.model_dump()
     return {name: wanted[name] for name in (*SPLITS[1:], "train") if name == "train" or name not in own}
@@ -59,14 +59,14 @@ def divide(groups: Mapping[Group, int], fractions: SplitFractions) -> dict[Group
         UserError: A class has too few images for the splits.
     """
     own = {split for split, _ in groups}
-    shares = split_shares(own, fractions)
+    parts = split_fractions(own, fractions)
     classes = sorted({label for _, label in groups})
     result: dict[Group, dict[str, int]] = {}
     for (split, label), count in groups.items():
         if split in (None, "train"):
-            if 0 < count < len(shares):
-                raise _too_few(label, count, shares, split)
-            result[split, label] = portions(count, shares) if count else {}
+            if 0 < count < len(parts):
+                raise _too_few(label, count, parts, split)
+            result[split, label] = portions(count, parts) if count else {}
         elif split is not None:
             result[split, label] = {split: count} if count else {}
     present = {name: {label for (_, label), counts in result.items() if counts.get(name)} for name in SPLITS}
@@ -85,9 +85,9 @@ def shard_count(amount: Amount, replicas: int, shard_megabytes: int) -> int:
     return min(max(by_size, by_examples, for_parallel, replicas, 1), max(amount.examples, 1))
 
 
-def _too_few(label: str, count: int, shares: Mapping[str, float], split: str | None) -> UserError:
+def _too_few(label: str, count: int, fractions: Mapping[str, float], split: str | None) -> UserError:
     where = f" in the split {split}" if split else ""
-    names = [name for name in SPLITS if name in shares]
+    names = [name for name in SPLITS if name in fractions]
     listed = ", ".join(names[:-1]) + f" and {names[-1]}"
     if not label:
         return UserError(

@@ -48,7 +48,7 @@ def _dataset_info(manifest: Manifest) -> JsonObject:
     return {"fileFormat": "tfrecord", "name": manifest.name, "splits": splits, "version": VERSION}
 
 
-def _features(manifest: Manifest, further: Mapping[str, JsonObject]) -> JsonObject:
+def _features(manifest: Manifest, additional: Mapping[str, JsonObject]) -> JsonObject:
     # -1 stands for any size: stored images keep their sizes if they are resized when read.
     height, width = (-1, -1) if manifest.resize else manifest.image_size
     image: JsonObject = {
@@ -63,7 +63,7 @@ def _features(manifest: Manifest, further: Mapping[str, JsonObject]) -> JsonObje
         "regression": Kind("number").description,
     }
     features = {
-        **further,
+        **additional,
         "key": {"pythonClassName": f"{_FEATURES}text_feature.Text", "text": {}},
         "label": labels[manifest.task],
     }

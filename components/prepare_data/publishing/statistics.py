@@ -52,7 +52,7 @@ class ClassCounts(NamedTuple):
     total: int
 
 
-class FurtherFeature(NamedTuple):
+class AdditionalFeature(NamedTuple):
     """An additional feature on the page: name, kind, and values of some examples as texts or image URIs."""
 
     name: str
@@ -84,7 +84,7 @@ def write_statistics(
         statistics: The statistics of the inputs and of the target over the training split.
     """
     classes = class_counts(manifest)
-    further = [feature for feature in further_features(folder, manifest) if feature.name not in manifest.inputs]
+    additional = [feature for feature in additional_features(folder, manifest) if feature.name not in manifest.inputs]
     content = page.render(
         TEMPLATE,
         manifest=manifest,
@@ -100,7 +100,7 @@ def write_statistics(
         shown=CLASSES_SHOWN,
         inputs=list(input_rows(manifest, statistics)),
         samples=list(samples(folder, manifest)) if manifest.has_image else [],
-        features=further,
+        features=additional,
     )
     (folder / FILE_NAME).write_text(content, encoding="utf-8")
 
@@ -173,9 +173,9 @@ def label_text(task: TaskName, classes: Sequence[str], label: Sequence[bytes | f
     return classes[int(label[0])]
 
 
-def further_features(folder: Path, manifest: Manifest) -> list[FurtherFeature]:
+def additional_features(folder: Path, manifest: Manifest) -> list[AdditionalFeature]:
     """Return the additional features with their values in the first examples of the first training shard."""
-    found = {name: FurtherFeature(name, kind, [], []) for name, kind in manifest.features.items()}
+    found = {name: AdditionalFeature(name, kind, [], []) for name, kind in manifest.features.items()}
     if not found:
         return []
     for features in _first_examples(folder, manifest, FEATURE_EXAMPLES):

@@ -27,7 +27,7 @@ from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sorting import ExampleKeys
 from slipway.components.prepare_data.sources.images import valid_name
 from slipway.components.prepare_data.sources.listed_files import ManifestReader, MissingFiles, file_status
-from slipway.components.prepare_data.sources.record_layout import further_kinds
+from slipway.components.prepare_data.sources.record_layout import additional_kinds
 from slipway.components.prepare_data.sources.source import Entry, Ignored, Source
 from slipway.components.prepare_data.sources.spool import Spool
 from slipway.components.prepare_data.sources.values import SEPARATOR, NotANumber, infer_kinds, is_missing, label_cell
@@ -56,7 +56,7 @@ class Header(NamedTuple):
 
     names: list[str]
     places: dict[str, int]
-    further: dict[str, int]
+    additional: dict[str, int]
 
 
 class ManifestSource(Source):
@@ -85,7 +85,7 @@ class ManifestSource(Source):
             "split": (SPLIT_COLUMN,),
         }
         self._image_is_named = settings.image is not None
-        self._described = further_kinds(settings)
+        self._described = additional_kinds(settings)
         try:
             with self.path.open("rb") as file:
                 start = file.read(4)
@@ -111,13 +111,13 @@ class ManifestSource(Source):
 
     def _find_kinds(self, header: Header, rows: Rows, settings: DataSettings) -> dict[str, Kind]:
         """Return the kinds of the additional columns: described, else inferred for inputs, else text."""
-        every = () if self.has_image else header.further.keys() - {self._group_column}
+        every = () if self.has_image else header.additional.keys() - {self._group_column}
         wanted = set(settings.inputs or every)
         inferred = {
-            name: place for name, place in header.further.items() if name in wanted and name not in self._described
+            name: place for name, place in header.additional.items() if name in wanted and name not in self._described
         }
         found = infer_kinds(self._body(header, rows), inferred, self._mistake) if inferred else {}
-        return {name: self._described.get(name) or found.get(name) or Kind("text") for name in header.further}
+        return {name: self._described.get(name) or found.get(name) or Kind("text") for name in header.additional}
 
     def parts(self) -> list[Path]:
         return [self.path]
@@ -141,16 +141,16 @@ class ManifestSource(Source):
                     if status is None:
                         continue
                 try:
-                    label, further = self._label_and_features(header, row, cells["label"], line, ignored)
+                    label, additional = self._label_and_features(header, row, cells["label"], line, ignored)
                 except Unusable as reason:
                     ignored.skip(key, f"{reason} on line {line}" if self.has_image else str(reason))
                     continue
                 stamp, place = status.st_mtime_ns if status else 0, 0
                 if spool is not None:
-                    place = spool.add(b"", further)
-                    about = repr((stamp, further, self._image_files(further))).encode()
+                    place = spool.add(b"", additional)
+                    about = repr((stamp, additional, self._image_files(additional))).encode()
                     stamp = int.from_bytes(hashlib.blake2b(about, digest_size=8).digest())
-                size = status.st_size if status else sum(len(feature) for _, feature in further)
+                size = status.st_size if status else sum(len(feature) for _, feature in additional)
                 if self.has_image:
                     yield key, label, split, size, stamp, place, group
                 else:
@@ -236,11 +236,11 @@ class ManifestSource(Source):
                 )
             elif use == "label" or (use == "image" and self._image_is_named):
                 raise self._no_column(use, allowed, names)
-        further = {
+        additional = {
             name: place for place, name in enumerate(names) if all(places.get(use) != place for use in self._columns_of)
         }
-        self._check_further(names, places, further)
-        return Header(names, places, further)
+        self._check_additional(names, places, additional)
+        return Header(names, places, additional)
 
     def _no_column(self, use: str, allowed: tuple[str, ...], names: list[str]) -> UserError:
         near = nearest(allowed[0], names)
@@ -259,11 +259,11 @@ class ManifestSource(Source):
             fix=f"--set data.{use}={near or 'COLUMN'}" if names else None,
         )
 
-    def _check_further(self, names: list[str], places: Mapping[str, int], further: Mapping[str, int]) -> None:
+    def _check_additional(self, names: list[str], places: Mapping[str, int], additional: Mapping[str, int]) -> None:
         """Reject additional columns whose name is missing, duplicated or probably a typo."""
         known = {name for use, allowed in self._columns_of.items() if use not in places for name in allowed}
         counts = Counter(names)
-        for name in further:
+        for name in additional:
             if counts[name] > 1 or not name:
                 raise self._mistake(
                     f"Line 1 of {self.path} has {'a column without a name' if not name else f'two columns {name}'}."
@@ -276,13 +276,13 @@ class ManifestSource(Source):
                     fix=f"rename the column, or declare it as a feature: --set data.features.{name}=text",
                 )
         for name, kind in self._described.items():
-            if name not in further:
+            if name not in additional:
                 raise UserError(
                     f"Line 1 of {self.path} has no column {name}.",
                     setting=f"data.features.{name}",
                     value=str(kind),
-                    allowed=", ".join(further) or "no features: there are no additional columns",
-                    nearest=nearest(name, further),
+                    allowed=", ".join(additional) or "no features: there are no additional columns",
+                    nearest=nearest(name, additional),
                 )
 
     def _label_and_features(
@@ -309,7 +309,7 @@ class ManifestSource(Source):
 
     def _features(self, header: Header, row: list[str], line: int, ignored: Ignored) -> list[tuple[bytes, bytes]]:
         found = []
-        for name, place in header.further.items():
+        for name, place in header.additional.items():
             kind, text = self._kinds[name], row[place].strip()
             if kind.name in ("number", "integer") and stored_name(name) in self.inputs and is_missing(text):
                 raise Unusable(f"its number in the column {name} is {text or 'empty'}")

@@ -77,8 +77,8 @@ class ManifestReader:
             return self._absolute.read(key[1:], place, size)
         return self._relative.read(key, place, size)
 
-    def further(self, place: int) -> Iterable[tuple[bytes, bytes]]:
-        for name, feature in self._spool.further(place) if self._spool else ():
+    def additional(self, place: int) -> Iterable[tuple[bytes, bytes]]:
+        for name, feature in self._spool.additional(place) if self._spool else ():
             if name in self._images:
                 paths = (os.path.join(self._root, path) for path in values(feature) if isinstance(path, bytes))  # noqa: PTH118
                 feature = bytes_feature(_content(path) for path in paths)

@@ -65,7 +65,7 @@ class RecordLayout:
         label_is: The label's type: a class index, any integer, text, a number, or 0 or 1 for each of `names`.
         names: The class names by index, if the label is a class index.
         key: The name of the key feature, if there is one.
-        further: The additional features by stored name, in the format of `features.json`.
+        additional: The additional features by stored name, in the format of `features.json`.
         renamed: Stored names of renamed features, by their names in the source.
         class_names: The class names of the additional features that are labels.
         inputs: The inputs of the network beside the image, by stored name.
@@ -77,7 +77,7 @@ class RecordLayout:
     label_is: LabelType
     names: list[str] | None
     key: str | None
-    further: Descriptions
+    additional: Descriptions
     renamed: dict[str, str]
     class_names: dict[str, list[str]]
     inputs: dict[str, Kind]
@@ -162,16 +162,16 @@ class RecordLayout:
             raise Unusable(f"it has no {self.key}")
         return found[0]
 
-    def further_of(self, features: Mapping[bytes, bytes]) -> Iterable[tuple[bytes, bytes]]:
+    def additional_of(self, features: Mapping[bytes, bytes]) -> Iterable[tuple[bytes, bytes]]:
         """Yield the additional features under their stored names, and the label if it is not one class."""
         taken = {self.image, self.label, self.key}
         for stored, feature in features.items():
             name = stored.decode("utf-8", "replace")
             if name in taken:
                 continue
-            top = name if name in self.renamed or name in self.further else name.partition("/")[0]
+            top = name if name in self.renamed or name in self.additional else name.partition("/")[0]
             new = self.renamed.get(top, top)
-            if new in self.further:
+            if new in self.additional:
                 yield (new + name[len(top) :]).encode(), feature
         if self.task == "regression":
             yield b"label", float_feature([self.target(features)])
@@ -284,7 +284,7 @@ def record_layout(
     renamed = {name: stored_name(name) for name in others if name in OWN}
     if clash := next((new for new in renamed.values() if new in features.descriptions), None):
         raise UserError(f"The features have both {clash} and {clash.removeprefix('source_')}.", setting="data.features")
-    further = {renamed.get(name, name): features.descriptions[name] for name in others}
+    additional = {renamed.get(name, name): features.descriptions[name] for name in others}
     tops = {other.replace("/", "-").partition("-")[0] for other in others}
     class_names = {
         stored_name(name): found
@@ -294,7 +294,7 @@ def record_layout(
     inputs = choose_inputs(
         settings, {name: kinds_found[name] for name in others}, image=image, but=(group_column,) if group_column else ()
     )
-    return RecordLayout(task, image, label, label_is, names, key, further, renamed, class_names, inputs)
+    return RecordLayout(task, image, label, label_is, names, key, additional, renamed, class_names, inputs)
 
 
 def _without_size(kind: str) -> str:
@@ -333,7 +333,7 @@ def _choose(use: Literal["image", "label"], named: str | None, kinds_found: Mapp
     )
 
 
-def further_kinds(settings: DataSettings) -> dict[str, Kind]:
+def additional_kinds(settings: DataSettings) -> dict[str, Kind]:
     """Return the kinds in data.features, by name.
 
     Raises:

@@ -97,7 +97,7 @@ class Reader(Protocol):
         """
         ...
 
-    def further(self, place: int) -> Iterable[tuple[bytes, bytes]]:
+    def additional(self, place: int) -> Iterable[tuple[bytes, bytes]]:
         """Yield the additional features of the last example read: names and serialized tf.train.Features.
 
         For tasks other than classification, `label` is one of them: the target (a float), or the labels' names.
@@ -169,5 +169,5 @@ class Source(ABC):
 class PlainReader:
     """Base class of readers without additional features."""
 
-    def further(self, place: int) -> Iterable[tuple[bytes, bytes]]:  # noqa: ARG002
+    def additional(self, place: int) -> Iterable[tuple[bytes, bytes]]:  # noqa: ARG002
         return ()

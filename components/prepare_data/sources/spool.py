@@ -26,12 +26,12 @@ class Spool:
     def __exit__(self, *error: object) -> None:
         self._file.close()
 
-    def add(self, data: bytes, further: Iterable[tuple[bytes, bytes]] | None = None) -> int:
+    def add(self, data: bytes, additional: Iterable[tuple[bytes, bytes]] | None = None) -> int:
         """Append an example's bytes and additional features; return their offset."""
         place = self._place
         self._place += self._file.write(data)
-        if further is not None:
-            packed = marshal.dumps(list(further))
+        if additional is not None:
+            packed = marshal.dumps(list(additional))
             self._place += self._file.write(LENGTH.pack(len(packed))) + self._file.write(packed)
         return place
 
@@ -46,7 +46,7 @@ class SpoolReader:
         """Return the bytes of an example."""
         return read_at(self._descriptor, place, size)
 
-    def further(self, place: int) -> list[tuple[bytes, bytes]]:
+    def additional(self, place: int) -> list[tuple[bytes, bytes]]:
         """Return the additional features at offset `place`, after the example's bytes."""
         (length,) = LENGTH.unpack(os.pread(self._descriptor, LENGTH.size, place))
         found: list[tuple[bytes, bytes]] = marshal.loads(os.pread(self._descriptor, length, place + LENGTH.size))

@@ -72,11 +72,11 @@ class TfrecordSource(Source):
         self.task = layout.task
         self.has_image = layout.image is not None
         self.inputs = layout.inputs
-        self.features = layout.further
+        self.features = layout.additional
         self.class_names = layout.class_names
         self._files = files
         self._layout = layout
-        self._group = require_feature(group_column, [*layout.further, *filter(None, [layout.key])])
+        self._group = require_feature(group_column, [*layout.additional, *filter(None, [layout.key])])
         for file in files:
             with file.path.open("rb") as opened:
                 if opened.read(2) == GZIP_START:
@@ -225,8 +225,8 @@ class TfrecordReader:
         self._features = features_of(message)
         return self._layout.image_of(self._features) if self._layout.image else b""
 
-    def further(self, place: int) -> Iterable[tuple[bytes, bytes]]:  # noqa: ARG002
-        return self._layout.further_of(self._features)
+    def additional(self, place: int) -> Iterable[tuple[bytes, bytes]]:  # noqa: ARG002
+        return self._layout.additional_of(self._features)
 
     def _file(self, number: int) -> BinaryIO:
         if number in self._open:

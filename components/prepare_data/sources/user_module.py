@@ -27,7 +27,7 @@ from slipway.components.prepare_data.sorting import ExampleKeys
 from slipway.components.prepare_data.sources import closest, forms
 from slipway.components.prepare_data.sources.determinism import DIGEST_BYTES, FAILED, DeterminismCheck
 from slipway.components.prepare_data.sources.images import valid_name
-from slipway.components.prepare_data.sources.record_layout import Descriptions, further_kinds
+from slipway.components.prepare_data.sources.record_layout import Descriptions, additional_kinds
 from slipway.components.prepare_data.sources.source import Entry, Ignored, Source
 from slipway.components.prepare_data.sources.spool import Spool, SpoolReader
 from slipway.components.prepare_data.sources.tfrecord import require_feature
@@ -111,13 +111,13 @@ class ModuleSource(Source):
                 same = digest(stored)
                 if check:
                     check.compare(number, same)
-                place, group = spool.add(stored.image, stored.further or None), self._group_value(stored)
+                place, group = spool.add(stored.image, stored.additional or None), self._group_value(stored)
                 entry = stored.label, stored.split, len(stored.image), int.from_bytes(same), place, group
                 if stored.key:
                     keys.add(stored.key, number)
                     yield stored.key, *entry
                 else:
-                    keys.add_content(marshal.dumps((stored.label, stored.further), 2), entry)
+                    keys.add_content(marshal.dumps((stored.label, stored.additional), 2), entry)
             if check:
                 check.compare(number + 1, b"")
             if twice := keys.twice():
@@ -174,7 +174,7 @@ class ModuleSource(Source):
 
         A kind is the one in the settings, else it is inferred from the first example.
         """
-        described = further_kinds(self._settings)
+        described = additional_kinds(self._settings)
         examples = self._examples()
         first = next(examples, None)
         del examples
@@ -227,13 +227,13 @@ class ModuleSource(Source):
         key = example.get("key", f"{number:08d}" if self.has_image else b"")
         if not isinstance(key, str | bytes) or (not key and "key" in example):
             raise Unusable("its key is not text")
-        further = {name: example[name] for name in example if name not in (self._image, self._label, "key", "split")}
-        if further.keys() != self._kinds.keys():
-            odd = sorted(further.keys() ^ self._kinds.keys(), key=str)
+        additional = {name: example[name] for name in example if name not in (self._image, self._label, "key", "split")}
+        if additional.keys() != self._kinds.keys():
+            odd = sorted(additional.keys() ^ self._kinds.keys(), key=str)
             raise Unusable(f"unlike the first example, it has {'no ' if odd[0] in self._kinds else ''}{odd[0]}")
         label, target = label_value(self.task, example.get(self._label))
         features = [
-            (stored_name(name).encode(), encoded_feature(name, kind, further[name]))
+            (stored_name(name).encode(), encoded_feature(name, kind, additional[name]))
             for name, kind in sorted(self._kinds.items())
         ]
         return StoredExample(
@@ -256,7 +256,7 @@ class ModuleSource(Source):
     def _group_value(self, stored: StoredExample) -> bytes:
         if self._group is None:
             return b""
-        feature = dict(stored.further)[stored_name(self._group).encode()]
+        feature = dict(stored.additional)[stored_name(self._group).encode()]
         found = values(feature)
         return found[0] if len(found) == 1 and isinstance(found[0], bytes) else repr(found).encode()
 
@@ -292,8 +292,8 @@ class ModuleReader:
         self._size = size
         return self._spool.data(place, size)
 
-    def further(self, place: int) -> Iterable[tuple[bytes, bytes]]:
-        return self._spool.further(place + self._size)
+    def additional(self, place: int) -> Iterable[tuple[bytes, bytes]]:
+        return self._spool.additional(place + self._size)
 
 
 class StoredExample(NamedTuple):
@@ -303,14 +303,14 @@ class StoredExample(NamedTuple):
     label: str
     split: str | None
     image: bytes
-    further: list[tuple[bytes, bytes]]
+    additional: list[tuple[bytes, bytes]]
 
 
 def digest(stored: StoredExample | None) -> bytes:
     """Return a digest of an example."""
     hashed = hashlib.blake2b(digest_size=DIGEST_BYTES)
     if stored is not None:
-        hashed.update(marshal.dumps((stored.key, stored.label, stored.split, len(stored.image), stored.further), 2))
+        hashed.update(marshal.dumps((stored.key, stored.label, stored.split, len(stored.image), stored.additional), 2))
         hashed.update(stored.image)
     return hashed.digest()
 

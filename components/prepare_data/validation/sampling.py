@@ -27,8 +27,8 @@ def check_for(settings: DataSettings, images: int) -> Check:
 
 def decoded_below(settings: DataSettings, images: int) -> int:
     """Return the threshold for `is_decoded`, for a data set of `images` images."""
-    shares = {"decode": ALL, "header": 0, "sample": ALL * settings.check_sample // max(images, 1)}
-    return shares[check_for(settings, images)]
+    thresholds = {"decode": ALL, "header": 0, "sample": ALL * settings.check_sample // max(images, 1)}
+    return thresholds[check_for(settings, images)]
 
 
 def is_decoded(key: bytes, below: int) -> bool:
@@ -42,18 +42,18 @@ def sentence(checked: Checked) -> str:
     """Describe how the images were validated, and what the sample implies for the others."""
     damaged = ""
     if checked.damaged:
-        share = 100 * checked.damaged / checked.decoded
-        damaged = f" {checked.damaged:,} of them ({share:.3g} %) are damaged: they decode, but with warnings."
+        percent = 100 * checked.damaged / checked.decoded
+        damaged = f" {checked.damaged:,} of them ({percent:.3g} %) are damaged: they decode, but with warnings."
     if checked.check == "decode":
         return f"Every image was decoded in full.{damaged}"
     if checked.check == "header":
         return "The header of every image was checked; no image was decoded in full (data.check=header)."
     found = "all of them successfully"
     if checked.undecodable:
-        share = 100 * checked.undecodable / checked.decoded
+        percent = 100 * checked.undecodable / checked.decoded
         found = (
-            f"but {checked.undecodable:,} of them ({share:.3g} %) cannot be decoded although their headers are valid; "
-            "expect about the same share of the other images"
+            f"but {checked.undecodable:,} of them ({percent:.3g} %) cannot be decoded although their headers are "
+            "valid; expect about the same fraction of the other images"
         )
     return (
         f"The header of every image was checked. A sample of {checked.decoded:,} of {checked.images:,} images was "

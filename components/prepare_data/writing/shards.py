@@ -104,7 +104,7 @@ class ShardWriter:
         self._source = source
         self._scratch = scratch
         self._has_class = source.task == "classification"
-        self._has_further = bool(source.features) or not self._has_class
+        self._has_additional = bool(source.features) or not self._has_class
         self._labels = {name.encode(): place for place, name in enumerate(classes)} if not self._has_class else {}
         self._counted = dict(source.inputs)
         if source.task == "multilabel":
@@ -155,7 +155,7 @@ class ShardWriter:
         reader, read, below = self._reader, self._reader.read, task.decoded_below
         inspect_header, inspect_all = Inspector(whole=False).inspect, Inspector(whole=True).inspect
         count, has_image, counted = counter.add, self._source.has_image, bool(self._counted)
-        has_further, further, seen = self._has_further, [], None
+        has_additional, additional, seen = self._has_additional, [], None
         done, reported, last = 0, 0, time.monotonic()
         for key, label, listed_size, place in read_list(task.examples):
             done += 1
@@ -174,18 +174,18 @@ class ShardWriter:
                 if task.gray and seen and seen.cmyk:
                     raise Unusable("it is a CMYK image, which cannot be converted to grayscale (data.channels=1)")
                 damage = seen.damage if seen else ""
-                if has_further:
-                    further = self._with_labels(reader.further(place))
-                    damage = inspect_further(further, task.images, inspect) or damage
+                if has_additional:
+                    additional = self._with_labels(reader.additional(place))
+                    damage = inspect_additional(additional, task.images, inspect) or damage
                 if damage and decoded and task.refuse_damaged:
                     raise Damaged(f"it is damaged: {damage}")
                 if counted:
-                    inputs.add(further)
+                    inputs.add(additional)
                 count(key, label, seen, damage, decoded=decoded)
             except Unusable as reason:
                 counter.skip(key, reason)
                 continue
-            yield image, stored, key, label, further
+            yield image, stored, key, label, additional
         tick(done - reported)
 
     def _with_labels(self, features: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
@@ -200,10 +200,10 @@ class ShardWriter:
         found[LABEL.encode()] = integer_feature(indicators)
         return list(found.items())
 
-    def _record(self, image: bytes, key: bytes, label: int, further: list[tuple[bytes, bytes]]) -> bytes:
-        if self._has_further:
+    def _record(self, image: bytes, key: bytes, label: int, additional: list[tuple[bytes, bytes]]) -> bytes:
+        if self._has_additional:
             own = image if self._source.has_image else None
-            return self._encoder.encode_with(own, key, label if self._has_class else None, further)
+            return self._encoder.encode_with(own, key, label if self._has_class else None, additional)
         return self._encoder.encode(image, key, label)
 
     def _write_records(
@@ -215,16 +215,16 @@ class ShardWriter:
         """
         digest, original = hashlib.sha256(), hashlib.sha256()
         add_hash, add_place = (column.append for column in hashed)
-        encode, has_further, has_image = self._encoder.encode, self._has_further, self._source.has_image
+        encode, has_additional, has_image = self._encoder.encode, self._has_additional, self._source.has_image
         waiting: list[bytes] = []
         size, waiting_bytes = 0, 0
         with path.open("wb") as file:
-            for image, stored, key, label, further in examples:
+            for image, stored, key, label, additional in examples:
                 add_hash(image_hash(image) if has_image else key_hash(key))
                 add_place(size + waiting_bytes)
                 if resized:
-                    original.update(self._record(image, key, label, further))
-                record = self._record(stored, key, label, further) if has_further else encode(stored, key, label)
+                    original.update(self._record(image, key, label, additional))
+                record = self._record(stored, key, label, additional) if has_additional else encode(stored, key, label)
                 waiting.append(record)
                 waiting_bytes += len(record)
                 if waiting_bytes > BUFFER_BYTES:
@@ -249,15 +249,15 @@ class ShardHasher(ShardWriter):
             try:
                 check_bytes(size)
                 image = reader.read(key, place, size)
-                further = self._with_labels(reader.further(place)) if self._has_further else []
+                additional = self._with_labels(reader.additional(place)) if self._has_additional else []
             except Unusable:
                 return ""
-            digest.update(self._record(image, key, label, further))
+            digest.update(self._record(image, key, label, additional))
         return digest.hexdigest()
 
 
-def inspect_further(
-    further: list[tuple[bytes, bytes]], images: list[bytes], inspect: Callable[[bytes], ImageInfo]
+def inspect_additional(
+    additional: list[tuple[bytes, bytes]], images: list[bytes], inspect: Callable[[bytes], ImageInfo]
 ) -> str:
     """Validate the images among an example's additional features; return how one of them is damaged, or "".
 
@@ -265,7 +265,7 @@ def inspect_further(
         Unusable: Readers cannot decode one of them.
     """
     damage = ""
-    for name, feature in further:
+    for name, feature in additional:
         if name in images:
             for image in values(feature):
                 try:

@@ -139,7 +139,7 @@ def delete(connection: Connection, zone: str, name: str, seconds: float = DELETE
 
 
 def request_delete(connection: Connection, zone: str, name: str) -> None:
-    """Request the deletion of a queued resource and its TPU; the service then deletes them without further calls.
+    """Request the deletion of a queued resource and its TPU; the service then deletes them without other calls.
 
     Raises:
         UserError: The service refuses it.

@@ -166,7 +166,7 @@ def test_other_metrics_are_compared_by_a_paired_test(gain: float, significant: b
 
 
 def test_the_p_value_of_equal_models_is_rarely_small() -> None:
-    """Over many pairs of equally good models, a share of about alpha is called significant."""
+    """Over many pairs of equally good models, a fraction of about alpha is called significant."""
     found = []
     for seed in range(60):
         generator = np.random.default_rng(seed)

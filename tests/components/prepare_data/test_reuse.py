@@ -143,7 +143,7 @@ def test_a_restored_time_hides_a_change(folder: Path, make_settings: MakeSetting
     assert prepare(make_settings(folder, duplicates="keep"), 1).folder == first.folder
 
 
-def test_a_further_image_of_a_list_is_part_of_the_content(
+def test_an_additional_image_of_a_list_is_part_of_the_content(
     folder: Path, make_settings: MakeSettings, encoded: Callable[..., bytes]
 ) -> None:
     names = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*.png"))]

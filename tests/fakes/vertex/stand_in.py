@@ -74,7 +74,7 @@ def _predictions(body: bytes, extra: int) -> bytes:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=0.0, help="time of a prediction")
-    parser.add_argument("--failing", type=float, default=0.0, help="share of the predictions that fail, 0 to 1")
+    parser.add_argument("--failing", type=float, default=0.0, help="fraction of the predictions that fail, 0 to 1")
     parser.add_argument("--status", type=int, default=500, help="their HTTP status")
     parser.add_argument("--start-seconds", type=float, default=0.0, help="time until it is healthy")
     parser.add_argument("--never-healthy", action="store_true")

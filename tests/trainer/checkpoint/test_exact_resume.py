@@ -155,12 +155,12 @@ def test_the_tensorflow_engine_with_dropout_shuffling_and_augmentation(
         tiny, steps=60, steps_per_epoch=25, builder="sample_networks:dropout", steps_per_call=4,
         augment=augment, checkpoint=CHECKPOINT,
     )  # fmt: skip
-    share = ShardAssignment(tiny, manifests.read(tiny), 0, 1)
+    assignment = ShardAssignment(tiny, manifests.read(tiny), 0, 1)
 
     def train(place: Path, fuse: Fuse) -> tuple[str, list[dict[str, Any]]]:
         engine = base.load("tensorflow")
         engine.open(clusters.read({}))
-        engine.build(config, share.manifest)
+        engine.build(config, assignment.manifest)
         run = engine.run
 
         def run_and_maybe_die(*arguments: Any) -> StepMetrics:
@@ -168,8 +168,8 @@ def test_the_tensorflow_engine_with_dropout_shuffling_and_augmentation(
             return run(*arguments)
 
         engine.run = run_and_maybe_die  # type: ignore[method-assign]
-        training = inputs.training(share, 8, 25, config.train.seed, budget=budget)
-        history = try_to_train(config, place, engine, (training, inputs.evaluation(share, "validation", 8)))
+        training = inputs.training(assignment, 8, 25, config.train.seed, budget=budget)
+        history = try_to_train(config, place, engine, (training, inputs.evaluation(assignment, "validation", 8)))
         return engine.weights_checksum(), history
 
     calm = train(tmp_path / "calm", Fuse(None))

@@ -241,8 +241,8 @@ def test_an_image_that_cannot_be_decoded_fails_the_step_that_needs_it(
     monkeypatch.setattr(conftest, "encode", damaged)
     folder = tmp_path / "damaged"
     data_sets.write(folder, train=[30], kind="jpeg")
-    share = ShardAssignment(folder, manifests.read(folder), 0, 1)
-    training = inputs.training(share, batch=5, steps_per_epoch=6, seed=0)
+    assignment = ShardAssignment(folder, manifests.read(folder), 0, 1)
+    training = inputs.training(assignment, batch=5, steps_per_epoch=6, seed=0)
     with pytest.raises(Exception, match="Invalid JPEG data") as caught:
         training.order(0, 6)  # type: ignore[union-attr]
     told = of_library(caught.value, folder)

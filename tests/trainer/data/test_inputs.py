@@ -182,13 +182,13 @@ def test_the_decoded_set_is_given_to_tensorflow_without_a_copy(tiny: Path) -> No
 def test_a_shuffle_buffer_is_bounded_by_bytes(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from slipway.trainer.data import inputs
 
-    share = share_of(tiny)
-    assert inputs.shuffled_together(share) == inputs.SHUFFLE_EXAMPLES
-    written = sum(shard.bytes for shard in share.shards("train"))
+    assignment = share_of(tiny)
+    assert inputs.shuffled_together(assignment) == inputs.SHUFFLE_EXAMPLES
+    written = sum(shard.bytes for shard in assignment.shards("train"))
     monkeypatch.setattr(inputs, "SHUFFLE_BYTES", written // 6)
-    assert 95 <= inputs.shuffled_together(share) <= 100
+    assert 95 <= inputs.shuffled_together(assignment) <= 100
     monkeypatch.setattr(inputs, "SHUFFLE_BYTES", 1)
-    assert inputs.shuffled_together(share) == 1
+    assert inputs.shuffled_together(assignment) == 1
 
 
 @pytest.mark.parametrize("budget", [0, 10**9])
@@ -199,8 +199,8 @@ def test_evaluation_counts_every_example_once_on_equally_many_batches(tiny: Path
     images: list[bytes] = []
     steps = set()
     for rank in range(workers):
-        share = share_of(tiny, rank, workers)
-        evaluation = inputs.evaluation(share, "validation", batch=16, budget=budget)
+        assignment = share_of(tiny, rank, workers)
+        evaluation = inputs.evaluation(assignment, "validation", batch=16, budget=budget)
         batches = list(evaluation.batches())
         assert len(batches) == evaluation.steps
         steps.add(evaluation.steps)
@@ -228,15 +228,15 @@ def test_images_of_another_size_are_resized(data_sets: Any, tmp_path: Path) -> N
 def test_data_read_in_the_background_are_the_same(tiny: Path) -> None:
     from slipway.trainer.data import inputs
 
-    share = share_of(tiny)
-    training, validation = inputs.start_reading(share, 8, 75, 3).result()
+    assignment = share_of(tiny)
+    training, validation = inputs.start_reading(assignment, 8, 75, 3).result()
     assert isinstance(training, inputs.MemoryTraining)
-    alone = inputs.training(share, 8, 75, 3)
+    alone = inputs.training(assignment, 8, 75, 3)
     assert isinstance(alone, inputs.MemoryTraining)
     assert (training.inputs == alone.inputs).all()
     assert (training.order(70, 10) == alone.order(70, 10)).all()
     assert validation is not None
-    assert sum(weights.sum() for _, _, weights in validation.batches()) == share.examples("validation")
+    assert sum(weights.sum() for _, _, weights in validation.batches()) == assignment.examples("validation")
 
 
 def test_an_error_while_reading_in_the_background_is_raised(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,22 +279,24 @@ def test_a_bit_that_flips_after_the_shards_were_verified_ends_the_run(
     from slipway.trainer import failures
     from slipway.trainer.data import inputs
 
-    share = share_of(Path(shutil.copytree(tiny, tmp_path / "copy")))
-    verify(share)
-    shard = Path(share.paths(split)[-1])
+    assignment = share_of(Path(shutil.copytree(tiny, tmp_path / "copy")))
+    verify(assignment)
+    shard = Path(assignment.paths(split)[-1])
     content = bytearray(shard.read_bytes())
     # The label is the last feature of each record, before the checksum of 4 bytes.
     content[-5 if damaged == "content" else 0] ^= 1
     shard.write_bytes(content)
     with pytest.raises(Exception) as caught:
         if split == "train":
-            read = inputs.training(share, 8, 75, seed=0, budget=budget)
+            read = inputs.training(assignment, 8, 75, seed=0, budget=budget)
             read.order(0, 75) if isinstance(read, inputs.MemoryTraining) else take(read.batches(0), 75)
         else:
-            list(inputs.evaluation(share, split, 8, budget=budget).batches())
-    error = caught.value if isinstance(caught.value, UserError) else failures.of_library(caught.value, share.folder)
+            list(inputs.evaluation(assignment, split, 8, budget=budget).batches())
+    error = (
+        caught.value if isinstance(caught.value, UserError) else failures.of_library(caught.value, assignment.folder)
+    )
     assert error is not None
     assert "damaged" in error.message
     assert error.fix is not None
     assert "prepare the data set" in error.fix
-    assert str(shard if budget else share.folder) in error.message
+    assert str(shard if budget else assignment.folder) in error.message

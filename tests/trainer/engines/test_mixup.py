@@ -10,7 +10,7 @@ import pytest
 from slipway.core.errors import UserError
 from slipway.trainer.augmentation import AugmentSettings
 from slipway.trainer.config import TrainSettings
-from slipway.trainer.data.assignment import check_shared_evenly
+from slipway.trainer.data.assignment import check_even_split
 from slipway.trainer.tasks import check_inputs, check_settings
 from tests.trainer.conftest import manifest_of
 
@@ -51,18 +51,18 @@ def test_every_image_and_label_has_another_ones_part(tensorflow: None) -> None:
     distances = set()
     for step in range(20):
         blended, found = augmented(images, labels, training(), step, 0)
-        weights, share, partner = (
+        weights, factor, partner = (
             np.reshape(blended, (16, 16)),
-            np.asarray(found["share"]),
+            np.asarray(found["factor"]),
             np.asarray(found["partner"]),
         )
         np.testing.assert_array_equal(found["own"], labels)
-        np.testing.assert_allclose(weights[labels, labels], share)
-        np.testing.assert_allclose(weights[labels, partner], 1 - share)
+        np.testing.assert_allclose(weights[labels, labels], factor)
+        np.testing.assert_allclose(weights[labels, partner], 1 - factor)
         np.testing.assert_allclose(weights.sum(axis=1), 1, rtol=1e-6)
         assert (partner != labels).all()
         assert sorted(partner) == labels.tolist()
-        assert len(set(share.tolist())) > 8  # a factor for each example
+        assert len(set(factor.tolist())) > 8  # a factor for each example
         distances.add(int(partner[0]))
     assert len(distances) > 8
     again = augmented(images, labels, training(), step, 0)[0]
@@ -82,10 +82,10 @@ def test_labels_blend_if_an_example_has_several(tensorflow: None) -> None:
 
     of: Objective = objective(manifest_of((8, 8, 1), task="multilabel"), CLASSIFICATION, training())
     chance = np.random.default_rng(4)
-    logits, share = chance.normal(size=(5, 3)).astype(np.float32), chance.random(5, np.float32)
+    logits, factor = chance.normal(size=(5, 3)).astype(np.float32), chance.random(5, np.float32)
     own, partner = chance.integers(0, 2, (2, 5, 3)).astype(np.float32)
-    labels = {"own": own, "partner": partner, "share": share}
-    blended = share[:, None] * own + (1 - share[:, None]) * partner
+    labels = {"own": own, "partner": partner, "factor": factor}
+    blended = factor[:, None] * own + (1 - factor[:, None]) * partner
     expected = (np.logaddexp(0, logits) - logits * blended).mean(axis=1)
     found = augment.losses(lambda one: of.losses(ops.convert_to_tensor(logits), one), labels)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
@@ -110,8 +110,8 @@ def test_mixing_what_cannot_be_mixed_is_refused(task: Any, inputs: Any, message:
 
 
 def test_a_device_with_one_example_has_nothing_to_mix() -> None:
-    check_shared_evenly(training(batch_size=8), 2, 2)
+    check_even_split(training(batch_size=8), 2, 2)
     with pytest.raises(UserError, match="each device has one example per step") as caught:
-        check_shared_evenly(training(batch_size=4), 2, 2)
+        check_even_split(training(batch_size=4), 2, 2)
     assert (caught.value.setting, caught.value.nearest) == ("train.batch_size", "8")
-    check_shared_evenly(TrainSettings(epochs=1, batch_size=4), 2, 2)
+    check_even_split(TrainSettings(epochs=1, batch_size=4), 2, 2)

@@ -162,9 +162,9 @@ class Step:
         return jax.shard_map(function, mesh=self.devices.mesh, in_specs=arguments, out_specs=parts)
 
     def _prepared(self, decoded: Tensors, labels: jax.Array, step: jax.Array) -> Batch:
-        """Scale, augment and split a device's part of a batch into micro-batches: [accumulation, share, …]."""
+        """Scale, augment and split a device's part of a batch into micro-batches: [accumulation, size, …]."""
         inputs = self._scaled(decoded)
-        share = labels.shape[0] // self.train.accumulation
+        size = labels.shape[0] // self.train.accumulation
         settings = self.train.augment
         if settings.is_on:
             key = jax.random.fold_in(jax.random.key(self.train.seed), step)
@@ -184,7 +184,7 @@ class Step:
                 lambda number: jax.random.key_data(jax.random.fold_in(key, number)),
             )
         return jax.tree.map(
-            lambda values: values.reshape(self.train.accumulation, share, *values.shape[1:]), (inputs, labels)
+            lambda values: values.reshape(self.train.accumulation, size, *values.shape[1:]), (inputs, labels)
         )
 
     def _step(

@@ -22,7 +22,7 @@ from slipway.trainer.data.features import with_image
 
 # A tensor of the backend: tf.Tensor, jax.Array or torch.Tensor.
 Tensor: TypeAlias = Any
-# Labels [batch, …]; with mixup a dict of `own`, `partner` and `share`, float32 [batch], the factor of the own label.
+# Labels [batch, …]; with mixup a dict of `own`, `partner` and `factor`, float32 [batch], the factor of the own label.
 Labels: TypeAlias = Any
 # Function (images, draw) -> images, where draw(n) is the n-th seed of a step on a device.
 Custom = Callable[[Any, Callable[[int], Any]], Any]
@@ -189,12 +189,12 @@ def mix(images: Tensor, labels: Tensor, alpha: float, uniform: Draw, integers: D
     """
     examples = images.shape[0]
     drawn = uniform(7, (examples, 2), 0.0, 1.0)
-    share = factors(drawn[:, 0], drawn[:, 1], alpha)
+    factor = factors(drawn[:, 0], drawn[:, 1], alpha)
     distance = integers(8, (1,), 1, examples)
     partner = (ops.arange(examples, dtype=distance.dtype) + distance) % examples
-    own = share[:, None, None, None]
+    own = factor[:, None, None, None]
     blended = own * images + (1 - own) * ops.take(images, partner, axis=0)
-    return blended, {"own": labels, "partner": ops.take(labels, partner, axis=0), "share": share}
+    return blended, {"own": labels, "partner": ops.take(labels, partner, axis=0), "factor": factor}
 
 
 def factors(first: Tensor, second: Tensor, alpha: float) -> Tensor:
@@ -213,8 +213,8 @@ def losses(of: Callable[[Tensor], Tensor], labels: Labels) -> Tensor:
     """Return each example's loss, float32 [batch]; `of` returns it for labels that are not mixed."""
     if not isinstance(labels, dict):
         return of(labels)
-    share = labels["share"]
-    return share * of(labels["own"]) + (1 - share) * of(labels["partner"])
+    factor = labels["factor"]
+    return factor * of(labels["own"]) + (1 - factor) * of(labels["partner"])
 
 
 def dominant(labels: Labels) -> Tensor:

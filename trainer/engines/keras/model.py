@@ -17,7 +17,7 @@ from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
 from slipway.trainer import weights
 from slipway.trainer.config import JobConfig, ModelSettings
-from slipway.trainer.data.assignment import check_shared_evenly
+from slipway.trainer.data.assignment import check_even_split
 from slipway.trainer.engines import builder
 from slipway.trainer.engines.base import ModelSize
 from slipway.trainer.engines.keras import augment
@@ -48,7 +48,7 @@ def prepare(
         UserError: The batch is not divisible by the devices, the augmentation does not fit the images, or the builder
             does not exist.
     """
-    check_shared_evenly(job.train, job.plan.replicas, devices)
+    check_even_split(job.train, job.plan.replicas, devices)
     augment.verify(job.train.augment, manifest.image_shape)
     precision = choose_precision(job.train, kind, capability)
     keras.backend.clear_session()

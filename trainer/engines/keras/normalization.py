@@ -62,6 +62,6 @@ def combined(mean: Tensor, variance: Tensor, count: Tensor, gather: Gather) -> t
     """
     everywhere = gather(ops.stack([mean, variance, count]))
     means, variances, counts = everywhere[:, 0], everywhere[:, 1], everywhere[:, 2]
-    shares = counts / ops.maximum(ops.sum(counts, axis=0, keepdims=True), 1e-12)
-    whole = ops.sum(shares * means, axis=0)
-    return whole, ops.sum(shares * (variances + ops.square(means - whole)), axis=0)
+    fractions = counts / ops.maximum(ops.sum(counts, axis=0, keepdims=True), 1e-12)
+    whole = ops.sum(fractions * means, axis=0)
+    return whole, ops.sum(fractions * (variances + ops.square(means - whole)), axis=0)

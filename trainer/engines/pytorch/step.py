@@ -73,9 +73,9 @@ class Step:
             )
         metrics = torch.zeros(2, device=self.devices.device)
         parts = self.train.accumulation
-        share = self.batch // parts
+        size = self.batch // parts
         for part in range(parts):
-            chosen = slice(part * share, (part + 1) * share)
+            chosen = slice(part * size, (part + 1) * size)
             with self._without_all_reduce() if part < parts - 1 else contextlib.nullcontext():
                 metrics += self._backward(
                     *(each(lambda one, chosen=chosen: one[chosen], of) for of in (inputs, labels))

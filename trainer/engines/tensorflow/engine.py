@@ -189,7 +189,7 @@ class TensorFlowEngine:
         return StepMetrics(losses=metrics[:, 0], values=metrics[:, 1], waited=waited)
 
     def evaluate(self, data: Evaluation) -> Measured:
-        key = (data.batch, data.share.manifest.fingerprint)
+        key = (data.batch, data.assignment.manifest.fingerprint)
         if key not in self._measures:  # retracing each epoch would take longer than evaluating a small split
             self._measures[key] = self._measuring_function(data)
         measure = self._measures[key]
@@ -257,15 +257,15 @@ class TensorFlowEngine:
     # Measuring
 
     def _measuring_function(self, data: Evaluation) -> Callable[..., tf.Tensor]:
-        share = data.batch // self._local_devices
-        inputs_spec, labels_spec = specs(data.share.manifest, data.batch, decoded=True)
+        per_device = data.batch // self._local_devices
+        inputs_spec, labels_spec = specs(data.assignment.manifest, data.batch, decoded=True)
         predict = functools.partial(self._model, training=False) if self._is_distributed else self._predict
 
         def device_sums(inputs: Tensors, labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-            start = share * (tf.distribute.get_replica_context().replica_id_in_sync_group % self._local_devices)
+            start = per_device * (tf.distribute.get_replica_context().replica_id_in_sync_group % self._local_devices)
             with tf.device("CPU:0"):
-                inputs = each(lambda values: values[start : start + share], inputs)
-                labels, weights = (part[start : start + share] for part in (labels, weights))
+                inputs = each(lambda values: values[start : start + per_device], inputs)
+                labels, weights = (part[start : start + per_device] for part in (labels, weights))
             outputs = tf.cast(predict(scaled(inputs)), tf.float32)
             return tf.cast(self._objective.sums(outputs, labels, weights), tf.float64)
 
@@ -316,8 +316,8 @@ class TensorFlowEngine:
             with _peers():
                 yield
         except tf.errors.ResourceExhaustedError as error:
-            share = self._batch // self._local_devices // self._train.accumulation
-            fits = network.largest_batch_that_fits(self._step.part, self._manifest, share)
+            examples = self._batch // self._local_devices // self._train.accumulation
+            fits = network.largest_batch_that_fits(self._step.part, self._manifest, examples)
             cause = re.search(r"(OOM|[Oo]ut of memory).*", error.message)
             raise OutOfMemory(cause[0] if cause else error.message.partition("\n")[0], fits) from error
 

@@ -36,17 +36,17 @@ _HANDED_OF_STREAM = 2
 
 @dataclass(frozen=True)
 class Layout:
-    """How a batch is split: this process has `local_devices` of the job's `devices`, with `share` examples each."""
+    """How a batch is split: `local_devices` of the job's `devices` are here, with `per_device` examples each."""
 
     strategy: tf.distribute.Strategy
     local_devices: int
     devices: int
-    share: int
+    per_device: int
 
     @property
     def batch(self) -> int:
         """This process's examples per step."""
-        return self.local_devices * self.share
+        return self.local_devices * self.per_device
 
 
 class StepLoop:
@@ -87,7 +87,7 @@ class StepLoop:
     def _from_memory(self, data: MemoryTraining) -> Call:
         """Gather examples in the graph; each call passes only their order."""
         inputs, labels = data.tensors(whole=False)
-        shape = [self._layout.local_devices, self._layout.share]
+        shape = [self._layout.local_devices, self._layout.per_device]
 
         def batch(device: tf.Tensor, indices: tf.Tensor) -> Batch:
             return each(lambda values: tf.gather(values, indices[device]), inputs), tf.gather(labels, indices[device])
@@ -108,7 +108,7 @@ class StepLoop:
 
     def _from_stream(self, data: StreamTraining, first: int) -> Call:
         iterator = iter(data.batches(first))
-        share = self._layout.share
+        per_device = self._layout.per_device
 
         def fetch(_number: tf.Tensor) -> tuple[Batch, tf.Tensor]:
             started = _called(data.waiting.begin)
@@ -118,8 +118,8 @@ class StepLoop:
                 return batch, _called(data.waiting.end) - started
 
         def batch(device: tf.Tensor, inputs: Tensors, labels: tf.Tensor) -> Batch:
-            start = device * share
-            return each(lambda values: values[start : start + share], inputs), labels[start : start + share]
+            start = device * per_device
+            return each(lambda values: values[start : start + per_device], inputs), labels[start : start + per_device]
 
         @traced(input_signature=[tf.TensorSpec([], tf.int32), tf.TensorSpec([None], tf.float32)])
         def steps(first: tf.Tensor, rates: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -62,11 +62,11 @@ def test_features_are_those_of_tensorflow_datasets(tfds: Any) -> None:
     assert messages.values(messages.features_of(found)[b"f6"]) == []
 
 
-def test_a_record_with_further_features_is_tensorflows(tfds: Any) -> None:
+def test_a_record_with_additional_features_is_tensorflows(tfds: Any) -> None:
     import tensorflow as tf
 
-    further = [(b"zoo", Kind("text").encode("x")), (b"age", Kind("integer").encode(3))]
-    (message,) = read_records(io.BytesIO(RecordEncoder().encode_with(b"bytes", b"k", 7, further)))
+    additional = [(b"zoo", Kind("text").encode("x")), (b"age", Kind("integer").encode(3))]
+    (message,) = read_records(io.BytesIO(RecordEncoder().encode_with(b"bytes", b"k", 7, additional)))
     found = tf.train.Example.FromString(message)
     assert found.SerializeToString(deterministic=True) == message
     assert list(found.features.feature["age"].int64_list.value) == [3]

@@ -121,7 +121,7 @@ def test_mistakes_are_named_with_their_lines(
     assert not Path(settings.store).exists()
 
 
-def test_further_columns_are_features(images: Path, make_settings: MakeSettings) -> None:
+def test_additional_columns_are_features(images: Path, make_settings: MakeSettings) -> None:
     lines = [
         f"{path_of(n)},{'ab'[n % 2]},note {n},{n},{n / 8},0 0 0.5 {n / 40},k{n},{path_of(39 - n)}" for n in range(40)
     ]
@@ -194,7 +194,7 @@ def test_the_work_grows_linearly_with_the_number_of_columns(images: Path, make_s
         (images / f"{columns}.csv").write_text("\n".join([header, *lines]))
         prepared = prepare(make_settings(f"csv:{images / f'{columns}.csv'}"), 1)
         profile = cProfile.Profile()
-        features = profile.runcall(statistics.further_features, prepared.folder, prepared.manifest)
+        features = profile.runcall(statistics.additional_features, prepared.folder, prepared.manifest)
         assert [feature.texts for feature in features] == [["1"] * len(features[0].texts)] * columns
         calls[columns] = sum(entry.callcount for entry in profile.getstats())
     assert calls[400] < 5 * calls[100]

@@ -32,8 +32,8 @@ def feature(value: Any) -> bytes:
     return Kind.of(value).encode(value)
 
 
-def record(image: bytes, label: Any, **further: Any) -> bytes:
-    features = {"image": image, "label": label, **further}
+def record(image: bytes, label: Any, **additional: Any) -> bytes:
+    features = {"image": image, "label": label, **additional}
     return framed(example((name.encode(), feature(value)) for name, value in features.items()))
 
 

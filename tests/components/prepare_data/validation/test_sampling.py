@@ -17,7 +17,7 @@ from slipway.components.prepare_data.publishing import store
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.validation.sampling import ALL, decoded_below, is_decoded, sentence
 from slipway.components.prepare_data.writing import set_writer
-from slipway.components.prepare_data.writing.shards import inspect_further
+from slipway.components.prepare_data.writing.shards import inspect_additional
 from slipway.core.errors import UserError
 from slipway.core.manifest import Checked
 
@@ -189,12 +189,12 @@ def test_as_many_as_the_sample_are_all_decoded(
 
 
 @pytest.mark.parametrize("reason", [Unusable, Undecodable])
-def test_a_further_image_is_found_bad_as_the_first_is(reason: type[Unusable]) -> None:
+def test_an_additional_image_is_found_bad_as_the_first_is(reason: type[Unusable]) -> None:
     def look(data: bytes) -> ImageInfo:
         raise reason("it is damaged")
 
     with pytest.raises(Unusable, match="its mask: it is damaged") as error:
-        inspect_further([(b"mask", bytes_feature([b"image"]))], [b"mask"], look)
+        inspect_additional([(b"mask", bytes_feature([b"image"]))], [b"mask"], look)
     assert error.type is reason
 
 

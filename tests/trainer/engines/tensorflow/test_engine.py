@@ -141,16 +141,16 @@ def test_evaluation_is_the_mean_over_all_examples_whatever_the_batch(
     config = make_job(tiny, steps=3, steps_per_epoch=75)
     engine = engine_for(config)
     engine.run(training(config), 0, rates(3))
-    share = ShardAssignment(tiny, manifests.read(tiny), 0, 1)
-    measured = engine.evaluate(inputs.evaluation(share, "validation", batch))
-    images, labels = inputs.evaluation(share, "validation", 50).decoded
+    assignment = ShardAssignment(tiny, manifests.read(tiny), 0, 1)
+    measured = engine.evaluate(inputs.evaluation(assignment, "validation", batch))
+    images, labels = inputs.evaluation(assignment, "validation", 50).decoded
     logits = engine._model(images / np.float32(255)).numpy()
     losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(50), labels]
     assert measured.examples == 50
     assert measured.metric == pytest.approx((logits.argmax(1) == labels).mean())
     assert measured.loss == pytest.approx(losses.mean(), rel=1e-5)
     assert 0 < measured.metric < 1
-    assert engine.evaluate(inputs.evaluation(share, "validation", batch)) == measured
+    assert engine.evaluate(inputs.evaluation(assignment, "validation", batch)) == measured
 
 
 def test_the_network_is_built_and_traced_once_for_tensorboard_validation_and_export(
@@ -204,9 +204,9 @@ def test_augmentation_changes_what_is_trained_on_and_nothing_that_is_measured(
         for name, array in engine.state().items()
         if name.endswith(("kernel", "bias")) and name.startswith("model")
     )
-    share = ShardAssignment(tiny, manifests.read(tiny), 0, 1)
-    measured = engine.evaluate(inputs.evaluation(share, "validation", 50))
-    images, labels = inputs.evaluation(share, "validation", 50).decoded
+    assignment = ShardAssignment(tiny, manifests.read(tiny), 0, 1)
+    measured = engine.evaluate(inputs.evaluation(assignment, "validation", 50))
+    images, labels = inputs.evaluation(assignment, "validation", 50).decoded
     assert measured.loss == pytest.approx(cross_entropy(images / np.float32(255), labels, kernel, bias), rel=1e-5)
 
     chosen = read.order(1, 1)[0]
@@ -241,13 +241,13 @@ def test_a_step_with_mixup_is_one_on_the_blended_losses(
         return augmented(images, labels, config.train, 1, 0)
 
     images, labels = drawn(read.inputs[chosen] / np.float32(255), read.labels[chosen])
-    share, weights = np.asarray(labels["share"]), np.array([3.0, 1.0, 0.5])
-    assert 0.5 <= share.min() < share.max() < 1
+    factor, weights = np.asarray(labels["factor"]), np.array([3.0, 1.0, 0.5])
+    assert 0.5 <= factor.min() < factor.max() < 1
     pixels = np.asarray(images).reshape(8, -1)
     exponentials = np.exp(pixels @ kernel + bias)
     probabilities = exponentials / exponentials.sum(axis=1, keepdims=True)
     loss, difference = 0.0, np.zeros((8, 3))
-    for each, part in ((np.asarray(labels["own"]), share), (np.asarray(labels["partner"]), 1 - share)):
+    for each, part in ((np.asarray(labels["own"]), factor), (np.asarray(labels["partner"]), 1 - factor)):
         factor = part * weights[each] / 8
         loss -= (factor * np.log(probabilities[np.arange(8), each])).sum()
         difference += factor[:, None] * (probabilities - np.eye(3)[each])

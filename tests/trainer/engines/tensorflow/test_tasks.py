@@ -40,8 +40,10 @@ def built(data: Path, **settings: Any) -> Any:
 def data_of(data: Path, budget: int = 10**9) -> tuple[Any, Any]:
     from slipway.trainer.data import inputs
 
-    share = ShardAssignment(data, manifests.read(data), 0, 1)
-    return inputs.training(share, 8, 15, 0, budget=budget), inputs.evaluation(share, "validation", 16, budget=budget)
+    assignment = ShardAssignment(data, manifests.read(data), 0, 1)
+    return inputs.training(assignment, 8, 15, 0, budget=budget), inputs.evaluation(
+        assignment, "validation", 16, budget=budget
+    )
 
 
 def raw(data: Path, split: str = "validation") -> tuple[dict[str, Any], Any]:
