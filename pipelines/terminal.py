@@ -22,7 +22,7 @@ from rich.markup import escape
 from rich.text import Text
 from typer.core import TyperGroup
 
-from slipway.core.errors import UserError, shortened, system_error
+from slipway.core.errors import UserError, lowered, shortened, system_error
 from slipway.core.values import JsonObject
 from slipway.trainer.engines.installed import missing_extra
 
@@ -158,7 +158,12 @@ def show_error(error: UserError, *, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(json.dumps({"error": error.as_dict()}, indent=2) + "\n")
     else:
-        error_console.print(f"[red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        print_error(str(error))
+
+
+def print_error(text: str) -> None:
+    """Print a message after "error:" on stderr."""
+    error_console.print(f"[red]error:[/] {escape(lowered(text))}", highlight=False, soft_wrap=True)
 
 
 @contextlib.contextmanager

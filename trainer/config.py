@@ -81,7 +81,6 @@ class ModelSettings(Settings):
                 value=builder,
                 allowed="an importable module:function, such as slipway.trainer.models.digits:build",
                 nearest=near,
-                fix=f"--set model.builder={near}",
             )
         return builder
 
@@ -349,7 +348,7 @@ class TrainSettings(Settings):
         if self.nesterov and not self.momentum:
             raise _contradiction(
                 "Nesterov momentum needs a momentum above 0.", "momentum", self.momentum, "above 0 and below 1",
-                nearest="0.9", fix="--set train.momentum=0.9",
+                nearest="0.9",
             )  # fmt: skip
         decaying = with_weight_decay()
         allowed = f"with the optimizers {', '.join(decaying)}"
@@ -369,7 +368,7 @@ class TrainSettings(Settings):
             of = "the lowest learning_rate of train.stages" if self.stages else "train.learning_rate"
             raise _contradiction(
                 "The final learning rate is not below the peak.", "schedule.final", final,
-                f"below {of} = {peak:g}", nearest=f"{peak / 100:g}", fix=f"--set train.schedule.final={peak / 100:g}",
+                f"below {of} = {peak:g}", nearest=f"{peak / 100:g}",
             )  # fmt: skip
         return self
 
@@ -421,7 +420,7 @@ class TrainSettings(Settings):
 
 
 def _contradiction(
-    message: str, setting: str, value: object, allowed: str, *, nearest: str | None, fix: str
+    message: str, setting: str, value: object, allowed: str, *, nearest: str | None, fix: str | None = None
 ) -> UserError:
     return UserError(message, setting=f"train.{setting}", value=value, allowed=allowed, nearest=nearest, fix=fix)
 

@@ -156,7 +156,6 @@ def check_settings(train: TrainSettings, task: TaskName) -> None:
             value=train.monitor,
             allowed=f"loss, {metric}",
             nearest=metric,
-            fix=f"--set train.monitor={metric}",
         )
     if train.class_weights is not None and task != "classification":
         raise UserError(

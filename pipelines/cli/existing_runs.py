@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from slipway.core.errors import UserError
+from slipway.core.errors import UserError, lowered
 from slipway.pipelines.options import Json, Run, Timings
 from slipway.pipelines.platforms.table import remote
 from slipway.pipelines.terminal import (
@@ -25,6 +25,7 @@ from slipway.pipelines.terminal import (
     EXIT_REJECTED,
     console,
     error_console,
+    print_error,
     printable,
     user_errors,
 )
@@ -84,7 +85,7 @@ def list_(as_json: Json = False) -> None:
             records.append(current(folder))
             configurations.append(configuration)
         except UserError as error:
-            error_console.print(f"skipped: {escape(error.message)}", highlight=False, soft_wrap=True)
+            error_console.print(f"skipped: {escape(lowered(error.message))}", highlight=False, soft_wrap=True)
     if as_json:
         sys.stdout.write(json.dumps([record.model_dump(mode="json") for record in records], indent=2) + "\n")
     elif not records:
@@ -179,7 +180,7 @@ def current(folder: RunFolder) -> RunRecord:
     try:
         return elsewhere.refresh(folder)
     except UserError as error:
-        error_console.print(f"as last seen; {escape(error.message)}", highlight=False, soft_wrap=True)
+        error_console.print(f"as last seen; {escape(lowered(error.message))}", highlight=False, soft_wrap=True)
         return folder.read()
 
 
@@ -221,7 +222,7 @@ def show_failure(record: RunRecord) -> NoReturn:
     """Show why a run failed and the command to continue it, and exit."""
     from slipway.pipelines.cli import display
 
-    error_console.print(f"[red]error:[/] {escape(display.explanation(record))}", highlight=False, soft_wrap=True)
+    print_error(display.explanation(record))
     command = display.next_command(record)
     if command and (record.error is None or command not in (record.error.fix or "")):
         error_console.print(f"  then: {command}", highlight=False, soft_wrap=True)

@@ -111,7 +111,6 @@ def check_vertex_steps(steps: Mapping[str, VertexStepResources]) -> None:
                     value=str(getattr(resources, setting)),
                     allowed=f"{f'{least} to' if least else 'up to'} {most}{unit}",
                     nearest=near,
-                    fix=f"--set vertex.steps.{name}.{setting}={near}",
                 )
 
 

@@ -82,7 +82,6 @@ def cores(context: Context) -> str:
             value=context.config.hardware,
             allowed=f"up to {4 * cores} replicas on this machine",
             nearest=f"cpu*{4 * cores}",
-            fix=f"--hardware 'cpu*{4 * cores}'",
         )
     return f"{cores} cores for {replicas} replica{'s' if replicas > 1 else ''}"
 

@@ -74,7 +74,6 @@ def listing(region: str | None = None, accelerator: str | None = None, engine: s
             value=region,
             allowed=", ".join(catalogue.regions()),
             nearest=near,
-            fix=f"--region {near}",
         )
     if engine is not None and engine not in ENGINES:
         raise UserError.unknown("engine", engine, ENGINES, setting="--engine")

@@ -11,6 +11,8 @@ import errno
 import io
 import json
 import os
+import re
+import shlex
 import sys
 import traceback
 from collections.abc import Iterable
@@ -22,6 +24,16 @@ from slipway.core.values import JsonObject
 ERROR_PREFIX = "slipway-error: "
 # A longer line of an error is shortened.
 MAX_LINE = 1000
+# Sections of a run configuration, whose settings `--set` changes.
+SECTIONS = ("data", "evaluate", "kubeflow", "model", "notify", "tpu", "train", "vertex")
+# First words of messages that are neither names nor values.
+_STARTERS = re.compile(
+    r"(a|an|another|augmentation|cannot|class|could|deleting|device|disk|every|file|for|if|images|importing|in|input|"
+    r"invalid|it|its|line|missing|mixup|more|neither|nesterov|no|none|not|nothing|on|one|only|permission|preparing|"
+    r"read-only|replicas|rounding|run|schedule|set|several|some|spot|that|the|there|these|this|too|training|unexpected|"
+    r"version|with|without|workers)\b",
+    re.IGNORECASE,
+)
 
 
 @dataclass(eq=False, repr=False)
@@ -34,7 +46,7 @@ class UserError(Exception):
         value: The setting's value.
         allowed: A description of the accepted values.
         nearest: The valid value closest to `value`.
-        fix: The command or edit that fixes it.
+        fix: The command or edit that fixes it; by default the option that sets the setting to `nearest`.
         traceback: The traceback of the user's code, if that code raised the error.
     """
 
@@ -49,6 +61,8 @@ class UserError(Exception):
 
     def __post_init__(self) -> None:
         self.message = shortened(self.message)
+        if self.fix is None and self.setting and self.nearest:
+            self.fix = _option(self.setting, self.nearest)
         if len(shown := str(self.value)) > MAX_LINE:
             self.value = shortened(shown)
         for name in ("allowed", "nearest", "fix"):
@@ -80,17 +94,16 @@ class UserError(Exception):
             value: The name.
             known: The valid names.
             setting: The setting's dotted name, or an option such as ``--step``.
-            fix: Replaces the fix that is derived from `setting` and the closest name.
+            fix: The fix, if it is not the option that sets `setting` to the closest name.
         """
         names = list(known)
-        near = nearest(value, names)
         return cls(
             f"There is no {kind} {value!r}.",
             setting=setting,
             value=value,
             allowed=", ".join(names) or "none exists",
-            nearest=near,
-            fix=fix or (_assignment(setting, near) if setting and near else None),
+            nearest=nearest(value, names),
+            fix=fix,
         )
 
     @classmethod
@@ -109,9 +122,20 @@ def shortened(text: str, length: int = MAX_LINE) -> str:
     )
 
 
-def _assignment(setting: str, value: str) -> str:
-    """Return the command-line option that sets a setting; `setting` may itself be an option."""
-    return f"{setting} {value}" if setting.startswith("-") else f"--set {setting}={value}"
+def lowered(message: str) -> str:
+    """Return a message as it follows "error:": in lower case, unless it starts with a name or a value."""
+    return message[0].lower() + message[1:] if _STARTERS.match(message) else message
+
+
+def _option(setting: str, value: str) -> str | None:
+    """Return the command-line option that sets a setting, which may itself be an option; None if there is none."""
+    if setting == "hardware":
+        setting = "--hardware"
+    if setting.startswith("-"):
+        return f"{setting} {shlex.quote(value)}"
+    if setting.partition(".")[0] in SECTIONS and re.fullmatch(r"\w+(\.[A-Za-z_][\w-]*)+", setting):
+        return f"--set {shlex.quote(f'{setting}={value}')}"
+    return None
 
 
 # Fixes for operating system errors that the user can solve, by error number.

@@ -10,7 +10,7 @@ import pytest
 
 from slipway.components.evaluate.charts import read_history
 from slipway.core import integrity
-from slipway.core.errors import UserError, system_error
+from slipway.core.errors import UserError, lowered, system_error
 from slipway.pipelines.config.config import load
 
 # Its first bytes are those of no memory: every read fails with EIO.
@@ -32,6 +32,40 @@ def test_an_unknown_name_without_a_close_one_lists_what_exists():
     error = UserError.unknown("step", "xyz", ("train", "evaluate"), setting="--step")
     assert (error.allowed, error.nearest, error.fix) == ("train, evaluate", None, None)
     assert UserError.unknown("run", "xyz", ()).allowed == "none exists"
+
+
+@pytest.mark.parametrize(
+    ("setting", "nearest", "fix"),
+    [
+        ("train.epochs", "4", "--set train.epochs=4"),
+        ("data.image_size", "[24, 24]", "--set 'data.image_size=[24, 24]'"),
+        ("hardware", "cpu*8", "--hardware 'cpu*8'"),
+        ("--step", "train", "--step train"),
+        ("train.stages.0.epochs", "4", None),
+        ("RUN", "digits", None),
+        ("max_replicas", "3", None),
+    ],
+)
+def test_the_fix_sets_the_setting_to_the_closest_value(setting: str, nearest: str, fix: str | None):
+    assert UserError("No.", setting=setting, nearest=nearest).fix == fix
+    assert UserError("No.", setting=setting, nearest=nearest, fix="another").fix == "another"
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("There is no run x.\n  fix:  No", "there is no run x.\n  fix:  No"),
+        ("Input/output error: f.", "input/output error: f."),
+        ("A: B.", "a: B."),
+        ("Vertex AI refused.", "Vertex AI refused."),
+        ("TensorFlow is missing.", "TensorFlow is missing."),
+        ("a100x3 is not available.", "a100x3 is not available."),
+        ("'The' is not a class.", "'The' is not a class."),
+        ("", ""),
+    ],
+)
+def test_a_message_starts_in_lower_case_unless_with_a_name(message: str, shown: str):
+    assert lowered(message) == shown
 
 
 def test_a_long_value_is_shortened_wherever_it_is_named():

@@ -173,7 +173,7 @@ def test_of_two_resumes_of_one_run_one_trains(space):
     _, error = refused.communicate()
     run_id = (space.path / "runs/latest").resolve().name
     assert refused.returncode == 2
-    assert f"error: Run {run_id} is still running, in process {running.pid}." in error
+    assert f"error: run {run_id} is still running, in process {running.pid}." in error
     assert "Traceback" not in error
     assert space.record()["status"] == "running"
     assert "cancelled" in space.slipway("cancel").stdout

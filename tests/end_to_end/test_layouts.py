@@ -60,6 +60,6 @@ def test_a_model_that_cannot_train_in_the_layout_fails(workspace: Workspace):
     (workspace.path / "outside.py").write_text(OUTSIDE)
     result = workspace.slipway("rehearse", "--hardware", "t4x2", "--set", "model.builder=outside:builder")
     assert result.returncode == 1
-    assert "The step train failed" in result.stderr
+    assert "the step train failed" in result.stderr
     assert "was created outside of the builder" in result.stderr
     assert "Traceback" not in result.stderr

@@ -19,7 +19,7 @@ from click.testing import Result
 from rich.table import Table
 from typer.testing import CliRunner
 
-from slipway.core.errors import UserError
+from slipway.core.errors import UserError, lowered
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.options import Json
 from slipway.pipelines.terminal import EXIT_USAGE, Commands, Terminal, print_any_character, user_errors
@@ -83,7 +83,7 @@ def test_help_is_not_an_error() -> None:
 def test_a_user_error_is_text_or_a_json_object() -> None:
     error = UserError("No.", setting="train.epochs", value=3, nearest="4", fix="--set train.epochs=4")
     shown = invoke(error)
-    assert (shown.exit_code, shown.stdout, shown.stderr) == (2, "", f"error: {error}\n")
+    assert (shown.exit_code, shown.stdout, shown.stderr) == (2, "", f"error: {lowered(str(error))}\n")
     told = invoke(error, "--json")
     assert (told.exit_code, json.loads(told.stdout), told.stderr) == (2, {"error": error.as_dict()}, "")
 
@@ -100,7 +100,7 @@ def test_a_user_error_is_text_or_a_json_object() -> None:
 def test_a_missing_package_is_named_with_its_install_command(module: str, command: str) -> None:
     result = invoke(ModuleNotFoundError(f"No module named {module!r}", name=module))
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr == f"error: The Python package {module} is not installed.\n  fix:      {command}\n"
+    assert result.stderr == f"error: the Python package {module} is not installed.\n  fix:      {command}\n"
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_an_operating_system_error_is_shown_without_traceback(
     monkeypatch.setattr("slipway.pipelines.runs.record.find", refuse)
     result = CliRunner().invoke(app, ["status"])
     assert result.exit_code == EXIT_USAGE
-    assert os.strerror(number) in result.stderr
+    assert lowered(os.strerror(number)) in result.stderr
     assert "(300 characters)" in result.stderr
     assert fix in result.stderr
 
@@ -202,7 +202,7 @@ def test_closed_streams_are_no_error(tmp_path: Path, arguments: tuple[str, ...])
 def test_output_that_cannot_be_written_is_one_sentence(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     result = slipway(*arguments, folder=tmp_path, shell=">/dev/full")
     assert result.returncode == EXIT_USAGE
-    assert result.stderr.startswith("error: No space left on device.\n  fix: ")
+    assert result.stderr.startswith("error: no space left on device.\n  fix: ")
     assert "Traceback" not in result.stderr
 
 

@@ -87,7 +87,6 @@ def check_even_split(train: TrainSettings, replicas: int, devices: int) -> None:
             value=batch,
             allowed=f"a multiple of {workers}",
             nearest=str(near),
-            fix=f"--set train.batch_size={near}",
         )
     per_device = batch // workers
     if per_device % parts:
@@ -101,7 +100,6 @@ def check_even_split(train: TrainSettings, replicas: int, devices: int) -> None:
             value=parts,
             allowed=f"a divisor of {per_device}" + (f" (train.batch_size / {workers} devices)" if workers > 1 else ""),
             nearest=str(near),
-            fix=f"--set train.accumulation={near}",
         )
     if train.augment.mixup and per_device == 1:
         raise UserError(
@@ -110,5 +108,4 @@ def check_even_split(train: TrainSettings, replicas: int, devices: int) -> None:
             value=batch,
             allowed=f"at least {2 * workers}, or train.augment.mixup = 0",
             nearest=str(2 * workers),
-            fix=f"--set train.batch_size={2 * workers}",
         )

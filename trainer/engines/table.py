@@ -185,5 +185,5 @@ def refuse(train: TrainSettings) -> None:
                 value=value if isinstance(value, str | int | float | bool) else str(value),
                 allowed=row.allowed,
                 nearest=row.nearest,
-                fix=f"--set train.{row.setting}={row.nearest}" if row.nearest else "--set train.engine=tensorflow",
+                fix=None if row.nearest else "--set train.engine=tensorflow",
             )

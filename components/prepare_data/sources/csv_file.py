@@ -283,6 +283,7 @@ class ManifestSource(Source):
                     value=str(kind),
                     allowed=", ".join(additional) or "no features: there are no additional columns",
                     nearest=nearest(name, additional),
+                    fix=f"correct the name in data.features: {name} is not a column",
                 )
 
     def _label_and_features(

@@ -213,6 +213,7 @@ class ModuleSource(Source):
                 setting=f"data.features.{missing}",
                 value=str(described[missing]),
                 nearest=nearest(missing, found_kinds),
+                fix=f"correct the name in data.features: {missing} is not yielded",
             )
         return has_image, found_kinds
 

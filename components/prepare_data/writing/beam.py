@@ -197,6 +197,7 @@ def _options(beam: BeamSettings) -> Any:
                 setting=f"data.beam.options.{name}",
                 value=beam.options[name],
                 nearest=nearest(name, known) if name != "runner" else "data.beam.runner",
+                fix=f"correct the name in data.beam.options, or remove {name}",
             )
     options = {"runner": beam.runner, "save_main_session": False, **beam.options}
     if beam.runner == "DirectRunner":

@@ -121,7 +121,6 @@ def _check_machines(hardware: Hardware) -> None:
         value=str(hardware),
         allowed=f"{base} or {base}+spot",
         nearest=plain,
-        fix=f"--hardware {plain}",
     )
 
 

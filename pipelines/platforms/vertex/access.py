@@ -16,7 +16,7 @@ from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources import source_kind
 from slipway.components.setup_access.difference import Line, blocking
 from slipway.components.setup_access.settings import AccessSettings
-from slipway.core.errors import UserError
+from slipway.core.errors import UserError, lowered
 from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig, vertex_of
 from slipway.pipelines.platforms.vertex.settings import VertexSettings
@@ -183,7 +183,7 @@ def show_end(outcomes: list[Outcome], left: list[Line]) -> None:
             console.print(f"– {escape(str(outcome.line.item))}: {LATER}", highlight=False, soft_wrap=True)
         elif outcome.error is not None and str(outcome.error) not in said:
             said.add(str(outcome.error))
-            console.print(f"[red]error:[/] {escape(str(outcome.error))}", highlight=False, soft_wrap=True)
+            console.print(f"[red]error:[/] {escape(lowered(str(outcome.error)))}", highlight=False, soft_wrap=True)
     for line in left:
         if line.status in ("wrong", "unseen") and line.observed not in said:
             said.add(line.observed)

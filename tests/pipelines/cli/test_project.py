@@ -81,7 +81,7 @@ def test_a_folder_whose_name_is_not_utf8_is_refused(
     monkeypatch.chdir(folder)
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 2
-    assert f"error: The path of the folder {tmp_path}/\\xff is not UTF-8.\n  fix: " in result.stderr
+    assert f"error: the path of the folder {tmp_path}/\\xff is not UTF-8.\n  fix: " in result.stderr
     assert sorted(folder.iterdir()) == before
 
 

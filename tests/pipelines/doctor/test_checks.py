@@ -15,7 +15,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from slipway.components.register_model.registry import Registry
-from slipway.core.errors import UserError
+from slipway.core.errors import UserError, lowered
 from slipway.pipelines.checks import Check, Context, examine
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.config.config import validate
@@ -185,7 +185,7 @@ def test_doctor_run_and_compile_report_the_same_error(
         compiled = slipway("compile", "-o", "spec.yaml")
         assert compiled.exit_code == 2, compiled.output
         screen = str(UserError.from_dict(error | {"setting": None}))
-        assert re.sub(r"\n  setting:  .*", "", compiled.stderr) == f"error: {screen}\n"
+        assert re.sub(r"\n  setting:  .*", "", compiled.stderr) == f"error: {lowered(screen)}\n"
         assert not (tmp_path / "spec.yaml").exists()
 
 

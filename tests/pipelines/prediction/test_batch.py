@@ -107,7 +107,7 @@ def test_a_stopped_batch_continues_with_the_missing_parts(
     assert batch(*arguments).exit_code == 2
     assert names() == [".unfinished", "part-00000.jsonl"]
     other = batch("digits/1", *arguments[1:])
-    assert other.exit_code == 2 and "The batch in out has another model: digits/2" in other.stderr
+    assert other.exit_code == 2 and "the batch in out has another model: digits/2" in other.stderr
     record = Path("models/digits/2/model.json")
     before = record.read_bytes()
     record.write_bytes(before + b" ")
@@ -243,7 +243,7 @@ def test_rows_with_a_key_in_two_files(project: Path, here: None, houses_folder: 
         {"input": "two.jsonl line 2", "error": "The instance has no field id, the key"},
     ]
     missing = batch(str(houses_folder), *given, "other", "--key", "ID")
-    assert missing.exit_code == 2 and "There is no column 'ID'" in missing.stderr
+    assert missing.exit_code == 2 and "there is no column 'ID'" in missing.stderr
 
 
 def test_parts_of_a_file_are_its_examples(project: Path, houses: Model) -> None:

@@ -268,8 +268,8 @@ def test_models_by_name_version_folder_and_mistakes(project: Path, classifier_fo
     assert models.find(str(classifier_folder), registry).folder == classifier_folder
     result = run("digit", "images")
     assert result.exit_code == 2 and "closest:  digits" in result.stderr
-    assert "There is no version 'digits/7'" in run("digits/7", "images").stderr
-    assert "The input nowhere does not exist" in run("digits", "nowhere").stderr
+    assert "there is no version 'digits/7'" in run("digits/7", "images").stderr
+    assert "the input nowhere does not exist" in run("digits", "nowhere").stderr
     (project / "empty").mkdir()
     (project / "empty/metadata.json").write_text("[" * 100_000)
     assert "cannot be served" in run("empty", "images").stderr
@@ -335,7 +335,7 @@ def test_serve_names_the_missing_extra_and_a_port_that_is_taken(project: Path, m
         port = other.getsockname()[1]
         result = CliRunner().invoke(app, ["serve", "digits", "--port", str(port)])
         assert result.exit_code == 2
-        assert f"Could not listen on 127.0.0.1:{port}" in result.stderr
+        assert f"could not listen on 127.0.0.1:{port}" in result.stderr
     monkeypatch.setattr(installed, "is_installed", lambda name: name != "starlette")
     result = CliRunner().invoke(app, ["serve", "digits"])
     assert result.exit_code == 2

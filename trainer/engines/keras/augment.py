@@ -43,7 +43,6 @@ def verify(settings: AugmentSettings, image_shape: tuple[int, int, int]) -> None
             value=settings.shift,
             allowed=f"at most {most} pixels, half of the images' smaller side",
             nearest=str(most),
-            fix=f"--set train.augment.shift={most}",
         )
 
 

@@ -49,7 +49,6 @@ def compiles(train: TrainSettings, model: keras.Model, kind: str, devices: int) 
             value=True,
             allowed="auto, false",
             nearest="auto",
-            fix="--set train.xla=auto",
         )
     if train.xla != "auto":
         return train.xla

@@ -47,7 +47,6 @@ def machine(hardware: str, region: str) -> tuple[ServingMachine, int]:
             value=hardware,
             allowed=error.allowed,
             nearest=near,
-            fix=f"--hardware '{near}'" if near else None,
         ) from None
     if found.regions is not None and region not in found.regions:
         raise UserError(

@@ -200,7 +200,7 @@ def test_a_running_batch_is_left_and_cancelled_by_the_same_command(
     while job.state.name not in batches.ENDED:
         time.sleep(0.02)
     assert job.state.name == "JOB_STATE_CANCELLED"
-    assert "This batch is not running" in batch("--cancel").stderr
+    assert "this batch is not running" in batch("--cancel").stderr
 
 
 def test_a_dry_run_prints_the_job_and_creates_none(ready_google: FakeGoogle, batch):
@@ -246,7 +246,7 @@ def test_mistakes_are_found_before_a_job_is_created(ready_google: FakeGoogle, ba
 def test_models_and_rights_are_checked(ready_google: FakeGoogle, batch, slipway: Slipway):
     others = BATCH[2:]
     assert "closest: digits" in " ".join(slipway("batch", "digit", *others).stderr.split())
-    assert "There is no version 'digits/7'" in slipway("batch", "digits/7", *others).stderr
+    assert "there is no version 'digits/7'" in slipway("batch", "digits/7", *others).stderr
     assert slipway("batch", "digits@default", *others, "--dry-run").exit_code == 0
     write(ready_google, "inputs/a.jsonl", '{"n": 1}\n{')
     assert "a.jsonl line 2 is not JSON" in batch().stderr

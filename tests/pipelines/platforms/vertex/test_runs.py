@@ -50,7 +50,7 @@ def test_a_run_with_impossible_images_is_refused(ready_google: FakeGoogle, works
     (workspace / "run.yaml").write_text("\n".join(line for line in settings if not line.startswith("  image:")))
     ready_google.world.repositories.clear()
     result = slipway(*RUN, "--no-check")
-    assert (result.exit_code, "There is no repository" in result.output) == (2, True), result.output
+    assert (result.exit_code, "there is no repository" in result.output) == (2, True), result.output
     assert not any((workspace / "runs").iterdir())
     assert ready_google.region.pipelines.jobs == {}
 
@@ -281,7 +281,7 @@ def test_a_watch_survives_a_lost_connection(ready_google: FakeGoogle, workspace:
     ready_google.faults.plan("GetPipelineJob", ServiceError(503, "Away."), times=25)
     followed = slipway("status", "--follow")
     assert followed.exit_code == 0
-    assert followed.output.count("Could not read the run: Google kept returning transient errors: Away.") == 1
+    assert followed.output.count("could not read the run: Google kept returning transient errors: Away.") == 1
     assert record(workspace)["status"] == "succeeded"
 
 

@@ -87,7 +87,7 @@ def test_delete_asks_and_removes_everything(workspace):
     workspace.deployed()
     refused = workspace.slipway("endpoints", "delete", "digits")
     assert refused.exit_code == 2
-    assert "Deleting requires confirmation" in refused.stderr
+    assert "deleting requires confirmation" in refused.stderr
     assert workspace.traffic == {"digits@1": 100}
     deleted = workspace.slipway("endpoints", "delete", "digits", "--yes")
     assert deleted.exit_code == 0, deleted.output
@@ -101,15 +101,15 @@ def test_what_vertex_ai_does_not_end_in_time_is_no_traceback(workspace):
     workspace.write(min_replicas=2, max_replicas=2, timeout=0.0001)
     result = workspace.slipway("endpoints", "apply")
     assert result.exit_code == 2, result.output
-    assert "Could not apply the endpoint digits in time; Vertex AI continues (projects/" in result.stderr
+    assert "could not apply the endpoint digits in time; Vertex AI continues (projects/" in result.stderr
 
 
 def test_what_cannot_be_deployed_is_refused_before_anything_costs_money(workspace):
     refused = workspace.slipway("deploy")
-    assert "The Model Registry in europe-west4 has no model digits." in refused.stderr
+    assert "the Model Registry in europe-west4 has no model digits." in refused.stderr
     workspace.register()
     refused = workspace.slipway("deploy", "--version", "7")
-    assert "There is no version of digits '7'." in refused.stderr
+    assert "there is no version of digits '7'." in refused.stderr
     workspace.google.world.quotas[PROJECT, REGION, QUOTA] = 3
     workspace.write(max_replicas=2)
     refused = workspace.slipway("deploy")
@@ -119,7 +119,7 @@ def test_what_cannot_be_deployed_is_refused_before_anything_costs_money(workspac
     )
     workspace.write(id="12345")
     refused = workspace.slipway("deploy")
-    assert "There is no endpoint 12345" in refused.stderr
+    assert "there is no endpoint 12345" in refused.stderr
     workspace.write(check={"requests": None})
     refused = workspace.slipway("deploy")
     assert "has no test examples with which to check it" in refused.stderr
@@ -133,7 +133,7 @@ def test_the_stored_examples_are_sent(workspace):
     workspace.write(check={"requests": None})
     result = workspace.slipway("deploy")
     assert result.exit_code == 3, "the stand-in's answers have no probabilities"
-    assert "An answer has none of probabilities and prediction" in result.stderr
+    assert "an answer has none of probabilities and prediction" in result.stderr
 
 
 def test_the_step_deploys_the_champion_and_fails_if_it_is_withdrawn(workspace):

@@ -143,7 +143,7 @@ def test_an_interrupted_rollout_continues_where_it_stopped(workspace, monkeypatc
     workspace.register()
     refused = workspace.slipway("deploy")
     assert refused.exit_code == 2
-    assert "The rollout of digits@2 on digits is not finished: it has 60% of the traffic." in refused.stderr
+    assert "the rollout of digits@2 on digits is not finished: it has 60% of the traffic." in refused.stderr
     assert "slipway deploy --endpoint digits --version 2" in refused.stderr
     seen = moves(workspace, monkeypatch)
     workspace.deployed("--version", "2")
@@ -324,5 +324,5 @@ def test_a_server_that_never_becomes_ready_is_explained(workspace):
     workspace.register("--exit", "3")
     result = workspace.slipway("deploy")
     assert result.exit_code == 2
-    assert "The model's container ended instead of serving" in result.stderr
+    assert "the model's container ended instead of serving" in result.stderr
     assert workspace.versions == []

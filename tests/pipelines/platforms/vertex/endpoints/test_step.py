@@ -77,7 +77,7 @@ def test_an_endpoint_that_does_not_fit_is_found_before_the_run(
 def test_an_endpoint_that_does_not_exist_is_named(compile_: Any) -> None:
     result, _ = compile_(deploy="digit")
     assert result.exit_code == 2
-    assert "There is no endpoint 'digit'." in result.stderr
+    assert "there is no endpoint 'digit'." in result.stderr
 
 
 @pytest.fixture
