@@ -45,11 +45,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_large(folder / "photographs", arguments.photographs)
-        places, found = {"directory": folder / "photographs"}, {variant: {"first": 0.0} for variant in VARIANTS}
+        roots, found = {"directory": folder / "photographs"}, {variant: {"first": 0.0} for variant in VARIANTS}
         for variant, resize in (("original", None), ("resized", {"size": arguments.size})):
-            places[variant], found[variant] = prepared(folder, variant, resize)
+            roots[variant], found[variant] = prepared(folder, variant, resize)
         for _, variant in itertools.product(range(arguments.rounds), VARIANTS):
-            rates = in_a_process(variant, places[variant], MODULE)
+            rates = in_a_process(variant, roots[variant], MODULE)
             if rates["first"] > found[variant].get("first", 0):
                 found[variant] |= rates
     show(found)
@@ -68,7 +68,7 @@ def prepared(folder: Path, name: str, resize: dict[str, Any] | None) -> tuple[Pa
     return found.folder, {"prepare": seconds, "megabytes": size / 1e6}
 
 
-def measure(variant: str, place: Path) -> dict[str, float]:
+def measure(variant: str, root: Path) -> dict[str, float]:
     """Return the examples/s of the first epoch, and the examples per CPU second."""
     import numpy as np
     import tensorflow as tf
@@ -76,12 +76,12 @@ def measure(variant: str, place: Path) -> dict[str, float]:
     tf.data.Dataset.range(2).map(lambda number: number + 1).reduce(np.int64(0), lambda one, other: one + other)
     np.ones(1 << 29, np.uint8)  # the first use of memory can be slow on a virtual machine
     if variant == "directory":
-        rates = directory_rates(place, IMAGE_SIZE, BATCH, epochs=1)
+        rates = directory_rates(root, IMAGE_SIZE, BATCH, epochs=1)
         return {**rates, "first": rates["whole"]}
     from slipway.core import manifest as manifests
     from slipway.trainer.data.assignment import ShardAssignment
 
-    return memory_rates(ShardAssignment(place, manifests.read(place), rank=0, workers=1), BATCH, epochs=1)
+    return memory_rates(ShardAssignment(root, manifests.read(root), rank=0, workers=1), BATCH, epochs=1)
 
 
 def show(found: dict[str, dict[str, float]]) -> None:

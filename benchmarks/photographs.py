@@ -41,8 +41,8 @@ def _cut(folder: Path, count: int, sizes: tuple[tuple[int, int], tuple[int, int]
         drawn: set[tuple[int, ...]] = set()
         while len(drawn) < len(range(label, count, len(photographs))):
             size = [int(draws.integers(*ends)) for ends in sizes]
-            place = [int(draws.integers(whole - part + 1)) for whole, part in zip(pixels.shape, size, strict=False)]
-            cut = (*place, *size)
+            offset = [int(draws.integers(whole - part + 1)) for whole, part in zip(pixels.shape, size, strict=False)]
+            cut = (*offset, *size)
             if cut in drawn:  # equal files could not be in two splits
                 continue
             top, left, height, width = cut

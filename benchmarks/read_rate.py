@@ -93,8 +93,8 @@ def main() -> None:
         wanted = [(kind, variant) for kind in sources for variant in SETS[kind][2] if variant != "loader" or has_torch]
         for load, _, (kind, variant) in itertools.product(arguments.loads, range(arguments.rounds), wanted):
             with busy(LOADS[load]):
-                place = sources[kind] if variant in ("directory", "loader") else sets[kind]
-                rates = in_a_process(f"{kind}:{variant}", place)
+                root = sources[kind] if variant in ("directory", "loader") else sets[kind]
+                rates = in_a_process(f"{kind}:{variant}", root)
             found.setdefault(f"{load}:{kind}:{variant}", []).append(rates)
             print(f"{load} {kind} {variant}: {rates['first']:,.0f} examples/s in the first epoch", flush=True)
     show({name: {rate: median(one[rate] for one in rounds) for rate in rounds[0]} for name, rounds in found.items()})
@@ -137,30 +137,30 @@ def prepared(images: Path, folder: str, kind: str) -> Path:
     return prepare(DataSettings.model_validate(settings), replicas=1).folder
 
 
-def in_a_process(name: str, place: Path, module: str = "benchmarks.read_rate") -> dict[str, float]:
+def in_a_process(name: str, root: Path, module: str = "benchmarks.read_rate") -> dict[str, float]:
     """Measure one variant in a new process and return its last line of output, parsed."""
-    command = [sys.executable, "-m", module, "--images", str(place), "--variant", name]
+    command = [sys.executable, "-m", module, "--images", str(root), "--variant", name]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
     done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return result
 
 
-def measure(kind: str, variant: str, place: Path) -> dict[str, float]:
+def measure(kind: str, variant: str, root: Path) -> dict[str, float]:
     """Return examples/s of the first epoch, and of later epochs if the variant measures them."""
     import tensorflow as tf
 
     _, batch, _ = SETS[kind]
     tf.data.Dataset.range(2).map(lambda number: number + 1).reduce(np.int64(0), lambda one, other: one + other)
     if variant == "loader":
-        return loader_rate(place, batch)
+        return loader_rate(root, batch)
     if variant == "directory":
         np.ones(1 << 29, np.uint8)
-        return directory_rates(place, IMAGE_SIZES[kind], batch)
+        return directory_rates(root, IMAGE_SIZES[kind], batch)
     from slipway.core import manifest as manifests
     from slipway.trainer.data.assignment import ShardAssignment
 
-    assignment = ShardAssignment(place, manifests.read(place), rank=0, workers=1)
+    assignment = ShardAssignment(root, manifests.read(root), rank=0, workers=1)
     np.ones(assignment.decoded_bytes("train") + (1 << 26), np.uint8)
     measures: dict[str, Callable[[ShardAssignment, int], dict[str, float]]] = {
         "map": map_rate,

@@ -226,8 +226,8 @@ def compare_with_evaluation(folder: Path, images: Path, rounds: int) -> None:
     rates: dict[str, list[float]] = {"evaluate": [], "predict": []}
     evaluated: list[float] = []
     events.progress = lambda *_, examples_per_second=0.0, **__: evaluated.append(examples_per_second)
-    with tempfile.TemporaryDirectory() as place:
-        data = prepare(DataSettings(source=f"images:{images}", store=place), 2).folder
+    with tempfile.TemporaryDirectory() as root:
+        data = prepare(DataSettings(source=f"images:{images}", store=root), 2).folder
         model = load_model(folder)
         instances.warm_up(model)
         for _ in range(rounds):
@@ -235,7 +235,7 @@ def compare_with_evaluation(folder: Path, images: Path, rounds: int) -> None:
             rates["evaluate"].append(evaluated[-1])
             (part,) = inputs.listed([str(images / "test")], "test")
             started, examples = time.monotonic(), 0
-            with (Path(place) / "predictions.jsonl").open("w") as file:
+            with (Path(root) / "predictions.jsonl").open("w") as file:
                 for answers in prediction.predict(model, part.read(model, 256)):
                     file.write(output.lines(answers, output.Format.jsonl, model))
                     examples += len(answers)

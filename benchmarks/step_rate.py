@@ -113,30 +113,30 @@ def main() -> None:
         show_steps(rates)
 
 
-def dense(place: Path) -> dict[str, Callable[[], Rate]]:
+def dense(root: Path) -> dict[str, Callable[[], Rate]]:
     """Return the variants of the small dense network, in steps/s."""
-    step_rate_sides.make_images(place / "images", IMAGES)
-    data = prepared(place, "images")
+    step_rate_sides.make_images(root / "images", IMAGES)
+    data = prepared(root, "images")
     return {
-        "fit 1": lambda: in_a_process("dense", place / "images", "1"),
-        "fit 50": lambda: in_a_process("dense", place / "images", "50"),
-        "fit 1, cached batches": lambda: in_a_process("dense", place / "images", "1", "cached"),
-        "fit 50, cached batches": lambda: in_a_process("dense", place / "images", "50", "cached"),
+        "fit 1": lambda: in_a_process("dense", root / "images", "1"),
+        "fit 50": lambda: in_a_process("dense", root / "images", "50"),
+        "fit 1, cached batches": lambda: in_a_process("dense", root / "images", "1", "cached"),
+        "fit 50, cached batches": lambda: in_a_process("dense", root / "images", "50", "cached"),
         "dense": lambda: trained(data, "dense", DENSE_BATCH, DENSE_EPOCHS),
     }
 
 
-def flowers(place: Path) -> dict[str, Callable[[], Rate]]:
+def flowers(root: Path) -> dict[str, Callable[[], Rate]]:
     """Return the variants of the flowers network, in examples/s including reading."""
-    step_rate_sides.make_photographs(place / "photographs", FLOWERS)
-    data = prepared(place, "photographs", image_size=FLOWERS_SIZE, split=FLOWERS_SPLIT)
+    step_rate_sides.make_photographs(root / "photographs", FLOWERS)
+    data = prepared(root, "photographs", image_size=FLOWERS_SIZE, split=FLOWERS_SPLIT)
 
     def ours(precision: str) -> Rate:
         settings = {"precision": precision}
         return trained(data, "flowers", FLOWERS_BATCH, FLOWERS_EPOCHS, whole=True, settings=settings)
 
     return {
-        "codelab": lambda: in_a_process("flowers", place / "photographs", str(FLOWERS_EPOCHS)),
+        "codelab": lambda: in_a_process("flowers", root / "photographs", str(FLOWERS_EPOCHS)),
         "flowers": lambda: ours("float32"),
         "flowers in bfloat16": lambda: ours("mixed_bfloat16"),
         "layers alone": lambda: in_a_process("layers"),
@@ -144,7 +144,7 @@ def flowers(place: Path) -> dict[str, Callable[[], Rate]]:
 
 
 def processes(
-    place: Path, networks: Sequence[str], engine: str, *, explain: bool
+    root: Path, networks: Sequence[str], engine: str, *, explain: bool
 ) -> tuple[dict[str, Callable[[], Rate]], list[str]]:
     """Return the variants with one and with several processes, in examples/s, and the ratios to show."""
     available = sorted(os.sched_getaffinity(0))
@@ -154,7 +154,7 @@ def processes(
     for network in networks:
         batch, steps, images = NETWORKS[network]
         if images not in data:
-            data[images] = _scaling_images(place, images, min(len(available), max(PROCESSES)))
+            data[images] = _scaling_images(root, images, min(len(available), max(PROCESSES)))
         run = functools.partial(trained, data[images], network, engine=engine, epochs=2)
         alone = f"{network}: one process"
         sides[alone] = functools.partial(run, batch, steps=steps, cores=[available[:1]])
@@ -173,22 +173,22 @@ def processes(
     return sides, ratios
 
 
-def _scaling_images(place: Path, images: str, shards: int) -> Path:
+def _scaling_images(root: Path, images: str, shards: int) -> Path:
     """Make and prepare the images of the part processes."""
     if images == "images":
-        step_rate_sides.make_images(place / images, IMAGES // 2)
-        return prepared(place, images, replicas=shards)
-    step_rate_sides.make_photographs(place / images, FLOWERS // 4)
-    return prepared(place, images, replicas=shards, image_size=FLOWERS_SIZE, split=FLOWERS_SPLIT)
+        step_rate_sides.make_images(root / images, IMAGES // 2)
+        return prepared(root, images, replicas=shards)
+    step_rate_sides.make_photographs(root / images, FLOWERS // 4)
+    return prepared(root, images, replicas=shards, image_size=FLOWERS_SIZE, split=FLOWERS_SPLIT)
 
 
-def prepared(place: Path, images: str, replicas: int = 1, **settings: Any) -> Path:
+def prepared(root: Path, images: str, replicas: int = 1, **settings: Any) -> Path:
     """Return the folder of the prepared data set."""
     from slipway.components.prepare_data.prepare import prepare
     from slipway.components.prepare_data.settings import DataSettings
 
     values = {
-        "source": f"images:{place / images}", "store": f"{place}/store", "name": images, "check": "header",
+        "source": f"images:{root / images}", "store": f"{root}/store", "name": images, "check": "header",
         "duplicates": "keep", "split": {"train": 0.98, "validation": 0.01, "test": 0.01},
     }  # fmt: skip
     return prepare(DataSettings.model_validate({**values, **settings}), replicas=replicas).folder
@@ -252,39 +252,39 @@ def trained(
     }  # fmt: skip
     with contextlib.ExitStack() as stack:
         jobs = [cores] if not independent else [[own] for own in cores]
-        places = [Path(stack.enter_context(tempfile.TemporaryDirectory())) for _ in jobs]
-        run_jobs(json.dumps(job), jobs, places, without)
-        spans = [_span(place, steps_per_epoch, total) for place in places]
-        seconds, processor_seconds = map(float, (places[0] / "seconds").read_text().split())
+        roots = [Path(stack.enter_context(tempfile.TemporaryDirectory())) for _ in jobs]
+        run_jobs(json.dumps(job), jobs, roots, without)
+        spans = [_span(root, steps_per_epoch, total) for root in roots]
+        seconds, processor_seconds = map(float, (roots[0] / "seconds").read_text().split())
     if whole:
         return Rate(batch * total / seconds, batch * total / processor_seconds)
     rate = sum((total - steps_per_epoch) / span for span in spans)
     return Rate(rate * batch if steps else rate)
 
 
-def _span(place: Path, first: int, last: int) -> float:
+def _span(root: Path, first: int, last: int) -> float:
     """Return the seconds between the ends of two steps."""
-    history = [json.loads(line) for line in (place / "logs" / "metrics.jsonl").read_text().splitlines()]
+    history = [json.loads(line) for line in (root / "logs" / "metrics.jsonl").read_text().splitlines()]
     at = {line["step"]: line["time"] for line in history if line["kind"] == "train"}
     return float(at[last] - at[first])
 
 
-def run_jobs(job: str, jobs: Sequence[list[list[int]]], places: Sequence[Path], without: str) -> None:
-    """Run `job` once in each of `places` at the same time, with one process for each element of its cores, and wait."""
+def run_jobs(job: str, jobs: Sequence[list[list[int]]], roots: Sequence[Path], without: str) -> None:
+    """Run `job` once in each of `roots` at the same time, with one process for each element of its cores, and wait."""
     running = []
-    for cores, place in zip(jobs, places, strict=True):
+    for cores, root in zip(jobs, roots, strict=True):
         addresses = _free_addresses(len(cores))
         tasks = {"chief": addresses[:1], "worker": addresses[1:]}
         for number, own in enumerate(cores):
             task = {"type": "worker", "index": number - 1} if number else {"type": "chief", "index": 0}
             environment = _environment() | {
-                "AIP_MODEL_DIR": f"{place}/model",
-                "AIP_CHECKPOINT_DIR": f"{place}/checkpoints",
-                "AIP_TENSORBOARD_LOG_DIR": f"{place}/logs",
+                "AIP_MODEL_DIR": f"{root}/model",
+                "AIP_CHECKPOINT_DIR": f"{root}/checkpoints",
+                "AIP_TENSORBOARD_LOG_DIR": f"{root}/logs",
             }
             if len(cores) > 1:
                 environment["TF_CONFIG"] = json.dumps({"cluster": tasks, "task": task})
-            command = [sys.executable, "-m", "benchmarks.step_rate_sides", "trainer", f"{place}/seconds", job, without]
+            command = [sys.executable, "-m", "benchmarks.step_rate_sides", "trainer", f"{root}/seconds", job, without]
             running.append(
                 subprocess.Popen(
                     command,

@@ -179,8 +179,8 @@ class ReadAndAppend:
         read = self._source.reader(self._folder).read
         count = 0
         with (self._folder / f"{examples.stem}.bytes").open("wb", buffering=1 << 19) as file:
-            for key, _, size, place in read_list(examples):
-                file.write(read(key, place, size))
+            for key, _, size, offset in read_list(examples):
+                file.write(read(key, offset, size))
                 count += 1
             file.flush()
             os.fsync(file.fileno())

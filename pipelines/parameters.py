@@ -44,7 +44,7 @@ class Parameter:
         setting: The dotted name of its setting.
         value: The configuration's value; its type is the parameter's.
         description: What it sets.
-        number: The place in `train.arguments`; None for other settings.
+        number: The position in `train.arguments`; None for other settings.
         option: What precedes the value in the argument: `--name=`, or "".
     """
 
@@ -163,6 +163,6 @@ def _arguments(config: RunConfig) -> Iterator[Parameter]:
         stem = ARGUMENT_PREFIX + (re.sub(r"\W+", "_", option.strip("-"), flags=re.ASCII) or str(number + 1))
         name = next(name for name in itertools.chain([stem], _numbered(stem)) if name not in names)
         names.add(name)
-        place = f"after {option}" if option else f"number {number + 1}"
-        description = f"{ARGUMENTS}. Argument {place} of {config.train.program}."
+        position = f"after {option}" if option else f"number {number + 1}"
+        description = f"{ARGUMENTS}. Argument {position} of {config.train.program}."
         yield Parameter(name, ARGUMENTS, value, description, number, before)

@@ -116,7 +116,7 @@ class Data:
         return [self.path / shard.file for shard in prepared.splits[split].shards]
 
     def examples(self, split: str) -> tf.data.Dataset:
-        """Return a split of a prepared set of labelled images: uint8 [height, width, channels], and int64 labels.
+        """Return a split of a prepared set of labeled images: uint8 [height, width, channels], and int64 labels.
 
         The images are decoded, and resized to the manifest's size. In a process that has imported torch or jax,
         TensorFlow leaves the GPUs to that.
@@ -124,7 +124,7 @@ class Data:
         Raises:
             UserError: Slipway has not prepared the data, or they have no such split.
         """
-        prepared, files = _prepared(self, "labelled images"), [str(path) for path in self.files(split)]
+        prepared, files = _prepared(self, "labeled images"), [str(path) for path in self.files(split)]
         _import_tensorflow()
         import tensorflow as tf
 

@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except PeerLost as error:
-        logger.error("another replica is gone (see its log); this replica cannot continue alone: %s", error)
+        logger.error("another replica is lost (see its log); this replica cannot continue alone: %s", error)
         return PEER_LOST
     except Exception as error:
         if (told := full_disk(error)) is not None:

@@ -153,7 +153,7 @@ _STORAGE_UNAVAILABLE = (
 def storage_unavailable(error: BaseException) -> UserError | None:
     """Return the error for storage that is temporarily unavailable, if `error` or what it was raised from says so.
 
-    The engines' errors contain the operating system's text instead of its number. An error that is not recognised
+    The engines' errors contain the operating system's text instead of its number. An error that is not recognized
     here will recur.
     """
     cause: BaseException | None = error

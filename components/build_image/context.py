@@ -55,9 +55,9 @@ class Context:
         digest = hashlib.sha256()
         for name, value in sorted(self.arguments.items()):
             digest.update(f"{name}={value}\0".encode())
-        for place, file in sorted(self.files.items()):
+        for path, file in sorted(self.files.items()):
             content = hashlib.sha256(file.source.read_bytes()).hexdigest()
-            digest.update(f"{place}\0{int(file.executable)}\0{content}\0".encode())
+            digest.update(f"{path}\0{int(file.executable)}\0{content}\0".encode())
         return digest.hexdigest()
 
     @property
@@ -69,9 +69,9 @@ class Context:
         """Return the context as a reproducible .tar.gz: no timestamps, owners or file name."""
         plain = io.BytesIO()
         with tarfile.open(fileobj=plain, mode="w", format=tarfile.PAX_FORMAT) as archive:
-            for place, file in sorted(self.files.items()):
+            for path, file in sorted(self.files.items()):
                 content = file.source.read_bytes()
-                entry = tarfile.TarInfo(place)
+                entry = tarfile.TarInfo(path)
                 entry.size = len(content)
                 entry.mode = 0o755 if file.executable else 0o644
                 archive.addfile(entry, io.BytesIO(content))

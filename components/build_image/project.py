@@ -114,8 +114,8 @@ def git_files(folder: Path, *options: str, pattern: str = ".", repository: str |
     Symlinks are skipped: they may point to files outside the tree, or to untracked ones. `repository` replaces the one
     that the folder is in.
     """
-    place = [] if repository is None else ["--git-dir", repository, "--work-tree", "."]
-    names = git(folder, *place, "ls-files", "-z", *options, "--", pattern).split("\0")
+    location = [] if repository is None else ["--git-dir", repository, "--work-tree", "."]
+    names = git(folder, *location, "ls-files", "-z", *options, "--", pattern).split("\0")
     return [name for name in names if name and _is_regular(folder / name)]
 
 

@@ -136,14 +136,14 @@ def failed(build: JsonObject, uri: str, account: Callable[[], str], section: str
     detail = str(build.get("statusDetail") or info.get("detail") or "see the build log")
     sentence = f"Cloud Build {build['id']} ended with {build['status']}: {detail} ({build.get('logUrl', '')})"
     if info.get("type") == "PUSH_NOT_AUTHORIZED" or "artifactregistry.repositories.uploadArtifacts" in detail:
-        role, place = "roles/artifactregistry.writer", "the repository"
+        role, target = "roles/artifactregistry.writer", "the repository"
         resource = Resource("repository", ImageReference.parse(uri).artifact_repository or "")
     elif "storage.objects." in detail:
         resource = Resource("bucket", build["source"]["storageSource"]["bucket"])
-        role, place = "roles/storage.objectViewer", str(resource)
+        role, target = "roles/storage.objectViewer", str(resource)
     else:
         return WorkFailed(sentence)
     email = account()
     fix = grant_command(resource, f"serviceAccount:{email}", role)
-    needs = f"{email} needs {role} on {place}"
+    needs = f"{email} needs {role} on {target}"
     return UserError(sentence, setting=account_setting(section), value=email, allowed=needs, fix=fix)

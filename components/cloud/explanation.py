@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from slipway.components.cloud.connection import Connection
-from slipway.components.cloud.known_errors import ASKED_AGAIN, first_recognised
+from slipway.components.cloud.known_errors import ASKED_AGAIN, first_recognized
 from slipway.components.cloud.logs import SERVICE, LogLine, LogReader, not_noise
 from slipway.components.cloud.retries import retried, status_of
 from slipway.core.errors import ERROR_PREFIX, UserError
@@ -65,12 +65,12 @@ def explain(
         connection: The project and region of the job.
         job: The failed job.
         run_id: The run's id, for the commands in the fix.
-        facts: Values for the messages of known errors; see known_errors.recognise.
+        facts: Values for the messages of known errors; see known_errors.recognize.
         step_of: Returns the step to which a task belongs, None for the pipeline's own tasks.
     """
     task = _first_failed(job, step_of)
     if task is None:
-        found = first_recognised([job.error.message], facts)
+        found = first_recognized([job.error.message], facts)
         message = found.sentence if found else _parts(job.error.message)[0] or "The pipeline failed outside its steps."
         return Explanation(step=None, message=message, fix=found.fix if found else f"slipway logs {run_id}")
     step = step_of(task.task_name) or task.task_name
@@ -85,7 +85,7 @@ def explain(
     if _asked_again(message) and replica and replica not in message:
         texts = [text for text in texts if not _asked_again(text)]
         message = f"The replica {replica} failed, and the others asked for another try because of it."
-    found = first_recognised(sorted(texts, key=_asked_again), facts)
+    found = first_recognized(sorted(texts, key=_asked_again), facts)
     if mistake is not None:
         message, fix = str(UserError.from_dict({**mistake.as_dict(), "fix": None})), mistake.fix or fix
     elif found is not None:

@@ -28,8 +28,8 @@ class KnownError:
 
 
 @dataclass(frozen=True)
-class Recognised:
-    """A known error that was recognised: its name, the explanation, the fix and the matched text."""
+class Recognized:
+    """A known error that was recognized: its name, the explanation, the fix and the matched text."""
 
     name: str
     sentence: str
@@ -262,7 +262,7 @@ UNKNOWN = {
 }
 
 
-def recognise(text: str, facts: Mapping[str, object] | None = None) -> Recognised | None:
+def recognize(text: str, facts: Mapping[str, object] | None = None) -> Recognized | None:
     """Return the known error that `text` contains, or None.
 
     Args:
@@ -275,13 +275,13 @@ def recognise(text: str, facts: Mapping[str, object] | None = None) -> Recognise
             groups = {name.rstrip("2"): value for name, value in match.groupdict().items() if value}
             told = {name: str(value) for name, value in (facts or {}).items() if value}
             values = {**UNKNOWN, **told, "where": told.get("region", UNKNOWN["where"]), **groups}
-            return Recognised(known.name, known.sentence.format_map(values), known.fix.format_map(values), match[0])
+            return Recognized(known.name, known.sentence.format_map(values), known.fix.format_map(values), match[0])
     return None
 
 
-def first_recognised(texts: Iterable[str], facts: Mapping[str, object] | None = None) -> Recognised | None:
+def first_recognized(texts: Iterable[str], facts: Mapping[str, object] | None = None) -> Recognized | None:
     """Return the first known error found in `texts`, or None."""
-    return next((found for text in texts if (found := recognise(text, facts)) is not None), None)
+    return next((found for text in texts if (found := recognize(text, facts)) is not None), None)
 
 
 def as_user_error(words: str, doing: str, facts: Mapping[str, object] | None = None) -> UserError:
@@ -290,9 +290,9 @@ def as_user_error(words: str, doing: str, facts: Mapping[str, object] | None = N
     Args:
         words: The service's words.
         doing: The beginning of the message: "The last run was refused".
-        facts: See `recognise`.
+        facts: See `recognize`.
     """
-    found = recognise(words, facts)
+    found = recognize(words, facts)
     if found is None:
         return UserError(f"{doing}: {' '.join(words.split())}", fix="slipway doctor --target vertex")
     return UserError(f"{doing}: {found.sentence}", fix=found.fix)

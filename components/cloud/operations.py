@@ -22,7 +22,7 @@ class StillRunningError(Exception):
 
 def finished(
     operation: JsonObject,
-    look: Callable[[str], JsonObject],
+    read: Callable[[str], JsonObject],
     what: str,
     deadline: float = DEADLINE_SECONDS,
 ) -> JsonObject:
@@ -30,7 +30,7 @@ def finished(
 
     Args:
         operation: The operation as the service returned it, done or not.
-        look: Returns an operation by name.
+        read: Returns an operation by name.
         what: What it does, for error messages: "enable the APIs".
         deadline: Maximum number of seconds to wait.
 
@@ -48,7 +48,7 @@ def finished(
             )
         time.sleep(wait)
         wait = min(2 * wait, LONGEST_WAIT_SECONDS * first / FIRST_WAIT_SECONDS)
-        operation = retried(lambda: look(name))
+        operation = retried(lambda: read(name))
     if "error" in operation:
         raise UserError(f"Could not {what}: {operation['error'].get('message', operation['error'])}.")
     return dict(operation.get("response", {}))

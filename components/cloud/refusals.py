@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from slipway.components.cloud.connection import LOG_IN, Connection
-from slipway.components.cloud.known_errors import recognise
+from slipway.components.cloud.known_errors import recognize
 from slipway.components.cloud.policies import Resource, grant_command
 from slipway.components.cloud.retries import is_transient, status_of
 from slipway.components.cloud.roles import role_with
@@ -54,12 +54,12 @@ def refusal(
         connection: The connection of the call.
         what: What the call was for, as a verb phrase: "read the policy of gs://b".
         needs: The permission that the call needs; several services refuse without naming it.
-        facts: The run's values (see `recognise`), if known errors of Vertex AI are to be recognized.
+        facts: The run's values (see `recognize`), if known errors of Vertex AI are to be recognized.
     """
     if isinstance(error, UserError):
         return error
     text = message_of(error)
-    if facts is not None and (known := recognise(text, facts)) is not None:
+    if facts is not None and (known := recognize(text, facts)) is not None:
         return UserError(f"Could not {what}: {known.sentence}", fix=known.fix)
     if is_disabled(error):
         service = SERVICE.search(text)

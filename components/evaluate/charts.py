@@ -141,15 +141,15 @@ def _rates(lines: list[tuple[Floats, Floats]], x: str, y: str, name: str, *, dia
 def calibration_diagram(calibration: Calibration, examples: str) -> str:
     """Plot a reliability diagram: accuracy by confidence, and a histogram of the `examples`' confidence below it."""
     bins = len(calibration.examples)
-    centres = (np.arange(bins) + 0.5) / bins
+    centers = (np.arange(bins) + 0.5) / bins
     used = calibration.examples > 0
     upper = Panel(Axis(0, 1), Axis(0, 1.03, "accuracy"), height=4)
     upper.line([0, 1], [0, 1], MUTED, 0.8, dashed=True)
     half = 0.4 / bins
-    upper.bars(centres[used] - half, centres[used] + half, calibration.accuracy[used], ACCENT, 0.4)
+    upper.bars(centers[used] - half, centers[used] + half, calibration.accuracy[used], ACCENT, 0.4)
     upper.line(calibration.confidence[used], calibration.accuracy[used], ACCENT, dots=True)
     lower = Panel(Axis(0, 1, "confidence"), Axis(0, 1.05 * float(calibration.examples.max()), examples, ticks=0))
-    lower.bars(centres - half, centres + half, calibration.examples.astype(np.float64), MUTED, 0.6)
+    lower.bars(centers - half, centers + half, calibration.examples.astype(np.float64), MUTED, 0.6)
     return draw([upper, lower], _SQUARE, "accuracy by confidence")
 
 

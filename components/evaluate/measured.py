@@ -55,7 +55,7 @@ class Measured:
     Slipway's evaluation has `measures` on all examples (of the champion, on those of `compared`); `compared` are those
     on the examples on which the champion and its challenger are compared: those that neither has seen. `unknown` are
     the data set's classes that it does not have, `foreign` its classes that the data set does not have.
-    A custom evaluation may have `plots` (matplotlib figures or files) and `tables` (rows) by title.
+    A custom evaluation may have `plots` (files, or Figures of matplotlib) and `tables` (rows) by title.
     """
 
     folder: Path

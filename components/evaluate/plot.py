@@ -26,7 +26,7 @@ _MAX_DECADES = 6  # with a label each
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis from `low` to `high`, with about `ticks` labelled ticks, whole numbers if `whole`."""
+    """An axis from `low` to `high`, with about `ticks` labeled ticks, whole numbers if `whole`."""
 
     low: float
     high: float
@@ -53,7 +53,7 @@ class Axis:
         low, high = self._scaled([self.low, self.high])
         return (self._scaled(values) - low) / (high - low)
 
-    def labelled(self) -> list[tuple[float, str]]:
+    def labeled(self) -> list[tuple[float, str]]:
         """Return the ticks and their labels."""
         if self.ticks == 0:
             return []
@@ -139,11 +139,11 @@ class Panel:
             return bottom - self.y.fractions(values) * (bottom - top)
 
         parts = []
-        for value, text in self.x.labelled():
+        for value, text in self.x.labeled():
             x = float(across(value))
             parts.append(_rule(x, x, top, bottom))
             parts.append(_text(x, bottom + GAP + 0.8 * FONT, text if with_x_labels else "", "middle"))
-        for value, text in self.y.labelled():
+        for value, text in self.y.labeled():
             y = float(down(value))
             parts += [_rule(left, right, y, y), _text(left - GAP, y + 0.35 * FONT, text, "end")]
         parts += [_rule(left, right, bottom, bottom, MUTED), _rule(left, left, top, bottom, MUTED)]
@@ -162,7 +162,7 @@ def draw(panels: Sequence[Panel], size: tuple[float, float], description: str, t
         title: Its title, left of the legend; "" for neither.
     """
     width, height = size
-    longest = max((len(text) for panel in panels for _, text in panel.y.labelled()), default=0)
+    longest = max((len(text) for panel in panels for _, text in panel.y.labeled()), default=0)
     left = longest * DIGIT + GAP + (LINE_HEIGHT + 2 if any(panel.y.label for panel in panels) else 2)
     right, top = width - 12, 2 * LINE_HEIGHT if title else 0.5 * FONT
     bottom = height - 2 * LINE_HEIGHT - 4

@@ -256,7 +256,7 @@ def _provenance(model: Measured, manifest: Manifest) -> list[tuple[str, list[tup
     if not any(size := about.pop("image_size", None) or []):
         about.pop("channels", None)
     else:
-        channels = {1: ", grayscale", 3: ", colour"}.get(about.pop("channels", None), "")
+        channels = {1: ", grayscale", 3: ", color"}.get(about.pop("channels", None), "")
         about["image_size"] = f"{size[0]} × {size[1]} pixels{channels}"
     if "variables_bytes" in about:
         size, trainable = about.pop("variables_bytes"), about.pop("trainable_bytes", 0)

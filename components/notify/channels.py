@@ -101,13 +101,13 @@ def _address(settings: NotifySettings, endpoints: Mapping[str, str]) -> str:
         UserError: The variable or the secret has none.
     """
     if settings.variable:
-        url, place = os.environ.get(settings.variable, ""), f"The environment variable {settings.variable}"
+        url, source = os.environ.get(settings.variable, ""), f"The environment variable {settings.variable}"
     elif settings.secret:
-        url, place = _secret(settings.secret, endpoints), f"The secret {settings.secret}"
+        url, source = _secret(settings.secret, endpoints), f"The secret {settings.secret}"
     else:
         return str(settings.webhook)
     if not URL.fullmatch(url.strip()):
-        raise UserError(f"{place} is not set to an https:// URL, so the webhook was not called.")
+        raise UserError(f"{source} is not set to an https:// URL, so the webhook was not called.")
     return url.strip()
 
 

@@ -65,7 +65,7 @@ class RemoteFiles:
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    def read(self, key: bytes, place: int, size: int) -> bytes:  # noqa: ARG002
+    def read(self, key: bytes, offset: int, size: int) -> bytes:  # noqa: ARG002
         try:
             with open_remote(self._root / os.fsdecode(key)) as file:
                 data: bytes = file.read()
@@ -75,5 +75,5 @@ class RemoteFiles:
             raise Unusable(f"it has {len(data):,} bytes; it had {size:,} when it was listed")
         return data
 
-    def additional(self, place: int) -> tuple[()]:  # noqa: ARG002
+    def additional(self, offset: int) -> tuple[()]:  # noqa: ARG002
         return ()

@@ -271,7 +271,7 @@ class DataSettings(Settings):
         return value
 
     @model_validator(mode="after")
-    def _one_place(self) -> DataSettings:
+    def _source_or_uri(self) -> DataSettings:
         if not self.source and self.uri is None:
             raise UserError(
                 "The section data has neither source nor uri.",

@@ -106,8 +106,9 @@ class Restarts:
         if count > most and unavailable is not None:
             raise unavailable
         if count > most or not can_restart:
-            again = f", for the {_ordinal(count)} time (train.restarts.at_most is {most})" if count > most > 0 else ""
-            raise WorkFailed(f"Replica {name} {how}{again}.", "\n".join(trace))
+            if count > most > 0:
+                how += f", for the {_ordinal(count)} time (train.restarts.at_most is {most})"
+            raise WorkFailed(f"Replica {name} {how}.", "\n".join(trace))
         step = 0
         with contextlib.suppress(OSError):  # of storage that fails; the replicas read it again
             step = pointed_step(self._checkpoints) or 0

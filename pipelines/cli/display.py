@@ -71,8 +71,8 @@ def _outcome(step: StepRecord, *, judged: bool) -> str:
             text += f" (baseline {baseline:.4f})"
         text += f": {outputs['verdict']['decision']}" if judged else ""
     elif step.name == "register_model" and "model" in outputs:
-        place = "the champion" if outputs["champion"] else "not the champion: another was promoted in the meantime"
-        text = f"{_short(outputs['model'])}, {place}"
+        role = "the champion" if outputs["champion"] else "not the champion: another was promoted in the meantime"
+        text = f"{_short(outputs['model'])}, {role}"
         text += "" if outputs.get("checked", True) else " (unchecked: the gate has no limit)"
     elif step.name == "deploy" and "version" in outputs:
         text = outputs["version"] or "not deployed: not the champion"

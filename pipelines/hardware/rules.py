@@ -138,7 +138,7 @@ def _alike(request: Request) -> tuple[list[str | None], list[Hardware]]:
 
 
 def _distance(request: Request, near: Hardware, kinds: list[str | None]) -> tuple[float, ...]:
-    """Return how far a choice is from a request, with the most important difference first."""
+    """Return the distance of a choice from a request, with the most important difference first."""
     chips, replicas = _chips(request), _replicas(request)
     machine, named = near.machine_row, load().machine(request.machine or "")
     smaller = named is not None and machine.series == named.series and machine.size <= named.size

@@ -1,4 +1,4 @@
-"""Child processes of one job that succeed or fail together, and the ports at which they meet."""
+"""Child processes of one job that succeed or fail together, and the ports of their rendezvous."""
 
 from __future__ import annotations
 

@@ -74,8 +74,8 @@ class _Limits(yaml.parser.Parser, yaml.composer.Composer):
             raise self._refused(event, f"it holds more than {MAX_VALUES:,} values, counting each use of an anchor")
 
     def _refused(self, event: yaml.Event, reason: str) -> UserError:
-        place = f"{self.where}, line {event.start_mark.line + 1 if event.start_mark else 1}"
-        return UserError(f"{place}: {reason}.", fix=f"correct {place}")
+        where = f"{self.where}, line {event.start_mark.line + 1 if event.start_mark else 1}"
+        return UserError(f"{where}: {reason}.", fix=f"correct {where}")
 
 
 class _Typed(_Limits, yaml.SafeLoader):

@@ -297,13 +297,13 @@ def _start(pools: list[dict[str, Any]], restarts: RestartSettings, output: Path)
     first: list[float] = []
     over = threading.Event()
 
-    def look() -> None:
+    def watch() -> None:
         while not over.wait(0.02):
             if pointed_step(output / "checkpoints") is not None:
                 first.append(time.monotonic() - started)
                 return
 
-    watcher = threading.Thread(target=look, daemon=True)
+    watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     log: TextIO
     try:

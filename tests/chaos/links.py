@@ -172,7 +172,7 @@ class Scene:
     connections: list[tuple[int, int]]
 
     @property
-    def neighbour(self) -> int:
+    def neighbor(self) -> int:
         return abs(self.victim - 1)
 
     def data(self) -> list[tuple[int, int]]:
@@ -196,7 +196,7 @@ def _inbound(scene: Scene) -> None:
 
 
 def _pair(scene: Scene) -> None:
-    other = scene.network.addresses[scene.neighbour]
+    other = scene.network.addresses[scene.neighbor]
     scene.network.drop(scene.victim, "INPUT", "-s", other)
     scene.network.drop(scene.victim, "OUTPUT", "-d", other)
 
@@ -312,7 +312,7 @@ class Links:
                     problems.append(f"exit codes {statuses} instead of {wanted}")
                 if cause and seconds > NOTICED_SECONDS:
                     problems.append(f"noticed after {seconds:.0f} s")
-                if not _is_just(cause, blamed, victim.name, replicas[scene.neighbour].name, len(replicas)):
+                if not _is_just(cause, blamed, victim.name, replicas[scene.neighbor].name, len(replicas)):
                     problems.append(f"blamed {blamed!r}")
                 checksums = _checksums(replicas)
                 if not cause and len(checksums) != 1:
@@ -340,9 +340,9 @@ class Links:
                 replica.process.wait()
 
 
-def _is_just(cause: str | None, blamed: str, victim: str, neighbour: str, count: int) -> bool:
+def _is_just(cause: str | None, blamed: str, victim: str, neighbor: str, count: int) -> bool:
     """Return whether who is blamed is to blame, as far as the product can know."""
-    pair = f"the connection of {' and '.join(sorted((victim, neighbour)))}"
+    pair = f"the connection of {' and '.join(sorted((victim, neighbor)))}"
     if cause is None:
         return not blamed
     if cause == "victim":

@@ -118,7 +118,7 @@ class Soak:
     def _watch(self) -> None:
         with contextlib.suppress(psutil.Error):  # one has just ended
             found = trainers(self._space.path)
-            self.report.counts["looks at a trainer"] += bool(found)
+            self.report.counts["observations of a trainer"] += bool(found)
             if len(found) > 1 and all(each.is_running() for each in found):
                 self.report.problems.append(f"trainers at once: {found}")
 

@@ -18,5 +18,5 @@ def test_one_of_several_resumes_trains_and_the_weights_stay_the_same(tmp_path: P
     print(f"seed {seed}")
     report = Soak(tmp_path, seed).run(1)
     assert report.problems == []
-    assert report.counts["looks at a trainer"]
+    assert report.counts["observations of a trainer"]
     assert report.saw_all

@@ -69,7 +69,7 @@ def vertex_on_loopback(engine: Engine, folder: Path) -> Iterator[FakeGoogle]:
         google.region.jobs.containers = google.region.pipelines.containers = containers
         with _going_on(google):
             yield google
-        # One that was told to stop takes its time, and the engine must not be gone before.
+        # One that was told to stop takes its time, and the engine must not have ended before.
         wait_for(lambda: not Container.live, seconds=60)
 
 

@@ -29,11 +29,17 @@ from slipway.pipelines.config.values import apply_overrides, read_yaml
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-# Words that docs/ do not use: the field has other names for these things.
+# Words that docs/ and code do not use: the field has other names for these things.
 BANNED = (
-    r"[m]end(s|ed|ing)?|can[ ]not|[p]ictures?|goes on|go on|going on|left out|leaves? out|looked at|is gone|"
-    r"further features?|own program|works through|abilities|aloud|how far|what is taken"
+    r"[m]end(s|ed|ing)?|can[ ]not|[p]ictures?|goes[ ]on|go[ ]on|going[ ]on|left[ ]out|leaves?[ ]out|looked[ ]at|"
+    r"is[ ]gone|own[ ]program|works[ ]through|[a]bilities|[a]loud|how[ ]far|what[ ]is[ ]taken|[f]arewells?"
 )
+# British spellings, in words and names.
+BRITISH = r"[Bb]ehaviour|[Cc]olour|[Nn]eighbour|[Cc]entre|[Gg]rey|(initial|normal|optim|recogn|standard)is(e|ed|es|ing)"
+# Parts of names that code does not use.
+BANNED_NAMES = r"[f]arewell|[f]igures|[f]urther|[i]nnocence|[d]oomed|left[_]out|share[_]of_peak|say[_]bye|[M]OST"
+SOURCES = ("benchmarks", "components", "pipelines", "slipway", "tests", "trainer")
+CODE = [path for name in SOURCES for ending in ("py", "html") for path in sorted((ROOT / name).rglob(f"*.{ending}"))]
 TOP_FOLDERS = ("benchmarks", "components", "configs", "containers", "docs", "pipelines", "requirements", "slipway")
 TOP_FOLDERS += ("tests", "trainer")
 
@@ -227,6 +233,18 @@ def test_python_examples_compile(page: Path) -> None:
 def test_pages_use_the_words_of_the_field(page: Path) -> None:
     found = re.search(rf"\b({BANNED})\b", page.read_text(), re.IGNORECASE)
     assert found is None, f"{page.name}: {found}"
+
+
+def test_code_uses_the_words_of_the_field() -> None:
+    """Names (also of tests), messages and comments; tests/fidelity quotes Google and Kubernetes."""
+    words = re.compile(rf"\b({BANNED})\b|{BRITISH}|(?<![a-zA-Z])({BANNED_NAMES})(?![a-zA-Z])")
+    found = [
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path in CODE
+        if "fidelity" not in path.parts
+        for match in words.finditer(path.read_text())
+    ]
+    assert not found
 
 
 def test_another_python_replaces_the_environment_only_if_it_is_given(tmp_path: Path) -> None:

@@ -186,7 +186,7 @@ def test_regularization_is_part_of_the_loss(bench: Bench) -> None:
 
 
 def test_augmentation_is_of_the_training_only(bench: Bench) -> None:
-    """A network that uses a single pixel reveals how far the images were shifted."""
+    """A network that uses a single pixel reveals by how many pixels the images were shifted."""
     plain, moved = (bench.job(builder="sample_networks:linear", augment={"shift": shift}) for shift in (0, 3))
     images_of = bench.training(plain)
     plain_losses = bench.engine(plain).run(images_of, 0, rates(5, 0.0)).losses

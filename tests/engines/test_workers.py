@@ -69,7 +69,7 @@ def test_two_replicas_end_with_the_same_weights_also_when_killed(bench: Bench, t
         pair[victim].process.kill()
         lost = pair[survivor].wait()
         assert lost.status == PEER_LOST, lost
-        assert "another replica is gone" in lost.output, lost
+        assert "another replica is lost" in lost.output, lost
         assert "Traceback" not in lost.errors
 
     resumed = [worker.wait() for worker in workers.start_two(config, tmp_path / "killed", **BUILDERS)]

@@ -9,7 +9,7 @@ from google.api_core.exceptions import Forbidden, ServiceUnavailable, from_grpc_
 
 from slipway.components.cloud.connection import SERVICES, Connection
 from slipway.components.cloud.explanation import REPLICA
-from slipway.components.cloud.known_errors import KNOWN_ERRORS, recognise
+from slipway.components.cloud.known_errors import KNOWN_ERRORS, recognize
 from slipway.components.cloud.refusals import is_disabled, refusal
 from tests.fakes.world import title_of
 
@@ -207,7 +207,7 @@ def test_a_sentence_is_recognized(name, source, sentence):
     Source (reported): beside each sentence, some of which were recorded or read.
     """
     assert source.startswith(("recorded: ", "read: ", "reported: "))
-    found = recognise(sentence)
+    found = recognize(sentence)
     assert found is not None
     assert found.name == name
 
@@ -238,7 +238,7 @@ def test_out_of_memory_names_the_pool():
     Source (reported): google/agents-cli#43 and nine more public reports from 2025-11 to 2026-07.
     """
     sentence = next(text for name, _, text in SAID if name == "memory" and text.startswith("Replicas"))
-    found = recognise(str(from_grpc_status(8, sentence)))
+    found = recognize(str(from_grpc_status(8, sentence)))
     assert found is not None
     assert found.sentence == "workerpool0 ran out of memory."
     named = REPLICA.search(sentence)
@@ -253,7 +253,7 @@ def test_a_deployment_without_free_machines_ends_with_unavailable():
     """
     error = from_grpc_status(14, "Machine type temporarily unavailable, please deploy with a different machine type.")
     assert isinstance(error, ServiceUnavailable)
-    found = recognise(str(error), {"region": "europe-west4"})
+    found = recognize(str(error), {"region": "europe-west4"})
     assert found is not None
     assert "no free machines of this kind for serving in europe-west4" in found.sentence
 
@@ -273,7 +273,7 @@ def test_a_disabled_api_is_named_by_its_title(service):
         "retry."
     )
     for text in (sentence, f"googleapi: Error 403: {sentence}", f"403 {sentence}"):
-        found = recognise(text)
+        found = recognize(text)
         assert found is not None
         assert found.sentence == f"The {title} is not enabled in the project 123456789012."
     error = Forbidden(sentence)

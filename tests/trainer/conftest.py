@@ -179,7 +179,7 @@ class Worker:
     """A running `python -m trainer`."""
 
     process: subprocess.Popen[str]
-    place: Path
+    root: Path
 
     def wait(self) -> Finished:
         """Wait for the worker and return its result."""
@@ -188,7 +188,7 @@ class Worker:
 
     def wait_for_checkpoint(self, step: int) -> None:
         """Wait until the run has saved a checkpoint at `step` or later."""
-        pointer = self.place / "checkpoints" / "latest"
+        pointer = self.root / "checkpoints" / "latest"
         deadline = time.monotonic() + DEADLINE
         while not pointer.exists() or int(pointer.read_text().removeprefix("step-")) < step:
             assert self.process.poll() is None, self.wait()
@@ -202,8 +202,8 @@ class Workers:
 
     started: list[Worker] = field(default_factory=list)
 
-    def start(self, config: JobConfig, place: Path, **environment: str) -> Worker:
-        """Start one worker of a job with its outputs in `place`."""
+    def start(self, config: JobConfig, root: Path, **environment: str) -> Worker:
+        """Start one worker of a job with its outputs in `root`."""
         inherited = {
             name: value
             for name, value in os.environ.items()
@@ -215,20 +215,20 @@ class Workers:
             env={
                 **inherited,
                 "PYTHONPATH": str(NETWORKS),
-                "AIP_MODEL_DIR": str(place / "model"),
-                "AIP_CHECKPOINT_DIR": str(place / "checkpoints"),
-                "AIP_TENSORBOARD_LOG_DIR": str(place / "logs"),
+                "AIP_MODEL_DIR": str(root / "model"),
+                "AIP_CHECKPOINT_DIR": str(root / "checkpoints"),
+                "AIP_TENSORBOARD_LOG_DIR": str(root / "logs"),
                 **environment,
             },
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        worker = Worker(process, place)
+        worker = Worker(process, root)
         self.started.append(worker)
         return worker
 
-    def start_two(self, config: JobConfig, place: Path, **environment: str) -> list[Worker]:
+    def start_two(self, config: JobConfig, root: Path, **environment: str) -> list[Worker]:
         """Start a chief and a worker on loopback, with Vertex AI's environment variables."""
         with socket.socket() as first, socket.socket() as second:
             for listener in (first, second):
@@ -236,17 +236,17 @@ class Workers:
             addresses = [f"127.0.0.1:{listener.getsockname()[1]}" for listener in (first, second)]
         cluster = {"chief": addresses[:1], "worker": addresses[1:]}
         return [
-            self.start(config, place, TF_CONFIG=json.dumps({"cluster": cluster, "task": task}), **environment)
+            self.start(config, root, TF_CONFIG=json.dumps({"cluster": cluster, "task": task}), **environment)
             for task in ({"type": kind, "index": 0} for kind in cluster)
         ]
 
-    def start_hosts(self, count: int, config: JobConfig, place: Path, **environment: str) -> list[Worker]:
+    def start_hosts(self, count: int, config: JobConfig, root: Path, **environment: str) -> list[Worker]:
         """Start a process for each host of a TPU slice, with the variables that the local cluster sets."""
         with Ports(count) as ports:
             variables = [{"name": HOSTS_VARIABLE, "value": str(count)}]
             pool: WorkerPool = {"replica_count": 1, "container_spec": {"command": [], "env": variables}}
             hosts = replicas_of([pool], ports)
-        return [self.start(config, place, **cluster_environment(host, hosts), **environment) for host in hosts]
+        return [self.start(config, root, **cluster_environment(host, hosts), **environment) for host in hosts]
 
     def stop(self) -> None:
         """Terminate all running workers."""

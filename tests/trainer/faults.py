@@ -57,8 +57,8 @@ def fail_three_opens() -> None:
     store.READ_WAITS = (0.0,) * 4  # type: ignore[assignment]
 
 
-def train(config: JobConfig, place: Path, fault: str = "") -> Finished:
-    """Train with outputs in `place` and the function `fault` of this module, if any."""
+def train(config: JobConfig, root: Path, fault: str = "") -> Finished:
+    """Train with outputs in `root` and the function `fault` of this module, if any."""
     start = ["-c", WITH_FAULT, fault] if fault else ["-m", "slipway.trainer"]
     folders = {"MODEL_DIR": "model", "CHECKPOINT_DIR": "checkpoints", "TENSORBOARD_LOG_DIR": "logs"}
     done = subprocess.run(
@@ -67,7 +67,7 @@ def train(config: JobConfig, place: Path, fault: str = "") -> Finished:
         env={
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(NETWORKS)]),
-            **{f"AIP_{name}": str(place / folder) for name, folder in folders.items()},
+            **{f"AIP_{name}": str(root / folder) for name, folder in folders.items()},
         },
         capture_output=True,
         text=True,
@@ -76,28 +76,28 @@ def train(config: JobConfig, place: Path, fault: str = "") -> Finished:
     return Finished(done.returncode, done.stdout, done.stderr)
 
 
-def check_flipped_label(config: JobConfig, place: Path) -> None:
+def check_flipped_label(config: JobConfig, root: Path) -> None:
     """Check that a bit that flips between verification and use does not train other weights."""
-    data = Path(shutil.copytree(config.data, place / "data"))
-    ended = train(config.model_copy(update={"data": str(data)}), place, flip_a_label.__name__)
+    data = Path(shutil.copytree(config.data, root / "data"))
+    ended = train(config.model_copy(update={"data": str(data)}), root, flip_a_label.__name__)
     assert ended.status == 1, ended
     assert "damaged" in ended.user_error["message"]
     assert str(data) in ended.user_error["message"]
-    assert not (place / "model").exists()
+    assert not (root / "model").exists()
 
 
-def check_failing_opens(config: JobConfig, place: Path) -> None:
+def check_failing_opens(config: JobConfig, root: Path) -> None:
     """Check that a run ends with the same weights if storage fails for a moment, or the newest checkpoint is damaged.
 
     The model's record says that an older one was used.
     """
-    whole = train(config, place / "whole")
+    whole = train(config, root / "whole")
     assert whole.status == 0, whole
-    resumed, record = place / "resumed" / "checkpoints", place / "resumed" / "model" / "model.json"
+    resumed, record = root / "resumed" / "checkpoints", root / "resumed" / "model" / "model.json"
     for step in (5, 10):
-        shutil.copytree(place / "whole" / "checkpoints" / f"step-{step:08d}", resumed / f"step-{step:08d}")
+        shutil.copytree(root / "whole" / "checkpoints" / f"step-{step:08d}", resumed / f"step-{step:08d}")
     (resumed / store.POINTER).write_text("step-00000010")
-    ended = train(config, place / "resumed", fail_three_opens.__name__)
+    ended = train(config, root / "resumed", fail_three_opens.__name__)
     assert ended.output.count("cannot read a checkpoint") == 3
     assert "resuming from the checkpoint at step 10 of" in ended.output
     assert ended.checksum == whole.checksum
@@ -106,7 +106,7 @@ def check_failing_opens(config: JobConfig, place: Path) -> None:
     shutil.rmtree(record.parent)
     (resumed / store.POINTER).write_text("step-00000010")
     (resumed / "step-00000010" / store.STATE_FILE).write_bytes(b"")
-    ended = train(config, place / "resumed")
+    ended = train(config, root / "resumed")
     assert ended.checksum == whole.checksum
     assert json.loads(record.read_text())["went_back"] == [
         "the checkpoint of step 10 is damaged; training resumes from the one of step 5"

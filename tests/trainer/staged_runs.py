@@ -26,8 +26,8 @@ STAGES = {
 }
 
 
-def train(engine: Engine, config: JobConfig, place: Path) -> dict[int, State]:
-    """Train from the newest checkpoint in `place` on; return the states before the first step and at the saved ones."""
+def train(engine: Engine, config: JobConfig, root: Path) -> dict[int, State]:
+    """Train from the newest checkpoint in `root` on; return the states before the first step and at the saved ones."""
     from slipway.trainer.data import inputs
     from slipway.trainer.loop import Loop
 
@@ -37,7 +37,7 @@ def train(engine: Engine, config: JobConfig, place: Path) -> dict[int, State]:
     states, plan = {0: engine.state()}, config.plan
     assignment = ShardAssignment(folder, manifest, 0, 1)
     training = inputs.training(assignment, plan.batch_per_replica, plan.steps_per_epoch, config.train.seed)
-    checkpoints, origin = Checkpoints(place, keep=100), identity(config, manifest.fingerprint)
+    checkpoints, origin = Checkpoints(root, keep=100), identity(config, manifest.fingerprint)
     progress = resume(checkpoints, clusters.read({}), engine, origin, plan.steps)
     loop = Loop(
         config, clusters.read({}), engine, training, None, checkpoints, origin, None, StopRequest(), progress
@@ -49,9 +49,9 @@ def train(engine: Engine, config: JobConfig, place: Path) -> dict[int, State]:
     return states
 
 
-def check(engine: Engine, config: JobConfig, place: Path) -> None:
+def check(engine: Engine, config: JobConfig, root: Path) -> None:
     """Check which weights each stage changes, and that a run resumes exactly in each and between them."""
-    whole = train(engine, config, place / "whole")
+    whole = train(engine, config, root / "whole")
     assert list(whole) == list(range(12))
     head = {name for name in names(whole[0]) if 3 in whole[0][name].shape}  # as many as classes
     backbone = {name for name in names(whole[0]) if "seed" not in name} - head
@@ -62,9 +62,9 @@ def check(engine: Engine, config: JobConfig, place: Path) -> None:
 
     for step in (3, 5, 8):  # in the first stage, at its end, in the second
         for saved in range(1, step + 1):
-            shutil.copytree(place / "whole" / f"step-{saved:08d}", place / str(step) / f"step-{saved:08d}")
-        (place / str(step) / "latest").write_text(f"step-{step:08d}")
-        resumed = train(engine, config, place / str(step))
+            shutil.copytree(root / "whole" / f"step-{saved:08d}", root / str(step) / f"step-{saved:08d}")
+        (root / str(step) / "latest").write_text(f"step-{step:08d}")
+        resumed = train(engine, config, root / str(step))
         assert sorted(resumed[11]) == sorted(whole[11])
         assert changed(resumed[11], whole[11]) == set()
         assert all(np.array_equal(resumed[11][name], whole[11][name]) for name in whole[11])

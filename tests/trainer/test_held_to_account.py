@@ -40,7 +40,7 @@ class Case:
 def _table(task: str, found: Any, epochs: int, good: Callable[[float], bool]) -> Case:
     order = np.random.default_rng(1).permutation(len(found.target))
     values = found.data[order].astype(np.float32)
-    columns = {str(name): Column("number", values[:, place]) for place, name in enumerate(found.feature_names)}
+    columns = {str(name): Column("number", values[:, index]) for index, name in enumerate(found.feature_names)}
     classes = [] if task == "regression" else [str(name) for name in found.target_names]
     return Case(task, columns, found.target[order], classes, epochs, good)
 

@@ -81,20 +81,20 @@ class CountingEngine:
 
 
 class Run:
-    """One process of a job in `place`."""
+    """One process of a job in `root`."""
 
-    def __init__(self, config: JobConfig, place: Path, engine: CountingEngine) -> None:
+    def __init__(self, config: JobConfig, root: Path, engine: CountingEngine) -> None:
         from slipway.trainer.loop import Loop
         from slipway.trainer.metrics.history import Metrics
 
         self.engine: Any = engine
-        self.checkpoints = Checkpoints(place / "checkpoints", config.train.checkpoint.keep)
+        self.checkpoints = Checkpoints(root / "checkpoints", config.train.checkpoint.keep)
         self.stop = StopRequest()
         cluster = clusters.read({})
         origin = identity(config, "fingerprint")
-        self.best = BestWeights(Checkpoints(place / "checkpoints" / "best", 2), cluster, origin)
+        self.best = BestWeights(Checkpoints(root / "checkpoints" / "best", 2), cluster, origin)
         progress = resume(self.checkpoints, cluster, self.engine, origin, config.plan.steps)
-        self.metrics = Metrics(place / "logs", progress.step)
+        self.metrics = Metrics(root / "logs", progress.step)
         anything: Any = object()
         self.loop = Loop(
             config,
@@ -119,8 +119,8 @@ class Run:
         return [json.loads(line) for line in self.metrics.path.read_text().splitlines()]
 
 
-def saved_steps(place: Path) -> list[int]:
-    return sorted(int(path.name.removeprefix("step-")) for path in (place / "checkpoints").glob("step-*"))
+def saved_steps(root: Path) -> list[int]:
+    return sorted(int(path.name.removeprefix("step-")) for path in (root / "checkpoints").glob("step-*"))
 
 
 @pytest.mark.parametrize("steps_per_call", [1, 7, 50, 1000])
@@ -174,9 +174,9 @@ def test_a_call_ends_with_its_stage_and_a_checkpoint_belongs_to_the_stage_before
 
 def test_log_points_and_their_means_do_not_depend_on_the_calls(tmp_path: Path, make_job: Any) -> None:
     def lines(steps_per_call: int) -> list[tuple[Any, ...]]:
-        place = tmp_path / str(steps_per_call)
+        root = tmp_path / str(steps_per_call)
         config = make_job(Path("x"), steps=230, steps_per_epoch=100, steps_per_call=steps_per_call)
-        history = Run(config, place, CountingEngine()).train()
+        history = Run(config, root, CountingEngine()).train()
         return [(line["kind"], line["step"], line["epoch"], line["loss"], line["accuracy"]) for line in history]
 
     assert lines(1) == lines(7) == lines(50)
@@ -272,7 +272,7 @@ def test_stopped_while_it_is_measured_it_ends_at_once_and_that_very_step_is_save
     with pytest.raises(SystemExit) as caught:
         run.train()
     assert caught.value.code == 143
-    assert not isinstance(caught.value, Stopped), "the others are not told farewell: they are in the middle of it"
+    assert not isinstance(caught.value, Stopped), "no shutdown message is sent: the others are in the middle of it"
     assert saved_steps(tmp_path / "stopped")[-1] == 200
 
     resumed = CountingEngine()

@@ -83,7 +83,7 @@ def origin(error: Exception) -> BaseException:
 
 
 def _named(error: BaseException) -> str:
-    """Return an exception's type and the first lines of its text, without Keras's colour codes."""
+    """Return an exception's type and the first lines of its text, without Keras's color codes."""
     lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines()
     text = "\n".join([line for line in lines if line.strip()][:4])
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

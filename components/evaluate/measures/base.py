@@ -40,7 +40,7 @@ P = TypeVar("P")
 class Example:
     """An example of the split that the report shows because the model is far off.
 
-    `true` and `predicted` are texts; `score` says how far off the model is, as the task defines it. `image` is the
+    `true` and `predicted` are texts; `score` is the size of its error, as the task defines it. `image` is the
     encoded image, b"" without one; `values` are the example's other inputs as texts.
     """
 
@@ -115,7 +115,7 @@ class Measures(ABC, Generic[P]):
 
     @abstractmethod
     def scores(self, batch: P) -> Floats:
-        """Return how far off the predictions of a batch are, [batch]; -inf for those that the report never shows."""
+        """Return the errors of the predictions of a batch, [batch]; -inf for those that the report never shows."""
 
     @abstractmethod
     def describe(self, batch: P, index: int) -> tuple[str, str]:

@@ -37,7 +37,7 @@ PNG_HEADER_END = 33
 PNG_SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}
 PNG_PALETTE = 3
-PNG_MOST_PALETTE = 3 * 256
+PNG_MAX_PALETTE = 3 * 256
 PNG_INTERLACE = 28
 # The passes of an interlaced image: first row and column, and the distance between rows and columns.
 ADAM7 = ((0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1))
@@ -200,8 +200,8 @@ def _is_turned(exif: bytes) -> bool:
     try:
         (start,) = struct.unpack_from(f"{order}I", exif, 4)
         (count,) = struct.unpack_from(f"{order}H", exif, start)
-        for place in range(start + 2, start + 2 + 12 * count, 12):
-            tag, kind, _, value = struct.unpack_from(f"{order}HHIH", exif, place)
+        for offset in range(start + 2, start + 2 + 12 * count, 12):
+            tag, kind, _, value = struct.unpack_from(f"{order}HHIH", exif, offset)
             if tag == EXIF_ORIENTATION and kind == EXIF_SHORT:
                 return 2 <= value <= 8
     except struct.error:  # truncated EXIF data, which decoders ignore
@@ -256,7 +256,7 @@ def _png_pixels(data: bytes) -> bytes | memoryview:
             raise Unusable(f"the checksum of its PNG chunk {kind.decode('latin-1')} is wrong")
         if kind == b"IDAT":
             parts.append(view[position + 8 : end - 4])
-        elif kind == b"PLTE" and not parts and 0 < end - position - 12 <= PNG_MOST_PALETTE:
+        elif kind == b"PLTE" and not parts and 0 < end - position - 12 <= PNG_MAX_PALETTE:
             palette = True
         elif kind == b"IEND":
             raise Unusable("its end is damaged")

@@ -70,10 +70,10 @@ class InputStatistics:
         if not self.count:
             self.sums, self.squares = [0] * len(units), [0] * len(units) * squares
         self.count += 1
-        for place, unit in enumerate(units):
-            self.sums[place] += unit
+        for index, unit in enumerate(units):
+            self.sums[index] += unit
             if squares:
-                self.squares[place] += unit * unit
+                self.squares[index] += unit * unit
         self._extend(min(elements), max(elements))
 
     def _extend(self, minimum: float, maximum: float) -> None:

@@ -124,13 +124,13 @@ class RecordEncoder:
         return layout
 
 
-def read_records(file: BinaryIO, place: int = 0) -> Iterator[bytes]:
+def read_records(file: BinaryIO, offset: int = 0) -> Iterator[bytes]:
     """Yield the messages of a TFRecord file from an offset on, in order.
 
     Raises:
         DamagedRecord: The file is truncated or a checksum is wrong.
     """
-    for found in scan(file, place):
+    for found in scan(file, offset):
         if found.reason is not None:
             raise DamagedRecord(found.reason)
         yield found.message
@@ -142,45 +142,45 @@ class Found(NamedTuple):
     If `is_cut`, nothing after the offset is readable, and how many records are lost is not known.
     """
 
-    place: int
+    offset: int
     message: bytes
     reason: str | None
     is_cut: bool = False
 
 
-def scan(file: BinaryIO, place: int = 0) -> Iterator[Found]:
+def scan(file: BinaryIO, offset: int = 0) -> Iterator[Found]:
     """Yield all records from an offset on. Damaged bytes are reported and skipped up to the next intact record."""
     size = file.seek(0, os.SEEK_END)
-    file.seek(place)
-    while place < size:
+    file.seek(offset)
+    while offset < size:
         length = record_length(file.read(HEADER_BYTES))
-        end = size + 1 if length is None else place + HEADER_BYTES + length + CHECKSUM.size
+        end = size + 1 if length is None else offset + HEADER_BYTES + length + CHECKSUM.size
         if length is None or end > size:
-            following = _next_record(file, place + 1, size)
-            many = f"{following - place:,} bytes from byte {place:,} on"
+            following = _next_record(file, offset + 1, size)
+            many = f"{following - offset:,} bytes from byte {offset:,} on"
             is_cut = following == size
             reason = "the file ends inside it" if is_cut else f"{many} are damaged; the records in them are lost"
-            yield Found(place, b"", reason, is_cut)
-            place = following
-            file.seek(place)
+            yield Found(offset, b"", reason, is_cut)
+            offset = following
+            file.seek(offset)
             continue
         message, checksum = file.read(length), file.read(CHECKSUM.size)
         good = CHECKSUM.unpack(checksum)[0] == masked_crc32c(message)
-        yield Found(place, message if good else b"", None if good else "its checksum is wrong")
-        place = end
+        yield Found(offset, message if good else b"", None if good else "its checksum is wrong")
+        offset = end
 
 
-def _next_record(file: BinaryIO, place: int, size: int) -> int:
-    """Return the offset of the next record at or after `place`, or the file size if there is none."""
-    while place < size:
-        file.seek(place)
+def _next_record(file: BinaryIO, offset: int, size: int) -> int:
+    """Return the offset of the next record at or after `offset`, or the file size if there is none."""
+    while offset < size:
+        file.seek(offset)
         data = file.read(SEARCH_BYTES + HEADER_BYTES)
         for match in POSSIBLE_LENGTH.finditer(data):
             start = match.start()
             length = record_length(data[start : start + HEADER_BYTES])
-            if length is not None and place + start + HEADER_BYTES + length + CHECKSUM.size <= size:
-                return place + start
-        place += SEARCH_BYTES
+            if length is not None and offset + start + HEADER_BYTES + length + CHECKSUM.size <= size:
+                return offset + start
+        offset += SEARCH_BYTES
     return size
 
 

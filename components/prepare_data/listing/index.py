@@ -25,7 +25,7 @@ from slipway.components.prepare_data.listing.split import Amount
 from slipway.components.prepare_data.sorting import database
 from slipway.components.prepare_data.sources.source import Ignored, Part, Source
 
-# A row: hash (8 bytes for the rank in the group, 4 for the order in the shard), size, place, stamp, key length, key.
+# A row: hash (8 bytes for the rank in the group, 4 for the order in the shard), size, offset, stamp, key length, key.
 ROW = struct.Struct(">QQQI")
 RANK_BYTES = 8
 LABEL_BYTES = 4
@@ -41,7 +41,7 @@ ROWS_HASHED = 1024  # at once
 # Returns the bundle of an example from its key and the group that its source names; see `groups`.
 BundleOf = Callable[[bytes, bytes], bytes]
 
-# An example for a shard's writer: key, label, size in bytes and place; see `Entry`.
+# An example for a shard's writer: key, label, size in bytes and offset; see `Entry`.
 Example = tuple[bytes, int, int, int]
 
 
@@ -93,7 +93,7 @@ def _rows(
     blake2b, pack = hashlib.blake2b, ROW.pack
     fresh = blake2b(digest_size=HASH_BYTES, salt=salt).copy  # faster than a new one for each key
     examples, sizes, several = listed.examples, listed.bytes, source.task == "multilabel"
-    for key, label, split, size, stamp, place, value in source.entries(part, listed.ignored, listed.path.parent):
+    for key, label, split, size, stamp, offset, value in source.entries(part, listed.ignored, listed.path.parent):
         if several:
             listed.labels.update(label.split(LABEL_SEPARATOR))
             label = ""
@@ -104,7 +104,7 @@ def _rows(
         ranked = hashed.digest()
         if bundle_of:
             ranked = blake2b(bundle_of(key, value), digest_size=RANK_BYTES, salt=salt).digest() + ranked[RANK_BYTES:]
-        yield split or "", label, ranked + pack(size, place, stamp, len(key)) + key
+        yield split or "", label, ranked + pack(size, offset, stamp, len(key)) + key
 
 
 def _group_order(group: Group) -> tuple[str, str]:
@@ -116,8 +116,8 @@ class Summary(BaseModel):
 
     Attributes:
         amounts: The amount of each (split, class).
-        digest: SHA-256 (hex) of all keys, labels, sizes, stamps and places.
-        shape: The same without stamps and places: it stays if files are copied, or packed in another order.
+        digest: SHA-256 (hex) of all keys, labels, sizes, stamps and offsets.
+        shape: The same without stamps and offsets: it stays if files are copied, or packed in another order.
         labels: All labels of the task multilabel.
     """
 
@@ -279,5 +279,5 @@ def read_list(path: Path) -> Iterator[Example]:
     rows.sort()
     unpack, start, number = ROW_AFTER_RANK.unpack_from, ROW_AFTER_RANK.size, int.from_bytes
     for row in rows:
-        _, size, place, _, _ = unpack(row)
-        yield row[start:-LABEL_BYTES], number(row[-LABEL_BYTES:]), size, place
+        _, size, offset, _, _ = unpack(row)
+        yield row[start:-LABEL_BYTES], number(row[-LABEL_BYTES:]), size, offset

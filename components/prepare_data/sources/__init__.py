@@ -37,10 +37,10 @@ class SourceKind:
         opens: The function that opens the source, `MODULE:FUNCTION` in this package. It accepts the text after the
             prefix, the settings, the column of data.group_by (or None) and the task, and returns a `Source`.
         pending: The function that describes a source which opening would first download, else returns None.
-        place: What follows the colon; empty if nothing does.
+        argument: What follows the colon; empty if nothing does.
         endings: The file name extensions of this kind; empty if all are valid.
         features: Whether the examples can have additional features, columns to group by, and labels of any task.
-        mounted: Whether the place is a path, which containers on this machine must mount.
+        mounted: Whether the argument is a path, which containers on this machine must mount.
         location: The setting with the source's path or gs:// URI, without `data.`; empty if the source has none.
         beam: Whether Beam workers on other machines can read the source in a bucket.
         beam_features: Whether they can read its additional features as well.
@@ -52,7 +52,7 @@ class SourceKind:
     example: str
     opens: str
     pending: str = ""
-    place: str = ""
+    argument: str = ""
     endings: tuple[str, ...] = ()
     features: bool = True
     mounted: bool = False
@@ -61,7 +61,7 @@ class SourceKind:
     beam_features: bool = True
     reads_on_open: bool = False
 
-    def place_of(self, reference: str) -> str:
+    def argument_of(self, reference: str) -> str:
         """Return the text that names the source within its kind."""
         return reference.removeprefix(f"{self.prefix}:") if self.prefix else reference
 
@@ -69,19 +69,19 @@ class SourceKind:
         """Whether `reference` has the form of this kind."""
         if not self.prefix:
             return FUNCTION.fullmatch(reference) is not None
-        if not self.place:
+        if not self.argument:
             return reference == self.prefix
-        prefix, _, place = reference.partition(":")
-        return prefix == self.prefix and place.lower().endswith(self.endings or "") and place != ""
+        prefix, _, argument = reference.partition(":")
+        return prefix == self.prefix and argument.lower().endswith(self.endings or "") and argument != ""
 
-    def written(self, place: str) -> str:
-        """Return the source of this kind at `place`, or with a placeholder."""
-        return f"{self.prefix}:{place or self.place}" if self.place else self.prefix
+    def written(self, argument: str) -> str:
+        """Return the source of this kind at `argument`, or with a placeholder."""
+        return f"{self.prefix}:{argument or self.argument}" if self.argument else self.prefix
 
     def located(self, settings: DataSettings) -> tuple[str, str]:
         """Return the setting with the source's path or gs:// URI, and its value without the prefix."""
         if self.location == "source":
-            return "data.source", self.place_of(settings.source)
+            return "data.source", self.argument_of(settings.source)
         value = settings.tfds.data_dir if self.location == "tfds.data_dir" else None
         return f"data.{self.location or 'source'}", value or ""
 
@@ -92,7 +92,7 @@ class SourceKind:
             UserError: It cannot be opened.
         """
         opener = cast("Callable[[str, DataSettings, str | None, TaskName], Source]", _function(self.opens))
-        return opener(self.place_of(settings.source), settings, column, task)
+        return opener(self.argument_of(settings.source), settings, column, task)
 
 
 # The first row that matches data.source applies.
@@ -100,24 +100,25 @@ SOURCES = (
     SourceKind("digits", "digits", "digits", "digits:open_digits", features=False),
     SourceKind(
         "images", "images:ARCHIVE (tar, tar.gz, zip)", "images:photos.tar", "archive:open_archive",
-        place="ARCHIVE", endings=(".tar", ".tar.gz", ".tgz", ".zip"), features=False, mounted=True, location="source",
+        argument="ARCHIVE", endings=(".tar", ".tar.gz", ".tgz", ".zip"), features=False, mounted=True,
+        location="source",
     ),
     SourceKind(
         "images", "images:FOLDER", "images:photos", "images:open_images",
-        place="FOLDER", features=False, mounted=True, location="source", beam=True,
+        argument="FOLDER", features=False, mounted=True, location="source", beam=True,
     ),
     SourceKind(
         "csv", "csv:FILE (columns label, optionally split, and image or others)", "csv:photos.csv",
         "csv_file:ManifestSource",
-        place="FILE", mounted=True, location="source", beam=True, beam_features=False,
+        argument="FILE", mounted=True, location="source", beam=True, beam_features=False,
     ),
     SourceKind(
         "tfds", "tfds:NAME[/CONFIG][:VERSION]", "tfds:mnist", "tfds_set:open_tfds", pending="tfds_set:pending",
-        place="NAME", location="tfds.data_dir", beam=True,
+        argument="NAME", location="tfds.data_dir", beam=True,
     ),
     SourceKind(
         "tfrecord", "tfrecord:PATTERN", "tfrecord:photos/*.tfrecord", "tfrecord:open_tfrecord",
-        place="PATTERN", mounted=True, location="source", beam=True,
+        argument="PATTERN", mounted=True, location="source", beam=True,
     ),
     SourceKind("", "MODULE:FUNCTION", "own_data:examples", "user_module:open_module", reads_on_open=True),
 )  # fmt: skip
@@ -129,7 +130,7 @@ def source_kind(reference: str) -> SourceKind:
     Raises:
         UserError: It is not a source.
     """
-    prefix, colon, place = reference.partition(":")
+    prefix, colon, argument = reference.partition(":")
     prefixes = {kind.prefix for kind in SOURCES if kind.prefix}
     kinds = (kind for kind in SOURCES if kind.matches(reference) and (kind.prefix or prefix not in prefixes))
     if kind := next(kinds, None):
@@ -139,7 +140,7 @@ def source_kind(reference: str) -> SourceKind:
         reference,
         f"The source {reference!r} is incomplete." if prefix in prefixes else f"There is no source {reference!r}.",
         allowed=forms(),
-        nearest=closest(prefix, place),
+        nearest=closest(prefix, argument),
         fix=f"--set data.source=images:{reference}" if is_path else None,
     )
 
@@ -149,11 +150,11 @@ def forms() -> str:
     return " or ".join(kind.form for kind in SOURCES)
 
 
-def closest(prefix: str, place: str) -> str | None:
-    """Return the source at `place` whose prefix is the closest to a misspelled one, if any is close."""
+def closest(prefix: str, argument: str) -> str | None:
+    """Return the source at `argument` whose prefix is the closest to a misspelled one, if any is close."""
     kinds = {kind.prefix: kind for kind in SOURCES if kind.prefix}  # of several with one prefix, the last
     near = nearest(prefix, kinds)
-    return kinds[near].written(place) if near else None
+    return kinds[near].written(argument) if near else None
 
 
 def open_source(settings: DataSettings, task: TaskName = "classification") -> Source:
@@ -164,7 +165,7 @@ def open_source(settings: DataSettings, task: TaskName = "classification") -> So
     """
     kind, group_by = source_kind(settings.source), settings.group_by or ""
     if kind.location == "source":
-        _refuse_special_file(settings.source, kind.place_of(settings.source))
+        _refuse_special_file(settings.source, kind.argument_of(settings.source))
     column = group_by.removeprefix(COLUMN) if group_by.startswith(COLUMN) else None
     if not kind.features:
         _refuse_features(settings, column, task)
@@ -190,7 +191,7 @@ def check_source(settings: DataSettings, task: TaskName = "classification") -> s
     kind = source_kind(settings.source)
     if kind.pending:
         pending = cast("Callable[[str, DataSettings], str | None]", _function(kind.pending))
-        if description := pending(kind.place_of(settings.source), settings):
+        if description := pending(kind.argument_of(settings.source), settings):
             return description
     source = open_source(settings, task)
     if not kind.reads_on_open:
@@ -207,10 +208,10 @@ def _function(reference: str) -> Callable[..., object]:
     return cast("Callable[..., object]", getattr(import_module(f"{__name__}.{module}"), name))
 
 
-def _refuse_special_file(reference: str, place: str) -> None:
+def _refuse_special_file(reference: str, argument: str) -> None:
     """Reject a device or FIFO, whose reading may never end, and a path that cannot be stored as text."""
-    path = local_path(place).expanduser()
-    if "\0" in place or reference.encode(errors="ignore") != reference.encode(errors="surrogateescape"):
+    path = local_path(argument).expanduser()
+    if "\0" in argument or reference.encode(errors="ignore") != reference.encode(errors="surrogateescape"):
         problem = f"The source {reference!r} has a zero byte or bytes that are not UTF-8."
         raise source_error(ascii(reference), problem, fix="rename the file or folder")
     try:

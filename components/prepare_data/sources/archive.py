@@ -57,9 +57,9 @@ class ArchiveSource(Source):
 
     stamps_are_times = True
 
-    def __init__(self, place: str, reference: str) -> None:
+    def __init__(self, argument: str, reference: str) -> None:
         self.reference = reference
-        self.path = local_path(place).expanduser().absolute()
+        self.path = local_path(argument).expanduser().absolute()
         self.name = valid_name(ENDING.sub("", self.path.name))
         ending = ENDING.search(self.path.name)
         assert ending is not None
@@ -112,7 +112,7 @@ class ArchiveSource(Source):
         if any(part.startswith(b".") for part in key.split(b"/")):
             return
         if is_image(name):
-            yield key, _text(folder), None, member.size, member.stamp, member.place, b""
+            yield key, _text(folder), None, member.size, member.stamp, member.offset, b""
         else:
             ignored.add(key)
 
@@ -120,15 +120,15 @@ class ArchiveSource(Source):
         return source_error(self.reference, f"The archive {self.path} cannot be read: {reason or 'it is damaged'}.")
 
 
-def open_archive(place: str, settings: DataSettings, column: str | None, task: TaskName) -> Source:
+def open_archive(argument: str, settings: DataSettings, column: str | None, task: TaskName) -> Source:
     """Open the source `images:ARCHIVE`; a folder with the name of an archive is opened as a folder.
 
     Raises:
         UserError: The file cannot be read.
     """
-    if local_path(place).expanduser().is_dir():
-        return open_images(place, settings, column, task)
-    return ArchiveSource(place, settings.source)
+    if local_path(argument).expanduser().is_dir():
+        return open_images(argument, settings, column, task)
+    return ArchiveSource(argument, settings.source)
 
 
 class Member(NamedTuple):
@@ -137,7 +137,7 @@ class Member(NamedTuple):
     name: bytes
     size: int
     stamp: int
-    place: int
+    offset: int
 
 
 def _tar_members(file: BinaryIO) -> Iterator[Member]:
@@ -152,16 +152,16 @@ def _tar_members(file: BinaryIO) -> Iterator[Member]:
 
 def _compressed_members(file: BinaryIO, spool: Path) -> Iterator[Member]:
     """Yield the members of a tar.gz and append the images that are not too large to `spool`."""
-    place = 0
+    offset = 0
     with gzip.GzipFile(fileobj=file) as unpacked, spool.open("wb") as kept:
         with tarfile.open(fileobj=unpacked, mode="r|", tarinfo=_TarInfo) as archive:
             for found in _tar_infos(archive):
-                member = _member(found, place)
+                member = _member(found, offset)
                 yield member
-                has_bytes = member.place not in WITHOUT_BYTES and member.size <= MAX_IMAGE_BYTES
+                has_bytes = member.offset not in WITHOUT_BYTES and member.size <= MAX_IMAGE_BYTES
                 content = archive.extractfile(found) if has_bytes and is_image(member.name) else None
                 while content and (piece := content.read(PIECE)):
-                    place += kept.write(piece)
+                    offset += kept.write(piece)
         while unpacked.read(PIECE):  # read to the end, where gzip verifies the checksum
             pass
 
@@ -195,13 +195,13 @@ def _tar_infos(archive: tarfile.TarFile, length: int = sys.maxsize) -> Iterator[
             yield found
 
 
-def _member(found: tarfile.TarInfo, place: int) -> Member:
+def _member(found: tarfile.TarInfo, offset: int) -> Member:
     name = found.name.encode("utf-8", "surrogateescape")
     # Times before 1970 are negative; the stamp is unsigned. A time may be infinite or not a number.
     stamp = int(found.mtime) & 2**64 - 1 if math.isfinite(found.mtime) else 0
     if not found.isreg() or found.issparse():
         return Member(name, 0, stamp, SPARSE if found.isreg() else LINK)
-    return Member(name, found.size, stamp, place)
+    return Member(name, found.size, stamp, offset)
 
 
 class StretchReader(PlainReader):
@@ -210,10 +210,10 @@ class StretchReader(PlainReader):
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
-    def read(self, key: bytes, place: int, size: int) -> bytes:  # noqa: ARG002
-        if place in WITHOUT_BYTES:
-            raise Unusable(WITHOUT_BYTES[place])
-        data = read_at(self._descriptor, place, size)
+    def read(self, key: bytes, offset: int, size: int) -> bytes:  # noqa: ARG002
+        if offset in WITHOUT_BYTES:
+            raise Unusable(WITHOUT_BYTES[offset])
+        data = read_at(self._descriptor, offset, size)
         if len(data) != size:
             raise Unusable("the archive is truncated inside it")
         return data
@@ -241,10 +241,10 @@ def _zip_members(file: BinaryIO) -> Iterator[Member]:
             raise EOFError("its central directory is damaged")
         time, day, checksum, packed, size, name_length, extra_length, comment_length = fields[5:13]
         name = file.read(name_length)
-        size, place = _zip64_sizes(file.read(extra_length), size, packed, fields[16])
+        size, offset = _zip64_sizes(file.read(extra_length), size, packed, fields[16])
         file.seek(comment_length, os.SEEK_CUR)
         if not name.endswith(b"/"):
-            yield Member(name, size, checksum << 32 | day << 16 | time, place)
+            yield Member(name, size, checksum << 32 | day << 16 | time, offset)
 
 
 def _zip_list(file: BinaryIO) -> tuple[int, int]:
@@ -252,14 +252,14 @@ def _zip_list(file: BinaryIO) -> tuple[int, int]:
     length = file.seek(0, os.SEEK_END)
     file.seek(max(length - ZIP_LONGEST_END - ZIP64_LOCATOR.size, 0))
     tail = file.read()
-    place = tail.rfind(b"PK\x05\x06")
-    if place < 0:
+    offset = tail.rfind(b"PK\x05\x06")
+    if offset < 0:
         raise EOFError("it has no central directory at its end")
-    _, _, _, _, count, _, start, _ = ZIP_END.unpack_from(tail, place)
+    _, _, _, _, count, _, start, _ = ZIP_END.unpack_from(tail, offset)
     if count == 0xFFFF or start == 0xFFFFFFFF:
-        signature, _, place64, _ = ZIP64_LOCATOR.unpack_from(tail, place - ZIP64_LOCATOR.size)
+        signature, _, offset64, _ = ZIP64_LOCATOR.unpack_from(tail, offset - ZIP64_LOCATOR.size)
         if signature == b"PK\x06\x07":
-            file.seek(min(place64, length))
+            file.seek(min(offset64, length))
             fields = ZIP64_END.unpack(file.read(ZIP64_END.size).ljust(ZIP64_END.size, b"\0"))
             count, start = (fields[7], fields[9]) if fields[0] == b"PK\x06\x06" else (0, length + 1)
     if start > length:
@@ -267,21 +267,21 @@ def _zip_list(file: BinaryIO) -> tuple[int, int]:
     return count, start
 
 
-def _zip64_sizes(extra: bytes, size: int, packed: int, place: int) -> tuple[int, int]:
+def _zip64_sizes(extra: bytes, size: int, packed: int, offset: int) -> tuple[int, int]:
     """Return a member's size and offset; those that exceed 32 bits are in the extra fields."""
     position = 0
     while position + 4 <= len(extra):
         kind, length = struct.unpack_from("<HH", extra, position)
         if kind == ZIP64_EXTRA:
             numbers = list(struct.unpack_from(f"<{length // 8}Q", extra, position + 4))
-            if len(numbers) < (size, packed, place).count(0xFFFFFFFF):
+            if len(numbers) < (size, packed, offset).count(0xFFFFFFFF):
                 raise EOFError("its central directory is damaged")
             size = numbers.pop(0) if size == 0xFFFFFFFF else size
             if packed == 0xFFFFFFFF:
                 numbers.pop(0)
-            place = numbers.pop(0) if place == 0xFFFFFFFF else place
+            offset = numbers.pop(0) if offset == 0xFFFFFFFF else offset
         position += 4 + length
-    return size, place
+    return size, offset
 
 
 class ZipReader(PlainReader):
@@ -291,8 +291,8 @@ class ZipReader(PlainReader):
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._length = os.fstat(self._descriptor).st_size
 
-    def read(self, key: bytes, place: int, size: int) -> bytes:  # noqa: ARG002
-        header = os.pread(self._descriptor, ZIP_LOCAL.size, min(place, self._length))
+    def read(self, key: bytes, offset: int, size: int) -> bytes:  # noqa: ARG002
+        header = os.pread(self._descriptor, ZIP_LOCAL.size, min(offset, self._length))
         if len(header) < ZIP_LOCAL.size or not header.startswith(b"PK\x03\x04"):
             raise Unusable("its header in the archive is damaged")
         _, _, flags, method, _, _, checksum, _, _, name_length, extra_length = ZIP_LOCAL.unpack(header)
@@ -300,21 +300,21 @@ class ZipReader(PlainReader):
             raise Unusable(
                 "it is encrypted" if flags & ENCRYPTED else f"its compression method {method} is not supported"
             )
-        start = place + ZIP_LOCAL.size + name_length + extra_length
+        start = offset + ZIP_LOCAL.size + name_length + extra_length
         data = read_at(self._descriptor, start, size) if method == STORED else self._inflated(start, size)
         if len(data) != size or (checksum and zlib.crc32(data) != checksum):
             raise Unusable("it is damaged in the archive")
         return data
 
-    def _inflated(self, place: int, size: int) -> bytes:
+    def _inflated(self, offset: int, size: int) -> bytes:
         inflater = zlib.decompressobj(-zlib.MAX_WBITS)
         data, packed = b"", b""
         try:
             while not inflater.eof and len(data) <= size:
                 packed = inflater.unconsumed_tail
                 if not packed:
-                    packed = os.pread(self._descriptor, min(max(size, 4096), PIECE), place)
-                    place += len(packed)
+                    packed = os.pread(self._descriptor, min(max(size, 4096), PIECE), offset)
+                    offset += len(packed)
                 if not packed:
                     break
                 data += inflater.decompress(packed, size + 1 - len(data))

@@ -55,7 +55,7 @@ class Header(NamedTuple):
     """The first line: all columns, and the positions of the columns with a use and of the additional ones."""
 
     names: list[str]
-    places: dict[str, int]
+    columns: dict[str, int]
     additional: dict[str, int]
 
 
@@ -63,7 +63,7 @@ class ManifestSource(Source):
     """The source `csv:FILE`. Image paths are absolute, or relative to the folder of the file.
 
     Args:
-        place: The path or gs:// URI of the file.
+        argument: The path or gs:// URI of the file.
         settings: The user's settings.
         group_column: The column of the group, if data.group_by is set.
         task: What is learned.
@@ -72,10 +72,10 @@ class ManifestSource(Source):
         UserError: The file cannot be read, or columns are missing or cannot be inputs.
     """
 
-    def __init__(self, place: str, settings: DataSettings, group_column: str | None, task: TaskName) -> None:
+    def __init__(self, argument: str, settings: DataSettings, group_column: str | None, task: TaskName) -> None:
         self.task = task
         self.reference = settings.source
-        self.path = local_path(place).expanduser().absolute()
+        self.path = local_path(argument).expanduser().absolute()
         self.name = valid_name(self.path.stem)
         self._group_column = group_column
         self._label_is_named = settings.label is not None
@@ -95,7 +95,7 @@ class ManifestSource(Source):
                 file.seek(0)
                 rows = self._rows(file)
                 header = self._header(rows)
-                self.has_image = "image" in header.places
+                self.has_image = "image" in header.columns
                 self._kinds = self._find_kinds(header, rows, settings)
         except OSError as error:
             raise self._mistake(f"{self.path} cannot be read: {error.strerror}.") from None
@@ -105,7 +105,7 @@ class ManifestSource(Source):
         self.inputs = choose_inputs(
             settings,
             {name: str(kind) for name, kind in self._kinds.items()},
-            image=header.names[header.places["image"]] if self.has_image else None,
+            image=header.names[header.columns["image"]] if self.has_image else None,
             but=(group_column or "",),
         )
 
@@ -114,7 +114,7 @@ class ManifestSource(Source):
         every = () if self.has_image else header.additional.keys() - {self._group_column}
         wanted = set(settings.inputs or every)
         inferred = {
-            name: place for name, place in header.additional.items() if name in wanted and name not in self._described
+            name: index for name, index in header.additional.items() if name in wanted and name not in self._described
         }
         found = infer_kinds(self._body(header, rows), inferred, self._mistake) if inferred else {}
         return {name: self._described.get(name) or found.get(name) or Kind("text") for name in header.additional}
@@ -128,11 +128,11 @@ class ManifestSource(Source):
         with part.open("rb") as file, ExampleKeys(scratch / "keys") as keys, kept as spool:
             rows = self._rows(file)
             header = self._header(rows)
-            places = set(range(len(header.names))) - {header.places.get("split")}
-            content = sorted(places, key=header.names.__getitem__)
+            columns = set(range(len(header.names))) - {header.columns.get("split")}
+            content = sorted(columns, key=header.names.__getitem__)
             line = 1
             for line, row in self._body(header, rows):
-                cells = {use: row[place].strip() for use, place in header.places.items()}
+                cells = {use: row[index].strip() for use, index in header.columns.items()}
                 key, split, group = self._values(cells, line)
                 status = None
                 if self.has_image:
@@ -145,17 +145,17 @@ class ManifestSource(Source):
                 except Unusable as reason:
                     ignored.skip(key, f"{reason} on line {line}" if self.has_image else str(reason))
                     continue
-                stamp, place = status.st_mtime_ns if status else 0, 0
+                stamp, offset = status.st_mtime_ns if status else 0, 0
                 if spool is not None:
-                    place = spool.add(b"", additional)
+                    offset = spool.add(b"", additional)
                     about = repr((stamp, additional, self._image_files(additional))).encode()
                     stamp = int.from_bytes(hashlib.blake2b(about, digest_size=8).digest())
                 size = status.st_size if status else sum(len(feature) for _, feature in additional)
                 if self.has_image:
-                    yield key, label, split, size, stamp, place, group
+                    yield key, label, split, size, stamp, offset, group
                 else:
-                    sorted_cells = [row[place].strip() for place in content]
-                    keys.add_content(repr(sorted_cells).encode(), (label, split, size, stamp, place, group))
+                    sorted_cells = [row[index].strip() for index in content]
+                    keys.add_content(repr(sorted_cells).encode(), (label, split, size, stamp, offset, group))
             for key, entry in keys.by_content():
                 yield key, *entry
             if line == 1:
@@ -218,14 +218,14 @@ class ManifestSource(Source):
         requested = dict(self._columns_of)
         if self._group_column is not None:
             requested["group"] = (self._group_column,)
-        places: dict[str, int] = {}
+        columns: dict[str, int] = {}
         for use, allowed in requested.items():
-            found = [place for place, name in enumerate(names) if name in allowed]
+            found = [index for index, name in enumerate(names) if name in allowed]
             if len(found) > 1:
-                listed = ", ".join(names[place] for place in found)
+                listed = ", ".join(names[index] for index in found)
                 raise self._mistake(f"Line 1 of {self.path} has several columns for the {use}: {listed}.")
             if found:
-                places[use] = found[0]
+                columns[use] = found[0]
             elif use == "group":
                 raise UserError(
                     f"Line 1 of {self.path} has no column {self._group_column}.",
@@ -237,10 +237,12 @@ class ManifestSource(Source):
             elif use == "label" or (use == "image" and self._image_is_named):
                 raise self._no_column(use, allowed, names)
         additional = {
-            name: place for place, name in enumerate(names) if all(places.get(use) != place for use in self._columns_of)
+            name: index
+            for index, name in enumerate(names)
+            if all(columns.get(use) != index for use in self._columns_of)
         }
-        self._check_additional(names, places, additional)
-        return Header(names, places, additional)
+        self._check_additional(names, columns, additional)
+        return Header(names, columns, additional)
 
     def _no_column(self, use: str, allowed: tuple[str, ...], names: list[str]) -> UserError:
         near = nearest(allowed[0], names)
@@ -259,9 +261,9 @@ class ManifestSource(Source):
             fix=f"--set data.{use}={near or 'COLUMN'}" if names else None,
         )
 
-    def _check_additional(self, names: list[str], places: Mapping[str, int], additional: Mapping[str, int]) -> None:
+    def _check_additional(self, names: list[str], columns: Mapping[str, int], additional: Mapping[str, int]) -> None:
         """Reject additional columns whose name is missing, duplicated or probably a typo."""
-        known = {name for use, allowed in self._columns_of.items() if use not in places for name in allowed}
+        known = {name for use, allowed in self._columns_of.items() if use not in columns for name in allowed}
         counts = Counter(names)
         for name in additional:
             if counts[name] > 1 or not name:
@@ -294,7 +296,7 @@ class ManifestSource(Source):
         Raises:
             Unusable: The target or a number among the inputs is missing.
         """
-        name = header.names[header.places["label"]]
+        name = header.names[header.columns["label"]]
         try:
             label, target = label_cell(self.task, cell, name)
         except NotANumber:
@@ -310,8 +312,8 @@ class ManifestSource(Source):
 
     def _features(self, header: Header, row: list[str], line: int, ignored: Ignored) -> list[tuple[bytes, bytes]]:
         found = []
-        for name, place in header.additional.items():
-            kind, text = self._kinds[name], row[place].strip()
+        for name, index in header.additional.items():
+            kind, text = self._kinds[name], row[index].strip()
             if kind.name in ("number", "integer") and stored_name(name) in self.inputs and is_missing(text):
                 raise Unusable(f"its number in the column {name} is {text or 'empty'}")
             try:

@@ -46,15 +46,15 @@ class DigitsSource(Source):
     def entries(self, part: Path, ignored: Ignored, scratch: Path) -> Iterator[Entry]:  # noqa: ARG002
         """Yield the digits; all have the same stamp, the first bytes of the SHA-256 of scikit-learn's file."""
         stamp = int.from_bytes(hashlib.sha256(part.read_bytes()).digest()[:8])
-        for place, line in enumerate(_lines(part)):
+        for index, line in enumerate(_lines(part)):
             label = line.rpartition(b",")[2].decode()
-            yield b"digits/%04d" % place, label, None, len(encode_digit(line)), stamp, place, b""
+            yield b"digits/%04d" % index, label, None, len(encode_digit(line)), stamp, index, b""
 
     def reader(self, scratch: Path) -> DigitsReader:  # noqa: ARG002
         return DigitsReader(self.path)
 
 
-def open_digits(place: str, settings: DataSettings, column: str | None, task: TaskName) -> DigitsSource:  # noqa: ARG001
+def open_digits(argument: str, settings: DataSettings, column: str | None, task: TaskName) -> DigitsSource:  # noqa: ARG001
     """Open the source `digits`.
 
     Raises:
@@ -69,8 +69,8 @@ class DigitsReader(PlainReader):
     def __init__(self, path: Path) -> None:
         self._lines = _lines(path)
 
-    def read(self, key: bytes, place: int, size: int) -> bytes:  # noqa: ARG002
-        return encode_digit(self._lines[place])
+    def read(self, key: bytes, index: int, size: int) -> bytes:  # noqa: ARG002
+        return encode_digit(self._lines[index])
 
 
 def _lines(path: Path) -> list[bytes]:

@@ -45,9 +45,9 @@ class ImagesSource(Source):
 
     stamps_are_times = True
 
-    def __init__(self, place: str, reference: str) -> None:
+    def __init__(self, argument: str, reference: str) -> None:
         self.reference = reference
-        self.root = local_path(place).expanduser().absolute()
+        self.root = local_path(argument).expanduser().absolute()
         self.name = valid_name(self.root.resolve().name)
         self._check_folder()
 
@@ -154,13 +154,13 @@ class ImagesSource(Source):
         )
 
 
-def open_images(place: str, settings: DataSettings, column: str | None, task: TaskName) -> ImagesSource:  # noqa: ARG001
+def open_images(argument: str, settings: DataSettings, column: str | None, task: TaskName) -> ImagesSource:  # noqa: ARG001
     """Open the source `images:FOLDER`.
 
     Raises:
         UserError: The folder does not exist or has another layout.
     """
-    return ImagesSource(place, settings.source)
+    return ImagesSource(argument, settings.source)
 
 
 def file_reader(root: Path) -> Reader:
@@ -174,7 +174,7 @@ class FileReader(PlainReader):
     def __init__(self, root: Path) -> None:
         self._root = os.fsencode(root) + b"/"
 
-    def read(self, key: bytes, place: int, size: int) -> bytes:  # noqa: ARG002
+    def read(self, key: bytes, offset: int, size: int) -> bytes:  # noqa: ARG002
         try:
             descriptor = os.open(self._root + key, READ_FLAGS)
             try:

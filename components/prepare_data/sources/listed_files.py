@@ -68,17 +68,17 @@ class ManifestReader:
         self._spool = SpoolReader(spool) if spool else None
         self._images = images
 
-    def read(self, key: bytes, place: int, size: int) -> bytes:
+    def read(self, key: bytes, offset: int, size: int) -> bytes:
         if not self._has_image:
             return b""
         if key.startswith(b"/"):
             if is_remote(Path(os.fsdecode(key))):
-                return self._remote.read(key[1:], place, size)
-            return self._absolute.read(key[1:], place, size)
-        return self._relative.read(key, place, size)
+                return self._remote.read(key[1:], offset, size)
+            return self._absolute.read(key[1:], offset, size)
+        return self._relative.read(key, offset, size)
 
-    def additional(self, place: int) -> Iterable[tuple[bytes, bytes]]:
-        for name, feature in self._spool.additional(place) if self._spool else ():
+    def additional(self, offset: int) -> Iterable[tuple[bytes, bytes]]:
+        for name, feature in self._spool.additional(offset) if self._spool else ():
             if name in self._images:
                 paths = (os.path.join(self._root, path) for path in values(feature) if isinstance(path, bytes))  # noqa: PTH118
                 feature = bytes_feature(_content(path) for path in paths)

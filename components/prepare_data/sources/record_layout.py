@@ -127,7 +127,7 @@ class RecordLayout:
         if self.label_is == "indicators":
             if len(found) != len(self.names or ()) or any(value not in (0, 1) for value in found):
                 raise Unusable(f"its {self.label} is not 0 or 1 for each of {len(self.names or ())} labels")
-            found = [place for place, value in enumerate(found) if value]
+            found = [index for index, value in enumerate(found) if value]
         return sorted({self._name(value) for value in found})
 
     def _name(self, label: bytes | float | int) -> str:

@@ -88,7 +88,7 @@ def common_reason(reason: str) -> str:
 class Reader(Protocol):
     """Reads examples in one process."""
 
-    def read(self, key: bytes, place: int, size: int) -> bytes:
+    def read(self, key: bytes, offset: int, size: int) -> bytes:
         """Return the example's encoded image; b"" if the source has no images.
 
         Raises:
@@ -97,7 +97,7 @@ class Reader(Protocol):
         """
         ...
 
-    def additional(self, place: int) -> Iterable[tuple[bytes, bytes]]:
+    def additional(self, offset: int) -> Iterable[tuple[bytes, bytes]]:
         """Yield the additional features of the last example read: names and serialized tf.train.Features.
 
         For tasks other than classification, `label` is one of them: the target (a float), or the labels' names.
@@ -169,5 +169,5 @@ class Source(ABC):
 class PlainReader:
     """Base class of readers without additional features."""
 
-    def additional(self, place: int) -> Iterable[tuple[bytes, bytes]]:  # noqa: ARG002
+    def additional(self, offset: int) -> Iterable[tuple[bytes, bytes]]:  # noqa: ARG002
         return ()

@@ -17,7 +17,7 @@ class Spool:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._place = 0
+        self._offset = 0
 
     def __enter__(self) -> Spool:
         self._file = self._path.open("wb", buffering=BUFFER_BYTES)
@@ -28,12 +28,12 @@ class Spool:
 
     def add(self, data: bytes, additional: Iterable[tuple[bytes, bytes]] | None = None) -> int:
         """Append an example's bytes and additional features; return their offset."""
-        place = self._place
-        self._place += self._file.write(data)
+        offset = self._offset
+        self._offset += self._file.write(data)
         if additional is not None:
             packed = marshal.dumps(list(additional))
-            self._place += self._file.write(LENGTH.pack(len(packed))) + self._file.write(packed)
-        return place
+            self._offset += self._file.write(LENGTH.pack(len(packed))) + self._file.write(packed)
+        return offset
 
 
 class SpoolReader:
@@ -42,20 +42,20 @@ class SpoolReader:
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
-    def data(self, place: int, size: int) -> bytes:
+    def data(self, offset: int, size: int) -> bytes:
         """Return the bytes of an example."""
-        return read_at(self._descriptor, place, size)
+        return read_at(self._descriptor, offset, size)
 
-    def additional(self, place: int) -> list[tuple[bytes, bytes]]:
-        """Return the additional features at offset `place`, after the example's bytes."""
-        (length,) = LENGTH.unpack(os.pread(self._descriptor, LENGTH.size, place))
-        found: list[tuple[bytes, bytes]] = marshal.loads(os.pread(self._descriptor, length, place + LENGTH.size))
+    def additional(self, offset: int) -> list[tuple[bytes, bytes]]:
+        """Return the additional features at `offset`, after the example's bytes."""
+        (length,) = LENGTH.unpack(os.pread(self._descriptor, LENGTH.size, offset))
+        found: list[tuple[bytes, bytes]] = marshal.loads(os.pread(self._descriptor, length, offset + LENGTH.size))
         return found
 
 
-def read_at(descriptor: int, place: int, size: int) -> bytes:
-    """Return `size` bytes at offset `place` of an open file, or fewer at its end."""
-    data = os.pread(descriptor, size, place)
-    while 0 < len(data) < size and (more := os.pread(descriptor, size - len(data), place + len(data))):
+def read_at(descriptor: int, offset: int, size: int) -> bytes:
+    """Return `size` bytes at `offset` of an open file, or fewer at its end."""
+    data = os.pread(descriptor, size, offset)
+    while 0 < len(data) < size and (more := os.pread(descriptor, size - len(data), offset + len(data))):
         data += more
     return data

@@ -30,7 +30,7 @@ from slipway.core.tfrecord import CHECKSUM, HEADER_BYTES, masked_crc32c, record_
 
 # A split's name in a file's name, as in flowers-train.tfrecord-00000-of-00002 or train/part-1.tfrecord.
 SPLIT_TOKEN = re.compile(r"(?:^|[-_.])(train|validation|valid|val|test)(?=[-_.]|$)", re.IGNORECASE)
-PLACE_BITS = 44
+OFFSET_BITS = 44
 MAX_OPEN = 64
 GZIP_START = b"\x1f\x8b"
 # A record's key, its features by name, and the rest of its entry.
@@ -127,7 +127,7 @@ class TfrecordSource(Source):
     def _of_file(self, number: int, ignored: Ignored) -> Iterator[Listed]:
         file, count, is_damaged = self._files[number], 0, False
         with file.path.open("rb") as opened:
-            for place, message, reason, is_cut in scan(opened):
+            for offset, message, reason, is_cut in scan(opened):
                 if is_cut:
                     self._refuse_truncated(file, count)
                 is_damaged |= reason is not None
@@ -147,7 +147,7 @@ class TfrecordSource(Source):
                     ignored.skip(key, str(error))
                     continue
                 stamp = int.from_bytes(hashlib.blake2b(message, digest_size=8).digest())
-                entry = label, file.split, len(message), stamp, number << PLACE_BITS | place, value
+                entry = label, file.split, len(message), stamp, number << OFFSET_BITS | offset, value
                 yield key, features, entry
         if not is_damaged and count < (file.records or 0):
             self._refuse_truncated(file, count)
@@ -209,10 +209,10 @@ class TfrecordReader:
         self._layout = layout
         self._features: dict[bytes, bytes] = {}
 
-    def read(self, key: bytes, place: int, size: int) -> bytes:  # noqa: ARG002
-        number, place = place >> PLACE_BITS, place & (1 << PLACE_BITS) - 1
+    def read(self, key: bytes, offset: int, size: int) -> bytes:  # noqa: ARG002
+        number, offset = offset >> OFFSET_BITS, offset & (1 << OFFSET_BITS) - 1
         file = self._file(number)
-        file.seek(place)
+        file.seek(offset)
         data = file.read(HEADER_BYTES + size + CHECKSUM.size)
         message = data[HEADER_BYTES : HEADER_BYTES + size]
         checksum = CHECKSUM.pack(masked_crc32c(message))
@@ -225,7 +225,7 @@ class TfrecordReader:
         self._features = features_of(message)
         return self._layout.image_of(self._features) if self._layout.image else b""
 
-    def additional(self, place: int) -> Iterable[tuple[bytes, bytes]]:  # noqa: ARG002
+    def additional(self, offset: int) -> Iterable[tuple[bytes, bytes]]:  # noqa: ARG002
         return self._layout.additional_of(self._features)
 
     def _file(self, number: int) -> BinaryIO:
@@ -247,16 +247,16 @@ def open_tfrecord(
     Raises:
         UserError: No file matches, only some of the files name a split, or there is no features description.
     """
-    place = local_path(pattern).expanduser().absolute()
-    if place.is_dir():
-        place = place / "*.tfrecord*"
-    paths = sorted(path for path in map(Path, glob.glob(str(place), recursive=True)) if path.is_file())  # noqa: PTH207
+    matching = local_path(pattern).expanduser().absolute()
+    if matching.is_dir():
+        matching = matching / "*.tfrecord*"
+    paths = sorted(path for path in map(Path, glob.glob(str(matching), recursive=True)) if path.is_file())  # noqa: PTH207
     if not paths:
-        folder = Path(re.split(r"[*?[]", str(place))[0]).parent
+        folder = Path(re.split(r"[*?[]", str(matching))[0]).parent
         there = sorted(path.name for path in folder.iterdir())[:5] if folder.is_dir() else []
         raise source_error(
             settings.source,
-            f"No file matches {place}.",
+            f"No file matches {matching}.",
             allowed="a path pattern of TFRecord files, where * matches any characters, or their folder",
             nearest=f"tfrecord:{folder / there[0]}" if there else None,
         )

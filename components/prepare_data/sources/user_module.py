@@ -111,8 +111,8 @@ class ModuleSource(Source):
                 same = digest(stored)
                 if check:
                     check.compare(number, same)
-                place, group = spool.add(stored.image, stored.additional or None), self._group_value(stored)
-                entry = stored.label, stored.split, len(stored.image), int.from_bytes(same), place, group
+                offset, group = spool.add(stored.image, stored.additional or None), self._group_value(stored)
+                entry = stored.label, stored.split, len(stored.image), int.from_bytes(same), offset, group
                 if stored.key:
                     keys.add(stored.key, number)
                     yield stored.key, *entry
@@ -289,12 +289,12 @@ class ModuleReader:
         self._spool = SpoolReader(path)
         self._size = 0
 
-    def read(self, key: bytes, place: int, size: int) -> bytes:  # noqa: ARG002
+    def read(self, key: bytes, offset: int, size: int) -> bytes:  # noqa: ARG002
         self._size = size
-        return self._spool.data(place, size)
+        return self._spool.data(offset, size)
 
-    def additional(self, place: int) -> Iterable[tuple[bytes, bytes]]:
-        return self._spool.additional(place + self._size)
+    def additional(self, offset: int) -> Iterable[tuple[bytes, bytes]]:
+        return self._spool.additional(offset + self._size)
 
 
 class StoredExample(NamedTuple):

@@ -38,31 +38,31 @@ class NotANumber(ValueError):
 
 
 def infer_kinds(
-    rows: Iterable[tuple[int, list[str]]], places: Mapping[str, int], mistake: Callable[..., UserError]
+    rows: Iterable[tuple[int, list[str]]], columns: Mapping[str, int], mistake: Callable[..., UserError]
 ) -> dict[str, Kind]:
     """Infer the kinds of columns from all rows: number if every cell is a number or missing, else category.
 
     Args:
         rows: The rows, without the header, each with its line.
-        places: The position of each column.
+        columns: The position of each column.
         mistake: Returns the error with a message, and `fix`.
 
     Raises:
         UserError: A column is neither.
     """
-    numeric = dict.fromkeys(places, True)
-    some = dict.fromkeys(places, False)
-    texts: dict[str, set[str]] = {name: set() for name in places}
+    numeric = dict.fromkeys(columns, True)
+    some = dict.fromkeys(columns, False)
+    texts: dict[str, set[str]] = {name: set() for name in columns}
     for _, row in rows:
-        for name, place in places.items():
-            text = row[place].strip()
+        for name, index in columns.items():
+            text = row[index].strip()
             if numeric[name] and not is_missing(text):
                 some[name] = True
                 numeric[name] = is_number(text)
             if len(texts[name]) <= MAX_INFERRED:
                 texts[name].add(text)
     found = {}
-    for name in places:
+    for name in columns:
         if numeric[name] and some[name]:
             found[name] = Kind("number")
             continue

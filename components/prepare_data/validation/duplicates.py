@@ -83,14 +83,14 @@ def equal_images(shards: Sequence[HashedShard], path: Path) -> Iterator[list[Sto
         records: dict[int, list[tuple[HashedShard, int]]] = {number: [] for (number,) in repeated}
     path.unlink()
     for shard in shards if records else ():
-        for number, place in zip(*shard.columns(), strict=True):
+        for number, offset in zip(*shard.columns(), strict=True):
             if number in records:
-                records[number].append((shard, place))
+                records[number].append((shard, offset))
     for found in records.values():
         equal: dict[bytes, list[Stored]] = {}
-        for shard, place in found:
+        for shard, offset in found:
             with shard.path.open("rb") as file:
-                image, key, label = stored_parts(features_of(next(read_records(file, place))))
+                image, key, label = stored_parts(features_of(next(read_records(file, offset))))
             equal.setdefault(hashlib.sha256(image).digest(), []).append(Stored(key, shard.split, label))
         yield from (examples for examples in equal.values() if len(examples) > 1)
 

@@ -63,11 +63,11 @@ def is_elsewhere(beam: BeamSettings) -> bool:
 
 def _check_reachable(settings: DataSettings, beam: BeamSettings) -> None:
     kind = source_kind(settings.source)
-    source_setting, place = kind.located(settings)
+    source_setting, argument = kind.located(settings)
     checks = [
         ("data.store", settings.store, settings.store.startswith(BUCKET)),
-        (source_setting, settings.source if source_setting == "data.source" else place,
-         kind.beam and place.startswith(BUCKET)),
+        (source_setting, settings.source if source_setting == "data.source" else argument,
+         kind.beam and argument.startswith(BUCKET)),
     ]  # fmt: skip
     for setting, value, reachable in checks:
         if not reachable:

@@ -105,7 +105,7 @@ class ShardWriter:
         self._scratch = scratch
         self._has_class = source.task == "classification"
         self._has_additional = bool(source.features) or not self._has_class
-        self._labels = {name.encode(): place for place, name in enumerate(classes)} if not self._has_class else {}
+        self._labels = {name.encode(): index for index, name in enumerate(classes)} if not self._has_class else {}
         self._counted = dict(source.inputs)
         if source.task == "multilabel":
             self._counted[LABEL] = Kind("integer", shape=(len(classes),))
@@ -157,14 +157,14 @@ class ShardWriter:
         count, has_image, counted = counter.add, self._source.has_image, bool(self._counted)
         has_additional, additional, seen = self._has_additional, [], None
         done, reported, last = 0, 0, time.monotonic()
-        for key, label, listed_size, place in read_list(task.examples):
+        for key, label, listed_size, offset in read_list(task.examples):
             done += 1
             if (task.resize or done % EXAMPLES_BETWEEN_TICKS == 0) and time.monotonic() - last > SECONDS_BETWEEN_TICKS:
                 tick(done - reported)
                 reported, last = done, time.monotonic()
             try:
                 check_bytes(listed_size)
-                image = stored = read(key, place, listed_size)
+                image = stored = read(key, offset, listed_size)
                 decoded = is_decoded(key, below)
                 inspect = inspect_all if decoded else inspect_header
                 if has_image and task.resize and task.path:
@@ -175,7 +175,7 @@ class ShardWriter:
                     raise Unusable("it is a CMYK image, which cannot be converted to grayscale (data.channels=1)")
                 damage = seen.damage if seen else ""
                 if has_additional:
-                    additional = self._with_labels(reader.additional(place))
+                    additional = self._with_labels(reader.additional(offset))
                     damage = inspect_additional(additional, task.images, inspect) or damage
                 if damage and decoded and task.refuse_damaged:
                     raise Damaged(f"it is damaged: {damage}")
@@ -214,14 +214,14 @@ class ShardWriter:
         Appends the examples' hashes and the offsets of their records to `hashed`.
         """
         digest, original = hashlib.sha256(), hashlib.sha256()
-        add_hash, add_place = (column.append for column in hashed)
+        add_hash, add_offset = (column.append for column in hashed)
         encode, has_additional, has_image = self._encoder.encode, self._has_additional, self._source.has_image
         waiting: list[bytes] = []
         size, waiting_bytes = 0, 0
         with path.open("wb") as file:
             for image, stored, key, label, additional in examples:
                 add_hash(image_hash(image) if has_image else key_hash(key))
-                add_place(size + waiting_bytes)
+                add_offset(size + waiting_bytes)
                 if resized:
                     original.update(self._record(image, key, label, additional))
                 record = self._record(stored, key, label, additional) if has_additional else encode(stored, key, label)
@@ -243,13 +243,13 @@ class ShardHasher(ShardWriter):
     def __call__(self, task: ShardTask, tick: Tick) -> str:  # type: ignore[override]
         reader = self._reader = self._reader or self._source.reader(self._scratch)
         digest = hashlib.sha256()
-        for number, (key, label, size, place) in enumerate(read_list(task.examples), 1):
+        for number, (key, label, size, offset) in enumerate(read_list(task.examples), 1):
             if number % EXAMPLES_BETWEEN_TICKS == 0:
                 tick(EXAMPLES_BETWEEN_TICKS)
             try:
                 check_bytes(size)
-                image = reader.read(key, place, size)
-                additional = self._with_labels(reader.additional(place)) if self._has_additional else []
+                image = reader.read(key, offset, size)
+                additional = self._with_labels(reader.additional(offset)) if self._has_additional else []
             except Unusable:
                 return ""
             digest.update(self._record(image, key, label, additional))

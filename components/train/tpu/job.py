@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO, TypeVar
 
-from slipway.components.cloud.known_errors import recognise
+from slipway.components.cloud.known_errors import recognize
 from slipway.components.cloud.retries import is_out_of_quota, is_transient, paced
 from slipway.components.step import raise_if_terminated, termination_deferred
 from slipway.components.train.restarts import Restart, Restarts, check_same_weights, say, wait
@@ -46,9 +46,9 @@ STATES = {
 POOL = pool_name(0)
 # Not DELETING: why a node is deleted is what the queued resource says next.
 LOST_NODES = ("PREEMPTED", "TERMINATED", "STOPPED", "STOPPING", "HIDDEN")
-# A queued resource that the service does not find was reported to be there at the next look, right after its creation.
+# Right after its creation, a queued resource that the service does not find was reported to exist a request later.
 ABSENT_SECONDS = 30.0
-# The last words of a host, from `startup.sh`.
+# The final marker lines of a host, from `startup.sh`.
 DELETING, TIME_OVER, FAILED = "slipway: deleting this TPU: ", "its time is over", "slipway: failed: "
 
 # In the trainer's lines about its progress.
@@ -72,7 +72,7 @@ class TpuLost:
     """What happened to a TPU that can no longer be used, as a verb phrase, and whether another one is requested."""
 
     how: str
-    again: bool = True
+    can_restart: bool = True
 
 
 def train_on_tpu(
@@ -159,12 +159,12 @@ class _Job:
         if dataset is not None:
             self.copy_data(dataset)
         while True:
-            loss = self.request() or self.watch()
+            lost = self.request() or self.watch()
             failed = [host for host in self.hosts if host.status > 0]
-            if loss is None and not failed:
+            if lost is None and not failed:
                 return
             self.delete()
-            wait(self.next_restart(policy, loss, failed).waited_seconds)
+            wait(self.next_restart(policy, lost, failed).waited_seconds)
 
     def copy_data(self, dataset: Path) -> None:
         """Copy the data set to the bucket, unless it is there, and let the container read it there."""
@@ -220,12 +220,12 @@ class _Job:
         """Wait until the TPU is active; return None, a preemption that came before, or why it never will be active."""
         minutes, since = self.settings.max_provisioning_minutes, 0.0
         while True:
-            found = self._look()
+            found = self._found()
             if found is None or found.state == "DELETING":
                 self._read_hosts()
-                return self._explained(TpuLost("was deleted", again=False))
+                return self._explained(TpuLost("was deleted", can_restart=False))
             if found.state == service.FAILED:
-                known = recognise(found.error)
+                known = recognize(found.error)
                 return known.sentence.rstrip(".") if known else found.error or "the request failed"
             if found.state in service.SUSPENDED:
                 return TpuLost("was preempted")
@@ -241,26 +241,26 @@ class _Job:
         events.phase(f"training on {self.name}")
         since = 0.0
         while True:
-            gone = self._loss()
-            self._read_hosts()  # after the look, so that nothing that was written before the loss is missed
+            lost = self._lost_tpu()
+            self._read_hosts()  # after the request, so that nothing that was written before the loss is missed
             if all(host.status == 0 for host in self.hosts):
                 return None
             if all(host.status >= 0 for host in self.hosts):
                 # A preemption that stopped the hosts may show only now.
-                gone = gone or self._loss()
+                lost = lost or self._lost_tpu()
                 stopped = all(host.status in (0, STOPPED) for host in self.hosts)
-                return self._explained(gone) if gone and (gone.again or stopped) else None
-            if gone is not None:
-                return self._explained(gone)
+                return self._explained(lost) if lost and (lost.can_restart or stopped) else None
+            if lost is not None:
+                return self._explained(lost)
             if any(host.status > 0 for host in self.hosts):
                 since = since or time.monotonic()
                 if time.monotonic() - since > paced(GRACE_SECONDS):
                     return None
 
-    def _loss(self) -> TpuLost | None:
-        found = self._look()
+    def _lost_tpu(self) -> TpuLost | None:
+        found = self._found()
         if found is None or found.state == "DELETING":
-            return TpuLost("was deleted", again=False)
+            return TpuLost("was deleted", can_restart=False)
         if found.state != "ACTIVE":
             preempted = found.state in service.SUSPENDED
             return TpuLost("was preempted" if preempted else STATES.get(found.state, found.state))
@@ -269,10 +269,10 @@ class _Job:
             return TpuLost("was preempted" if state == "PREEMPTED" else f"was lost (its state is {state})")
         return None
 
-    def _explained(self, loss: TpuLost) -> TpuLost:
-        """Return a loss with a host's reason for deleting the TPU; raise UserError if another TPU would not help."""
-        if loss.again:
-            return loss
+    def _explained(self, lost: TpuLost) -> TpuLost:
+        """Return the lost TPU with a host's reason for deleting it; raise UserError if another TPU would not help."""
+        if lost.can_restart:
+            return lost
         said = [line.removeprefix(DELETING) for host in self.hosts for line in host.tail if line.startswith(DELETING)]
         if TIME_OVER in said:
             raise UserError(
@@ -287,7 +287,7 @@ class _Job:
             f"The TPU {self.name} was deleted, but not by this command.", fix=f"slipway run --resume {self.run_id}"
         )
 
-    def next_restart(self, policy: Restarts, loss: TpuLost | None, failed: list[Host]) -> Restart:
+    def next_restart(self, policy: Restarts, lost: TpuLost | None, failed: list[Host]) -> Restart:
         """Return the restart to make.
 
         Raises:
@@ -305,8 +305,8 @@ class _Job:
         if pointer is not None:
             (self._output / "checkpoints").mkdir(parents=True, exist_ok=True)
             (self._output / "checkpoints" / POINTER).write_bytes(pointer)
-        lost = [Host(replica_name(POOL, 0), STOPPED)] if loss else failed
-        restart = policy.next(self.hosts, lost, loss.how if loss else None)
+        ended = [Host(replica_name(POOL, 0), STOPPED)] if lost else failed
+        restart = policy.next(self.hosts, ended, lost.how if lost else None)
         self._say(policy.describe(restart))
         return restart
 
@@ -317,7 +317,7 @@ class _Job:
             service.delete(self.connection, self.current.zone, self.name)
             self.current = Holder(attempt=self.current.attempt)
 
-    def _look(self) -> service.QueuedResource | None:
+    def _found(self) -> service.QueuedResource | None:
         """Return the queued resource after a pause, and show its state if it is another than before.
 
         None if there has been none for ABSENT_SECONDS.

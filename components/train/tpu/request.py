@@ -43,9 +43,9 @@ def reading(container: Container, uri: str) -> Container:
     """Return a container that reads the data set at `uri`: in the trainer's configuration, or in the variable."""
     arguments = list(container.get("args", []))
     if "--config" in arguments:
-        place = arguments.index("--config") + 1
+        position = arguments.index("--config") + 1
         with contextlib.suppress(ValueError):  # another program's
-            arguments[place] = json.dumps({**json.loads(arguments[place]), "data": uri})
+            arguments[position] = json.dumps({**json.loads(arguments[position]), "data": uri})
     variables = [
         {"name": variable["name"], "value": uri if variable["name"] == DATA_VARIABLE else variable["value"]}
         for variable in container.get("env", [])

@@ -30,7 +30,7 @@ FAILED, SUSPENDED = "FAILED", ("SUSPENDING", "SUSPENDED")
 CREATE, DELETE, GET, LIST = (f"tpu.nodes.{verb}" for verb in ("create", "delete", "get", "list"))
 CREATE_SECONDS = 120.0
 DELETE_SECONDS = 1200.0
-# Pause between two looks at the service; for a running TPU also at its lease and its log.
+# Pause between two requests to the service; for a running TPU also at its lease and its log.
 POLL_SECONDS = 5.0
 
 

@@ -126,7 +126,7 @@ class Cluster:
         With `follow`, until the container or the connection ends.
 
         Raises:
-            ApiException: The pod has no log yet, or is gone; or the account lacks the right.
+            ApiException: The pod has no log yet, or no longer exists; or the account lacks the right.
             HTTPError: Of urllib3: the connection broke.
         """
         since = {}

@@ -89,7 +89,7 @@ class _Training:
         self._may_be_left = False
         self._lease = Path(output, LEASE_FILE)
         self._renew_at = 0.0
-        self._said, self._say_again_at = "", 0.0
+        self._said, self._repeat_at = "", 0.0
 
     @contextlib.contextmanager
     def deleted_at_the_end(self) -> Iterator[None]:
@@ -112,7 +112,7 @@ class _Training:
         self._renew_lease()
         if self._number > 1:
             self._delete()
-            self._wait_until_gone()
+            self._wait_until_deleted()
         self._create()
         job, replicas = self._follow()
         condition = _condition(job, "Failed")
@@ -133,7 +133,7 @@ class _Training:
         while not all(self._has_created(body) for body in bodies):
             self._say("replacing the TrainJob of an earlier attempt of this run")
             self._delete()
-            self._wait_until_gone()
+            self._wait_until_deleted()
         events.phase(f"running {count_processes(self._pools)} pods of the TrainJob {self._name}")
         self._say(f"created the TrainJob {self._name} in the namespace {self.cluster.namespace}")
 
@@ -193,9 +193,9 @@ class _Training:
     def _say(self, text: str) -> None:
         """Write a line to the log and the events unless it was said lately; "" is nothing to say."""
         now = time.monotonic()
-        if not text or (text == self._said and now < self._say_again_at):
+        if not text or (text == self._said and now < self._repeat_at):
             return
-        self._said, self._say_again_at = text, now + REPORT_SECONDS
+        self._said, self._repeat_at = text, now + REPORT_SECONDS
         say(text, self._log)
 
     def _pause(self, seconds: float) -> None:
@@ -217,10 +217,10 @@ class _Training:
         for kind in reversed(KINDS):
             self.cluster.delete(kind, self._name)
 
-    def _wait_until_gone(self) -> None:
+    def _wait_until_deleted(self) -> None:
         """Wait until no pod is left: a second job must not write into the same checkpoints."""
         while any(self.cluster.get(kind, self._name) for kind in KINDS) or self.cluster.pods(self._name):
-            self._say(f"waiting until the TrainJob {self._name} and its pods are gone")
+            self._say(f"waiting until the TrainJob {self._name} and its pods are deleted")
             self._pause(paced(POLL_SECONDS))
 
 

@@ -191,7 +191,7 @@ def _pod(pool: WorkerPool, variables: list[JsonObject], output: str, settings: T
 
 
 def _probe(lease: str) -> JsonObject:
-    """Return the probe that fails once the lease is gone or old; without `find` or `grep`, only once it is gone."""
+    """Return the probe that fails once the lease is lost or old; without `find` or `grep`, only once it is lost."""
     # No $(…), which Kubernetes replaces, and nothing that BusyBox does not have.
     script = f'test -e "$1" && ! find "$1" -mmin +{LEASE_MINUTES} | grep -q .'
     return {

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # Between two attempts to follow a log.
 AGAIN_SECONDS = 1.0
-# Statuses of a log that does not exist: its pod is gone, or has not started.
+# Statuses of a log that does not exist: its pod was deleted, or has not started.
 NO_LOG = (404, 400)
 # For the rest of all logs once a job has ended, also if the API server has just been started.
 REST_SECONDS = 120.0

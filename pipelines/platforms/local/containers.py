@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 RUN_LABEL = "slipway.run"
 GPU_DEVICE = Path("/dev/nvidiactl")
 STOP_SECONDS = 15
-# How long the output's stream may go on after a container's end.
+# How long the output's stream may continue after a container's end.
 OUTPUT_SECONDS = 5.0
 # The "image" of a task that runs as a process beside the containers: it starts containers itself.
 HOST = "host"
@@ -125,7 +125,7 @@ def run_container(
 def run_to_end(container: Container) -> int:
     """Start a container, copy its output to stdout, remove it, and return its exit code.
 
-    Podman's stream of the output may go on after the container's end
+    Podman's stream of the output may continue after the container's end
     (https://github.com/podman-container-tools/podman/issues/11461): what it omitted is then read by itself.
     """
     try:
@@ -173,7 +173,7 @@ def mounted_folders(config: RunConfig, here: Path) -> list[Path]:
     place = data.uri if data else None
     if prepared is not None:
         kind = source_kind(prepared.source)
-        place = kind.place_of(prepared.source) if kind.mounted else None
+        place = kind.argument_of(prepared.source) if kind.mounted else None
     if place is not None and not is_remote(place) and "://" not in place:
         source = local_path(place).expanduser()
         # The folder of a pattern is the part before its first wildcard.

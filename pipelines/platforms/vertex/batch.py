@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from slipway.components.cloud.connection import Connection
-from slipway.components.cloud.known_errors import first_recognised
+from slipway.components.cloud.known_errors import first_recognized
 from slipway.components.cloud.refusals import refusing
 from slipway.components.cloud.retries import is_transient, paced, retried
 from slipway.core.errors import UserError
@@ -202,7 +202,7 @@ def cancel(prepared: Prepared, job: Job) -> None:
 def failure(prepared: Prepared, job: Job) -> UserError:
     """Return why a job has not succeeded."""
     texts = [job.error.message, *(one.message for one in job.partial_failures)]
-    found = first_recognised(texts, _facts(prepared.connection))
+    found = first_recognized(texts, _facts(prepared.connection))
     ended = "was cancelled" if job.state.name == "JOB_STATE_CANCELLED" else "failed"
     reason = found.sentence if found else " ".join(next((text for text in texts if text), "").split())
     return UserError(

@@ -70,8 +70,8 @@ def test_a_persons_calls_are_counted_against_the_runs_project(tmp_path, monkeypa
 
 
 def test_credentials_that_google_no_longer_takes_are_named(google: FakeGoogle) -> None:
-    gone = ServiceError(400, "invalid_grant")
-    google.tokens.faults.plan("POST /token", gone, times=100)
+    refused = ServiceError(400, "invalid_grant")
+    google.tokens.faults.plan("POST /token", refused, times=100)
     with pytest.raises(UserError, match="were rejected") as error:
         _ = Connection(PROJECT, REGION, google.endpoints).caller
     assert error.value.fix == "gcloud auth application-default login"

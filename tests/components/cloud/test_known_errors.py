@@ -1,4 +1,4 @@
-"""Every known error of Google's services is recognised and has a fix."""
+"""Every known error of Google's services is recognized and has a fix."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slipway.components.cloud.known_errors import KNOWN_ERRORS, as_user_error, first_recognised, recognise
+from slipway.components.cloud.known_errors import KNOWN_ERRORS, as_user_error, first_recognized, recognize
 
 FACTS = {"project": "p", "region": "europe-west4", "bucket": "p-runs", "account": "runner@p.iam.gserviceaccount.com"}
 # The service's words, by the known error's name; then what the sentence and the fix have to name.
@@ -148,7 +148,7 @@ def test_the_words_are_known_wherever_they_stand(name: str):
         f"com.google.AiPlatformException: code=9, message={words}; cause=null",
         f"E0\n{words}\nmore",
     ):
-        found = recognise(text, FACTS)
+        found = recognize(text, FACTS)
         assert found is not None, text
         assert found.name == name
         assert sentence in found.sentence
@@ -158,15 +158,15 @@ def test_the_words_are_known_wherever_they_stand(name: str):
 
 @pytest.mark.parametrize("name", WORDS)
 def test_without_facts_the_sentence_is_whole_all_the_same(name: str):
-    found = recognise(WORDS[name][0])
+    found = recognize(WORDS[name][0])
     assert found is not None
     assert "{" not in found.sentence + found.fix
     assert "None" not in found.sentence + found.fix
 
 
 def test_the_first_text_that_is_known_counts_and_an_unknown_one_is_not_guessed_at():
-    assert recognise("ValueError: loss is nan", FACTS) is None
-    found = first_recognised(["nothing", WORDS["memory"][0], WORDS["quota"][0]])
+    assert recognize("ValueError: loss is nan", FACTS) is None
+    found = first_recognized(["nothing", WORDS["memory"][0], WORDS["quota"][0]])
     assert found is not None
     assert found.name == "memory"
 

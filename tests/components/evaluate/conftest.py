@@ -22,7 +22,7 @@ DIGITS = [str(digit) for digit in range(10)]
 
 
 def png(pixels: np.ndarray) -> bytes:
-    """Grey pixels [height, width] in 0..255 as a PNG's bytes."""
+    """Gray pixels [height, width] in 0..255 as a PNG's bytes."""
     buffer = io.BytesIO()
     Image.fromarray(pixels.astype(np.uint8), mode="L").save(buffer, "PNG")
     return buffer.getvalue()

@@ -182,12 +182,12 @@ def test_a_model_for_other_classes_is_refused(
         evaluate(DEFAULT, other, data_set, None)
 
 
-@pytest.mark.parametrize("damage", ["gone", "no graph", "cut graph", "cut weights"])
+@pytest.mark.parametrize("damage", ["missing", "no graph", "cut graph", "cut weights"])
 def test_a_champion_that_no_longer_loads_is_named_with_the_ways_out(
     data_set: Path, model_folder: Path, tmp_path: Path, damage: str
 ) -> None:
     champion = as_version(model_folder, tmp_path, 7)
-    if damage == "gone":
+    if damage == "missing":
         shutil.rmtree(champion)
     elif damage == "no graph":
         (champion / "saved_model.pb").unlink()
@@ -344,7 +344,7 @@ def test_the_component_ends_with_one_screen_on_a_users_mistake(
     from slipway.components.evaluate.component import evaluate as component
 
     with pytest.raises(SystemExit) as caught:
-        component.python_func(settings="{}", champion=str(tmp_path / "gone"), **artifacts)
+        component.python_func(settings="{}", champion=str(tmp_path / "missing"), **artifacts)
     assert caught.value.code == 1
     assert "--set evaluate.champion=none" in capfd.readouterr().err
     assert not Path(artifacts["report"].path).exists()

@@ -13,7 +13,7 @@ from slipway.components.evaluate.plot import ACCENT, Axis, Panel, draw
 
 
 def labels(axis: Axis) -> list[str]:
-    return [text for _, text in axis.labelled()]
+    return [text for _, text in axis.labeled()]
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_ticks_are_round_numbers(axis: Axis, expected: list[str]) -> None:
 @given(low=st.floats(-1e6, 1e6), span=st.floats(1e-3, 1e9), whole=st.booleans())
 def test_an_axis_of_any_range_has_a_few_different_ticks_within_it(low: float, span: float, whole: bool) -> None:
     axis = Axis(low, low + span, whole=whole)
-    found, texts = [value for value, _ in axis.labelled()], labels(axis)
+    found, texts = [value for value, _ in axis.labeled()], labels(axis)
     tolerance = 1e-6 * max(abs(axis.low), abs(axis.high))
     assert all(axis.low - tolerance <= value <= axis.high + tolerance for value in found)
     assert len(found) <= 7

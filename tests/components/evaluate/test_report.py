@@ -145,7 +145,7 @@ def test_the_most_confidently_wrong_images_are_shown_as_they_are(html: str, eval
         assert f"predicted: {example.predicted} true: {example.true} " in text
 
 
-def test_the_charts_take_the_pages_colours(html: str) -> None:
+def test_the_charts_take_the_pages_colors(html: str) -> None:
     charts = re.findall(r'<svg class="chart".*?</svg>', html, flags=re.DOTALL)
     assert len(charts) == 5  # loss, accuracy, calibration, ROC, precision-recall
     for chart in charts:

@@ -37,10 +37,10 @@ def make_folder(tmp_path: Path) -> Callable[..., Path]:
 
     def make(folders: Mapping[str, int], name: str = "image_folder", **image: object) -> Path:
         root = tmp_path / name
-        for place, (folder, count) in enumerate(folders.items()):
+        for index, (folder, count) in enumerate(folders.items()):
             (root / folder).mkdir(parents=True, exist_ok=True)
             for number in range(count):
-                (root / folder / f"image {number}.png").write_bytes(encoded_image(place * 10_000 + number, **image))  # type: ignore[arg-type]
+                (root / folder / f"image {number}.png").write_bytes(encoded_image(index * 10_000 + number, **image))  # type: ignore[arg-type]
         return root
 
     return make

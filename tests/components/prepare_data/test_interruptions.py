@@ -77,7 +77,7 @@ def wait_for_shard(settings: DataSettings, count: int = 1) -> None:
     wait_for(lambda: len(list(Path(settings.store).glob("*/.*.work/results/*.json"))) >= count)
 
 
-def gone(processes: list[psutil.Process]) -> bool:
+def ended(processes: list[psutil.Process]) -> bool:
     return not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
 
 
@@ -102,7 +102,7 @@ def test_a_run_that_is_stopped_leaves_nothing(
     run.send_signal(sent)
     assert run.wait(60) != 0
     assert not Path(settings.store).exists()
-    wait_for(lambda: gone(workers))
+    wait_for(lambda: ended(workers))
 
 
 def test_a_run_that_is_killed_is_resumed(
@@ -114,7 +114,7 @@ def test_a_run_that_is_killed_is_resumed(
     wait_for_shard(settings, 3)
     workers = psutil.Process(run.pid).children()
     run.kill()
-    wait_for(lambda: gone(workers))
+    wait_for(lambda: ended(workers))
     kept = {path: path.stat().st_mtime_ns for path in Path(settings.store).glob("*/.*.work/set/image_folder-*")}
     results = list(Path(settings.store).glob("*/.*.work/results/*.json"))
     assert len(results) >= 3
@@ -136,7 +136,7 @@ def test_a_shard_of_a_killed_run_that_is_damaged_is_written_again(
     workers = psutil.Process(run.pid).children()
     run.kill()
     run.wait()
-    wait_for(lambda: gone(workers))
+    wait_for(lambda: ended(workers))
     one, two, *_ = sorted(Path(settings.store).glob("*/.*.work/results/*.json"))
     one.write_text("")
     shard = two.parents[1] / "set" / two.stem
@@ -168,7 +168,7 @@ def test_killed_at_random_moments_the_result_is_the_same(
             run.wait()
         for complete in Path(settings.store).glob("*/*/manifest.json"):
             assert contents(complete.parent) == contents(undisturbed.folder)
-    wait_for(lambda: gone(workers))  # they may still hold locks
+    wait_for(lambda: ended(workers))  # they may still hold locks
     prepared = prepare(settings, 4)
     assert contents(prepared.folder) == contents(undisturbed.folder)
     assert {path.name for path in prepared.folder.parent.iterdir()} == {".listings", prepared.folder.name}
@@ -181,7 +181,7 @@ def test_what_a_killed_run_of_another_set_left_is_removed(
     wait_for_shard(make_settings(folder))
     workers = psutil.Process(killed.pid).children()
     killed.kill()
-    wait_for(lambda: gone(workers))
+    wait_for(lambda: ended(workers))
     assert list(Path(make_settings(folder).store).glob("*/.*"))
     prepared = prepare(make_settings(folder, seed=2), 4)
     assert {path.name for path in prepared.folder.parent.iterdir()} == {".listings", prepared.folder.name}
@@ -227,7 +227,7 @@ def test_a_worker_that_dies_ends_the_run(folder: Path, make_settings: Callable[.
     assert run.returncode != 0
     assert "A process that prepares the data was killed by SIGKILL." in said
     assert not Path(settings.store).exists()
-    wait_for(lambda: gone([other]))
+    wait_for(lambda: ended([other]))
 
 
 def test_progress_is_told_a_few_times_a_second(

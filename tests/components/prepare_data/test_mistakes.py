@@ -155,7 +155,7 @@ def damaged(root: Path, encoded: Callable[..., bytes]) -> dict[str, str]:
     (root / "a" / "image 1.png").write_bytes(b"")
     (root / "b" / "image 2.png").write_bytes(b"no image")
     (root / "b" / "loop.png").symlink_to("loop.png")
-    (root / "b" / "gone.png").symlink_to("nowhere.png")
+    (root / "b" / "missing.png").symlink_to("nowhere.png")
     (root / "b" / "disk.png").symlink_to("/proc/self/mem")  # reading it fails as on a bad disk, even for root
     (root / "b" / "bomb.png").write_bytes(png_header(10_000, 10_000))
     (root / "b" / "photo.gif").write_bytes(b"GIF89a")
@@ -165,7 +165,7 @@ def damaged(root: Path, encoded: Callable[..., bytes]) -> dict[str, str]:
         "b/image 2.png": "it is neither PNG nor JPEG",
         "b/loop.png": "it cannot be read: Too many levels of symbolic links",
         "b/photo.gif": "it is neither PNG nor JPEG",
-        "b/gone.png": "it cannot be read: No such file or directory",
+        "b/missing.png": "it cannot be read: No such file or directory",
         "b/disk.png": "it cannot be read: Input/output error",
         "b/bomb.png": "it has 10000x10000 pixels, more than 89,478,485",
     }

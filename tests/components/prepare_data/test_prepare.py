@@ -388,7 +388,7 @@ def bucket_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Pat
     mount.mkdir()
     local.mkdir()
     monkeypatch.setattr(remote, "CLOUD_MOUNT", str(mount))
-    monkeypatch.setattr(store, "local_path", lambda place: mount / place.removeprefix("gs://"))
+    monkeypatch.setattr(store, "local_path", lambda path: mount / path.removeprefix("gs://"))
     monkeypatch.setattr(store.tempfile, "tempdir", str(local))
     return mount, local
 

@@ -180,7 +180,7 @@ def test_several_labels_in_a_cell(table: Callable[..., str], make_settings: Make
         assert record["label"] == expected[int(record["x"][0]) % 5]
     train = records(prepared, "train").values()
     assert about.splits["train"].classes == {
-        name: sum(int(record["label"][place]) for record in train) for place, name in enumerate(about.classes)
+        name: sum(int(record["label"][index]) for record in train) for index, name in enumerate(about.classes)
     }
     assert not about.notes
     again = prepare(make_settings(f"tfrecord:{prepared.folder}", name="again"), 1, task="multilabel")

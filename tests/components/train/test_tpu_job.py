@@ -214,7 +214,7 @@ def test_a_preempted_tpus_trainer_is_told_and_its_exit_code_is_kept(runs: Runs) 
 
 
 def test_a_second_startup_script_leaves_the_unit_of_the_first_alone(tmp_path: Path) -> None:
-    """Without the unit it is started; with it, the script ends, and does not go on in the foreground."""
+    """Without the unit it is started; with it, the script ends, and does not continue in the foreground."""
     for state, started in (("not-found", ["systemd-run"]), ("loaded", [])):
         bins = tmp_path / state
         bins.mkdir()

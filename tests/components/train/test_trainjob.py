@@ -190,7 +190,7 @@ def test_a_trainjob_without_the_operator_or_the_rights_is_refused_with_the_fix(s
 
 @pytest.mark.parametrize(("age", "is_alive"), [(0, True), (700, False), (None, False)])
 def test_the_probe_of_a_trainjobs_pod_needs_only_a_shell(tmp_path: Path, age: float | None, is_alive: bool) -> None:
-    """Without find and grep, an old lease does not stop the pod, but one that is gone does."""
+    """Without find and grep, an old lease does not stop the pod, but a deleted one does."""
     lease, tools = tmp_path / "lease $(A)", tmp_path / "tools"
     if age is not None:
         lease.touch()

@@ -194,7 +194,7 @@ class Kubelets:
         container.end(code)
 
     def _terminate(self, pod: Object) -> None:
-        """End a deleted pod: SIGTERM to its main process, SIGKILL after the grace period; then its object is gone."""
+        """End a deleted pod: SIGTERM to its main process, SIGKILL after the grace period; then delete its object."""
         container = self._containers.get(pod["metadata"]["uid"])
         if container is not None:
             self._end(container, pod["metadata"].get("deletionGracePeriodSeconds", 0))

@@ -207,7 +207,7 @@ class Store:
             return copy.deepcopy(one)
 
     def delete(self, resource: Resource, one: Object, policy: str = "Background", grace: int | None = None) -> bool:
-        """Delete an object; return whether it is already gone, not only marked (finalizers, a pod's grace period)."""
+        """Delete an object; return whether it is deleted, not only marked (finalizers, a pod's grace period)."""
         metadata = one["metadata"]
         key = (resource, metadata.get("namespace", ""), metadata["name"])
         with self.lock:
@@ -243,7 +243,7 @@ class Store:
                 self._remove(key)
 
     def collect_garbage(self) -> None:
-        """Delete the objects whose owners are all gone, and finish the foreground deletions."""
+        """Delete the objects whose owners are all deleted, and finish the foreground deletions."""
         with self.lock:
             for (resource, _, _), one in list(self._objects.items()):
                 references = owners(one)

@@ -44,9 +44,9 @@ def test_engines_that_run_there():
 
 def test_retired_hardware_has_an_offered_replacement():
     catalogue = load()
-    gone = [row for row in catalogue.accelerators if row.status not in ("offered", "here")]
-    assert {row.name for row in gone} == {"k80", "p100", "tpu-v4", "tpu-v5p", "tpu-v5-litepod"}
-    for row in gone:
+    ended = [row for row in catalogue.accelerators if row.status not in ("offered", "here")]
+    assert {row.name for row in ended} == {"k80", "p100", "tpu-v4", "tpu-v5p", "tpu-v5-litepod"}
+    for row in ended:
         assert row.replacements
         assert all(catalogue.accelerator_index[name].status == "offered" for name in row.replacements)
 

@@ -53,7 +53,7 @@ WORDS = (
 
 
 @pytest.mark.parametrize("before", ["", "[workerpool1-0] "])
-def test_start_up_messages_are_recognised(before: str) -> None:
+def test_start_up_messages_are_recognized(before: str) -> None:
     assert [line for line in NOISE if not logs.is_noise(before + line)] == []
     assert [line for line in WORDS if logs.is_noise(before + line)] == []
 

@@ -84,15 +84,15 @@ class ChainEngine:
         self.weight, self.draws = int(state["weight"]), int(state["draws"])
 
 
-def try_to_train(config: JobConfig, place: Path, engine: Any, data: tuple[Any, Any]) -> list[dict[str, Any]]:
-    """Run one process of a run in `place`; return its history without times and rates."""
+def try_to_train(config: JobConfig, root: Path, engine: Any, data: tuple[Any, Any]) -> list[dict[str, Any]]:
+    """Run one process of a run in `root`; return its history without times and rates."""
     from slipway.trainer.loop import Loop
     from slipway.trainer.metrics.history import Metrics
 
     cluster, origin = clusters.read({}), identity(config, "fingerprint")
-    checkpoints = Checkpoints(place / "checkpoints", config.train.checkpoint.keep)
+    checkpoints = Checkpoints(root / "checkpoints", config.train.checkpoint.keep)
     progress = resume(checkpoints, cluster, engine, origin, config.plan.steps)
-    metrics = Metrics(place / "logs", progress.step)
+    metrics = Metrics(root / "logs", progress.step)
     Loop(config, cluster, engine, *data, checkpoints, origin, metrics, StopRequest(), progress).train()
     metrics.close()
     lines = [json.loads(line) for line in metrics.path.read_text().splitlines()]
@@ -157,7 +157,7 @@ def test_the_tensorflow_engine_with_dropout_shuffling_and_augmentation(
     )  # fmt: skip
     assignment = ShardAssignment(tiny, manifests.read(tiny), 0, 1)
 
-    def train(place: Path, fuse: Fuse) -> tuple[str, list[dict[str, Any]]]:
+    def train(root: Path, fuse: Fuse) -> tuple[str, list[dict[str, Any]]]:
         engine = base.load("tensorflow")
         engine.open(clusters.read({}))
         engine.build(config, assignment.manifest)
@@ -169,7 +169,7 @@ def test_the_tensorflow_engine_with_dropout_shuffling_and_augmentation(
 
         engine.run = run_and_maybe_die  # type: ignore[method-assign]
         training = inputs.training(assignment, 8, 25, config.train.seed, budget=budget)
-        history = try_to_train(config, place, engine, (training, inputs.evaluation(assignment, "validation", 8)))
+        history = try_to_train(config, root, engine, (training, inputs.evaluation(assignment, "validation", 8)))
         return engine.weights_checksum(), history
 
     calm = train(tmp_path / "calm", Fuse(None))

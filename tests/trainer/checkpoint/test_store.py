@@ -28,8 +28,8 @@ def checkpoint(step: int) -> Checkpoint:
     return Checkpoint(step, state, record)
 
 
-def folders(place: Path) -> list[str]:
-    return sorted(path.name for path in place.iterdir())
+def folders(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir())
 
 
 def test_what_is_saved_is_read_back_exactly(tmp_path: Path) -> None:

@@ -66,14 +66,14 @@ def test_virtual_devices_have_processes_too() -> None:
 @pytest.mark.parametrize("environment", [{}, TWO_HERE, TORCHRUN])
 def test_a_process_finds_its_place_among_all(environment: dict[str, str]) -> None:
     replica = read(VIRTUAL | environment)
-    meeting = replica.tasks[0].host_and_port if replica.world_size > 1 else ("127.0.0.1", 4711)
-    told = [processes.environment_of(VIRTUAL | environment, replica, 4, number, meeting) for number in range(4)]
+    rendezvous_at = replica.tasks[0].host_and_port if replica.world_size > 1 else ("127.0.0.1", 4711)
+    told = [processes.environment_of(VIRTUAL | environment, replica, 4, number, rendezvous_at) for number in range(4)]
     found = [read(each) for each in told]
     assert [each.rank for each in found] == [replica.rank * 4 + number for number in range(4)]
     assert [each.local_rank for each in found] == [replica.local_rank * 4 + number for number in range(4)]
     assert {each.world_size for each in found} == {replica.world_size * 4}
     assert {each.on_this_machine for each in found} == {replica.on_this_machine * 4}
-    assert {each.tasks[0].host_and_port for each in found} == {meeting}
+    assert {each.tasks[0].host_and_port for each in found} == {rendezvous_at}
     assert {processes.count("pytorch", each) for each in found} == {1}
     job = a_job(replica.world_size)
     assert {processes.with_processes(job, each).plan.batch_per_process for each in told} == {2}

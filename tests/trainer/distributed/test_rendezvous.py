@@ -49,14 +49,14 @@ def cluster(addresses: list[str], rank: int) -> Cluster:
 def test_nobody_goes_on_before_all_are_there_whoever_comes_first() -> None:
     addresses = free_addresses(3)
     order: list[str] = []
-    met: list[rendezvous.Watch] = []
+    joined: list[rendezvous.Watch] = []
 
     def join(rank: int, place: int) -> None:
         while len(order) < place:
             time.sleep(0.01)
         time.sleep(0.1 * place)  # the one before has begun to wait
         order.append(f"came {rank}")
-        met.append(rendezvous.join(cluster(addresses, rank), 60))
+        joined.append(rendezvous.join(cluster(addresses, rank), 60))
         order.append(f"went {rank}")
         if rank == 0:  # as in a real chief: the engine's server takes over the port
             with socket.socket() as server:
@@ -74,11 +74,11 @@ def test_nobody_goes_on_before_all_are_there_whoever_comes_first() -> None:
     assert order[:3] == ["came 1", "came 0", "came 2"]
     assert {*order[3:]} == {"went 0", "went 1", "went 2", "serves"}
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        list(pool.map(rendezvous.Watch.close, met))
-    assert [watch.lost for watch in met] == [None] * 3, "who says farewell is not lost"
+        list(pool.map(rendezvous.Watch.close, joined))
+    assert [watch.lost for watch in joined] == [None] * 3, "a closed connection after a shutdown message is not a loss"
 
 
-def test_a_lone_replica_and_one_of_torchruns_meet_nobody() -> None:
+def test_a_lone_replica_and_one_of_torchruns_wait_for_nobody() -> None:
     rendezvous.join(clusters.read({}), 0).close()
     rank_1 = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     rendezvous.join(clusters.read(rank_1), 0).close()
@@ -217,7 +217,7 @@ def lost_though_it_left(after: float) -> str | None:
     return lost
 
 
-def test_no_farewell_is_lost_on_busy_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_shutdown_message_is_lost_on_busy_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """SLIPWAY_FAREWELLS=2000 tests that many pairs of a chief and a worker with crossing heartbeats."""
     monkeypatch.setattr(rendezvous, "HEARTBEAT_SECONDS", 0.01)
     monkeypatch.setattr(rendezvous, "LOST_SECONDS", 600.0)  # a watch that has lost a replica ends the process
@@ -229,7 +229,7 @@ def test_no_farewell_is_lost_on_busy_cores(monkeypatch: pytest.MonkeyPatch) -> N
     started = time.monotonic()
     with busy_cores(), concurrent.futures.ThreadPoolExecutor(16) as pool:
         lost = [each for each in pool.map(lost_though_it_left, delays) if each]
-    print(f"{len(lost)} of {pairs} farewells lost in {time.monotonic() - started:.1f} s")
+    print(f"{len(lost)} of {pairs} shutdown messages lost in {time.monotonic() - started:.1f} s")
     assert lost == []
 
 
@@ -291,8 +291,8 @@ def trio(monkeypatch: pytest.MonkeyPatch) -> tuple[list[rendezvous.Watch], dict[
         monkeypatch.setattr(rendezvous, f"{name}_SECONDS", seconds)
     addresses = free_addresses(3)
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        meeting = [pool.submit(rendezvous.join, cluster(addresses, rank), 60) for rank in range(3)]
-    return [each.result() for each in meeting], exits
+        joining = [pool.submit(rendezvous.join, cluster(addresses, rank), 60) for rank in range(3)]
+    return [each.result() for each in joining], exits
 
 
 def wait_for(condition: Any, seconds: float = 10.0) -> None:

@@ -35,14 +35,14 @@ class WritingEngine:
             raise OSError(28, "No space left on device")
 
 
-def write(engine: Any, tiny: Path, place: Path, make_job: Any, checksum: str = "c1") -> None:
-    (place / "metrics.jsonl").write_text('{"kind": "train"}\n')
+def write(engine: Any, tiny: Path, root: Path, make_job: Any, checksum: str = "c1") -> None:
+    (root / "metrics.jsonl").write_text('{"kind": "train"}\n')
     job = make_job(tiny, steps=10, steps_per_epoch=75)
-    export(engine, job, manifests.read(tiny), checksum, place / "metrics.jsonl", place / "model", 10, 10)
+    export(engine, job, manifests.read(tiny), checksum, root / "metrics.jsonl", root / "model", 10, 10)
 
 
-def listing(place: Path) -> list[str]:
-    return sorted(path.name for path in place.iterdir())
+def listing(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir())
 
 
 def test_the_folder_takes_the_place_of_an_empty_or_older_one(tiny: Path, tmp_path: Path, make_job: Any) -> None:

@@ -333,7 +333,7 @@ _LOST = (
 
 @contextlib.contextmanager
 def _peers() -> Iterator[None]:
-    """Convert the errors of a lost replica to PeerLost, also where the model builder met one."""
+    """Convert the errors of a lost replica to PeerLost, also where one reached the model builder."""
     try:
         yield
     except (*_LOST, UserError) as error:

@@ -1,4 +1,4 @@
-"""Wait for and initialise a TPU VM's TPU for TensorFlow.
+"""Wait for and initialize a TPU VM's TPU for TensorFlow.
 
 TensorFlow on a TPU requires the package tensorflow-tpu: PyPI's tensorflow has no TPU kernels. Not tested on a TPU yet;
 the calls follow Google's guide for TPU VMs, where the resolver's name for the local machine is "local".

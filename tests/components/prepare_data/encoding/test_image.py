@@ -99,11 +99,11 @@ def test_a_flipped_bit_in_a_png_is_found(name: str) -> None:
     generator = random.Random(3)
     ancillary = data.find(b"pHYs")
     for _ in range(50):
-        place = generator.randrange(len(data) - 12)
-        if 0 <= ancillary - 4 <= place < ancillary + 17:
+        offset = generator.randrange(len(data) - 12)
+        if 0 <= ancillary - 4 <= offset < ancillary + 17:
             continue  # decoders skip this chunk
         flipped = bytearray(data)
-        flipped[place] ^= 1 << generator.randrange(8)
+        flipped[offset] ^= 1 << generator.randrange(8)
         with pytest.raises(Unusable):
             inspector.inspect(bytes(flipped))
 
@@ -174,8 +174,8 @@ def test_an_exif_orientation_is_found_and_changes_nothing_else(order: str, orien
     # The decoder of training and of the exported model does not apply the orientation.
     assert tensorflow.io.decode_image(data, channels=3).shape == (17, 23, 3)
     start = data.index(b"Exif") + 6
-    for place in range(start, start + len(exif.tobytes()) - 10):  # decoders ignore damage there
-        Inspector(whole=False).inspect(data[:place] + b"\xff" * 4 + data[place + 4 :])
+    for offset in range(start, start + len(exif.tobytes()) - 10):  # decoders ignore damage there
+        Inspector(whole=False).inspect(data[:offset] + b"\xff" * 4 + data[offset + 4 :])
 
 
 def refused_by_tensorflow(data: bytes, channels: int = 3) -> bool:
@@ -226,7 +226,7 @@ PNGS = {name: data for name, data in GOOD.items() if name.startswith("png")}
 
 def damaged(data: bytes, draws: random.Random) -> bytes:
     """Flip bits, overwrite bytes, cut off the end, or remove, zero or repeat a part."""
-    result, place, size = bytearray(data), draws.randrange(len(data)), draws.choice((1, 2, 8, 50, 300))
+    result, offset, size = bytearray(data), draws.randrange(len(data)), draws.choice((1, 2, 8, 50, 300))
     match draws.choice(("bits", "bits", "header", "bytes", "cut", "end", "hole", "zeros", "repeat")):
         case "bits":
             for _ in range(draws.choice((1, 1, 3))):
@@ -237,15 +237,15 @@ def damaged(data: bytes, draws: random.Random) -> bytes:
             for _ in range(draws.choice((1, 3, 10))):
                 result[draws.randrange(len(data))] = draws.choice((draws.randrange(256), 0xFF))
         case "cut":
-            del result[place:]
+            del result[offset:]
         case "end":
-            result[place:] = draws.choice((b"\xff\xd9", b"\xff\xda", data[-12:], data[-20:]))
+            result[offset:] = draws.choice((b"\xff\xd9", b"\xff\xda", data[-12:], data[-20:]))
         case "hole":
-            del result[place : place + size]
+            del result[offset : offset + size]
         case "zeros":
-            result[place : place + size] = bytes(len(data[place : place + size]))
+            result[offset : offset + size] = bytes(len(data[offset : offset + size]))
         case "repeat":
-            result[place:place] = data[draws.randrange(len(data)) :][:size]
+            result[offset:offset] = data[draws.randrange(len(data)) :][:size]
     return bytes(result)
 
 

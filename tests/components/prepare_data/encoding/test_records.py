@@ -63,9 +63,9 @@ def test_layouts_that_are_kept_are_told_apart() -> None:
 def test_any_damage_is_found(data: st.DataObject) -> None:
     encoder = RecordEncoder()
     whole = encoder.encode(b"image", b"key", 1) + encoder.encode(b"another", b"name", 2)
-    place = data.draw(st.integers(0, len(whole) - 1))
+    offset = data.draw(st.integers(0, len(whole) - 1))
     flipped = bytearray(whole)
-    flipped[place] ^= 1 << data.draw(st.integers(0, 7))
+    flipped[offset] ^= 1 << data.draw(st.integers(0, 7))
     with pytest.raises(DamagedRecord):
         list(read_records(io.BytesIO(bytes(flipped))))
 

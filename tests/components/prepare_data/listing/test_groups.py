@@ -45,10 +45,10 @@ class FakeSource:
 def divided(folder: Path, bundles: list[dict[str, int]], seed: int = 0) -> dict[str, list[str]]:
     """Return the keys of each split, given each bundle's number of examples of each class."""
     entries: list[Entry] = [
-        (f"{label}/p{number}_{place}".encode(), label, None, 1, 1, 0, b"")
+        (f"{label}/p{number}_{index}".encode(), label, None, 1, 1, 0, b"")
         for number, counts in enumerate(bundles)
         for label, count in counts.items()
-        for place in range(count)
+        for index in range(count)
     ]
     settings = DataSettings(source="digits", group_by=PATTERN, seed=seed)
     source: object = FakeSource()
@@ -97,10 +97,10 @@ def test_no_bundle_is_in_two_splits(tmp_path_factory, bundles: list[dict[str, in
     for one, other in itertools.combinations(SPLITS, 2):
         assert not names[one] & names[other]
     assert sorted(itertools.chain(*dealt.values())) == sorted(
-        f"{label}/p{number}_{place}"
+        f"{label}/p{number}_{index}"
         for number, counts in enumerate(bundles)
         for label, count in counts.items()
-        for place in range(count)
+        for index in range(count)
     )
 
 
@@ -132,7 +132,7 @@ def patients(make_folder: MakeFolder, folders: dict[str, range]) -> Path:
     """Four images of each patient in each folder."""
     root = make_folder({folder: 4 * len(numbers) for folder, numbers in folders.items()})
     for folder, numbers in folders.items():
-        names = [f"p{number}_{place}.png" for number in numbers for place in range(4)]
+        names = [f"p{number}_{index}.png" for number in numbers for index in range(4)]
         for path, name in zip(sorted((root / folder).iterdir()), names, strict=True):
             path.rename(path.with_name(name))
     return root

@@ -92,11 +92,11 @@ def test_pieces_on_disk_change_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     assert dealt_keys(tmp_path / "pieces", pieces, {"train": 0}, {"train": 4}) == shards
 
 
-@pytest.mark.parametrize("place", [0, 1, 2, 3, 4])
-def test_the_digest_depends_on_everything_that_is_listed(tmp_path: Path, place: int) -> None:
+@pytest.mark.parametrize("offset", [0, 1, 2, 3, 4])
+def test_the_digest_depends_on_everything_that_is_listed(tmp_path: Path, offset: int) -> None:
     before = entries(20, labels="a")
     changed = list(before[3])
-    changed[place] = [b"other", "b", "train", 999, 8][place]
+    changed[offset] = [b"other", "b", "train", 999, 8][offset]
     after = [*before[:3], tuple(changed), *before[4:]]
     assert listing(tmp_path / "one", before).digest != listing(tmp_path / "two", after).digest  # type: ignore[arg-type]
 
@@ -128,9 +128,9 @@ def test_a_shard_is_shuffled(tmp_path: Path) -> None:
 def test_what_a_reader_needs_comes_through(tmp_path: Path) -> None:
     found = listing(tmp_path, entries(50))
     dealt_keys(tmp_path, found, {"train": 0}, {"train": 1})
-    for key, label, size, place in read_list(list_path(tmp_path / "lists", "train", 0)):
+    for key, label, size, offset in read_list(list_path(tmp_path / "lists", "train", 0)):
         number = int(key.split()[1])
-        assert (label, size, place) == (number % 3, number, 2 * number)
+        assert (label, size, offset) == (number % 3, number, 2 * number)
 
 
 @given(sizes=st.lists(st.integers(1, 60), min_size=1, max_size=4), shards=st.integers(1, 9), left=st.integers(0, 20))

@@ -141,9 +141,9 @@ def test_links_and_damaged_members_are_named(
 
     path = pack(folder, "zip")
     with zipfile.ZipFile(path) as archive:
-        place = archive.getinfo("train/cat/image 7.png").header_offset
+        offset = archive.getinfo("train/cat/image 7.png").header_offset
     content = bytearray(path.read_bytes())
-    content[place + 30 + len("train/cat/image 7.png") + 10] ^= 0xFF
+    content[offset + 30 + len("train/cat/image 7.png") + 10] ^= 0xFF
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"image 7\.png \(it is damaged in the archive\)"):
         prepare(make_settings(path), 1)
@@ -307,7 +307,7 @@ def test_a_large_header_of_a_tar_is_not_read(tmp_path: Path, kind: bytes) -> Non
 
 
 def zip64(path: Path, extra: bytes, *, end: tuple[int, int] | None = None) -> Path:
-    """Write a zip file of 20 images, one with `extra` and its offset there; `end`: places in the zip64 record."""
+    """Write a zip file of 20 images, one with `extra` and its offset there; `end`: offsets in the zip64 record."""
     image = io.BytesIO()
     Image.new("L", (4, 4)).save(image, "PNG")
     with zipfile.ZipFile(path, "w") as packed:
@@ -322,18 +322,18 @@ def zip64(path: Path, extra: bytes, *, end: tuple[int, int] | None = None) -> Pa
     if end:
         record64 = struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, 20, 20, 0, end[1])
         locator = struct.pack("<4sLQL", b"PK\6\7", 0, end[0] if end[0] else content.index(b"PK\5\6"), 1)
-        place = content.index(b"PK\5\6")
-        content[place + 10 : place + 12] = b"\xff\xff"
-        content[place:place] = record64 + locator
+        offset = content.index(b"PK\5\6")
+        content[offset + 10 : offset + 12] = b"\xff\xff"
+        content[offset:offset] = record64 + locator
     path.write_bytes(content)
     return path
 
 
-@pytest.mark.parametrize("place", [2**40, 2**62, 2**63 + 5, 2**64 - 1])
+@pytest.mark.parametrize("offset", [2**40, 2**62, 2**63 + 5, 2**64 - 1])
 def test_a_zip_member_at_an_impossible_offset_is_skipped(
-    make_settings: Callable[..., DataSettings], tmp_path: Path, place: int
+    make_settings: Callable[..., DataSettings], tmp_path: Path, offset: int
 ) -> None:
-    path = zip64(tmp_path / "it.zip", struct.pack("<HHQ", 1, 8, place))
+    path = zip64(tmp_path / "it.zip", struct.pack("<HHQ", 1, 8, offset))
     prepared = prepare(make_settings(path, skip_corrupt=0.5, duplicates="keep"), 1)
     assert [(one.key, one.reason) for one in prepared.manifest.skipped] == [
         ("b/7.png", "its header in the archive is damaged")

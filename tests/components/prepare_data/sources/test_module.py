@@ -311,7 +311,7 @@ def test_mistakes_are_named(write: Callable[[str], str], make_settings: MakeSett
     ],
 )
 @pytest.mark.parametrize("examples", [0, 20], ids=["at once", "later"])
-def test_a_process_that_is_gone_is_named(
+def test_a_process_that_has_ended_is_named(
     write: Callable[[str], str], make_settings: MakeSettings, end: str, message: str, examples: int
 ) -> None:
     source = write(f"""

@@ -96,8 +96,8 @@ def test_parts_add_up_to_the_whole() -> None:
     print("seed:", seed)
     numbers = np.random.default_rng(seed).normal(1e9, 50, 20_000)
     parts = [Precision() for _ in range(3)]
-    for place, number in enumerate(numbers.tolist()):
-        parts[place % 3].add("x", number)
+    for index, number in enumerate(numbers.tolist()):
+        parts[index % 3].add("x", number)
     whole = Precision()
     for part in parts:
         whole.merge(part)

@@ -28,9 +28,9 @@ BEAM = {"runner": "DataflowRunner", "from_gigabytes": 0}
 class ScansSource(DigitsSource):
     """The digits under another name."""
 
-    def __init__(self, place: str, settings: DataSettings, column: str | None, task: TaskName) -> None:
+    def __init__(self, argument: str, settings: DataSettings, column: str | None, task: TaskName) -> None:
         super().__init__()
-        self.place, self.column, self.reference = place, column, settings.source
+        self.argument, self.column, self.reference = argument, column, settings.source
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> Iterator[SourceKind]:
     module.open_scans = ScansSource  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, f"{sources.__name__}.scans", module)
     row = SourceKind(
-        "scans", "scans:FOLDER of DICOM files", "scans:study", "scans:open_scans", place="FOLDER", mounted=True,
+        "scans", "scans:FOLDER of DICOM files", "scans:study", "scans:open_scans", argument="FOLDER", mounted=True,
         location="source", beam=True,
     )  # fmt: skip
     monkeypatch.setattr(sources, "SOURCES", (*SOURCES, row))
@@ -75,7 +75,7 @@ def test_a_new_row_opens_and_is_checked(scans: SourceKind, make_settings: Callab
     settings = make_settings("scans:study", group_by="column:patient")
     opened = open_source(settings)
     assert isinstance(opened, ScansSource)
-    assert (opened.place, opened.column) == ("study", "patient")
+    assert (opened.argument, opened.column) == ("study", "patient")
     assert check_source(settings) == "scans:study"
 
 

@@ -56,9 +56,9 @@ def write(tmp_path: Path, encoded: Callable[..., bytes]) -> Callable[..., Path]:
     def make(files: Mapping[str, int]) -> Path:
         folder = tmp_path / "flowers"
         folder.mkdir(exist_ok=True)
-        for place, (name, count) in enumerate(files.items()):
+        for offset, (name, count) in enumerate(files.items()):
             (folder / name).parent.mkdir(exist_ok=True)
-            images = [encoded(place * 1000 + number) for number in range(count)]
+            images = [encoded(offset * 1000 + number) for number in range(count)]
             (folder / name).write_bytes(b"".join(record(image, number % 2) for number, image in enumerate(images)))
         return folder
 
@@ -140,17 +140,17 @@ def damaged(path: Path) -> dict[str, str]:
     """Damage three of a file's records; return their keys with the expected reasons."""
     data = bytearray(path.read_bytes())
     with path.open("rb") as file:
-        places = [found.place for found in scan(file)]
-    data[places[3] + 40] ^= 1  # a record's content
-    data[places[8]] ^= 4  # a record's length
+        offsets = [found.offset for found in scan(file)]
+    data[offsets[3] + 40] ^= 1  # a record's content
+    data[offsets[8]] ^= 4  # a record's length
     length = LENGTH.pack(1 << 62)
-    data[places[20] : places[20] + 12] = length + CHECKSUM.pack(masked_crc32c(length))
+    data[offsets[20] : offsets[20] + 12] = length + CHECKSUM.pack(masked_crc32c(length))
     path.write_bytes(data)
-    lost, other = places[9] - places[8], places[21] - places[20]
+    lost, other = offsets[9] - offsets[8], offsets[21] - offsets[20]
     return {
         "a.tfrecord/3": "its checksum is wrong",
-        "a.tfrecord/8": f"{lost} bytes from byte {places[8]:,} on are damaged; the records in them are lost",
-        "a.tfrecord/20": f"{other} bytes from byte {places[20]:,} on are damaged; the records in them are lost",
+        "a.tfrecord/8": f"{lost} bytes from byte {offsets[8]:,} on are damaged; the records in them are lost",
+        "a.tfrecord/20": f"{other} bytes from byte {offsets[20]:,} on are damaged; the records in them are lost",
     }
 
 
@@ -178,9 +178,9 @@ def test_a_file_that_is_cut_off_is_refused_unless_the_user_keeps_it(
     root = write({"a.tfrecord": 50, "b.tfrecord": 50})
     path = root / "a.tfrecord"
     with path.open("rb") as file:
-        places = [found.place for found in scan(file)]
-    os.truncate(path, places[30] + 7 if cut == "header" else path.stat().st_size - int(cut))
-    whole = sum(place < path.stat().st_size for place in places) - 1
+        offsets = [found.offset for found in scan(file)]
+    os.truncate(path, offsets[30] + 7 if cut == "header" else path.stat().st_size - int(cut))
+    whole = sum(offset < path.stat().st_size for offset in offsets) - 1
     content = path.read_bytes()
     settings = make_settings(f"tfrecord:{root}", features=PLAIN, skip_corrupt=0.9)
     with pytest.raises(UserError, match=f"a.tfrecord is cut off or damaged after {whole} records") as error:

@@ -24,10 +24,10 @@ WARNING = "Corrupt JPEG data: premature end of data segment"
 def root(tmp_path: Path, encoded: Callable[..., bytes]) -> Path:
     """60 JPEG files, of which seven of class a end in the middle of their pixels, with an end marker."""
     root = tmp_path / "photographs"
-    for place, label in enumerate("ab"):
+    for index, label in enumerate("ab"):
         (root / label).mkdir(parents=True)
         for number in range(30):
-            data = encoded(place * 1000 + number, (24, 24), "RGB", "JPEG")
+            data = encoded(index * 1000 + number, (24, 24), "RGB", "JPEG")
             if f"{label}/{number:02d}.jpg" in DAMAGED:
                 data = data[:-60] + b"\xff\xd9"
             (root / label / f"{number:02d}.jpg").write_bytes(data)

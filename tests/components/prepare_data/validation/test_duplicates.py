@@ -149,17 +149,17 @@ def test_without_the_copies_no_image_is_in_two_splits(
     encoder = RecordEncoder()
     for split, found in splits.items():
         for number, images in enumerate(found):
-            records, hashed, places = b"", array("Q"), array("Q")
-            for place, image in enumerate(images):
-                key, content = f"{split} {number} {place}".encode(), image.to_bytes() * 20
+            records, hashed, offsets = b"", array("Q"), array("Q")
+            for index, image in enumerate(images):
+                key, content = f"{split} {number} {index}".encode(), image.to_bytes() * 20
                 where[key] = (split, image)
                 with mock.patch.object(duplicates, "_crc32c", lambda data: zlib.crc32(data) % checksums):
                     hashed.append(image_hash(content))
-                places.append(len(records))
+                offsets.append(len(records))
                 records += encoder.encode(content, key, 0)
             shard, hashes = folder / f"{split} {number}", folder / f"{split} {number}.hashes"
             shard.write_bytes(records)
-            hashes.write_bytes(hashed.tobytes() + places.tobytes())
+            hashes.write_bytes(hashed.tobytes() + offsets.tobytes())
             shards.append(HashedShard(split, shard, hashes))
     copies, _ = find_copies(shards, folder / "equal", str)
     assert len({copy.key for copy in copies}) == len(copies)

@@ -152,7 +152,7 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(remote, "is_mounted", lambda: False)
     monkeypatch.setattr(beam_module, "LOCAL_RUNNERS", ())
     for module in (store, images):
-        monkeypatch.setattr(module, "local_path", lambda place: mount / place.removeprefix("gs://"))
+        monkeypatch.setattr(module, "local_path", lambda path: mount / path.removeprefix("gs://"))
     yield mount / "bucket"
     assert opened
 
@@ -186,7 +186,7 @@ def test_records_are_read_where_they_lie_in_a_bucket(
     layout: Any = SimpleNamespace(image="image", image_of=lambda features: features[b"image"])
     reader = TfrecordReader([bucket / "a.tfrecord"], layout)
     for found in reversed(list(scan(io.BytesIO((bucket / "a.tfrecord").read_bytes())))):
-        assert reader.read(b"", found.place, len(found.message)) == features_of(found.message)[b"image"]
+        assert reader.read(b"", found.offset, len(found.message)) == features_of(found.message)[b"image"]
 
 
 @pytest.mark.parametrize(

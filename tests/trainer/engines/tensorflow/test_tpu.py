@@ -30,7 +30,7 @@ class FakeStrategy:
 
 
 class FakeRuntime:
-    """A fake libtpu: initialises at the `ready`-th attempt."""
+    """A fake libtpu: initializes at the `ready`-th attempt."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, ready: int = 1) -> None:
         import tensorflow as tf

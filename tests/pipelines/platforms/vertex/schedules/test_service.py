@@ -188,7 +188,7 @@ def test_two_concurrent_applies_keep_the_same_schedule(
     kept = only(service)
     assert applied.resource.name == kept.name
     assert reconciled(schedules(google), want, None).done == []
-    # Neither of the two was due before the second one was gone.
+    # Neither of the two was due before the second one was deleted.
     assert kept.start_time > kept.create_time + timedelta(minutes=1)
 
 
