@@ -107,10 +107,6 @@ def _rows(
         yield split or "", label, ranked + pack(size, offset, stamp, len(key)) + key
 
 
-def _group_order(group: Group) -> tuple[str, str]:
-    return (group[0] or "", group[1])
-
-
 class Summary(BaseModel):
     """What a listing says about the content of a source.
 
@@ -158,7 +154,8 @@ class Listing:
             for group, name in names.items():
                 examples[name] += part.examples[group]
                 sizes[name] += part.bytes[group]
-        self.groups = {group: Amount(examples[group], sizes[group]) for group in sorted(examples, key=_group_order)}
+        ordered = sorted(examples, key=lambda group: (group[0] or "", group[1]))
+        self.groups = {group: Amount(examples[group], sizes[group]) for group in ordered}
         self.digest, self.shape = (
             hashlib.sha256("".join(found).encode()).hexdigest()
             for found in ([part.digest for part in parts], [part.shape for part in parts])

@@ -7,12 +7,12 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
-from slipway.components.prepare_data.encoding.image import check_bytes
 from slipway.components.prepare_data.encoding.messages import bytes_feature, values
-from slipway.components.prepare_data.examples import Unusable, readable
+from slipway.components.prepare_data.examples import readable
 from slipway.components.prepare_data.remote import RemoteFiles, is_remote
 from slipway.components.prepare_data.sources.images import FileReader, file_reader
 from slipway.components.prepare_data.sources.spool import SpoolReader
+from slipway.components.prepare_data.sources.values import file_content
 
 MAX_MISSING_NAMED = 5
 
@@ -81,14 +81,5 @@ class ManifestReader:
         for name, feature in self._spool.additional(offset) if self._spool else ():
             if name in self._images:
                 paths = (os.path.join(self._root, path) for path in values(feature) if isinstance(path, bytes))  # noqa: PTH118
-                feature = bytes_feature(_content(path) for path in paths)
+                feature = bytes_feature(file_content(Path(os.fsdecode(path)), readable(path)) for path in paths)
             yield name, feature
-
-
-def _content(path: bytes) -> bytes:
-    file = Path(os.fsdecode(path))
-    try:
-        check_bytes(file.stat().st_size)
-        return file.read_bytes()
-    except OSError as error:
-        raise Unusable(f"{readable(path)} cannot be read: {error.strerror}") from None

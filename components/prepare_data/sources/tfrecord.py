@@ -271,18 +271,14 @@ def open_tfrecord(
     root = Path(os.path.commonpath([path.parent for path in paths]))
     files = [RecordFile(path, path.relative_to(root).as_posix(), splits[path]) for path in paths]
     layout = record_layout(read_features(settings, paths[0].parent), settings, task, group_column)
-    return TfrecordSource(valid_name(_name(paths[0], root)), settings, files, layout, group_column)
+    found = SPLIT_TOKEN.search(paths[0].name)
+    name = paths[0].name[: found.start()] if found and found.start() else root.name
+    return TfrecordSource(valid_name(name), settings, files, layout, group_column)
 
 
 def _split_of(path: Path) -> str | None:
     found = SPLIT_TOKEN.findall(path.name)
     return SPLIT_FOLDERS.get((found[-1] if found else path.parent.name).lower())
-
-
-def _name(path: Path, root: Path) -> str:
-    """Return a name for the data set: the part of the first file's name before the split, else the folder's name."""
-    found = SPLIT_TOKEN.search(path.name)
-    return path.name[: found.start()] if found and found.start() else root.name
 
 
 def require_feature(name: str | None, features: Iterable[str]) -> str | None:

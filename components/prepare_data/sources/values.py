@@ -7,6 +7,7 @@ import numbers
 import os
 import stat
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from slipway.components.prepare_data.encoding.features import Kind
@@ -224,7 +225,7 @@ def encoded_image(value: object) -> bytes:
         check_bytes(len(value))
         return value
     if isinstance(value, str | os.PathLike):
-        return _content(os.fspath(value))
+        return file_content(local_path(os.fspath(value)).expanduser(), f"its image {os.fspath(value)}")
     value = value.numpy() if hasattr(value, "numpy") else value
     if not isinstance(value, Pixels):
         raise Unusable(f"its image is a {type(value).__name__}, not encoded bytes, a path or an array")
@@ -242,16 +243,16 @@ def looks_like_image(value: object) -> bool:
     return isinstance(value, Pixels) and str(value.dtype) == "uint8" and len(value.shape) > 1
 
 
-def _content(path: str) -> bytes:
-    file = local_path(path).expanduser()
+def file_content(path: Path, what: str) -> bytes:
+    """Return the bytes of an image file, which the message of Unusable calls `what`."""
     try:
-        status = file.stat()
+        status = path.stat()
         if not stat.S_ISREG(status.st_mode):
-            raise Unusable(f"its image {path} is not a file")
+            raise Unusable(f"{what} is not a file")
         check_bytes(status.st_size)
-        return file.read_bytes()
+        return path.read_bytes()
     except OSError as error:
-        raise Unusable(f"its image {path} cannot be read: {error.strerror}") from None
+        raise Unusable(f"{what} cannot be read: {error.strerror}") from None
 
 
 def encoded_feature(name: str, kind: Kind, value: object) -> bytes:

@@ -100,7 +100,7 @@ def test_a_fifth_platform_runs_is_checked_and_appears_in_help(tmp_path: Path) ->
     assert "a line of the lab" in command("logs", "latest")
     assert command("compile", *configuration).startswith("0 ")
     assert (folder / "spec.yaml").read_text() == "steps: prepare_data plan_training train evaluate register_model"
-    assert "There are no batch predictions on the lab" in command(
+    assert "there are no batch predictions on the lab" in command(
         "batch", "digits", "--input", "x", "--output", "y", "--target", "lab"
     )
     assert "Slipway builds no image for the lab" in command("build", *configuration)

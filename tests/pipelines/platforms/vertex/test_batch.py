@@ -220,8 +220,8 @@ def test_a_dry_run_prints_the_job_and_creates_none(ready_google: FakeGoogle, bat
     [
         (("--hardware", "tpu-v5e-1x1"), "no support for TPUs"),
         (("--hardware", "e2-standard-5"), "e2-standard-5"),
-        (("--hardware", "cpu*0"), "Replicas must be between 1 and 1,000; got 0"),
-        (("--input", f"gs://{BUCKET}/none.jsonl"), f"There is nothing at gs://{BUCKET}/none.jsonl"),
+        (("--hardware", "cpu*0"), "replicas must be between 1 and 1,000; got 0"),
+        (("--input", f"gs://{BUCKET}/none.jsonl"), f"there is nothing at gs://{BUCKET}/none.jsonl"),
         (("--input", "mine.jsonl"), "gcloud storage cp mine.jsonl gs://BUCKET/FOLDER/"),
         (("--input", f"gs://{BUCKET}/table.csv"), "cannot be predicted on Vertex AI"),
         (("--input", f"gs://{BUCKET}/list.txt"), "must have the same format"),
