@@ -10,7 +10,6 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from slipway.core.errors import lowered
 from slipway.pipelines.cli.app import app
 from tests.pipelines.platforms.vertex.endpoints.conftest import PARENT, Workspace
 from tests.pipelines.platforms.vertex.test_spec import VERTEX
@@ -72,7 +71,7 @@ def test_an_endpoint_that_does_not_fit_is_found_before_the_run(
 ) -> None:
     result, _ = compile_(**settings)
     assert result.exit_code == 2
-    assert lowered(problem) in result.stderr
+    assert problem.lower() in result.stderr.lower()
 
 
 def test_an_endpoint_that_does_not_exist_is_named(compile_: Any) -> None:
