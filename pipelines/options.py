@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from slipway.core.errors import UserError
+from slipway.core.paths import in_project
 
 # A project's configuration, as `slipway init` writes it, and the one of Slipway's own checkout.
 DEFAULT_CONFIGURATION = Path("slipway.yaml")
@@ -50,7 +51,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 
 def complete_run(incomplete: str) -> list[str]:
     """Return the runs in this folder that begin with `incomplete`, for shell completion."""
-    root = Path("runs")
+    root = in_project(Path("runs"))
     names = sorted(path.name for path in root.iterdir()) if root.is_dir() else []
     return [name for name in names if name.startswith(incomplete)]
 
@@ -82,9 +83,10 @@ def configuration_path(file: Path | None, config: Path | None) -> Path:
         defaults = (DEFAULT_CONFIGURATION, EXAMPLE_CONFIGURATION)
         chosen = next((path for path in defaults if path.is_file()), None)
     if chosen is None:
+        above = in_project(DEFAULT_CONFIGURATION)
         raise UserError(
             f"There is no {DEFAULT_CONFIGURATION} in this folder.",
-            fix="slipway init, which writes an example",
+            fix=f"cd {above.parent}" if above.is_file() else "slipway init, which writes an example",
         )
     return chosen
 

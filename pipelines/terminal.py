@@ -31,7 +31,14 @@ CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class Terminal(Console):
-    """A console that shows control characters in texts, such as the names in a user's file, as escapes."""
+    """A console that shows control characters in texts, such as the names in a user's file, as escapes.
+
+    A pipe or a file is never a terminal, also with FORCE_COLOR, which Jupyter sets.
+    """
+
+    @property
+    def is_terminal(self) -> bool:
+        return bool(getattr(self.file, "isatty", bool)())
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(printable(text), **options)

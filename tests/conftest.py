@@ -27,9 +27,10 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("slipway")
 
 
-# Tests that use TensorFlow or talk to the fakes' servers are slow: they have one of these fixtures, or are in one of
-# these folders. Any other test that needs more than half a second of a core has the marker. `make check` skips them.
-SLOW_FIXTURES = {"tensorflow", "workers", "data_set", "make_data_set", "google", "kubeflow"}
+# Tests that use TensorFlow or a notebook's kernel, or talk to the fakes' servers, are slow: they have one of these
+# fixtures, or are in one of these folders. Any other test that needs more than half a second of a core has the marker.
+# `make check` skips them.
+SLOW_FIXTURES = {"tensorflow", "workers", "data_set", "make_data_set", "google", "kubeflow", "kernel"}
 SLOW_FOLDERS = {"end_to_end", "engines"}
 TESTS = Path(__file__).parent
 

@@ -82,6 +82,15 @@ class ModelSettings(Settings):
                 allowed="an importable module:function, such as slipway.trainer.models.digits:build",
                 nearest=near,
             )
+        if builder.startswith("__main__:"):
+            raise UserError(
+                f"{builder!r} is a function of this notebook or script; the run, in a process of its own, has no such "
+                "module.",
+                setting="model.builder",
+                value=builder,
+                allowed="a function of a module in the project, as module:function",
+                fix=f"slipway.run(model={builder.partition(':')[2]}) in Python, which writes it to a module",
+            )
         return builder
 
 

@@ -65,5 +65,5 @@ def evaluate(
         if not verdict.checked:
             metrics.metadata[UNCHECKED] = " ".join(verdict.reasons)
         write_metadata(metrics, classification)
-        outcome.outputs = {**outputs, "report": report.path}
+        outcome.outputs = {**outputs, "report": report.path, "classification": classification.path}
     return evaluation.verdict.decision

@@ -77,6 +77,7 @@ def _try(
     with Ports(count_processes(worker_pool_specs)) as ports, Children() as workers:
         replicas = replicas_of(worker_pool_specs, ports)
         events.phase(f"running {len(replicas)} replica{'s' if len(replicas) > 1 else ''}")
+        (output / "model").mkdir(parents=True, exist_ok=True)  # a program writes there as in a bucket, without mkdir
         for replica in replicas:
             environment = _environment(replica, replicas, output, virtual_devices)
             machine = worker_pool_specs[replica.pool].get("machine_spec")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Group
@@ -12,73 +10,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from slipway.core.values import leaves
-from slipway.pipelines.platforms.table import DEFAULT
-from slipway.pipelines.runs.record import ROOT, RunRecord, StepRecord
+from slipway.pipelines.runs.progress import short
+from slipway.pipelines.runs.record import RunRecord
 
 if TYPE_CHECKING:
     from slipway.pipelines.hardware import Hardware
     from slipway.pipelines.runs.timings import Timing
     from slipway.trainer.config import TrainSettings
 
-MARKS = {
-    "succeeded": "[green]✓[/]",
-    "failed": "[red]✗[/]",
-    "cancelled": "[yellow]■[/]",
-    "running": "[cyan]…[/]",
-    "skipped": "[dim]–[/]",
-    "pending": "[dim]·[/]",
-}
-NAME_WIDTH = 15
 # Settings that the list of runs shows below a run.
 MAX_SETTINGS = 8
-
-
-def step_line(step: StepRecord, *, judged: bool) -> str:
-    """Return one line about a step: mark, name, seconds and result; the verdict only if the run is `judged`."""
-    seconds = "" if step.seconds is None else f"{step.seconds:.1f} s"
-    return (
-        f"{MARKS[step.status]} {step.name:<{NAME_WIDTH}} {seconds:>8}  {escape(_outcome(step, judged=judged))}".rstrip()
-    )
-
-
-def _outcome(step: StepRecord, *, judged: bool) -> str:
-    outputs = step.outputs
-    text = ""
-    if step.name == "build_image" and "image" in outputs:
-        text = outputs["image"]
-    elif step.name == "prepare_data" and "examples" in outputs:
-        counts = ", ".join(f"{count:,} {split}" for split, count in outputs["examples"].items())
-        text = f"{counts} examples in {_short(outputs['dataset'])}"
-        text += f"; {outputs['skipped']}" if outputs.get("skipped") else ""
-    elif step.name == "plan_training" and "steps" in outputs:
-        replicas = outputs["replicas"]
-        each = outputs["batch_per_replica"]
-        suffix = f" on {replicas} replicas, {each} examples each per step" if replicas > 1 else ""
-        text = f"{outputs['steps']:,} steps, {outputs['steps_per_epoch']:,} per epoch{suffix}"
-    elif step.name == "plan_training" and "program" in outputs:
-        text = f"{outputs['program']} in every replica"
-    elif step.name == "train" and outputs.get("rehearsed_steps"):
-        text = f"ended after {outputs['rehearsed_steps']:,} steps"
-    elif step.name == "train" and outputs.get("validation"):
-        measured = sorted(outputs["validation"].items(), key=lambda metric: metric[0] != "accuracy")
-        text = "validation " + ", ".join(f"{name} {value:.4f}" for name, value in measured)
-        restarts = len(outputs.get("restarts", []))
-        text += f", {restarts} restart{'s' if restarts > 1 else ''}" if restarts else ""
-    elif step.name == "evaluate" and "metrics" in outputs:
-        metric = outputs.get("metric", "accuracy")
-        text = f"{metric} {outputs['metrics'][metric]:.4f}"
-        if (baseline := (outputs.get("baseline_metrics") or {}).get(metric)) is not None:
-            text += f" (baseline {baseline:.4f})"
-        text += f": {outputs['verdict']['decision']}" if judged else ""
-    elif step.name == "register_model" and "model" in outputs:
-        role = "the champion" if outputs["champion"] else "not the champion: another was promoted in the meantime"
-        text = f"{_short(outputs['model'])}, {role}"
-        text += "" if outputs.get("checked", True) else " (unchecked: the gate has no limit)"
-    elif step.name == "deploy" and "version" in outputs:
-        text = outputs["version"] or "not deployed: not the champion"
-    if step.reused:
-        text = f"{text} (reused)".lstrip()
-    return text
 
 
 def timings_table(rows: list[Timing]) -> Table:
@@ -107,9 +48,9 @@ def summary(record: RunRecord) -> Group:
         reasons = " ".join(record.verdict["reasons"])
         table.add_row("verdict", escape(f"{record.verdict['decision']}. {reasons}"))
     if record.model:
-        table.add_row("model", escape(_short(record.model)))
+        table.add_row("model", escape(short(record.model)))
     if record.report:
-        table.add_row("report", escape(_short(record.report)))
+        table.add_row("report", escape(short(record.report)))
     if record.console:
         table.add_row("console", escape(record.console))
     return Group("", table)
@@ -203,51 +144,6 @@ def explanation(record: RunRecord, *, with_traceback: bool = True) -> str:
     return "\n".join(lines)
 
 
-# Sections that may change when a run is resumed, because neither the data nor the checkpoints depend on them.
-CHANGEABLE = ("data.workers", "evaluate", "register", "train.restarts", "train.export", "tpu")
-# Settings that refer to files, where the file can be fixed without changing the setting.
-NAMES_OF_FILES = ("data.source", "data.features", "data.module", "model.builder", "train.module", "train.command")
-# An option in a fix; what follows its last quote or character is punctuation.
-OPTION = r"--(?:set|hardware) (?:'[^']*'|[^\s'])*(?:'[^']*'|[^\s',;.:])"
-
-
-def is_changeable(setting: str) -> bool:
-    """Return whether a setting may change when a run is resumed."""
-    return _is_in(setting, CHANGEABLE)
-
-
-def _is_in(setting: str, sections: tuple[str, ...]) -> bool:
-    return any(f"{setting}.".startswith(f"{section}.") for section in sections)
-
-
-def new_run_with(record: RunRecord, options: str) -> str:
-    """Return the command that starts a new run with the configuration of `record` and `options`."""
-    target = "" if record.platform == DEFAULT else f" --target {record.platform}"
-    command = "rehearse" if record.rehearsal else "run"
-    return f"slipway {command} -c {ROOT / record.run_id / 'config.yaml'}{target} {options}"
-
-
-def next_command(record: RunRecord) -> str | None:
-    """Return the command to type after fixing a failed run: resume it, or start a new run if data or weights change.
-
-    It has all options with which the fix begins, not those of its alternatives.
-
-    None if the configuration has to change and the error does not say how.
-    """
-    fix = (record.error.fix if record.error else None) or ""
-    cause = record.error.setting if record.error else None
-    resume = f"slipway run --resume {record.run_id}"
-    options = re.search(f"{OPTION}(?: {OPTION})*", fix)
-    if "without --resume" in fix:
-        return new_run_with(record, "").strip()
-    if options is None:
-        return resume if cause is None or _is_in(cause, (*CHANGEABLE, *NAMES_OF_FILES)) else None
-    changed = re.findall(r"--(?:set|hardware) '?([\w.]+)", options[0])
-    if "--hardware" not in options[0] and all(map(is_changeable, changed)):
-        return f"{resume} {options[0]}"
-    return new_run_with(record, options[0])
-
-
 def run_lines(records: list[RunRecord], configurations: list[Mapping[str, object]]) -> list[str]:
     """Return the list of runs: a line of columns for each, and below it the settings that differ between the runs.
 
@@ -295,11 +191,3 @@ def differences(configurations: list[Mapping[str, object]]) -> list[str]:
         more = f" and {len(shown) - MAX_SETTINGS} more" if len(shown) > MAX_SETTINGS else ""
         found.append(" ".join(shown[:MAX_SETTINGS]) + more)
     return found
-
-
-def _short(path: str) -> str:
-    """Return `path` relative to the current folder if it is inside it."""
-    try:
-        return str(Path(path).relative_to(Path.cwd()))
-    except ValueError:
-        return path

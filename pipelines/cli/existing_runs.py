@@ -1,13 +1,9 @@
-"""Existing runs: `slipway status`, `list`, `logs`, `explain` and `cancel`, and watching remote runs until they end."""
+"""Existing runs: `slipway status`, `list`, `logs`, `explain` and `cancel`, and watching runs until they end."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -18,7 +14,7 @@ from rich.markup import escape
 
 from slipway.core.errors import UserError, lowered
 from slipway.pipelines.options import Json, Run, Timings
-from slipway.pipelines.platforms.table import remote
+from slipway.pipelines.platforms.table import platform_of
 from slipway.pipelines.terminal import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -27,6 +23,7 @@ from slipway.pipelines.terminal import (
     error_console,
     print_error,
     printable,
+    say,
     user_errors,
 )
 
@@ -37,16 +34,17 @@ if TYPE_CHECKING:
 @user_errors
 def status(
     run_id: Run = "latest",
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Watch a remote run until it ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Watch a run until it ends.")] = False,
     timings: Timings = False,
     as_json: Json = False,
 ) -> None:
     """Show a run's steps, result and error."""
     from slipway.pipelines.cli import display
+    from slipway.pipelines.runs import progress
     from slipway.pipelines.runs import record as runs
 
     folder = runs.find(run_id)
-    if follow and remote(folder.read().platform):
+    if follow and folder.read().status == "running":
         shown = error_console if as_json else console
         watch_and_exit(folder, shown, as_json=as_json, require_promotion=False)
         return
@@ -64,7 +62,7 @@ def status(
         sys.stdout.write(record.model_dump_json(indent=2) + "\n")
         return
     for step in record.steps:
-        console.print(display.step_line(step, judged=not record.rehearsal), highlight=False, soft_wrap=True)
+        console.print(progress.step_line(step, judged=not record.rehearsal), highlight=False, soft_wrap=True)
     console.print(display.summary(record), highlight=False)
     if record.error:
         console.print(f"\n{escape(display.explanation(record, with_traceback=False))}", highlight=False, soft_wrap=True)
@@ -112,11 +110,7 @@ def logs(
 
 
 def _log_lines(folder: RunFolder, step: str | None, *, follow: bool, raw: bool) -> Iterator[str]:
-    from slipway.pipelines.runs import logs
-
-    if elsewhere := remote(folder.read().platform):
-        return elsewhere.log_lines(folder, step, follow=follow, raw=raw)
-    return logs.read(folder, step, follow=follow, raw=raw)
+    return platform_of(folder.read().platform).log_lines(folder, step, follow=follow, raw=raw)
 
 
 @user_errors
@@ -147,56 +141,30 @@ def explain(
 @user_errors
 def cancel(run_id: Run = "latest") -> None:
     """Stop a run. Finished steps are kept; slipway run --resume continues it."""
+    from slipway.pipelines.api import starting
     from slipway.pipelines.runs import record as runs
 
     folder = runs.find(run_id)
-    if elsewhere := remote(folder.read().platform):
-        record = current(folder)
-        if record.status == "running":
-            console.print(f"{record.run_id}: {elsewhere.cancel(folder).status}", highlight=False)
-            return
-    record = folder.read()
-    holder = folder.holder() if record.status == "running" else None
-    if holder is None:
-        raise UserError(f"Run {record.run_id} is not running; its status is {record.status}.", fix="slipway list")
-    if not holder.is_here:
-        raise UserError(
-            f"Run {record.run_id} is running on {holder.host}.", fix=f"slipway cancel {record.run_id}, on {holder.host}"
-        )
-    with contextlib.suppress(ProcessLookupError):  # it was killed, and its processes are ending
-        os.kill(holder.pid, signal.SIGTERM)
-        os.kill(holder.pid, signal.SIGCONT)  # it may have been suspended with Ctrl-Z
-    while folder.read().status == "running":
-        time.sleep(0.1)
-    console.print(f"{record.run_id}: {folder.read().status}", highlight=False)
+    console.print(f"{folder.run_id}: {starting.cancel(folder, say).status}", highlight=False)
 
 
 def current(folder: RunFolder) -> RunRecord:
     """Return a run's record, updated from its platform if the run is remote; if that fails, warn."""
-    record = folder.read()
-    elsewhere = remote(record.platform)
-    if elsewhere is None:
-        return record
-    try:
-        return elsewhere.refresh(folder)
-    except UserError as error:
-        error_console.print(f"as last seen; {escape(lowered(error.message))}", highlight=False, soft_wrap=True)
-        return folder.read()
+    from slipway.pipelines.api import starting
+
+    return starting.current(folder, say)
 
 
 def watch_and_exit(folder: RunFolder, shown: Console, *, as_json: bool, require_promotion: bool) -> None:
-    """Watch a remote run until it ends, and exit with the code for its outcome."""
-    from slipway.pipelines.cli.progress import RunDisplay
+    """Watch a run until it ends, and exit with the code for its outcome."""
+    from slipway.pipelines.runs.continuing import how_to_watch_on
+    from slipway.pipelines.runs.progress import RunDisplay
 
-    elsewhere = remote(folder.read().platform)
-    assert elsewhere is not None
     try:
         with RunDisplay(shown) as watcher:
-            record = elsewhere.watch(folder, watcher)
+            record = platform_of(folder.read().platform).watch(folder, watcher)
     except KeyboardInterrupt:
-        run = folder.run_id
-        text = f"Run {run} continues in the background.\n  watch:  slipway status --follow {run}\n"
-        shown.print(f"{text}  stop:   slipway cancel {run}", highlight=False, soft_wrap=True)
+        shown.print(how_to_watch_on(folder.read()), highlight=False, soft_wrap=True)
         raise typer.Exit(EXIT_INTERRUPTED) from None
     exit_as_it_went(folder, record, shown, as_json=as_json, require_promotion=require_promotion)
 
@@ -204,7 +172,7 @@ def watch_and_exit(folder: RunFolder, shown: Console, *, as_json: bool, require_
 def exit_as_it_went(
     folder: RunFolder, record: RunRecord, shown: Console, *, as_json: bool, require_promotion: bool
 ) -> None:
-    """Show how a remote run ended, and exit with the code for its outcome."""
+    """Show how a run ended, and exit with the code for its outcome."""
     from slipway.pipelines.cli import display
 
     if as_json:
@@ -221,9 +189,10 @@ def exit_as_it_went(
 def show_failure(record: RunRecord) -> NoReturn:
     """Show why a run failed and the command to continue it, and exit."""
     from slipway.pipelines.cli import display
+    from slipway.pipelines.runs.continuing import next_command
 
     print_error(display.explanation(record))
-    command = display.next_command(record)
+    command = next_command(record)
     if command and (record.error is None or command not in (record.error.fix or "")):
         error_console.print(f"  then: {command}", highlight=False, soft_wrap=True)
     raise typer.Exit(EXIT_FAILED)

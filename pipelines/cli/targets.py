@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import click
@@ -47,12 +46,12 @@ def check_configuration(
     """
     from rich.markup import escape
 
-    from slipway.pipelines.checks import Context
-    from slipway.pipelines.doctor import refuse_on_failure
+    from slipway.pipelines.api import starting
     from slipway.pipelines.terminal import error_console
 
-    context = Context(configuration, platform_of(target), rehearsal, Path.cwd(), runner.value, builds)
-    for finding in refuse_on_failure(context, submitting=submitting):
+    for finding in starting.check(
+        configuration, target, runner=runner.value, rehearsal=rehearsal, submitting=submitting, builds=builds
+    ):
         error_console.print(
             f"[yellow]warning:[/] {escape(finding.check)}: {escape(finding.found)}", highlight=False, soft_wrap=True
         )

@@ -134,6 +134,30 @@ class Platform(ABC):
         """Return how steps are added to a pipeline that trains in the image `trainer`, which the platform builds."""
         raise NotImplementedError(f"{self.name} builds no trainer")
 
+    # Existing runs
+
+    def refresh(self, folder: RunFolder) -> RunRecord:
+        """Return the current record of a run."""
+        return folder.read()
+
+    def watch(self, folder: RunFolder, watcher: Watcher) -> RunRecord:
+        """Show a run until it ends, and return its record; a KeyboardInterrupt leaves the run as it is."""
+        from slipway.pipelines.runs import following
+
+        return following.watch(folder, watcher)
+
+    def log_lines(self, folder: RunFolder, step: str | None, *, follow: bool, raw: bool) -> Iterator[str]:
+        """Yield the log lines of a step, or of all; with `raw`, including the libraries' start-up messages."""
+        from slipway.pipelines.runs import logs
+
+        return logs.read(folder, step, follow=follow, raw=raw)
+
+    def cancel(self, folder: RunFolder) -> RunRecord:
+        """Stop a run, wait until it has ended, and return its record."""
+        from slipway.pipelines.runs import following
+
+        return following.cancel(folder)
+
 
 class RemotePlatform(Platform):
     """A platform on which all steps run elsewhere. Its methods raise UserError for what the platform refuses."""
@@ -148,16 +172,13 @@ class RemotePlatform(Platform):
 
     @abstractmethod
     def refresh(self, folder: RunFolder) -> RunRecord:
-        """Return the record of a running run, updated from the platform."""
+        """Return the record of a run, updated from the platform if it is running."""
 
     @abstractmethod
-    def watch(self, folder: RunFolder, watcher: Watcher) -> RunRecord:
-        """Refresh the record until the run ends; a KeyboardInterrupt leaves the run as it is."""
+    def watch(self, folder: RunFolder, watcher: Watcher) -> RunRecord: ...
 
     @abstractmethod
-    def log_lines(self, folder: RunFolder, step: str | None, *, follow: bool, raw: bool) -> Iterator[str]:
-        """Yield the log lines of a step, or of all; with `raw`, including the libraries' start-up messages."""
+    def log_lines(self, folder: RunFolder, step: str | None, *, follow: bool, raw: bool) -> Iterator[str]: ...
 
     @abstractmethod
-    def cancel(self, folder: RunFolder) -> RunRecord:
-        """Stop a run."""
+    def cancel(self, folder: RunFolder) -> RunRecord: ...

@@ -11,7 +11,7 @@ from pathlib import Path
 from slipway.components.register_model.registry import CHAMPION, METADATA, SERVE_MODULE, Registry, Version
 from slipway.core.errors import UserError, nearest
 from slipway.core.noise import without_stderr
-from slipway.core.paths import require_utf8
+from slipway.core.paths import in_project, require_utf8
 from slipway.pipelines.runs import record as runs
 from slipway.serving import instances
 from slipway.serving import model as served
@@ -48,7 +48,7 @@ def find(model: str | None, registry: Path, module: str | None = None) -> Chosen
     Raises:
         UserError: There is none, it is in a remote run, or it is not registered and names a function to load it.
     """
-    chosen = _find(model, Registry(registry))
+    chosen = _find(model, Registry(in_project(registry)))
     if module is not None:
         return replace(chosen, module=module)
     named = served.read_json(chosen.folder / METADATA).get(SERVE_MODULE)

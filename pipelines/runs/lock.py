@@ -58,12 +58,17 @@ def acquire(path: Path, run_id: str) -> int:
             if time.monotonic() - started > (ENDING_SECONDS if is_ending else READING_SECONDS):
                 raise _in_use(run_id, other, is_ending=is_ending)
             time.sleep(0.05)
-        content = f"{os.getpid()} {socket.gethostname()}".encode()
-        os.ftruncate(descriptor, os.pwrite(descriptor, content, 0))
+        hand_over(descriptor, os.getpid())
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def hand_over(descriptor: int, pid: int) -> None:
+    """Name the process that holds the lock: one that has inherited the descriptor."""
+    content = f"{pid} {socket.gethostname()}".encode()
+    os.ftruncate(descriptor, os.pwrite(descriptor, content, 0))
 
 
 def holder(path: Path) -> Holder | None:

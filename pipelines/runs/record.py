@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from slipway.core.atomic import replace_file, sync
 from slipway.core.errors import UserError, nearest
+from slipway.core.paths import in_project
 from slipway.core.values import JsonObject
 from slipway.pipelines.runs import lock
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from slipway.pipelines.config.config import RunConfig
 
 ROOT = Path("runs")
+# The platform of runs whose steps and replicas are on this machine.
+LOCAL = "local"
 LATEST = "latest"
 Status = Literal["pending", "running", "succeeded", "failed", "cancelled", "skipped"]
 # The event that a watcher receives when a step's status changes.
@@ -118,6 +121,13 @@ class RunRecord(BaseModel):
             elif step.name == "register_model" and step.outputs:
                 self.model = step.outputs["model"]
 
+    def cancel(self) -> None:
+        """Set the status of the run, and of its running steps, to cancelled."""
+        self.status = "cancelled"
+        for step in self.steps:
+            if step.status == "running":
+                step.status = "cancelled"
+
     def skip_pending(self) -> None:
         """Mark the steps that have not started as skipped."""
         for step in self.steps:
@@ -148,6 +158,7 @@ class RunFolder:
         self.image_file = self.path / "image"  # the name of the steps' image, if they run in containers
         self.events_file = self.path / "events.jsonl"
         self.report_file = self.path / "report.html"
+        self.classification_file = self.path / "classification.json"  # of a run on another platform
         self.logs = self.path / "logs"
         self.artifacts = self.path / "artifacts"
         self.lock_file = self.path / ".lock"  # locked while a command executes the run
@@ -264,12 +275,13 @@ def _point_latest_to(folder: RunFolder) -> None:
     sync(folder.path.parent)
 
 
-def find(run_id: str, root: Path = ROOT) -> RunFolder:
+def find(run_id: str, root: Path | None = None) -> RunFolder:
     """Return the folder of a run by its id, or of the newest run for "latest".
 
     Raises:
         UserError: The run does not exist.
     """
+    root = root or in_project(ROOT)
     path = root / run_id
     with contextlib.suppress(OSError):  # no file system accepts a name of 300 characters
         if path.is_dir() and path.resolve().parent == root.resolve():  # neither "" nor ".."
@@ -286,8 +298,9 @@ def find(run_id: str, root: Path = ROOT) -> RunFolder:
     )
 
 
-def folders(root: Path = ROOT) -> Iterator[RunFolder]:
+def folders(root: Path | None = None) -> Iterator[RunFolder]:
     """Yield the folders of all runs, newest first."""
+    root = root or in_project(ROOT)
     if root.is_dir():
         found = (path for path in root.iterdir() if not path.is_symlink() and (path / "run.json").is_file())
         yield from (RunFolder(path) for path in sorted(found, key=lambda path: path.stat().st_ctime, reverse=True))

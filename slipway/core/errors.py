@@ -17,6 +17,7 @@ import sys
 import traceback
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, fields
+from pathlib import Path
 
 from slipway.core.values import JsonObject
 
@@ -77,6 +78,16 @@ class UserError(Exception):
             if text:
                 lines.append(f"  {label + ':':<10}{text}")
         return "\n".join(lines)
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython shows in place of a traceback: the user's own lines, and the message."""
+        own = Path(__file__).parents[1]
+        frames = [
+            f"  {frame.filename if Path(frame.filename).is_file() else frame.name}:{frame.lineno}: {frame.line}"
+            for frame in traceback.extract_tb(self.__traceback__)
+            if not {"IPython", "ipykernel"} & {*Path(frame.filename).parts} and own not in Path(frame.filename).parents
+        ]
+        return [*frames, f"error: {self.traceback or ''}{lowered(str(self))}"]
 
     def as_dict(self) -> JsonObject:
         """Return the error as plain values, for a run's record and its event log."""

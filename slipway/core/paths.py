@@ -75,3 +75,18 @@ def output_paths(environment: Mapping[str, str]) -> OutputPaths:
         )
     model, checkpoints, logs = (local_path(environment[name]) for name in OUTPUT_VARIABLES)
     return OutputPaths(model, checkpoints, logs)
+
+
+def in_project(path: Path) -> Path:
+    """Return a relative path of the project, such as runs: from this folder or, as git does, from one above it.
+
+    The nearest folder above counts that contains it, and slipway.yaml or runs.
+    """
+    if path.is_absolute() or path.exists():
+        return path
+    for folder in Path.cwd().parents:
+        if (folder / path).exists() and (
+            (folder / "slipway.yaml").is_file() or (folder / "runs" / "latest").is_symlink()
+        ):
+            return folder / path
+    return path

@@ -61,7 +61,7 @@ class TpuRuns:
 
     def wait_for_objects(self, ending: str, besides: Collection[str] = ()) -> set[str]:
         """Wait until the bucket has objects whose names end like this, and which are not in `besides`; return them."""
-        return wait_for(lambda: self.objects(ending) - {*besides}, 60)
+        return wait_for(lambda: self.objects(ending) - {*besides}, 180)
 
     def objects(self, ending: str) -> set[str]:
         storage = self.google.storage

@@ -26,12 +26,29 @@ _OPTIONAL = ("googleapiclient", "matplotlib", "pandas", "scipy", "sklearn")
 _PLUGGABLE_PATH = "TF_PLUGGABLE_DEVICE_LIBRARY_PATH"
 
 
+_plain = False
+
+
+def use_plain_imports() -> None:
+    """From now on, import without what saves time only in a process of Slipway's own.
+
+    In a notebook or a user's program, hidden packages would be missing from Keras, objects that were excluded from
+    garbage collection would never be freed, and variables and log levels are the user's.
+    """
+    global _plain
+    _plain = True
+
+
 def import_tensorflow(engine: str = "tensorflow", *, keras: bool = True) -> None:
     """Import tensorflow (which reads the data for every engine) and keras without log output; can be called repeatedly.
 
     Keras fixes its backend on first import: this sets the engine's, overriding the environment and ~/.keras. The
     skipped packages remain importable afterwards. A process that only runs SavedModels does not need `keras`.
     """
+    if _plain:
+        for name in (*ENGINES[engine].imported_first, "tensorflow", *(["keras"] if keras else [])):
+            importlib.import_module(name)
+        return
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # PyTorch's threads wait for each other by spinning, unless configured otherwise before the import. If another

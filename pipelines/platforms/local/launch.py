@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -20,18 +21,21 @@ import psutil
 
 from slipway.components.register_model.registration import NONE_ASKED, champion_folder
 from slipway.components.step import LOGS_VARIABLE
-from slipway.core.atomic import json_lines, replace_file, sync_tree
+from slipway.core.atomic import append_line, replace_file, sync_tree
 from slipway.core.errors import UserError
 from slipway.core.events import EVENTS_VARIABLE
 from slipway.core.memory import MemoryKills
 from slipway.core.noise import is_noise
 from slipway.core.paths import REHEARSAL_VARIABLE
 from slipway.core.values import JsonObject
-from slipway.pipelines.config.config import RunConfig
+from slipway.pipelines.config.config import RunConfig, load
 from slipway.pipelines.platforms.local import session
 from slipway.pipelines.platforms.local.containers import stop_containers
 from slipway.pipelines.platforms.local.warm import warm_steps
 from slipway.pipelines.platforms.table import DEFAULT, platform_of
+from slipway.pipelines.runs import lock
+from slipway.pipelines.runs.following import EventReader, apply
+from slipway.pipelines.runs.notification import notify
 from slipway.pipelines.runs.record import ErrorRecord, RunFolder, RunRecord, StepRecord, Watcher
 from slipway.pipelines.table import steps_on
 from slipway.trainer.distributed.signals import stop_signals
@@ -44,6 +48,8 @@ FROZEN_CHECK_SECONDS = 2.0
 # With less free space than this, the disk is assumed to be full when a step ended without a result.
 FULL_DISK_BYTES = 2**20
 LOG_LINES = 12
+# What a launched process waits for on stdin: the record and the lock name it.
+READY = b"."
 # The setting with which a step needs less memory for the same result.
 LESS_MEMORY = {"prepare_data": "data.workers=1", "evaluate": "evaluate.batch_size=32"}
 
@@ -112,15 +118,73 @@ def run(folder: RunFolder, config: RunConfig, record: RunRecord, watcher: Watche
     except OSError as error:  # the file system of its folder fails
         follower.fail(error)
     except Interrupted:
-        record.status = "cancelled"
-        for step in record.steps:
-            if step.status == "running":
-                step.status = "cancelled"
+        record.cancel()
     record.ended = datetime.now(UTC)
     record.seconds = round(time.monotonic() - started, 3)
     record.process = None
     follower.finish()
     return record
+
+
+def start(folder: RunFolder, record: RunRecord) -> None:
+    """Execute the run in `folder`, which is held, in a process of its own, which outlives this one and its terminal.
+
+    Its session is its own, too. From now on, it holds the run: `folder` may be released.
+    """
+    assert folder.lock is not None, "the run is held"
+    command = [sys.executable, "-m", __name__, str(folder.path), str(folder.lock)]
+    with (folder.logs / "pipeline.log").open("a") as log, _stop_signals_blocked():
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True, pass_fds=[folder.lock]
+        )
+    assert process.stdin is not None
+    record.status, record.error, record.process = "running", None, process.pid
+    with process.stdin:
+        lock.hand_over(folder.lock, process.pid)
+        folder.write(record)
+        process.stdin.write(READY)
+
+
+@contextlib.contextmanager
+def _stop_signals_blocked() -> Iterator[None]:
+    """Let a process that is started in this context inherit blocked stop signals; `run` unblocks them.
+
+    One that arrives while it imports its modules is handled then.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def main() -> None:
+    """Execute the run of a folder, whose lock was inherited; see `start`."""
+    folder = RunFolder(Path(sys.argv[1]))
+    folder.lock = int(sys.argv[2])
+    if sys.stdin.buffer.read(1) != READY:
+        sys.exit("The process that started this one was killed.")
+    config, log = load(folder.configuration_file), _EventLog(folder.events_file)
+    record = run(folder, config, folder.read(), log)
+    for problem in notify(config, record):
+        log.event(record, _message(record, f"warning: not everyone was notified: {problem}"))
+
+
+class _EventLog:
+    """A watcher that adds what the launcher itself has to say to the run's events, for those who follow it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def event(self, record: RunRecord, event: JsonObject) -> None:  # noqa: ARG002
+        if "time" not in event:  # it is not in the file
+            append_line(self._path, json.dumps({"time": time.time(), **event}))
+
+
+def _message(record: RunRecord, text: str) -> JsonObject:
+    """Return the event of one sentence for the user to read."""
+    step = next((step for step in record.steps if step.status == "running"), record.steps[0])
+    return {"event": "message", "step": step.name, "text": text}
 
 
 def _execute(
@@ -161,8 +225,7 @@ def _execute(
     try:
         while process.poll() is None:
             if stop.requested:
-                if platform.stopping:
-                    follower.say(f"stopping; {platform.stopping}")
+                follower.cancel(platform.stopping)
                 raise Interrupted
             follower.follow()
             follower.check_for_frozen(process.pid)
@@ -211,6 +274,7 @@ def _stop_on_signals() -> Iterator[StopRequest]:
             _discard_output_if_closed()
 
     before = {number: signal.signal(number, request) for number in (signal.SIGINT, *stop_signals())}
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, stop_signals())
     try:
         yield stop
     finally:
@@ -234,7 +298,7 @@ class _Follower:
 
     def __init__(self, folder: RunFolder, record: RunRecord, watcher: Watcher) -> None:
         self._folder, self._record, self._watcher = folder, record, watcher
-        self._seen = 0  # bytes read of the events file
+        self._events = EventReader(folder.events_file)
         self._unsaved: OSError | None = None  # why the record could not be written
         self._warned = False
         self._frozen: dict[int, int] = {}  # by process id, the number of checks that found it stopped
@@ -243,8 +307,8 @@ class _Follower:
 
     def catch_up(self) -> None:
         """Apply the events of an earlier attempt whose watcher was killed before it read them."""
-        for event in self._new_events():
-            _apply(self._record, event)
+        for event in self._events.read():
+            apply(self._record, event)
 
     def follow(self, *, last: bool = False) -> None:
         """Apply and show the events written since the last call; if they cannot be read, warn once, and retry then.
@@ -257,7 +321,7 @@ class _Follower:
             OSError: The events cannot be read by the last call.
         """
         try:
-            exists, events = self._folder.record_file.exists(), self._new_events()
+            exists, events = self._folder.record_file.exists(), self._events.read()
         except OSError as error:
             if last:
                 raise
@@ -272,7 +336,7 @@ class _Follower:
                 fix="slipway run, to start a new one",
             )
         for event in events:
-            if _apply(self._record, event):
+            if apply(self._record, event):
                 self.save()
             self._show(event)
         if self._unsaved:
@@ -333,6 +397,16 @@ class _Follower:
             fix=f"free disk space there, or check the disk; then slipway run --resume {self._record.run_id}",
         )
 
+    def cancel(self, first: str) -> None:
+        """Record and say that the run is stopped, before its processes have ended: who asked for it may not wait.
+
+        IPython kills a command 0.5 s after it has interrupted it.
+        """
+        self._record.cancel()
+        self.save()
+        also = f"; {first}" if first else ""
+        self.say(f"stopping{also}; to continue: slipway run --resume {self._record.run_id}")
+
     def check_for_frozen(self, leader: int) -> None:
         """Report the processes of the session of `leader` that were stopped by SIGSTOP."""
         if time.monotonic() - self._frozen_at < FROZEN_CHECK_SECONDS:
@@ -347,59 +421,14 @@ class _Follower:
                 f"  or stop the run: slipway cancel {self._record.run_id}"
             )
 
-    def _new_events(self) -> list[JsonObject]:
-        if not self._folder.events_file.exists():
-            return []
-        with self._folder.events_file.open("rb") as file:
-            file.seek(self._seen)
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._seen += len(whole)
-        return json_lines(whole)
-
     def say(self, text: str) -> None:
         """Show one sentence for the user to read."""
-        step = next((step for step in self._record.steps if step.status == "running"), self._record.steps[0])
-        self._show({"event": "message", "step": step.name, "text": text})
+        self._show(_message(self._record, text))
 
     def _show(self, event: JsonObject) -> None:
         # The terminal or pipe may be closed; rich turns a closed pipe into SystemExit.
         with contextlib.suppress(OSError, SystemExit):
             self._watcher.event(self._record, event)
-
-
-def _apply(record: RunRecord, event: JsonObject) -> bool:
-    """Apply one event to the record; return whether the record changed."""
-    step = record.step(event["step"])
-    kind = event["event"]
-    if kind == "started":
-        step.status, step.reused = "running", False
-    elif kind == "finished":
-        step.status, step.seconds = "succeeded", event["seconds"]
-        step.peak_memory_bytes = event["peak_memory_bytes"]
-        step.reused, step.outputs = event["reused"], event["outputs"]
-        record.adopt_results()
-    elif kind == "failed":
-        step.status = "failed"
-        error = event["error"]
-        fix = error.get("fix") or f"slipway logs {record.run_id} --step {step.name}"
-        record.error = ErrorRecord(
-            step=step.name,
-            message=_sentence(error),
-            setting=error.get("setting"),
-            fix=fix,
-            traceback=error.get("traceback") or None,
-        )
-    elif kind == "cancelled":
-        step.status = "cancelled"
-    return kind in ("started", "finished", "failed", "cancelled")
-
-
-def _sentence(error: JsonObject) -> str:
-    """Return a step's error as text without the fix, which the record stores separately."""
-    if "setting" not in error:  # not a UserError
-        return str(error["message"])
-    return str(UserError.from_dict({**error, "fix": None}))
 
 
 def _conclude(folder: RunFolder, record: RunRecord, finished: bool, kills: MemoryKills) -> None:
@@ -446,3 +475,7 @@ def last_lines(path: Path, count: int = LOG_LINES) -> str:
         return ""
     lines = [line for line in path.read_text(errors="replace").splitlines() if not is_noise(line)]
     return "\n".join(lines[-count:])
+
+
+if __name__ == "__main__":
+    main()

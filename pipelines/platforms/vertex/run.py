@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slipway.components.cloud.connection import Connection
@@ -23,6 +24,7 @@ from slipway.pipelines.platforms.vertex.tasks import RUNNING, steps_of, update
 from slipway.pipelines.runs import record as runs
 from slipway.pipelines.runs.record import ErrorRecord, RunFolder, RunRecord, StepRecord, Watcher
 from slipway.pipelines.table import step_of
+from slipway.trainer.metrics.history import FILE_NAME as HISTORY_FILE
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.types import PipelineJob
@@ -238,19 +240,25 @@ class VertexRun:
         return UnreachableError(known.message, fix=known.fix) if is_transient(error) else known
 
     def _conclude(self, record: RunRecord, job: PipelineJob) -> None:
-        """Add to the record of a finished run why it failed, and download its report."""
+        """Add to the record of a finished run why it failed, and download its report, history and confusion matrix."""
         if record.status == "failed" and record.error is None:
             facts = submission.facts_of(self.config)
             record.error = ErrorRecord(**asdict(explain(self.connection, job, record.run_id, facts, step_of)))
-        report = record.step("evaluate").outputs.get("report")
+        evaluated, model = record.step("evaluate").outputs, record.step("train").outputs.get("model")
+        report = evaluated.get("report")
         if report and record.report is None:
-            bucket, _, name = report.removeprefix("gs://").partition("/")
             # Without the report, the record still shows the outcome and the report's address.
-            record.report = report
-            with contextlib.suppress(Exception):
-                blob = self.connection.storage.bucket(bucket).blob(name)
-                self.folder.report_file.write_bytes(retried(blob.download_as_bytes))
-                record.report = str(self.folder.report_file)
+            record.report = str(self.folder.report_file) if self._download(report, self.folder.report_file) else report
+            self._download(evaluated.get("classification"), self.folder.classification_file)
+            self._download(f"{model}/{HISTORY_FILE}" if model else None, self.folder.path / HISTORY_FILE)
+
+    def _download(self, uri: str | None, file: Path) -> bool:
+        """Copy an object to a file; return whether that succeeded."""
+        bucket, _, name = (uri or "").removeprefix("gs://").partition("/")
+        with contextlib.suppress(Exception):  # what the file shows is not what decides about the run
+            file.write_bytes(retried(self.connection.storage.bucket(bucket).blob(name).download_as_bytes))
+            return True
+        return False
 
     def _stop(self, call: Callable[[], object]) -> None:
         """Request a stop; ignore that the job has already ended."""

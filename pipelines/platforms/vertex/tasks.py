@@ -110,7 +110,8 @@ def _outputs(step: str, tasks: Mapping[str, PipelineTaskDetail]) -> JsonObject:
     if step == "train" and "model" in artifacts:
         return {"model": artifacts["model"].uri, "validation": numeric_metrics(metadata.get("metrics", {}))}
     if step == "evaluate" and "report" in artifacts:
-        return evaluation(last)
+        where = {"classification": artifacts["classification"].uri} if "classification" in artifacts else {}
+        return {**evaluation(last), **where}
     if step == "register_model" and "registered" in artifacts:
         registered = metadata["registered"]
         said = {name: bool(registered.get(name, default)) for name, default in (("champion", False), ("checked", True))}

@@ -18,7 +18,7 @@ from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.publishing import statistics as statistics_page
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.core import manifest
-from slipway.pipelines.cli import display
+from slipway.pipelines.runs import progress
 from slipway.pipelines.runs.record import StepRecord
 
 
@@ -166,7 +166,7 @@ def test_skipped_examples_are_on_the_steps_line_with_reasons(
 ) -> None:
     def line() -> str:
         outputs = json.loads(events.read_text().splitlines()[-1])["outputs"]
-        return display.step_line(StepRecord(name="prepare_data", status="succeeded", outputs=outputs), judged=True)
+        return progress.step_line(StepRecord(name="prepare_data", status="succeeded", outputs=outputs), judged=True)
 
     root = make_folder({"train/a": 20, "train/b": 20, "test/a": 5, "test/b": 5})
     for number in range(3):

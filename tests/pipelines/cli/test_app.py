@@ -23,6 +23,7 @@ from slipway.pipelines.cli import display
 from slipway.pipelines.cli.app import COMMANDS, app
 from slipway.pipelines.config.config import load
 from slipway.pipelines.platforms.local import launch
+from slipway.pipelines.runs import progress
 from slipway.pipelines.runs import record as runs
 from slipway.pipelines.runs.record import ErrorRecord, RunFolder, RunRecord, StepRecord
 
@@ -305,6 +306,6 @@ def test_an_interrupt_during_the_imports_ends_the_command_without_a_traceback():
 def test_the_line_of_an_evaluation_has_the_baseline_of_its_metric() -> None:
     outputs = {"metric": "accuracy", "metrics": {"accuracy": 0.9425}, "verdict": {"decision": "reject"}}
     step = StepRecord(name="evaluate", status="succeeded", outputs={**outputs, "baseline_metrics": {"accuracy": 0.944}})
-    assert display.step_line(step, judged=True).endswith("accuracy 0.9425 (baseline 0.9440): reject")
+    assert progress.step_line(step, judged=True).endswith("accuracy 0.9425 (baseline 0.9440): reject")
     step.outputs["baseline_metrics"] = {}
-    assert display.step_line(step, judged=True).endswith("accuracy 0.9425: reject")
+    assert progress.step_line(step, judged=True).endswith("accuracy 0.9425: reject")

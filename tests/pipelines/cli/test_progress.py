@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from slipway.pipelines.cli import progress
-from slipway.pipelines.cli.progress import RunDisplay, progress_line
+from slipway.pipelines.runs import progress
+from slipway.pipelines.runs.progress import RunDisplay, progress_line
 from slipway.pipelines.runs.record import RunRecord, StepRecord
 
 DECODING = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -11,10 +12,18 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
-from slipway.pipelines.cli.display import MARKS, NAME_WIDTH, step_line
-from slipway.pipelines.runs.record import RunRecord
+from slipway.pipelines.runs.record import RunRecord, StepRecord
 from slipway.pipelines.table import STEPS
 
+MARKS = {
+    "succeeded": "[green]✓[/]",
+    "failed": "[red]✗[/]",
+    "cancelled": "[yellow]■[/]",
+    "running": "[cyan]…[/]",
+    "skipped": "[dim]–[/]",
+    "pending": "[dim]·[/]",
+}
+NAME_WIDTH = 15
 # Without a progress bar, a status line is printed after this many seconds of silence, or after this fraction of the
 # step's time so far, whichever is longer.
 QUIET_SECONDS, QUIET_SHARE = 3.0, 0.05
@@ -136,3 +145,60 @@ def progress_line(event: dict[str, Any]) -> str:
         parts.append(f"{max(0, event['total'] - event['done']) / rate:,.0f} s left")
     parts += [f"{name} {value:.4g}" for name, value in values.items()]
     return ", ".join(parts)
+
+
+def step_line(step: StepRecord, *, judged: bool) -> str:
+    """Return one line about a step: mark, name, seconds and result; the verdict only if the run is `judged`."""
+    seconds = "" if step.seconds is None else f"{step.seconds:.1f} s"
+    return (
+        f"{MARKS[step.status]} {step.name:<{NAME_WIDTH}} {seconds:>8}  {escape(outcome(step, judged=judged))}".rstrip()
+    )
+
+
+def outcome(step: StepRecord, *, judged: bool) -> str:
+    """Return a short description of a step's result."""
+    outputs = step.outputs
+    text = ""
+    if step.name == "build_image" and "image" in outputs:
+        text = outputs["image"]
+    elif step.name == "prepare_data" and "examples" in outputs:
+        counts = ", ".join(f"{count:,} {split}" for split, count in outputs["examples"].items())
+        text = f"{counts} examples in {short(outputs['dataset'])}"
+        text += f"; {outputs['skipped']}" if outputs.get("skipped") else ""
+    elif step.name == "plan_training" and "steps" in outputs:
+        replicas = outputs["replicas"]
+        each = outputs["batch_per_replica"]
+        share = f" on {replicas} replicas, {each} examples each per step" if replicas > 1 else ""
+        text = f"{outputs['steps']:,} steps, {outputs['steps_per_epoch']:,} per epoch{share}"
+    elif step.name == "plan_training" and "program" in outputs:
+        text = f"{outputs['program']} in every replica"
+    elif step.name == "train" and outputs.get("rehearsed_steps"):
+        text = f"ended after {outputs['rehearsed_steps']:,} steps"
+    elif step.name == "train" and outputs.get("validation"):
+        measured = sorted(outputs["validation"].items(), key=lambda figure: figure[0] != "accuracy")
+        text = "validation " + ", ".join(f"{name} {value:.4f}" for name, value in measured)
+        restarts = len(outputs.get("restarts", []))
+        text += f", {restarts} restart{'s' if restarts > 1 else ''}" if restarts else ""
+    elif step.name == "evaluate" and "metrics" in outputs:
+        metric = outputs.get("metric", "accuracy")
+        text = f"{metric} {outputs['metrics'][metric]:.4f}"
+        if (baseline := (outputs.get("baseline_metrics") or {}).get(metric)) is not None:
+            text += f" (baseline {baseline:.4f})"
+        text += f": {outputs['verdict']['decision']}" if judged else ""
+    elif step.name == "register_model" and "model" in outputs:
+        place = "the champion" if outputs["champion"] else "not the champion: another was promoted in the meantime"
+        text = f"{short(outputs['model'])}, {place}"
+        text += "" if outputs.get("checked", True) else " (unchecked: the gate has no limit)"
+    elif step.name == "deploy" and "version" in outputs:
+        text = outputs["version"] or "not deployed: not the champion"
+    if step.reused:
+        text = f"{text} (reused)".lstrip()
+    return text
+
+
+def short(path: str) -> str:
+    """Return `path` relative to the current folder if it is inside it."""
+    try:
+        return str(Path(path).relative_to(Path.cwd()))
+    except ValueError:
+        return path

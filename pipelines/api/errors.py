@@ -1,0 +1,101 @@
+"""Errors as Python's callers see them: `RunFailed`, `Rejected`, and fixes worded as calls instead of commands."""
+
+from __future__ import annotations
+
+import functools
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from slipway.core.errors import UserError
+
+if TYPE_CHECKING:
+    from slipway.pipelines.api.existing import Run
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+# The value of an option in a fix, quoted or not; what follows its last character is punctuation.
+_VALUE = r"(?:'[^']*'|[^\s']*[^\s',;.:)])"
+_OPTIONS = rf"(?:--(?:set|hardware|target|runner|steps) {_VALUE})"
+_START = re.compile(rf"slipway (run|rehearse)(?! --resume)((?: -c {_VALUE}| {_OPTIONS})*)")
+_OPTION = re.compile(rf"{_OPTIONS}(?: {_OPTIONS})*")
+_RUN = re.compile(rf"slipway (run --resume|status|cancel|explain) ({_VALUE})")
+_METHODS = {"run --resume": ".resume()", "status": "", "cancel": ".cancel()", "explain": ".error"}
+
+
+class RunFailed(UserError):
+    """A run failed; `run` is the run, and the message says which step failed, and why."""
+
+    run: Run
+
+
+class Rejected(UserError):
+    """The run's model was not promoted, although `require_promotion` was set; `run` is the run."""
+
+    run: Run
+
+
+def in_python(text: str | None) -> str | None:
+    """Return a text with calls and arguments of the Python API in place of commands and options that have one."""
+    if text is None:
+        return None
+    text = _RUN.sub(lambda found: f'slipway.runs()["{_unquoted(found[2])}"]{_METHODS[found[1]]}', text)
+    text = _START.sub(lambda found: f"slipway.{found[1]}({_arguments(found[2])})", text)
+    return _OPTION.sub(lambda found: _arguments(found[0]), text)
+
+
+def _unquoted(text: str) -> str:
+    return shlex.split(text)[0]
+
+
+def _arguments(options: str) -> str:
+    """Return options of the command line as arguments of a call."""
+    words = shlex.split(options)
+    arguments: list[str] = []
+    settings: dict[str, Any] = {}
+    for option, value in zip(words[::2], words[1::2], strict=True):
+        if option == "--set":
+            name, _, text = value.partition("=")
+            settings[name] = _literal(text)
+        elif option == "-c":
+            arguments.insert(0, repr(value))
+        else:
+            arguments.append(f"{option.removeprefix('--')}={_literal(value) if option == '--steps' else repr(value)}")
+    if settings:
+        pairs = ", ".join(f"{name!r}: {value!r}" for name, value in settings.items())
+        arguments.append(f"settings={{{pairs}}}")
+    return ", ".join(arguments)
+
+
+def _literal(text: str) -> Any:
+    """Return the value of a text in YAML; in a fix, it may also be a word such as VALUE."""
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+
+
+@contextmanager
+def worded() -> Iterator[None]:
+    """Word the fix of a user error for Python."""
+    try:
+        yield
+    except UserError as error:
+        error.message, error.fix = in_python(error.message) or "", in_python(error.fix)
+        raise
+
+
+def public(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Wrap a function of the API so that the fixes of its errors are worded for Python."""
+
+    @functools.wraps(function)
+    def wrapped(*arguments: Parameters.args, **options: Parameters.kwargs) -> Result:
+        with worded():
+            return function(*arguments, **options)
+
+    return wrapped

@@ -1,0 +1,401 @@
+"""Runs as objects: `Run`, one run, and `Runs`, all of a project's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import Generator, Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slipway.core.errors import UserError
+from slipway.core.values import JsonObject, leaves
+from slipway.pipelines.api import starting
+from slipway.pipelines.api.errors import Rejected, RunFailed, in_python, public
+from slipway.pipelines.api.notebook import display_of, runs_table, show_line, summary_html
+from slipway.pipelines.api.report import Report
+from slipway.pipelines.platforms.base import RemotePlatform
+from slipway.pipelines.platforms.table import platform_of
+from slipway.pipelines.runs import record as records
+from slipway.pipelines.runs.record import RunFolder, RunRecord
+from slipway.trainer.metrics.history import FILE_NAME as HISTORY_FILE
+
+if TYPE_CHECKING:
+    import pandas
+
+    from slipway.pipelines.api.models import Model
+
+POLL_SECONDS = 0.5
+
+
+class Run:
+    """A run: what it was started with, how far it is, and its results.
+
+    It is read from its folder at every use, so that an object is never older than the run. A run on another platform
+    is updated from there by `refresh` and `wait`, and when a result is missing.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+
+    def __repr__(self) -> str:
+        record = self._record
+        verdict = f", {self.verdict}" if self.verdict else ""
+        return f"<Run {self.id} on {record.platform}: {record.status}{verdict}>"
+
+    def _repr_html_(self) -> str:
+        return summary_html(self._record, self._history())
+
+    @property
+    def id(self) -> str:
+        """The run's id, the name of its folder."""
+        return self._folder.run_id
+
+    @property
+    def folder(self) -> Path:
+        """The folder with its record, logs, report and artifacts."""
+        return self._folder.path
+
+    @property
+    def _record(self) -> RunRecord:
+        return self._folder.read()
+
+    @property
+    def status(self) -> str:
+        """running, succeeded, failed or cancelled."""
+        return self._record.status
+
+    @property
+    def platform(self) -> str:
+        """Where it runs: local, vertex, kubeflow or tpu."""
+        return self._record.platform
+
+    @property
+    def created(self) -> datetime:
+        """When it was started first."""
+        return self._record.created
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it took, in seconds; None until it has ended."""
+        return self._record.seconds
+
+    @property
+    def steps(self) -> dict[str, str]:
+        """The status of each step by its name."""
+        return {step.name: step.status for step in self._record.steps}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All settings by their dotted names, such as "train.epochs", with defaults."""
+        return {".".join(keys): value for keys, value in leaves(_configuration(self._folder))}
+
+    @property
+    def verdict(self) -> str | None:
+        """The gate's decision: promote, reject, unchanged or not comparable; None before the evaluation."""
+        return (self._record.verdict or {}).get("decision")
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why the gate decided so, one sentence each."""
+        return list((self._record.verdict or {}).get("reasons", ()))
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics on the test split by name; empty before the evaluation."""
+        return self._record.metrics
+
+    @property
+    def error(self) -> RunFailed | None:
+        """Why it failed; None if it has not."""
+        return _failure(self, self._record)
+
+    @property
+    @public
+    def report(self) -> Report:
+        """The evaluation's report, which a notebook shows inline.
+
+        Raises:
+            UserError: There is none yet, or it could not be downloaded.
+        """
+        path = self._record.report
+        if path is None or not Path(path).is_file():
+            raise UserError(
+                f"Run {self.id} has no report on this machine; its status is {self.status}.",
+                setting="report",
+                value=path,
+                fix="run.wait()" if self.status == "running" else None,
+            )
+        return Report(Path(path))
+
+    @property
+    @public
+    def history(self) -> pandas.DataFrame:
+        """The training history: a row per step with the metrics, and `kind`, which is train or validation."""
+        return _pandas().DataFrame([{k: v for k, v in row.items() if k != "time"} for row in self._history()])
+
+    def _history(self) -> list[JsonObject]:
+        model = next((step.outputs.get("model") for step in self._record.steps if step.name == "train"), None)
+        files = [self.folder / HISTORY_FILE, self.folder / "train" / "logs" / HISTORY_FILE]
+        if isinstance(model, str):
+            files.insert(0, Path(model) / HISTORY_FILE)
+        file = next((file for file in files if file.is_file()), None)
+        return [json.loads(line) for line in file.read_text().splitlines()] if file else []
+
+    @property
+    @public
+    def confusion(self) -> pandas.DataFrame:
+        """The confusion matrix on the test split: a row per true class, a column per predicted class.
+
+        Raises:
+            UserError: The run has none: it has not been evaluated, or is no classification.
+        """
+        evaluated = next((step.outputs for step in self._record.steps if step.name == "evaluate"), {})
+        where = evaluated.get("classification")
+        files = [self._folder.classification_file, *([Path(where)] if isinstance(where, str) else [])]
+        found: JsonObject = next((json.loads(file.read_text()) for file in files if file.is_file()), {})
+        matrix = found.get("confusionMatrix")
+        if matrix is None:
+            raise UserError(f"Run {self.id} has no confusion matrix; its status is {self.status}.")
+        names = [each["displayName"] for each in matrix["annotationSpecs"]]
+        pandas = _pandas()
+        return pandas.DataFrame(
+            [row["row"] for row in matrix["rows"]],
+            index=pandas.Index(names, name="true"),
+            columns=pandas.Index(names, name="predicted"),
+            dtype="int64",
+        )
+
+    @property
+    @public
+    def model(self) -> Model:
+        """The model that it trained; it is loaded at the first prediction."""
+        from slipway.pipelines.api.models import Model
+
+        return Model.find(self.id)
+
+    @public
+    def refresh(self) -> Run:
+        """Update the record of a run on another platform; returns the run itself."""
+        starting.current(self._folder, show_line)
+        return self
+
+    @public
+    def wait(self, timeout: float | None = None) -> Run:
+        """Show the run until it has ended.
+
+        A KeyboardInterrupt leaves it running.
+
+        Args:
+            timeout: Seconds after which to stop waiting; the run continues.
+
+        Returns:
+            The run itself.
+
+        Raises:
+            TimeoutError: It is still running after `timeout`.
+            RunFailed: It failed.
+        """
+        until = math.inf if timeout is None else time.monotonic() + timeout
+        with display_of(self._folder) as display:
+            while True:
+                display.update(starting.current(self._folder, show_line))
+                if self._is_ended():
+                    break
+                if time.monotonic() > until:
+                    raise TimeoutError(f"Run {self.id} is still running after {timeout} s; it continues.")
+                time.sleep(POLL_SECONDS)
+        return self._checked()
+
+    def __await__(self) -> Generator[Any, None, Run]:
+        """Wait as `wait` does, without blocking the event loop; a cancelled task leaves the run running."""
+        return self._wait().__await__()
+
+    async def _wait(self) -> Run:
+        with display_of(self._folder) as display:
+            while True:
+                display.update(await asyncio.to_thread(starting.current, self._folder, show_line))
+                if self._is_ended():
+                    break
+                await asyncio.sleep(POLL_SECONDS)
+        return self._checked()
+
+    def _is_ended(self) -> bool:
+        return self.status != "running"
+
+    def _checked(self) -> Run:
+        if error := self.error:
+            raise error
+        return self
+
+    @public
+    def cancel(self) -> Run:
+        """Stop the run, and wait until it has stopped; finished steps are kept. Returns the run itself.
+
+        Raises:
+            UserError: It is not running.
+        """
+        starting.cancel(self._folder, show_line)
+        return self
+
+    @public
+    def resume(self, settings: Mapping[str, Any] | None = None, *, wait: bool = True) -> Run:
+        """Continue the run, after a failure or `cancel`; finished steps are not repeated.
+
+        Args:
+            settings: Changes to settings on which neither the data nor the weights depend, such as evaluate.*.
+            wait: Whether to show it until it has ended; a KeyboardInterrupt then stops it again.
+
+        Returns:
+            The run itself.
+
+        Raises:
+            UserError: It is running, or has succeeded, or a setting cannot be changed.
+            RunFailed: It failed again.
+        """
+        from slipway.pipelines.api.functions import overrides
+
+        with starting.resumed(self._folder, overrides(settings), None, show_line) as ready:
+            start(ready)
+        return self._waited() if wait else self
+
+    def _waited(self) -> Run:
+        """Wait; a KeyboardInterrupt stops a run on this machine, whose caller has started it."""
+        try:
+            return self.wait()
+        except KeyboardInterrupt:
+            record = self._record
+            if record.status == "running" and not isinstance(platform_of(record.platform), RemotePlatform):
+                _stop(self._folder)
+            show_line(f'to continue: slipway.runs()["{self.id}"].{"wait" if self.status == "running" else "resume"}()')
+            raise
+
+    @public
+    def logs(self, step: str | None = None, *, follow: bool = False, raw: bool = False) -> Iterator[str]:
+        """Yield the lines of a step's log, or of all.
+
+        Args:
+            step: A step's name, such as "train".
+            follow: Whether to wait for new lines until the run has ended.
+            raw: Whether to include the libraries' start-up messages.
+
+        Raises:
+            UserError: There is no such step.
+        """
+        return platform_of(self.platform).log_lines(self._folder, step, follow=follow, raw=raw)
+
+
+class Runs:
+    """The project's runs, newest first: `runs["latest"]` or by id, a loop over all, and `frame`."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def __getitem__(self, run_id: str) -> Run:
+        """Return a run by its id, or "latest".
+
+        Raises:
+            UserError: There is none.
+        """
+        return public(lambda: Run(records.find(run_id, self._root)))()
+
+    def __iter__(self) -> Iterator[Run]:
+        return (Run(folder) for folder in records.folders(self._root))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __repr__(self) -> str:
+        return "\n".join(map(repr, self)) or "<no runs yet>"
+
+    def _repr_html_(self) -> str:
+        return runs_table([run._record for run in self])
+
+    @public
+    def frame(self, *settings: str) -> pandas.DataFrame:
+        """Return a row per run, by id: status, verdict, seconds, hardware, settings and metrics.
+
+        Args:
+            settings: The settings to include by dotted name; by default those that differ between the runs.
+        """
+        runs = list(self)
+        values = [run.settings for run in runs]
+        names = list(settings) or [
+            name
+            for name in sorted({name for each in values for name in each} - {"hardware", "name"})
+            if len({repr(each.get(name)) for each in values}) > 1
+        ]
+        for name in settings:
+            if values and not any(name in each for each in values):
+                known = sorted({name for each in values for name in each})
+                raise UserError.unknown("setting", name, known)
+        rows = []
+        for run, each in zip(runs, values, strict=True):
+            record = run._record
+            row: dict[str, Any] = {"status": record.status, "verdict": run.verdict, "seconds": record.seconds}
+            row |= {"hardware": record.hardware, "created": record.created}
+            rows.append(row | {name: each.get(name) for name in names} | record.metrics)
+        pandas = _pandas()
+        return pandas.DataFrame(rows, index=pandas.Index([run.id for run in runs], name="run"))
+
+
+def start(ready: starting.Ready) -> None:
+    """Start a run on this machine, in a process of its own, or submit it again to its platform."""
+    from slipway.pipelines.platforms.local import launch
+
+    if isinstance(ready.platform, RemotePlatform):
+        ready.platform.resume(ready.folder, show_line)
+    else:
+        launch.start(ready.folder, ready.record)
+
+
+def _stop(folder: RunFolder) -> None:
+    """Ask a run on this machine to stop; return once its record says that it does."""
+    from slipway.pipelines.runs import following
+
+    if holder := folder.holder():
+        following.request_stop(holder.pid)
+        while folder.holder() == holder and folder.read().status == "running":
+            time.sleep(following.POLL_SECONDS / 2)
+
+
+def _failure(run: Run, record: RunRecord) -> RunFailed | None:
+    if record.status != "failed" or record.error is None:
+        return None
+    problem = record.error
+    where = f"The step {problem.step} of run {run.id} failed" if problem.step else f"Run {run.id} failed"
+    error = RunFailed(
+        f"{where}: {problem.message}",
+        setting=problem.setting,
+        value=run.settings.get(problem.setting) if problem.setting else None,
+        fix=in_python(problem.fix),
+        traceback=f"{problem.traceback.rstrip()}\n" if problem.traceback else None,
+    )
+    error.run = run
+    return error
+
+
+def reject(run: Run) -> Rejected:
+    """Return the error of a run whose model was not promoted."""
+    error = Rejected(f"The model of run {run.id} was not promoted: {' '.join(run.reasons)}")
+    error.run = run
+    return error
+
+
+def _configuration(folder: RunFolder) -> Mapping[str, Any]:
+    from slipway.core.yaml_loader import load_yaml
+
+    found: Mapping[str, Any] = load_yaml(folder.configuration_file.read_text(), str(folder.configuration_file))
+    return found
+
+
+def _pandas() -> Any:
+    from slipway.trainer.engines.installed import verify_extra
+
+    verify_extra("notebook")
+    import pandas
+
+    return pandas

@@ -1,0 +1,288 @@
+"""The functions of the Python API: `run`, `rehearse`, `check`, `runs` and `model`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from slipway.core.errors import UserError
+from slipway.core.paths import in_project
+from slipway.pipelines.api import starting
+from slipway.pipelines.api.errors import in_python, public
+from slipway.pipelines.api.existing import Run, Runs, reject, start
+from slipway.pipelines.api.notebook import findings_table, show_line
+from slipway.pipelines.options import Runner, check_runner, configuration_path
+from slipway.pipelines.platforms.table import DEFAULT, platform_of, remote
+from slipway.pipelines.runs import record as records
+
+if TYPE_CHECKING:
+    from slipway.pipelines.api.models import Model
+    from slipway.pipelines.checks import Finding
+    from slipway.pipelines.config.config import RunConfig
+
+# A run configuration's path; None is the project's slipway.yaml.
+Configuration: TypeAlias = str | os.PathLike[str] | None
+Settings: TypeAlias = Mapping[str, Any]
+# A function, also one from a notebook's cell, or its name as "module:function".
+Code: TypeAlias = Callable[..., Any] | str
+
+
+@public
+def run(
+    configuration: Configuration = None,
+    settings: Settings | None = None,
+    *,
+    model: Code | None = None,
+    program: Code | None = None,
+    hardware: str | None = None,
+    target: str = DEFAULT,
+    runner: Literal["process", "docker"] = "process",
+    wait: bool = True,
+    require_promotion: bool = False,
+    check_project: bool = True,
+) -> Run:
+    """Run the whole pipeline: prepare data, train, evaluate, register.
+
+    A KeyboardInterrupt stops a run on this machine; one on another platform continues.
+
+    Args:
+        configuration: The run configuration, a YAML file; default: slipway.yaml.
+        settings: Settings to override by dotted name, such as {"train.epochs": 8}.
+        model: The function that builds the network, in place of model.builder. One that was defined in a notebook's
+            cell is written, with what it uses, to a module of the project.
+        program: The function to run in every replica in place of Slipway's trainer, as train.module.
+        hardware: The training hardware, such as "cpu*2" or "l4x4*2".
+        target: Where the run executes: local, vertex, kubeflow or tpu.
+        runner: What runs the steps of a local run: process, or docker (containers).
+        wait: Whether to show the run until it has ended.
+        require_promotion: Whether to raise `Rejected` if the model is not promoted, nor the champion itself.
+        check_project: Whether to check the project on Google Cloud before a run there is submitted.
+
+    Raises:
+        UserError: The configuration or a setting is not valid, or a check failed.
+        RunFailed: The run failed.
+        Rejected: See `require_promotion`.
+    """
+    loaded = _loaded(configuration, settings, hardware, model, program)
+    check_runner(Runner(runner), Runner(runner) if platform_of(target).trains_here else Runner.process, target)
+    _show_warnings(starting.check(loaded, target, runner=runner, submitting=check_project))
+    if elsewhere := remote(target):
+        started = Run(elsewhere.start(loaded, show_line)[0])
+    else:
+        started = _start_here(loaded, target, runner=runner)
+    return _ended(started, require_promotion=require_promotion) if wait else started
+
+
+@public
+def rehearse(
+    configuration: Configuration = None,
+    settings: Settings | None = None,
+    *,
+    model: Code | None = None,
+    program: Code | None = None,
+    hardware: str | None = None,
+    steps: int = 20,
+    wait: bool = True,
+) -> Run:
+    """Try a hardware layout on this machine for a few training steps; see `run`.
+
+    Args:
+        configuration: The run configuration; default: slipway.yaml.
+        settings: Settings to override by dotted name.
+        model: The function that builds the network.
+        program: The function to run in every replica.
+        hardware: The hardware whose layout is tried, such as "l4x4*2".
+        steps: Number of training steps.
+        wait: Whether to show the rehearsal until it has ended.
+    """
+    path, changes = _sources(configuration, settings, model, program)
+    loaded = starting.rehearsed(path, changes, hardware, steps)
+    _show_warnings(starting.check(loaded, DEFAULT, rehearsal=True))
+    started = _start_here(loaded, DEFAULT, rehearsal=steps)
+    return _ended(started) if wait else started
+
+
+class Findings(Sequence["Finding"]):
+    """The findings of `check`, which a notebook shows as a table; false if a check failed."""
+
+    def __init__(self, findings: Sequence[Finding]) -> None:
+        self._findings = tuple(findings)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._findings[index]
+
+    def __len__(self) -> int:
+        return len(self._findings)
+
+    def __iter__(self) -> Iterator[Finding]:
+        return iter(self._findings)
+
+    def __bool__(self) -> bool:
+        return all(finding.status != "fail" for finding in self)
+
+    def __repr__(self) -> str:
+        lines = [f"{finding.status:<8} {finding.check}: {finding.found}" for finding in self]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return findings_table([(each.check, each.status, each.found, in_python(each.fix)) for each in self])
+
+
+@public
+def check(
+    configuration: Configuration = None,
+    settings: Settings | None = None,
+    *,
+    model: Code | None = None,
+    program: Code | None = None,
+    hardware: str | None = None,
+    target: str = DEFAULT,
+) -> Findings:
+    """Return what `slipway doctor` finds about this machine and a run; nothing is started.
+
+    Args:
+        configuration: The run configuration; default: slipway.yaml.
+        settings: Settings to override by dotted name.
+        model: The function that builds the network.
+        program: The function to run in every replica.
+        hardware: The training hardware.
+        target: Where the run would execute.
+
+    Raises:
+        UserError: The configuration or a setting is not valid.
+    """
+    from slipway.pipelines.checks import Context
+    from slipway.pipelines.doctor import examine_all
+
+    loaded = _loaded(configuration, settings, hardware, model, program)
+    return Findings(examine_all(Context(loaded, platform_of(target), False, Path.cwd())))
+
+
+def runs() -> Runs:
+    """Return the runs of the project: of this folder, or of the nearest one above that has runs."""
+    return Runs(in_project(records.ROOT))
+
+
+@public
+def model(name: str | os.PathLike[str] | None = None) -> Model:
+    """Return a model to predict with.
+
+    Args:
+        name: A registered model (its champion), NAME/VERSION, a run's id, or a model's folder; default: the only
+            registered model.
+
+    Raises:
+        UserError: There is no such model on this machine.
+    """
+    from slipway.pipelines.api.models import Model
+
+    return Model.find(None if name is None else os.fspath(name))
+
+
+def overrides(settings: Settings | None) -> list[str]:
+    """Return settings as texts "dotted.name=value" in YAML.
+
+    Raises:
+        UserError: A value has no form in YAML.
+    """
+    import yaml
+
+    changes = []
+    for name, value in (settings or {}).items():
+        try:
+            text = yaml.safe_dump(_plain(value), default_flow_style=True, width=2**31, allow_unicode=True)
+        except yaml.YAMLError:
+            raise UserError(
+                f"The setting {name} is {type(value).__name__}, which a configuration cannot contain.",
+                setting=str(name),
+                value=repr(value),
+                allowed="a number, a text, a truth value, None, or a list or dict of these",
+            ) from None
+        changes.append(f"{name}={text.removesuffix('...' + chr(10)).strip()}")
+    return changes
+
+
+def _plain(value: Any) -> Any:
+    """Return a value without NumPy's types: np.float32(0.002) is 0.002, not 0.0020000000949949026."""
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, Path):
+        return str(value)
+    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+        return float(str(value)) if value.dtype.kind == "f" and value.ndim == 0 else value.tolist()
+    return value
+
+
+def _sources(
+    configuration: Configuration, settings: Settings | None, model: Code | None, program: Code | None
+) -> tuple[Path, list[str]]:
+    """Return the configuration's path, and all that overrides it."""
+    path = configuration_path(None if configuration is None else Path(configuration), None)
+    changes = dict(settings or {})
+    include: list[str] = []
+    if model is not None:
+        changes["model.builder"] = _reference(model, include)
+    if program is not None:
+        changes["train.module"] = _reference(program, include, program=True).partition(":")[0]
+    if include:
+        changes["build.include"] = [*_included(path), *include]
+    return path, overrides(changes)
+
+
+def _included(path: Path) -> list[str]:
+    """Return what the configuration adds to images."""
+    from slipway.pipelines.config.values import read_values
+
+    build = read_values(path).get("build")
+    found = build.get("include") if isinstance(build, Mapping) else None
+    return list(found) if isinstance(found, list) else []
+
+
+def _loaded(
+    configuration: Configuration,
+    settings: Settings | None,
+    hardware: str | None,
+    model: Code | None,
+    program: Code | None,
+) -> RunConfig:
+    from slipway.pipelines.config.config import load
+
+    path, changes = _sources(configuration, settings, model, program)
+    return load(path, changes, hardware)
+
+
+def _reference(code: Code, include: list[str], *, program: bool = False) -> str:
+    """Return how the configuration names a function; add to `include` the files that images need for it."""
+    if isinstance(code, str):
+        return code
+    from slipway.pipelines.api.capture import capture
+
+    captured = capture(code, Path.cwd(), program=program)
+    include += captured.include
+    if captured.taken:
+        show_line(f"{captured.path.name}: {captured.taken}")
+    return captured.reference
+
+
+def _show_warnings(findings: Sequence[Finding]) -> None:
+    for finding in findings:
+        show_line(f"warning: {finding.check}: {finding.found}")
+
+
+def _start_here(
+    loaded: RunConfig, target: str, *, runner: Literal["process", "docker"] = "process", rehearsal: int = 0
+) -> Run:
+    with starting.new(loaded, target, show_line, runner=runner, rehearsal=rehearsal) as ready:
+        start(ready)
+        return Run(ready.folder)
+
+
+def _ended(started: Run, *, require_promotion: bool = False) -> Run:
+    ended = started._waited()
+    if require_promotion and ended._record.is_rejected:
+        raise reject(ended)
+    return ended

@@ -1,0 +1,175 @@
+"""Prepare new and resumed runs up to their start: the command line and the Python API share it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from slipway.core.errors import UserError, lowered
+from slipway.pipelines.options import Runner, check_runner
+from slipway.pipelines.platforms.base import Platform, RemotePlatform, Say
+from slipway.pipelines.platforms.table import platform_of
+
+if TYPE_CHECKING:
+    from slipway.pipelines.checks import Finding
+    from slipway.pipelines.config.config import RunConfig
+    from slipway.pipelines.runs.record import RunFolder, RunRecord
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A run that is ready to start: its configuration, and its folder, which is held, with the record."""
+
+    folder: RunFolder
+    configuration: RunConfig
+    record: RunRecord
+
+    @property
+    def platform(self) -> Platform:
+        return platform_of(self.record.platform)
+
+
+def check(
+    configuration: RunConfig,
+    target: str,
+    *,
+    runner: Literal["process", "docker"] = "process",
+    rehearsal: bool = False,
+    submitting: bool = False,
+    builds: bool = True,
+) -> list[Finding]:
+    """Make the doctor's checks that apply to a run; return the warnings.
+
+    Raises:
+        UserError: A check failed.
+    """
+    from slipway.pipelines.checks import Context
+    from slipway.pipelines.doctor import refuse_on_failure
+
+    context = Context(configuration, platform_of(target), rehearsal, Path.cwd(), runner, builds)
+    return refuse_on_failure(context, submitting=submitting)
+
+
+def rehearsed(path: Path, overrides: Iterable[str], hardware: str | None, steps: int) -> RunConfig:
+    """Return the configuration in `path` for a rehearsal of this many training steps."""
+    from slipway.pipelines.config.config import load
+    from slipway.trainer.stages import shortened
+
+    overrides = list(overrides)
+    train = load(path, overrides, hardware).train
+    few = ["evaluate.gate.minimum=null", "evaluate.gate.maximum=null"]
+    if train.program is None:  # slipway.training counts a program's steps
+        few.append(
+            f"train.stages={json.dumps(shortened(train.stages, steps))}" if train.stages else f"train.steps={steps}"
+        )
+        few.append(f"train.steps_per_call={max(1, steps // 2)}")
+    return load(path, [*overrides, *few], hardware)
+
+
+@contextlib.contextmanager
+def new(
+    configuration: RunConfig,
+    target: str,
+    say: Say,
+    *,
+    runner: Literal["process", "docker"] = "process",
+    rehearsal: int = 0,
+) -> Iterator[Ready]:
+    """Return a context with a new run whose steps execute on this machine, in a folder of its own.
+
+    Raises:
+        UserError: The trainer's image cannot be built.
+    """
+    from slipway.pipelines.platforms.local import launch
+    from slipway.pipelines.runs import record as runs
+
+    folder = runs.create(configuration)
+    with folder.held():
+        record = launch.new_record(folder, configuration, rehearsal=rehearsal, runner=runner, platform=target)
+        folder.write(record)
+        ready = Ready(folder, configuration, record)
+        _build_trainer(ready, say)
+        yield ready
+
+
+@contextlib.contextmanager
+def resumed(
+    folder: RunFolder, overrides: Iterable[str], hardware: str | None, say: Say, *, runner: Runner = Runner.process
+) -> Iterator[Ready]:
+    """Return a context with a run that is about to be resumed, with changes to settings after the training.
+
+    Raises:
+        UserError: The run cannot be resumed, or not with these settings.
+    """
+    from slipway.pipelines.runs.continuing import check_resumable, resumed_configuration
+
+    overrides = list(overrides)
+    with folder.held():
+        record = current(folder, say)
+        platform = platform_of(record.platform)
+        check_resumable(record, changed=bool(overrides))
+        ready = Ready(folder, resumed_configuration(folder, record, overrides, hardware), record)
+        if not isinstance(platform, RemotePlatform):
+            if platform.builds_trainer:  # its settings may have changed, and its machines cost money
+                for warning in check(ready.configuration, record.platform):
+                    say(f"warning: {warning.check}: {warning.found}")
+            check_runner(runner, Runner(record.runner), f"the run {record.run_id}")
+            if record.runner == Runner.docker:
+                from slipway.pipelines.platforms.local.containers import docker_client
+
+                with docker_client():
+                    pass
+            _build_trainer(ready, say)
+        yield ready
+
+
+def current(folder: RunFolder, say: Say) -> RunRecord:
+    """Return a run's record, updated from its platform if the run is remote; if that fails, say so."""
+    record = folder.read()
+    try:
+        return platform_of(record.platform).refresh(folder)
+    except UserError as error:
+        say(f"as last seen; {lowered(error.message)}")
+        return folder.read()
+
+
+def cancel(folder: RunFolder, say: Say) -> RunRecord:
+    """Stop a run, wait until it has stopped, and return its record.
+
+    Raises:
+        UserError: It is not running.
+    """
+    record = current(folder, say)
+    if record.status != "running":
+        raise UserError(f"Run {record.run_id} is not running; its status is {record.status}.", fix="slipway list")
+    return platform_of(record.platform).cancel(folder)
+
+
+def _build_trainer(ready: Ready, say: Say) -> None:
+    """Build the trainer's image if the platform needs it and it does not exist; store its name in the run's folder.
+
+    Raises:
+        UserError: It cannot be built; the folder has been removed.
+    """
+    folder = ready.folder
+    if not ready.platform.builds_trainer or folder.image_file.exists():
+        return
+    from slipway.components.step import WorkFailed
+    from slipway.core.atomic import replace_file
+    from slipway.pipelines.platforms.local import launch
+    from slipway.pipelines.runs import record as runs
+
+    try:
+        with (folder.logs / "build_image.log").open("w") as log:
+            image = ready.platform.build_images(ready.configuration, log, say, None)["trainer"]
+            replace_file(folder.image_file, image.encode())
+    except BaseException as error:
+        tail = launch.last_lines(folder.logs / "build_image.log")
+        runs.discard(folder)
+        if isinstance(error, WorkFailed):
+            raise UserError(f"{error.message}\n{tail}", fix="see the end of the builder's output above") from None
+        raise

@@ -1,0 +1,125 @@
+"""What Python's callers read and write: fixes as calls, settings as values, tables and curves."""
+
+from __future__ import annotations
+
+import ast
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import slipway
+from slipway.core.errors import UserError
+from slipway.core.yaml_loader import load_yaml
+from slipway.pipelines.api.errors import in_python
+from slipway.pipelines.api.functions import overrides
+from slipway.pipelines.api.notebook import runs_table, sparkline, summary_html
+from slipway.pipelines.runs.record import ErrorRecord, RunRecord, StepRecord
+
+
+@pytest.mark.parametrize(
+    ("fix", "call"),
+    [
+        ("slipway run -c my.yaml --set train.epochs=5", "slipway.run('my.yaml', settings={'train.epochs': 5})"),
+        ("--set model.builder=m:f, or --hardware 'l4x4*2'", "settings={'model.builder': 'm:f'}, or hardware='l4x4*2'"),
+        ("slipway run --resume digits-1", 'slipway.runs()["digits-1"].resume()'),
+        ("slipway status a-1, or slipway cancel a-1", 'slipway.runs()["a-1"], or slipway.runs()["a-1"].cancel()'),
+        ("slipway rehearse --steps 5", "slipway.rehearse(steps=5)"),
+        ("slipway list, which shows the runs", "slipway list, which shows the runs"),
+        ("--set a.b=2 (same batch), or --set a.c=64", "settings={'a.b': 2} (same batch), or settings={'a.c': 64}"),
+        ("free disk space, then repeat the command", "free disk space, then repeat the command"),
+    ],
+)
+def test_a_fix_is_worded_as_a_call(fix: str, call: str) -> None:
+    assert in_python(fix) == call
+
+
+def test_a_call_in_a_fix_is_python() -> None:
+    found = in_python("slipway run -c my.yaml --set 'model.weights.skip=[a, b]' --hardware cpu*2")
+    call = ast.parse(str(found)).body[0]
+    assert ast.unparse(call) == (
+        "slipway.run('my.yaml', hardware='cpu*2', settings={'model.weights.skip': ['a', 'b']})"
+    )
+
+
+texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]))
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | texts,
+    lambda each: st.lists(each, max_size=3) | st.dictionaries(st.text("abc", min_size=1), each, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(values)
+def test_a_setting_keeps_its_value(value: object) -> None:
+    (text,) = overrides({"train.x": value})
+    name, _, content = text.partition("=")
+    assert name == "train.x"
+    assert load_yaml(content, "test") == value
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (np.float32(0.002), "0.002"),
+        (np.int64(8), "8"),
+        (np.bool_(True), "true"),
+        (np.array([1, 2]), "[1, 2]"),
+        ((1, 2), "[1, 2]"),
+        (Path("a/b"), "a/b"),
+        (1e-05, "1.0e-05"),
+    ],
+)
+def test_a_setting_of_another_type_is_a_plain_value(value: Any, text: str) -> None:
+    assert overrides({"x": value}) == [f"x={text}"]
+
+
+def test_a_setting_without_a_form_in_yaml_is_refused() -> None:
+    with pytest.raises(UserError, match=r"The setting train\.x is object"):
+        overrides({"train.x": object()})
+
+
+def record(**values: Any) -> RunRecord:
+    steps = [StepRecord(name="train", status="succeeded", seconds=2.0)]
+    fields = {"run_id": "r-1", "name": "r", "platform": "local", "hardware": "cpu", "created": datetime.now(UTC)}
+    return RunRecord.model_validate({**fields, "steps": steps, **values})
+
+
+def test_tables_escape_what_users_wrote() -> None:
+    failed = record(status="failed", error=ErrorRecord(step="train", message="<script>x</script>"))
+    shown = summary_html(failed, [])
+    assert "<script>" not in shown
+    assert "&lt;script&gt;x&lt;/script&gt;" in shown
+    assert "r-1" in runs_table([failed])
+
+
+def test_the_curve_shows_the_validation_loss_and_else_the_training_loss() -> None:
+    train = [{"kind": "train", "loss": 3.0}, {"kind": "train", "loss": 1.0}]
+    validation = [{"kind": "validation", "loss": 2.0}, {"kind": "validation", "loss": 0.5}]
+    assert "validation loss from 2 to 0.5" in sparkline([*train, *validation])
+    assert "train loss from 3 to 1" in sparkline(train)
+    assert sparkline(train[:1]) == ""
+    assert "2.0,2.0 158.0,34.0" in sparkline(train), "the first value is the highest, the last one the lowest"
+
+
+def test_the_package_offers_the_api_and_nothing_else() -> None:
+    assert set(dir(slipway)) == {
+        "Model", "Rejected", "Report", "Run", "RunFailed", "Runs", "check", "model", "rehearse", "run", "runs"
+    }  # fmt: skip
+    with pytest.raises(AttributeError, match="has no attribute 'launch'"):
+        slipway.launch  # noqa: B018
+
+
+def test_a_notebook_shows_an_error_with_the_users_lines_only() -> None:
+    try:
+        slipway.run("missing.yaml")
+    except UserError as error:
+        shown = error._render_traceback_()
+    assert len(shown) == 2
+    assert f"{__file__}:" in shown[0]
+    assert 'slipway.run("missing.yaml")' in shown[0]
+    assert shown[1].startswith("error: The configuration missing.yaml does not exist.")
