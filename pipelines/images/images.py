@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TextIO
 
-import slipway
 from slipway.components.build_image.build import (
     ImageRequest,
     build_locally,
@@ -32,7 +31,7 @@ from slipway.trainer.engines.builder import module_spec
 from slipway.trainer.engines.table import ENGINES
 from slipway.trainer.hooks import functions
 
-SOURCE_TREE = Path(slipway.__file__).parents[1]
+SOURCE_TREE = Path(__file__).parents[3]
 Say = Callable[[str], None]
 # Most untracked files that a build warns about by name.
 MAX_NAMED = 10
