@@ -23,6 +23,7 @@ from slipway.trainer.config import RestartSettings
 from slipway.trainer.distributed.rendezvous import PEER_SECONDS_VARIABLE
 from slipway.trainer.distributed.signals import ASKED_TO_STOP
 
+MAX_MESSAGE_LINES = 12
 MAX_BACKOFF_SECONDS = 60.0
 # Printed by a replica that ends because of another one, with the time of the first sign; see rendezvous.py.
 LOST = re.compile(r"^lost (.+?): (.+), since (\S+);")
@@ -242,7 +243,10 @@ def reported_error(lines: Iterable[str]) -> UserError | None:
 
 
 def last_traceback(output: Iterable[str]) -> list[str]:
-    """Return the lines of the last traceback in a replica's output, up to the exception's; [] if there is none."""
+    """Return the lines of the last traceback in a replica's output, up to the exception's; [] if there is none.
+
+    An exception's text may continue, such as "PerReplica:{" of TensorFlow: until its brackets are closed.
+    """
     lines = list(output)
     starts = [number for number, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
     if not starts:
@@ -250,8 +254,17 @@ def last_traceback(output: Iterable[str]) -> list[str]:
     block = lines[starts[-1] :]
     for number, line in enumerate(block[1:], start=1):
         if re.match(r"[\w.]+(Error|Exception|Interrupt|Exit)?\b", line):
-            return block[: number + 1]
+            end = number + 1
+            while end < min(len(block), number + MAX_MESSAGE_LINES) and _is_open(block[number:end]):
+                end += 1
+            return block[:end]
     return block
+
+
+def _is_open(lines: Iterable[str]) -> bool:
+    """Return whether a bracket is opened in the lines and not closed."""
+    text = "".join(lines)
+    return any(text.count(left) > text.count(right) for left, right in ("{}", "[]", "()"))
 
 
 def _ordinal(number: int) -> str:

@@ -18,7 +18,7 @@ import pytest
 
 from slipway.components.step import WorkFailed
 from slipway.components.train.local_cluster import run_local_cluster
-from slipway.components.train.restarts import ABORTED_BY_JAX, Restarts
+from slipway.components.train.restarts import ABORTED_BY_JAX, Restarts, last_traceback
 from slipway.core.errors import ERROR_PREFIX, UserError
 from slipway.core.exit_codes import PEER_LOST, STOPPED, TRY_AGAIN, UNAVAILABLE, status_of
 from slipway.core.memory import MemoryKills
@@ -308,3 +308,10 @@ def test_a_stop_while_it_waits_to_start_again_ends_the_step(tmp_path: Path) -> N
     step.terminate()
     assert step.wait(timeout=40) == 143  # before it would start again
     step.stdout.close()
+
+
+def test_a_traceback_includes_the_lines_of_a_message_whose_bracket_is_open() -> None:
+    message = ("ValueError: Cannot convert PerReplica:{", "  0: tf.Tensor(1.0),", "  1: tf.Tensor(2.0)", "}")
+    assert last_traceback(["before", *TRACEBACK[:2], *message, "after"]) == [*TRACEBACK[:2], *message]
+    assert last_traceback([*TRACEBACK, "after"]) == list(TRACEBACK)
+    assert len(last_traceback([*TRACEBACK[:2], message[0], *["more"] * 50])) == 14
