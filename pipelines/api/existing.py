@@ -32,7 +32,7 @@ POLL_SECONDS = 0.5
 
 
 class Run:
-    """A run: what it was started with, how far it is, and its results.
+    """A run: what it was started with, its progress, and its results.
 
     It is read from its folder at every use, so that an object is never older than the run. A run on another platform
     is updated from there by `refresh` and `wait`, and when a result is missing.

@@ -11,7 +11,7 @@ HEADING = "## Packages and lines"
 PACKAGES = {
     "slipway/core": "errors, events, manifests, atomic files, supervision of processes",
     "slipway/serving": "the prediction server, and models as it loads them",
-    "slipway": "the public modules `slipway.steps` and `slipway.training`",
+    "slipway": "the public functions and modules: `slipway.run`, `slipway.steps`, `slipway.training`",
     "trainer": "the main flow of a worker, its settings and tasks",
     "trainer/data": "reading shards: assignment, decoding, batches",
     "trainer/distributed": "replicas and accelerators: who they are, how they find and watch each other",
@@ -31,6 +31,7 @@ PACKAGES = {
     "components/setup_access": "accounts, roles and buckets: desired, observed, created",
     "components/train": "replicas as processes, TrainJobs and TPUs; restarts",
     "pipelines": "the pipeline, its steps and parameters; checks, shared options and output",
+    "pipelines/api": "the Python API: runs and models as objects, code from cells",
     "pipelines/cli": "the command line",
     "pipelines/config": "run configurations",
     "pipelines/doctor": "the checks for all platforms",

@@ -235,6 +235,6 @@ def test_waiting_ends_after_its_timeout_and_a_failed_run_raises(kernel: Kernel, 
     assert "TimeoutError" in str(kernel.execute(f"a = slipway.run({LONG}, wait=False); a.wait(timeout=1)").error)
     assert value(kernel, "a.status") == "running"
     assert value(kernel, "a.cancel().status") == "cancelled"
-    settings = '{"train.optimizer": "sgd", "train.learning_rate": 1.0e+30}'
+    settings = '{"train.optimizer": "sgd", "train.learning_rate": 1.0e+38}'
     cell = kernel.execute(f"slipway.run(settings={settings})", timeout=120)
     assert str(cell.error).startswith("RunFailed: The step train of run "), cell.error

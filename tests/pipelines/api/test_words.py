@@ -122,4 +122,4 @@ def test_a_notebook_shows_an_error_with_the_users_lines_only() -> None:
     assert len(shown) == 2
     assert f"{__file__}:" in shown[0]
     assert 'slipway.run("missing.yaml")' in shown[0]
-    assert shown[1].startswith("error: The configuration missing.yaml does not exist.")
+    assert shown[1].startswith("error: the configuration missing.yaml does not exist.")
