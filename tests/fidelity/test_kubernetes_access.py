@@ -44,31 +44,16 @@ def test_a_caller_without_a_token_is_anonymous(cluster: Cluster, admin: Clients)
 
 
 def test_a_service_account_without_a_role_may_not_create_trainjobs(cluster: Cluster, admin: Clients) -> None:
-    """RBAC denies what no rule of a bound role allows, and reviews of one's own access give the same answer.
+    """RBAC denies what no rule of a bound role allows.
 
     Source (recorded): kube-apiserver 1.36.2 with Kubeflow Trainer 2.3.0's CRDs.
     """
     step = Clients(cluster, STEP)
     refused(403, "is forbidden: User", step.create, "trainjobs", train_job())
-    wanted = {"verb": "create", "group": TRAINER[0], "resource": "trainjobs", "namespace": NAMESPACE}
-    may = step.authorization.create_self_subject_access_review
-    assert may({"spec": {"resourceAttributes": wanted}}).status.allowed is False
-    assert _rules(step) == []
     grant(admin, {"apiGroups": [TRAINER[0]], "resources": ["trainjobs"], "verbs": ["create"]})
-    eventually(lambda: may({"spec": {"resourceAttributes": wanted}}).status.allowed)
-    assert _rules(step) == [("trainjobs", ["create"])]
     admin.create("trainingruntimes", runtime())
-    step.create("trainjobs", train_job())
+    eventually(lambda: step.create("trainjobs", train_job()))
     refused(403, "cannot get resource", step.get, "trainjobs")
-
-
-def _rules(step: Clients) -> list[tuple[str, list[str]]]:
-    """Return the account's rules for the resources of Kubeflow Trainer."""
-    review = {"spec": {"namespace": NAMESPACE}}
-    status, found = step.send("POST", "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews", review)
-    assert status == 201
-    rules = found["status"]["resourceRules"]
-    return [(rule["resources"][0], rule["verbs"]) for rule in rules if TRAINER[0] in rule["apiGroups"]]
 
 
 def test_the_role_of_a_binding_cannot_change(admin: Clients) -> None:

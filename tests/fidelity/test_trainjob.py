@@ -7,13 +7,12 @@ kubeflow/trainer, kubernetes-sigs/jobset and kubernetes-sigs/kueue.
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kubernetes import client, watch
+from kubernetes import client
 
 from tests.fakes.kubernetes.access import ADMIN
 from tests.fakes.kubernetes.nodes import Node
@@ -335,19 +334,6 @@ def test_deleting_a_trainjob_deletes_its_pods(admin: Clients) -> None:
     admin.cluster.wait(lambda: admin.cluster.left() == ["TrainingRuntime job"])
 
 
-def test_a_trainjob_deleted_in_the_foreground_stays_until_its_pods_end(admin: Clients) -> None:
-    """With propagationPolicy Foreground the object stays, with a deletionTimestamp, until its dependents are deleted.
-
-    Source (read): https://kubernetes.io/docs/concepts/architecture/garbage-collection/#foreground-deletion
-    """
-    admin.submit("trap 'sleep 0.3; exit 143' TERM; while :; do sleep 0.05; done")
-    admin.wait_for_phase("Running")
-    answer = admin.delete("trainjobs", propagation_policy="Foreground")
-    assert "deletionTimestamp" in answer["metadata"]
-    assert admin.job()["metadata"]["finalizers"] == ["foregroundDeletion"]
-    admin.cluster.wait(lambda: admin.cluster.left() == ["TrainingRuntime job"])
-
-
 def test_a_pod_of_a_deleted_trainjob_has_its_grace_period(admin: Clients) -> None:
     """A deleted pod's main process gets SIGTERM, and SIGKILL after terminationGracePeriodSeconds.
 
@@ -626,27 +612,3 @@ def test_a_followed_log_of_a_trainjobs_pod_ends_with_its_container(admin: Client
     lines = [line.decode() for line in stream]
     assert [line.split()[1] for line in lines] == ["one", "two"]
     assert all(line.split()[0].endswith("Z") for line in lines)
-
-
-def test_a_watch_of_trainjobs_reports_changes_and_ends_with_410_if_it_is_too_old(admin: Clients) -> None:
-    """A watch begins at a resourceVersion; the server answers 410 Gone if it no longer has that history.
-
-    Source (read): https://kubernetes.io/docs/reference/using-api/api-concepts/#efficient-detection-of-changes and
-    #410-gone-responses
-    """
-    listed = admin.custom.list_namespaced_custom_object(*TRAINER, NAMESPACE, "trainjobs")
-    version = listed["metadata"]["resourceVersion"]
-    threading.Timer(0.1, admin.submit).start()
-    seen = []
-    watching = watch.Watch()
-    arguments = (*TRAINER, NAMESPACE, "trainjobs")
-    listing = admin.custom.list_namespaced_custom_object
-    for event in watching.stream(listing, *arguments, resource_version=version, timeout_seconds=20):
-        seen.append(event["type"])
-        if any(one["type"] == "Complete" for one in event["object"].get("status", {}).get("conditions", [])):
-            watching.stop()
-    assert (seen[0], set(seen[1:])) == ("ADDED", {"MODIFIED"})
-    admin.cluster.store.compact()
-    with pytest.raises(client.ApiException) as caught:
-        list(watch.Watch().stream(listing, *arguments, resource_version=version, timeout_seconds=1))
-    assert caught.value.status == 410

@@ -57,7 +57,6 @@ UNCHECKED = Problem(
     "errors to complete validation",
 )
 MANAGERS = ("trainer.kubeflow.org/trainjob-controller", "kueue.x-k8s.io/multikueue")
-IMMUTABLE = ("runtimeRef", "initializer", "trainer", "managedBy", "activeDeadlineSeconds")
 POLICIES = ("torch", "mpi", "jax", "xgboost", "flux")
 ANCESTOR = "trainer.kubeflow.org/trainjob-ancestor-step"
 ANCESTORS = {"trainer": "node", "model-initializer": "model-initializer", "dataset-initializer": "dataset-initializer"}
@@ -110,7 +109,7 @@ def check(
         raise resource.invalid(body["metadata"].get("name", ""), problems)
     if resource in (RUNTIMES, CLUSTER_RUNTIMES):
         _deny("trainingruntime", _runtime_denials(body))
-    if resource == TRAINJOBS and old is None:
+    if resource == TRAINJOBS:
         _deny("trainjob", _reference_denials(store, namespace, body["spec"]["runtimeRef"]))
 
 
@@ -190,8 +189,8 @@ def _owner_problems(references: list[Object]) -> Iterator[Problem]:
         yield _invalid("metadata.ownerReferences", references, text)
 
 
-def _train_job_problems(body: Object, old: Object | None) -> Iterator[Problem]:
-    """Yield the violations of the CRD's validation rules; a rule about changes needs the field before and after."""
+def _train_job_problems(body: Object, _: Object | None) -> Iterator[Problem]:
+    """Yield the violations of the CRD's validation rules."""
     name, specification = body["metadata"]["name"], body.get("spec") or {}
     if not LABEL_1035.fullmatch(name):
         yield Problem("<nil>", 'Invalid value: "object": metadata.name must match RFC 1035 DNS label format')
@@ -204,10 +203,6 @@ def _train_job_problems(body: Object, old: Object | None) -> Iterator[Problem]:
     if (seconds := specification.get("activeDeadlineSeconds", 1)) < 1:
         field = "spec.activeDeadlineSeconds"
         yield _invalid(field, seconds, f"{field} in body should be greater than or equal to 1")
-    before = (old or {}).get("spec", {})
-    for field in IMMUTABLE:
-        if field in before and field in specification and before[field] != specification[field]:
-            yield Problem(f"spec.{field}", "Invalid value: field is immutable")
 
 
 def _runtime_problems(body: Object, _: Object | None) -> Iterator[Problem]:

@@ -18,20 +18,14 @@ def matches(labels: str, fields: str, one: Object) -> bool:
 
 
 def _parts(selector: str) -> list[str]:
-    return [part.strip() for part in re.split(r",(?![^()]*\))", selector) if part.strip()]
+    return [part.strip() for part in selector.split(",") if part.strip()]
 
 
 def _has_label(part: str, labels: dict[str, str]) -> bool:
-    if match := re.fullmatch(r"(\S+)\s+(in|notin)\s+\(([^)]*)\)", part):
-        return (labels.get(match[1]) in [value.strip() for value in match[3].split(",")]) == (match[2] == "in")
-    if match := re.fullmatch(r"([^=!]+?)\s*(==|=|!=)\s*(\S*)", part):
-        return (labels.get(match[1]) == match[3]) == (match[2] != "!=")
-    key, _, rest = part.removeprefix("!").partition(" ")
-    if rest in ("in", "notin"):
-        raise ApiError(400, "unable to parse requirement: found '' expected: '('")
-    if rest or not KEY.fullmatch(key):
-        raise ApiError(400, f"unable to parse requirement: found '{rest or key}'")
-    return (key in labels) != part.startswith("!")
+    key, equals, value = part.partition("=")
+    if not equals or not KEY.fullmatch(key):
+        raise ApiError(501, f"the fake has only selectors of the form label=value, not {part}")
+    return labels.get(key) == value
 
 
 def _has_field(part: str, one: Object) -> bool:

@@ -1,4 +1,4 @@
-"""The objects of a cluster with their versions, deletion and garbage collection, and the changes that watches read."""
+"""The objects of a cluster with their versions, deletion and garbage collection."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import secrets
 import string
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -114,30 +114,19 @@ RESOURCES = (
 BY_KIND = {(resource.api_version, resource.kind): resource for resource in RESOURCES}
 
 
-@dataclass(frozen=True)
-class Change:
-    """One entry of the history that watches read."""
-
-    version: int
-    type: str
-    resource: Resource
-    object: Object
-
-
 class Store:
-    """All objects; every change has a version and wakes up those that wait on `changed`."""
+    """All objects; every change has a version and wakes up those that wait on `changed`. `created`: each one's kind."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.version = 100
-        self.history: list[Change] = []
-        self.compacted = 0
         self.stopped = False
+        self.created: list[Resource] = []
         self._objects: dict[tuple[Resource, str, str], Object] = {}
 
-    def create(self, resource: Resource, namespace: str, body: Object, *, dry_run: bool = False) -> Object:
-        """Store a new object and return a copy of it; with `dry_run`, only return it."""
+    def create(self, resource: Resource, namespace: str, body: Object) -> Object:
+        """Store a new object and return a copy of it."""
         with self.lock:
             made = copy.deepcopy(body)
             metadata = made.setdefault("metadata", {})
@@ -152,10 +141,9 @@ class Store:
             metadata |= {"uid": str(uuid.uuid4()), "creationTimestamp": now(), "generation": 1}
             if resource.namespaced:
                 metadata["namespace"] = namespace
-            if dry_run:
-                return made
             self._objects[key] = made
-            self._record("ADDED", resource, made)
+            self.created.append(resource)
+            self._record(made)
             return copy.deepcopy(made)
 
     def find(self, resource: Resource, namespace: str, name: str) -> Object | None:
@@ -203,7 +191,7 @@ class Store:
             if "deletionTimestamp" in one["metadata"] and not one["metadata"].get("finalizers") and resource != PODS:
                 self._remove(key)
             else:
-                self._record("MODIFIED", resource, one)
+                self._record(one)
             return copy.deepcopy(one)
 
     def delete(self, resource: Resource, one: Object, policy: str = "Background", grace: int | None = None) -> bool:
@@ -214,10 +202,6 @@ class Store:
             stored = self._objects.get(key)
             if stored is None or stored["metadata"]["uid"] != metadata["uid"]:
                 return True
-            if policy == "Orphan":
-                for kind in RESOURCES:
-                    for dependent in self.owned(kind, stored):
-                        self.change(kind, dependent, lambda it: _disown(it, metadata["uid"]))
             finalizers = stored["metadata"].setdefault("finalizers", [])
             if policy == "Foreground" and FOREGROUND not in finalizers:
                 finalizers.append(FOREGROUND)
@@ -231,7 +215,7 @@ class Store:
             if "deletionTimestamp" not in stored["metadata"]:
                 stored["metadata"]["deletionTimestamp"] = now()
                 stored["metadata"].setdefault("deletionGracePeriodSeconds", 0)
-                self._record("MODIFIED", resource, stored)
+                self._record(stored)
             return False
 
     def remove(self, resource: Resource, one: Object) -> None:
@@ -257,29 +241,6 @@ class Store:
                             self.delete(kind, dependent, "Foreground" if kind != PODS else "Background")
                     if not dependents:
                         self.change(resource, one, lambda it: it["metadata"]["finalizers"].remove(FOREGROUND))
-
-    def changes_after(self, version: int) -> Iterator[Change]:
-        """Yield the changes after a version as they come; 410 if some of them are compacted."""
-        while True:
-            with self.changed:
-                if version < self.compacted:
-                    raise ApiError(410, f"too old resource version: {version} ({self.compacted})")
-                found = [change for change in self.history if change.version > version]
-                if not found:
-                    if self.stopped:
-                        return
-                    self.changed.wait(0.2)
-            yield from found
-            if found:
-                version = found[-1].version
-            else:
-                yield Change(version, "", PODS, {})  # lets the reader check its deadline
-
-    def compact(self) -> None:
-        """Forget the history, so that watches from an older version are answered with 410."""
-        with self.lock:
-            self.compacted = self.version
-            self.history.clear()
 
     def say(self, resource: Resource, one: Object, reason: str, message: str, kind: str = "Warning") -> None:
         """Record an event about an object, once per message."""
@@ -311,15 +272,14 @@ class Store:
         return owner is not None and owner["metadata"]["uid"] == reference["uid"]
 
     def _remove(self, key: tuple[Resource, str, str]) -> None:
-        self._record("DELETED", key[0], self._objects.pop(key))
+        self._record(self._objects.pop(key))
 
-    def _record(self, kind: str, resource: Resource, one: Object) -> None:
+    def _record(self, one: Object) -> None:
         with self.changed:
             self.version += 1
             one["metadata"]["resourceVersion"] = str(self.version)
             if not one["metadata"].get("finalizers", True):
                 del one["metadata"]["finalizers"]
-            self.history.append(Change(self.version, kind, resource, copy.deepcopy(one)))
             self.changed.notify_all()
 
 
@@ -358,7 +318,3 @@ def suffix() -> str:
 
 def now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _disown(one: Object, uid: str) -> None:
-    one["metadata"]["ownerReferences"] = [ref for ref in owners(one) if ref["uid"] != uid]
