@@ -87,10 +87,10 @@ def test_weights_that_a_power_cut_emptied_are_trained_again(workspace: Workspace
     assert workspace.log("train").count("] data None") == 2
     registered = project / "models/cut/1"
     assert (registered / "weights.txt").read_text() == "0.5"
-    assert workspace.slipway("verify", "cut").stdout == "✓ model models/cut/1\n"
+    assert workspace.call("verify", "cut").stdout == "✓ model models/cut/1\n"
     (registered / "weights.txt").write_bytes(b"")
     for command in (("verify", "cut"), ("predict", "cut", "3", "--module", "any:function")):
-        refused = workspace.slipway(*command)
+        refused = workspace.call(*command)
         assert refused.returncode
         assert "is damaged: weights.txt has 0 bytes instead of 3" in refused.stdout + refused.stderr
 
@@ -98,7 +98,7 @@ def test_weights_that_a_power_cut_emptied_are_trained_again(workspace: Workspace
 def test_a_command_receives_the_uri_and_is_judged_by_the_users_function(workspace: Workspace, project: Path) -> None:
     values = "train={command: [./fit.sh], arguments: ['0.4']}", "data.uri=rows", "evaluate.gate.metric=rmse"
     options = [option for value in values for option in ("--set", value)]
-    refused = workspace.slipway("run", "-c", "fit.yaml", *options)
+    refused = workspace.call("run", "-c", "fit.yaml", *options)
     assert refused.returncode == 2
     assert "fix:      chmod +x ./fit.sh" in refused.stderr
     (project / "fit.sh").chmod(0o755)

@@ -118,24 +118,24 @@ def _weights(record: dict[str, Any]) -> str:
 
 def test_status_list_logs_and_explain(workspace, second):
     assert "prepare_data" in workspace.slipway("status").stdout
-    assert workspace.record() == json.loads(workspace.slipway("status", "--json").stdout)
-    listed = json.loads(workspace.slipway("list", "--json").stdout)
+    assert workspace.record() == json.loads(workspace.call("status", "--json").stdout)
+    listed = json.loads(workspace.call("list", "--json").stdout)
     assert {record["run_id"] for record in listed} == {path.name for path in workspace.runs()}
     assert listed[0] == workspace.record()
-    raw = workspace.slipway("logs", "--step", "train", "--raw").stdout
+    raw = workspace.call("logs", "--step", "train", "--raw").stdout
     assert raw == workspace.log("train")
     assert "executor output file" in raw
     if sys.platform == "linux":  # TensorFlow was imported beside the first steps, once for `train` and `evaluate`
         assert "absl::InitializeLog" in workspace.log("pipeline")
         assert "absl::InitializeLog" not in raw + workspace.log("evaluate")
-    timings = json.loads(workspace.slipway("status", "--timings", "--json").stdout)
+    timings = json.loads(workspace.call("status", "--timings", "--json").stdout)
     assert {"prepare_data", "train", "evaluate"} < {row["step"] for row in timings}
     record = workspace.record()
     assert sum(row["seconds"] for row in timings) >= record["seconds"] - 0.1
-    shown = workspace.slipway("logs", "--step", "train").stdout
+    shown = workspace.call("logs", "--step", "train").stdout
     assert "weights checksum" in shown
     assert not re.search(r"absl|oneDNN|cuda|cuInit|executor output", shown)
-    assert "has not failed" in workspace.slipway("explain").stdout
+    assert "has not failed" in workspace.call("explain").stdout
 
 
 def test_two_runs_at_once_share_the_data_and_agree_on_one_champion(tmp_path):

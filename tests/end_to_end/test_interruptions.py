@@ -151,7 +151,7 @@ def test_killing_the_command_ends_its_run(space):
     process.kill()
     process.wait()
     wait_for(lambda: not processes_of(space.path))
-    status = json.loads(space.slipway("status", "--json").stdout)
+    status = json.loads(space.call("status", "--json").stdout)
     assert status["status"] == "failed"
     assert status["error"]["fix"] == f"slipway run --resume {status['run_id']}"
 
@@ -189,7 +189,7 @@ def test_a_command_killed_before_its_run_has_a_record_leaves_no_run(space):
         process.kill()
         process.wait()
         if (space.path / "runs/latest").is_symlink():
-            assert json.loads(space.slipway("status", "--json").stdout)["status"] == "failed"
+            wait_for(lambda: json.loads(space.call("status", "--json").stdout)["status"] == "failed")
 
 
 def test_the_temporary_folder_of_a_killed_command_is_removed_by_the_next_run(space, tmp_path):

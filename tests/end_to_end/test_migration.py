@@ -55,7 +55,7 @@ def migrated(workspace: Workspace) -> tuple[Workspace, str]:
         archive.add(CLASSIC / "setup.py", "trainer-0.1/setup.py")
         for file in CLASSIC.glob("trainer/*.py"):
             archive.add(file, f"trainer-0.1/trainer/{file.name}")
-    result = workspace.slipway("migrate", "config.yaml", "-o", "run.yaml")
+    result = workspace.call("migrate", "config.yaml", "-o", "run.yaml")
     assert result.returncode == 0, result.stdout + result.stderr
     change(workspace.path)
     return workspace, result.stdout

@@ -13,6 +13,7 @@ from PIL import Image
 from tests.end_to_end.workspace import QUICK_PROGRAM, FinishedRun, Workspace, steps
 
 SCREEN = 25
+QUICK = ("--set", "model=null", "--set", "train={module: program}", "--set", "evaluate.gate.minimum=0")
 
 
 def refused(result: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
@@ -48,7 +49,7 @@ BEFORE_ANYTHING = {
 @pytest.mark.parametrize("case", BEFORE_ANYTHING)
 def test_refused_before_anything_starts(workspace: Workspace, case: str):
     arguments, words = BEFORE_ANYTHING[case]
-    refused(workspace.slipway("run", *arguments), 2, *words)
+    refused(workspace.call("run", *arguments), 2, *words)
     assert not workspace.runs()
     assert not (workspace.path / "datasets").exists()
 
@@ -57,7 +58,7 @@ def test_a_broken_champion_alias_is_refused_at_once(tmp_path: Path):
     workspace = Workspace(tmp_path)
     (tmp_path / "models/digits").mkdir(parents=True)
     (tmp_path / "models/digits/champion").write_text("7\n")
-    refused(workspace.slipway("run"), 2, "models/digits/champion", "evaluate.champion=none")
+    refused(workspace.call("run"), 2, "models/digits/champion", "evaluate.champion=none")
     assert not workspace.runs()
 
 
@@ -106,8 +107,7 @@ def test_a_corrupt_image_is_named_and_skipped_with_skip_corrupt(tmp_path: Path, 
     failed_in(workspace, "prepare_data")
     assert not half_written(workspace)
     (tmp_path / "program.py").write_text(QUICK_PROGRAM)
-    program = ("--set", "model=null", "--set", "train={module: program}", "--set", "evaluate.gate.minimum=0")
-    allowed = run_on(workspace, image_folder, "--set", "data.skip_corrupt=0.05", *program)
+    allowed = run_on(workspace, image_folder, "--set", "data.skip_corrupt=0.05", *QUICK)
     assert allowed.returncode == 0, allowed.stdout + allowed.stderr
 
 
@@ -146,12 +146,12 @@ def test_a_builder_that_raises_is_shown_with_its_line(tmp_path: Path, image_fold
     assert result.returncode == 1
     assert "KeyError: 'lost'" in result.stderr
     assert workspace.record()["error"]["step"] == "train"
-    explained = workspace.slipway("explain")
+    explained = workspace.call("explain")
     assert explained.returncode == 1
     assert f'File "{tmp_path / "my_models.py"}", line 3' in explained.stdout
     assert "KeyError: 'lost'" in explained.stdout
     assert "absl" not in explained.stdout
-    raw = workspace.slipway("explain", "--raw").stdout
+    raw = workspace.call("explain", "--raw").stdout
     assert raw.startswith(explained.stdout)
     assert len(raw) > len(explained.stdout), "the log's lines follow"
 
@@ -174,12 +174,12 @@ def test_a_damaged_shard_is_found_by_its_checksum(tmp_path: Path, finished: Fini
 
 def test_a_damaged_champion_is_refused_before_the_run(tmp_path: Path, finished: FinishedRun):
     workspace = finished.copy(tmp_path)
-    few = ("run", "--set", "train.steps=5", "--set", "evaluate.gate.minimum=0")
     before = workspace.runs()
     (tmp_path / "models/digits/1/saved_model.pb").write_bytes(b"broken")
-    refused(workspace.slipway(*few), 2, "models/digits/1", "damaged", "evaluate.champion=none")
+    refused(workspace.call("run"), 2, "models/digits/1", "damaged", "evaluate.champion=none")
     assert workspace.runs() == before
-    without = workspace.slipway(*few, "--set", "evaluate.champion=none")
+    (tmp_path / "program.py").write_text(QUICK_PROGRAM)
+    without = workspace.slipway("run", *QUICK, "--set", "evaluate.champion=none")
     assert without.returncode == 0, without.stdout + without.stderr
     assert workspace.record()["verdict"]["decision"] == "promote"
 

@@ -45,7 +45,7 @@ def test_success_failure_and_an_unreachable_webhook(tmp_path: Path, webhook: Fak
     assert failed.returncode == 1, failed.stdout
     body = webhook.received[1]
     assert (body["status"], body["step"]) == ("failed", "train")
-    explained = workspace.slipway("explain").stdout
+    explained = workspace.call("explain").stdout
     assert all(text in explained for text in (body["error"], body["fix"]))
     assert "no such layer" in body["text"]
 

@@ -51,7 +51,7 @@ def test_settings_that_a_custom_module_cannot_have_are_refused(workspace: Worksp
         ("train.epochs=3", "own_training receives train.arguments"),
         ("model.builder=slipway.trainer.models.digits:build", "model or train.module, not both"),
     ):
-        result = workspace.slipway("run", "-c", "own.yaml", "--set", option)
+        result = workspace.call("run", "-c", "own.yaml", "--set", option)
         assert result.returncode == 2, result.stdout + result.stderr
         assert told in result.stderr
     assert workspace.runs() == before

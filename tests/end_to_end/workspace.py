@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -17,6 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from typer.testing import CliRunner
+
+from slipway.pipelines.cli.app import app
 
 SLIPWAY = [str(Path(sys.executable).with_name("slipway"))]
 CONFIGURATIONS = Path(__file__).parents[2] / "configs"
@@ -69,6 +73,14 @@ class Workspace:
         process = self.start(*arguments, **environment)
         output, error = process.communicate(timeout=240)
         return subprocess.CompletedProcess(arguments, process.returncode, output, error)
+
+    def call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Call a command that starts no run, in this process: what a process adds is tested once per command."""
+        with contextlib.chdir(self.path):
+            result = CliRunner().invoke(app, arguments, prog_name="slipway", env={"COLUMNS": "120"})
+        if result.exception and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return subprocess.CompletedProcess(arguments, result.exit_code, result.stdout, result.stderr)
 
     def record(self, run_id: str = "latest") -> dict[str, Any]:
         return json.loads((self.path / "runs" / run_id / "run.json").read_text())
