@@ -67,8 +67,15 @@ check: lint ## Lint and run the fast tests, in two to three minutes
 	$(BIN)/python -m pytest -m 'not slow' --durations 5
 
 .PHONY: test
-test: $(STAMP) ## Run all tests
-	$(BIN)/python -m pytest
+test: $(STAMP) ## Run the tests but the long ones
+	$(BIN)/python -m pytest -m 'not long'
+
+.PHONY: test-long
+test-long: $(STAMP) ## Run the long tests (soak tests, the wheel), and the property tests with more examples
+	$(BIN)/python -m pytest -m 'long or hypothesis' --hypothesis-profile thorough
+
+.PHONY: test-all
+test-all: test test-long test-engines test-containers ## Run all tests
 
 .PHONY: test-engines
 test-engines: $(ENGINES_STAMP) ## Test the jax and pytorch engines, in a separate environment

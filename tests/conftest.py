@@ -22,14 +22,19 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 # How long an example takes says nothing here: machines are shared. What failed is printed so that it can be repeated.
 hypothesis.settings.register_profile(
-    "slipway", deadline=None, print_blob=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "slipway",
+    max_examples=50,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
-hypothesis.settings.load_profile("slipway")
+hypothesis.settings.register_profile("thorough", hypothesis.settings.get_profile("slipway"), max_examples=300)
+hypothesis.settings.load_profile("slipway")  # make test-long: --hypothesis-profile thorough
 
 
 # Tests that use TensorFlow or a notebook's kernel, or talk to the fakes' servers, are slow: they have one of these
 # fixtures, or are in one of these folders. Any other test that needs more than half a second of a core has the marker.
-# `make check` skips them.
+# `make check` skips them. Tests with the marker `long` are slow too; `make test` skips those.
 SLOW_FIXTURES = {"tensorflow", "workers", "data_set", "make_data_set", "google", "kubeflow", "kernel"}
 SLOW_FOLDERS = {"end_to_end", "engines"}
 TESTS = Path(__file__).parent
@@ -50,7 +55,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         fixtures = set(getattr(item, "fixturenames", ()))
         if item.get_closest_marker("timeout"):
             weights[item.path] += 40
-        if item.get_closest_marker("slow"):
+        if item.get_closest_marker("long"):
+            item.add_marker("slow")
+            weights[item.path] += 60
+        elif item.get_closest_marker("slow"):
             weights[item.path] += 5
         elif item.path.relative_to(TESTS).parts[0] in SLOW_FOLDERS:
             item.add_marker("slow")

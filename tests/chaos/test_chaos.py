@@ -27,7 +27,7 @@ from tests.chaos.chaos import (
 from tests.trainer.forks import Popen
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)  # half a minute on an idle machine
 def test_a_job_killed_a_few_times_ends_with_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "Popen", Popen)

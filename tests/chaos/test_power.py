@@ -11,7 +11,7 @@ import pytest
 
 from tests.chaos.power import RUNS, Name, cut, undisturbed
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 SEED = int(os.environ.get("SLIPWAY_SEED") or random.randrange(2**31))
 CUTS = int(os.environ.get("SLIPWAY_CUTS", "2"))
 

@@ -11,7 +11,7 @@ import pytest
 from tests.chaos.resume import Soak
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_one_of_several_resumes_trains_and_the_weights_stay_the_same(tmp_path: Path) -> None:
     seed = int(os.environ.get("SLIPWAY_SEED") or random.randrange(2**31))

@@ -12,7 +12,7 @@ pytest.importorskip("starlette")
 from tests.chaos.serving import LATE_SECONDS, Champion, Soak
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_an_attacked_server_answers_its_clients_and_loses_none_when_it_stops(tmp_path: Path) -> None:
     report = Soak(tmp_path).run(12, attacks=True, restart=8, reload=0)
@@ -21,7 +21,7 @@ def test_an_attacked_server_answers_its_clients_and_loses_none_when_it_stops(tmp
         assert report.counts[name]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_the_newest_readable_champion_is_served_while_reads_fail(tmp_path: Path) -> None:
     report = Soak(tmp_path).run(20, attacks=False, restart=0, reload=2.5)

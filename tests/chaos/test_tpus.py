@@ -14,7 +14,7 @@ from tests.fakes.ready import make_ready
 from tests.fidelity.test_tpu_api import Tpus
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)  # half a minute on an idle machine
 def test_kills_of_target_tpu_leave_no_tpu(tmp_path: Path) -> None:
     seed = int(os.environ.get("SLIPWAY_SEED") or random.randrange(2**31))

@@ -120,6 +120,7 @@ def test_a_stopped_run_leaves_no_processes_and_can_be_resumed(space, how):
     assert not processes_of(space.path)
 
 
+@pytest.mark.long
 def test_a_preempted_worker_restarts_and_the_run_reports_it(space):
     """Both replicas end with the same weights, as after a run without restarts."""
     short = ("--set", "train.epochs=8", "--set", "evaluate.gate.minimum=0.9")

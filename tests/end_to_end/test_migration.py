@@ -72,7 +72,13 @@ def test_the_listing_names_every_line_that_has_to_change(migrated: tuple[Workspa
     assert places == {*CHANGES} - NEXT_TO_A_LISTED_ONE | {("task.py", 1)}
 
 
-@pytest.mark.parametrize(("hardware", "replicas"), [("cpu", ["chief of 1"]), ("cpu*2", ["chief of 2", "worker of 2"])])
+@pytest.mark.parametrize(
+    ("hardware", "replicas"),
+    [
+        pytest.param("cpu", ["chief of 1"], marks=pytest.mark.long),
+        ("cpu*2", ["chief of 2", "worker of 2"]),
+    ],
+)
 def test_it_runs_and_registers_its_model(migrated: tuple[Workspace, str], hardware: str, replicas: list[str]):
     workspace, _ = migrated
     registry = f"models-{hardware}"  # the program sets no seed: without a champion, each model is promoted

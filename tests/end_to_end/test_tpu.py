@@ -44,6 +44,7 @@ def test_a_run_with_target_tpu_trains_the_weights_of_a_local_run_and_deletes_the
     assert "[workerpool0-0] weights checksum" in tpu.workspace.log("train")
 
 
+@pytest.mark.long
 def test_a_run_with_target_tpu_that_is_preempted_twice_trains_the_same_weights(
     tpu: TpuRuns, finished: FinishedRun
 ) -> None:
@@ -62,6 +63,7 @@ def test_a_run_with_target_tpu_that_is_preempted_twice_trains_the_same_weights(
     assert all(restart["step"] > 0 for restart in trained["restarts"])
 
 
+@pytest.mark.long
 def test_a_tpu_whose_launcher_was_killed_is_deleted_by_its_lease_and_the_run_resumes(
     tpu: TpuRuns, finished: FinishedRun
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.end_to_end.examples import Example
 from tests.end_to_end.workspace import Workspace, steps
 
-pytestmark = pytest.mark.timeout(900)  # of several runs, on a busy machine
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]  # of several runs, on a busy machine
 LENGTH = ("--set", "train.arguments=[--epochs, '20']")
 
 

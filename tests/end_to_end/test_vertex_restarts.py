@@ -191,6 +191,7 @@ def service(ready_google: FakeGoogle, tmp_path: Path, monkeypatch: pytest.Monkey
     return Service(ready_google, tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_job_of_which_one_replica_is_lost_and_one_preempted_ends_with_the_undisturbed_weights(
     service: Service,

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
 SOURCE = Path(__file__).parents[2]
 # What the wheel is built from; the rest of the checkout must not be needed.
 PROJECT = ("LICENSE", "README.md", "pyproject.toml", "slipway", "trainer", "components", "pipelines", "containers")

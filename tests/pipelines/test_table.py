@@ -128,10 +128,20 @@ BUILD = VerifiedBuild(
 )
 
 
-@pytest.mark.parametrize("build", [None, BUILD], ids=["images exist", "image is built"])
-@pytest.mark.parametrize("beam", [None, {"options": {"region": "europe-west4"}}], ids=["processes", "Dataflow"])
-@pytest.mark.parametrize("disk", [None, "500G"], ids=["step", "custom job"])
-@pytest.mark.parametrize("hardware", ["cpu*2", "l4x1", "tpu-v5e-2x2"])
+BEAM = {"options": {"region": "europe-west4"}}
+
+
+@pytest.mark.parametrize(
+    ("hardware", "disk", "beam", "build"),
+    [  # all pairs of two settings
+        ("cpu*2", None, None, None),
+        ("cpu*2", "500G", BEAM, BUILD),
+        ("l4x1", None, BEAM, None),
+        ("l4x1", "500G", None, BUILD),
+        ("tpu-v5e-2x2", None, BEAM, BUILD),
+        ("tpu-v5e-2x2", "500G", None, None),
+    ],
+)
 def test_what_starts_machines_waits_for_the_permissions_and_the_image(
     tmp_path: Path, hardware: str, disk: str | None, beam: dict[str, Any] | None, build: VerifiedBuild | None
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics as reference
 from sklearn.preprocessing import label_binarize
@@ -209,7 +209,6 @@ def feed_worst(measures: ClassificationMeasures, batch: Predictions, first: int)
     measures.worst.add([Example(f"{first + i:05d}", *measures.describe(batch, i), float(scores[i])) for i in chosen])
 
 
-@settings(max_examples=40)
 @given(
     seed=st.integers(0, 2**32 - 1),
     examples=st.integers(1, 120),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from sklearn import metrics as reference
 
@@ -27,7 +27,6 @@ def measured(batch: LabelPredictions, cuts: list[int] | None = None, worst: int 
     return measures
 
 
-@settings(max_examples=30)
 @example(seed=260780, examples=2, cuts=[])  # one label only
 @example(seed=2, examples=8, cuts=[])  # few scores
 @given(seed=st.integers(0, 2**32 - 1), examples=st.integers(1, 200), cuts=st.lists(st.integers(1, 199), max_size=4))

@@ -6,7 +6,7 @@ import json
 import string
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slipway.core.errors import UserError
@@ -15,7 +15,6 @@ from slipway.pipelines.hardware.catalogue import load
 from slipway.pipelines.hardware.choice import choices
 from slipway.pipelines.hardware.grammar import KEYS
 
-PROPERTY = settings(max_examples=300)
 NAMES = sorted({name for row in load().accelerators for name in row.names})
 MACHINES = sorted(load().machine_index)
 
@@ -108,7 +107,6 @@ near_choices = st.builds(lambda base, rest: base + "".join(rest), bases, st.list
 pieces = st.lists(st.one_of(words, st.sampled_from(list("x-*@+=:,."))), max_size=8).map("".join)
 
 
-@PROPERTY
 @given(choice=near_choices)
 def test_near_choices(build, choice):
     check_answer(choice, build)
@@ -125,14 +123,12 @@ suffixes = st.tuples(
 ).map("".join)
 
 
-@PROPERTY
 @given(base=st.sampled_from(["cpu", "l4x1", "h100x8", "tpu-v5e-2x4"]), suffix=suffixes)
 @example(base="cpu", suffix="+reservation=none")
 def test_every_combination_of_options_builds_a_job_or_is_refused(build, base, suffix):
     check_answer(base + suffix, build)
 
 
-@PROPERTY
 @given(choice=st.one_of(st.text(), st.text(string.printable, max_size=40), pieces))
 @example(choice="tpu-v5e-" + "9" * 5000 + "x2")
 @example(choice="cpu*" + "9" * 900)
@@ -150,7 +146,6 @@ values = st.one_of(
 )
 
 
-@PROPERTY
 @given(mapping=st.dictionaries(st.one_of(st.sampled_from([*KEYS, "choice"]), st.text(max_size=5)), values, max_size=5))
 def test_no_mapping_crashes_the_parser(build, mapping):
     check_answer(mapping, build)

@@ -6,7 +6,7 @@ import io
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from slipway.components.prepare_data.encoding.records import DamagedRecord, RecordEncoder, read_records
@@ -25,7 +25,6 @@ def tensorflow():  # type: ignore[no-untyped-def]
 
 
 @given(examples=st.lists(st.tuples(contents, st.binary(max_size=200), labels), max_size=6))
-@settings(max_examples=60)
 def test_a_file_is_the_one_that_tensorflow_writes(tensorflow, tmp_path_factory, examples) -> None:
     encoder = RecordEncoder()
     ours = b"".join(encoder.encode(image, key, label) for image, key, label in examples)

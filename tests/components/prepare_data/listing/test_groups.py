@@ -83,7 +83,6 @@ mixed = st.dictionaries(st.sampled_from("abc"), st.integers(1, 9), min_size=1)
     ),
     seed=st.integers(0, 5),
 )
-@hypothesis_settings(max_examples=60)
 def test_no_bundle_is_in_two_splits(tmp_path_factory, bundles: list[dict[str, int]], seed: int) -> None:
     """No example is lost, every class is in every split, and the result is reproducible."""
     try:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from slipway.components.prepare_data.examples import Group
@@ -134,7 +134,6 @@ def test_what_a_reader_needs_comes_through(tmp_path: Path) -> None:
 
 
 @given(sizes=st.lists(st.integers(1, 60), min_size=1, max_size=4), shards=st.integers(1, 9), left=st.integers(0, 20))
-@settings(max_examples=40)
 def test_shards_are_equal_and_nothing_is_lost(tmp_path_factory, sizes: list[int], shards: int, left: int) -> None:
     folder = tmp_path_factory.mktemp("deal")
     given_entries = [
