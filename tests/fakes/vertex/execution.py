@@ -306,20 +306,6 @@ class Execution:
             if all(state in TASK_ENDED for state in states):
                 task.detail.state = State.FAILED if State.FAILED in states else State.SUCCEEDED
                 task.detail.end_time = datetime.now(UTC)
-                self._give_outputs(path, task)
-
-    def _give_outputs(self, path: tuple[str, ...], dag: Task) -> None:
-        """Set the outputs of a DAG from those of its tasks."""
-        for name, parameter in dag.component.dag.outputs.parameters.items():
-            of = parameter.value_from_parameter
-            found = self._tasks[(*path, of.producer_subtask)].outputs
-            if of.output_parameter_key in found:
-                dag.outputs[name] = found[of.output_parameter_key]
-        for name, artifact in dag.component.dag.outputs.artifacts.items():
-            (selected,) = artifact.artifact_selectors
-            made = self._tasks[(*path, selected.producer_subtask)].artifacts
-            if selected.output_artifact_key in made:
-                dag.artifacts[name] = made[selected.output_artifact_key]
 
     def _conclude(self) -> None:
         failed = [task for task in self._tasks.values() if task.detail.state == State.FAILED]

@@ -31,6 +31,8 @@ def _features(specification: PipelineSpec) -> Iterator[str]:
             yield f"executors of the kind {next(iter(executor))}"
         elif "accelerator" in executor["container"].get("resources", {}):
             yield "accelerators of a step"
+        elif '{"Concat": ' in str(executor) or '{"IfPresent": ' in str(executor):
+            yield "the placeholders Concat and IfPresent"
         if "{{$.workspace_path}}" in str(executor):
             yield "workspaces"
 
@@ -38,12 +40,8 @@ def _features(specification: PipelineSpec) -> Iterator[str]:
 def _of_component(component: ComponentSpec) -> Iterator[str]:
     if any(one.is_artifact_list for one in component.input_definitions.artifacts.values()):
         yield "lists of artifacts"
-    for parameter in component.dag.outputs.parameters.values():
-        if parameter.WhichOneof("kind") != "value_from_parameter":
-            yield "dsl.OneOf"
-    for artifact in component.dag.outputs.artifacts.values():
-        if len(artifact.artifact_selectors) != 1:
-            yield "dsl.OneOf"
+    if component.dag.outputs.parameters or component.dag.outputs.artifacts:
+        yield "outputs of a pipeline"
 
 
 def _of_task(task: PipelineTaskSpec) -> Iterator[str]:
