@@ -103,10 +103,10 @@ def test_a_corrupt_image_is_named_and_skipped_with_skip_corrupt(tmp_path: Path, 
     workspace = Workspace(tmp_path)
     whole = (image_folder / "cat/3.png").read_bytes()
     (image_folder / "cat/3.png").write_bytes(whole[: len(whole) // 2])
-    refused(run_on(workspace, image_folder), 1, "cat/3.png", "data.skip_corrupt")
+    (tmp_path / "program.py").write_text(QUICK_PROGRAM)
+    refused(run_on(workspace, image_folder, *QUICK), 1, "cat/3.png", "data.skip_corrupt")
     failed_in(workspace, "prepare_data")
     assert not half_written(workspace)
-    (tmp_path / "program.py").write_text(QUICK_PROGRAM)
     allowed = run_on(workspace, image_folder, "--set", "data.skip_corrupt=0.05", *QUICK)
     assert allowed.returncode == 0, allowed.stdout + allowed.stderr
 

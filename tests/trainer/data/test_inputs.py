@@ -151,7 +151,9 @@ def test_workers_stream_different_shards_and_as_many_batches(tiny: Path) -> None
     assert len(seen[0] | seen[1] | seen[2]) == 600
 
 
-@pytest.mark.parametrize("batch", [64, 65, 100, 300])
+@pytest.mark.parametrize(
+    "batch", [pytest.param(64, marks=pytest.mark.long), 65, pytest.param(100, marks=pytest.mark.long), 300]
+)
 def test_a_batch_larger_than_what_is_decoded_together_has_the_same_examples(tiny: Path, batch: int) -> None:
     """The group size affects only the speed, not the order of the streamed records."""
     from slipway.trainer.data import inputs

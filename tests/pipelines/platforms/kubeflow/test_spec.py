@@ -258,7 +258,7 @@ pipeline(config)(**parameters_of(config, sys.argv[3]))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long  # test_trainjob.py also has a run on a volume
 def test_the_steps_run_and_store_their_outputs_on_the_volume(tmp_path: Path) -> None:
     config = configuration(folder=str(tmp_path / "volume"), cpu="1", memory="2Gi")
     brief = {"train": config.train.model_copy(update={"epochs": 1}), "evaluate": _no_minimum(config)}

@@ -132,7 +132,9 @@ def test_another_networks_state_is_refused(tiny: Path, make_job: Any) -> None:
         engine.load_state(momentum)
 
 
-@pytest.mark.parametrize("batch", [1, 7, 50, 64])
+@pytest.mark.parametrize(
+    "batch", [pytest.param(1, marks=pytest.mark.long), 7, pytest.param(50, marks=pytest.mark.long), 64]
+)
 def test_evaluation_is_the_mean_over_all_examples_whatever_the_batch(
     tiny: Path, make_job: Any, training: Any, batch: int
 ) -> None:
@@ -217,7 +219,15 @@ def test_augmentation_changes_what_is_trained_on_and_nothing_that_is_measured(
     assert loss != pytest.approx(cross_entropy(images, labels, kernel, bias), rel=1e-3)
 
 
-@pytest.mark.parametrize(("accumulation", "xla"), [(1, False), (4, False), (1, True), (4, True)])
+@pytest.mark.parametrize(
+    ("accumulation", "xla"),
+    [
+        (1, False),
+        pytest.param(4, False, marks=pytest.mark.long),
+        pytest.param(1, True, marks=pytest.mark.long),
+        (4, True),
+    ],
+)
 def test_a_step_with_mixup_is_one_on_the_blended_losses(
     tiny: Path, make_job: Any, training: Any, accumulation: int, xla: bool
 ) -> None:

@@ -134,7 +134,7 @@ def test_a_batch_in_parts_is_the_same_step(start: Any, xla: bool) -> None:
         np.testing.assert_allclose(array, expected_state[name], rtol=1e-3, atol=2e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("budget", [0, 10**9])
+@pytest.mark.parametrize("budget", [pytest.param(0, marks=pytest.mark.long), 10**9])
 def test_compiled_or_not_it_is_the_same_training(start: Any, budget: int) -> None:
     settings = {"builder": "sample_networks:dense", "optimizer": "adam", "steps_per_call": 7, "budget": budget}
     plain, data = start(xla=False, **settings)
@@ -175,7 +175,7 @@ def test_a_step_whose_scaled_gradients_overflow_is_skipped_and_the_scale_halved(
     assert not np.array_equal(after[kernel], state[kernel])
 
 
-@pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize("precision", [pytest.param("mixed_bfloat16", marks=pytest.mark.long), "mixed_float16"])
 def test_mixed_precision_learns_the_same_resumes_exactly_and_exports_float32(
     start: Any, tiny: Path, tmp_path: Path, make_job: Any, precision: str
 ) -> None:
