@@ -48,19 +48,6 @@ class FakeImages:
                 raise ServiceError(404, "Requested entity was not found.")
             return {"name": request.path.removeprefix("/v1/")}
 
-        @service.route("GET", f"{REPOSITORY}/dockerImages")
-        def list_images(request: Request) -> Any:
-            repository = self._repository(request)
-            host = f"{request.parts['location']}-docker.pkg.dev"
-            path = f"{host}/{request.parts['project']}/{request.parts['repository']}"
-            images: dict[str, dict[str, Any]] = {}
-            for (held, package, tag), digest in self.tags.items():
-                if held == repository:
-                    uri = f"{path}/{package}@{digest}"
-                    name = f"{repository}/dockerImages/{package}@{digest}"
-                    images.setdefault(uri, {"name": name, "uri": uri, "tags": []})["tags"].append(tag)
-            return {"dockerImages": list(images.values())}
-
         @docker.route("GET", "/v2/token")
         def get_token(request: Request) -> Any:
             login = base64.b64decode(request.headers["Authorization"].removeprefix("Basic ")).decode()

@@ -175,13 +175,6 @@ class FakeStorage:
                 self._world.writes["bucket"] += 1
             return bucket
 
-        @service.route("GET", "/storage/v1/b")
-        def list_(request: Request) -> Any:
-            project = self._world.project(request.query["project"])
-            self._require(request, "storage.buckets.list", None, project)
-            found = [b for b in self._world.buckets.values() if b["projectNumber"] == str(project.number)]
-            return {"kind": "storage#buckets", "items": found}
-
         @service.route("GET", "/storage/v1/b/{bucket}")
         def get(request: Request) -> Any:
             bucket = self._bucket(request)

@@ -66,8 +66,6 @@ class Api:
 
         route("GET", "/version", lambda _: {"major": "1", "minor": "36", "gitVersion": "v1.36.2"})
         route("GET", "/openapi/v3/apis/{group}/{version}", self._describe)
-        route("GET", "/apis", self._groups)
-        route("GET", "/apis/{group}", self._groups)
         route("GET", "/apis/{group}/{version}", self._discover)
         route("GET", "/api/v1/namespaces/{namespace}/pods/{name}/log", self._log)
         for root in ("/api/{version}", "/apis/{group}/{version}"):
@@ -106,20 +104,6 @@ class Api:
         if request.path.startswith("/apis/") and group in CUSTOM - {one.group for one in self._served()}:
             raise PageNotFound
         raise ApiError(501, f"the fake has no {request.method} {request.path}")
-
-    def _groups(self, request: Request) -> Any:
-        groups: dict[str, set[str]] = {}
-        for resource in self._served():
-            groups.setdefault(resource.group, set()).add(resource.version)
-        groups.pop("")
-        described = [
-            {"name": name, "versions": [{"groupVersion": f"{name}/{one}", "version": one} for one in sorted(versions)]}
-            for name, versions in groups.items()
-        ]
-        if wanted := request.parts.get("group"):
-            found = [one for one in described if one["name"] == wanted]
-            return {"kind": "APIGroup", "apiVersion": "v1", **found[0]} if found else _page_not_found()
-        return {"kind": "APIGroupList", "apiVersion": "v1", "groups": described}
 
     def _describe(self, request: Request) -> Any:
         served = [one for one in self._served() if one.api_version == "{group}/{version}".format_map(request.parts)]
@@ -262,8 +246,6 @@ class Api:
         since = ""
         if "sinceSeconds" in query:
             since = (datetime.now(UTC) - timedelta(seconds=int(query["sinceSeconds"]))).isoformat()
-        if "tailLines" in query:
-            lines = iter(list(lines)[-int(query["tailLines"]) :])
         stamped = query.get("timestamps") in ("true", "True")
         texts = (f"{at} {text}\n" if stamped else f"{text}\n" for at, text in lines if at[:19] >= since[:19])
         return Stream((text.encode() for text in texts), "text/plain")

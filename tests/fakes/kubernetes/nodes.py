@@ -37,7 +37,6 @@ class Surroundings:
     claims: dict[str, Path] = field(default_factory=dict)
     accounts: set[str] = field(default_factory=lambda: {"default", "pipeline-runner"})
     priorities: set[str] = field(default_factory=lambda: {"system-node-critical", "system-cluster-critical"})
-    secrets: dict[str, dict[str, str]] = field(default_factory=dict)
     pulling: set[str] = field(default_factory=set)
     restricted: bool = False
     istio: bool = False

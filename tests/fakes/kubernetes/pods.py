@@ -33,10 +33,6 @@ ROOT = Path(__file__).parents[3]
 IMAGE_VARIABLES = ("PATH", "HOME", "LANG", "OMP_NUM_THREADS", "TF_CPP_MIN_LOG_LEVEL", "CUDA_VISIBLE_DEVICES")
 
 
-class NotStarted(Exception):
-    """A container cannot be created: the reason of its waiting state, and the message."""
-
-
 @dataclass
 class Container:
     """A pod's process with its output so far; `ended` when it has a `code`."""
@@ -124,12 +120,7 @@ class Kubelets:
             self.store.say(PODS, pod, "Pulling", f'Pulling image "{container["image"]}"', "Normal")
             self._set_state(pod, name, {"waiting": {"reason": "ContainerCreating"}}, "Pending")
             return
-        try:
-            own = self._environment(pod, container)
-        except NotStarted as error:
-            waiting = {"reason": "CreateContainerConfigError", "message": str(error)}
-            self._set_state(pod, name, {"waiting": waiting}, "Pending")
-            return
+        own = self._environment(pod, container)
         folders = self._folders(pod, container)
         command = [_expand(part, own) for part in [*container.get("command", []), *container.get("args", [])]]
         image = {key: os.environ[key] for key in IMAGE_VARIABLES if key in os.environ} | {"PYTHONPATH": str(ROOT)}
@@ -240,17 +231,9 @@ class Kubelets:
             elif "fieldRef" in variable["valueFrom"]:
                 value = _field(pod, variable["valueFrom"]["fieldRef"]["fieldPath"])
             else:
-                value = self._secret(variable["valueFrom"]["secretKeyRef"])
+                raise NotImplementedError("variables from secrets and config maps")
             environment[variable["name"]] = value
         return environment
-
-    def _secret(self, reference: Object) -> str:
-        secret = self._around.secrets.get(reference["name"])
-        if secret is None:
-            raise NotStarted(f'secret "{reference["name"]}" not found')
-        if reference["key"] not in secret:
-            raise NotStarted(f"couldn't find key {reference['key']} in Secret {reference['name']}")
-        return secret[reference["key"]]
 
     def _folders(self, pod: Object, container: Object) -> dict[str, Path]:
         """Return the folder on this machine for each path at which the container has a volume."""

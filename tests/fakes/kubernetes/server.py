@@ -47,7 +47,7 @@ class FakeKubernetes:
     """A cluster; a context manager. Its files are in `folder`.
 
     `installed` are the operators: trainer, kueue. `queues`: Kueue's queues that have room. `around`: nodes, claims,
-    service accounts, priority classes and secrets. `faults` and `outages`: errors to inject.
+    service accounts and priority classes. `faults` and `outages`: errors to inject.
     """
 
     def __init__(self, folder: Path, seed: int = 0) -> None:

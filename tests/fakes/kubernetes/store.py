@@ -95,7 +95,6 @@ NAMESPACES = Resource("", "v1", "namespaces", "Namespace", False)
 PODS = Resource("", "v1", "pods", "Pod")
 EVENTS = Resource("", "v1", "events", "Event")
 ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
-SECRETS = Resource("", "v1", "secrets", "Secret")
 CLAIMS = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
 JOBS = Resource("batch", "v1", "jobs", "Job")
 JOBSETS = Resource("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet", installed_by="trainer")
@@ -108,7 +107,7 @@ RBAC = "rbac.authorization.k8s.io"
 ROLES = Resource(RBAC, "v1", "roles", "Role")
 ROLE_BINDINGS = Resource(RBAC, "v1", "rolebindings", "RoleBinding")
 RESOURCES = (
-    *(NAMESPACES, PODS, EVENTS, ACCOUNTS, SECRETS, CLAIMS, JOBS, JOBSETS, TRAINJOBS, RUNTIMES, CLUSTER_RUNTIMES),
+    *(NAMESPACES, PODS, EVENTS, ACCOUNTS, CLAIMS, JOBS, JOBSETS, TRAINJOBS, RUNTIMES, CLUSTER_RUNTIMES),
     *(ROLES, ROLE_BINDINGS),
 )
 BY_KIND = {(resource.api_version, resource.kind): resource for resource in RESOURCES}

@@ -132,16 +132,6 @@ class FakeTpu:
                 self._delete(resource)
                 return self._operation(request, resource.name, "delete", lambda: {} if resource.removed else None)
 
-        @service.route("POST", f"{PARENT}/queuedResources/{{name}}:reset")
-        def reset(request: Request) -> Any:
-            with self._lock:
-                resource = self._named(request, "tpu.nodes.reset")
-                if resource.state != "ACTIVE":
-                    raise _precondition(f"The queued resource {resource.name} is not active.")
-                for host in resource.hosts:
-                    self._pool.submit(host.restart)
-                return self._operation(request, resource.name, "reset", lambda: {})
-
     def _create(self, request: Request) -> Any:
         project = self._project(request, "tpu.nodes.create")
         zone, identity = request.parts["zone"], request.query.get("queuedResourceId", "")
@@ -220,18 +210,6 @@ class FakeTpu:
                 return self._operation(request, resource.name, "delete", lambda: None if resource.node else {})
 
     def _add_catalogue(self, service: HttpService) -> None:
-        @service.route("GET", f"{PARENT}/acceleratorTypes")
-        def accelerator_types(request: Request) -> Any:
-            self._project(request, "tpu.acceleratortypes.list")
-            zone = request.parts["zone"]
-            types = [
-                {"name": f"{request.path.removeprefix('/v2/')}/{each.accelerator_type}", "type": each.accelerator_type}
-                for generation in GENERATIONS
-                if zone in generation.zones
-                for each in (Slice(generation, chips) for chips in (*generation.single_host, 8, 16))
-            ]
-            return _page("acceleratorTypes", types, request)
-
         @service.route("GET", f"{PARENT}/runtimeVersions")
         def runtime_versions(request: Request) -> Any:
             self._project(request, "tpu.runtimeversions.list")
