@@ -30,10 +30,11 @@ from slipway.components.step import WorkFailed
 from slipway.core import atomic, integrity
 from slipway.core.atomic import append_line
 from slipway.core.errors import UserError, system_error
-from slipway.pipelines.cli import progress, start
+from slipway.pipelines.cli import start
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.platforms.local import launch
 from slipway.pipelines.prediction import batch as batches
+from slipway.pipelines.runs import progress
 from slipway.pipelines.runs import record as runs
 from slipway.trainer.checkpoint import store
 from slipway.trainer.checkpoint.store import WENT_BACK_FILE, Checkpoint, Checkpoints

@@ -19,11 +19,10 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
-from slipway.pipelines.cli import display
 from slipway.pipelines.cli.app import COMMANDS, app
 from slipway.pipelines.config.config import load
 from slipway.pipelines.platforms.local import launch
-from slipway.pipelines.runs import progress
+from slipway.pipelines.runs import continuing, progress
 from slipway.pipelines.runs import record as runs
 from slipway.pipelines.runs.record import ErrorRecord, RunFolder, RunRecord, StepRecord
 
@@ -271,17 +270,17 @@ def test_the_next_command_changes_the_configuration_where_the_fix_does(fix: str 
         steps=[StepRecord(name="train", status="failed")],
         error=ErrorRecord(step="train", message="No.", fix=fix),
     )
-    assert display.next_command(record) == command
+    assert continuing.next_command(record) == command
     elsewhere = record.model_copy(update={"platform": "vertex"})
-    assert display.next_command(elsewhere) == command.replace("config.yaml", "config.yaml --target vertex")
+    assert continuing.next_command(elsewhere) == command.replace("config.yaml", "config.yaml --target vertex")
     rehearsed = record.model_copy(update={"rehearsal": 20})
-    assert display.next_command(rehearsed) == command.replace("run -c", "rehearse -c")
+    assert continuing.next_command(rehearsed) == command.replace("run -c", "rehearse -c")
     record.error.setting = "model.builder"
-    assert display.next_command(record) == command
+    assert continuing.next_command(record) == command
     record.error.setting = "data.image_size"  # --resume would use the stored configuration
-    assert display.next_command(record) == (command if "--" in (fix or "") else None)
+    assert continuing.next_command(record) == (command if "--" in (fix or "") else None)
     record.error.setting = "train.class_weights.cat"
-    assert display.next_command(record) == (command if "--" in (fix or "") else None)
+    assert continuing.next_command(record) == (command if "--" in (fix or "") else None)
 
 
 INTERRUPTED = """

@@ -21,11 +21,11 @@ import pytest
 from slipway.core.atomic import append_line
 from slipway.core.errors import UserError
 from slipway.core.memory import MemoryKills
-from slipway.pipelines.cli.display import is_changeable
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.platforms.local import launch, session
 from slipway.pipelines.platforms.local.platform import LocalPlatform
 from slipway.pipelines.runs import record as runs
+from slipway.pipelines.runs.continuing import is_changeable
 from slipway.pipelines.runs.record import RunFolder, RunRecord
 
 
