@@ -36,24 +36,19 @@ def timings_table(rows: list[Timing]) -> Table:
     return table
 
 
-def summary(record: RunRecord) -> Group:
-    """Return the summary printed below the steps when a run has ended."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column()
-    table.add_column(overflow="fold")
-    table.add_row(
-        "run", f"{record.run_id}: {record.status}" + (f" after {record.seconds:.1f} s" if record.seconds else "")
-    )
+def summary(record: RunRecord) -> str:
+    """Return the summary printed below the steps when a run has ended; paths and URLs are whole lines, to be copied."""
+    after = f" after {record.seconds:.1f} s" if record.seconds else ""
+    rows = {"run": f"{record.run_id}: {record.status}{after}"}
     if record.verdict:
-        reasons = " ".join(record.verdict["reasons"])
-        table.add_row("verdict", escape(f"{record.verdict['decision']}. {reasons}"))
+        rows["verdict"] = f"{record.verdict['decision']}. {' '.join(record.verdict['reasons'])}"
     if record.model:
-        table.add_row("model", escape(short(record.model)))
+        rows["model"] = short(record.model)
     if record.report:
-        table.add_row("report", escape(short(record.report)))
+        rows["report"] = short(record.report)
     if record.console:
-        table.add_row("console", escape(record.console))
-    return Group("", table)
+        rows["console"] = record.console
+    return "\n" + escape("\n".join(f"{name:<9}{text}" for name, text in rows.items()))
 
 
 def rehearsal_summary(record: RunRecord, hardware: Hardware, train: TrainSettings) -> Group:

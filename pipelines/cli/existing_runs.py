@@ -63,7 +63,7 @@ def status(
         return
     for step in record.steps:
         console.print(progress.step_line(step, judged=not record.rehearsal), highlight=False, soft_wrap=True)
-    console.print(display.summary(record), highlight=False)
+    console.print(display.summary(record), highlight=False, soft_wrap=True)
     if record.error:
         console.print(f"\n{escape(display.explanation(record, with_traceback=False))}", highlight=False, soft_wrap=True)
 
@@ -179,7 +179,7 @@ def exit_as_it_went(
         sys.stdout.write(folder.record_file.read_text())
     if record.status == "failed":
         show_failure(record)
-    shown.print(display.summary(record), highlight=False)
+    shown.print(display.summary(record), highlight=False, soft_wrap=True)
     if record.status == "cancelled":
         raise typer.Exit(EXIT_INTERRUPTED)
     if require_promotion and record.is_rejected:

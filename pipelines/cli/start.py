@@ -165,6 +165,6 @@ class _Outcome:
             ended = display.rehearsal_summary(record, configuration.parsed_hardware, configuration.train)
             self.shown.print(ended, highlight=False)
             return
-        self.shown.print(display.summary(record), highlight=False)
+        self.shown.print(display.summary(record), highlight=False, soft_wrap=True)
         if self.require_promotion and record.is_rejected:
             raise typer.Exit(EXIT_REJECTED)
