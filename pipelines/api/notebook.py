@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from rich.text import Text
 
 from slipway.core.values import JsonObject
+from slipway.pipelines.platforms.table import platform_of
 from slipway.pipelines.runs import following, progress
 from slipway.pipelines.runs.record import EVENTS, RunFolder, RunRecord, StepRecord, Watcher
 from slipway.pipelines.table import STEPS
@@ -149,7 +150,7 @@ class NotebookDisplay:
 def summary_html(record: RunRecord, history: Sequence[JsonObject]) -> str:
     """Return a run as a table: its status, verdict and metrics, and the curve of its validation loss."""
     verdict = record.verdict or {}
-    rows = [["status", record.status], ["hardware", f"{record.hardware} on {record.platform}"]]
+    rows = [["status", record.status], ["hardware", f"{record.hardware} on {platform_of(record.platform).title}"]]
     if verdict:
         rows.append(["verdict", f"{verdict['decision']}. {' '.join(verdict['reasons'])}"])
     rows += [[name, f"{value:.4g}"] for name, value in record.metrics.items()]
