@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -238,3 +241,48 @@ def test_waiting_ends_after_its_timeout_and_a_failed_run_raises(kernel: Kernel, 
     settings = '{"train.optimizer": "sgd", "train.learning_rate": 1.0e+38}'
     cell = kernel.execute(f"slipway.run(settings={settings})", timeout=120)
     assert str(cell.error).startswith("RunFailed: The step train of run "), cell.error
+
+
+CELL = """
+import keras
+from keras import layers
+
+WIDTH = 4
+
+def net(image_shape, classes):
+    inner = [layers.Conv2D(WIDTH, 3), layers.Flatten(), layers.Dense(classes)]
+    return keras.Sequential([keras.Input(image_shape), *inner])
+
+def train():
+    import json, os
+    from pathlib import Path
+    folder = Path(os.environ["AIP_MODEL_DIR"])
+    (folder / "model.txt").write_text(f"width {WIDTH}")
+    (folder / "metrics.json").write_text(json.dumps({"accuracy": 0.75}))
+"""
+
+
+@pytest.mark.long
+def test_a_run_of_a_cells_network_is_repeated_by_the_command(kernel: Kernel, first: Cell, project: Path) -> None:
+    assert kernel.execute(CELL, timeout=60).error is None
+    cell = kernel.execute('own = slipway.run(settings={"evaluate.champion": "none"}, model=net)', timeout=120)
+    assert cell.error is None, cell.error
+    assert "net; WIDTH = 4, the value at submission" in cell.text
+    run_id = str(value(kernel, "own.id"))
+    command = [sys.executable, "-m", "slipway", "run", "-c", f"runs/{run_id}/config.yaml"]
+    variables = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    subprocess.run(command, cwd=project, env=variables, check=True, capture_output=True)
+    checksums = [
+        RunFolder(path).read().step("train").outputs["weights_checksum"]
+        for path in (project / "runs" / run_id, project / "runs" / "latest")
+    ]
+    assert checksums[0] == checksums[1]
+
+
+@pytest.mark.long
+def test_a_training_function_of_a_cell_is_a_program(kernel: Kernel, project: Path) -> None:
+    (project / "own.yaml").write_text("name: own\ntrain: {}\nevaluate: {gate: {metric: accuracy, minimum: 0.5}}\n")
+    assert kernel.execute(CELL, timeout=60).error is None
+    assert kernel.execute('ended = slipway.run("own.yaml", program=train)', timeout=120).error is None
+    assert value(kernel, "[ended.verdict, ended.metrics['accuracy']]") == ["promote", 0.75]
+    assert value(kernel, "(ended.model.folder / 'model.txt').read_text()") == "width 4"
