@@ -11,32 +11,32 @@ Everything is imported when it is used.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from slipway.pipelines.api import (
-        Model,
-        Rejected,
-        Report,
-        Run,
-        RunFailed,
-        Runs,
-        check,
-        model,
-        rehearse,
-        run,
-        runs,
-    )
+    from slipway.pipelines.api.errors import Rejected, RunFailed
+    from slipway.pipelines.api.existing import Run, Runs
+    from slipway.pipelines.api.functions import check, model, rehearse, run, runs
+    from slipway.pipelines.api.models import Model
+    from slipway.pipelines.api.report import Report
 
 __all__ = ["Model", "Rejected", "Report", "Run", "RunFailed", "Runs", "check", "model", "rehearse", "run", "runs"]
+# The modules with the classes; the functions are in `functions`.
+_MODULES = {
+    "Model": "models",
+    "Rejected": "errors",
+    "Report": "report",
+    "Run": "existing",
+    "RunFailed": "errors",
+    "Runs": "existing",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from slipway.pipelines import api
-
-    return getattr(api, name)
+    return getattr(importlib.import_module(f"slipway.pipelines.api.{_MODULES.get(name, 'functions')}"), name)
 
 
 def __dir__() -> list[str]:
