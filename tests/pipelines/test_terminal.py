@@ -229,3 +229,9 @@ def test_control_characters_of_texts_do_not_reach_the_terminal() -> None:
     assert r"cat\x1b]0;title\x07" in text
     assert "dog\\x9b2J" in text
     assert "next\nline" in text
+
+
+def test_a_pipe_is_no_terminal_in_a_notebook_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as ipykernel does
+    console = Terminal(file=io.StringIO())
+    assert (console.is_terminal, console.is_interactive, console.color_system) == (False, False, None)

@@ -118,6 +118,7 @@ def test_a_typo_is_refused_with_the_option_that_fixes_it(write, override, settin
         ("train.learning_rate=-1", "train.learning_rate", "greater than 0"),
         ("data.split.test=0.5", "data.split", "sum to 1"),
         ("model.builder=not-a-builder", "model.builder", "is not of the form module:function"),
+        ("model.builder=__main__:net", "model.builder", "is a function of this notebook or script"),
         ("name=Digits 2", "name", "pattern"),
         ("data.skip_corrupt=1.5", "data.skip_corrupt", "less than 1"),
         ("train.class_weights={cat: -1}", "train.class_weights.cat", "greater than 0"),
