@@ -64,7 +64,7 @@ def test_a_program_without_data_is_judged_by_the_metrics_that_it_wrote(workspace
     result = workspace.slipway("run", "-c", "fit.yaml", SLIPWAY_DATA="of another run")
     assert result.returncode == 1, result.stdout + result.stderr
     assert "python -m trainer.task in every replica" in result.stdout
-    assert "there is no metric 'rsme'" in result.stderr
+    assert "There is no metric 'rsme'" in result.stderr
     assert "closest:  rmse" in result.stderr
     assert "Traceback" not in result.stderr
     result = workspace.slipway("run", "--resume", "latest", "--set", "evaluate.gate.metric=rmse")

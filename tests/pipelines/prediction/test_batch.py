@@ -315,7 +315,7 @@ def _others(mark: str) -> list[str]:
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [
-        ("return np.float32(1)", "A prediction is not JSON: Object of type float32 is not JSON serializable"),
+        ("return np.float32(1)", "a prediction is not JSON: Object of type float32 is not JSON serializable"),
         ("raise SystemExit(3)", "does not run"),
     ],
 )

@@ -240,7 +240,7 @@ def test_the_columns_of_a_csv_file(project: Path, houses_folder: Path) -> None:
 
 
 def test_a_csv_file_of_images(project: Path) -> None:
-    Path("images/list.csv").write_text("image,label\ninner/0.png,3\ngone.png,4\n")
+    Path("images/list.csv").write_text("image,label\ninner/0.png,3\nmissing.png,4\n")
     found = lines(run("digits", "images/list.csv"))
     assert [each["input"] for each in found] == ["inner/0.png", "missing.png"]
     assert found[0]["prediction"]["label"]

@@ -281,7 +281,7 @@ def test_a_watch_survives_a_lost_connection(ready_google: FakeGoogle, workspace:
     ready_google.faults.plan("GetPipelineJob", ServiceError(503, "Away."), times=25)
     followed = slipway("status", "--follow")
     assert followed.exit_code == 0
-    assert followed.output.count("could not read the run: Google kept returning transient errors: Away.") == 1
+    assert followed.output.count("Could not read the run: Google kept returning transient errors: Away.") == 1
     assert record(workspace)["status"] == "succeeded"
 
 

@@ -133,7 +133,7 @@ def test_the_stored_examples_are_sent(workspace):
     workspace.write(check={"requests": None})
     result = workspace.slipway("deploy")
     assert result.exit_code == 3, "the stand-in's answers have no probabilities"
-    assert "an answer has none of probabilities and prediction" in result.stderr
+    assert "An answer has none of probabilities and prediction" in result.stderr
 
 
 def test_the_step_deploys_the_champion_and_fails_if_it_is_withdrawn(workspace):

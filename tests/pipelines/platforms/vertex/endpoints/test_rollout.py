@@ -324,5 +324,5 @@ def test_a_server_that_never_becomes_ready_is_explained(workspace):
     workspace.register("--exit", "3")
     result = workspace.slipway("deploy")
     assert result.exit_code == 2
-    assert "the model's container ended instead of serving" in result.stderr
+    assert "The model's container ended instead of serving" in result.stderr
     assert workspace.versions == []
