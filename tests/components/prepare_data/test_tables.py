@@ -1,0 +1,174 @@
+"""Tables are prepared column by column: their data sets are, byte for byte, those of preparing row by row."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+import pytest
+
+from slipway.components.prepare_data.prepare import Prepared, prepare
+from slipway.components.prepare_data.settings import DataSettings
+from slipway.core.manifest import TaskName
+
+ROWS = 1500
+CITIES = ("Geneva", "Bern", " Basel ", "Zug", "")
+# Texts on which CSV readers, or those of numbers, differ.
+ODD = (
+    "Zürich",
+    "O'Hare",
+    'say "ah"',
+    "a\\b",
+    "two\nlines",
+    "a\tb",
+    "\u00a0nbsp\u00a0",
+    "x\x1f",
+    "\ufeffbom",
+    "1_0",
+    "🚢",
+)
+# Other ways to write numbers.
+WRITTEN = ("1e3", "+5", ".5", "-0", "1e-400", "٣", " 7 ", "0.1", "16777217", "1E+2", "-.0e0", "3.4028235e38")
+
+
+class Table(NamedTuple):
+    """A generated table, how it is prepared, and the digest of the data set that it became row by row."""
+
+    lines: Callable[[random.Random], Iterator[list[str]]]
+    expected: str
+    settings: Mapping[str, object] = MappingProxyType({})
+    task: TaskName = "classification"
+    end: str = "\n"
+    encoding: str = "utf-8"
+    replicas: int = 2
+
+
+def numbers(rng: random.Random) -> Iterator[list[str]]:
+    yield ["b", "a", "key", "zone", "image_width", "label"]
+    for _ in range(ROWS):
+        yield [f"{rng.gauss(0, 10 ** rng.randrange(-3, 3)):.6g}" for _ in range(5)] + [
+            rng.choice(["yes", "no", "maybe"])
+        ]
+
+
+def houses(rng: random.Random) -> Iterator[list[str]]:
+    yield ["area", "city", "rooms", "price", "zip"]
+    for _ in range(ROWS):
+        yield [
+            f"{rng.uniform(20, 200):.2f}", rng.choice(CITIES), str(rng.randrange(1, 9)),
+            f"{rng.uniform(1e5, 1e6):.0f}", f"{rng.randrange(1000, 1100)}",
+        ]  # fmt: skip
+
+
+def with_gaps(rng: random.Random) -> Iterator[list[str]]:
+    for index, row in enumerate(houses(rng)):
+        if index and rng.random() < 0.03:
+            row[rng.choice([0, 2, 3])] = rng.choice(["", "NA", "nan", "?", "inf", "-nan"])
+        yield row
+
+
+def odd(rng: random.Random) -> Iterator[list[str]]:
+    yield ["text", "written", "plain", "label", "split"]
+    for _ in range(ROWS):
+        split = rng.choice(["train", "Val", "TEST", "train"])
+        yield [rng.choice(ODD), rng.choice(WRITTEN), f"{rng.random():.3f}", rng.choice(["ä", "b", "c'"]), split]
+
+
+def copies(rng: random.Random) -> Iterator[list[str]]:
+    yield ["one", "two", "label", "split"]
+    for _ in range(ROWS):
+        split = rng.choice(["train", "validation", "test", "train"])
+        yield [str(rng.randrange(12)), str(rng.randrange(12)), rng.choice("ab"), split]
+
+
+def patients(rng: random.Random) -> Iterator[list[str]]:
+    yield ["patient", "age", "label", "note"]
+    for _ in range(ROWS):
+        yield [f"p{rng.randrange(200)}", str(rng.randrange(90)), rng.choice(["ill", "well"]), f"note {rng.random()}"]
+
+
+def beaches(rng: random.Random) -> Iterator[list[str]]:
+    yield ["height", "label"]
+    for _ in range(ROWS):
+        yield [f"{rng.random():.4f}", "|".join(rng.sample(["sea", "sun", "sand"], rng.randrange(4)))]
+
+
+def kinds(rng: random.Random) -> Iterator[list[str]]:
+    yield ["vector", "count", "words", "label", "x"]
+    for _ in range(ROWS):
+        yield [
+            f"{rng.random():.3f} {rng.random():.3f}",
+            str(rng.randrange(9)),
+            "a b",
+            rng.choice("uv"),
+            str(rng.random()),
+        ]
+
+
+TABLES = {
+    "numbers": Table(numbers, "eec5a7447624613f"),
+    "numbers in several shards": Table(numbers, "b5b07963f92ddc71", replicas=7),
+    "categories and a target": Table(
+        houses, "ae7313c3ead1e85d", {"label": "price", "features": {"zip": "category"}}, "regression"
+    ),
+    "gaps": Table(with_gaps, "b23c64b17a222eca", {"label": "price", "skip_corrupt": 0.1}, "regression", "\r\n"),
+    "odd texts": Table(odd, "0067f2dccce65f8d", encoding="utf-8-sig"),
+    "copies": Table(copies, "50ce982951d77fe2"),
+    "groups": Table(patients, "2320dd8984d0a19d", {"group_by": "column:patient", "inputs": ["age"]}),
+    "several labels": Table(beaches, "898a4f1916a50621", {}, "multilabel"),
+    "kinds": Table(
+        kinds,
+        "0ab0921c50258c33",
+        {
+            "features": {"vector": "number[2]", "count": "integer", "words": "text[]"},
+            "inputs": ["vector", "count", "x"],
+        },
+    ),
+    "some inputs": Table(
+        houses,
+        "9d388724bfb79219",
+        {
+            "label": "rooms",
+            "inputs": ["area"],
+            "features": {"zip": "number"},
+            "split": {"train": 0.6, "validation": 0.2, "test": 0.2},
+        },
+    ),
+}
+
+
+def content(prepared: Prepared) -> str:
+    """Return a digest of a data set's fingerprint, shards, hashes of keys, statistics, notes and skipped examples."""
+    about = {"fingerprint", "splits", "inputs", "target", "features", "notes", "skipped_count", "skipped"}
+    digest = hashlib.sha256(prepared.manifest.model_dump_json(include=about).encode())
+    for path in sorted(prepared.folder.glob("*.u64")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def written(cell: str) -> str:
+    quoted = any(mark in cell for mark in '",\n') or cell.startswith("\ufeff")
+    return '"' + cell.replace('"', '""') + '"' if quoted else cell
+
+
+def write(path: Path, table: Table) -> None:
+    lines = [",".join(map(written, row)) for row in table.lines(random.Random(7))]
+    if table.lines is houses:
+        lines[3:3] = [""]  # an empty line
+    path.write_bytes((table.end.join(lines) + (table.end if len(lines) % 2 else "")).encode(table.encoding))
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_becomes_the_same_data_set(
+    tmp_path: Path, make_settings: Callable[..., DataSettings], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    table = TABLES[name]
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "table.csv", table)
+    settings = make_settings("csv:table.csv", **table.settings)
+    prepared = prepare(settings, table.replicas, task=table.task)
+    assert content(prepared) == table.expected
