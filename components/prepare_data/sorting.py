@@ -7,13 +7,20 @@ import errno
 import hashlib
 import itertools
 import marshal
+import pickle
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 # Of a row's values.
 DIGEST_BYTES = 8
+# Examples in memory before they are written.
+HELD = 1024
 
 
 @contextlib.contextmanager
@@ -38,15 +45,19 @@ def database(path: Path) -> Iterator[sqlite3.Connection]:
 class ExampleKeys:
     """Finds keys that several examples have, and keys examples without one by a hash of their values.
 
-    The file `path` is deleted at the end.
+    The file `path` and those beside it are deleted at the end.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._digests = path.with_name(f"{path.name}.digests")
+        self._contents = path.with_name(f"{path.name}.contents")
+        self._held: list[tuple[bytes, bytes]] = []
 
     def __enter__(self) -> Self:
         self._stack = contextlib.ExitStack()
-        self._stack.callback(self._path.unlink, missing_ok=True)
+        for path in (self._path, self._digests, self._contents):
+            self._stack.callback(path.unlink, missing_ok=True)
         self._rows = self._stack.enter_context(database(self._path))
         self._rows.execute("CREATE TABLE keys (key BLOB, number INTEGER)")
         self._rows.execute("CREATE TABLE contents (digest BLOB, about BLOB)")
@@ -69,13 +80,57 @@ class ExampleKeys:
 
     def add_content(self, values: bytes, about: tuple[Any, ...]) -> None:
         """Add an example with these values; `about` is returned with its key."""
-        digest = hashlib.blake2b(values, digest_size=DIGEST_BYTES).digest()
-        self._rows.execute("INSERT INTO contents VALUES (?, ?)", (digest, marshal.dumps(about)))
+        self.add_contents([(values, about)])
+
+    def add_contents(self, examples: Iterable[tuple[bytes, tuple[Any, ...]]]) -> None:
+        """Add examples as `add_content` does."""
+        fresh = hashlib.blake2b(digest_size=DIGEST_BYTES).copy  # faster than a new one for each example
+        for values, about in examples:
+            hashed = fresh()
+            hashed.update(values)
+            self._held.append((hashed.digest(), marshal.dumps(about)))
+        if len(self._held) >= HELD:
+            self._write()
+
+    def _write(self) -> None:
+        with self._digests.open("ab") as digests, self._contents.open("ab") as contents:
+            digests.write(b"".join([digest for digest, _ in self._held]))
+            pickle.dump(self._held, contents)
+        self._held.clear()
 
     def by_content(self) -> Iterator[tuple[bytes, tuple[Any, ...]]]:
         """Yield the key of each example, unique by a number where values are equal, and what was added with it."""
+        if self._held:
+            self._write()
+        if not self._contents.exists():
+            return
+        several = self._several()
+        with self._contents.open("rb") as file:
+            while file.peek(1):
+                found = pickle.load(file)
+                is_equal = _are_in(several, [digest for digest, _ in found])
+                self._rows.executemany("INSERT INTO contents VALUES (?, ?)", itertools.compress(found, is_equal))
+                for digest, about in itertools.compress(found, ~is_equal):
+                    yield b"row " + digest.hex().encode(), marshal.loads(about)
         rows = self._rows.execute("SELECT digest, about FROM contents ORDER BY digest, about")
         for digest, equal in itertools.groupby(rows, key=lambda row: row[0]):
             for number, (_, about) in enumerate(equal, 1):
                 copy = b" copy %d" % number if number > 1 else b""
                 yield b"row " + digest.hex().encode() + copy, marshal.loads(about)
+
+    def _several(self) -> NDArray[np.uint64]:
+        """Return the digests that several examples have, in order."""
+        import numpy as np
+
+        digests = np.memmap(self._digests, np.uint64, "r+")
+        digests.sort()  # in the file: memory use does not grow with their number
+        return np.unique(digests[1:][digests[1:] == digests[:-1]])
+
+
+def _are_in(several: NDArray[np.uint64], digests: list[bytes]) -> NDArray[np.bool_]:
+    import numpy as np
+
+    if not len(several):
+        return np.zeros(len(digests), np.bool_)
+    found = np.frombuffer(b"".join(digests), np.uint64)
+    return several[np.searchsorted(several[:-1], found)] == found

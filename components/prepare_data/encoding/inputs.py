@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from slipway.components.prepare_data.encoding.features import BOX, Kind
 from slipway.components.prepare_data.encoding.image import Inspector
@@ -20,6 +21,10 @@ from slipway.components.prepare_data.examples import Unusable, readable, stored_
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.core.errors import UserError, nearest
 from slipway.core.manifest import Input
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 MAX_CATEGORIES = 100_000
 LARGEST_INTEGER = 2**31 - 1
@@ -186,6 +191,19 @@ class InputCounter:
                 seen = self._inspect(cast("list[bytes]", value)[0])
                 counted.add_image((seen.height, seen.width), color=not seen.gray)
 
+    def add_many(self, numbers: Mapping[str, NDArray[np.float32]], categories: Mapping[str, Sequence[str]]) -> None:
+        """Count many examples by their columns; the numbers are finite.
+
+        Raises:
+            UserError: An input has too many categories.
+        """
+        for name, column in numbers.items():
+            self.statistics[name].merge(number_statistics(column))
+        for name, texts in categories.items():
+            counted = self.statistics[name]
+            counted.merge(InputStatistics(len(texts), categories=dict(Counter(texts))))
+            check_categories(name, counted)
+
     def _values(self, name: str, kind: Kind, feature: bytes | None) -> list[bytes] | list[float] | list[int]:
         found = values(feature) if feature is not None else []
         needed = elements(kind)
@@ -198,6 +216,31 @@ class InputCounter:
                     f"its {name}: {readable(value[:MAX_SHOWN]) if isinstance(value, bytes) else value} {problem}"
                 )
         return found
+
+
+def number_statistics(column: NDArray[np.float32]) -> InputStatistics:
+    """Return the statistics of finite numbers, at most 2**28."""
+    import numpy as np
+
+    bits = np.ascontiguousarray(column).view(np.uint32)
+    exponents, fractions = bits >> 23 & 0xFF, (bits & 0x7FFFFF).astype(np.int64)
+    # A number is its mantissa of 24 bits, in units of 2**-149, shifted to the left.
+    mantissas, shifts = (
+        fractions | (exponents > 0).astype(np.int64) << 23,
+        np.maximum(exponents, 1).astype(np.int64) - 1,
+    )
+    squares = mantissas * mantissas
+    signed = np.where(bits >> 31, -mantissas, mantissas)
+    # Sums of parts of 24 bits are exact as float64.
+    totals, high, low = (np.bincount(shifts, part) for part in (signed, squares >> 24, squares & 0xFFFFFF))
+    used = [(int(shift), int(totals[shift]), int(high[shift]), int(low[shift])) for shift in np.unique(shifts)]
+    return InputStatistics(
+        count=len(column),
+        sums=[sum(total << shift for shift, total, _, _ in used)],
+        squares=[sum((upper << 24) + lower << 2 * shift for shift, _, upper, lower in used)],
+        minimum=float(column.min()),
+        maximum=float(column.max()),
+    )
 
 
 def _problem(kind: Kind, value: bytes | float | int) -> str | None:

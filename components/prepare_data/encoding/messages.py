@@ -90,8 +90,12 @@ def integer_feature(values: Iterable[int]) -> bytes:
 
 def example(features: Iterable[tuple[bytes, bytes]]) -> bytes:
     """Encode an Example from names and Features, sorted by name like TensorFlow's deterministic serialization."""
-    entries = (_delimited(1, _delimited(1, name) + _delimited(2, feature)) for name, feature in sorted(features))
-    return _delimited(1, b"".join(entries))
+    return _delimited(1, b"".join(example_entry(name, feature) for name, feature in sorted(features)))
+
+
+def example_entry(name: bytes, feature: bytes) -> bytes:
+    """Encode a name and its Feature, as an Example has them."""
+    return _delimited(1, _delimited(1, name) + _delimited(2, feature))
 
 
 def features_of(message: bytes) -> dict[bytes, bytes]:

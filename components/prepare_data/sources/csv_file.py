@@ -8,29 +8,33 @@ row a hash of its values: a row is the same one in whatever order the rows are.
 
 from __future__ import annotations
 
-import csv
 import difflib
+import functools
 import hashlib
+import itertools
 import os
 import posixpath
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TypeAlias
 
 from slipway.components.prepare_data.encoding.features import Kind
 from slipway.components.prepare_data.encoding.inputs import choose_inputs
 from slipway.components.prepare_data.encoding.messages import bytes_feature, values
+from slipway.components.prepare_data.encoding.table_rows import TableLayout
 from slipway.components.prepare_data.examples import SPLIT_FOLDERS, Group, Unusable, readable, source_error, stored_name
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sorting import ExampleKeys
+from slipway.components.prepare_data.sources.csv_batches import Batch, CsvFile, infer_kinds
 from slipway.components.prepare_data.sources.images import valid_name
 from slipway.components.prepare_data.sources.listed_files import ManifestReader, MissingFiles, file_status
+from slipway.components.prepare_data.sources.precision import Precision
 from slipway.components.prepare_data.sources.record_layout import additional_kinds
-from slipway.components.prepare_data.sources.source import Entry, Ignored, Source
+from slipway.components.prepare_data.sources.source import Entry, Ignored, Reader, Source
 from slipway.components.prepare_data.sources.spool import Spool
-from slipway.components.prepare_data.sources.values import SEPARATOR, NotANumber, infer_kinds, is_missing, label_cell
+from slipway.components.prepare_data.sources.table import Header, TableLister, TableReader
+from slipway.components.prepare_data.sources.values import SEPARATOR, NotANumber, is_missing, label_cell
 from slipway.core.errors import UserError, nearest
 from slipway.core.manifest import TaskName
 from slipway.core.paths import local_path
@@ -43,20 +47,12 @@ COLUMNS = (
     "numbers and categories"
 )
 SPOOL = "columns"
+# Kinds of columns of which many rows are encoded at once.
+AT_ONCE = {Kind("number"), Kind("category"), Kind("text")}
 # A column whose name is this similar to one of ours is more likely a typo than a feature.
 SLIP = 0.8
 # The first bytes of tables that are not CSV.
 OTHER_FORMATS = {b"PAR1": "a Parquet file", b"PK\3\4": "an Excel or zip file", b"\x1f\x8b": "a gzip file"}
-# Rows, each with the number of its last line.
-Rows: TypeAlias = Iterator[tuple[int, list[str]]]
-
-
-class Header(NamedTuple):
-    """The first line: all columns, and the positions of the columns with a use and of the additional ones."""
-
-    names: list[str]
-    columns: dict[str, int]
-    additional: dict[str, int]
 
 
 class ManifestSource(Source):
@@ -93,10 +89,10 @@ class ManifestSource(Source):
                     if start.startswith(first):
                         raise self._mistake(f"{self.path} is {other}, not CSV.", fix="save the table as a CSV file")
                 file.seek(0)
-                rows = self._rows(file)
-                header = self._header(rows)
+                table = CsvFile(file, self.path, self._mistake)
+                header = self._header(table.names)
                 self.has_image = "image" in header.columns
-                self._kinds = self._find_kinds(header, rows, settings)
+                self._kinds = self._find_kinds(header, table.batches(), settings)
         except OSError as error:
             raise self._mistake(f"{self.path} cannot be read: {error.strerror}.") from None
         self._images = [stored_name(name).encode() for name, kind in self._kinds.items() if kind.name == "image"]
@@ -108,63 +104,107 @@ class ManifestSource(Source):
             image=header.names[header.columns["image"]] if self.has_image else None,
             but=(group_column or "",),
         )
+        self._layout = self._table_layout()
 
-    def _find_kinds(self, header: Header, rows: Rows, settings: DataSettings) -> dict[str, Kind]:
+    def _find_kinds(self, header: Header, batches: Iterable[Batch], settings: DataSettings) -> dict[str, Kind]:
         """Return the kinds of the additional columns: described, else inferred for inputs, else text."""
         every = () if self.has_image else header.additional.keys() - {self._group_column}
         wanted = set(settings.inputs or every)
         inferred = {
             name: index for name, index in header.additional.items() if name in wanted and name not in self._described
         }
-        found = infer_kinds(self._body(header, rows), inferred, self._mistake) if inferred else {}
+        found = infer_kinds(batches, inferred, self._mistake) if inferred else {}
         return {name: self._described.get(name) or found.get(name) or Kind("text") for name in header.additional}
+
+    def _table_layout(self) -> TableLayout | None:
+        """Return how the rows are encoded, many at a time, or None if they are one at a time."""
+        kinds = {stored_name(name): kind for name, kind in self._kinds.items()}
+        if self.has_image or self.task == "multilabel" or not set(kinds.values()) <= AT_ONCE:
+            return None
+        counted = dict(self.inputs)
+        if self.task == "regression":
+            kinds["label"] = counted["label"] = Kind("number")
+        numbers, categories = (
+            [name for name, kind in counted.items() if (kind.name == "number") == is_number]
+            for is_number in (True, False)
+        )
+        return TableLayout(kinds, numbers, categories)
 
     def parts(self) -> list[Path]:
         return [self.path]
 
     def entries(self, part: Path, ignored: Ignored, scratch: Path) -> Iterator[Entry]:
-        missing = MissingFiles(part)
         kept = Spool(scratch / SPOOL) if self._is_spooled else nullcontext()
         with part.open("rb") as file, ExampleKeys(scratch / "keys") as keys, kept as spool:
-            rows = self._rows(file)
-            header = self._header(rows)
-            columns = set(range(len(header.names))) - {header.columns.get("split")}
-            content = sorted(columns, key=header.names.__getitem__)
-            line = 1
-            for line, row in self._body(header, rows):
-                cells = {use: row[index].strip() for use, index in header.columns.items()}
-                key, split, group = self._values(cells, line)
-                status = None
-                if self.has_image:
-                    keys.add(key, line)
-                    status = missing.status(part.parent, key, line)
-                    if status is None:
-                        continue
-                try:
-                    label, additional = self._label_and_features(header, row, cells["label"], line, ignored)
-                except Unusable as reason:
-                    ignored.skip(key, f"{reason} on line {line}" if self.has_image else str(reason))
+            table = CsvFile(file, part, self._mistake)
+            header = self._header(table.names)
+            batches = self._some(table.batches())
+            if self._layout is not None and spool is not None:
+                usable = functools.partial(self._usable, header, ignored)
+                lister = TableLister(self._layout, self.task, header, usable)
+                yield from lister.entries(batches, ignored.precision, spool, keys)
+            else:
+                yield from self._entries(header, batches, ignored, spool, keys)
+
+    def _some(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield the batches; check that there is one."""
+        batch = None
+        for batch in batches:
+            yield batch
+        if batch is None:
+            raise self._mistake(f"{self.path} lists no {self.item}s.")
+
+    def _entries(
+        self, header: Header, batches: Iterable[Batch], ignored: Ignored, spool: Spool | None, keys: ExampleKeys
+    ) -> Iterator[Entry]:
+        """Yield the entries of all rows, one at a time."""
+        missing, content = MissingFiles(self.path), header.content
+        for line, row in itertools.chain.from_iterable(batch.rows() for batch in batches):
+            cells = {use: row[index] for use, index in header.columns.items()}
+            key, split, group = self._values(cells, line)
+            status = None
+            if self.has_image:
+                keys.add(key, line)
+                status = missing.status(self.path.parent, key, line)
+                if status is None:
                     continue
-                stamp, offset = status.st_mtime_ns if status else 0, 0
-                if spool is not None:
-                    offset = spool.add(b"", additional)
-                    about = repr((stamp, additional, self._image_files(additional))).encode()
-                    stamp = int.from_bytes(hashlib.blake2b(about, digest_size=8).digest())
-                size = status.st_size if status else sum(len(feature) for _, feature in additional)
-                if self.has_image:
-                    yield key, label, split, size, stamp, offset, group
-                else:
-                    sorted_cells = [row[index].strip() for index in content]
-                    keys.add_content(repr(sorted_cells).encode(), (label, split, size, stamp, offset, group))
-            for key, entry in keys.by_content():
-                yield key, *entry
-            if line == 1:
-                raise self._mistake(f"{part} lists no {self.item}s.")
-            if twice := keys.twice():
-                key, one, other = twice
-                raise self._mistake(f"{readable(key)} is listed twice in {part}: on lines {one} and {other}.")
+            try:
+                label, additional = self._label_and_features(header, row, cells["label"], line, ignored.precision)
+            except Unusable as reason:
+                ignored.skip(key, f"{reason} on line {line}" if self.has_image else str(reason))
+                continue
+            stamp, offset = status.st_mtime_ns if status else 0, 0
+            if spool is not None:
+                offset = spool.add(b"", additional)
+                about = repr((stamp, additional, self._image_files(additional))).encode()
+                stamp = int.from_bytes(hashlib.blake2b(about, digest_size=8).digest())
+            size = status.st_size if status else sum(len(feature) for _, feature in additional)
+            if self.has_image:
+                yield key, label, split, size, stamp, offset, group
+            else:
+                values_of = repr([row[index] for index in content]).encode()
+                keys.add_content(values_of, (label, split, size, stamp, offset, group))
+        for key, entry in keys.by_content():
+            yield key, *entry
+        if twice := keys.twice():
+            key, one, other = twice
+            raise self._mistake(f"{readable(key)} is listed twice in {self.path}: on lines {one} and {other}.")
         if missing.count:
             raise self._mistake(str(missing), fix="correct the paths, or remove the lines")
+
+    def _usable(self, header: Header, ignored: Ignored, batch: Batch) -> Batch:
+        """Return a batch without the rows that cannot be used, which are skipped."""
+        kept = []
+        for index, (line, row) in enumerate(batch.rows()):
+            cells = {use: row[at] for use, at in header.columns.items()}
+            key, *_ = self._values(cells, line)
+            try:
+                self._label_and_features(header, row, cells["label"], line, Precision())
+            except Unusable as reason:
+                ignored.skip(key, str(reason))
+            else:
+                kept.append(index)
+        return batch.take(kept)
 
     @property
     def _is_spooled(self) -> bool:
@@ -177,44 +217,13 @@ class ManifestSource(Source):
             raise self._mistake(f"{self.path} lists no {self.item} in the split train.")
         return {group: group for group in found}
 
-    def reader(self, scratch: Path) -> ManifestReader:
+    def reader(self, scratch: Path) -> Reader:
+        if self._layout is not None:
+            return TableReader(scratch / SPOOL, self._layout)
         spool = scratch / SPOOL if self._is_spooled else None
         return ManifestReader(self.has_image, self.path.parent, spool, self._images)
 
-    def _rows(self, file: BinaryIO) -> Rows:
-        """Yield each row with the number of its last line; skip empty lines."""
-        reader = csv.reader(self._lines(file), strict=True)
-        try:
-            for row in reader:
-                if row:
-                    yield reader.line_num, row
-        except csv.Error as error:
-            raise self._mistake(f"Line {reader.line_num} of {self.path} is not CSV: {error}.") from None
-
-    def _body(self, header: Header, rows: Rows) -> Rows:
-        """Yield the rows after the header, each with its line."""
-        for line, row in rows:
-            if len(row) != len(header.names):
-                raise self._mistake(
-                    f"Line {line} of {self.path} has {len(row)} columns; line 1 has {len(header.names)}."
-                )
-            yield line, row
-
-    def _lines(self, file: BinaryIO) -> Iterator[str]:
-        for number, line in enumerate(file, 1):
-            try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError:
-                raise self._mistake(
-                    f"Line {number} of {self.path} is not valid UTF-8.", fix="save the file as UTF-8"
-                ) from None
-            if "\0" in text:
-                raise self._mistake(f"Line {number} of {self.path} contains a zero byte.")
-            yield text
-
-    def _header(self, rows: Rows) -> Header:
-        _, names = next(rows, (1, []))
-        names = [name.strip() for name in names]
+    def _header(self, names: list[str]) -> Header:
         requested = dict(self._columns_of)
         if self._group_column is not None:
             requested["group"] = (self._group_column,)
@@ -289,7 +298,7 @@ class ManifestSource(Source):
                 )
 
     def _label_and_features(
-        self, header: Header, row: list[str], cell: str, line: int, ignored: Ignored
+        self, header: Header, row: Sequence[str], cell: str, line: int, precision: Precision
     ) -> tuple[str, list[tuple[bytes, bytes]]]:
         """Return the label of a row's entry, and its features, with a label that is not one class.
 
@@ -305,15 +314,17 @@ class ManifestSource(Source):
                 "numbers.",
                 fix="--set task=classification, or data.label=COLUMN of a column of numbers",
             ) from None
-        features = self._features(header, row, line, ignored)
+        features = self._features(header, row, line, precision)
         if self.task == "regression":
-            ignored.precision.add(name, float(cell))
+            precision.add(name, float(cell))
         return label, features if target is None else [*features, (b"label", target)]
 
-    def _features(self, header: Header, row: list[str], line: int, ignored: Ignored) -> list[tuple[bytes, bytes]]:
+    def _features(
+        self, header: Header, row: Sequence[str], line: int, precision: Precision
+    ) -> list[tuple[bytes, bytes]]:
         found = []
         for name, index in header.additional.items():
-            kind, text = self._kinds[name], row[index].strip()
+            kind, text = self._kinds[name], row[index]
             if kind.name in ("number", "integer") and stored_name(name) in self.inputs and is_missing(text):
                 raise Unusable(f"its number in the column {name} is {text or 'empty'}")
             try:
@@ -327,7 +338,7 @@ class ManifestSource(Source):
                     value = kind.from_text(text)
                     feature = kind.encode(value)
                     if kind.name == "number" and stored_name(name) in self.inputs:
-                        ignored.precision.add(name, value)
+                        precision.add(name, value)
             except Unusable as reason:
                 raise self._mistake(
                     f"Line {line} of {self.path} has an invalid {kind} in the column {name}: {reason}.",

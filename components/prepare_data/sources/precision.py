@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from slipway.components.prepare_data.examples import source_error
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.core.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 # The largest rounding error, as a fraction of the standard deviation.
 MAX_ERROR = 0.01
@@ -116,21 +121,25 @@ class Precision:
     def _elements(self, column: str, count: int) -> list[Rounding]:
         return self.columns.setdefault(column, [Rounding() for _ in range(count)])
 
-    def _count(self, column: str) -> None:
+    def add_all(self, column: str, values: NDArray[np.float64]) -> None:
+        """Add the values of many examples: one each, or a row of elements; values that are not finite are ignored."""
         import numpy as np
 
-        held = self._held[column]
-        if not held:
-            return
-        found = np.array(held, dtype=np.float64).reshape(len(held), -1)
-        held.clear()
+        found = values.reshape(len(values), -1)
         elements = self._elements(column, found.shape[1])
         with np.errstate(over="ignore", invalid="ignore"):
             errors = np.abs(found - found.astype(np.float32))
-        for own, values, error in zip(elements, found.T, errors.T, strict=False):
+        for own, given, error in zip(elements, found.T, errors.T, strict=False):
             finite = np.isfinite(error)
-            values, error = values[finite], error[finite]
-            if len(values):
-                mean, worst = float(values.mean()), int(error.argmax())
-                squares = float(np.square(values - mean).sum())
-                own.merge(Rounding(len(values), mean, squares, float(error[worst]), float(values[worst])))
+            given, error = given[finite], error[finite]
+            if len(given):
+                mean, worst = float(given.mean()), int(error.argmax())
+                squares = float(np.square(given - mean).sum())
+                own.merge(Rounding(len(given), mean, squares, float(error[worst]), float(given[worst])))
+
+    def _count(self, column: str) -> None:
+        import numpy as np
+
+        if held := self._held[column]:
+            self.add_all(column, np.array(held, dtype=np.float64))
+            held.clear()

@@ -6,16 +6,20 @@ import hashlib
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from slipway.components.prepare_data.encoding.features import Kind
 from slipway.components.prepare_data.examples import Group, readable
 from slipway.components.prepare_data.sources.precision import Precision
 from slipway.core.manifest import TaskName
 from slipway.core.values import JsonObject
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 # A part of a source; each source has its own type.
 Part = Any
@@ -103,6 +107,38 @@ class Reader(Protocol):
         For tasks other than classification, `label` is one of them: the target (a float), or the labels' names.
         """
         ...
+
+
+class Rows(NamedTuple):
+    """Rows of a table.
+
+    Attributes:
+        numbers: The inputs, and the target, that are numbers, by the names under which they are stored.
+        categories: The inputs that are categories.
+        are_finite: Whether all of the numbers are.
+        features: The serialized features of each row as an Example has them: those before `key`, those before the
+            class, and those after it.
+    """
+
+    numbers: Mapping[str, NDArray[np.float32]]
+    categories: Mapping[str, Sequence[str]]
+    are_finite: bool
+    features: Sequence[tuple[bytes, bytes, bytes]]
+
+
+class RowReader(ABC):
+    """Base class of readers of tables, which read many rows at a time, too."""
+
+    def read(self, key: bytes, offset: int, size: int) -> bytes:  # noqa: ARG002
+        return b""
+
+    @abstractmethod
+    def additional(self, offset: int) -> Iterable[tuple[bytes, bytes]]:
+        """Return the features of the row at this offset."""
+
+    @abstractmethod
+    def rows(self, offsets: Sequence[int]) -> Rows:
+        """Return the rows at these offsets."""
 
 
 class Source(ABC):

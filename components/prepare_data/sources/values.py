@@ -6,7 +6,7 @@ import math
 import numbers
 import os
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -21,7 +21,6 @@ from slipway.components.prepare_data.encoding.image import (
 )
 from slipway.components.prepare_data.encoding.messages import bytes_feature
 from slipway.components.prepare_data.examples import LABEL_SEPARATOR, SPLIT_FOLDERS, Unusable
-from slipway.components.prepare_data.sources.images import is_image
 from slipway.core.errors import UserError
 from slipway.core.manifest import TaskName
 from slipway.core.paths import local_path
@@ -30,57 +29,10 @@ from slipway.core.paths import local_path
 SEPARATOR = "|"
 # What stands for a missing number, in lower case; pandas writes and reads the same.
 MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "?"))
-# A column with more different texts than this is a key or free text rather than a category, unless it is declared.
-MAX_INFERRED = 1000
 
 
 class NotANumber(ValueError):
     """A label of the task regression that is text."""
-
-
-def infer_kinds(
-    rows: Iterable[tuple[int, list[str]]], columns: Mapping[str, int], mistake: Callable[..., UserError]
-) -> dict[str, Kind]:
-    """Infer the kinds of columns from all rows: number if every cell is a number or missing, else category.
-
-    Args:
-        rows: The rows, without the header, each with its line.
-        columns: The position of each column.
-        mistake: Returns the error with a message, and `fix`.
-
-    Raises:
-        UserError: A column is neither.
-    """
-    numeric = dict.fromkeys(columns, True)
-    some = dict.fromkeys(columns, False)
-    texts: dict[str, set[str]] = {name: set() for name in columns}
-    for _, row in rows:
-        for name, index in columns.items():
-            text = row[index].strip()
-            if numeric[name] and not is_missing(text):
-                some[name] = True
-                numeric[name] = is_number(text)
-            if len(texts[name]) <= MAX_INFERRED:
-                texts[name].add(text)
-    found = {}
-    for name in columns:
-        if numeric[name] and some[name]:
-            found[name] = Kind("number")
-            continue
-        given = texts[name] - {""}
-        if given and all(is_image(text.encode()) for text in given):
-            raise mistake(
-                f"The column {name} has paths of images.",
-                fix=f"--set data.image={name}, or name the inputs without it: --set 'data.inputs=[COLUMN, …]'",
-            )
-        if len(texts[name]) > MAX_INFERRED:
-            raise mistake(
-                f"The column {name} has more than {MAX_INFERRED:,} different texts; a category has fewer.",
-                fix=f"name the inputs without it, --set 'data.inputs=[COLUMN, …]', or "
-                f"--set data.features.{name}=category",
-            )
-        found[name] = Kind("category")
-    return found
 
 
 def is_missing(text: str) -> bool:

@@ -89,7 +89,7 @@ class TallyCounter:
 
     def __init__(self, *, max_skipped_named: int) -> None:
         self._max_skipped_named = max_skipped_named
-        self._classes: dict[int, int] = {}
+        self._classes: Counter[int] = Counter()
         self._infos: dict[ImageInfo, int] = {}
         self._first: dict[tuple[int, int], bytes] = {}
         self._decoded = 0
@@ -97,7 +97,7 @@ class TallyCounter:
 
     def add(self, key: bytes, label: int, info: ImageInfo | None, damage: str = "", *, decoded: bool) -> None:
         """Count one example, its image if it has one, whether its images were decoded in full, and their damage."""
-        self._classes[label] = self._classes.get(label, 0) + 1
+        self._classes[label] += 1
         if damage and decoded:
             self._tally.damaged += 1
             if len(self._tally.damaged_images) < MAX_DAMAGED:
@@ -116,6 +116,10 @@ class TallyCounter:
             self._tally.other_sizes += 1
             self._tally.add_images(info, 1)
 
+    def add_classes(self, labels: Iterable[int]) -> None:
+        """Count examples without images by their classes."""
+        self._classes.update(labels)
+
     def skip(self, key: bytes, reason: Unusable) -> None:
         """Count an unusable image."""
         tally = self._tally
@@ -129,7 +133,7 @@ class TallyCounter:
     def tally(self) -> Tally:
         """Return the counts; nothing can be counted afterwards."""
         tally = self._tally
-        tally.classes, tally.decoded = self._classes, self._decoded
+        tally.classes, tally.decoded = dict(self._classes), self._decoded
         counts: Counter[tuple[int, int]] = Counter()
         for info, count in self._infos.items():
             tally.add_images(info, count)

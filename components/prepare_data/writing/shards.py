@@ -15,15 +15,15 @@ from typing import BinaryIO, TypeAlias
 from pydantic import BaseModel
 
 from slipway.components.prepare_data.encoding.features import Kind
-from slipway.components.prepare_data.encoding.image import ImageInfo, Inspector, check_bytes
+from slipway.components.prepare_data.encoding.image import MAX_IMAGE_BYTES, ImageInfo, Inspector, check_bytes
 from slipway.components.prepare_data.encoding.inputs import InputCounter, Statistics
 from slipway.components.prepare_data.encoding.messages import integer_feature, values
 from slipway.components.prepare_data.encoding.records import RecordEncoder
 from slipway.components.prepare_data.encoding.resize import resize, resized_info
 from slipway.components.prepare_data.examples import Damaged, Unusable
-from slipway.components.prepare_data.listing.index import read_list
+from slipway.components.prepare_data.listing.index import Example, read_list
 from slipway.components.prepare_data.settings import ResizeSettings
-from slipway.components.prepare_data.sources.source import Reader, Source
+from slipway.components.prepare_data.sources.source import Reader, RowReader, Source
 from slipway.components.prepare_data.validation.duplicates import image_hash
 from slipway.components.prepare_data.validation.sampling import is_decoded
 from slipway.components.prepare_data.validation.tally import Tally, TallyCounter
@@ -32,6 +32,8 @@ from slipway.core.manifest import Shard
 from slipway.core.seen import key_hash
 
 BUFFER_BYTES = 1 << 19
+# Rows of a table that are processed at once.
+BATCH_BYTES = 1 << 20
 EXAMPLES_BETWEEN_TICKS = 256
 SECONDS_BETWEEN_TICKS = 0.2
 
@@ -39,6 +41,8 @@ SECONDS_BETWEEN_TICKS = 0.2
 # A usable example: its image in the source and as it is stored, its key, class and additional features (names and
 # serialized Features).
 Usable = tuple[bytes, bytes, bytes, int, list[tuple[bytes, bytes]]]
+# An example's hash, its record, and with data.resize the record with the image as it is in the source.
+Record: TypeAlias = "tuple[int, bytes, bytes | None]"
 # The hashes of examples and the offsets of their records.
 Hashed: TypeAlias = "tuple[array[int], array[int]]"
 # The name under which the label is stored.
@@ -123,14 +127,19 @@ class ShardWriter:
         """
         counter = TallyCounter(max_skipped_named=task.max_skipped_named)
         inputs = InputCounter(self._counted)
-        examples = self._usable(task, counter, inputs, tick)
+        if self._reader is None:
+            self._reader = self._source.reader(self._scratch)
+        if isinstance(self._reader, RowReader):
+            records = self._rows(self._reader, task, counter, inputs, tick)
+        else:
+            records = self._records(task, self._usable(task, read_list(task.examples), counter, inputs, tick))
         if task.path is None:
-            collections.deque(examples, maxlen=0)
+            collections.deque(records, maxlen=0)
             result = ShardResult(tally=counter.tally(), inputs=inputs.statistics)
         else:
             writing = task.path.with_name(f".{task.path.name}.{os.getpid()}")
             hashed: Hashed = (array("Q"), array("Q"))
-            size, digest, content = self._write_records(writing, examples, hashed, resized=task.resize is not None)
+            size, digest, content = _write_records(writing, records, hashed)
             writing.replace(task.path)
             tally = counter.tally()
             columns = b"".join(column.tobytes() for column in hashed)
@@ -148,16 +157,22 @@ class ShardWriter:
         task.result.write_text(result.model_dump_json())
         return result
 
-    def _usable(self, task: ShardTask, counter: TallyCounter, inputs: InputCounter, tick: Tick) -> Iterator[Usable]:
-        """Read, validate and count the task's examples; yield the usable ones."""
-        if self._reader is None:
-            self._reader = self._source.reader(self._scratch)
+    def _usable(
+        self,
+        task: ShardTask,
+        examples: Iterable[Example],
+        counter: TallyCounter,
+        inputs: InputCounter,
+        tick: Tick,
+    ) -> Iterator[Usable]:
+        """Read, validate and count examples; yield the usable ones."""
+        assert self._reader is not None
         reader, read, below = self._reader, self._reader.read, task.decoded_below
         inspect_header, inspect_all = Inspector(whole=False).inspect, Inspector(whole=True).inspect
         count, has_image, counted = counter.add, self._source.has_image, bool(self._counted)
         has_additional, additional, seen = self._has_additional, [], None
         done, reported, last = 0, 0, time.monotonic()
-        for key, label, listed_size, offset in read_list(task.examples):
+        for key, label, listed_size, offset in examples:
             done += 1
             if (task.resize or done % EXAMPLES_BETWEEN_TICKS == 0) and time.monotonic() - last > SECONDS_BETWEEN_TICKS:
                 tick(done - reported)
@@ -206,32 +221,33 @@ class ShardWriter:
             return self._encoder.encode_with(own, key, label if self._has_class else None, additional)
         return self._encoder.encode(image, key, label)
 
-    def _write_records(
-        self, path: Path, examples: Iterable[Usable], hashed: Hashed, *, resized: bool
-    ) -> tuple[int, str, str]:
-        """Write the records to `path`; return their size, their SHA-256 and their content's.
-
-        Appends the examples' hashes and the offsets of their records to `hashed`.
-        """
-        digest, original = hashlib.sha256(), hashlib.sha256()
-        add_hash, add_offset = (column.append for column in hashed)
+    def _records(self, task: ShardTask, examples: Iterable[Usable]) -> Iterator[Record]:
+        """Encode the examples; nothing is encoded if they are only validated."""
         encode, has_additional, has_image = self._encoder.encode, self._has_additional, self._source.has_image
-        waiting: list[bytes] = []
-        size, waiting_bytes = 0, 0
-        with path.open("wb") as file:
-            for image, stored, key, label, additional in examples:
-                add_hash(image_hash(image) if has_image else key_hash(key))
-                add_offset(size + waiting_bytes)
-                if resized:
-                    original.update(self._record(image, key, label, additional))
-                record = self._record(stored, key, label, additional) if has_additional else encode(stored, key, label)
-                waiting.append(record)
-                waiting_bytes += len(record)
-                if waiting_bytes > BUFFER_BYTES:
-                    size += _flush(waiting, file, digest)
-                    waiting_bytes = 0
-            size += _flush(waiting, file, digest)
-        return size, digest.hexdigest(), (original if resized else digest).hexdigest()
+        for image, stored, key, label, additional in examples:
+            if task.path is None:
+                continue
+            original = self._record(image, key, label, additional) if task.resize else None
+            record = self._record(stored, key, label, additional) if has_additional else encode(stored, key, label)
+            yield image_hash(image) if has_image else key_hash(key), record, original
+
+    def _rows(
+        self, reader: RowReader, task: ShardTask, counter: TallyCounter, inputs: InputCounter, tick: Tick
+    ) -> Iterator[Record]:
+        """Read, validate, count and encode a table's rows, many at a time."""
+        encode, has_class = self._encoder.encode_row, self._has_class
+        for batch in _batches(read_list(task.examples)):
+            keys, labels, sizes, offsets = zip(*batch, strict=True)
+            rows = reader.rows(offsets)
+            if not rows.are_finite or max(sizes) > MAX_IMAGE_BYTES:  # some cannot be used
+                yield from self._records(task, self._usable(task, batch, counter, inputs, tick))
+                continue
+            inputs.add_many(rows.numbers, rows.categories)
+            counter.add_classes(labels)
+            tick(len(batch))
+            if task.path is not None:
+                for key, label, features in zip(keys, labels, rows.features, strict=True):
+                    yield key_hash(key), encode(key, label if has_class else None, features), None
 
 
 class ShardHasher(ShardWriter):
@@ -275,6 +291,44 @@ def inspect_additional(
                 if info.damage:
                     damage = f"its {name.decode()}: {info.damage}"
     return damage
+
+
+def _batches(examples: Iterable[Example]) -> Iterator[list[Example]]:
+    """Yield the examples in lists of about `BATCH_BYTES`."""
+    batch, size = [], 0
+    for example in examples:
+        batch.append(example)
+        size += example[2]
+        if size > BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _write_records(path: Path, records: Iterable[Record], hashed: Hashed) -> tuple[int, str, str]:
+    """Write the records to `path`; return their size, their SHA-256 and their content's.
+
+    Appends the examples' hashes and the offsets of their records to `hashed`.
+    """
+    digest, originals, resized = hashlib.sha256(), hashlib.sha256(), False
+    add_hash, add_offset = (column.append for column in hashed)
+    waiting: list[bytes] = []
+    size, waiting_bytes = 0, 0
+    with path.open("wb") as file:
+        for hash_of, record, original in records:
+            add_hash(hash_of)
+            add_offset(size + waiting_bytes)
+            if original is not None:
+                originals.update(original)
+                resized = True
+            waiting.append(record)
+            waiting_bytes += len(record)
+            if waiting_bytes > BUFFER_BYTES:
+                size += _flush(waiting, file, digest)
+                waiting_bytes = 0
+        size += _flush(waiting, file, digest)
+    return size, digest.hexdigest(), (originals if resized else digest).hexdigest()
 
 
 def _flush(records: list[bytes], file: BinaryIO, digest: hashlib._Hash) -> int:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import cProfile
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
 import pytest
 
@@ -16,7 +16,7 @@ from slipway.components.prepare_data.publishing import statistics
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sorting import ExampleKeys
 from slipway.components.prepare_data.sources import open_source
-from slipway.components.prepare_data.sources.csv_file import ManifestSource
+from slipway.components.prepare_data.sources.csv_batches import CsvFile
 from slipway.components.prepare_data.sources.source import Ignored
 from slipway.core.errors import UserError
 from tests.components.prepare_data.conftest import example_parts
@@ -286,13 +286,13 @@ class Counted(str):
 def test_the_work_for_columns_grows_with_their_number(
     tmp_path: Path, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, *, named: bool
 ) -> None:
-    rows_of = ManifestSource._rows
+    open_file = CsvFile.__init__
 
-    def rows(source: ManifestSource, file: BinaryIO) -> Iterator[tuple[int, list[str]]]:
-        for line, row in rows_of(source, file):
-            yield line, [*map(Counted, row)] if line == 1 else row
+    def counted(file: CsvFile, *arguments: Any) -> None:
+        open_file(file, *arguments)
+        file.names = [*map(Counted, file.names)]
 
-    monkeypatch.setattr(ManifestSource, "_rows", rows)
+    monkeypatch.setattr(CsvFile, "__init__", counted)
 
     def counts(columns: int) -> tuple[int, int]:
         """Return the numbers of comparisons and of calls of functions."""
