@@ -85,9 +85,12 @@ def _find(model: str | None, known: Registry) -> Chosen:
             champion = _champion(Registry(folder.absolute().parent), folder.absolute().name)
             return champion if folder.resolve().parent == known.root.resolve() else replace(champion, module=None)
         if served.is_model(folder) or any((folder / name).is_file() for name in (served.RECORD_FILE, METADATA)):
-            is_registered = folder.resolve().parent.parent == known.root.resolve()
-            module = served.read_json(folder / METADATA).get(SERVE_MODULE) if is_registered else None
-            return Chosen(folder.absolute(), folder.name, module=module)
+            real = folder.resolve()
+            if real.parent.parent == known.root.resolve() and real.name.isdigit():
+                module = served.read_json(folder / METADATA).get(SERVE_MODULE)
+                return Chosen(folder.absolute(), real.parent.name, int(real.name), module=module)
+            run = next((parent.name for parent in real.parents if runs.RunFolder(parent).record_file.is_file()), None)
+            return Chosen(folder.absolute(), run or real.name)
     name, _, version = model.partition("/")
     if name in known.models():
         return _version(known, name, version) if version else _champion(known, name)

@@ -265,6 +265,7 @@ def test_models_by_name_version_folder_and_mistakes(project: Path, classifier_fo
     assert models.find(None, registry) == models.find("digits", registry) == models.find("models/digits", registry)
     assert models.find("digits", registry).follow
     assert models.find("digits/1", registry).folder == project / "models/digits/1"
+    assert str(models.find("models/digits/1", registry)) == "digits/1"
     assert models.find(str(classifier_folder), registry).folder == classifier_folder
     result = run("digit", "images")
     assert result.exit_code == 2 and "closest:  digits" in result.stderr
@@ -384,6 +385,9 @@ def test_a_registered_models_and_a_runs_own_function_load_them(project: Path) ->
         )
     )
     assert models.find(made.run_id, Path("models")).module == "own_loading:load"
+    inside = made.path / "train" / "model"
+    shutil.copytree(project / "models/digits/1", inside)
+    assert models.find(str(inside), Path("models")).name == made.run_id
     assert run(str(folder), "-", stdin='"four"').exit_code == 2
 
 
