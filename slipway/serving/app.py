@@ -13,9 +13,11 @@ import json
 import logging
 import sys
 import time
+import uuid
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import prometheus_client as prometheus
 from starlette.applications import Starlette
@@ -35,6 +37,7 @@ from slipway.serving.kinds import KINDS
 from slipway.serving.model import Model, NotServable
 from slipway.serving.settings import ServerSettings
 from slipway.trainer.distributed.verification import verify_loaded
+from slipway.trainer.export.examples import FILE_NAME as EXAMPLES_FILE
 
 PAGE = Path(__file__).with_name("page.html")
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -45,6 +48,13 @@ JSON = b"application/json"
 SWITCH_SECONDS = 0.0002
 # Why the task of a request is cancelled.
 EVICTED = "evicted"
+# Categories of an input that the page receives, to propose them and to recognize unknown ones.
+MAX_CATEGORIES = 10_000
+# Examples of the data set that the page shows, if a custom program has stored more.
+MAX_EXAMPLES = 8
+
+NO_EXAMPLES: JsonObject = {"instances": [], "keys": []}
+Headers = list[tuple[bytes, bytes]]
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +84,8 @@ class Server:
 
     Attributes:
         model: The model that is served; None until the first one has been loaded.
+        name: Its name.
+        load: Identifies this load of it: another model may have the same name, such as a folder's.
         failure: Why the newest model could not be loaded; None if it was.
         failed: The name of that model.
         refusal: The user's mistake for which nothing can be served, and the server stops; None if there is none.
@@ -82,7 +94,7 @@ class Server:
     def __init__(self, settings: ServerSettings, source: Callable[[], Served]) -> None:
         self.settings = settings
         self.model: Model | None = None
-        self.name = ""
+        self.name = self.load = ""
         self.failure: Exception | None = None
         self.failed = ""
         self.refusal: UserError | None = None
@@ -116,8 +128,11 @@ class Server:
 
     def use(self, model: Model, served: Served) -> None:
         """Serve a model that is loaded and warm, until another replaces it."""
-        self.model, self.name, self.failure = model, served.name, None
-        self._seen = _identity(served)
+        self._replace(model, served.name, _identity(served))
+        self.failure = None
+
+    def _replace(self, model: Model, name: str, identity: object) -> None:
+        self.model, self.name, self.load, self._seen = model, name, uuid.uuid4().hex[:8], identity
 
     def app(self) -> Starlette:
         """Return the ASGI application."""
@@ -129,6 +144,7 @@ class Server:
                 Route(self.settings.health_route, self.health),
                 Route("/metrics", self.metrics),
                 Route("/model", self.describe),
+                Route("/examples", self.examples),
                 Route("/", self.page),
             ],
             lifespan=self._lifespan,
@@ -153,8 +169,7 @@ class Server:
                 name = served.name
                 found = await asyncio.to_thread(_identity, served)
                 if found != self._seen:
-                    self.model = await asyncio.to_thread(self._load, served)
-                    self.name, self._seen = name, found
+                    self._replace(await asyncio.to_thread(self._load, served), name, found)
                     self._loads.labels("ok").inc()
                     logger.info("serving %s", name)
                 self.failure = None
@@ -183,8 +198,16 @@ class Server:
         """Answer a prediction request; see `slipway.serving.instances` for the JSON."""
         started = time.monotonic()
         status, fields = 200, {}
+        answered_by: Headers = []
         try:
-            content = {"predictions": await self._predictions(scope, receive)}
+            model = self.model
+            if model is None:
+                raise _Refused(503, f"{self._why_no_model}.")
+            answered_by = [
+                (b"slipway-model", quote(self.name).encode()),
+                (b"slipway-model-load", self.load.encode()),
+            ]
+            content = {"predictions": await self._predictions(model, scope, receive)}
             body = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
         except BadRequest as error:
             status, fields = 400, error.as_dict()
@@ -202,7 +225,7 @@ class Server:
             status, fields = 500, {"message": f"The predictions are not JSON: {error}."}
         if status != 200:
             body = json.dumps({"error": {"code": status, **fields}}).encode()
-        await self._send(send, status, body)
+        await self._send(send, status, body, answered_by)
         seconds = time.monotonic() - started
         self._seconds.observe(seconds)
         if (counter := self._by_status.get(status)) is None:
@@ -212,8 +235,8 @@ class Server:
             level = logging.ERROR if status == 500 else logging.WARNING
             logger.log(level, "request failed", extra={"fields": {"status": status, "seconds": round(seconds, 4)}})
 
-    async def _send(self, send: Send, status: int, body: bytes) -> None:
-        headers = [(b"content-type", JSON), (b"content-length", str(len(body)).encode())]
+    async def _send(self, send: Send, status: int, body: bytes, headers: Headers) -> None:
+        headers = [(b"content-type", JSON), (b"content-length", str(len(body)).encode()), *headers]
         if status in (429, 503):
             headers.append((b"retry-after", b"1"))
         if self.stopping or status == 408:  # the client's next request goes elsewhere; or the rest of this one
@@ -221,10 +244,7 @@ class Server:
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    async def _predictions(self, scope: Scope, receive: Receive) -> list[Any]:
-        model = self.model
-        if model is None:
-            raise _Refused(503, "The model is not loaded yet.")
+    async def _predictions(self, model: Model, scope: Scope, receive: Receive) -> list[Any]:
         headers = dict(scope["headers"])
         length = headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > self.settings.max_body:
@@ -284,6 +304,10 @@ class Server:
     def _problem(self) -> str | None:
         return f"could not load {self.failed}: {instances.sentence(self.failure)}" if self.failure else None
 
+    @property
+    def _why_no_model(self) -> str:
+        return f"The server {self._problem}" if self._problem else "The model is not loaded yet"
+
     async def health(self, _request: Request) -> Response:
         if self.model is not None and not self.stopping:
             return PlainTextResponse(f"serving {self.name}; {self._problem}" if self._problem else "ok")
@@ -296,7 +320,7 @@ class Server:
         """Describe the model for the page."""
         model = self.model
         if model is None:
-            return JSONResponse({"error": {"code": 503, "message": "The model is not loaded yet."}}, 503)
+            return JSONResponse({"error": {"code": 503, "message": f"{self._why_no_model}."}}, 503)
         stored = {signature_name(name, one): one for name, one in model.stored_inputs.items()}
         inputs: list[JsonObject] = [
             {
@@ -306,24 +330,44 @@ class Server:
                 "media_types": KINDS[each.kind].media_types,
                 "file": KINDS[each.kind].file,
                 "shape": each.shape,
-                "categories": stored[name].vocabulary[:1000] if name in stored else [],
+                "categories": stored[name].vocabulary[:MAX_CATEGORIES] if name in stored else [],
+                "unlisted": max(len(stored[name].vocabulary) - MAX_CATEGORIES, 0) if name in stored else 0,
                 "example": instances.example(stored[name]) if name in stored else None,
+                "usual": instances.usual(stored[name]) if name in stored else "",
             }
             for name, each in model.inputs.items()
         ]
         return JSONResponse(
             {
                 "model": self.name,
+                "load": self.load,
                 "problem": self._problem,
                 "task": model.task,
+                "target": model.description.get("target_name"),
                 "inputs": [] if model.is_custom else inputs,
                 "classes": model.names,
                 "predict": self.settings.predict_route,
+                "max_body": self.settings.max_body,
             }
         )
 
+    async def examples(self, _request: Request) -> Response:
+        """Return the examples of the data set that are stored with the model, for the page; only to this machine."""
+        model = self.model
+        if model is None or not connections.is_loopback(self.settings.host):
+            return JSONResponse(NO_EXAMPLES)
+        return JSONResponse(await asyncio.to_thread(_examples, model.folder))
+
     async def page(self, _request: Request) -> Response:
         return FileResponse(PAGE, media_type="text/html")
+
+
+def _examples(folder: Path) -> JsonObject:
+    stored = models.read_json(folder / EXAMPLES_FILE)
+    found, keys = stored.get("instances"), stored.get("keys", [])
+    if not isinstance(found, list) or not isinstance(keys, list):  # of a custom program
+        return NO_EXAMPLES
+    return {"instances": found[:MAX_EXAMPLES], "keys": [str(key) for key in keys[:MAX_EXAMPLES]]}
 
 
 def _identity(served: Served) -> tuple[object, ...]:

@@ -247,14 +247,14 @@ def guarded(app: ASGIApp, host: str, origins: tuple[str, ...]) -> ASGIApp:
     requests of pages are refused unless they are the server's own, or of an allowed origin. Behind any other address,
     proxies and health checks send the names that they know.
     """
-    if not _is_loopback(host):
+    if not is_loopback(host):
         return _with_origins(app, origins)
     names = {urlsplit(origin).hostname for origin in origins}
 
     @functools.lru_cache(maxsize=256)
     def fault(host: str, origin: str) -> str | None:
         name = _hostname(f"//{host}")
-        if host and not (_is_loopback(name) or name in names):
+        if host and not (is_loopback(name) or name in names):
             return (
                 f"The request is for the host {host!r:.80}. To allow it: slipway serve --allow-origin http://{host:.80}"
             )
@@ -291,7 +291,7 @@ def _hostname(url: str) -> str:
         return ""
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

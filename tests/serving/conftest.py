@@ -17,7 +17,7 @@ HOUSES = Manifest(
     name="houses",
     fingerprint="0" * 64,
     source="csv:houses.csv",
-    settings={},
+    settings={"label": "price"},
     task="regression",
     classes=[],
     target=Input(kind="number", mean=(100.0,), deviation=(10.0,)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import http.client
 import json
 import shutil
 import signal
@@ -64,7 +65,9 @@ def test_health_metrics_page_and_description(port: int) -> None:
         "media_types": "image/png,image/jpeg",
         "file": "a PNG or JPEG image",
     }
-    assert described["inputs"] == [image | {"is_text": False, "shape": [], "categories": [], "example": None}]
+    unknown = {"is_text": False, "shape": [], "categories": [], "unlisted": 0, "example": None, "usual": ""}
+    assert described["inputs"] == [image | unknown]
+    assert described["max_body"] == 1 << 20
     assert "<!doctype html>" in ask(port, "/")[1]
 
 
@@ -83,6 +86,7 @@ def test_bad_requests_are_refused_with_the_reason(port: int, body: bytes, kind: 
     assert found == status
     assert says in answer["error"]["message"]
     assert answer["error"]["code"] == status
+    assert ("problem" in answer["error"]) == (status == 400)
     assert predict(port, {"b64": base64.b64encode(IMAGE).decode()})[0] == 200
 
 
@@ -117,7 +121,16 @@ def test_named_inputs_and_the_variables_of_vertex_ai(houses_folder: Path) -> Non
         assert ask(port, "/ping") == (200, "ok")
         status, found = ask(port, "/v1/predict", json.dumps({"instances": [HOUSE], "parameters": {}}).encode())
         assert (status, found["predictions"][0]["prediction"]) == (200, pytest.approx(HOUSE_PRICE))
-        assert [each["name"] for each in ask(port, "/model")[1]["inputs"]] == list(HOUSE)
+        described = ask(port, "/model")[1]
+        assert [each["name"] for each in described["inputs"]] == list(HOUSE)
+        assert [each["usual"] for each in described["inputs"]] == [
+            "mean 50, standard deviation 5",
+            "",
+            "up to 9",
+            "2 categories",
+        ]
+        assert described["target"] == "price"
+        assert ask(port, "/examples") == (200, {"instances": [], "keys": []})
     assert (ServerSettings.of({}).port, ServerSettings.of({}).predict_route) == (8080, "/predict")
     for wrong in ({"AIP_HTTP_PORT": "http"}, {"AIP_PREDICT_ROUTE": "predict"}):
         with pytest.raises(UserError):
@@ -128,7 +141,46 @@ def test_it_is_not_healthy_before_the_first_prediction(tmp_path: Path) -> None:
     (tmp_path / "saved_model.pb").write_bytes(b"damaged")
     with serving(Server(settings(), lambda: Served("damaged", tmp_path))) as port:
         assert ask(port, "/health")[0] == 503
-        assert ask(port, "/predict", IMAGE, "image/png")[0] == 503
+        for status, answer in (ask(port, "/predict", IMAGE, "image/png"), ask(port, "/model")):
+            assert status == 503
+            assert answer["error"]["message"].startswith("The server could not load damaged: ")
+        assert ask(port, "/examples") == (200, {"instances": [], "keys": []})
+
+
+def test_an_answer_names_the_model_and_a_page_receives_its_examples(tmp_path: Path) -> None:
+    (tmp_path / "weights").touch()
+    many = {"keys": ["line 1", 2], "instances": [{"x": index} for index in range(20)]}
+    (tmp_path / "examples.json").write_text(json.dumps(many))
+    inputs = {"x": Field("number", np.dtype(np.float32))}
+    made = [
+        Model(tmp_path, "regression", inputs, ("prediction",), {}, lambda arrays: (None, {"prediction": arrays["x"]}))
+        for _ in range(2)
+    ]
+    server = Server(settings(), lambda: Served("häuser/1", tmp_path))
+    server.use(made[0], Served("häuser/1", tmp_path))
+
+    def headers(port: int) -> tuple[str | None, str | None]:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request("POST", "/predict", '{"instances": [1]}')
+        answer = connection.getresponse()
+        answer.read()
+        connection.close()
+        return answer.getheader("slipway-model"), answer.getheader("slipway-model-load")
+
+    with serving(server) as port:
+        assert headers(port) == ("h%C3%A4user/1", server.load)
+        assert ask(port, "/model")[1]["load"] == server.load
+        before = server.load
+        server.use(made[1], Served("häuser/1", tmp_path))
+        assert headers(port) == ("h%C3%A4user/1", server.load) != ("h%C3%A4user/1", before)
+        assert ask(port, "/examples")[1] == {"keys": ["line 1", "2"], "instances": [{"x": index} for index in range(8)]}
+        (tmp_path / "examples.json").write_text('{"instances": 3}')
+        assert ask(port, "/examples")[1] == {"keys": [], "instances": []}
+        (tmp_path / "examples.json").write_text(json.dumps(many))
+    open_to_all = Server(settings(host="0.0.0.0"), lambda: Served("häuser/1", tmp_path))
+    open_to_all.use(made[0], Served("häuser/1", tmp_path))
+    with serving(open_to_all) as port:
+        assert ask(port, "/examples")[1] == {"keys": [], "instances": []}
 
 
 def test_a_full_queue_is_429(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -88,6 +88,7 @@ def inputs_and_classes(manifest: Manifest) -> dict[str, object]:
         "classes": manifest.classes,
         "inputs": {name: each.model_dump(exclude_defaults=True) for name, each in manifest.inputs.items()},
         "target": manifest.target and manifest.target.model_dump(exclude_defaults=True),
+        "target_name": manifest.settings.get("label") if manifest.target else None,
         "image_size": list(manifest.image_size),
         "channels": manifest.channels,
         "resize_mode": manifest.resize_mode,
