@@ -67,15 +67,19 @@ check: lint ## Lint and run the fast tests, in two to three minutes
 	$(BIN)/python -m pytest -m 'not slow' --durations 5
 
 .PHONY: test
-test: $(STAMP) ## Run the tests but the long ones
-	$(BIN)/python -m pytest -m 'not long'
+test: $(STAMP) ## Run the tests but the long ones and those in a browser
+	$(BIN)/python -m pytest -m 'not long and not browser'
 
 .PHONY: test-long
 test-long: $(STAMP) ## Run the long tests (soak tests, the wheel), and the property tests with more examples
 	$(BIN)/python -m pytest -m 'long or hypothesis' --hypothesis-profile thorough
 
 .PHONY: test-all
-test-all: test test-long test-engines test-containers ## Run all tests
+test-all: test test-long test-browser test-engines test-containers ## Run all tests
+
+.PHONY: test-browser
+test-browser: $(STAMP) ## Test the pages in Chromium (skips without it; SLIPWAY_CHROMIUM=PATH)
+	$(BIN)/python -m pytest -n 0 -m browser tests/browser
 
 .PHONY: test-engines
 test-engines: $(ENGINES_STAMP) ## Test the jax and pytorch engines, in a separate environment

@@ -36,7 +36,7 @@ hypothesis.settings.load_profile("slipway")  # make test-long: --hypothesis-prof
 # fixtures, or are in one of these folders. Any other test that needs more than half a second of a core has the marker.
 # `make check` skips them. Tests with the marker `long` are slow too; `make test` skips those.
 SLOW_FIXTURES = {"tensorflow", "workers", "data_set", "make_data_set", "google", "kubeflow", "kernel"}
-SLOW_FOLDERS = {"end_to_end", "engines"}
+SLOW_FOLDERS = {"browser", "end_to_end", "engines"}
 TESTS = Path(__file__).parent
 
 
