@@ -17,7 +17,14 @@ from typing import Any
 
 from websockets.sync.client import ClientConnection, connect
 
-OPTIONS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--remote-debugging-port=0")
+OPTIONS = (
+    "--headless=new",
+    "--no-sandbox",  # it refuses to start as root otherwise
+    "--disable-gpu",
+    "--hide-scrollbars",
+    "--no-first-run",
+    "--remote-debugging-port=0",
+)
 START_SECONDS = 60.0
 # Key codes that a page's default actions need, https://www.w3.org/TR/uievents-key/
 KEYS = {"Tab": 9, "Enter": 13, " ": 32, "Backspace": 8}

@@ -64,6 +64,17 @@ def table(folder: Path, manifest: Manifest = HOUSES, scale: float = 1.0) -> Mode
     return Model(folder, "regression", inputs, ("prediction",), description, function)
 
 
+def listing(folder: Path) -> Model:
+    """Adds the brightness of a photo, from 0 to 1, to an area."""
+
+    def function(arrays: Any) -> Any:
+        means = [np.asarray(Image.open(io.BytesIO(data))).mean() / 255 for data in arrays["photo_bytes"]]
+        return None, {"prediction": arrays["area"] + np.array(means)}
+
+    inputs = {"photo_bytes": Field("image", np.dtype(object)), "area": Field("number", np.dtype(np.float32))}
+    return Model(folder, "regression", inputs, ("prediction",), {}, function)
+
+
 def wide(folder: Path) -> Model:
     """Has 200 inputs."""
     number = Input(kind="number", mean=(1.0,), deviation=(2.0,))

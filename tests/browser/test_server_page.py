@@ -372,6 +372,29 @@ def test_the_code_to_copy_sends_an_image(images: Stub, page: Chromium, files: Pa
     assert page.run("document.getElementById('curl').textContent").endswith("-H 'Content-Type: image/png'")
 
 
+def test_an_image_among_other_inputs(folder: Path, page: Chromium, files: Path) -> None:
+    (files / "photo.jpg").write_bytes(BRIGHT)
+    stub.write_examples(folder, ["7"], {"photo_bytes": {"b64": base64.b64encode(DARK).decode()}, "area": 20})
+    with Stub(stub.listing(folder), "listings/1").serving() as server:
+        page.open(server.url)
+        page.says("listings/1", "h1")
+        page.run("document.querySelector('[name=area]').focus()")
+        page.type("30")
+        page.press("Enter")
+        page.says("photo_bytes is empty. Choose a PNG or JPEG image.", "#answer")
+        page.choose(files / "photo.png")
+        page.wait("!document.querySelector('[name=area]').ariaInvalid")
+        page.click("#form button")
+        page.says("31", "#answer h2")
+        for language, command in {"curl": ["sh", "-c"], "python": [sys.executable, "-c"]}.items():
+            code = page.run(f"document.getElementById('{language}').textContent").replace("curl ", "curl -s ")
+            output = subprocess.run([*command, code], cwd=files, capture_output=True, text=True, check=True).stdout
+            assert json.loads(output.replace("'", '"')) == {"predictions": [{"prediction": 31.0}]}
+        page.wait("document.querySelector('#chosen img').complete")
+        page.click("#chosen button")
+        page.says("20", "#answer h2")
+
+
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_it_is_legible_at_every_width(folder: Path, page: Chromium, tmp_path: Path, dark: bool) -> None:
     encoded = {"b64": base64.b64encode(BRIGHT).decode()}
