@@ -147,12 +147,20 @@ def test_the_model_that_answered_is_named_and_the_users_values_stay(
     page.says("price: 60", "#answer")
     second = tmp_path / "second"
     second.mkdir()
-    renamed = stub.HOUSES.model_copy(update={"inputs": {**stub.HOUSES.inputs, "floor": stub.HOUSES.inputs["rooms"]}})
-    houses.use(stub.table(second, renamed, scale=2.0), "houses/2")
+    sides = stub.HOUSES.inputs["sides"].model_copy(update={"mean": (5.0, 5.0)})
+    inputs = {**stub.HOUSES.inputs, "sides": sides, "floor": stub.HOUSES.inputs["rooms"]}
+    houses.use(stub.table(second, stub.HOUSES.model_copy(update={"inputs": inputs}), scale=2.0), "houses/2")
     page.press("Enter")
     page.says("floor: The value is missing.", "#answer")
     page.says("houses/2", "h1")
-    assert page.run(f"document.querySelector('[name=area]').value + {FOCUSED}") == "60area"
+    page.wait(f"{FOCUSED} === 'area'")
+    assert page.run("[...document.querySelectorAll('.field input')].map(each => each.value)") == [
+        "60",
+        "0 0",
+        "0",
+        "Elm",
+        "0",
+    ]
     page.press("Enter")
     page.says("price: 120", "#answer")
     page.says("Predicted by houses/2", "#state")
