@@ -16,7 +16,7 @@ NO_EXTRA = ""
 _EXTRAS = {
     NO_EXTRA: (
         "docker", "google_crc32c", "importlib_resources", "keras", "matplotlib", "numpy", "packaging", "PIL",
-        "scipy", "simplejpeg", "sklearn", "tensorflow", "tensorflow_datasets",
+        "pyarrow", "scipy", "simplejpeg", "sklearn", "tensorflow", "tensorflow_datasets",
     ),
     "cloud": (
         "cronsim", "google_auth_httplib2", "googleapiclient", "google.cloud.aiplatform",
