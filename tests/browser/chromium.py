@@ -148,7 +148,7 @@ class Browser:
             whole.send(json.dumps({"id": 1, "method": "Target.createTarget", "params": {"url": "about:blank"}}))
             target = json.loads(whole.recv(timeout=30))["result"]["targetId"]
             page = re.sub(r"/devtools/.*", f"/devtools/page/{target}", self._address)
-            with connect(page, max_size=None) as socket:
+            with connect(page, max_size=None, max_queue=None) as socket:  # a full queue would delay its end
                 yield Chromium(socket)
             whole.send(json.dumps({"id": 2, "method": "Target.closeTarget", "params": {"targetId": target}}))
             whole.recv(timeout=30)
