@@ -45,7 +45,8 @@ def leak_notes(folder: Path, manifest: Manifest) -> list[str]:
         return []
     leaks = []
     for name in names:
-        column, kind = [values(each[name.encode()])[0] for each in examples], manifest.inputs[name].kind
+        kind = manifest.inputs[name].kind
+        column = _column([each[name.encode()] for each in examples], kind)
         if column == labels:
             leaks.append(f"{name} (equal to it)")
         elif _determines(column, labels) if kind == "category" else _orders(column, labels, manifest.task):
@@ -59,6 +60,15 @@ def leak_notes(folder: Path, manifest: Manifest) -> list[str]:
         f"{those} the {target} in all {len(labels):,} training examples compared. If it is not known when the model is "
         "used, exclude it: data.inputs names the inputs."
     ]
+
+
+def _column(features: Sequence[bytes], kind: str) -> list[Value]:
+    """Return the values of an input."""
+    import numpy as np
+
+    if kind == "number":  # a Feature of one number ends with it
+        return list(np.frombuffer(b"".join([feature[-4:] for feature in features]), "<f4").tolist())
+    return [values(feature)[0] for feature in features]
 
 
 def _determines(column: Sequence[Value], labels: Sequence[Value]) -> bool:
