@@ -26,6 +26,7 @@ SERVICES = (
     "cloudbuild",
     "cloudkms",
     "cloudresourcemanager",
+    "dataflow",
     "docker",  # Artifact Registry's images, at REGION-docker.pkg.dev
     "iam",
     "logging",

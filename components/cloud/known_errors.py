@@ -184,6 +184,23 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
         "--set vertex.build.region=global",
     ),
     _known(
+        "Dataflow jobs",
+        "the project already runs as many Dataflow jobs as its quota allows",
+        # https://github.com/apache/beam/pull/34381
+        r"Dataflow quota error for jobs-per-project quota",
+        "The project already runs as many Dataflow jobs as its quota allows.",
+        f"wait until one has ended, or request more quota at {QUOTA_PAGE}",
+    ),
+    _known(
+        "Dataflow workers",
+        "the project's quota is too small for Dataflow's workers",
+        # https://github.com/googlecodelabs/feedback/issues/967
+        r"Exceeded limit '(?P<metric>QUOTA_FOR_\w+)' on resource",
+        "The project has too little Compute Engine quota for Dataflow's workers: {metric}.",
+        f"request more quota in {{region}} at {QUOTA_PAGE}, or fewer or smaller workers: max_num_workers and "
+        "machine_type in data.beam.options",
+    ),
+    _known(
         "encryption key",
         "Vertex AI may not use the encryption key",
         # Reported in https://github.com/hashicorp/terraform-provider-google/issues/11819.

@@ -48,7 +48,9 @@ ROLES: Mapping[str, Role] = {
         ("cloudbuild.builds.create", "cloudbuild.builds.get", "cloudbuild.builds.list"), BASIC
     ),
     "roles/compute.viewer": Role(("compute.machineTypes.get",), ("roles/compute.admin", "roles/viewer", *BASIC)),
-    "roles/dataflow.developer": Role(("dataflow.jobs.create", "dataflow.jobs.get"), ("roles/dataflow.admin", *BASIC)),
+    "roles/dataflow.developer": Role(
+        tuple(f"dataflow.jobs.{verb}" for verb in ("cancel", "create", "get", "list")), ("roles/dataflow.admin", *BASIC)
+    ),
     "roles/dataflow.worker": Role(("dataflow.workItems.lease",)),
     "roles/iam.serviceAccountUser": Role(("iam.serviceAccounts.actAs",), BASIC),
     "roles/logging.logWriter": Role(("logging.logEntries.create",), ("roles/logging.admin", *BASIC, LEGACY_BUILDER)),

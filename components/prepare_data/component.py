@@ -33,6 +33,7 @@ def prepare_data(
     from slipway.components.prepare_data.publishing.remembered import recall, remember
     from slipway.components.prepare_data.publishing.statistics import FILE_NAME
     from slipway.components.prepare_data.settings import DataSettings
+    from slipway.components.prepare_data.writing.dataflow import owned_by
     from slipway.components.step import step
     from slipway.core import events
     from slipway.core.manifest import TaskName
@@ -40,6 +41,7 @@ def prepare_data(
     with step("prepare_data") as outcome:
         asked = read(DataSettings, "data", settings)
         asked = asked if asked.store else asked.model_copy(update={"store": dataset.uri})
+        asked = owned_by(asked, output or dataset.uri)
         prepared = prepare(asked, replicas, earlier=recall(output) if output else None, task=cast(TaskName, task))
         if output:
             remember(output, prepared.uri)

@@ -87,6 +87,11 @@ class BeamSettings(Settings):
         default=100.0, description="Smallest source from which Beam writes the data set, in gigabytes; 0: any source."
     )
 
+    @property
+    def on_dataflow(self) -> bool:
+        """Whether the runner is Dataflow's."""
+        return "Dataflow" in self.runner
+
 
 class ResizeSettings(Settings):
     """Storing images at training size instead of their original bytes."""

@@ -149,6 +149,13 @@ REQUIREMENTS = tuple(
             "a person's API calls count against the project's quota",
         ),
         (SUBMITTER, "roles/logging.viewer", PROJECT, "reads the replicas' logs", VERTEX),
+        (
+            SUBMITTER,
+            "roles/dataflow.developer",
+            PROJECT,
+            "cancels the Dataflow job of a step that was killed",
+            DATAFLOW,
+        ),
         (SUBMITTER, "roles/tpu.admin", PROJECT, "creates and deletes TPUs", TPU),
         (SUBMITTER, OBJECTS, BUCKET, "uploads the image's source, downloads results"),
         (SUBMITTER, ACT_AS, ACCOUNT, "submits runs that run as this account"),

@@ -14,7 +14,7 @@ from tests.fakes.artifact_repositories import FakeRepositories
 from tests.fakes.certificates import certificates, service_account_file
 from tests.fakes.cloud_build import FakeCloudBuild
 from tests.fakes.cloud_kms import add_kms
-from tests.fakes.dataflow import add_dataflow
+from tests.fakes.dataflow import FakeDataflow
 from tests.fakes.errors import Faults
 from tests.fakes.grpc_service import GrpcServer
 from tests.fakes.http_service import HttpService, Raw, Request
@@ -80,7 +80,7 @@ class FakeGoogle:
         add_resource_manager(self.service("cloudresourcemanager"), self.world)
         self.iam = FakeIam(self.service("iam"), self.world)
         add_kms(self.service("cloudkms"), self.world)
-        add_dataflow(self.service("dataflow"), self.world)
+        self.dataflow = FakeDataflow(self.service("dataflow"), self.world)
         self.service_usage = FakeServiceUsage(self.service("serviceusage"), self.world)
         self.repositories = FakeRepositories(self.service("artifactregistry"), self.world)
         self.storage = FakeStorage(self.service("storage"), self.world)
@@ -95,7 +95,6 @@ class FakeGoogle:
         self.tpu = FakeTpu(self.service("tpu"), self.world, Machines(self, folder / "tpu"))
         self.tokens = HttpService("tokens", Faults(), lambda _headers: "")
         self.token_uri = ""
-        self.dataflow_endpoint = ""
         # Vertex AI's predictions over REST, which is also the address of dedicated endpoints.
         self.prediction_endpoint = ""
         add_predictions(self)
@@ -129,9 +128,7 @@ class FakeGoogle:
         for name, service in self.http.items():
             # Slipway calls registries on loopback without TLS, as docker does.
             port = service.start(None if name == "docker" else self.certificates.server_context)
-            if name == "dataflow":  # called by Beam, which does not know vertex.endpoints
-                self.dataflow_endpoint = f"localhost:{port}"
-            elif name == "prediction":
+            if name == "prediction":
                 self.prediction_endpoint = f"localhost:{port}"
             else:
                 self.endpoints[name] = f"localhost:{port}"

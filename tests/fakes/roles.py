@@ -66,7 +66,13 @@ PERMISSIONS: dict[str, frozenset[str]] = {
     "roles/secretmanager.secretAccessor": frozenset({"secretmanager.versions.access"}),
     "roles/logging.viewer": frozenset({"logging.logEntries.list"}),
     "roles/logging.logWriter": frozenset({"logging.logEntries.create"}),
-    "roles/dataflow.developer": frozenset({"dataflow.jobs.create", "dataflow.jobs.get", "dataflow.jobs.list"}),
+    "roles/dataflow.developer": frozenset(
+        {
+            *(f"dataflow.jobs.{verb}" for verb in ("cancel", "create", "get", "list")),
+            "dataflow.messages.list",
+            "dataflow.metrics.get",
+        }
+    ),
     "roles/dataflow.worker": frozenset({"dataflow.workItems.lease", "dataflow.workItems.update"}),
     "roles/dataflow.serviceAgent": frozenset({"compute.instances.create", "iam.serviceAccounts.actAs"}),
     "roles/tpu.admin": frozenset(

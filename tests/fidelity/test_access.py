@@ -278,21 +278,10 @@ def create_job(google: FakeGoogle, key: str) -> Any:
     return connection(google).jobs.create_custom_job(parent=f"{NAME}/locations/{REGION}", custom_job=job)
 
 
-def dataflow_job(google: FakeGoogle, worker: str = "") -> Any:
-    import httplib2
-    from google_auth_httplib2 import AuthorizedHttp
-    from googleapiclient.discovery import build
-
-    transport = httplib2.Http(ca_certs=httplib2.certs.where())  # its default is of the time of its import
-    client = build(
-        "dataflow",
-        "v1b3",
-        http=AuthorizedHttp(connection(google).credentials, http=transport),
-        client_options={"api_endpoint": f"https://{google.dataflow_endpoint}"},
-        static_discovery=True,
-    )
-    body = {"name": "prepare", "environment": {"serviceAccountEmail": worker} if worker else {}}
-    return client.projects().locations().jobs().create(projectId=PROJECT, location=REGION, body=body).execute()
+def dataflow_job(google: FakeGoogle, worker: str = "", name: str = "prepare") -> Any:
+    body = {"name": name, "environment": {"serviceAccountEmail": worker} if worker else {}}
+    jobs = connection(google).api("dataflow", "v1b3").projects().locations().jobs()
+    return jobs.create(projectId=PROJECT, location=REGION, body=body).execute()
 
 
 @pytest.fixture
@@ -332,6 +321,16 @@ def test_a_dataflow_job_needs_the_roles_of_caller_worker_and_agent(dataflow, rol
     take_away(dataflow, NAME, role)
     with pytest.raises(Exception, match="HttpError"):
         dataflow_job(dataflow, RUNNER)
+
+
+def test_a_second_dataflow_job_of_an_active_ones_name_is_the_active_one(dataflow):
+    """A job of the name of an active one is not created: the attempt returns the active one.
+
+    Source (read): API description of dataflow v1b3, Job.name.
+    """
+    first = dataflow_job(dataflow, RUNNER)["id"]
+    assert dataflow_job(dataflow, RUNNER)["id"] == first
+    assert dataflow_job(dataflow, RUNNER, "other")["id"] != first
 
 
 def test_dataflow_needs_the_compute_engine_api(dataflow):

@@ -14,7 +14,7 @@ import importlib.util
 import json
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from slipway.components.prepare_data.settings import BeamSettings, DataSettings
 from slipway.components.prepare_data.sources import source_kind
 from slipway.components.prepare_data.sources.source import Source
 from slipway.components.prepare_data.workers import Tick
+from slipway.components.prepare_data.writing.dataflow import EXAMPLES, NAMESPACE, DataflowJob
 from slipway.components.prepare_data.writing.shards import ShardResult, ShardTask, ShardWriter
 from slipway.core.errors import UserError, nearest
 
@@ -100,7 +101,17 @@ def _check_columns(settings: DataSettings, source: Source) -> None:
 
 
 def _check_cloud(beam: BeamSettings) -> None:
-    if "Dataflow" in beam.runner and importlib.util.find_spec("apitools") is None:
+    if not beam.on_dataflow:
+        return
+    for name in ("project", "region", "temp_location"):
+        if not beam.options.get(name):
+            raise UserError(
+                f"Dataflow needs the option {name}, which only runs on Vertex AI have by default.",
+                setting=f"data.beam.options.{name}",
+                value=beam.options.get(name),
+                fix=f"add {name} to data.beam.options",
+            )
+    if importlib.util.find_spec("apitools") is None:
         raise UserError(
             "Apache Beam is installed without its Google Cloud dependencies.",
             setting="data.beam.runner",
@@ -115,21 +126,68 @@ def written_by(beam: BeamSettings) -> str:
 
 
 def write_by_beam(
-    beam: BeamSettings, writer: ShardWriter, tasks: Sequence[ShardTask], tick: Tick
+    beam: BeamSettings, writer: ShardWriter, tasks: Sequence[ShardTask], tick: Tick, share: Callable[[], object]
 ) -> Iterator[tuple[int, ShardResult]]:
     """Write all shards in one pipeline; yield each shard's index and result.
+
+    Args:
+        beam: The Beam settings.
+        writer: The function that writes a shard.
+        tasks: The shards.
+        tick: Called with numbers of finished examples.
+        share: Puts the lists of the shards' examples where the workers read them; called before a pipeline starts.
 
     Raises:
         UserError: A shard's writer raised it, or a remote runner failed.
     """
-    import apache_beam
+    if beam.on_dataflow:
+        counted = _write_on_dataflow(beam, writer, tasks, tick, share)
+    else:
+        share()
+        _write_here_or_elsewhere(beam, writer, tasks)
+        counted = 0
+    for task in tasks:
+        if _error_path(task).exists():
+            raise UserError.from_dict(json.loads(_error_path(task).read_bytes()))
+    for index, task in enumerate(tasks):
+        result = ShardResult.model_validate_json(task.result.read_bytes())
+        examples = result.tally.examples + result.tally.skipped_count
+        tick(examples - min(examples, counted))
+        counted -= min(examples, counted)
+        yield index, result
+
+
+def _write_on_dataflow(
+    beam: BeamSettings, writer: ShardWriter, tasks: Sequence[ShardTask], tick: Tick, share: Callable[[], object]
+) -> int:
+    """Write the shards in a Dataflow job, or in that of an earlier attempt; return the number of examples reported."""
+    counted = 0
+
+    def count(examples: int) -> None:
+        nonlocal counted
+        counted += examples
+        tick(examples)
+
+    with DataflowJob.of(beam.options, str(tasks[0].result.parent), count) as job:
+        if job.adopt():
+            tasks = [task for task in tasks if not (task.result.exists() or _error_path(task).exists())]
+        if tasks:
+            share()
+            job.run(functools.partial(_submit, beam, writer, tasks))
+    return counted
+
+
+def _submit(beam: BeamSettings, writer: ShardWriter, tasks: Sequence[ShardTask], name: str) -> str:
+    """Create a Dataflow job of that name; return its id."""
+    named = beam.model_copy(update={"options": {**beam.options, "job_name": name}})
+    identity: str = _pipeline(named, writer, tasks).run().job_id()
+    return identity
+
+
+def _write_here_or_elsewhere(beam: BeamSettings, writer: ShardWriter, tasks: Sequence[ShardTask]) -> None:
     from apache_beam.runners.runner import PipelineState
 
-    for task in tasks:
-        _error_path(task).unlink(missing_ok=True)
-    pipeline = apache_beam.Pipeline(options=_options(beam))
-    shards = pipeline | "shards" >> apache_beam.Create(list(tasks)) | apache_beam.Reshuffle()
-    shards | "write" >> apache_beam.Map(functools.partial(write_shard, writer))
+    pipeline = _pipeline(beam, writer, tasks)
     try:
         running = pipeline.run()
         while not PipelineState.is_terminal(running.state):
@@ -142,19 +200,27 @@ def write_by_beam(
             f"The Beam pipeline failed: {str(error).strip().splitlines()[0] if str(error).strip() else type(error)}",
             setting="data.beam",
             value=beam.runner,
-            fix="check the job's log and run again; finished shards are kept",
+            fix="check the job's log and run again",
         ) from error
+
+
+def _pipeline(beam: BeamSettings, writer: ShardWriter, tasks: Sequence[ShardTask]) -> Any:
+    """Return the Beam pipeline that writes the shards."""
+    import apache_beam
+
     for task in tasks:
-        if _error_path(task).exists():
-            raise UserError.from_dict(json.loads(_error_path(task).read_bytes()))
-    for index, task in enumerate(tasks):
-        result = ShardResult.model_validate_json(task.result.read_bytes())
-        tick(result.tally.examples + result.tally.skipped_count)
-        yield index, result
+        _error_path(task).unlink(missing_ok=True)
+    pipeline = apache_beam.Pipeline(options=_options(beam))
+    shards = pipeline | "shards" >> apache_beam.Create(list(tasks)) | apache_beam.Reshuffle()
+    shards | "write" >> apache_beam.Map(functools.partial(write_shard, writer))
+    return pipeline
 
 
 def write_shard(writer: ShardWriter, task: ShardTask) -> None:
     """Write one shard to the Beam worker's local disk and copy it to its destination."""
+    from apache_beam.metrics import Metrics
+
+    counter = Metrics.counter(NAMESPACE, EXAMPLES)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         here = dataclasses.replace(
@@ -165,7 +231,7 @@ def write_shard(writer: ShardWriter, task: ShardTask) -> None:
         )
         remote.fetch(task.examples, here.examples)
         try:
-            writer(here, lambda _count: None)
+            writer(here, counter.inc)
         except UserError as error:
             # Beam would wrap it in another exception.
             here.result.write_text(json.dumps(error.as_dict()))

@@ -245,10 +245,13 @@ class SetWriter:
             with Workers(writer, worker_count(self._settings.workers)) as workers:
                 yield from workers.run(tasks, tick, meanwhile=lambda: page.load(TEMPLATE))
         elif tasks:
-            if self._read_lists != self._lists:
-                shutil.rmtree(self._read_lists, ignore_errors=True)
-                shutil.copytree(self._lists, self._read_lists)
-            yield from write_by_beam(self._beam, writer, tasks, tick)
+            yield from write_by_beam(self._beam, writer, tasks, tick, self._share_lists)
+
+    def _share_lists(self) -> None:
+        """Copy the lists to where workers on other machines read them."""
+        if self._read_lists != self._lists:
+            shutil.rmtree(self._read_lists, ignore_errors=True)
+            shutil.copytree(self._lists, self._read_lists)
 
     def _current_plan(self) -> Plan:
         """Return the plan without the images skipped so far, and with each bundle in one split."""

@@ -73,7 +73,24 @@ def access_settings(config: RunConfig) -> AccessSettings:
 
 def uses_dataflow(data: DataSettings) -> bool:
     """Return whether large data sets are prepared by Dataflow."""
-    return data.beam is not None and "Dataflow" in data.beam.runner
+    return data.beam is not None and data.beam.on_dataflow
+
+
+def with_dataflow(settings: VertexSettings, data: DataSettings) -> DataSettings:
+    """Return the settings with the options that Dataflow requires, unless they are set: its workers run as the run's
+    account, which setup grants what they need."""
+    assert data.beam is not None
+    account, endpoint = settings.service_account, settings.endpoints.get("dataflow")
+    options = {
+        "project": settings.project,
+        "region": settings.region,
+        "temp_location": f"{settings.bucket}/dataflow",
+        **({"labels": [f"{name}={value}" for name, value in settings.labels.items()]} if settings.labels else {}),
+        **({"service_account_email": account} if account else {}),
+        **({"dataflow_endpoint": f"https://{endpoint}"} if endpoint else {}),
+        **data.beam.options,
+    }
+    return data.model_copy(update={"beam": data.beam.model_copy(update={"options": options})})
 
 
 def _buckets(place: str, own: str) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slipway.components.cloud.connection import Connection
+from slipway.components.cloud.dataflow import DataflowJobs, prefix_of
 from slipway.components.cloud.explanation import custom_jobs, explain
 from slipway.components.cloud.logs import LogReader, not_noise
 from slipway.components.cloud.refusals import refusal
@@ -20,6 +21,7 @@ from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig, load, vertex_of
 from slipway.pipelines.images.images import Images, Say, ensure_images
 from slipway.pipelines.platforms.vertex import submission
+from slipway.pipelines.platforms.vertex.access import uses_dataflow, with_dataflow
 from slipway.pipelines.platforms.vertex.tasks import RUNNING, steps_of, update
 from slipway.pipelines.runs import record as runs
 from slipway.pipelines.runs.record import ErrorRecord, RunFolder, RunRecord, StepRecord, Watcher
@@ -183,8 +185,31 @@ class VertexRun:
                 self._stop(lambda name=name: self.connection.jobs.cancel_custom_job(name=name))  # type: ignore[misc]
                 stopping.add(name)
             if job.state.name in ENDED:
-                return self.refresh(record)
+                record = self.refresh(record)
+                self._cancel_dataflow(record)
+                return record
             pause()
+
+    def _cancel_dataflow(self, record: RunRecord) -> None:
+        """Cancel the Dataflow job of a step that was killed before it could cancel the job itself.
+
+        Raises:
+            UserError: Dataflow refuses.
+        """
+        data = self.config.prepared
+        if data is None or not uses_dataflow(data) or record.step("prepare_data").status == "succeeded":
+            return
+        settings = vertex_of(self.config)
+        beam = with_dataflow(settings, data).beam
+        assert beam is not None
+        jobs = DataflowJobs.of_options(beam.options)
+        prefix = prefix_of(f"{settings.bucket}/runs/{record.run_id}", beam.options.get("job_name"))
+        try:
+            active = jobs.active(prefix)
+        except Exception as error:
+            raise self._refusal(error, "list the run's Dataflow jobs", "dataflow.jobs.list") from error
+        for found in active:
+            self._stop(lambda identity=str(found["id"]): jobs.cancel(identity))  # type: ignore[misc]
 
     def log_lines(self, step: str | None, *, follow: bool, raw: bool) -> Iterator[str]:
         """Yield the log lines of all replicas in the order of their times; with `follow`, until the run has ended.

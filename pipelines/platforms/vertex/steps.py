@@ -28,7 +28,7 @@ from slipway.pipelines.images.images import Images
 from slipway.pipelines.parameters import Channels, with_parameters
 from slipway.pipelines.pipeline import training_steps
 from slipway.pipelines.platforms.steps import Champion, PlatformSteps
-from slipway.pipelines.platforms.vertex.access import access_settings, uses_dataflow
+from slipway.pipelines.platforms.vertex.access import access_settings, uses_dataflow, with_dataflow
 from slipway.pipelines.platforms.vertex.endpoints.files import FILES
 from slipway.pipelines.platforms.vertex.settings import VertexSettings
 from slipway.pipelines.platforms.vertex.submission import console_url, facts_of, serving_container
@@ -128,20 +128,7 @@ class VertexSteps(PlatformSteps):
     def data(self, data: DataSettings) -> DataSettings:
         if not data.store.startswith("gs://"):
             data = data.model_copy(update={"store": f"{self.settings.bucket}/datasets"})
-        return self._with_dataflow(data) if uses_dataflow(data) else data
-
-    def _with_dataflow(self, data: DataSettings) -> DataSettings:
-        """Return the settings with the options that Dataflow requires, unless they are set: its workers run as the
-        run's account, which setup grants what they need."""
-        assert data.beam is not None
-        options = {
-            "project": self.settings.project,
-            "region": self.settings.region,
-            "temp_location": f"{self.settings.bucket}/dataflow",
-            **({"service_account_email": self.settings.service_account} if self.settings.service_account else {}),
-            **data.beam.options,
-        }
-        return data.model_copy(update={"beam": data.beam.model_copy(update={"options": options})})
+        return with_dataflow(self.settings, data) if uses_dataflow(data) else data
 
     def train(
         self,

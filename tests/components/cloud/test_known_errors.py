@@ -95,6 +95,18 @@ WORDS: dict[str, tuple[str, str, str]] = {
         "only in certain regions",
         "vertex.build.region=global",
     ),
+    "Dataflow jobs": (
+        "The workflow could not be created. Causes: (8ac844dc41db82af): Dataflow quota error for jobs-per-project "
+        "quota. Project apache-beam-testing is running 299 jobs.",
+        "as many Dataflow jobs as its quota allows",
+        "quotas?project=p",
+    ),
+    "Dataflow workers": (
+        "Workflow failed. Causes: Error: Message: Exceeded limit 'QUOTA_FOR_INSTANCES' on resource "
+        "'dataflow-import-bus-data-harness'. Limit: 8.0 HTTP Code: 403",
+        "QUOTA_FOR_INSTANCES",
+        "max_num_workers",
+    ),
     "encryption key": (
         "Provided CryptoKey projects/p/locations/europe-west4/keyRings/r/cryptoKeys/k cannot be used in Vertex AI "
         "service. Please make sure the CryptoKey is enabled and Vertex AI service account "

@@ -106,9 +106,9 @@ def test_an_interrupted_run_is_resumed(
     asked: list[int] = []
     run = beam_module.write_by_beam
 
-    def some(beam: Any, writer: Any, tasks: list[Any], tick: Any) -> Iterator[Any]:
+    def some(beam: Any, writer: Any, tasks: list[Any], tick: Any, share: Any) -> Iterator[Any]:
         asked.append(len(tasks))
-        yield from run(beam, writer, tasks[:5] if len(asked) == 1 else tasks, tick)
+        yield from run(beam, writer, tasks[:5] if len(asked) == 1 else tasks, tick, share)
         if len(asked) == 1:
             # The state that a killed run leaves.
             monkeypatch.setattr(store.shutil, "rmtree", lambda *arguments, **options: None)

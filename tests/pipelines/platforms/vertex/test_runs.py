@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from slipway.components.cloud.connection import Connection
+from slipway.components.cloud.dataflow import job_name, prefix_of
 from tests.fakes.errors import ServiceError
 from tests.fakes.google import NUMBER, PROJECT, REGION, FakeGoogle
-from tests.fakes.ready import BUCKET
+from tests.fakes.ready import BUCKET, RUNNER, grant
 from tests.fakes.vertex.script import Failure
 from tests.pipelines.platforms.vertex.conftest import Slipway
 
@@ -292,3 +293,25 @@ def test_an_interrupted_explanation_is_completed_at_the_next_refresh(
     ready_google.faults.plan("GetCustomJob", ServiceError(503, "Away."), times=12)
     assert slipway(*RUN).exit_code == 1
     assert record(workspace)["error"]["replica"] == "workerpool0-0"
+
+
+def test_cancel_stops_the_dataflow_job_of_a_killed_step(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
+    dataflow, project = ready_google.dataflow, ready_google.world.projects[PROJECT]
+    project.services.add("dataflow.googleapis.com")
+    agent = ready_google.service_usage.make_agent(project, "dataflow.googleapis.com")
+    grant(ready_google, f"projects/{PROJECT}", "roles/dataflow.serviceAgent", agent)
+    grant(ready_google, f"projects/{PROJECT}", "roles/dataflow.worker", RUNNER)
+    beam = ("--set", "data.beam.runner=DataflowRunner", "--set", "data.store=gs://other/sets")
+    ready_google.region.pipelines.script["prepare-data"].looks = 1000
+    submitted = slipway(*RUN, *beam, "--no-wait", "--no-check")
+    assert submitted.exit_code == 0, submitted.output
+    run_id = record(workspace)["run_id"]
+    jobs = Connection(PROJECT, REGION, ready_google.endpoints).api("dataflow", "v1b3").projects().locations().jobs()
+    for run in (run_id, f"{run_id}x"):
+        body = {"name": job_name(prefix_of(f"gs://{BUCKET}/runs/{run}"), "work")}
+        body["environment"] = {"serviceAccountEmail": RUNNER}
+        jobs.create(projectId=PROJECT, location=REGION, body=body).execute()
+    slipway("status")
+    result = slipway("cancel")
+    assert result.exit_code == 0, result.output
+    assert [job["currentState"] for job in dataflow.jobs.values()] == ["JOB_STATE_CANCELLING", "JOB_STATE_PENDING"]

@@ -199,7 +199,8 @@ def test_dataflow_runs_in_the_runs_project_as_its_account(tmp_path):
     from slipway.pipelines.images.images import Images
     from slipway.pipelines.platforms.vertex.steps import VertexSteps
 
-    values = yaml.safe_load(Path("configs/digits.yaml").read_text()) | {"vertex": VERTEX}
+    vertex = {**VERTEX, "labels": {"team": "vision"}, "endpoints": {"dataflow": "dataflow.p.internal"}}
+    values = yaml.safe_load(Path("configs/digits.yaml").read_text()) | {"vertex": vertex}
     values["data"]["beam"] = {"runner": "DataflowRunner", "options": {"region": "europe-west1"}}
     config = validate(values, "the test")
     beam = VertexSteps(config.vertex, Images.one(IMAGE), trained=False).data(config.data).beam
@@ -207,7 +208,9 @@ def test_dataflow_runs_in_the_runs_project_as_its_account(tmp_path):
         "project": "p",
         "region": "europe-west1",
         "temp_location": "gs://p-slipway/dataflow",
+        "labels": ["team=vision"],
         "service_account_email": "runner@p.iam.gserviceaccount.com",
+        "dataflow_endpoint": "https://dataflow.p.internal",
     }
     values["data"]["beam"] = {"runner": "DirectRunner"}
     config = validate(values, "the test")
