@@ -75,11 +75,13 @@ class BeamSettings(Settings):
     runner: str = Field(
         default="DataflowRunner",
         pattern=r"^[A-Za-z][\w.]*$",
-        description="Beam runner, such as DirectRunner or DataflowRunner.",
+        description="Beam runner, such as DirectRunner or DataflowRunner, or a class such as "
+        "apache_beam.runners.dask.dask_runner.DaskRunner.",
     )
     options: dict[str, Untyped] = Field(
         default_factory=dict,
-        description="The runner's pipeline options by name, such as {region: europe-west4, temp_location: gs://…}. On "
+        description="The runner's pipeline options, by the flags that Beam documents, without dashes, such as {region: "
+        "europe-west4, temp_location: gs://…}. On "
         "Vertex AI, DataflowRunner's project, region, temp_location and service_account_email default to the run's "
         "project, region, bucket and account.",
     )

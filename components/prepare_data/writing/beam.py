@@ -7,8 +7,10 @@ then copied to its destination, followed by its result.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import functools
+import importlib
 import importlib.metadata
 import importlib.util
 import json
@@ -251,22 +253,67 @@ def _options(beam: BeamSettings) -> Any:
     """Return the pipeline options.
 
     Raises:
-        UserError: An option does not exist.
+        UserError: There is no such runner or option.
     """
     from apache_beam.options.pipeline_options import PipelineOptions
 
-    known = PipelineOptions([]).get_all_options()
-    for name in beam.options:
-        if name not in known or name == "runner":
+    _import_runner(beam.runner)
+    flags = _flags()
+    options = {"runner": beam.runner, "save_main_session": False}
+    for name, value in beam.options.items():
+        if name == "runner" or name not in flags:
             raise UserError(
                 f"Apache Beam has no option {name!r}." if name != "runner" else "The runner is a separate setting.",
                 setting=f"data.beam.options.{name}",
-                value=beam.options[name],
-                nearest=nearest(name, known) if name != "runner" else "data.beam.runner",
+                value=value,
+                nearest=nearest(name, flags) if name != "runner" else "data.beam.runner",
                 fix=f"correct the name in data.beam.options, or remove {name}",
             )
-    options = {"runner": beam.runner, "save_main_session": False, **beam.options}
+        options[flags[name].dest] = _option_value(flags[name], value)
     if beam.runner == "DirectRunner":
         # Otherwise it first tries to download the Prism runner. The pipeline has no triggers.
         options["allow_unsafe_triggers"] = True
     return PipelineOptions([], **options)
+
+
+def _import_runner(runner: str) -> None:
+    """Import the runner's module, which declares the runner's own options, such as Dask's.
+
+    Raises:
+        UserError: There is no such runner, or it needs a package that is not installed.
+    """
+    from apache_beam.options.pipeline_options import StandardOptions
+
+    known = {path.rpartition(".")[2]: path for path in StandardOptions.ALL_KNOWN_RUNNERS}
+    path = runner if "." in runner else {name.lower(): known[name] for name in known}.get(runner.lower())
+    if path is None:
+        raise UserError.unknown("runner", runner, known, setting="data.beam.runner")
+    module, _, name = path.rpartition(".")
+    try:
+        found = hasattr(importlib.import_module(module), name)
+    except ImportError as error:
+        raise UserError(
+            f"The runner cannot be imported: {error}.",
+            setting="data.beam.runner",
+            value=runner,
+            fix="correct the name, or install the package",
+        ) from None
+    if not found:
+        raise UserError(f"The module {module} has no runner {name}.", setting="data.beam.runner", value=runner)
+
+
+def _flags() -> dict[str, argparse.Action]:
+    """Return the options of Beam and of all imported runners by their documented flags, without dashes."""
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    parsers: list[argparse.ArgumentParser] = []
+    PipelineOptions([]).get_all_options(add_extra_args_fn=parsers.append)
+    actions = parsers[0]._actions
+    return {flag.lstrip("-"): action for action in actions for flag in action.option_strings if action.dest != "help"}
+
+
+def _option_value(action: argparse.Action, value: object) -> object:
+    """Return the value of an option whose flag has this value: --no_use_public_ips clears an option."""
+    if isinstance(value, bool) and action.nargs == 0:
+        return action.const if value else not action.const
+    return action.type(value) if isinstance(value, str) and callable(action.type) else value

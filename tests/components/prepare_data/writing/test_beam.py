@@ -15,7 +15,7 @@ import pytest
 from slipway.components.prepare_data import remote
 from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.publishing import store
-from slipway.components.prepare_data.settings import DataSettings
+from slipway.components.prepare_data.settings import BeamSettings, DataSettings
 from slipway.components.prepare_data.sources import images
 from slipway.components.prepare_data.sources.digits import DigitsSource
 from slipway.components.prepare_data.writing import beam as beam_module
@@ -24,6 +24,21 @@ from slipway.core.errors import UserError
 
 MakeFolder = Callable[..., Path]
 MakeSettings = Callable[..., DataSettings]
+OWN = "own_runner.OwnRunner"
+# As the module of DaskRunner, which needs a package that is not installed here.
+OWN_MODULE = """
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.runners.runner import PipelineRunner
+
+class OwnOptions(PipelineOptions):
+    @classmethod
+    def _add_argparse_args(cls, parser):
+        parser.add_argument("--own_client_address", dest="own_stored", type=str)
+        parser.add_argument("--own_connection_timeout", dest="own_timeout", type=int)
+
+class OwnRunner(PipelineRunner):
+    pass
+"""
 HERE = {"runner": "DirectRunner", "from_gigabytes": 0}
 
 
@@ -212,6 +227,67 @@ def test_options_that_are_not_there_are_named(make_folder: MakeFolder, make_sett
     with pytest.raises(UserError, match="no option 'machine_typ'") as error:
         prepare(settings, 1)  # reported before the listing, which would fail for lack of images
     assert (error.value.setting, error.value.nearest) == ("data.beam.options.machine_typ", "machine_type")
+
+
+@pytest.fixture
+def own_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_runner.py").write_text(OWN_MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.mark.usefixtures("own_runner")
+@pytest.mark.parametrize(
+    ("runner", "options", "stored"),
+    [
+        ("DataflowRunner", {"no_use_public_ips": True}, {"use_public_ips": False}),
+        ("DataflowRunner", {"use_public_ips": True, "labels": ["a=b"]}, {"use_public_ips": True, "labels": ["a=b"]}),
+        ("FlinkRunner", {"flink_master": "host:8081", "parallelism": 4}, {"flink_master": "host:8081"}),
+        (
+            OWN,
+            {"own_client_address": "tcp://h", "own_connection_timeout": "30"},
+            {"own_stored": "tcp://h", "own_timeout": 30},
+        ),
+    ],
+)
+def test_options_have_the_names_of_their_flags(
+    runner: str, options: dict[str, object], stored: dict[str, object]
+) -> None:
+    settings = BeamSettings(runner=runner, options=options)
+    everything = beam_module._options(settings).get_all_options()
+    assert {name: everything[name] for name in stored} == stored
+
+
+@pytest.mark.usefixtures("own_runner")
+@pytest.mark.parametrize(
+    ("runner", "option", "near"),
+    [
+        (OWN, "own_client_adress", "own_client_address"),
+        (OWN, "own_stored", None),  # how Beam stores it is not documented
+        ("FlinkRunner", "flink_masters", "flink_master"),
+        ("DirectRunner", "runner", "data.beam.runner"),
+    ],
+)
+def test_unknown_options_of_runners_are_refused(runner: str, option: str, near: str | None) -> None:
+    with pytest.raises(UserError) as error:
+        beam_module._options(BeamSettings(runner=runner, options={option: "x"}))
+    assert error.value.setting == f"data.beam.options.{option}"
+    if near:
+        assert error.value.nearest == near
+
+
+@pytest.mark.usefixtures("own_runner")
+@pytest.mark.parametrize(
+    ("runner", "words"),
+    [
+        ("DataflwRunner", "There is no runner 'DataflwRunner'"),
+        ("no_such_package.Runner", "cannot be imported: No module named 'no_such_package'"),
+        ("own_runner.Runner", "has no runner Runner"),
+    ],
+)
+def test_unknown_runners_are_refused(runner: str, words: str) -> None:
+    with pytest.raises(UserError, match=words) as error:
+        beam_module._options(BeamSettings(runner=runner))
+    assert error.value.setting == "data.beam.runner"
 
 
 @pytest.mark.slow
