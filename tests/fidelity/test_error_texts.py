@@ -139,6 +139,18 @@ SAID = (
         "FAILED_PRECONDITION: generic::failed_precondition: no concurrent builds quota available to create builds.",
     ),
     (
+        "Dataflow jobs",
+        "reported: apache/beam#34381",
+        "The workflow could not be created. Causes: (8ac844dc41db82af): Dataflow quota error for jobs-per-project "
+        "quota. Project p is running 299 jobs. Please check the quota usage via GCP Console.",
+    ),
+    (
+        "Dataflow workers",
+        "reported: googlecodelabs/feedback#967",
+        "Workflow failed. Causes: Error: Message: Exceeded limit 'QUOTA_FOR_INSTANCES' on resource "
+        "'dataflow-import-bus-data-162142127-05190347-iwvy-harness'. Limit: 8.0 HTTP Code: 403",
+    ),
+    (
         "encryption key",
         "reported: hashicorp/terraform-provider-google#11819",
         "Provided CryptoKey projects/p/locations/l/keyRings/r/cryptoKeys/k cannot be used in Vertex AI service.",
