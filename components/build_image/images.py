@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +16,6 @@ TRAINER_CODE = ("slipway/__init__.py", "slipway/core", "slipway/trainer", "slipw
 SERVING_CODE = (*TRAINER_CODE, "slipway/serving")
 CODE = {"steps": (*SERVING_CODE, "slipway/components"), "trainer": TRAINER_CODE, "serving": SERVING_CODE}
 REQUIREMENTS = "slipway/requirements"
-# Apache's images of Beam's SDK, for the Python of `BASE`; its entry point, with which Dataflow starts workers.
-BEAM_SDK = "docker.io/apache/beam_python3.11_sdk"
-BEAM_BOOT = "/opt/apache/beam/boot"
 
 
 @dataclass(frozen=True)
@@ -33,7 +29,7 @@ class ImageKind:
     @property
     def requirements(self) -> str:
         """Its lock file, relative to the folder that contains the package slipway."""
-        return f"{REQUIREMENTS}/{self.arguments['REQUIREMENTS']}.txt"
+        return f"{REQUIREMENTS}/{self.name}.txt"
 
 
 def image_kind(
@@ -76,22 +72,4 @@ def image_kind(
             allowed=ROOT_USER,
             fix=f"--set vertex.build.run_as={ROOT_USER}",
         )
-    # Not left to the Dockerfile's default: buildah does not see which stages that needs.
-    return ImageKind(name, CODE[role], {"REQUIREMENTS": name, "RUN_AS": run_as, "STAGE": "image"})
-
-
-def beam_kind(source: Path) -> ImageKind:
-    """Return the image kind of Dataflow's workers: the steps' image, started by Beam's boot of the same version.
-
-    Its user is root, who owns the Python environment to which pip is added.
-
-    Args:
-        source: The folder that contains the package slipway.
-    """
-    steps = image_kind(source, "steps", "cpu", run_as=ROOT_USER)
-    locked = re.search(
-        r"^apache-beam(?:\[[^]]*\])?==([^\s;]+)", (source / steps.requirements).read_text(), re.MULTILINE
-    )
-    assert locked, f"{steps.requirements} has apache-beam"
-    arguments = {**steps.arguments, "STAGE": "beam", "BEAM_SDK": f"{BEAM_SDK}:{locked[1]}"}
-    return ImageKind("beam-cpu", steps.code, arguments)
+    return ImageKind(name, CODE[role], {"REQUIREMENTS": name, "RUN_AS": run_as})

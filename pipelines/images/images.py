@@ -18,7 +18,7 @@ from slipway.components.build_image.build import (
 )
 from slipway.components.build_image.cloud_build import CloudBuildSettings, Source
 from slipway.components.build_image.context import Context, is_checkout, make_context
-from slipway.components.build_image.images import ANY_USER, ImageKind, beam_kind, image_kind
+from slipway.components.build_image.images import ANY_USER, image_kind
 from slipway.components.build_image.project import ProjectContent, project_content
 from slipway.components.build_image.reference import ARTIFACT_REGISTRY
 from slipway.components.cloud.retries import is_transient
@@ -51,8 +51,7 @@ class Images:
     """The images in a run's spec: for the steps, for training, for the step evaluate, and for serving the model.
 
     `evaluation` equals `steps` unless the engine's models need additional packages. `serving` is None if
-    `vertex.serving_image` is set, `beam` (for Dataflow's workers) unless the run uses Dataflow and names no image for
-    them. `build` is None if nothing is built during the run.
+    `vertex.serving_image` is set. `build` is None if nothing is built during the run.
     """
 
     steps: str
@@ -60,7 +59,6 @@ class Images:
     evaluation: str
     serving: str | None = None
     build: VerifiedBuild | None = None
-    beam: str | None = None
 
     @classmethod
     def one(cls, image: str) -> Images:
@@ -72,8 +70,7 @@ class Images:
         uris = {"steps": self.steps, "trainer": self.trainer}
         if self.evaluation != self.steps:
             uris["evaluation"] = self.evaluation
-        others = {"serving": self.serving, "beam": self.beam}
-        return uris | {role: uri for role, uri in others.items() if uri is not None}
+        return uris if self.serving is None else {**uris, "serving": self.serving}
 
 
 @dataclass(frozen=True)
@@ -97,8 +94,7 @@ def accelerator_of(hardware: Hardware) -> str:
 
 
 def wanted_images(config: RunConfig, say: Say, *, without_git: bool = False) -> dict[str, Wanted]:
-    """Return the images for a run on Vertex AI by role: steps, trainer, evaluation if it needs a separate one, serving,
-    and beam for Dataflow's workers.
+    """Return the images for a run on Vertex AI by role: steps, trainer, evaluation if it needs a separate one, serving.
 
     With an image of the user's own for training (`train.image`) or serving (`vertex.serving_image`), none for that.
     `without_git` accepts a project in no git checkout, and returns the images that it has once git tracks its files.
@@ -124,15 +120,7 @@ def wanted_images(config: RunConfig, say: Say, *, without_git: bool = False) -> 
         wanted["serving"] = wanted_image(
             config, "serving", kind, base, repository, say, with_engine=needs_engine, content=served
         )
-    if needs_beam_image(config):
-        wanted["beam"] = _wanted(beam_kind(SOURCE_TREE), base, repository, say, content)
     return wanted
-
-
-def needs_beam_image(config: RunConfig) -> bool:
-    """Return whether a run uses Dataflow and names no image for its workers."""
-    beam = config.prepared.beam if config.prepared else None
-    return beam is not None and beam.on_dataflow and not beam.options.get("sdk_container_image")
 
 
 def wanted_image(
@@ -153,13 +141,7 @@ def wanted_image(
     result of `own_content`, if several images share it.
     """
     kind = image_kind(SOURCE_TREE, role, accelerator, config.train.engine if with_engine else "tensorflow", run_as)
-    return _wanted(kind, base, repository, say, content or own_content(config))
-
-
-def _wanted(
-    kind: ImageKind, base: str, repository: str, say: Say, content: tuple[dict[str, Path], ProjectContent | None]
-) -> Wanted:
-    own, project = content
+    own, project = content or own_content(config)
     context = make_context(SOURCE_TREE, kind, base, own, project)
     for name in context.excluded[:MAX_NAMED]:
         say(f"excluded from the image {kind.name} because git does not track it: {name}")
@@ -258,7 +240,7 @@ def known_images(config: RunConfig, say: Say) -> Images:
 
 def _images(config: RunConfig, uris: Mapping[str, str], build: VerifiedBuild | None) -> Images:
     steps, trainer = uris["steps"], config.train.image or uris["trainer"]
-    return Images(steps, trainer, uris.get("evaluation", steps), uris.get("serving"), build, uris.get("beam"))
+    return Images(steps, trainer, uris.get("evaluation", steps), uris.get("serving"), build)
 
 
 def own_content(config: RunConfig, *, without_git: bool = False) -> tuple[dict[str, Path], ProjectContent | None]:

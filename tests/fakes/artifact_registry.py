@@ -20,12 +20,11 @@ class FakeImages:
     """`tags` maps (repository's full name, image, tag) to the digest; `moved` lists the tags that were moved.
 
     `untagged` lists the other images as (repository's full name, image, digest). `environments` has the variables of
-    images by digest, if they differ from `ENVIRONMENT`; `entry_points` their entry points, if they have any.
+    images by digest, if they differ from `ENVIRONMENT`.
     """
 
     def __init__(self, service: HttpService, docker: HttpService, world: World) -> None:
         self.environments: dict[str, list[str]] = {}
-        self.entry_points: dict[str, list[str]] = {}
         self._world = world
         self.tags: dict[tuple[str, str, str], str] = {}
         self.moved: list[tuple[str, str, str]] = []
@@ -61,12 +60,7 @@ class FakeImages:
 
         @docker.route("GET", "/v2/{project}/{repository}/{package=**}/blobs/{version=**}")
         def get_configuration(request: Request) -> Any:
-            return self._served(request, self._configuration)
-
-    def _configuration(self, digest: str) -> Any:
-        entry = self.entry_points.get(digest)
-        more = {"Entrypoint": entry} if entry else {}
-        return {"config": {"Env": self.environments.get(digest, ENVIRONMENT), **more}}
+            return self._served(request, lambda digest: {"config": {"Env": self.environments.get(digest, ENVIRONMENT)}})
 
     def _served(self, request: Request, content: Callable[[str], Any]) -> Any:
         """Return what REGION-docker.pkg.dev has of an image, by tag or digest, or the challenge of a registry.

@@ -13,7 +13,7 @@ FILES = {
     "README.md": "what it is\n",
     "containers/Dockerfile": "ARG BASE\nFROM ${BASE}\nCOPY code /app\n",
     "requirements/build-tools.txt": "wheel==1\n",
-    "requirements/steps-cpu.txt": "apache-beam[gcp]==2.77.0 \\\n    --hash=sha256:0\nkfp==2\n",
+    "requirements/steps-cpu.txt": "kfp==2\n",
     "requirements/trainer-cpu.txt": "keras==3\n",
     "requirements/trainer-tpu.txt": "keras==3\n",
     "components/__init__.py": "",

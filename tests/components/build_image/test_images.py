@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slipway.components.build_image.images import BEAM_BOOT, CODE, beam_kind, image_kind
+from slipway.components.build_image.images import CODE, image_kind
 from slipway.components.build_image.settings import ROOT_USER
 from slipway.core.errors import UserError
 
@@ -51,19 +51,3 @@ def test_a_custom_program_finds_its_launcher_and_functions_in_the_trainers_image
     code = "from slipway import training; from slipway.trainer import launch; print(training.__file__)"
     output = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert Path(output.stdout.strip()).is_relative_to(tmp_path)
-
-
-def test_the_image_of_dataflows_workers_has_the_steps_packages_and_boot_of_the_same_beam() -> None:
-    kind, steps = beam_kind(SOURCE), image_kind(SOURCE, "steps", "cpu")
-    assert (kind.name, kind.requirements, kind.code) == ("beam-cpu", steps.requirements, steps.code)
-    _, _, version = kind.arguments["BEAM_SDK"].rpartition(":")
-    assert kind.arguments["BEAM_SDK"] == f"docker.io/apache/beam_python3.11_sdk:{version}"
-    assert f"\napache-beam=={version} " in (SOURCE / kind.requirements).read_text()
-    dockerfile = (SOURCE / "containers" / "Dockerfile").read_text()
-    stage = dockerfile[dockerfile.index(f"FROM image AS {kind.arguments['STAGE']}") :]
-    assert f'ENTRYPOINT ["{BEAM_BOOT}"]' in stage
-    assert "RUN_PYTHON_SDK_IN_DEFAULT_ENVIRONMENT=1" in stage
-    # All other images are the stage that ends without an entry point.
-    assert dockerfile.startswith("#")
-    assert "ARG STAGE=image\n" in dockerfile
-    assert dockerfile.endswith("FROM ${STAGE}\n")

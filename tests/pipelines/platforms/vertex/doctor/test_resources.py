@@ -495,34 +495,3 @@ def test_an_image_that_the_caller_may_not_read_is_not_judged(ready, tmp_path):
     ready.world.owners.clear()
     found = examine(Check("GPU driver", checks.gpu_driver), subject(ready, tmp_path, "t4x2"))
     assert (found.status, "403" in found.found) == ("skipped", True), found
-
-
-BOOT = ["/opt/apache/beam/boot"]
-
-
-@pytest.mark.parametrize(
-    ("entry", "status", "says"),
-    [
-        (BOOT, "pass", ": started by Beam's boot"),
-        (None, "warning", "is not set, not /opt/apache/beam/boot"),
-        (["/bin/sh", "-c"], "warning", "is ['/bin/sh', '-c'], not /opt/apache/beam/boot"),
-    ],
-)
-def test_a_custom_image_of_dataflows_workers_must_start_by_boot(ready, tmp_path, entry, status, says):
-    image = vertex_settings(ready)["image"]
-    if entry:
-        ready.images.entry_points[image.partition("@")[2]] = entry
-    data = {"source": "digits", "store": f"gs://{BUCKET}/sets", "beam": {"options": {"sdk_container_image": image}}}
-    found = examine(Check("Dataflow image", checks.dataflow_image), subject(ready, tmp_path, data=data))
-    assert (found.status, says in found.found) == (status, True), found
-    if status == "warning":
-        assert 'ENTRYPOINT ["/opt/apache/beam/boot"]' in found.fix
-
-
-def test_dataflows_workers_need_an_image_with_slipway(ready, tmp_path):
-    data = {"source": "digits", "store": f"gs://{BUCKET}/sets", "beam": {}}
-    check = Check("Dataflow image", checks.dataflow_image)
-    found = examine(check, subject(ready, tmp_path, data=data))
-    assert (found.status, "with vertex.image, Slipway builds none" in found.found) == ("fail", True), found
-    assert examine(check, subject(ready, tmp_path, data=data, image=None)).found == "built by Slipway"
-    assert examine(check, subject(ready, tmp_path)).status == "skipped"
