@@ -40,7 +40,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def kernel(project: Path) -> Iterator[Kernel]:
     with Kernel(project) as started:
-        started.execute("import slipway, sys")
+        started.execute("import shlex, slipway, sys")
         started.execute("COMMAND = [sys.executable, '-m', 'slipway', 'run', '--set', 'train.epochs=2000']")
         yield started
 
@@ -187,7 +187,7 @@ def nothing_runs(folder: RunFolder) -> bool:
 
 WAYS = {
     "run": f"slipway.run({LONG})",
-    "command": "!{' '.join(COMMAND)}",
+    "command": "!{shlex.join(COMMAND)}",
     "subprocess": "import subprocess; subprocess.run(COMMAND)",
     "resume": "stopped.resume()",
 }  # fmt: skip

@@ -254,7 +254,7 @@ def test_images_contain_the_file(tmp_path: Path) -> None:
     script = "from helpers import double\n" + SCRIPT.replace("return block(), K", "return double(K)")
     script = script.replace('(net, Path(".")).reference', '(net, Path(".")).include')
     (tmp_path / "script.py").write_text(script)
-    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
         [sys.executable, "script.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
     )
