@@ -5,8 +5,6 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import pytest
-
 from tests.end_to_end.workspace import Workspace, steps
 
 CONFIGURATION = """
@@ -59,7 +57,6 @@ def test_settings_that_a_custom_module_cannot_have_are_refused(workspace: Worksp
     assert workspace.runs() == before
 
 
-@pytest.mark.long
 def test_a_rehearsal_runs_the_replicas_of_a_program_and_registers_nothing(workspace: Workspace):
     result = workspace.slipway("rehearse", "-c", "own.yaml", "--set", 'train.arguments=["--epochs", "1"]')
     assert result.returncode == 0, result.stdout + result.stderr
