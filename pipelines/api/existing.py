@@ -202,8 +202,9 @@ class Run:
         until = math.inf if timeout is None else time.monotonic() + timeout
         with display_of(self._folder) as display:
             while True:
-                display.update(starting.current(self._folder, show_line))
-                if self._is_ended():
+                record = starting.current(self._folder, show_line)
+                display.update(record)
+                if record.status != "running":
                     break
                 if time.monotonic() > until:
                     raise TimeoutError(f"Run {self.id} is still running after {timeout} s; it continues.")
@@ -217,14 +218,12 @@ class Run:
     async def _wait(self) -> Run:
         with display_of(self._folder) as display:
             while True:
-                display.update(await asyncio.to_thread(starting.current, self._folder, show_line))
-                if self._is_ended():
+                record = await asyncio.to_thread(starting.current, self._folder, show_line)
+                display.update(record)
+                if record.status != "running":
                     break
                 await asyncio.sleep(POLL_SECONDS)
         return self._checked()
-
-    def _is_ended(self) -> bool:
-        return self.status != "running"
 
     def _checked(self) -> Run:
         if error := self.error:

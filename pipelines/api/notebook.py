@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import sys
 import time
-from collections.abc import Iterable, Sequence
-from types import TracebackType
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from rich.text import Text
 
 from slipway.core.values import JsonObject
 from slipway.pipelines.platforms.table import platform_of
 from slipway.pipelines.runs import following, progress
-from slipway.pipelines.runs.record import EVENTS, RunFolder, RunRecord, StepRecord, Watcher
+from slipway.pipelines.runs.record import RunFolder, RunRecord
 from slipway.pipelines.table import STEPS
 
 # A notebook's display is replaced at most so often: every message is stored in the saved notebook until it is replaced.
@@ -23,60 +23,14 @@ MARKS = {status: Text.from_markup(mark).plain for status, mark in progress.MARKS
 CURVE_WIDTH, CURVE_HEIGHT = 160, 36
 
 
-class Display(Protocol):
-    """A view of a run; a watcher that is entered, and left when the run has ended or nobody waits anymore."""
-
-    def __enter__(self) -> Watcher: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None: ...
-
-
-class Follower:
-    """Passes a run's events and changes to a display; see `display_of`."""
-
-    def __init__(self, folder: RunFolder, display: Display) -> None:
-        self._display = display
-        self._events = following.EventReader(folder.events_file)
-        self._record: RunRecord | None = None
-
-    def __enter__(self) -> Follower:
-        self._watcher = self._display.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._display.__exit__(*error)
-
-    def update(self, latest: RunRecord) -> None:
-        """Show what has changed since the last call; `latest` is the run's record."""
-        events = self._events.read()
-        if self._record is None:  # it contains what the events so far have changed
-            self._record = latest.model_copy(update={"steps": [StepRecord(name=step.name) for step in latest.steps]})
-            events = []
-        for event in events:
-            following.apply(self._record, event)
-            self._watcher.event(self._record, event)
-        known = {step.name: step for step in self._record.steps}
-        self._record.steps = [step.model_copy() for step in latest.steps]
-        for index, step in enumerate(latest.steps):
-            before = known.get(step.name)
-            if before is not None and _PROGRESS[before.status] >= _PROGRESS[step.status]:
-                self._record.steps[index] = before
-            elif step.status in EVENTS:
-                self._watcher.event(self._record, {"step": step.name, "event": EVENTS[step.status]})
-
-
-# How far a step with a status is: the events may be ahead of the record, and a remote run has none.
-_PROGRESS = {"pending": 0, "running": 1, "succeeded": 2, "failed": 2, "cancelled": 2, "skipped": 2}
-
-
-def display_of(folder: RunFolder) -> Follower:
+@contextlib.contextmanager
+def display_of(folder: RunFolder) -> Iterator[following.Follower]:
     """Return a context that shows a run as it proceeds."""
-    if _in_notebook():
-        return Follower(folder, NotebookDisplay(folder.run_id))
     from slipway.pipelines.terminal import console
 
-    return Follower(folder, progress.RunDisplay(console))
+    display = NotebookDisplay(folder.run_id) if _in_notebook() else progress.RunDisplay(console)
+    with display as watcher:
+        yield following.Follower(folder, watcher)
 
 
 def show_line(line: str) -> None:
@@ -132,10 +86,11 @@ class NotebookDisplay:
             self._handle.update(content, raw=True)
 
     def _rows(self) -> Iterable[tuple[str, str, str, str]]:
-        for step in self._record.steps if self._record else ():
-            what = self._doing if step.status == "running" else progress.outcome(step, judged=True)
+        record = self._record
+        for step in record.steps if record else ():
+            finished = progress.outcome(step, judged=record is not None and not record.rehearsal)
             seconds = "" if step.seconds is None else f"{step.seconds:.1f} s"
-            yield MARKS[step.status], step.name, seconds, what
+            yield MARKS[step.status], step.name, seconds, self._doing if step.status == "running" else finished
 
     def _lines(self) -> list[str]:
         rows = [f"{mark} {name:<15} {seconds:>8}  {what}".rstrip() for mark, name, seconds, what in self._rows()]

@@ -11,7 +11,7 @@ from pathlib import Path
 from slipway.core.atomic import json_lines
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
-from slipway.pipelines.runs.record import EVENTS, ErrorRecord, RunFolder, RunRecord, Watcher
+from slipway.pipelines.runs.record import EVENTS, ErrorRecord, RunFolder, RunRecord, Status, StepRecord, Watcher
 
 POLL_SECONDS = 0.1
 
@@ -72,23 +72,52 @@ def _sentence(error: JsonObject) -> str:
     return str(UserError.from_dict({**error, "fix": None}))
 
 
-def watch(folder: RunFolder, watcher: Watcher) -> RunRecord:
-    """Show the steps of a run so far, then its events until it has ended; return its record.
+# How far a step with a status is: the events may be ahead of the record, and a remote run has none.
+_PROGRESS: dict[Status, int] = {
+    "pending": 0,
+    "running": 1,
+    "succeeded": 2,
+    "failed": 2,
+    "cancelled": 2,
+    "skipped": 2,
+}
 
-    A KeyboardInterrupt leaves the run as it is.
-    """
-    reader = EventReader(folder.events_file)
-    record = folder.read()
-    reader.read()  # the record contains what they changed
-    for step in record.steps:
-        if step.status in EVENTS:
-            watcher.event(record, {"step": step.name, "event": EVENTS[step.status]})
+
+class Follower:
+    """Passes a run's events, and the changes of its record, to a watcher: first the steps so far, then what is new."""
+
+    def __init__(self, folder: RunFolder, watcher: Watcher) -> None:
+        self._watcher = watcher
+        self._events = EventReader(folder.events_file)
+        self._record: RunRecord | None = None
+
+    def update(self, latest: RunRecord) -> None:
+        """Show what has changed since the last call; `latest` is the run's record."""
+        events: list[JsonObject] = []
+        with contextlib.suppress(OSError):  # the next call repeats it
+            events = self._events.read()
+        if self._record is None:  # it contains what the events so far have changed
+            self._record = latest.model_copy(update={"steps": [StepRecord(name=step.name) for step in latest.steps]})
+            events = []
+        for event in events:
+            apply(self._record, event)
+            self._watcher.event(self._record, event)
+        known = {step.name: step for step in self._record.steps}
+        self._record.steps = [step.model_copy() for step in latest.steps]
+        for index, step in enumerate(latest.steps):
+            before = known.get(step.name)
+            if before is not None and _PROGRESS[before.status] >= _PROGRESS[step.status]:
+                self._record.steps[index] = before
+            elif step.status in EVENTS:
+                self._watcher.event(self._record, {"step": step.name, "event": EVENTS[step.status]})
+
+
+def watch(folder: RunFolder, watcher: Watcher) -> RunRecord:
+    """Show a run until it has ended; return its record. A KeyboardInterrupt leaves the run as it is."""
+    follower = Follower(folder, watcher)
     while True:
         latest = folder.read()
-        with contextlib.suppress(OSError):  # the next call repeats it
-            for event in reader.read():
-                apply(record, event)
-                watcher.event(record, event)
+        follower.update(latest)
         if latest.status != "running":
             return latest
         time.sleep(POLL_SECONDS)
