@@ -25,10 +25,10 @@ CANARY = (5, 25, 100)
 
 
 class Client:
-    """Sends one instance again and again; `answers` has when, by which deployed model, its label, and errors."""
+    """Sends one instance again and again; `answers` has from when to when, by which deployed model, label and errors."""
 
     def __init__(self, workspace: Workspace, instance: object) -> None:
-        self.answers: list[tuple[float, str, str, str]] = []
+        self.answers: list[tuple[float, float, str, str, str]] = []
         self._client = workspace.connection.predictions()
         self._instance = instance
         self._stop = threading.Event()
@@ -50,9 +50,9 @@ class Client:
             try:
                 name = f"{PARENT}/endpoints/{ENDPOINT_ID}"
                 deployed, (found,) = predict(self._client, name, [self._instance], 30)
-                self.answers.append((began, deployed, found["label"], ""))
+                self.answers.append((began, time.monotonic(), deployed, found["label"], ""))
             except Exception as error:
-                self.answers.append((began, "", "", str(error)))
+                self.answers.append((began, time.monotonic(), "", "", str(error)))
             time.sleep(0.005)
 
 
@@ -80,12 +80,13 @@ def test_a_model_is_replaced_and_a_bad_one_withdrawn_while_a_client_sends_reques
         for file in filter(Path.is_file, folder.rglob("*")):
             name = f"runs/{run}/model/{file.relative_to(folder)}"
             workspace.google.storage.write(BUCKET, name, file.read_bytes())
-    moved: list[tuple[float, dict[str, int]]] = []
+    moved: list[tuple[float, float, dict[str, int]]] = []
     update = type(workspace.connection.serving).update_endpoint
 
     def recorded(self: Any, request: Any, **options: Any) -> Any:
+        asked = time.monotonic()
         answer = update(self, request=request, **options)
-        moved.append((time.monotonic(), dict(answer.traffic_split)))
+        moved.append((asked, time.monotonic(), dict(answer.traffic_split)))
         return answer
 
     monkeypatch.setattr(type(workspace.connection.serving), "update_endpoint", recorded)
@@ -97,13 +98,14 @@ def test_a_model_is_replaced_and_a_bad_one_withdrawn_while_a_client_sends_reques
         outcome = json.loads(workspace.deployed("--json").stdout)
         time.sleep(0.2)
     new = outcome["deployed"]
-    assert [split.get(new) for _, split in moved] == [*CANARY, 100]
+    assert [split.get(new) for *_, split in moved] == [*CANARY, 100]
     assert not [error for *_, error in client.answers if error]
     label = str(max(range(10), key=lambda one: stored["values"][0][one]))
-    assert {found for _, _, found, _ in client.answers} == {label}
-    for (began, split), (ended, _) in pairwise(moved):
+    assert {found for *_, found, _ in client.answers} == {label}
+    for (_, since, split), (until, *_) in pairwise(moved):
         share = split.get(new, 0) / 100
-        counts = Counter(deployed for at, deployed, *_ in client.answers if began < at < ended)
+        # Only requests that began after one change had been answered and ended before the next was asked for.
+        counts = Counter(deployed for began, ended, deployed, *_ in client.answers if since < began and ended < until)
         total = sum(counts.values())
         assert total > 20
         assert abs(counts[new] - share * total) <= 4 * math.sqrt(total * share * (1 - share)) + 1, (split, counts)
@@ -116,7 +118,7 @@ def test_a_model_is_replaced_and_a_bad_one_withdrawn_while_a_client_sends_reques
     assert result.exit_code == 3, result.output
     withdrawn = json.loads(result.stdout)
     assert "from the trained network's prediction" in withdrawn["reason"]
-    assert [split for _, split in moved] == [{withdrawn["deployed"]: 5, new: 95}, {new: 100}]
+    assert [split for *_, split in moved] == [{withdrawn["deployed"]: 5, new: 95}, {new: 100}]
     assert not [error for *_, error in client.answers if error]
-    assert {deployed for at, deployed, *_ in client.answers if at > moved[1][0]} == {new}
+    assert {deployed for began, _, deployed, *_ in client.answers if began > moved[1][1]} == {new}
     assert workspace.versions == ["digits@2"]
