@@ -25,7 +25,7 @@ CANARY = (5, 25, 100)
 
 
 class Client:
-    """Sends one instance again and again; `answers` has from when to when, by which deployed model, label and errors."""
+    """Sends one instance again and again; `answers` has when it began and ended, the deployed model, label, error."""
 
     def __init__(self, workspace: Workspace, instance: object) -> None:
         self.answers: list[tuple[float, float, str, str, str]] = []
