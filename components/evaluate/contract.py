@@ -11,7 +11,6 @@ import json
 import logging
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from slipway.components.evaluate.measured import Batch
 from slipway.serving import instances
 from slipway.serving.model import INSTANCES, PREDICTIONS, Model, load, read_json
-from slipway.trainer.export.examples import FILE_NAME
+from slipway.trainer.export.examples import FILE_NAME, in_json
 
 TOLERANCE = 1e-4
 
@@ -84,7 +83,7 @@ def _alike(ours: object, theirs: object) -> bool:
 def _served(model: Model, sample: Batch) -> list[NDArray[np.float64]]:
     """Return the predictions of a request with the examples."""
     rows = [
-        {name: _in_json(each.kind, sample.features[name][index].numpy()) for name, each in model.inputs.items()}
+        {name: in_json(each.kind, sample.features[name][index].numpy()) for name, each in model.inputs.items()}
         for index in range(len(sample.keys))
     ]
     given = instances.arrays(model, instances.read(json.dumps({"instances": rows}).encode()))
@@ -102,12 +101,3 @@ def _expected(model: Model, sample: Batch) -> tuple[list[NDArray[np.float64]], s
         return [np.array(values[key], np.float64) for key in keys], "the trained network's prediction"
     assert model.values is not None  # the evaluation has loaded it for a task
     return list(model.predict(sample.features)[model.values].astype(np.float64)), "the evaluation's prediction"
-
-
-def _in_json(kind: str, value: Any) -> Any:
-    """Return a record's value as JSON has it."""
-    if kind == "image":
-        return instances.of_image(value)
-    if isinstance(value, np.ndarray | np.generic) and value.dtype != object:
-        return value.tolist()
-    return [_in_json(kind, one) for one in value] if isinstance(value, np.ndarray) else value.decode()

@@ -250,7 +250,7 @@ def batches(shards: list[Path], description: Manifest, batch_size: int) -> Itera
     label = tf.io.FixedLenFeature([len(description.classes)] if measures.label_per_name else [], measures.label)
     features = {"label": label, "key": tf.io.FixedLenFeature([], "string")}
     for name, each in inputs.items():
-        features[name] = tf.io.FixedLenFeature([] if each.kind == "image" else each.shape, TYPES[each.kind])
+        features[name] = tf.io.FixedLenFeature(each.stored_shape, TYPES[each.kind])
     records = tf.data.TFRecordDataset([str(path) for path in shards], buffer_size=1 << 20).batch(batch_size)
     parse = as_it_is(lambda batch: tf.io.parse_example(batch, features))
     for parsed in records.map(parse).prefetch(2):

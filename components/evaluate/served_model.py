@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -208,12 +209,15 @@ def load(folder: Path, data: Manifest) -> Model:
                 f"its signature {SIGNATURE!r} has no output {output!r}, which the task {data.task} needs; "
                 f"it has {', '.join(model.outputs)}"
             )
-    given = {signature_name(name, each): TYPES[each.kind] for name, each in data.all_inputs.items()}
+    inputs = {signature_name(name, each): each for name, each in data.all_inputs.items()}
+    given = {name: TYPES[each.kind] for name, each in inputs.items()}
     for name, each in model.inputs.items():
         if name not in given:
             raise OtherData(f"has the input {name}, which the data set {data.name} does not have: {', '.join(given)}")
         if (kind := each.type_name) != given[name]:
             raise OtherData(f"reads the input {name} as {kind}, but it is {given[name]} in the data set {data.name}")
+        if inputs[name].nullable and not each.nullable:
+            raise OtherData(f"needs a number for the input {name}, which examples of the data set {data.name} lack")
     return model
 
 
@@ -234,7 +238,9 @@ def _shown(features: Features) -> tuple[bytes, dict[str, str]]:
 def _cell(value: object) -> str:
     if isinstance(value, bytes):
         return value.decode(errors="replace")
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return "missing" if math.isnan(value) else f"{value:g}"
+    return str(value)
 
 
 def _without(names: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:

@@ -217,6 +217,12 @@ class DataSettings(Settings):
         default=1_000_000,
         description="Number of images that the check sample decodes; it decodes all images of smaller data sets.",
     )
+    missing: Literal["mean", "refuse"] = Field(
+        default="mean",
+        description="Missing numbers among the inputs, such as empty cells: mean replaces them by the training split's "
+        "mean, and the network also receives whether the number is missing, in training and from the exported model; "
+        "refuse treats their examples as unusable, see `skip_corrupt`. A missing category is a category of its own.",
+    )
     group_by: str | None = Field(
         default=None,
         description="Puts all examples of a group into the same split: a regular expression with one capturing group, "

@@ -76,7 +76,8 @@ class Input(BaseModel):
 
     - image: encoded bytes; decoded to uint8 `shape` = (height, width, channels), resized if `resize`.
     - number: float32 `shape`; the network receives (value - mean) / deviation, with the mean and the standard deviation
-      (1 if it is 0) of each element over the training split.
+      (1 if it is 0) of each element over the training split. If it is `nullable`, one number or NaN is stored, and the
+      network receives two, `shape` = (2,): 0 instead of a missing one, and whether it is missing, as 0 or 1.
     - integer: int64 `shape`, such as token ids from 0 to `maximum` in all splits; passed on as int32.
     - category: text; the network receives its position in `vocabulary` plus 1 as int32, and 0 for a category that the
       training split does not have. The vocabulary is the training split's categories, sorted.
@@ -90,6 +91,17 @@ class Input(BaseModel):
     deviation: tuple[float, ...] = ()
     maximum: int | None = None
     vocabulary: tuple[str, ...] = ()
+    nullable: bool = False
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """The shape of a value in a record and in a request; images are stored encoded, as one value."""
+        return () if self.kind == "image" or self.nullable else self.shape
+
+    @property
+    def accepts_null(self) -> bool:
+        """Whether an example without this value can be predicted on."""
+        return self.nullable or "" in self.vocabulary
 
     @property
     def dtype(self) -> Literal["float32", "int32"]:

@@ -13,6 +13,14 @@ JsonObject: TypeAlias = dict[str, Any]
 # Pillow's limit of an image's pixels, above which it assumes a decompression bomb; no larger image is accepted.
 MAX_PIXELS = 89_478_485
 
+# What stands for a missing number in a cell of a table, in lower case; pandas writes and reads the same.
+MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "?"))
+
+
+def is_missing(text: str) -> bool:
+    """Whether a cell of a table has no number."""
+    return text.lower() in MISSING
+
 
 def whole_numbers(value: Any) -> Any:
     """Return `value` with integral floats converted back to int: KFP passes all numbers in lists as floats."""

@@ -330,6 +330,7 @@ class Server:
                 "media_types": KINDS[each.kind].media_types,
                 "file": KINDS[each.kind].file,
                 "shape": each.shape,
+                "nullable": each.nullable,
                 "categories": stored[name].vocabulary[:MAX_CATEGORIES] if name in stored else [],
                 "unlisted": max(len(stored[name].vocabulary) - MAX_CATEGORIES, 0) if name in stored else 0,
                 "example": instances.example(stored[name]) if name in stored else None,

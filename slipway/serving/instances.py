@@ -93,20 +93,22 @@ def read(body: bytes) -> list[Any]:
 
 def example(stored: Input) -> Any:
     """Return an input's usual value: the mean of the training split, or its first category; None for an image."""
-    if stored.kind == "image" or len(stored.shape) > 1:
+    shape = stored.stored_shape
+    if stored.kind == "image" or len(shape) > 1:
         return None
     if stored.kind == "category":
-        first = stored.vocabulary[0] if stored.vocabulary else ""
-        return [first] * stored.shape[0] if stored.shape else first
-    values = [float(f"{value:.4g}") for value in stored.mean] or [0] * (stored.shape[0] if stored.shape else 1)
-    return values if stored.shape else values[0]
+        first = next(filter(None, stored.vocabulary), "")
+        return [first] * shape[0] if shape else first
+    values = [float(f"{value:.4g}") for value in stored.mean] or [0] * (shape[0] if shape else 1)
+    return values if shape else values[0]
 
 
 def usual(stored: Input) -> str:
     """Return which values an input has in the training split, in words; "" if that is not known."""
     match stored.kind:
         case "number" if len(stored.mean) == 1:
-            return f"mean {stored.mean[0]:.4g}, standard deviation {stored.deviation[0]:.4g}"
+            words = f"mean {stored.mean[0]:.4g}, standard deviation {stored.deviation[0]:.4g}"
+            return f"{words}, may be missing" if stored.nullable else words
         case "integer" if stored.maximum is not None:
             return f"up to {stored.maximum:,}"
         case "category":

@@ -12,7 +12,7 @@ from typing import Any, Literal, NoReturn, TypeAlias
 
 import numpy as np
 
-from slipway.core.values import MAX_PIXELS
+from slipway.core.values import MAX_PIXELS, is_missing
 
 PNG_START, PNG_SIZE = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR", struct.Struct(">II")
 PNG_HEADER_BYTES = 33
@@ -26,12 +26,13 @@ Kind: TypeAlias = Literal["image", "number", "integer", "category", "other"]
 class Field:
     """An input: its kind, and the NumPy type (object: bytes) and shape of an example's value.
 
-    `shape` has None for lengths that may differ.
+    `shape` has None for lengths that may differ. `nullable` is whether a value may be missing: null in JSON.
     """
 
     kind: Kind
     dtype: np.dtype[Any]
     shape: tuple[int | None, ...] = ()
+    nullable: bool = False
 
     @property
     def type_name(self) -> str:
@@ -71,6 +72,8 @@ def checked(each: Field, value: Any, shape: tuple[int | None, ...]) -> Any:
     Raises:
         ValueError: It does not fit; the text says why.
     """
+    if value is None and each.nullable:
+        return b"" if each.dtype == object else math.nan
     if not shape:
         return KINDS[each.kind].check(each, value)
     length = shape[0]
@@ -81,7 +84,7 @@ def checked(each: Field, value: Any, shape: tuple[int | None, ...]) -> Any:
 
 
 def of_cell(each: Field, text: str) -> Any:
-    """Return a cell of a CSV file as JSON has it: a text, a number, or a list from values separated by spaces.
+    """Return a cell of a CSV file as JSON has it: a text, a number, null if it is missing, or a list of several values.
 
     Raises:
         ValueError: It is not a number.
@@ -94,6 +97,8 @@ def of_cell(each: Field, text: str) -> Any:
 def _of_text(each: Field, text: str) -> Any:
     if each.dtype == object:
         return text
+    if each.nullable and is_missing(text):
+        return None
     # Python also reads 5_9, and the digits of other scripts.
     if "_" in text or not text.isascii() or math.isnan(value := float(text)):
         raise ValueError

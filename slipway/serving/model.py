@@ -171,8 +171,7 @@ def _saved_model(folder: Path, description: JsonObject) -> Model:
     outputs = tuple(loaded.signatures[SIGNATURE].structured_outputs)
     task = description.get("task") or ("classification" if description.get("classes") else _task_of(outputs))
     names_output = TASKS[task].names if task in TASKS else None
-    stored = _manifest(folder, description).all_inputs
-    kinds = {signature_name(name, one): one.kind for name, one in stored.items()}
+    stored = {signature_name(name, one): one for name, one in _manifest(folder, description).all_inputs.items()}
 
     names: list[str] | None = None
 
@@ -189,9 +188,11 @@ def _saved_model(folder: Path, description: JsonObject) -> Model:
         guessed: Kind = "other"
         if spec.dtype == tf.string:
             guessed = "image" if name.endswith(IMAGE_SUFFIX) else "category"
-        return Field(kinds.get(name, guessed), dtype, tuple(spec.shape.as_list()[1:]))
+        shape = tuple(spec.shape.as_list()[1:])
+        own = stored.get(name)
+        return Field(own.kind, dtype, shape, own.accepts_null) if own else Field(guessed, dtype, shape)
 
-    order = {name: position for position, name in enumerate(kinds)}  # the signature's is alphabetic
+    order = {name: position for position, name in enumerate(stored)}  # the signature's is alphabetic
     inputs = {
         name: described(name, specs[name]) for name in sorted(specs, key=lambda name: order.get(name, len(order)))
     }
@@ -223,7 +224,7 @@ def _program(engine: str, folder: Path) -> Model:
     inputs = {}
     for name, one in own.all_inputs.items():
         dtype = np.dtype(object if TYPES[one.kind] == "string" else TYPES[one.kind])
-        inputs[signature_name(name, one)] = Field(one.kind, dtype, () if one.kind == "image" else one.shape)
+        inputs[signature_name(name, one)] = Field(one.kind, dtype, one.stored_shape, one.accepts_null)
     row = TASKS[own.task]
 
     @traced(input_signature=[decoder.requests()])

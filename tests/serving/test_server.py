@@ -65,7 +65,15 @@ def test_health_metrics_page_and_description(port: int) -> None:
         "media_types": "image/png,image/jpeg",
         "file": "a PNG or JPEG image",
     }
-    unknown = {"is_text": False, "shape": [], "categories": [], "unlisted": 0, "example": None, "usual": ""}
+    unknown = {
+        "is_text": False,
+        "shape": [],
+        "nullable": False,
+        "categories": [],
+        "unlisted": 0,
+        "example": None,
+        "usual": "",
+    }
     assert described["inputs"] == [image | unknown]
     assert described["max_body"] == 1 << 20
     assert "<!doctype html>" in ask(port, "/")[1]

@@ -92,12 +92,14 @@ def _input(column: Column, train: slice) -> Input:
     if column.kind == "integer":
         return Input(kind="integer", shape=values.shape[1:], maximum=int(values[train].max()))
     known = values[train].astype(np.float64)
-    deviation = np.where(known.std(axis=0) == 0, 1.0, known.std(axis=0))
+    spread = np.nanstd(known, axis=0)
+    nullable = bool(np.isnan(values).any())
     return Input(
         kind="number",
-        shape=values.shape[1:],
-        mean=tuple(np.ravel(known.mean(axis=0)).tolist()),
-        deviation=tuple(np.ravel(deviation).tolist()),
+        shape=(2,) if nullable else values.shape[1:],
+        mean=tuple(np.ravel(np.nanmean(known, axis=0)).tolist()),
+        deviation=tuple(np.ravel(np.where(spread == 0, 1.0, spread)).tolist()),
+        nullable=nullable,
     )
 
 
@@ -138,6 +140,7 @@ def every_kind(folder: Path, task: str, count: int = 160) -> Manifest:
     age = random.normal(50.0, 9.0, count).astype(np.float32)
     track = random.normal([5.0, -100.0, 0.1], [1.0, 30.0, 0.01], (count, 3)).astype(np.float32)
     tokens = random.integers(0, 7, (count, 4))
+    income = np.where(np.arange(count) % 5 == 0, np.nan, 3000.0 + 10.0 * np.arange(count)).astype(np.float32)
     place = random.choice(["Bern", "Zürich", "Genf"], count)
     place[-5:] = "Olten"  # only in the validation split
     columns = {
@@ -146,6 +149,7 @@ def every_kind(folder: Path, task: str, count: int = 160) -> Manifest:
         "age": Column("number", age),
         "track": Column("number", track),
         "tokens": Column("integer", tokens),
+        "income": Column("number", income),
         "second": Column("image", second),
     }
     columns = {"image": columns.pop("image"), **columns}  # the image is the first input

@@ -52,10 +52,13 @@ def scaled(inputs: Tensors) -> Tensors:
     return each(lambda values: scale(values) if values.dtype == tf.uint8 else values, inputs)
 
 
-def blank(manifest: Manifest, examples: int) -> tuple[Inputs, Labels]:
-    """Return decoded inputs and labels that are all zero."""
+def blank(manifest: Manifest, examples: int, *, standardized: bool = True) -> tuple[Inputs, Labels]:
+    """Return decoded inputs and labels that are all zero; numbers as they are in a record if not `standardized`."""
     found = {
-        name: np.zeros((examples, *one.shape), np.uint8 if one.kind == "image" else one.dtype)
+        name: np.zeros(
+            (examples, *(one.stored_shape if one.kind == "number" and not standardized else one.shape)),
+            np.uint8 if one.kind == "image" else one.dtype,
+        )
         for name, one in manifest.all_inputs.items()
     }
     kind = np.int32 if manifest.task == "classification" else np.float32
@@ -159,19 +162,23 @@ class Features:
 
 
 def standardize(values: Any, one: Input) -> Any:
-    """Return (value - mean) / deviation of each element of a number's `values`, [batch, *shape]."""
+    """Return what the network receives of a number's `values`, [batch, *stored_shape]; see `Input`."""
     mean, deviation = statistics(one)
-    return (values - mean) / deviation
+    found = (values - mean) / deviation
+    if not one.nullable:
+        return found
+    missing = tf.math.is_nan(values)
+    return tf.stack([tf.where(missing, 0.0, found), tf.cast(missing, tf.float32)], axis=-1)
 
 
 def statistics(one: Input) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the mean and the standard deviation of a number's elements, float32 [*shape]."""
-    mean, deviation = (np.array(values, np.float32).reshape(one.shape) for values in (one.mean, one.deviation))
+    """Return the mean and the standard deviation of a number's elements, float32 [*stored_shape]."""
+    mean, deviation = (np.array(values, np.float32).reshape(one.stored_shape) for values in (one.mean, one.deviation))
     return mean, deviation
 
 
 def _stored(one: Input) -> tuple[tuple[int, ...], tf.DType]:
-    return (() if one.kind == "image" else one.shape), _STORED[one.kind]
+    return one.stored_shape, _STORED[one.kind]
 
 
 def _label_shape(manifest: Manifest) -> tuple[int, ...]:

@@ -78,16 +78,18 @@ def _predicted(
         stored = {name: values.numpy() for name, values in features.raw(raw).items()}
     names = {name: signature_name(name, one) for name, one in manifest.all_inputs.items()}
     instances = [
-        {names[name]: _in_json(one.kind, stored[name][index]) for name, one in manifest.all_inputs.items()}
+        {names[name]: in_json(one.kind, stored[name][index]) for name, one in manifest.all_inputs.items()}
         for index in range(len(records))
     ]
     return [each.decode(errors="replace") for each in key.numpy()], instances, outputs
 
 
-def _in_json(kind: str, value: Any) -> Any:
-    """Return a record's value as a request has it: an image as {"b64": "…"}."""
+def in_json(kind: str, value: Any) -> Any:
+    """Return a record's value as a request has it: an image as {"b64": "…"}, a missing number as null."""
     if isinstance(value, np.ndarray):
-        return [_in_json(kind, one) for one in value]
+        return [in_json(kind, one) for one in value]
     if kind == "image":
         return {"b64": base64.b64encode(value).decode()}
-    return value.decode() if isinstance(value, bytes) else value.item()
+    if isinstance(value, bytes):
+        return value.decode()
+    return None if np.isnan(value) else value.item()

@@ -44,7 +44,8 @@ class InputStatistics:
     """Statistics of an input, or of a target, over some examples.
 
     Attributes:
-        count: The number of examples.
+        count: The number of examples that have a value.
+        missing: The number of examples whose number is missing.
         sums: The sum of each element; of numbers, in units of 2**-149.
         squares: The sum of the squares of each element of a number, in units of 2**-298.
         minimum: The smallest element.
@@ -55,6 +56,7 @@ class InputStatistics:
     """
 
     count: int = 0
+    missing: int = 0
     sums: list[int] = field(default_factory=list)
     squares: list[int] = field(default_factory=list)
     minimum: float | None = None
@@ -99,6 +101,7 @@ class InputStatistics:
 
     def merge(self, other: InputStatistics) -> None:
         """Add the statistics of other examples."""
+        self.missing += other.missing
         if not other.count:
             return
         if not self.count:
@@ -162,9 +165,11 @@ class InputCounter:
 
     Args:
         kinds: The kinds of the inputs and, as `label`, of a target that is not a class.
+        gaps: The inputs of which one number may be missing, as NaN.
     """
 
-    def __init__(self, kinds: Mapping[str, Kind]) -> None:
+    def __init__(self, kinds: Mapping[str, Kind], *, gaps: Collection[str] = ()) -> None:
+        self._gaps = {name for name in gaps if kinds[name] == Kind("number")}
         self._kinds = [(name, name.encode(), kind) for name, kind in kinds.items()]
         self._inspect = Inspector(whole=False).inspect
         self.statistics: Statistics = {name: InputStatistics() for name in kinds}
@@ -180,7 +185,9 @@ class InputCounter:
         given = [(name, kind, self._values(name, kind, found.get(key))) for name, key, kind in self._kinds]
         for name, kind, value in given:
             counted = self.statistics[name]
-            if kind.name in ("number", "bounding_box"):
+            if not value:
+                counted.missing += 1
+            elif kind.name in ("number", "bounding_box"):
                 counted.add_numbers(cast("list[float]", value))
             elif kind.name == "integer":
                 counted.add_integers(cast("list[int]", value))
@@ -192,7 +199,7 @@ class InputCounter:
                 counted.add_image((seen.height, seen.width), color=not seen.gray)
 
     def add_many(self, numbers: Mapping[str, NDArray[np.float32]], categories: Mapping[str, Sequence[str]]) -> None:
-        """Count many examples by their columns; the numbers are finite.
+        """Count many examples by their columns; the numbers are finite, or NaN if they are missing.
 
         Raises:
             UserError: An input has too many categories.
@@ -205,12 +212,15 @@ class InputCounter:
             check_categories(name, counted)
 
     def _values(self, name: str, kind: Kind, feature: bytes | None) -> list[bytes] | list[float] | list[int]:
+        """Return the values of an input; none if its number is missing."""
         found = values(feature) if feature is not None else []
         needed = elements(kind)
         if len(found) != needed:
             raise Unusable(f"it has {len(found) or 'no'} values of {name}; {kind} has {needed}" if found or needed > 1
                            else f"it has no {name}")  # fmt: skip
         for value in found:
+            if name in self._gaps and isinstance(value, float) and math.isnan(value):
+                return []
             if problem := _problem(kind, value):
                 raise Unusable(
                     f"its {name}: {readable(value[:MAX_SHOWN]) if isinstance(value, bytes) else value} {problem}"
@@ -219,9 +229,14 @@ class InputCounter:
 
 
 def number_statistics(column: NDArray[np.float32]) -> InputStatistics:
-    """Return the statistics of finite numbers, at most 2**28."""
+    """Return the statistics of numbers, at most 2**28: finite, or NaN if they are missing."""
     import numpy as np
 
+    missing = int(np.isnan(column).sum())
+    if missing:
+        column = column[~np.isnan(column)]
+    if not len(column):
+        return InputStatistics(missing=missing)
     bits = np.ascontiguousarray(column).view(np.uint32)
     exponents, fractions = bits >> 23 & 0xFF, (bits & 0x7FFFFF).astype(np.int64)
     # A number is its mantissa of 24 bits, in units of 2**-149, shifted to the left.
@@ -236,6 +251,7 @@ def number_statistics(column: NDArray[np.float32]) -> InputStatistics:
     used = [(int(shift), int(totals[shift]), int(high[shift]), int(low[shift])) for shift in np.unique(shifts)]
     return InputStatistics(
         count=len(column),
+        missing=missing,
         sums=[sum(total << shift for shift, total, _, _ in used)],
         squares=[sum((upper << 24) + lower << 2 * shift for shift, _, upper, lower in used)],
         minimum=float(column.min()),
@@ -377,9 +393,11 @@ def as_input(
         return Input(kind="category", vocabulary=tuple(sorted(train.categories)))
     if kind.name == "integer":
         return Input(kind="integer", shape=kind.shape, maximum=int(everything.maximum or 0))
+    nullable = everything.missing > 0
     return Input(
         kind="number",
-        shape=(BOX,) if kind.name == "bounding_box" else kind.shape,
-        mean=tuple(train.means),
-        deviation=tuple(found or 1.0 for found in train.deviations),
+        shape=(2,) if nullable else (BOX,) if kind.name == "bounding_box" else kind.shape,
+        mean=tuple(train.means) or (0.0,),  # none, if all are missing
+        deviation=tuple(found or 1.0 for found in train.deviations) or (1.0,),
+        nullable=nullable,
     )

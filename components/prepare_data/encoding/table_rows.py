@@ -46,11 +46,13 @@ class TableLayout:
         kinds: The kinds of all features by the names under which they are stored: numbers, categories and texts.
         numbers: The inputs, and the target, that are numbers.
         categories: The inputs that are categories.
+        gaps: Whether inputs that are numbers may be missing, as NaN.
     """
 
     kinds: Mapping[str, Kind]
     numbers: Sequence[str]
     categories: Sequence[str]
+    gaps: bool
 
     def encode(
         self, numbers: Mapping[str, NDArray[np.float64]], texts: Mapping[str, pyarrow.StringArray], rows: int

@@ -173,6 +173,8 @@ def stored_settings(settings: DataSettings, name: str, images: int) -> JsonObjec
         del found["damaged"]
     if found["truncated"] == "refuse":
         del found["truncated"]
+    if found["missing"] == "mean":
+        del found["missing"]
     return {name: value for name, value in found.items() if value is not None or name not in DESCRIBING} | {
         "name": name
     }

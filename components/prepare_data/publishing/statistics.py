@@ -132,13 +132,15 @@ def input_rows(manifest: Manifest, statistics: Mapping[str, InputStatistics]) ->
     target = {"label": manifest.target} if manifest.target else {}
     for name, about in {**target, **manifest.inputs}.items():
         found = statistics[name]
-        size = f"[{','.join(map(str, about.shape))}]" if about.shape else ""
+        size = f"[{','.join(map(str, about.shape))}]" if about.shape and not about.nullable else ""
         mean, deviation = (f"{values[0]:.4g}" if len(values) == 1 else "" for values in (about.mean, about.deviation))
         given = f"{found.minimum:.4g} to {found.maximum:.4g}" if found.minimum is not None else ""
+        if found.missing:
+            given = ", ".join(filter(None, (given, f"{found.missing:,} missing")))
         if about.kind == "category":
             common = sorted(found.categories.items(), key=lambda item: (-item[1], item[0]))[:COMMON]
             given = f"{len(found.categories):,} different: " + ", ".join(
-                f"{text} ({count:,})" for text, count in common
+                f"{text or 'missing'} ({count:,})" for text, count in common
             )
             given += ", …" if len(found.categories) > COMMON else ""
         yield InputRow("target" if name == "label" else name, about.kind + size, mean, deviation, given)

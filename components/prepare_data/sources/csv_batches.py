@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from slipway.components.prepare_data.encoding.features import Kind
 from slipway.components.prepare_data.sources.images import is_image
-from slipway.components.prepare_data.sources.values import is_missing, is_number
+from slipway.components.prepare_data.sources.values import is_number
 from slipway.core.errors import UserError
+from slipway.core.values import MISSING, is_missing
 
 BATCH_BYTES = 1 << 20
 # A batch of a wide table has about this many rows.
@@ -230,15 +231,18 @@ def has_underscores(column: pyarrow.StringArray) -> bool:
     return bool(pyarrow.compute.any(pyarrow.compute.match_substring(column, "_")).as_py())
 
 
-def numbers_in(column: pyarrow.StringArray) -> NDArray[np.float64] | None:
-    """Return the cells as `float` reads them, or None if one is no number."""
+def numbers_in(column: pyarrow.StringArray, *, gaps: bool = False) -> NDArray[np.float64] | None:
+    """Return the cells as `float` reads them, or None if one is no number; with `gaps`, missing ones as NaN."""
+    if gaps:
+        missing = pyarrow.compute.is_in(pyarrow.compute.utf8_lower(column), pyarrow.array(sorted(MISSING)))
+        column = pyarrow.compute.if_else(missing, None, column)
     try:
-        found = pyarrow.compute.cast(column, pyarrow.float64()).to_numpy()
+        found = pyarrow.compute.cast(column, pyarrow.float64()).to_numpy(zero_copy_only=False)
     except pyarrow.ArrowInvalid:
         found = None
-    if found is None or not np.isfinite(found).all():  # Python accepts more, such as +1, 1_000 and ٣
+    if found is None or np.isinf(found).any():  # Python accepts more, such as +1, 1_000 and ٣
         try:
-            found = np.array([float(cell) for cell in column.to_pylist()], np.float64)
+            found = np.array([np.nan if cell is None else float(cell) for cell in column.to_pylist()], np.float64)
         except ValueError:
             return None
     return found

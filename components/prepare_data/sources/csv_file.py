@@ -34,10 +34,11 @@ from slipway.components.prepare_data.sources.record_layout import additional_kin
 from slipway.components.prepare_data.sources.source import Entry, Ignored, Reader, Source
 from slipway.components.prepare_data.sources.spool import Spool
 from slipway.components.prepare_data.sources.table import Header, TableLister, TableReader
-from slipway.components.prepare_data.sources.values import SEPARATOR, NotANumber, is_missing, label_cell
+from slipway.components.prepare_data.sources.values import SEPARATOR, NotANumber, label_cell
 from slipway.core.errors import UserError, nearest
 from slipway.core.manifest import TaskName
 from slipway.core.paths import local_path
+from slipway.core.values import is_missing
 
 IMAGE_COLUMNS = ("image", "path", "file")
 LABEL_COLUMNS = ("label", "class")
@@ -95,6 +96,7 @@ class ManifestSource(Source):
                 self._kinds = self._find_kinds(header, table.batches(), settings)
         except OSError as error:
             raise self._mistake(f"{self.path} cannot be read: {error.strerror}.") from None
+        self._gaps = settings.missing == "mean"
         self._images = [stored_name(name).encode() for name, kind in self._kinds.items() if kind.name == "image"]
         self.stamps_are_times = self.has_image or bool(self._images)
         self.features = {stored_name(name): kind.description for name, kind in self._kinds.items()}
@@ -128,7 +130,7 @@ class ManifestSource(Source):
             [name for name, kind in counted.items() if (kind.name == "number") == is_number]
             for is_number in (True, False)
         )
-        return TableLayout(kinds, numbers, categories)
+        return TableLayout(kinds, numbers, categories, self._gaps)
 
     def parts(self) -> list[Path]:
         return [self.path]
@@ -325,8 +327,11 @@ class ManifestSource(Source):
         found = []
         for name, index in header.additional.items():
             kind, text = self._kinds[name], row[index]
-            if kind.name in ("number", "integer") and stored_name(name) in self.inputs and is_missing(text):
-                raise Unusable(f"its number in the column {name} is {text or 'empty'}")
+            is_input = stored_name(name) in self.inputs
+            if kind.name in ("number", "integer") and is_input and is_missing(text):
+                if not self._gaps or kind != Kind("number"):
+                    raise Unusable(f"its number in the column {name} is {text or 'empty'}")
+                text = "nan"
             try:
                 if kind.name == "image":
                     paths = [os.fsencode(posixpath.normpath(local_path(path))) for path in kind.from_text(text)]
@@ -337,7 +342,7 @@ class ManifestSource(Source):
                 else:
                     value = kind.from_text(text)
                     feature = kind.encode(value)
-                    if kind.name == "number" and stored_name(name) in self.inputs:
+                    if kind.name == "number" and is_input:
                         precision.add(name, value)
             except Unusable as reason:
                 raise self._mistake(

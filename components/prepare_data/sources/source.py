@@ -115,7 +115,7 @@ class Rows(NamedTuple):
     Attributes:
         numbers: The inputs, and the target, that are numbers, by the names under which they are stored.
         categories: The inputs that are categories.
-        are_finite: Whether all of the numbers are.
+        are_finite: Whether all of the numbers are, or missing where they may be.
         features: The serialized features of each row as an Example has them: those before `key`, those before the
             class, and those after it.
     """

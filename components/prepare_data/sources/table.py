@@ -71,7 +71,7 @@ class TableLister:
             numbers = self._numbers_of(batch)
             if numbers is None:
                 batch = self._usable(batch)
-                numbers = {name: _read(batch.columns[at]) for name, at in self._numbers.items()}
+                numbers = {name: self._read(name, batch.columns[at]) for name, at in self._numbers.items()}
             for name, at in self._numbers.items():
                 if name in self._counted:
                     precision.add_all(self._header.names[at], numbers[name])
@@ -86,8 +86,9 @@ class TableLister:
                 return None
         found: Numbers = {}
         for name, at in self._numbers.items():
-            numbers = numbers_in(batch.columns[at])
-            if numbers is None or np.isnan(numbers).any():
+            gaps = self._may_miss(name)
+            numbers = numbers_in(batch.columns[at], gaps=gaps)
+            if numbers is None or (not gaps and np.isnan(numbers).any()):
                 return None
             too_large = numbers[np.abs(numbers) > LARGEST_FLOAT]
             is_target = name == "label"
@@ -95,6 +96,14 @@ class TableLister:
                 return None
             found[name] = numbers
         return found
+
+    def _may_miss(self, name: str) -> bool:
+        return self._layout.gaps and name in self._counted and name != "label"
+
+    def _read(self, name: str, column: pyarrow.StringArray) -> NDArray[np.float64]:
+        numbers = numbers_in(column, gaps=self._may_miss(name))
+        assert numbers is not None  # each row was validated
+        return numbers
 
     @staticmethod
     def _are_valid(use: str, column: pyarrow.StringArray) -> bool:
@@ -127,12 +136,6 @@ class TableLister:
         return zip(labels, splits, encoded.sizes.tolist(), [0] * count, offsets.tolist(), groups, strict=True)
 
 
-def _read(column: pyarrow.StringArray) -> NDArray[np.float64]:
-    numbers = numbers_in(column)
-    assert numbers is not None  # each row was validated
-    return numbers
-
-
 class TableReader(RowReader):
     """Reads the rows of a table from the spool file.
 
@@ -155,6 +158,6 @@ class TableReader(RowReader):
         return Rows(
             dict(zip(self._layout.numbers, numbers.T, strict=True)),
             dict(zip(self._layout.categories, zip(*categories, strict=True), strict=True)),
-            bool(np.isfinite(numbers).all()),
+            not (np.isinf(numbers) if self._layout.gaps else ~np.isfinite(numbers)).any(),
             features,
         )

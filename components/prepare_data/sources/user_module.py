@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import marshal
+import math
 import os
 import re
 import sys
@@ -234,7 +235,7 @@ class ModuleSource(Source):
             raise Unusable(f"unlike the first example, it has {'no ' if odd[0] in self._kinds else ''}{odd[0]}")
         label, target = label_value(self.task, example.get(self._label))
         features = [
-            (stored_name(name).encode(), encoded_feature(name, kind, additional[name]))
+            (stored_name(name).encode(), encoded_feature(name, kind, self._given(name, kind, additional[name])))
             for name, kind in sorted(self._kinds.items())
         ]
         return StoredExample(
@@ -244,6 +245,11 @@ class ModuleSource(Source):
             encoded_image(example.get(self._image)) if self.has_image else b"",
             features if target is None else [*features, (b"label", target)],
         )
+
+    def _given(self, name: str, kind: Kind, value: object) -> object:
+        """Return a value with NaN for a missing number."""
+        may_miss = self._settings.missing == "mean" and kind == Kind("number") and stored_name(name) in self.inputs
+        return math.nan if value is None and may_miss else value
 
     def _add_precision(self, example: object, ignored: Ignored) -> None:
         assert isinstance(example, Mapping)

@@ -24,20 +24,14 @@ from slipway.components.prepare_data.examples import LABEL_SEPARATOR, SPLIT_FOLD
 from slipway.core.errors import UserError
 from slipway.core.manifest import TaskName
 from slipway.core.paths import local_path
+from slipway.core.values import is_missing
 
 # Separates the names in a label cell of the task multilabel.
 SEPARATOR = "|"
-# What stands for a missing number, in lower case; pandas writes and reads the same.
-MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "?"))
 
 
 class NotANumber(ValueError):
     """A label of the task regression that is text."""
-
-
-def is_missing(text: str) -> bool:
-    """Whether a cell has no number."""
-    return text.lower() in MISSING
 
 
 def is_number(text: str) -> bool:

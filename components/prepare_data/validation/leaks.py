@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +34,7 @@ def leak_notes(folder: Path, manifest: Manifest) -> list[str]:
         folder: The folder of the shards.
         manifest: The data set's manifest.
     """
-    names = [name for name, each in manifest.inputs.items() if each.kind != "image" and not each.shape]
+    names = [name for name, each in manifest.inputs.items() if each.kind != "image" and not each.stored_shape]
     if not names or manifest.task == "multilabel":
         return []
     most = min(MAX_EXAMPLES, max(FEWEST_EXAMPLES, MAX_VALUES // len(names)))
@@ -78,14 +79,20 @@ def _determines(column: Sequence[Value], labels: Sequence[Value]) -> bool:
 
 
 def _orders(column: Sequence[Value], labels: Sequence[Value], task: str) -> bool:
-    """Whether numbers are proportional to the targets, or each class has a range of numbers of its own."""
+    """Whether numbers are proportional to the targets, or each class has a range of numbers of its own.
+
+    Missing ones, NaN, are not compared with targets; of a class, they are a range.
+    """
     import numpy as np
 
     if task == "regression":
         found, targets = np.array(column, dtype=np.float64), np.array(labels, dtype=np.float64)
-        if not found.std() or not targets.std():
+        given = ~np.isnan(found)
+        found, targets = found[given], targets[given]
+        if len(found) < FEWEST_OTHERS or not found.std() or not targets.std():
             return False
         return bool(abs(np.corrcoef(found, targets)[0, 1]) > CORRELATION)
+    column = [math.inf if value != value else value for value in column]
     pairs = set(zip(column, labels, strict=True))
     ranges = sum(1 for _ in itertools.groupby(label for _, label in sorted(pairs)))
     return len(pairs) == len(set(column)) and ranges == len(set(labels))

@@ -77,6 +77,7 @@ class ShardTask:
         resize: How images are resized before they are stored; None if their bytes are.
         images: The additional features that are images.
         max_skipped_named: The maximum number of unusable images to name.
+        gaps: Whether inputs that are numbers may be missing, as NaN.
     """
 
     path: Path | None
@@ -88,6 +89,7 @@ class ShardTask:
     resize: ResizeSettings | None
     images: list[bytes]
     max_skipped_named: int
+    gaps: bool
 
     @property
     def hashes(self) -> Path:
@@ -126,7 +128,7 @@ class ShardWriter:
             OSError: The shard cannot be written.
         """
         counter = TallyCounter(max_skipped_named=task.max_skipped_named)
-        inputs = InputCounter(self._counted)
+        inputs = InputCounter(self._counted, gaps=self._source.inputs if task.gaps else ())
         if self._reader is None:
             self._reader = self._source.reader(self._scratch)
         if isinstance(self._reader, RowReader):

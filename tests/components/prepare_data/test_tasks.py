@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+import math
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -248,7 +249,7 @@ NUMBERS_ROWS = [f"{n},{n / 2}" for n in range(40)]
         ("regression", "x,label", [*NUMBERS_ROWS, "3,nan", "4,inf", "5,", "6,1e99"], {}, "data.skip_corrupt",
          r"4 of 44 examples cannot be used: line 42 \(its target in the column label is nan.*line 43 .*inf.*line 44 "
          r".*empty.*line 45 .*1e99", "data.skip_corrupt=0.091"),
-        ("regression", "x,label", [*NUMBERS_ROWS, "NA,1"], {}, "data.skip_corrupt",
+        ("regression", "x,label", [*NUMBERS_ROWS, "NA,1"], {"missing": "refuse"}, "data.skip_corrupt",
          r"1 of 41 examples cannot be used: line 42 \(its number in the column x is NA\)", "skip_corrupt=0.0244"),
         ("regression", "x,label", [*NUMBERS_ROWS, "inf,1"], {}, "data.skip_corrupt", "its x: inf is not a finite", ""),
         ("regression", "x,y", NUMBERS_ROWS, {}, "data.source", "no column label or class", "--set data.label=COLUMN"),
@@ -284,13 +285,43 @@ def test_mistakes_in_tables(
 
 
 def test_rows_without_a_number_can_be_skipped(table: Callable[..., str], make_settings: MakeSettings) -> None:
-    settings = make_settings(table("x,label", [*NUMBERS_ROWS, ",3", "4,?"]), skip_corrupt=0.05)
+    settings = make_settings(table("x,label", [*NUMBERS_ROWS, ",3", "4,?"]), skip_corrupt=0.05, missing="refuse")
     about = prepare(settings, 1, task="regression").manifest
     assert [(skipped.key, skipped.reason) for skipped in about.skipped] == [
         ("line 42", "its number in the column x is empty"),
         ("line 43", "its target in the column label is ?, not a finite number"),
     ]
     assert sum(split.examples for split in about.splits.values()) == 40
+
+
+@pytest.mark.parametrize("kind", ["csv", "csv row by row", "module"])
+def test_a_missing_number_is_the_mean_and_an_input_of_its_own(
+    table: Callable[..., str], module: Callable[[str], str], make_settings: MakeSettings, kind: str
+) -> None:
+    rows = [("" if n % 4 == 1 else str(n), "a" if n % 3 else "", n) for n in range(60)]
+    source = table("x,city,label", [f"{x},{city},{label}" for x, city, label in rows])
+    if kind == "module":
+        lines = f"import math; rows = {rows!r}"
+        values = "{'x': float(x) if x else (None if n % 8 == 1 else math.nan), 'city': city, 'label': float(n)}"
+        source = module(f"{lines}\nfor x, city, n in rows: yield {values}")
+    features = {"city": "category", **({"ids": "integer[2]"} if kind == "csv row by row" else {})}
+    if kind == "csv row by row":  # a list in a cell is not read by columns
+        source = table("x,city,ids,label", [f"{x},{city},1 2,{label}" for x, city, label in rows])
+    prepared = prepare(make_settings(source, features=features, inputs=["x", "city"]), 1, task="regression")
+    about = prepared.manifest
+    assert about.skipped_count == 0
+    found = {record["label"][0]: record["x"][0] for record in records(prepared).values()}
+    assert {label: None if math.isnan(x) else x for label, x in found.items()} == {
+        n: float(x) if x else None for x, _, n in rows
+    }
+    trained = [record["x"][0] for record in records(prepared, "train").values()]
+    x = about.inputs["x"]
+    assert (x.nullable, x.shape, x.stored_shape) == (True, (2,), ())
+    assert x.mean[0] == pytest.approx(np.nanmean(trained))
+    assert x.deviation[0] == pytest.approx(np.nanstd(trained))
+    assert about.inputs["city"].vocabulary == ("", "a")
+    assert about.inputs["city"].accepts_null
+    assert f"{np.isnan(trained).sum()} missing" in (prepared.folder / "statistics.html").read_text()
 
 
 @pytest.mark.parametrize(

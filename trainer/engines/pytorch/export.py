@@ -44,6 +44,7 @@ class _Served(torch.nn.Module):
         super().__init__()
         self.network, self.task = network, manifest.task
         self.numbers = [name for name, one in manifest.all_inputs.items() if one.kind == "number"]
+        self.nullable = {name for name in self.numbers if manifest.inputs[name].nullable}
         for number, name in enumerate(self.numbers):
             self._keep(f"number_{number}", manifest.inputs[name])
         if manifest.target is not None:
@@ -51,14 +52,18 @@ class _Served(torch.nn.Module):
 
     def _keep(self, name: str, one: Input) -> None:
         for what, values in (("mean", one.mean), ("deviation", one.deviation)):
-            self.register_buffer(f"{name}_{what}", torch.tensor(values, dtype=torch.float32).reshape(one.shape))
+            self.register_buffer(f"{name}_{what}", torch.tensor(values, dtype=torch.float32).reshape(one.stored_shape))
 
     def forward(self, inputs: Tensors) -> torch.Tensor:
         if isinstance(inputs, dict):
             inputs = {name: one.to(torch.int32) if one.dtype == torch.int64 else one for name, one in inputs.items()}
         for number, name in enumerate(self.numbers):
             mean, deviation = getattr(self, f"number_{number}_mean"), getattr(self, f"number_{number}_deviation")
-            inputs[name] = (inputs[name] - mean) / deviation
+            found = (inputs[name] - mean) / deviation
+            if name in self.nullable:
+                missing = torch.isnan(inputs[name])
+                found = torch.stack([torch.where(missing, 0.0, found), missing.to(torch.float32)], dim=-1)
+            inputs[name] = found
         outputs = self.network(scaled(inputs))
         if self.task == "regression":
             return outputs[:, 0] * self.target_deviation + self.target_mean
@@ -69,10 +74,10 @@ def write(folder: Path, network: Network, manifest: Manifest) -> None:
     """Write model.pt2, and model.keras for a Keras network.
 
     The program accepts decoded inputs of any batch size, one tensor or a dict by name: images as uint8 pixels
-    [batch, height, width, channels], numbers float32 as they are in the source, integers int64, and categories int64,
-    the position in model.json's vocabulary plus 1, or 0. It returns float32: the probabilities [batch, classes] in the
-    order of model.json's classes or labels, or the prediction [batch] in the target's own unit. It equals the
-    SavedModel's function after decoding.
+    [batch, height, width, channels], numbers float32 as they are in the source, NaN if missing, integers int64, and
+    categories int64, the position in model.json's vocabulary plus 1, or 0. It returns float32: the probabilities
+    [batch, classes] in the order of model.json's classes or labels, or the prediction [batch] in the target's own
+    unit. It equals the SavedModel's function after decoding.
 
     Args:
         folder: An existing folder.
@@ -80,7 +85,7 @@ def write(folder: Path, network: Network, manifest: Manifest) -> None:
         manifest: The data set's manifest, for the inputs.
     """
     batch = torch.export.Dim("batch")
-    example = tensors(blank(manifest, 2)[0])
+    example = tensors(blank(manifest, 2, standardized=False)[0])
     if isinstance(example, dict):
         example = {name: one.long() if one.dtype == torch.int32 else one for name, one in example.items()}
     program = torch.export.export(

@@ -57,8 +57,7 @@ def raw(data: Path, split: str = "validation") -> tuple[dict[str, Any], Any]:
     paths = [str(data / shard.file) for shard in manifest.splits[split].shards]
     kinds = {"image": tf.string, "number": tf.float32, "integer": tf.int64, "category": tf.string}
     described = {
-        name: tf.io.FixedLenFeature(() if one.kind == "image" else one.shape, kinds[one.kind])
-        for name, one in manifest.all_inputs.items()
+        name: tf.io.FixedLenFeature(one.stored_shape, kinds[one.kind]) for name, one in manifest.all_inputs.items()
     }
     shape = (3,) if manifest.task == "multilabel" else ()
     described["label"] = tf.io.FixedLenFeature(shape, tf.float32 if manifest.target else tf.int64)
@@ -127,6 +126,10 @@ def test_numbers_are_standardized_over_the_training_split(sets: dict[str, Path])
     for values in (training.inputs["age"], training.inputs["track"], training.labels):
         np.testing.assert_allclose(values.mean(axis=0), 0.0, atol=1e-4)
         np.testing.assert_allclose(values.std(axis=0), 1.0, atol=1e-3)
+    income = training.inputs["income"]  # every fifth is missing
+    assert income[income[:, 1] == 1, 0].tolist() == [0.0] * 24
+    assert set(income[:, 1].tolist()) == {0.0, 1.0}
+    assert income[income[:, 1] == 0, 0].mean() == pytest.approx(0, abs=1e-5)
     assert training.inputs["image"].dtype == np.uint8
     assert training.inputs["tokens"].dtype == np.int32
 
