@@ -1,0 +1,60 @@
+"""Backbones of keras.applications: they receive what Keras' own preprocessing makes of pixels, and weights of a file."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from slipway.core.errors import UserError
+from slipway.trainer import weights
+from slipway.trainer.models import pretrained
+
+
+@pytest.mark.parametrize(
+    ("name", "channels"),
+    [("MobileNetV2", 3), ("VGG16", 1), ("DenseNet121", 3), ("MobileNetV3Small", 3)],
+    ids=["-1 to 1", "gray to BGR", "standardized", "pixels"],
+)
+def test_a_backbone_receives_what_keras_prepares(name: str, channels: int, tmp_path: Path) -> None:
+    made = pretrained.build((32, 32, channels), 5, backbone=name, dropout=0.5)
+    images = np.random.default_rng(0).random((2, 32, 32, channels), np.float32)
+    (backbone,) = (layer for layer in made.layers if isinstance(layer, keras.Model))
+    function = getattr(keras.applications, name)
+    pixels = np.broadcast_to(images, (2, 32, 32, 3)) * np.float32(255.0)
+    prepared = inspect.getmodule(function).preprocess_input(pixels.copy())  # type: ignore[union-attr]
+    features = np.asarray(backbone(prepared)).mean((1, 2))
+    expected = made.get_layer("head")(features)
+    found = made(images)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    made.save(tmp_path / "model.keras")
+    np.testing.assert_array_equal(keras.models.load_model(tmp_path / "model.keras")(images), found)
+
+
+def test_weights_that_keras_saved_are_those_of_the_backbone(tmp_path: Path) -> None:
+    saved = keras.applications.MobileNetV2(include_top=False, weights=None, input_shape=(32, 32, 3))
+    saved.save_weights(tmp_path / "backbone.weights.h5")
+    made = pretrained.build((32, 32, 3), 5, backbone="MobileNetV2")
+    weights.load_keras(made, weights.WeightsSettings(file=str(tmp_path / "backbone.weights.h5")))
+    (backbone,) = (layer for layer in made.layers if isinstance(layer, keras.Model))
+    for ours, theirs in zip(backbone.get_weights(), saved.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "closest", "fix"),
+    [
+        ("ResNet50v2", "model.arguments.backbone", "ResNet50V2", None),
+        # Its weights need a layer that Keras adds only when it downloads them itself.
+        ("EfficientNetB0", "model.arguments.backbone", "EfficientNetV2B0", None),
+        ("InceptionV3", "data.image_size", None, "--set 'data.image_size=[224, 224]'"),
+    ],
+)
+def test_another_backbone_or_size_is_refused(name: str, setting: str, closest: str | None, fix: str | None) -> None:
+    with pytest.raises(UserError) as error:
+        pretrained.build((32, 32, 3), 5, backbone=name)
+    assert (error.value.setting, error.value.nearest) == (setting, closest)
+    assert fix is None or error.value.fix == fix
