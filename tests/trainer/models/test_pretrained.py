@@ -1,4 +1,4 @@
-"""Backbones of keras.applications: they receive what Keras' own preprocessing makes of pixels, and weights of a file."""
+"""Backbones of keras.applications: given what Keras' own preprocessing makes of the pixels, and weights of a file."""
 
 from __future__ import annotations
 
