@@ -136,7 +136,7 @@ class Data:
 
         def parse(records: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             found = tf.io.parse_example(records, features)
-            return decode_images(found["image"], prepared), found["label"]
+            return decode_images(found["image"], prepared, upright=True), found["label"]
 
         batches = tf.data.TFRecordDataset(files).batch(READ_TOGETHER)
         return batches.map(as_it_is(parse), num_parallel_calls=tf.data.AUTOTUNE).unbatch()

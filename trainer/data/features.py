@@ -110,8 +110,8 @@ class Features:
         return _as_image(self._manifest, name).resize
 
     def pixels(self, name: str, files: tf.Tensor) -> tf.Tensor:
-        """Decode any number of image files of the input `name`, string [n]."""
-        return decode_images(files, _as_image(self._manifest, name))
+        """Decode any number of image files of a data set, string [n], of the input `name`."""
+        return decode_images(files, _as_image(self._manifest, name), upright=True)
 
     def requests(self) -> dict[str, tf.TensorSpec]:
         """Return the serving signature's inputs: raw values, as they are in a record."""

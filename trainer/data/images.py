@@ -6,6 +6,9 @@ does the same without TensorFlow: both use libjpeg-turbo, and their pixels are e
 The graphs are traced without AutoGraph, which takes a tenth of a second per function and is needed only for Python
 conditions and loops on tensors. The functions use `tf.cond` and `tf.while_loop` instead, and Keras does not apply
 AutoGraph to a network's layers.
+
+Images in a data set are upright. Those that the exported model receives may have an EXIF orientation, which it applies
+to JPEG files; `slipway predict` and the prediction server convert PNG files that have one, and other formats.
 """
 
 from __future__ import annotations
@@ -18,9 +21,16 @@ import simplejpeg
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from slipway.core.images import EXIF, EXIF_ORIENTATION, EXIF_SHORT
 from slipway.core.manifest import Manifest, ResizeMode
 
 _JPEG = b"\xff\xd8\xff"
+# Where EXIF data begin and end at the latest: they come first, in a segment of up to 64 KiB. They follow a marker and
+# the segment's length, which counts itself.
+_HEAD_BYTES = 1 << 17
+_EXIF_MARKER = b"\xff\xe1"
+_LENGTH_BYTES = 2
+_ENTRY_BYTES = 12
 _MARKER = 0xFF
 # Second bytes of JPEG markers: of those that start a lossy frame (TensorFlow refuses lossless ones), and of those that
 # may precede it: tables, restart interval, comment and application data.
@@ -38,17 +48,17 @@ def as_it_is(function: Callable[..., object]) -> Callable[..., object]:
     return tf.autograph.experimental.do_not_convert(function)
 
 
-def decode_images(encoded: tf.Tensor, manifest: Manifest) -> tf.Tensor:
+def decode_images(encoded: tf.Tensor, manifest: Manifest, *, upright: bool = False) -> tf.Tensor:
     """Decode PNG or JPEG images, string [n], to pixels uint8 [n, height, width, channels].
 
     Images are resized to `manifest.image_size` (bilinear, antialiased, see `_resize`) and converted to
-    `manifest.channels` as needed.
+    `manifest.channels` as needed. The EXIF orientation of JPEG images is applied, unless all are known to be `upright`.
     """
     height, width, channels = manifest.image_shape
     mode = manifest.resize_mode
 
     def decode(image: tf.Tensor) -> tf.Tensor:
-        pixels = _decode(image, channels)
+        pixels = _decode(image, channels, upright=upright)
         fits = tf.reduce_all(tf.equal(tf.shape(pixels)[:2], [height, width]))
         pixels = tf.cond(fits, lambda: pixels, lambda: _resize(pixels, height, width, mode))
         return tf.ensure_shape(pixels, [height, width, channels])
@@ -63,7 +73,7 @@ def decode_prepared(encoded: tf.Tensor, manifest: Manifest) -> tf.Tensor:
     loop over single images takes a fifth longer for small images, and no loop three times as long to trace.
     """
     if manifest.resize:
-        return decode_images(encoded, manifest)
+        return decode_images(encoded, manifest, upright=True)
     count = encoded.shape[0]
     together = max(size for size in range(1, _UNROLLED + 1) if count % size == 0)
     shape = [together, *manifest.image_shape]
@@ -108,9 +118,10 @@ def _is_lossy(image: bytes) -> bool:
     return image[start] == _MARKER and image[start + 1] in _LOSSY_FRAMES
 
 
-def _decode(image: tf.Tensor, channels: int) -> tf.Tensor:
+def _decode(image: tf.Tensor, channels: int, *, upright: bool) -> tf.Tensor:
     def as_jpeg() -> tf.Tensor:
-        return _decode_prepared(image, channels)
+        pixels = _decode_prepared(image, channels)
+        return pixels if upright else _turned(pixels, _orientation(image))
 
     def as_other() -> tf.Tensor:
         return tf.io.decode_image(image, channels=channels, expand_animations=False)
@@ -123,6 +134,55 @@ def _decode(image: tf.Tensor, channels: int) -> tf.Tensor:
 def _decode_prepared(image: tf.Tensor, channels: int) -> tf.Tensor:
     """Decode a PNG or JPEG file; the operation decodes both."""
     return tf.io.decode_jpeg(image, channels=channels, dct_method="INTEGER_FAST", fancy_upscaling=True)
+
+
+def _orientation(image: tf.Tensor) -> tf.Tensor:
+    """Return the EXIF orientation of a JPEG file, int32 from 1 to 8; see `slipway.core.images.exif_orientation`."""
+    head = tf.strings.substr(image, 0, _HEAD_BYTES)
+    parts = tf.raw_ops.StringSplitV2(input=head[tf.newaxis], sep=EXIF, maxsplit=1).values
+    before = len(_EXIF_MARKER) + _LENGTH_BYTES
+
+    def stored() -> tf.Tensor:
+        length = tf.cast(
+            tf.io.decode_raw(tf.strings.substr(parts[0], -_LENGTH_BYTES, _LENGTH_BYTES), tf.uint8), tf.int32
+        )
+        size = length[0] * 256 + length[1] - _LENGTH_BYTES - len(EXIF)
+        exif = tf.io.decode_raw(tf.strings.substr(parts[1], 0, tf.maximum(size, 0)), tf.uint8)
+        return _exif_orientation(tf.cast(exif, tf.int32))
+
+    is_exif = tf.logical_and(tf.shape(parts)[0] == 2, tf.strings.length(parts[0]) >= before)
+    marker = tf.strings.substr(parts[0], -tf.minimum(before, tf.strings.length(parts[0])), len(_EXIF_MARKER))
+    return tf.cond(tf.logical_and(is_exif, marker == _EXIF_MARKER), stored, lambda: tf.constant(1))
+
+
+def _exif_orientation(exif: tf.Tensor) -> tf.Tensor:
+    """Return the orientation in EXIF data, int32 [bytes]: that of the first entry with its tag and type, else 1."""
+    size = tf.shape(exif)[0]
+    padded = tf.pad(exif, [[0, 2 * _ENTRY_BYTES]])
+    is_little = tf.reduce_all(padded[:2] == list(b"II"))
+    is_known = tf.logical_or(is_little, tf.reduce_all(padded[:2] == list(b"MM")))
+
+    def number(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
+        return tf.where(is_little, second * 256 + first, first * 256 + second)
+
+    halves = [number(padded[4], padded[5]), number(padded[6], padded[7])]
+    lower, upper = tf.unstack(tf.where(is_little, halves, halves[::-1]))
+    # An offset of 64 KiB or more is outside of the segment.
+    start = tf.where(tf.logical_and(is_known, upper == 0), tf.minimum(lower, size), size)
+    # The last entry may lack two unused bytes.
+    count = tf.minimum(number(padded[start], padded[start + 1]), (size - start) // _ENTRY_BYTES)
+    entries = tf.reshape(padded[start + 2 : start + 2 + count * _ENTRY_BYTES], [-1, _ENTRY_BYTES])
+    tags, kinds, values = (number(entries[:, at], entries[:, at + 1]) for at in (0, 2, 8))
+    found = tf.boolean_mask(values, tf.logical_and(tags == EXIF_ORIENTATION, kinds == EXIF_SHORT))
+    first = tf.concat([found, [1]], axis=0)[0]
+    return tf.where(tf.logical_and(first >= 1, first <= 8), first, 1)
+
+
+def _turned(pixels: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
+    """Return pixels [height, width, channels] upright that are stored with an EXIF orientation."""
+    pixels = tf.cond(orientation >= 5, lambda: tf.transpose(pixels, [1, 0, 2]), lambda: pixels)
+    mirrored = [tf.reduce_any(orientation == each) for each in ([3, 4, 7, 8], [2, 3, 6, 7])]
+    return tf.reverse(pixels, tf.boolean_mask([0, 1], mirrored))
 
 
 def _resize(pixels: tf.Tensor, height: int, width: int, mode: ResizeMode) -> tf.Tensor:

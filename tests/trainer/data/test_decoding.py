@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import itertools
 import json
@@ -42,7 +43,7 @@ def jpeg(pixels: Pixels, **options: Any) -> bytes:
 
 
 def by_tensorflow(file: bytes, size: tuple[int, int, int]) -> list[Pixels]:
-    """Return what training without libjpeg-turbo, and a request to the exported model, make of a file."""
+    """Return what training without libjpeg-turbo, and a request of an upright image to the exported model, decode."""
     import tensorflow as tf
 
     from slipway.trainer.data import images
@@ -51,9 +52,8 @@ def by_tensorflow(file: bytes, size: tuple[int, int, int]) -> list[Pixels]:
         name="x", fingerprint="", source="", settings={}, classes=[], image_size=size[:2], channels=size[2],
         resize=False, encodings=["jpeg"], splits={},
     )  # fmt: skip
-    return [
-        decode(tf.constant([file]), manifest).numpy()[0] for decode in (images.decode_prepared, images.decode_images)
-    ]
+    decoders = (images.decode_prepared, functools.partial(images.decode_images, upright=True))
+    return [decode(tf.constant([file]), manifest).numpy()[0] for decode in decoders]
 
 
 def files() -> list[tuple[bytes, int, int]]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
+import random
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from slipway.core.images import exif_orientation
 from slipway.core.manifest import Manifest
+from tests.photographs import ORIENTATIONS, jpeg, scene, stored
 
 Pixels = NDArray[np.uint8]
 
@@ -71,3 +74,53 @@ def test_crop_and_pad_keep_the_aspect_ratio(channels: int) -> None:
     pixels = generator.integers(0, 256, (30, 20, channels), np.uint8)
     assert (decoded(pixels, 30, 20, "crop") == pixels).all()
     assert (decoded(pixels, 30, 20, "pad") == pixels).all()
+
+
+def manifest(height: int, width: int, channels: int = 3) -> Manifest:
+    return Manifest(
+        name="x", fingerprint="", source="", settings={}, classes=[], image_size=(height, width), channels=channels,
+        resize=True, encodings=["jpeg"], splits={},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_orientation_of_a_jpeg_file_is_applied(channels: int, order: str) -> None:
+    """The pixels are those of the upright file, before and after resizing."""
+    import tensorflow as tf
+
+    from slipway.trainer.data.images import decode_images
+
+    upright = scene(48, 64)
+    files = tf.constant([jpeg(stored(upright, each), each, order=order, subsampling=0) for each in ORIENTATIONS])
+    for size in ((48, 64), (20, 20)):
+        first, *others = decode_images(files, manifest(*size, channels)).numpy().astype(int)
+        assert first.std() > 30
+        for orientation, found in zip(ORIENTATIONS[1:], others, strict=True):
+            assert abs(found - first).mean() < 2, orientation
+    (as_stored,) = decode_images(files[5:6], manifest(64, 48, channels), upright=True).numpy()
+    assert abs(as_stored.astype(int) - decode_images(files[:1], manifest(64, 48, channels)).numpy()).mean() > 10
+
+
+def test_damaged_exif_data_have_the_orientation_that_preparation_reads() -> None:
+    import tensorflow as tf
+
+    from slipway.trainer.data.images import _orientation, traced
+
+    orientation = traced(_orientation, input_signature=[tf.TensorSpec([], tf.string)])
+    draws, found = random.Random(5), set()
+    for number in range(400):
+        file = bytearray(jpeg(scene(16, 16), draws.choice(ORIENTATIONS), order="<>"[number % 2]))
+        start = file.index(b"Exif") + 6
+        length = int.from_bytes(file[start - 8 : start - 6]) - 8
+        for _ in range(draws.randrange(4)):
+            file[start + draws.randrange(length)] = draws.choice((0, 1, 6, 8, 255, draws.randrange(256)))
+        if number % 5 == 0:  # ends earlier
+            length = draws.randrange(length)
+            file[start - 8 : start - 6] = (length + 8).to_bytes(2)
+        expected = exif_orientation(bytes(file[start : start + length]))
+        assert orientation(tf.constant(bytes(file))).numpy() == expected, file[start : start + length]
+        found.add(expected)
+    assert found == set(ORIENTATIONS)
+    for without in (b"", b"\xff\xd8\xff", jpeg(scene(9, 9), None), b"Exif\0\0MM", b"\xff\xd8\xff\xe1Exif\0\0"):
+        assert orientation(tf.constant(without)).numpy() == 1
