@@ -19,10 +19,15 @@ from pydantic import (
 
 from slipway.components.prepare_data.examples import COLUMN
 from slipway.core.errors import UserError
+from slipway.core.images import NAMES
 from slipway.core.manifest import ResizeMode
 from slipway.trainer.settings import Settings, Untyped
 
 Check = Literal["sample", "decode", "header"]
+# Smaller images are decoded in a millisecond or two, so they are not stored at another size unless data.resize is set.
+LARGE_SIDE = 512
+# The largest data.resize.size.
+MAX_STORED = 4096
 
 
 class SplitFractions(Settings):
@@ -98,7 +103,7 @@ class BeamSettings(Settings):
 class ResizeSettings(Settings):
     """Storing images at training size instead of their original bytes."""
 
-    size: int = Field(ge=1, le=4096, description="Size in pixels; see `mode`.")
+    size: int = Field(ge=1, le=MAX_STORED, description="Size in pixels; see `mode`.")
     mode: Literal["shorter_side", "crop", "pad"] = Field(
         default="shorter_side",
         description="How images are stored. shorter_side: the shorter side has `size` pixels and the aspect ratio is "
@@ -108,6 +113,18 @@ class ResizeSettings(Settings):
     quality: int = Field(
         default=95, ge=1, le=100, description="Quality of the stored JPEG images. PNG images are stored as PNG."
     )
+    above: int = Field(
+        default=0,
+        ge=0,
+        description="Images whose shorter side has at most this many pixels keep their size; with the mode "
+        "`shorter_side` only.",
+    )
+
+    @model_validator(mode="after")
+    def _squares_are_all_alike(self) -> ResizeSettings:
+        if self.above and self.mode != "shorter_side":
+            raise ValueError(f"above applies to the mode shorter_side; {self.mode} stores all images as squares")
+        return self
 
 
 class DataSettings(Settings):
@@ -119,7 +136,7 @@ class DataSettings(Settings):
         default="",
         description="Source of the examples; required, except with `uri`:\n\n"
         "- `digits`: scikit-learn's handwritten digits\n"
-        "- `images:FOLDER`: a folder laid out as `split/class/*.png|jpg|jpeg` or `class/*.png|jpg|jpeg`\n"
+        f"- `images:FOLDER`: a folder laid out as `split/class/IMAGE` or `class/IMAGE`; images are {NAMES} files\n"
         "- `images:ARCHIVE`: a tar, tar.gz or zip file of such a folder\n"
         "- `csv:FILE`: a list of images with the columns image (or path, file), label (or class), optionally split; "
         "without a column for images, a table of numbers and categories\n"
@@ -180,10 +197,12 @@ class DataSettings(Settings):
         "pad keeps it and adds black bars at both ends of the shorter side. null: the mode of `resize` if that is crop "
         "or pad, else stretch.",
     )
-    resize: ResizeSettings | None = Field(
+    resize: ResizeSettings | Literal["original"] | None = Field(
         default=None,
         description="Store images at training size, so that large photographs are decoded only once, when the data set "
-        "is prepared; null: the images' original bytes are stored.",
+        "is prepared; original: store all images at their own size. null: with `image_size`, images whose shorter side "
+        f"has more than {LARGE_SIDE} pixels, and more than twice the longer side of `image_size`, are stored with that "
+        "side.",
     )
     channels: Literal[1, 3] | None = Field(
         default=None, description="1: grayscale, 3: RGB; null: detected from the images."
@@ -243,17 +262,33 @@ class DataSettings(Settings):
     @property
     def reading_mode(self) -> ResizeMode:
         """How images are resized when they are read."""
-        if self.resize_mode is None and self.resize is not None and self.resize.mode != "shorter_side":
-            return self.resize.mode
+        explicit = self.explicit_resize
+        if self.resize_mode is None and explicit is not None and explicit.mode != "shorter_side":
+            return explicit.mode
         return self.resize_mode or "stretch"
+
+    @property
+    def explicit_resize(self) -> ResizeSettings | None:
+        """How all images are stored at another size, if the user says so."""
+        return self.resize if isinstance(self.resize, ResizeSettings) else None
+
+    @property
+    def stored_size(self) -> ResizeSettings | None:
+        """How images are stored at another size; None if all keep their own."""
+        if self.resize is None and self.image_size is not None:
+            side = max(self.image_size)
+            return ResizeSettings(size=side, above=max(LARGE_SIDE, 2 * side)) if side <= MAX_STORED else None
+        return self.explicit_resize
 
     @field_validator("resize")
     @classmethod
-    def _same_when_read(cls, value: ResizeSettings | None, others: ValidationInfo) -> ResizeSettings | None:
+    def _same_when_read(
+        cls, value: ResizeSettings | Literal["original"] | None, others: ValidationInfo
+    ) -> ResizeSettings | Literal["original"] | None:
         """Refuse stored images that training would enlarge, or see otherwise than the exported model sees originals."""
         size, mode = others.data.get("image_size"), others.data.get("resize_mode")
-        if value is None:
-            return None
+        if not isinstance(value, ResizeSettings):
+            return value
         if size and min(size) > value.size:
             raise ValueError(
                 f"images stored with size {value.size} would be enlarged again to data.image_size {list(size)}; "
@@ -306,7 +341,7 @@ class DataSettings(Settings):
 
     @model_validator(mode="after")
     def _finds_damage(self) -> DataSettings:
-        if self.damaged == "refuse" and self.check == "header" and self.resize is None:
+        if self.damaged == "refuse" and self.check == "header" and self.explicit_resize is None:
             raise UserError(
                 "data.damaged=refuse has no effect with data.check=header, which decodes no image.",
                 setting="data.damaged",

@@ -1,4 +1,6 @@
-"""Validate that an image is a PNG or JPEG that readers can decode, and read its size.
+"""Validate that an image can be decoded, and read its size.
+
+Readers decode PNG and JPEG; images of other formats (`slipway.core.images`) are converted when they are written.
 
 There are two levels: the header (and the end of the file), or a full decode. PNG chunks are checked and inflated with
 zlib, which finds every error that libpng would (checksums, truncated or surplus data, filters) several times faster
@@ -19,6 +21,8 @@ import zlib
 from typing import TYPE_CHECKING, NamedTuple
 
 from slipway.components.prepare_data.examples import Undecodable, Unusable
+from slipway.core import images
+from slipway.core.images import EXIF, JPEG_START, PNG_START, exif_orientation, png_orientation
 from slipway.core.values import MAX_PIXELS
 
 if TYPE_CHECKING:
@@ -30,10 +34,11 @@ if TYPE_CHECKING:
 MAX_SIDE = {"png": 1_000_000, "jpeg": 65_500}
 # No image within the limit of pixels needs more.
 MAX_IMAGE_BYTES = 1 << 29
-PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
 PNG_HEADER = struct.Struct(">IIBBBBB")
 PNG_HEADER_END = 33
+# The name of the second chunk, usually of the pixels: then no metadata precede them.
+PNG_CHUNK, PNG_IMAGE_DATA = slice(37, 41), b"IDAT"
 PNG_SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}
 PNG_PALETTE = 3
@@ -42,7 +47,6 @@ PNG_INTERLACE = 28
 # The passes of an interlaced image: first row and column, and the distance between rows and columns.
 ADAM7 = ((0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1))
 LAST_FILTER = 4
-JPEG_START = b"\xff\xd8\xff"
 JPEG_END = b"\xff\xd9"
 # Markers that start a frame: its size follows. Markers without a length: TEM and the restart markers.
 JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -52,22 +56,24 @@ JPEG_SCALES = (8, 4, 2, 1)
 JPEG_ENDINGS = (b".jpg", b".jpeg")
 TURBOJPEG_ERROR = "tj"
 JPEG_LAST, JPEG_FIRST_SEGMENT, JPEG_APP1 = 0xD9, 0xC0, 0xE1
-EXIF = b"Exif\0\0"
-EXIF_ORIENTATION, EXIF_SHORT = 0x0112, 3
 # A marker: 0xFF not followed by zero (an escaped 0xFF in entropy-coded data), a restart marker or a fill byte.
 JPEG_MARKER = re.compile(rb"\xff([^\x00\xd0-\xd7\xff])", re.DOTALL)
 MAX_KEPT = 4096
+# The EXIF orientations that exchange height and width.
+SIDEWAYS = range(5, 9)
 
 
 class ImageInfo(NamedTuple):
     """Properties of an image.
 
     Attributes:
-        encoding: png or jpeg.
-        height, width: The stored size.
+        encoding: The encoding in which it is stored: png or jpeg.
+        height, width: The size in pixels, before it is turned upright.
         gray: Whether it is grayscale.
-        turned: Whether EXIF rotates or mirrors it.
-        cmyk: Whether it has four color components, which TensorFlow cannot convert to grayscale.
+        orientation: Its EXIF orientation; 1 for an upright image.
+        cmyk: Whether it is a JPEG of four color components.
+        format: Its format, see `slipway.core.images.FORMATS`, if it is neither PNG nor JPEG; else "".
+        resized: Whether it is stored smaller than it is in the source.
         damage: The last warning of libjpeg if it was decoded in full and can be used, but is damaged; else "".
     """
 
@@ -75,9 +81,21 @@ class ImageInfo(NamedTuple):
     height: int
     width: int
     gray: bool
-    turned: bool = False
+    orientation: int = 1
     cmyk: bool = False
+    format: str = ""
+    resized: bool = False
     damage: str = ""
+
+    @property
+    def is_converted(self) -> bool:
+        """Whether it is stored otherwise than in the source: upright, with RGB colors, as PNG or JPEG."""
+        return self.orientation != 1 or self.cmyk or self.format != ""
+
+    @property
+    def upright_size(self) -> tuple[int, int]:
+        """The height and the width of the upright image."""
+        return (self.width, self.height) if self.orientation in SIDEWAYS else (self.height, self.width)
 
 
 def check_bytes(size: int) -> None:
@@ -114,36 +132,77 @@ class Inspector:
             Unusable: Readers cannot decode the image; the text is the reason.
             Undecodable: The same, for an image whose header and end are valid.
         """
-        known = self._png_headers.get(data[:PNG_HEADER_END])
-        if known is None:
-            known = self._read_header(data)
-        complete = data.endswith(PNG_END if known.encoding == "png" else JPEG_END)
+        return self.validate(data, self.header(data))
+
+    def header(self, data: bytes) -> ImageInfo:
+        """Return the properties of the image as its header has them.
+
+        Raises:
+            Unusable: The header is not valid, or its size is not supported.
+        """
+        info = self._png_headers.get(data[:PNG_HEADER_END]) or self._read_header(data)
+        if info.encoding == "png" and not info.format and data[PNG_CHUNK] != PNG_IMAGE_DATA:
+            orientation = png_orientation(data)
+            return info if orientation == 1 else info._replace(orientation=orientation)
+        return info
+
+    def validate(self, data: bytes, info: ImageInfo) -> ImageInfo:
+        """Validate the image whose header is `info`, in full or at its end; return `info` with its damage.
+
+        Raises:
+            Unusable: Readers cannot decode the image; the text is the reason.
+            Undecodable: The same, for an image whose header and end are valid.
+        """
+        complete = bool(info.format) or data.endswith(PNG_END if info.encoding == "png" else JPEG_END)
         if complete and not self._whole:
-            return known
+            return info
         try:
-            damage = decode(data, known)
+            damage = decode(data, info)
         except Unusable as reason:
             raise Undecodable(str(reason)) if complete else reason from None
-        return known._replace(damage=damage) if damage and self._whole else known
+        return info._replace(damage=damage) if damage and self._whole else info
 
     def _read_header(self, data: bytes) -> ImageInfo:
-        if data.startswith(PNG_SIGNATURE):
+        if data.startswith(PNG_START):
             info = png_header(data)
         elif data.startswith(JPEG_START):
             info = jpeg_header(data)
         else:
-            raise Unusable("it is empty" if not data else "it is neither PNG nor JPEG")
+            info = other_header(data)
         check_pixels(info.height, info.width)
         if max(info.height, info.width) > MAX_SIDE[info.encoding]:
             raise Unusable(
                 f"it has {info.width}x{info.height} pixels; no side may have more than {MAX_SIDE[info.encoding]:,}"
             )
-        if info.encoding == "png":
+        if data.startswith(PNG_START):
             # Most PNG files of a data set start with the same bytes.
             if len(self._png_headers) >= MAX_KEPT:
                 self._png_headers.clear()
             self._png_headers[data[:PNG_HEADER_END]] = info
         return info
+
+
+def other_header(data: bytes) -> ImageInfo:
+    """Read the header of an image that is neither PNG nor JPEG, with Pillow.
+
+    Raises:
+        Unusable: The format is unknown, or the header is not valid.
+    """
+    found = images.format_of(data)
+    if found is None:
+        raise Unusable(images.no_format(data))
+    try:
+        image = images.opened(data)
+        encoding = images.encoding_of(image, data)
+        # Pillow itself turns images of TIFF and HEIC upright.
+        orientation = image.getexif().get(images.EXIF_ORIENTATION, 1) if found in ("webp", "avif") else 1
+    except images.BadImage as reason:
+        raise Unusable(str(reason)) from None
+    except Exception as error:  # of damaged metadata
+        raise Unusable(f"its metadata cannot be read: {error}") from None
+    gray = image.mode in images.GRAY_MODES
+    orientation = orientation if orientation in images.ORIENTATIONS else 1
+    return ImageInfo(encoding, image.height, image.width, gray, orientation, format=found)
 
 
 def png_header(data: bytes) -> ImageInfo:
@@ -168,7 +227,7 @@ def jpeg_header(data: bytes) -> ImageInfo:
     Raises:
         Unusable: The frame header is missing, or readers do not support it.
     """
-    position, turned = 2, False
+    position, orientation = 2, None
     while position + 4 <= len(data):
         if data[position] != 0xFF:
             raise Unusable("its JPEG header is damaged")
@@ -183,30 +242,13 @@ def jpeg_header(data: bytes) -> ImageInfo:
             depth, height, width, samples = struct.unpack_from(">BHHB", data, position + 4)
             if depth != 8 or samples not in (1, 3, 4) or not height or not width:
                 raise Unusable(f"it is an unsupported kind of JPEG ({depth} bits, {samples} components)")
-            return ImageInfo("jpeg", height, width, samples == 1, turned, samples == 4)
+            return ImageInfo("jpeg", height, width, samples == 1, orientation or 1, samples == 4)
         if marker in (0xD9, 0xDA) or length < 2:
             raise Unusable("its JPEG header is damaged")
-        if marker == JPEG_APP1 and data.startswith(EXIF, position + 4):
-            turned = turned or _is_turned(data[position + 4 + len(EXIF) : position + 2 + length])
+        if marker == JPEG_APP1 and orientation is None and data.startswith(EXIF, position + 4):
+            orientation = exif_orientation(data[position + 4 + len(EXIF) : position + 2 + length])
         position += 2 + length
     raise Unusable("it is cut short")
-
-
-def _is_turned(exif: bytes) -> bool:
-    """Whether EXIF data (a TIFF file) has an orientation other than 1, so that viewers rotate or mirror the image."""
-    order = {b"II": "<", b"MM": ">"}.get(exif[:2])
-    if order is None:
-        return False
-    try:
-        (start,) = struct.unpack_from(f"{order}I", exif, 4)
-        (count,) = struct.unpack_from(f"{order}H", exif, start)
-        for offset in range(start + 2, start + 2 + 12 * count, 12):
-            tag, kind, _, value = struct.unpack_from(f"{order}HHIH", exif, offset)
-            if tag == EXIF_ORIENTATION and kind == EXIF_SHORT:
-                return 2 <= value <= 8
-    except struct.error:  # truncated EXIF data, which decoders ignore
-        pass
-    return False
 
 
 def decode(data: bytes, info: ImageInfo) -> str:
@@ -215,6 +257,9 @@ def decode(data: bytes, info: ImageInfo) -> str:
     Raises:
         Unusable: It cannot be decoded.
     """
+    if info.format:
+        load(data, info)
+        return ""
     if info.encoding == "jpeg":
         return decode_jpeg(data, info, "GRAY", JPEG_SCALES[0])[1]
     sizes, bits = [(info.height, info.width)], PNG_SAMPLES[data[25]] * data[24]
@@ -328,19 +373,23 @@ def decode_jpeg(data: bytes, info: ImageInfo, colors: str, scale: int) -> tuple[
 
 
 def load(data: bytes, info: ImageInfo, scale: int = 1) -> Image.Image:
-    """Decode the image with Pillow, a JPEG at 1/`scale` of its size.
+    """Decode the image with Pillow, a JPEG at 1/`scale` of its size; of other formats than PNG and JPEG, upright.
 
     Raises:
         Unusable: It cannot be decoded.
     """
     from PIL import JpegImagePlugin, PngImagePlugin
 
-    reader = JpegImagePlugin.JpegImageFile if info.encoding == "jpeg" else PngImagePlugin.PngImageFile
     try:
+        if info.format:
+            return images.upright(data)
+        reader = JpegImagePlugin.JpegImageFile if info.encoding == "jpeg" else PngImagePlugin.PngImageFile
         image = reader(io.BytesIO(data))
         if info.encoding == "jpeg":
             image.draft(None, (max(info.width // scale, 1), max(info.height // scale, 1)))
         image.load()
+    except images.BadImage as reason:
+        raise Unusable(str(reason)) from None
     except Exception as error:  # Pillow raises nearly anything on damaged images
         raise Unusable(f"it cannot be decoded: {error}") from None
     return image

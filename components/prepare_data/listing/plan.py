@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from slipway.components.prepare_data.encoding.resize import stored_bytes
+from slipway.components.prepare_data.encoding.stored import stored_bytes
 from slipway.components.prepare_data.examples import SPLITS, Group
 from slipway.components.prepare_data.listing import split as splitting
 from slipway.components.prepare_data.listing.index import Summary
@@ -22,6 +22,8 @@ from slipway.core.values import JsonObject
 
 # Part of every fingerprint. Increment it if the bytes written for the same source and settings change.
 FORMAT = 2
+# The same for sources of image files. Increment it if images are converted otherwise.
+IMAGES_FORMAT = 1
 IDENTITY_DIGITS = 16
 # Approximate size of a record without the image: framing, field names and lengths, key.
 RECORD_BYTES_BESIDE_IMAGE = 120
@@ -65,8 +67,8 @@ class Plan:
         divided = splitting.divide(counts, settings.split)
         whole = {name: _split_amount(name, groups, divided) for name in SPLITS}
         amounts = whole
-        if settings.resize is not None:
-            most = stored_bytes(settings.resize) + RECORD_BYTES_BESIDE_IMAGE
+        if settings.stored_size is not None:
+            most = stored_bytes(settings.stored_size) + RECORD_BYTES_BESIDE_IMAGE
             amounts = {
                 name: Amount(amount.examples, min(amount.bytes, amount.examples * most))
                 for name, amount in whole.items()
@@ -149,6 +151,8 @@ class Target:
         }
         if plan.classes != sorted({label for _, label in listed.groups}):
             about["classes"] = plan.classes
+        if source.has_image and source.may_convert:
+            about["images"] = IMAGES_FORMAT
         if source.features:
             about["features"] = source.features
         if source.task != "classification":

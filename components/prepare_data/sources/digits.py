@@ -29,6 +29,7 @@ class DigitsSource(Source):
 
     name = "digits"
     reference = "digits"
+    may_convert = False
 
     def __init__(self) -> None:
         package = importlib.util.find_spec("sklearn")

@@ -14,14 +14,16 @@ from slipway.components.prepare_data.examples import SPLIT_FOLDERS, Group, Unusa
 from slipway.components.prepare_data.remote import RemoteFiles, is_remote
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.source import Entry, Ignored, PlainReader, Reader, Source
+from slipway.core import images
 from slipway.core.errors import UserError, nearest
 from slipway.core.manifest import TaskName
 from slipway.core.paths import local_path
 
-# Files with these extensions are examples. Unsupported formats are included so that they are reported as unusable
-# instead of being ignored.
-ENDINGS = frozenset((b"png", b"jpg", b"jpeg", b"gif", b"bmp", b"webp", b"tif", b"tiff", b"heic", b"avif"))
-LAYOUT = "class/*.png|jpg|jpeg or split/class/*.png|jpg|jpeg, with the splits train, validation and test"
+# Files with these extensions are examples.
+ENDINGS = frozenset(ending.encode() for ending in images.ENDINGS)
+LAYOUT = (
+    f"class/IMAGE or split/class/IMAGE, with the splits train, validation and test; images are {images.NAMES} files"
+)
 READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC
 
 

@@ -151,6 +151,7 @@ class Source(ABC):
         has_image: Whether the examples have images, which are then an input of the network.
         stamps_are_times: Whether the stamps of entries depend on modification times, which change if a file is copied;
             other stamps depend on content alone.
+        may_convert: Whether images may have to be converted before they are stored, such as those with an orientation.
         inputs: The kinds of the other inputs of the network, by the names under which they are stored, in order.
         features: The additional features by name, in the format of `features.json`.
         class_names: The class names of the additional features that are labels, by feature name.
@@ -161,6 +162,7 @@ class Source(ABC):
     task: TaskName = "classification"
     has_image: bool = True
     stamps_are_times: bool = False
+    may_convert: bool = True
     inputs: Mapping[str, Kind] = {}
     features: dict[str, JsonObject] = {}  # noqa: RUF012
     class_names: dict[str, list[str]] = {}  # noqa: RUF012

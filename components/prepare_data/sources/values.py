@@ -13,8 +13,6 @@ from typing import Protocol, runtime_checkable
 from slipway.components.prepare_data.encoding.features import Kind
 from slipway.components.prepare_data.encoding.image import (
     COLORS,
-    JPEG_START,
-    PNG_SIGNATURE,
     check_bytes,
     check_pixels,
     encode_png,
@@ -22,6 +20,7 @@ from slipway.components.prepare_data.encoding.image import (
 from slipway.components.prepare_data.encoding.messages import bytes_feature
 from slipway.components.prepare_data.examples import LABEL_SEPARATOR, SPLIT_FOLDERS, Unusable
 from slipway.core.errors import UserError
+from slipway.core.images import format_of
 from slipway.core.manifest import TaskName
 from slipway.core.paths import local_path
 from slipway.core.values import is_missing
@@ -185,7 +184,7 @@ def encoded_image(value: object) -> bytes:
 def looks_like_image(value: object) -> bool:
     """Whether a value of an example is an encoded image or an array of pixels."""
     if isinstance(value, bytes):
-        return value.startswith((PNG_SIGNATURE, JPEG_START))
+        return format_of(value) is not None
     return isinstance(value, Pixels) and str(value.dtype) == "uint8" and len(value.shape) > 1
 
 

@@ -20,7 +20,7 @@ PURPOSE = b"data.check"
 
 def check_for(settings: DataSettings, images: int) -> Check:
     """Return the effective data.check; it is `decode` if the sample includes all images, or all are resized."""
-    if settings.resize or (settings.check == "sample" and images <= settings.check_sample):
+    if settings.explicit_resize or (settings.check == "sample" and images <= settings.check_sample):
         return "decode"
     return settings.check
 

@@ -11,14 +11,18 @@ from pydantic import BaseModel, ConfigDict
 
 from slipway.components.prepare_data.encoding.image import ImageInfo
 from slipway.components.prepare_data.examples import Damaged, Problem, Undecodable, Unusable, readable
+from slipway.core.images import FORMATS
 from slipway.core.manifest import Split
 
 MAX_SIZES = 32
+# The height and width that networks for photographs usually have, such as those trained on ImageNet.
+PHOTOGRAPH_SIDE = 224
 MAX_DAMAGED = 100
 MAX_LABELS_NAMED = 10
 # The fields of a tally that are added up: numbers and lists.
-SUMS = ("gray", "turned", "other_sizes", "skipped_count", "skipped", "decoded", "undecodable", "damaged",
+SUMS = ("gray", "other_sizes", "skipped_count", "skipped", "decoded", "undecodable", "damaged",
         "damaged_images")  # fmt: skip
+COUNTERS = ("classes", "encodings", "sides", "converted")
 # Keys are arbitrary bytes.
 KEYS_IN_JSON = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 
@@ -42,15 +46,15 @@ class Tally(BaseModel):
     `skipped_count` is their number.
     `decoded` counts the images decoded in full, `undecodable` those that only this showed to be unusable, `damaged`
     those that decoders accept with warnings; `damaged_images` contains (key, warning) of the first of these that are
-    used. All other fields exclude unusable images. `turned` counts images whose EXIF data tells viewers to rotate or
-    mirror them.
+    used. All other fields exclude unusable images. `converted` counts images that are stored differently than in the
+    source, by how.
     """
 
     model_config = KEYS_IN_JSON
     classes: dict[int, int] = {}
     encodings: dict[str, int] = {}
     gray: int = 0
-    turned: int = 0
+    converted: dict[str, int] = {}
     sizes: list[Size] = []
     other_sizes: int = 0
     sides: dict[int, int] = {}
@@ -74,7 +78,8 @@ class Tally(BaseModel):
         self.encodings[info.encoding] = self.encodings.get(info.encoding, 0) + count
         self.sides[shorter] = self.sides.get(shorter, 0) + count
         self.gray += count * info.gray
-        self.turned += count * info.turned
+        for how in conversions(info):
+            self.converted[how] = self.converted.get(how, 0) + count
         self.extend((info.height, info.width))
 
     def extend(self, *sizes: tuple[int, int] | None) -> None:
@@ -147,7 +152,7 @@ class TallyCounter:
 def combine(tallies: Iterable[Tally]) -> Tally:
     """Combine the tallies of several shards, in order."""
     result = Tally()
-    counters: dict[str, Counter[Any]] = {name: Counter() for name in ("classes", "encodings", "sides")}
+    counters: dict[str, Counter[Any]] = {name: Counter() for name in COUNTERS}
     sizes: dict[tuple[int, int], Size] = {}
     for tally in tallies:
         for name, counter in counters.items():
@@ -174,7 +179,7 @@ def combine(tallies: Iterable[Tally]) -> Tally:
 
 
 def notes(classes: Iterable[str], tally: Tally) -> list[str]:
-    """Return notes on a usable data set: classes with nearly equal names, images with EXIF orientations."""
+    """Return notes on a usable data set: classes with nearly equal names, converted images."""
     alike: dict[str, list[str]] = {}
     for name in classes:
         alike.setdefault(" ".join(unicodedata.normalize("NFKC", name).casefold().split()), []).append(name)
@@ -188,13 +193,18 @@ def notes(classes: Iterable[str], tally: Tally) -> list[str]:
                 f"The names of some classes differ only in case, spaces or Unicode form: {listed}. They are treated as "
                 "different classes. If they are the same class, rename them in the source."
             )
-    if tally.turned:
-        found.append(
-            f"{tally.turned:,} of {tally.examples:,} images have an EXIF orientation. Neither training nor the "
-            "exported model applies it; both use the pixels as stored. To train on upright images, rotate the files, "
-            "for instance with mogrify -auto-orient FILES, and send rotated images to the model as well."
-        )
+    if tally.converted:
+        listed = "; ".join(f"{count:,} {how}" for how, count in tally.converted.items())
+        found.append(f"Some of the {tally.examples:,} images are stored differently than in the source: {listed}.")
     return found
+
+
+def conversions(info: ImageInfo) -> list[str]:
+    """Return how a stored image differs from the source's."""
+    found = [f"from {FORMATS[info.format].name} to {info.encoding.upper()}"] if info.format else []
+    found += ["turned upright by their EXIF orientation"] * (info.orientation != 1)
+    found += ["from CMYK to RGB"] * info.cmyk
+    return found + ["resized"] * info.resized
 
 
 def missing_labels(splits: Mapping[str, Split]) -> list[str]:
@@ -215,17 +225,27 @@ def several_sizes(tally: Tally, source: str) -> list[Problem]:
     first, second = (
         f"{readable(size.first)} has {size.height}x{size.width} pixels (height x width)" for size in tally.sizes[:2]
     )
-    usual = max(tally.sizes, key=lambda size: size.count)
+    height, width = proposed_size(tally)
     return [
         Problem(
             f"The images have several sizes: {first}, {second}.",
             setting="data.image_size",
             value=None,
             allowed=f"the [height, width] to which all images of {source} are resized",
-            accepting=f"[{usual.height}, {usual.width}]",
+            accepting=f"[{height}, {width}]",
             otherwise="another size",
         )
     ]
+
+
+def proposed_size(tally: Tally) -> tuple[int, int]:
+    """Return a size for images of several sizes: of photographs a common one of networks, else the most frequent."""
+    half = sum(tally.sides.values()) / 2
+    smaller = sum(count for side, count in tally.sides.items() if side < PHOTOGRAPH_SIDE)
+    if smaller < half:
+        return PHOTOGRAPH_SIDE, PHOTOGRAPH_SIDE
+    usual = max(tally.sizes, key=lambda size: size.count)
+    return usual.height, usual.width
 
 
 def _pixels(size: tuple[int, int]) -> tuple[int, int, int]:

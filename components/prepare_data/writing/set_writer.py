@@ -278,8 +278,7 @@ class SetWriter:
             # Images that were validated already are not decoded again.
             decoded_below=0 if self._skipped.validated else decoded_below(self._settings, self._plan.examples()),
             refuse_damaged=self._settings.damaged == "refuse",
-            gray=self._settings.channels == 1,
-            resize=self._settings.resize,
+            resize=self._settings.stored_size,
             images=[name.encode() for name, about in self._source.features.items() if described(about) == "image"],
             max_skipped_named=int(self._settings.skip_corrupt * self._plan.examples()) + MAX_SKIPPED_LISTED,
             gaps=self._settings.missing == "mean",

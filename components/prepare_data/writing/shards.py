@@ -7,7 +7,7 @@ import hashlib
 import os
 import time
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
@@ -17,9 +17,9 @@ from pydantic import BaseModel
 from slipway.components.prepare_data.encoding.features import Kind
 from slipway.components.prepare_data.encoding.image import MAX_IMAGE_BYTES, ImageInfo, Inspector, check_bytes
 from slipway.components.prepare_data.encoding.inputs import InputCounter, Statistics
-from slipway.components.prepare_data.encoding.messages import integer_feature, values
+from slipway.components.prepare_data.encoding.messages import bytes_feature, integer_feature, values
 from slipway.components.prepare_data.encoding.records import RecordEncoder
-from slipway.components.prepare_data.encoding.resize import resize, resized_info
+from slipway.components.prepare_data.encoding.stored import is_changed, store, stored_info
 from slipway.components.prepare_data.examples import Damaged, Unusable
 from slipway.components.prepare_data.listing.index import Example, read_list
 from slipway.components.prepare_data.settings import ResizeSettings
@@ -38,10 +38,12 @@ EXAMPLES_BETWEEN_TICKS = 256
 SECONDS_BETWEEN_TICKS = 0.2
 
 
-# A usable example: its image in the source and as it is stored, its key, class and additional features (names and
-# serialized Features).
-Usable = tuple[bytes, bytes, bytes, int, list[tuple[bytes, bytes]]]
-# An example's hash, its record, and with data.resize the record with the image as it is in the source.
+# Names and serialized Features.
+Additional: TypeAlias = list[tuple[bytes, bytes]]
+# A usable example: its image in the source and as it is stored, its key, class, and additional features in the source
+# and as they are stored.
+Usable = tuple[bytes, bytes, bytes, int, Additional, Additional]
+# An example's hash, its record, and if an image is stored otherwise than in the source, the record with the source's.
 Record: TypeAlias = "tuple[int, bytes, bytes | None]"
 # The hashes of examples and the offsets of their records.
 Hashed: TypeAlias = "tuple[array[int], array[int]]"
@@ -53,7 +55,7 @@ class ShardResult(BaseModel):
     """The result of a task: the images' tally, the inputs' statistics, the shard, and the file `ShardTask.hashes`.
 
     `shard` and `hashes` are None if the images were only validated. `content` is the SHA-256 (hex) of the shard's
-    records with the images as they are in the source: the shard's own, except with data.resize.
+    records with the images as they are in the source: the shard's own, unless images were converted or resized.
     """
 
     tally: Tally
@@ -73,8 +75,7 @@ class ShardTask:
         result: The file for the `ShardResult`, which marks the task as finished.
         decoded_below: The threshold for images to decode in full, see `sampling`; only headers of others are checked.
         refuse_damaged: Whether images that decoders accept with warnings are unusable.
-        gray: Whether readers convert images to grayscale.
-        resize: How images are resized before they are stored; None if their bytes are.
+        resize: How images are resized before they are stored; None if they keep their size.
         images: The additional features that are images.
         max_skipped_named: The maximum number of unusable images to name.
         gaps: Whether inputs that are numbers may be missing, as NaN.
@@ -85,7 +86,6 @@ class ShardTask:
     result: Path
     decoded_below: int
     refuse_damaged: bool
-    gray: bool
     resize: ResizeSettings | None
     images: list[bytes]
     max_skipped_named: int
@@ -170,9 +170,11 @@ class ShardWriter:
         """Read, validate and count examples; yield the usable ones."""
         assert self._reader is not None
         reader, read, below = self._reader, self._reader.read, task.decoded_below
-        inspect_header, inspect_all = Inspector(whole=False).inspect, Inspector(whole=True).inspect
+        headers, whole = Inspector(whole=False), Inspector(whole=True)
         count, has_image, counted = counter.add, self._source.has_image, bool(self._counted)
-        has_additional, additional, seen = self._has_additional, [], None
+        has_additional, seen, last_info, changed = self._has_additional, None, None, False
+        additional: Additional = []
+        stored_additional: Additional = []
         done, reported, last = 0, 0, time.monotonic()
         for key, label, listed_size, offset in examples:
             done += 1
@@ -183,26 +185,31 @@ class ShardWriter:
                 check_bytes(listed_size)
                 image = stored = read(key, offset, listed_size)
                 decoded = is_decoded(key, below)
-                inspect = inspect_all if decoded else inspect_header
-                if has_image and task.resize and task.path:
-                    stored, seen = resize(image, inspect_header(image), task.resize)
-                elif has_image:
-                    seen = resized_info(inspect(image), task.resize)
-                if task.gray and seen and seen.cmyk:
-                    raise Unusable("it is a CMYK image, which cannot be converted to grayscale (data.channels=1)")
+                inspector = whole if decoded else headers
+                if has_image:
+                    info = headers.header(image)
+                    if info is not last_info:  # which most PNG files of a data set share
+                        last_info, changed = info, is_changed(info, task.resize)
+                    if not changed:
+                        seen = inspector.validate(image, info)
+                    elif task.path:
+                        stored, seen = store(image, info, task.resize)
+                    else:
+                        seen = stored_info(whole.validate(image, info), task.resize)
                 damage = seen.damage if seen else ""
                 if has_additional:
                     additional = self._with_labels(reader.additional(offset))
-                    damage = inspect_additional(additional, task.images, inspect) or damage
+                    stored_additional, found = store_additional(additional, task.images, inspector)
+                    damage = found or damage
                 if damage and decoded and task.refuse_damaged:
                     raise Damaged(f"it is damaged: {damage}")
                 if counted:
-                    inputs.add(additional)
+                    inputs.add(stored_additional)
                 count(key, label, seen, damage, decoded=decoded)
             except Unusable as reason:
                 counter.skip(key, reason)
                 continue
-            yield image, stored, key, label, additional
+            yield image, stored, key, label, additional, stored_additional
         tick(done - reported)
 
     def _with_labels(self, features: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
@@ -217,7 +224,7 @@ class ShardWriter:
         found[LABEL.encode()] = integer_feature(indicators)
         return list(found.items())
 
-    def _record(self, image: bytes, key: bytes, label: int, additional: list[tuple[bytes, bytes]]) -> bytes:
+    def _record(self, image: bytes, key: bytes, label: int, additional: Additional) -> bytes:
         if self._has_additional:
             own = image if self._source.has_image else None
             return self._encoder.encode_with(own, key, label if self._has_class else None, additional)
@@ -226,11 +233,12 @@ class ShardWriter:
     def _records(self, task: ShardTask, examples: Iterable[Usable]) -> Iterator[Record]:
         """Encode the examples; nothing is encoded if they are only validated."""
         encode, has_additional, has_image = self._encoder.encode, self._has_additional, self._source.has_image
-        for image, stored, key, label, additional in examples:
+        for image, stored, key, label, additional, changed in examples:
             if task.path is None:
                 continue
-            original = self._record(image, key, label, additional) if task.resize else None
-            record = self._record(stored, key, label, additional) if has_additional else encode(stored, key, label)
+            is_original = stored is image and changed is additional
+            original = None if is_original else self._record(image, key, label, additional)
+            record = self._record(stored, key, label, changed) if has_additional else encode(stored, key, label)
             yield image_hash(image) if has_image else key_hash(key), record, original
 
     def _rows(
@@ -274,25 +282,34 @@ class ShardHasher(ShardWriter):
         return digest.hexdigest()
 
 
-def inspect_additional(
-    additional: list[tuple[bytes, bytes]], images: list[bytes], inspect: Callable[[bytes], ImageInfo]
-) -> str:
-    """Validate the images among an example's additional features; return how one of them is damaged, or "".
+def store_additional(additional: Additional, images: list[bytes], inspector: Inspector) -> tuple[Additional, str]:
+    """Validate the images among an example's additional features.
+
+    Returns:
+        The features as they are stored: the same list, if no image has to be converted; and how one of the images is
+        damaged, or "".
 
     Raises:
         Unusable: Readers cannot decode one of them.
     """
-    damage = ""
+    damage, converted = "", {}
     for name, feature in additional:
-        if name in images:
-            for image in values(feature):
-                try:
-                    info = inspect(image if isinstance(image, bytes) else b"")
-                except Unusable as reason:
-                    raise type(reason)(f"its {name.decode()}: {reason}") from None
-                if info.damage:
-                    damage = f"its {name.decode()}: {info.damage}"
-    return damage
+        if name not in images:
+            continue
+        try:
+            found = [_stored(image if isinstance(image, bytes) else b"", inspector) for image in values(feature)]
+        except Unusable as reason:
+            raise type(reason)(f"its {name.decode()}: {reason}") from None
+        for _, info in found:
+            damage = f"its {name.decode()}: {info.damage}" if info.damage else damage
+        if any(info.is_converted for _, info in found):
+            converted[name] = bytes_feature([image for image, _ in found])
+    return [(name, converted.get(name, feature)) for name, feature in additional] if converted else additional, damage
+
+
+def _stored(image: bytes, inspector: Inspector) -> tuple[bytes, ImageInfo]:
+    info = inspector.header(image)
+    return store(image, info, None) if info.is_converted else (image, inspector.validate(image, info))
 
 
 def _batches(examples: Iterable[Example]) -> Iterator[list[Example]]:
@@ -313,24 +330,27 @@ def _write_records(path: Path, records: Iterable[Record], hashed: Hashed) -> tup
 
     Appends the examples' hashes and the offsets of their records to `hashed`.
     """
-    digest, originals, resized = hashlib.sha256(), hashlib.sha256(), False
+    digest, originals = hashlib.sha256(), None
     add_hash, add_offset = (column.append for column in hashed)
     waiting: list[bytes] = []
     size, waiting_bytes = 0, 0
     with path.open("wb") as file:
         for hash_of, record, original in records:
+            if original is not None and originals is None:  # so far, both digests are the same
+                size += _flush(waiting, file, digest)
+                waiting_bytes = 0
+                originals = digest.copy()
+            if originals is not None:
+                originals.update(record if original is None else original)
             add_hash(hash_of)
             add_offset(size + waiting_bytes)
-            if original is not None:
-                originals.update(original)
-                resized = True
             waiting.append(record)
             waiting_bytes += len(record)
             if waiting_bytes > BUFFER_BYTES:
                 size += _flush(waiting, file, digest)
                 waiting_bytes = 0
         size += _flush(waiting, file, digest)
-    return size, digest.hexdigest(), (originals if resized else digest).hexdigest()
+    return size, digest.hexdigest(), (originals or digest).hexdigest()
 
 
 def _flush(records: list[bytes], file: BinaryIO, digest: hashlib._Hash) -> int:

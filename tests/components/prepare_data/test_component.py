@@ -135,7 +135,7 @@ def test_what_the_user_should_know_of_a_set_is_said_each_time(
     names = ["Cat", "CAT", "cat ", "caf\u00e9", "cafe\u0301", "dog", "hot dog"]
     folder = make_folder(dict.fromkeys(names, 9))
     for number in range(2):
-        image, exif = Image.new("L", (5, 6), number), Image.Exif()
+        image, exif = Image.new("L", (6, 5), number), Image.Exif()
         exif[0x0112] = 6
         image.save(folder / "dog" / f"{number}.jpg", exif=exif)
     for _ in range(2):
@@ -146,7 +146,7 @@ def test_what_the_user_should_know_of_a_set_is_said_each_time(
     cases, unicode_forms, turned = notes
     assert "'CAT', 'Cat', 'cat '." in cases
     assert r"'cafe\u0301', 'caf\xe9'." in unicode_forms
-    assert turned.startswith("2 of 65 images have an EXIF orientation.")
+    assert turned.endswith(": 2 turned upright by their EXIF orientation.")
     assert all(html.escape(note, quote=False)[:40] in Path(statistics.path).read_text() for note in notes)
 
 
@@ -175,7 +175,8 @@ def test_skipped_examples_are_on_the_steps_line_with_reasons(
         )
     (root / "train" / "b" / "text.png").write_text("text")
     _, statistics = run(make_settings(root, skip_corrupt=0.1, duplicates="drop"), tmp_path)
-    skipped = "4 of 54 images skipped (it is the same image as one in the split test: 3; it is neither PNG nor JPEG: 1)"
+    reasons = "it is the same image as one in the split test: 3; it is not an image of a supported format: 1"
+    skipped = f"4 of 54 images skipped ({reasons})"
     assert line().endswith(f"; {skipped}")
     assert f"; {skipped}." in Path(statistics.path).read_text()
 

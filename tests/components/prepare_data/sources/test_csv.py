@@ -206,7 +206,10 @@ def test_a_second_image_that_is_damaged_is_skipped(images: Path, make_settings: 
     (images / "all.csv").write_text("\n".join(["image,label,mask", *lines]))
     settings = make_settings(f"csv:{images / 'all.csv'}", features={"mask": "image"}, skip_corrupt=0.03)
     (skipped,) = prepare(settings, 1).manifest.skipped
-    assert (skipped.key, skipped.reason) == (path_of(0).strip('"'), "its mask: it is neither PNG nor JPEG")
+    assert (skipped.key, skipped.reason) == (
+        path_of(0).strip('"'),
+        "its mask: it is not an image of a supported format",
+    )
 
 
 def test_classes_of_any_name_come_through(images: Path, make_settings: MakeSettings) -> None:

@@ -206,7 +206,7 @@ def test_damage_when_listed_and_when_read_is_counted_together(
     with pytest.raises(UserError, match="5 of 55 images cannot be used") as error:
         prepare(settings, 1)
     for reason in (
-        "a.tfrecord/50 (it is neither PNG nor JPEG)",
+        "a.tfrecord/50 (it is not an image of a supported format)",
         "a.tfrecord/51 (its label is 5, not in 0 to 1)",
         "a.tfrecord/52 (its label 0.5 is not an integer)",
         "a.tfrecord/53 (its label b'cat' is not an integer)",

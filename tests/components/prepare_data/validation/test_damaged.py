@@ -47,7 +47,10 @@ def test_damaged_images_are_used_and_reported(
     assert about.checked == Checked(check="decode", images=60, decoded=60, undecodable=0, damaged=7)
     assert about.skipped_count == 0 and sum(split.examples for split in about.splits.values()) == 60
     assert [(image.key, image.reason) for image in about.damaged] == [(key, WARNING) for key in DAMAGED]
-    (note,) = about.notes
+    *resized, note = about.notes
+    assert resized == ["Some of the 60 images are stored differently than in the source: 60 resized."] * (
+        "resize" in settings
+    )
     assert note.startswith(f"7 of 60 decoded images are damaged: {DAMAGED[0]} ({WARNING}); ")
     assert "and 2 more. " in note and "--set data.damaged=refuse" in note
     page = (prepared.folder / "statistics.html").read_text()
@@ -131,13 +134,14 @@ def test_damaged_additional_images_count(root: Path, make_settings: MakeSettings
         prepare(make_settings(source, features=features, damaged="refuse"), 1)
 
 
-def test_an_image_that_cannot_be_made_gray_is_refused(
+def test_an_image_of_four_colors_is_made_gray(
     root: Path, make_settings: MakeSettings, encoded: Callable[..., bytes]
 ) -> None:
     (root / "a" / "00.jpg").write_bytes(encoded(1, (24, 24), "CMYK", "JPEG"))
     assert prepare(make_settings(root), 1).manifest.channels == 3
-    with pytest.raises(UserError, match=r"1 of 60 images cannot be used: a/00\.jpg \(it is a CMYK image"):
-        prepare(make_settings(root, channels=1), 1)
+    about = prepare(make_settings(root, channels=1), 1).manifest
+    assert (about.channels, about.skipped_count) == (1, 0)
+    assert about.notes[0].endswith("in the source: 1 from CMYK to RGB.")
 
 
 def test_the_number_of_damaged_images_is_in_the_sentence_of_a_sample() -> None:

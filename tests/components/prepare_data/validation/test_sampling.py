@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slipway.components.prepare_data.encoding.image import ImageInfo
+from slipway.components.prepare_data.encoding.image import Inspector
 from slipway.components.prepare_data.encoding.messages import bytes_feature
 from slipway.components.prepare_data.examples import Undecodable, Unusable
 from slipway.components.prepare_data.prepare import Prepared, prepare
@@ -17,7 +17,7 @@ from slipway.components.prepare_data.publishing import store
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.validation.sampling import ALL, decoded_below, is_decoded, sentence
 from slipway.components.prepare_data.writing import set_writer
-from slipway.components.prepare_data.writing.shards import inspect_additional
+from slipway.components.prepare_data.writing.shards import store_additional
 from slipway.core.errors import UserError
 from slipway.core.manifest import Checked
 
@@ -189,12 +189,14 @@ def test_as_many_as_the_sample_are_all_decoded(
 
 
 @pytest.mark.parametrize("reason", [Unusable, Undecodable])
-def test_an_additional_image_is_found_bad_as_the_first_is(reason: type[Unusable]) -> None:
-    def look(data: bytes) -> ImageInfo:
-        raise reason("it is damaged")
-
-    with pytest.raises(Unusable, match="its mask: it is damaged") as error:
-        inspect_additional([(b"mask", bytes_feature([b"image"]))], [b"mask"], look)
+def test_an_additional_image_is_found_bad_as_the_first_is(
+    reason: type[Unusable], encoded: Callable[..., bytes]
+) -> None:
+    image = encoded(0)
+    middle = len(image) // 2
+    image = image[:middle] + bytes([image[middle] ^ 1]) + image[middle + 1 :] if reason is Undecodable else b"text"
+    with pytest.raises(Unusable, match="its mask: ") as error:
+        store_additional([(b"mask", bytes_feature([image]))], [b"mask"], Inspector(whole=True))
     assert error.type is reason
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from slipway.components.prepare_data.encoding.image import Inspector
 from slipway.components.prepare_data.encoding.records import read_records
-from slipway.components.prepare_data.encoding.resize import _load, resize
+from slipway.components.prepare_data.encoding.stored import _load, store
 from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.settings import DataSettings, ResizeSettings
 from slipway.core.errors import UserError
@@ -64,8 +64,8 @@ def kinds() -> dict[str, bytes]:
 def stored(data: bytes, **settings: object) -> bytes:
     """Return the stored image; check that its properties are as announced."""
     inspector = Inspector(whole=True)
-    image, info = resize(data, inspector.inspect(data), ResizeSettings.model_validate(settings))
-    assert inspector.inspect(image) == info._replace(turned=False)
+    image, info = store(data, inspector.inspect(data), ResizeSettings.model_validate(settings))
+    assert inspector.inspect(image) == info._replace(orientation=1, cmyk=False, format="", resized=False)
     return image
 
 
@@ -74,7 +74,8 @@ def stored(data: bytes, **settings: object) -> bytes:
 def test_an_image_keeps_its_encoding_and_colors_and_nothing_else(name: str, mode: str) -> None:
     data = kinds()[name]
     with Image.open(io.BytesIO(stored(data, size=32, mode=mode))) as image, Image.open(io.BytesIO(data)) as source:
-        assert (image.format, (image.height, image.width)) == (source.format, STORED[mode])
+        size = STORED[mode][::-1] if "turned" in name else STORED[mode]
+        assert (image.format, (image.height, image.width)) == (source.format, size)
         assert image.mode == ("L" if source.mode in ("L", "LA", "I;16") else "RGB")
         assert not image.getexif()
         assert not image.info.keys() & {"comment", "icc_profile", "transparency"}
@@ -160,7 +161,7 @@ def test_a_data_set_is_resized_once_and_says_so(photographs: Path, make_settings
     about = prepared.manifest
     assert (about.image_size, about.resize, about.channels) == ((32, 32), False, 3)
     assert about.resize_mode == "crop"  # in the exported model, which receives images of any size
-    assert about.settings["resize"] == {"size": 32, "mode": "crop", "quality": 95}
+    assert about.settings["resize"] == {"size": 32, "mode": "crop", "quality": 95, "above": 0}
     assert about.checked and (about.checked.check, about.checked.decoded) == ("decode", 61)
     assert {Image.open(io.BytesIO(image)).size for image in images(prepared).values()} == {(32, 32)}
     assert "Image sizes, as stored" in (prepared.folder / "statistics.html").read_text()
