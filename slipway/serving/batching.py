@@ -23,6 +23,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from slipway.core.images import BadImage
 from slipway.serving import instances
 from slipway.serving.instances import BadRequest, ModelFailed
 from slipway.serving.kinds import image_size
@@ -202,8 +203,8 @@ def _weights(model: Model, arrays: Arrays) -> list[int]:
     for name, each in model.inputs.items():
         if each.is_image:
             for index, data in enumerate(arrays[name]):
-                with contextlib.suppress(ValueError, KeyError):  # fails when it is decoded
-                    width, height = image_size(data) or (0, 0)
+                with contextlib.suppress(BadImage):  # fails when it is decoded
+                    width, height = image_size(data)
                     found[index] = max(found[index], width * height // MEGAPIXEL)
     return found
 

@@ -15,15 +15,18 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from slipway.core import images
+from slipway.core.cores import available_cores
 from slipway.core.errors import nearest
 from slipway.core.manifest import Input
 from slipway.core.values import JsonObject
-from slipway.serving.kinds import KINDS, PNG_START, Field, checked, noun
+from slipway.serving.kinds import KINDS, Field, checked, needs_conversion, noun
 from slipway.serving.model import IMAGE_SUFFIX, INSTANCES, PREDICTIONS, Arrays, Model, Outputs
 from slipway.trainer.tasks import TASKS
 
@@ -209,7 +212,7 @@ def undecodable(model: Model, batch: Arrays) -> Iterator[tuple[int, str, str]]:
             try:
                 tf.io.decode_image(data, channels=channels, expand_animations=False)
             except tf.errors.OpError as error:
-                end = PNG_END if data.startswith(PNG_START) else JPEG_END
+                end = PNG_END if data.startswith(images.PNG_START) else JPEG_END
                 reason = sentence(error) if data.rstrip(b"\0").endswith(end) else "the file is cut short"
                 yield index, name, f"The image cannot be decoded: {reason}"
 
@@ -225,7 +228,7 @@ def answers(
 ) -> list[Any | BadRequest | ModelFailed]:
     """Return the predictions; the error of an example whose image cannot be decoded, or whose outputs are not finite.
 
-    A batch that does not fit in memory is halved.
+    Images that the model cannot decode as they are, are converted. A batch that does not fit in memory is halved.
 
     Args:
         model: The model.
@@ -236,6 +239,9 @@ def answers(
     Raises:
         Exception: The model fails, whatever the images.
     """
+    arrays, unreadable = _readable(model, arrays)
+    if unreadable:
+        return _around(unreadable, model, arrays, examples, predict)
     try:
         outputs = predict(arrays)
         faults: dict[int, Exception] = {index: ModelFailed(reason) for index, reason in not_finite(outputs).items()}
@@ -247,14 +253,52 @@ def answers(
             half = examples // 2
             first = answers(model, {name: one[:half] for name, one in values.items()}, half, predict)
             return first + answers(model, {name: one[half:] for name, one in values.items()}, examples - half, predict)
-        faults = {index: BadRequest(reason, index, name) for index, name, reason in undecodable(model, values)}
-        if not faults:
+        undecoded = {index: BadRequest(reason, index, name) for index, name, reason in undecodable(model, values)}
+        if not undecoded:
             raise
-        sound = np.array([index for index in range(examples) if index not in faults], int)
-        rest = {name: one[sound] for name, one in values.items()}
-        found = answers(model, rest, len(sound), predict) if len(sound) else []
+        return _around(undecoded, model, values, examples, predict)
     remaining = iter(found)
     return [faults[index] if index in faults else next(remaining) for index in range(examples)]
+
+
+def _around(
+    faults: Mapping[int, BadRequest],
+    model: Model,
+    arrays: Arrays,
+    examples: int,
+    predict: Callable[[Arrays], Outputs],
+) -> list[Any | BadRequest | ModelFailed]:
+    """Return the faults of some examples, and `answers` to the others."""
+    sound = np.array([index for index in range(examples) if index not in faults], int)
+    rest = {name: np.asarray(arrays[name])[sound] for name in model.inputs}
+    remaining = iter(answers(model, rest, len(sound), predict) if len(sound) else ())
+    return [faults[index] if index in faults else next(remaining) for index in range(examples)]
+
+
+def _readable(model: Model, arrays: Arrays) -> tuple[Arrays, dict[int, BadRequest]]:
+    """Return arrays with images as the model decodes them, and the errors of those that cannot be converted."""
+    found, faults = dict(arrays), {}
+    for name in (name for name, each in model.inputs.items() if each.is_image):
+        values = np.array(arrays[name], object)
+        indices = [index for index, data in enumerate(values) if needs_conversion(data)]
+        if not indices:
+            continue
+        with ThreadPoolExecutor(min(available_cores(), len(indices))) as pool:
+            converted = pool.map(_converted, values[indices])
+        for index, result in zip(indices, converted, strict=True):
+            if isinstance(result, images.BadImage):
+                faults[index] = BadRequest(f"The image cannot be decoded: {result}", index, name)
+            else:
+                values[index] = result
+        found[name] = values
+    return found, faults
+
+
+def _converted(data: bytes) -> bytes | images.BadImage:
+    try:
+        return images.converted(data)
+    except images.BadImage as reason:
+        return reason
 
 
 def predictions(model: Model, outputs: Outputs) -> list[Any]:

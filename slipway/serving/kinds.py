@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import math
 import struct
 from collections.abc import Callable
@@ -12,11 +13,13 @@ from typing import Any, Literal, NoReturn, TypeAlias
 
 import numpy as np
 
+from slipway.core import images
 from slipway.core.values import MAX_PIXELS, is_missing
 
-PNG_START, PNG_SIZE = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR", struct.Struct(">II")
+PNG_START, PNG_SIZE = images.PNG_START + b"\0\0\0\x0dIHDR", struct.Struct(">II")
 PNG_HEADER_BYTES = 33
-JPEG_START = b"\xff\xd8\xff"
+# The colors of JPEG images with four components.
+FOUR_COLORS = ("CMYK", "YCCK")
 LARGEST = float(np.finfo(np.float32).max)
 
 Kind: TypeAlias = Literal["image", "number", "integer", "category", "other"]
@@ -134,12 +137,9 @@ def _image(_each: Field, value: Any) -> bytes:
 def image_fault(data: bytes) -> str | None:
     """Return why an image cannot be predicted on, by its header alone; None if that is valid."""
     try:
-        size = image_size(data)
-    except (ValueError, KeyError):
-        return "its JPEG header is damaged or cut short"
-    if size is None:
-        return "it is neither PNG nor JPEG" if data else "it is empty"
-    width, height = size
+        width, height = image_size(data)
+    except images.BadImage as reason:
+        return str(reason)
     if not height or not width:
         return "it has no pixels"
     if height * width > MAX_PIXELS:
@@ -147,21 +147,47 @@ def image_fault(data: bytes) -> str | None:
     return None
 
 
-def image_size(data: bytes) -> tuple[int, int] | None:
-    """Return the width and height in an image's header; None if it is neither PNG nor JPEG.
+def image_size(data: bytes) -> tuple[int, int]:
+    """Return the width and height in an image's header.
 
     Raises:
-        ValueError, KeyError: The JPEG header is damaged.
+        BadImage: The header is damaged, or of no known format.
     """
-    if data.startswith(PNG_START) and len(data) >= PNG_HEADER_BYTES:
-        width, height = PNG_SIZE.unpack_from(data, len(PNG_START))
-    elif data.startswith(JPEG_START):
-        import simplejpeg
+    match images.format_of(data):
+        case images.PNG if data.startswith(PNG_START) and len(data) >= PNG_HEADER_BYTES:
+            width, height = PNG_SIZE.unpack_from(data, len(PNG_START))
+            return width, height
+        case images.JPEG:
+            return _jpeg_header(data)[1::-1]
+        case _:
+            return images.opened(data).size
 
-        height, width = simplejpeg.decode_jpeg_header(data, strict=False)[:2]
-    else:
-        return None
-    return width, height
+
+def needs_conversion(data: bytes) -> bool:
+    """Return whether a model cannot decode an image, or not upright, or not with the colors that it was trained with.
+
+    A model itself turns JPEG images upright that have an EXIF orientation.
+    """
+    match images.format_of(data):
+        case images.PNG:
+            return images.png_orientation(data) != 1
+        case images.JPEG:
+            with contextlib.suppress(images.BadImage):  # fails when it is decoded
+                return _jpeg_header(data)[2] in FOUR_COLORS
+            return False
+        case found:
+            return found is not None
+
+
+def _jpeg_header(data: bytes) -> tuple[int, int, str]:
+    """Return the height, the width and the colors in a JPEG's header."""
+    import simplejpeg
+
+    try:
+        height, width, colors, _ = simplejpeg.decode_jpeg_header(data, strict=False)
+    except (ValueError, KeyError):
+        raise images.BadImage("its JPEG header is damaged or cut short") from None
+    return height, width, colors
 
 
 def _number(_each: Field, value: Any) -> float:
@@ -204,8 +230,8 @@ KINDS: dict[Kind, InputKind] = {
     "image": InputKind(
         "string",
         _image,
-        media_types="image/png,image/jpeg",
-        file="a PNG or JPEG image",
+        media_types=",".join(images.MEDIA_TYPES),
+        file="an image",
         columns=("image", "path", "file"),
     ),
     "number": InputKind("float32", _number),

@@ -111,8 +111,9 @@ def test_bodies_that_are_no_requests(body: bytes, says: str) -> None:
     ("data", "says"),
     [
         (b"", "it is empty"),
-        (b"GIF89a", "neither PNG nor JPEG"),
-        (image()[:20], "neither PNG nor JPEG"),
+        (b"a text", "it is not an image of a supported format"),
+        (b"GIF89a", "its GIF header is damaged or cut short"),
+        (image()[:20], "its PNG header is damaged or cut short"),
         (image(kind="JPEG")[:20], "its JPEG header is damaged or cut short"),
         (encode_png(b"\0" * 100, 10, 10)[:16] + (10_000).to_bytes(4) * 2 + b"\0" * 20, "10000x10000 pixels, more than"),
     ],

@@ -22,6 +22,7 @@ import pytest
 pytest.importorskip("starlette")
 
 from slipway.components.register_model.registry import Registry
+from slipway.core import images
 from slipway.core.errors import UserError
 from slipway.pipelines.prediction import models
 from slipway.serving import model
@@ -62,8 +63,8 @@ def test_health_metrics_page_and_description(port: int) -> None:
     image = {
         "name": "image_bytes",
         "kind": "image",
-        "media_types": "image/png,image/jpeg",
-        "file": "a PNG or JPEG image",
+        "media_types": ",".join(images.MEDIA_TYPES),
+        "file": "an image",
     }
     unknown = {
         "is_text": False,

@@ -74,13 +74,13 @@ def test_a_folder_of_images_gets_a_line_each_and_damaged_ones_an_error(project: 
     assert run("digits", "images/cut.PNG").exit_code == 1  # nothing was predicted
 
 
-def test_files_of_a_folder_that_no_model_reads_have_an_error(project: Path) -> None:
+def test_files_of_a_folder_that_cannot_be_read_have_an_error(project: Path) -> None:
     folder = project / "mixed"
     folder.mkdir()
     shutil.copy(project / "images" / "inner" / "0.png", folder / "0.png")
     (folder / "notes.txt").write_text("no image")
-    Image.new("L", (8, 8)).save(folder / "1.gif")
-    Image.new("L", (8, 8)).save(folder / "2.webp")
+    (folder / "1.gif").write_text("not found")
+    (folder / "2.webp").write_bytes(b"RIFF____WEBP")
     os.mkfifo(folder / "3.png")
     result = run("digits", str(folder))
     found = lines(result)
