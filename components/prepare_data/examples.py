@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from slipway.core.errors import UserError
 
+# An example for a shard's writer: key, label, size in bytes and offset; see `Entry`.
+Example = tuple[bytes, int, int, int]
 # A source's split (None if it defines none) and class.
 Group = tuple[str | None, str]
 

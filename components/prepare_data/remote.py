@@ -1,16 +1,22 @@
-"""Read and write files in buckets that are not mounted (for example on Dataflow workers), through Apache Beam."""
+"""Files in buckets that are not mounted, as on Beam's workers: copied, and read many at once."""
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
-from slipway.components.prepare_data.examples import Unusable
+from slipway.components.cloud import objects
+from slipway.components.prepare_data.examples import Example, Unusable
+from slipway.core.errors import UserError
 
 CLOUD_MOUNT = "/gcs"
-PIECE_BYTES = 1 << 20
+# Examples of a shard that are read at once, and their size in memory; one that is larger is read on its own.
+IN_FLIGHT = objects.THREADS
+AHEAD_BYTES = 64 << 20
 
 
 def is_remote(path: Path) -> bool:
@@ -25,54 +31,100 @@ def is_mounted() -> bool:
 
 def uri(path: Path) -> str:
     """Return the gs:// URI of a path below the mount point."""
-    return f"gs://{path.relative_to(CLOUD_MOUNT).as_posix()}"
+    return f"{objects.SCHEME}{path.relative_to(CLOUD_MOUNT).as_posix()}"
 
 
-def open_remote(path: Path) -> Any:
-    """Open a remote file as a seekable binary file object."""
-    from apache_beam.io.filesystem import CompressionTypes
-    from apache_beam.io.filesystems import FileSystems
-
-    return FileSystems.open(uri(path), compression_type=CompressionTypes.UNCOMPRESSED)
+def read_range(path: Path, start: int, size: int) -> bytes:
+    """Return `size` bytes of a remote file from `start`, or fewer at its end."""
+    return objects.read(uri(path), start, size)
 
 
 def fetch(path: Path, target: Path) -> None:
     """Copy a local or remote file to the local `target`."""
-    with open_remote(path) if is_remote(path) else path.open("rb") as source, target.open("wb") as copy:
-        shutil.copyfileobj(source, copy, PIECE_BYTES)
+    if is_remote(path):
+        objects.download(uri(path), target)
+    else:
+        shutil.copyfile(path, target)
 
 
 def store(source: Path, target: Path) -> None:
     """Copy a local file to `target`, which may be remote, atomically."""
     if is_remote(target):
-        from apache_beam.io.filesystem import CompressionTypes
-        from apache_beam.io.filesystems import FileSystems
-
-        with (
-            source.open("rb") as content,
-            FileSystems.create(uri(target), compression_type=CompressionTypes.UNCOMPRESSED) as copy,
-        ):
-            shutil.copyfileobj(content, copy, PIECE_BYTES)
+        objects.upload(source, uri(target))
         return
     beside = target.with_name(f".{target.name}.{os.getpid()}")
     shutil.copyfile(source, beside)
     beside.replace(target)
 
 
+class ReadAhead:
+    """Reads examples of which it started to read the next ones before they were asked for.
+
+    Args:
+        read: Reads one example: receives its key, offset and size. Called in several threads.
+    """
+
+    def __init__(self, read: Callable[[bytes, int, int], bytes]) -> None:
+        self._read = read
+        self._started: dict[tuple[bytes, int], Future[bytes]] = {}
+
+    def ahead(self, examples: Iterable[Example]) -> Iterator[Example]:
+        """Yield the examples in their order, each while those after it are read."""
+        following: deque[Example] = deque()
+        size = 0
+        try:
+            for example in examples:
+                self._start(example)
+                following.append(example)
+                size += example[2]
+                while len(following) >= IN_FLIGHT or size > AHEAD_BYTES:
+                    size -= following[0][2]
+                    yield following.popleft()
+            while following:
+                yield following.popleft()
+        finally:
+            for started in self._started.values():
+                started.cancel()
+            self._started.clear()
+
+    def read(self, key: bytes, offset: int, size: int) -> bytes:
+        """Return the data of an example; raises what reading it raises."""
+        started = self._started.pop((key, offset), None)
+        return started.result() if started else self._read(key, offset, size)
+
+    def _start(self, example: Example) -> None:
+        key, _, size, offset = example
+        if size <= AHEAD_BYTES:
+            self._started[key, offset] = objects.threads().submit(self._read, key, offset, size)
+
+
 class RemoteFiles:
-    """Reads files below a folder in a bucket."""
+    """Reads files below a folder in a bucket, and those with absolute paths."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self._files = ReadAhead(self._read)
 
-    def read(self, key: bytes, offset: int, size: int) -> bytes:  # noqa: ARG002
+    def ahead(self, examples: Iterable[Example]) -> Iterator[Example]:
+        return self._files.ahead(examples)
+
+    def read(self, key: bytes, offset: int, size: int) -> bytes:
+        return self._files.read(key, offset, size)
+
+    def _read(self, key: bytes, offset: int, size: int) -> bytes:  # noqa: ARG002
+        path = self._root / os.fsdecode(key)
+        if not path.is_relative_to(CLOUD_MOUNT):
+            raise Unusable(f"it cannot be read: {path} is not in a bucket")
         try:
-            with open_remote(self._root / os.fsdecode(key)) as file:
-                data: bytes = file.read()
-        except OSError as error:  # Beam's own errors are OSErrors without errno
-            raise Unusable(f"it cannot be read: {error}") from None
+            data = objects.read(uri(path))
+        except FileNotFoundError as error:
+            raise Unusable(f"it cannot be read: {error.strerror}") from None
         if len(data) != size:
-            raise Unusable(f"it has {len(data):,} bytes; it had {size:,} when it was listed")
+            raise UserError(
+                f"{uri(path)} changed while the data set was prepared: it has {len(data):,} bytes, not {size:,}.",
+                setting="data.source",
+                fix="run again when no other process writes to the source",
+            )
         return data
 
     def additional(self, offset: int) -> tuple[()]:  # noqa: ARG002

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from slipway.components.prepare_data.examples import LABEL_SEPARATOR, Group
+from slipway.components.prepare_data.examples import LABEL_SEPARATOR, Example, Group
 from slipway.components.prepare_data.listing.split import Amount
 from slipway.components.prepare_data.sorting import database
 from slipway.components.prepare_data.sources.source import Ignored, Part, Source
@@ -40,9 +40,6 @@ ROWS_HASHED = 1024  # at once
 
 # Returns the bundle of an example from its key and the group that its source names; see `groups`.
 BundleOf = Callable[[bytes, bytes], bytes]
-
-# An example for a shard's writer: key, label, size in bytes and offset; see `Entry`.
-Example = tuple[bytes, int, int, int]
 
 
 @dataclass

@@ -8,9 +8,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from slipway.components.prepare_data.encoding.messages import bytes_feature, values
-from slipway.components.prepare_data.examples import readable
-from slipway.components.prepare_data.remote import RemoteFiles, is_remote
+from slipway.components.prepare_data.examples import Example, readable
+from slipway.components.prepare_data.remote import is_remote
 from slipway.components.prepare_data.sources.images import FileReader, file_reader
+from slipway.components.prepare_data.sources.source import Reader
 from slipway.components.prepare_data.sources.spool import SpoolReader
 from slipway.components.prepare_data.sources.values import file_content
 
@@ -49,7 +50,7 @@ class MissingFiles:
         return f"{self.count:,} of the images listed in {self._part} cannot be read: {'; '.join(self._named)}{more}."
 
 
-class ManifestReader:
+class ManifestReader(Reader):
     """Reads images by absolute or relative paths, and the spooled additional features.
 
     Args:
@@ -63,17 +64,18 @@ class ManifestReader:
         self._has_image = has_image
         self._relative = file_reader(root)
         self._absolute = FileReader(Path("/"))
-        self._remote = RemoteFiles(Path("/"))
+        self._is_remote = is_remote(root)
         self._root = os.fsencode(root)
         self._spool = SpoolReader(spool) if spool else None
         self._images = images
 
+    def ahead(self, examples: Iterable[Example]) -> Iterable[Example]:
+        return self._relative.ahead(examples) if self._has_image else examples
+
     def read(self, key: bytes, offset: int, size: int) -> bytes:
         if not self._has_image:
             return b""
-        if key.startswith(b"/"):
-            if is_remote(Path(os.fsdecode(key))):
-                return self._remote.read(key[1:], offset, size)
+        if key.startswith(b"/") and not self._is_remote:
             return self._absolute.read(key[1:], offset, size)
         return self._relative.read(key, offset, size)
 

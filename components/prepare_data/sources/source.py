@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from slipway.components.prepare_data.encoding.features import Kind
-from slipway.components.prepare_data.examples import Group, readable
+from slipway.components.prepare_data.examples import Example, Group, readable
 from slipway.components.prepare_data.sources.precision import Precision
 from slipway.core.manifest import TaskName
 from slipway.core.values import JsonObject
@@ -92,6 +92,10 @@ def common_reason(reason: str) -> str:
 class Reader(Protocol):
     """Reads examples in one process."""
 
+    def ahead(self, examples: Iterable[Example]) -> Iterable[Example]:
+        """Return the examples in their order; a reader of objects in buckets starts to read those that follow."""
+        return examples
+
     def read(self, key: bytes, offset: int, size: int) -> bytes:
         """Return the example's encoded image; b"" if the source has no images.
 
@@ -126,7 +130,7 @@ class Rows(NamedTuple):
     features: Sequence[tuple[bytes, bytes, bytes]]
 
 
-class RowReader(ABC):
+class RowReader(Reader, ABC):
     """Base class of readers of tables, which read many rows at a time, too."""
 
     def read(self, key: bytes, offset: int, size: int) -> bytes:  # noqa: ARG002
@@ -204,7 +208,7 @@ class Source(ABC):
         """Return a reader for the calling process."""
 
 
-class PlainReader:
+class PlainReader(Reader):
     """Base class of readers without additional features."""
 
     def additional(self, offset: int) -> Iterable[tuple[bytes, bytes]]:  # noqa: ARG002

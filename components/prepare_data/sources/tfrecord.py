@@ -16,13 +16,13 @@ from typing import BinaryIO
 
 from slipway.components.prepare_data.encoding.messages import features_of, values
 from slipway.components.prepare_data.encoding.records import scan
-from slipway.components.prepare_data.examples import SPLIT_FOLDERS, Group, Unusable, readable, source_error
-from slipway.components.prepare_data.remote import is_remote, open_remote
+from slipway.components.prepare_data.examples import SPLIT_FOLDERS, Example, Group, Unusable, readable, source_error
+from slipway.components.prepare_data.remote import ReadAhead, is_remote, read_range
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sorting import ExampleKeys
 from slipway.components.prepare_data.sources.images import valid_name
 from slipway.components.prepare_data.sources.record_layout import RecordLayout, read_features, record_layout
-from slipway.components.prepare_data.sources.source import Entry, Ignored, Source
+from slipway.components.prepare_data.sources.source import Entry, Ignored, Reader, Source
 from slipway.core.errors import UserError, nearest
 from slipway.core.manifest import TaskName
 from slipway.core.paths import local_path
@@ -200,7 +200,7 @@ class TfrecordSource(Source):
         return TfrecordReader([file.path for file in self._files], self._layout)
 
 
-class TfrecordReader:
+class TfrecordReader(Reader):
     """Reads examples by file and offset; keeps a limited number of files open."""
 
     def __init__(self, paths: Sequence[Path], layout: RecordLayout) -> None:
@@ -208,12 +208,14 @@ class TfrecordReader:
         self._open: OrderedDict[int, BinaryIO] = OrderedDict()
         self._layout = layout
         self._features: dict[bytes, bytes] = {}
+        self._remote = ReadAhead(self._record) if is_remote(paths[0]) else None
 
-    def read(self, key: bytes, offset: int, size: int) -> bytes:  # noqa: ARG002
-        number, offset = offset >> OFFSET_BITS, offset & (1 << OFFSET_BITS) - 1
-        file = self._file(number)
-        file.seek(offset)
-        data = file.read(HEADER_BYTES + size + CHECKSUM.size)
+    def ahead(self, examples: Iterable[Example]) -> Iterable[Example]:
+        return self._remote.ahead(examples) if self._remote else examples
+
+    def read(self, key: bytes, offset: int, size: int) -> bytes:
+        data = self._remote.read(key, offset, size) if self._remote else self._record(key, offset, size)
+        number = offset >> OFFSET_BITS
         message = data[HEADER_BYTES : HEADER_BYTES + size]
         checksum = CHECKSUM.pack(masked_crc32c(message))
         if record_length(data[:HEADER_BYTES]) != size or data[HEADER_BYTES + size :] != checksum:
@@ -228,14 +230,23 @@ class TfrecordReader:
     def additional(self, offset: int) -> Iterable[tuple[bytes, bytes]]:  # noqa: ARG002
         return self._layout.additional_of(self._features)
 
+    def _record(self, key: bytes, offset: int, size: int) -> bytes:  # noqa: ARG002
+        """Return a record as it is stored: the length, the message and their checksums."""
+        number, start = offset >> OFFSET_BITS, offset & (1 << OFFSET_BITS) - 1
+        length = HEADER_BYTES + size + CHECKSUM.size
+        if self._remote:
+            return read_range(self._paths[number], start, length)
+        file = self._file(number)
+        file.seek(start)
+        return file.read(length)
+
     def _file(self, number: int) -> BinaryIO:
         if number in self._open:
             self._open.move_to_end(number)
             return self._open[number]
         if len(self._open) == MAX_OPEN:
             self._open.popitem(last=False)[1].close()
-        path = self._paths[number]
-        self._open[number] = open_remote(path) if is_remote(path) else path.open("rb", buffering=0)
+        self._open[number] = self._paths[number].open("rb", buffering=0)
         return self._open[number]
 
 

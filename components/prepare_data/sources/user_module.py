@@ -29,7 +29,7 @@ from slipway.components.prepare_data.sources import closest, forms
 from slipway.components.prepare_data.sources.determinism import DIGEST_BYTES, FAILED, DeterminismCheck
 from slipway.components.prepare_data.sources.images import valid_name
 from slipway.components.prepare_data.sources.record_layout import Descriptions, additional_kinds
-from slipway.components.prepare_data.sources.source import Entry, Ignored, Source
+from slipway.components.prepare_data.sources.source import Entry, Ignored, Reader, Source
 from slipway.components.prepare_data.sources.spool import Spool, SpoolReader
 from slipway.components.prepare_data.sources.tfrecord import require_feature
 from slipway.components.prepare_data.sources.values import (
@@ -288,7 +288,7 @@ def open_module(
         raise
 
 
-class ModuleReader:
+class ModuleReader(Reader):
     """Reads the spooled examples."""
 
     def __init__(self, path: Path) -> None:

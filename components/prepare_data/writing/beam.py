@@ -231,8 +231,8 @@ def write_shard(writer: ShardWriter, task: ShardTask) -> None:
             examples=folder / task.examples.name,
             result=folder / task.result.name,
         )
-        remote.fetch(task.examples, here.examples)
         try:
+            remote.fetch(task.examples, here.examples)
             writer(here, counter.inc)
         except UserError as error:
             # Beam would wrap it in another exception.

@@ -20,8 +20,8 @@ from slipway.components.prepare_data.encoding.inputs import InputCounter, Statis
 from slipway.components.prepare_data.encoding.messages import bytes_feature, integer_feature, values
 from slipway.components.prepare_data.encoding.records import RecordEncoder
 from slipway.components.prepare_data.encoding.stored import is_changed, store, stored_info
-from slipway.components.prepare_data.examples import Damaged, Unusable
-from slipway.components.prepare_data.listing.index import Example, read_list
+from slipway.components.prepare_data.examples import Damaged, Example, Unusable
+from slipway.components.prepare_data.listing.index import read_list
 from slipway.components.prepare_data.settings import ResizeSettings
 from slipway.components.prepare_data.sources.source import Reader, RowReader, Source
 from slipway.components.prepare_data.validation.duplicates import image_hash
@@ -176,7 +176,7 @@ class ShardWriter:
         additional: Additional = []
         stored_additional: Additional = []
         done, reported, last = 0, 0, time.monotonic()
-        for key, label, listed_size, offset in examples:
+        for key, label, listed_size, offset in reader.ahead(examples):
             done += 1
             if (task.resize or done % EXAMPLES_BETWEEN_TICKS == 0) and time.monotonic() - last > SECONDS_BETWEEN_TICKS:
                 tick(done - reported)

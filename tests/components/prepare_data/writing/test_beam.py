@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from slipway.components.prepare_data import remote
 from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.publishing import store
 from slipway.components.prepare_data.settings import BeamSettings, DataSettings
-from slipway.components.prepare_data.sources import images
 from slipway.components.prepare_data.sources.digits import DigitsSource
 from slipway.components.prepare_data.writing import beam as beam_module
 from slipway.components.prepare_data.writing import set_writer
@@ -136,72 +132,6 @@ def test_an_interrupted_run_is_resumed(
     monkeypatch.setattr(set_writer, "write_by_beam", some)
     assert same(prepare(settings, 4), expected)
     assert asked == [12, 7]
-
-
-@pytest.fixture
-def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Buckets as remote workers see them, through Beam only; in this process they are mounted."""
-    from apache_beam.io.localfilesystem import LocalFileSystem
-
-    mount = tmp_path / "gcs"
-    (mount / "bucket").mkdir(parents=True)
-    opened: list[str] = []
-
-    class Buckets(LocalFileSystem):  # type: ignore[misc]
-        """Serves gs:// objects from files below the mount."""
-
-        @classmethod
-        def scheme(cls) -> str:
-            return "gs"
-
-        def open(self, path: str, *arguments: Any, **options: Any) -> Any:
-            opened.append(path)
-            return super().open(str(mount / path.removeprefix("gs://")), *arguments, **options)
-
-        def create(self, path: str, *arguments: Any, **options: Any) -> Any:
-            opened.append(path)
-            return super().create(str(mount / path.removeprefix("gs://")), *arguments, **options)
-
-    monkeypatch.setattr("apache_beam.io.filesystems.FileSystems.get_filesystem", lambda path: Buckets(None))
-    monkeypatch.setattr(remote, "CLOUD_MOUNT", str(mount))
-    monkeypatch.setattr(remote, "is_mounted", lambda: False)
-    monkeypatch.setattr(beam_module, "LOCAL_RUNNERS", ())
-    for module in (store, images):
-        monkeypatch.setattr(module, "local_path", lambda path: mount / path.removeprefix("gs://"))
-    yield mount / "bucket"
-    assert opened
-
-
-@pytest.mark.slow
-def test_workers_elsewhere_read_and_write_the_bucket(
-    folder: Path, make_settings: MakeSettings, bucket: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder.rename(bucket / "image_folder")
-    about = {"skip_corrupt": 0.05, "duplicates": "drop"}
-    source = "images:gs://bucket/image_folder"
-    one = prepare(make_settings(source, **about, beam=HERE, store="gs://bucket/sets"), 3)
-    assert one.uri == f"gs://bucket/sets/image_folder/{one.folder.name}"
-    assert one.folder.is_relative_to(bucket)
-    assert {path.name for path in one.folder.parent.iterdir()} == {".listings", one.folder.name}
-    monkeypatch.setattr(remote, "is_mounted", lambda: True)
-    other = prepare(make_settings(source, **about), 3)
-    assert same(other, one)
-
-
-def test_records_are_read_where_they_lie_in_a_bucket(
-    bucket: Path, make_folder: MakeFolder, make_settings: MakeSettings
-) -> None:
-    from slipway.components.prepare_data.encoding.messages import features_of
-    from slipway.components.prepare_data.encoding.records import scan
-    from slipway.components.prepare_data.sources.tfrecord import TfrecordReader
-
-    prepared = prepare(make_settings(make_folder({"a": 9})), 1)
-    (shard,) = prepared.folder.glob("*-train.tfrecord*")
-    shard.rename(bucket / "a.tfrecord")
-    layout: Any = SimpleNamespace(image="image", image_of=lambda features: features[b"image"])
-    reader = TfrecordReader([bucket / "a.tfrecord"], layout)
-    for found in reversed(list(scan(io.BytesIO((bucket / "a.tfrecord").read_bytes())))):
-        assert reader.read(b"", found.offset, len(found.message)) == features_of(found.message)[b"image"]
 
 
 @pytest.mark.parametrize(

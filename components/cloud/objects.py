@@ -1,0 +1,95 @@
+"""Objects in Cloud Storage, read and written by many threads of one process, without a mount."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from slipway.components.cloud.refusals import message_of
+from slipway.components.cloud.retries import NOT_FOUND, status_of
+from slipway.core.errors import UserError
+
+SCHEME = "gs://"
+# Requests of a process at once, each in a thread with a connection of its own.
+THREADS = 32
+DENIED = (401, 403)
+
+_lock = threading.Lock()
+
+
+@functools.cache
+def threads() -> ThreadPoolExecutor:
+    """Return the threads of this process for requests."""
+    return ThreadPoolExecutor(THREADS, thread_name_prefix="objects")
+
+
+def read(uri: str, start: int = 0, size: int | None = None) -> bytes:
+    """Return the bytes of an object as they are stored, or `size` of them from `start`: one request.
+
+    Raises:
+        FileNotFoundError: There is no such object.
+        UserError: Access is denied.
+    """
+    if size == 0:
+        return b""
+    end = None if size is None else start + size - 1
+    with _errors_of(uri):
+        data: bytes = _blob(uri).download_as_bytes(start=start or None, end=end, raw_download=True)
+    return data
+
+
+def download(uri: str, target: Path) -> None:
+    """Copy an object to a local file; see `read` for errors."""
+    with _errors_of(uri):
+        _blob(uri).download_to_filename(str(target), raw_download=True)
+
+
+def upload(source: Path, uri: str) -> None:
+    """Copy a local file to an object, which appears at once and whole; see `read` for errors."""
+    with _errors_of(uri):
+        _blob(uri).upload_from_filename(str(source))
+
+
+def _blob(uri: str) -> Any:
+    bucket, _, name = uri.removeprefix(SCHEME).partition("/")
+    with _lock:
+        client = _client()
+    return client.bucket(bucket).blob(name)
+
+
+@functools.cache
+def _client() -> Any:
+    """The client of this process, whose default retries are those that the service documents."""
+    from google.cloud import storage
+    from requests.adapters import HTTPAdapter
+
+    client = storage.Client(project=None)
+    # Otherwise all but ten connections are closed after a request. One more: it reads the bucket's metadata for traces.
+    for session in (client._http, client._http._auth_request.session):
+        for scheme in ("https://", "http://"):
+            session.mount(scheme, HTTPAdapter(pool_maxsize=THREADS + 1))
+    return client
+
+
+@contextlib.contextmanager
+def _errors_of(uri: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        status = status_of(error)
+        if status == NOT_FOUND:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), uri) from None
+        if status in DENIED:
+            bucket = uri.removeprefix(SCHEME).partition("/")[0]
+            raise UserError(
+                f"Access to {uri} is denied: {message_of(error)}.",
+                fix=f"grant the account of the workers roles/storage.objectUser on gs://{bucket}",
+            ) from None
+        raise

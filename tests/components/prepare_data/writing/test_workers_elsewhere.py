@@ -1,0 +1,108 @@
+"""Beam's workers as processes of its job service, which see a bucket or this machine's files: the same data sets."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipway.components.prepare_data.prepare import prepare
+from slipway.components.prepare_data.settings import DataSettings
+from slipway.core import manifest
+from tests.fakes.beam import ROOT, can_mount, job_service, with_buckets
+from tests.fakes.google import PROJECT, REGION, FakeGoogle
+from tests.fakes.mount import Mount
+
+MakeFolder = Callable[..., Path]
+MakeSettings = Callable[..., DataSettings]
+BUCKET = "slipway-test-data"
+PROGRAM = """
+import sys
+from slipway.components.prepare_data.prepare import prepare
+from slipway.components.prepare_data.settings import DataSettings
+
+print(prepare(DataSettings.model_validate_json(sys.argv[1]), 3).folder)
+"""
+
+
+def content(folder: Path) -> tuple[object, dict[str, bytes]]:
+    """Return the splits of a data set, and its shards and hashes."""
+    files = {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix not in (".json", ".html")}
+    return manifest.read(folder).splits, files
+
+
+class Bucket:
+    """A bucket that is a folder for the launcher, and that workers read and write over HTTP."""
+
+    def __init__(self, google: FakeGoogle, folder: Path) -> None:
+        self._mount = folder / "bucket mount"
+        self._mount.mkdir()
+        google.storage.mount = Mount(google.storage, self._mount)
+        google.storage.add_bucket(BUCKET, google.world.projects[PROJECT], REGION)
+        self.folder = self._mount / BUCKET
+        self.folder.mkdir()
+        address = f"https://{google.endpoints['storage']}"
+        self.environment = {**google.environment, "API_ENDPOINT_OVERRIDE": address}
+
+    def prepare(self, settings: DataSettings) -> Path:
+        """Prepare a data set in a process that sees the bucket at /gcs; return its folder."""
+        command = with_buckets(self._mount, [sys.executable, "-c", PROGRAM, settings.model_dump_json()])
+        environment = {**os.environ, **self.environment, "PYTHONPATH": str(ROOT)}
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+        assert ended.returncode == 0, ended.stderr
+        return self._mount / Path(ended.stdout.splitlines()[-1]).relative_to("/gcs")
+
+
+@pytest.fixture
+def bucket(google: FakeGoogle, tmp_path: Path) -> Bucket:
+    if not can_mount():
+        pytest.skip("this machine lets no user mount a folder in a namespace, or has a folder /gcs")
+    return Bucket(google, tmp_path)
+
+
+@pytest.fixture
+def beam(bucket: Bucket, tmp_path: Path) -> Iterator[dict[str, Any]]:
+    with job_service(tmp_path, bucket.environment) as options:
+        yield {"runner": "PortableRunner", "from_gigabytes": 0, "options": options}
+
+
+@pytest.fixture
+def images(make_folder: MakeFolder) -> Path:
+    """Images, of which one is unusable."""
+    root = make_folder({"train/a": 50, "train/b": 40, "test/a": 9, "test/b": 9})
+    (root / "train" / "a" / "image 3.png").write_bytes(b"no image")
+    return root
+
+
+def list_images(root: Path) -> Path:
+    """Write a CSV file that lists the usable images, without additional columns."""
+    files = [path.relative_to(root) for path in sorted(root.rglob("*.png")) if path.stat().st_size > 10]
+    lines = ["image,label", *(f"{path},{path.parent.name}" for path in files)]
+    (root / "list.csv").write_text("\n".join(lines))
+    return root / "list.csv"
+
+
+@pytest.mark.long
+def test_shards_from_and_to_a_bucket(
+    bucket: Bucket, beam: dict[str, Any], images: Path, make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    about: dict[str, dict[str, Any]] = {"images:{}": {"skip_corrupt": 0.05}, "csv:{}/list.csv": {}}
+    list_images(images)
+    expected = [content(prepare(make_settings(of.format(images), **more), 3).folder) for of, more in about.items()]
+    records = prepare(make_settings(images, skip_corrupt=0.05, name="records"), 5).folder
+    expected.append(content(prepare(make_settings(f"tfrecord:{records}", name="again"), 3).folder))
+    images.rename(bucket.folder / images.name)
+    shutil.copytree(records, bucket.folder / "records")
+    about["tfrecord:gs://slipway-test-data/records"] = {"name": "again"}
+    for (source, more), of_processes in zip(about.items(), expected, strict=True):
+        source = source.format(f"gs://{BUCKET}/{images.name}")
+        found = bucket.prepare(make_settings(source, **more, beam=beam, store=f"gs://{BUCKET}/sets"))
+        assert content(found) == of_processes
+        assert manifest.read(found).written_by.endswith("PortableRunner")
+        assert {path.name for path in found.parent.iterdir()} == {".listings", found.name}

@@ -1,0 +1,95 @@
+"""Beam's own job service and pool of worker processes, and a launcher that alone sees buckets as folders."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+IN_NAMESPACE = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-ec"]
+# A root of its own, with the folders of this machine and /gcs.
+SCRIPT = """
+mount -t tmpfs none "$root"
+for path in /*; do
+    if [ -L "$path" ]; then cp -P "$path" "$root/"
+    elif [ -d "$path" ]; then mkdir "$root/$path"; mount --rbind "$path" "$root/$path"
+    fi
+done
+mkdir "$root/gcs"
+mount --rbind "$buckets" "$root/gcs"
+exec chroot "$root" sh -c 'cd "$0"; exec "$@"' "$PWD" "$@"
+"""
+
+
+def can_mount() -> bool:
+    """Whether this machine lets users mount folders in a namespace."""
+    with contextlib.suppress(FileNotFoundError):
+        found = subprocess.run([*IN_NAMESPACE, "mount -t tmpfs none /mnt"], capture_output=True)
+        return found.returncode == 0 and not Path("/gcs").exists()
+    return False
+
+
+def with_buckets(buckets: Path, command: Sequence[str]) -> list[str]:
+    """Return the command that runs `command` where the folder `buckets` is /gcs; all else is as it is here."""
+    root = buckets.with_name(f"{buckets.name}-root")
+    root.mkdir(exist_ok=True)
+    script = f"root={shlex.quote(str(root))} buckets={shlex.quote(str(buckets))}\n{SCRIPT}"
+    return [*IN_NAMESPACE, script, "launcher", *command]
+
+
+@contextlib.contextmanager
+def job_service(folder: Path, environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """Start the service and the pool; yields the options with which a PortableRunner uses them.
+
+    Source (run): `local_job_service_main --help` and `worker_pool_main --help` of Beam 2.77.
+    """
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        pool = free.getsockname()[1]
+    port_file = folder / "job-service.port"
+    programs = {
+        "apache_beam.runners.portability.local_job_service_main": ["--port_file", str(port_file)],
+        "apache_beam.runners.worker.worker_pool_main": [f"--service_port={pool}"],
+    }
+    # The pool starts the `python` of the PATH.
+    variables = {
+        **os.environ,
+        **environment,
+        "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])),
+        "PYTHONPATH": str(ROOT),
+    }
+    processes = []
+    try:
+        for module, arguments in programs.items():
+            with (folder / f"{module.rpartition('.')[2]}.log").open("wb") as log:
+                command = [sys.executable, "-m", module, *arguments]
+                processes.append(
+                    subprocess.Popen(command, cwd=folder, env=variables, stdout=log, stderr=log, start_new_session=True)
+                )
+        _wait(port_file, pool, processes)
+        address = f"localhost:{port_file.read_text()}"
+        yield {"job_endpoint": address, "environment_type": "EXTERNAL", "environment_config": f"localhost:{pool}"}
+    finally:
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with its workers
+            process.wait()
+
+
+def _wait(port_file: Path, pool: int, processes: list[subprocess.Popen[bytes]]) -> None:
+    """Wait until both answer."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not any(process.poll() for process in processes):
+        with contextlib.suppress(OSError), socket.create_connection(("localhost", pool), timeout=1):
+            if port_file.exists():
+                return
+        time.sleep(0.1)
+    raise RuntimeError("Beam's job service did not start: see its logs")
