@@ -19,7 +19,7 @@ from slipway.components.prepare_data.sources import open_source
 from slipway.components.prepare_data.sources.source import Part, Source
 from slipway.components.prepare_data.validation.skipped import too_many
 from slipway.components.prepare_data.workers import Tick, Workers, worker_count
-from slipway.components.prepare_data.writing.beam import beam_for, is_elsewhere
+from slipway.components.prepare_data.writing.beam import beam_for, needs_bucket
 from slipway.components.prepare_data.writing.set_writer import SetWriter
 from slipway.core import events
 from slipway.core.errors import UserError
@@ -92,7 +92,7 @@ def prepare(
             store.remove_leftovers()
             return prepared
         beam = beam_for(settings, source, target.plan.source_bytes)
-        beside = beam is not None and is_elsewhere(beam)
+        beside = beam is not None and needs_bucket(beam)
         with store_errors_named(store, target.plan.bytes), store.work_folder(target.listing, beside=beside) as work:
             # Another run may have finished it while this one waited for the lock.
             if not unlisted and (prepared := reusable(store, target, earlier)):

@@ -90,6 +90,11 @@ class BeamSettings(Settings):
         "Vertex AI, DataflowRunner's project, region, temp_location and service_account_email default to the run's "
         "project, region, bucket and account.",
     )
+    access: Literal["bucket", "paths"] = Field(
+        default="bucket",
+        description="How workers on other machines read the source and write the data set. bucket: both are in Cloud "
+        "Storage. paths: the workers see them at the same paths as the step, on a shared volume (a PVC, NFS).",
+    )
     from_gigabytes: NonNegativeFloat = Field(
         default=100.0, description="Smallest source from which Beam writes the data set, in gigabytes; 0: any source."
     )

@@ -46,8 +46,10 @@ def with_buckets(buckets: Path, command: Sequence[str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def job_service(folder: Path, environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
+def job_service(folder: Path, environment: Mapping[str, str], hidden: Path | None = None) -> Iterator[dict[str, str]]:
     """Start the service and the pool; yields the options with which a PortableRunner uses them.
+
+    The workers do not see the content of the folder `hidden`.
 
     Source (run): `local_job_service_main --help` and `worker_pool_main --help` of Beam 2.77.
     """
@@ -71,6 +73,9 @@ def job_service(folder: Path, environment: Mapping[str, str]) -> Iterator[dict[s
         for module, arguments in programs.items():
             with (folder / f"{module.rpartition('.')[2]}.log").open("wb") as log:
                 command = [sys.executable, "-m", module, *arguments]
+                if hidden:
+                    script = f"mount -t tmpfs none {shlex.quote(str(hidden))}; exec " + '"$@"'
+                    command = [*IN_NAMESPACE, script, "pool", *command]
                 processes.append(
                     subprocess.Popen(command, cwd=folder, env=variables, stdout=log, stderr=log, start_new_session=True)
                 )

@@ -8,14 +8,15 @@ then copied to its destination, followed by its result.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import importlib
 import importlib.metadata
 import importlib.util
 import json
+import socket
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,14 +26,13 @@ from slipway.components.prepare_data.settings import BeamSettings, DataSettings
 from slipway.components.prepare_data.sources import source_kind
 from slipway.components.prepare_data.sources.source import Source
 from slipway.components.prepare_data.workers import Tick
-from slipway.components.prepare_data.writing.dataflow import EXAMPLES, NAMESPACE, DataflowJob
+from slipway.components.prepare_data.writing.dataflow import EXAMPLES, NAMESPACE, DataflowJob, last_line
 from slipway.components.prepare_data.writing.shards import ShardResult, ShardTask, ShardWriter
 from slipway.core.errors import UserError, nearest
 
 # Runners whose workers see this machine's files.
 LOCAL_RUNNERS = ("DirectRunner", "BundleBasedDirectRunner", "FnApiRunner", "PrismRunner")
 BUCKET = "gs://"
-SECONDS_BETWEEN_POLLS = 5.0
 
 
 def beam_for(settings: DataSettings, source: Source, size: int) -> BeamSettings | None:
@@ -52,8 +52,11 @@ def beam_for(settings: DataSettings, source: Source, size: int) -> BeamSettings 
             fix="pip install 'apache-beam[gcp]', or remove data.beam to prepare the data set on this machine",
         )
     if is_elsewhere(beam):
-        _check_reachable(settings, beam)
-        _check_columns(settings, source)
+        if beam.access == "paths":
+            _check_shared(settings, beam)
+        else:
+            _check_reachable(settings, beam)
+            _check_columns(settings, source)
         _check_cloud(beam)
     _options(beam)
     return beam
@@ -62,6 +65,31 @@ def beam_for(settings: DataSettings, source: Source, size: int) -> BeamSettings 
 def is_elsewhere(beam: BeamSettings) -> bool:
     """Whether the runner's workers are on other machines."""
     return beam.runner.rpartition(".")[2] not in LOCAL_RUNNERS
+
+
+def needs_bucket(beam: BeamSettings) -> bool:
+    """Whether the runner's workers read and write a bucket, since they do not see this machine's files."""
+    return is_elsewhere(beam) and beam.access == "bucket"
+
+
+def _check_shared(settings: DataSettings, beam: BeamSettings) -> None:
+    """Reject a store or workers for which there is no shared volume."""
+    if beam.on_dataflow:
+        raise UserError(
+            "Dataflow's workers have no shared volume.",
+            setting="data.beam.access",
+            value=beam.access,
+            allowed="bucket, with DataflowRunner",
+            fix="--set data.beam.access=bucket",
+        )
+    if settings.store.startswith(BUCKET):
+        raise UserError(
+            f"With data.beam.access=paths, the workers of {beam.runner} write to a shared volume, not to a bucket.",
+            setting="data.store",
+            value=settings.store,
+            allowed="a folder that the workers see at the same path",
+            fix="--set data.store=/FOLDER, or --set data.beam.access=bucket",
+        )
 
 
 def _check_reachable(settings: DataSettings, beam: BeamSettings) -> None:
@@ -79,7 +107,8 @@ def _check_reachable(settings: DataSettings, beam: BeamSettings) -> None:
                 setting=setting,
                 value=value,
                 allowed="files in a bucket, gs://…: a folder of images, a CSV file, or TFRecord files",
-                fix=f"gcloud storage cp -r … gs://BUCKET/…, then set {setting} to that URI; or remove data.beam",
+                fix=f"gcloud storage cp -r … gs://BUCKET/…, then set {setting} to that URI; if the workers see the "
+                "same paths on a shared volume, --set data.beam.access=paths; or remove data.beam",
             )
 
 
@@ -187,23 +216,25 @@ def _submit(beam: BeamSettings, writer: ShardWriter, tasks: Sequence[ShardTask],
 
 
 def _write_here_or_elsewhere(beam: BeamSettings, writer: ShardWriter, tasks: Sequence[ShardTask]) -> None:
-    from apache_beam.runners.runner import PipelineState
-
     pipeline = _pipeline(beam, writer, tasks)
+    running = None
     try:
         running = pipeline.run()
-        while not PipelineState.is_terminal(running.state):
-            time.sleep(SECONDS_BETWEEN_POLLS)
         running.wait_until_finish()
     except Exception as error:
         if not is_elsewhere(beam):
             raise
         raise UserError(
-            f"The Beam pipeline failed: {str(error).strip().splitlines()[0] if str(error).strip() else type(error)}",
+            f"The Beam pipeline failed: {last_line(str(error)) or type(error).__name__}",
             setting="data.beam",
             value=beam.runner,
             fix="check the job's log and run again",
         ) from error
+    except BaseException:  # Ctrl-C or a signal
+        if running is not None:
+            with contextlib.suppress(Exception):  # not every runner can cancel
+                running.cancel()
+        raise
 
 
 def _pipeline(beam: BeamSettings, writer: ShardWriter, tasks: Sequence[ShardTask]) -> Any:
@@ -232,7 +263,7 @@ def write_shard(writer: ShardWriter, task: ShardTask) -> None:
             result=folder / task.result.name,
         )
         try:
-            remote.fetch(task.examples, here.examples)
+            _fetch_list(task, here)
             writer(here, counter.inc)
         except UserError as error:
             # Beam would wrap it in another exception.
@@ -243,6 +274,16 @@ def write_shard(writer: ShardWriter, task: ShardTask) -> None:
             remote.store(here.path, task.path)
             remote.store(here.hashes, task.hashes)
         remote.store(here.result, task.result)
+
+
+def _fetch_list(task: ShardTask, here: ShardTask) -> None:
+    folder = task.examples.parent
+    if not remote.is_remote(folder) and not folder.is_dir():
+        # Not a UserError, which would be stored in a folder that this worker does not see.
+        raise NotADirectoryError(
+            f"the worker on {socket.gethostname()} does not see the folder {folder} (data.beam.access is paths)"
+        )
+    remote.fetch(task.examples, here.examples)
 
 
 def _error_path(task: ShardTask) -> Path:

@@ -35,7 +35,7 @@ from slipway.components.prepare_data.validation.sampling import check_for, decod
 from slipway.components.prepare_data.validation.skipped import COUNTS, SkippedImages, too_many
 from slipway.components.prepare_data.validation.tally import Tally, combine, missing_labels, notes, several_sizes
 from slipway.components.prepare_data.workers import Progress, Tick, Workers, worker_count
-from slipway.components.prepare_data.writing.beam import is_elsewhere, write_by_beam, written_by
+from slipway.components.prepare_data.writing.beam import needs_bucket, write_by_beam, written_by
 from slipway.components.prepare_data.writing.shards import LABEL, ShardHasher, ShardResult, ShardTask, ShardWriter
 from slipway.core import events, manifest
 from slipway.core.atomic import replace_file
@@ -85,7 +85,7 @@ class SetWriter:
         self._beam = beam
         self._lists = scratch / "lists"
         # The lists as the workers read them.
-        self._read_lists = work / "lists" if beam and is_elsewhere(beam) else self._lists
+        self._read_lists = work / "lists" if beam and needs_bucket(beam) else self._lists
         self._set = work / self.SET
         self._results = work / self.RESULTS
         self._validated = work / self.VALIDATED

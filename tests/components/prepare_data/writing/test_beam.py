@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -33,7 +34,19 @@ class OwnOptions(PipelineOptions):
         parser.add_argument("--own_connection_timeout", dest="own_timeout", type=int)
 
 class OwnRunner(PipelineRunner):
-    pass
+    def run_pipeline(self, pipeline, options):
+        return Interrupted()
+
+class Interrupted:
+    # The result of a pipeline during which the user presses Ctrl-C. It has no state: that of Dask's result changes
+    # only in wait_until_finish.
+    cancelled = False
+
+    def wait_until_finish(self):
+        raise KeyboardInterrupt
+
+    def cancel(self):
+        Interrupted.cancelled = True
 """
 HERE = {"runner": "DirectRunner", "from_gigabytes": 0}
 
@@ -152,6 +165,29 @@ def test_what_workers_elsewhere_cannot_reach_is_refused(change: dict[str, str], 
     assert error.value.setting == setting
 
 
+@pytest.mark.parametrize(
+    ("change", "setting"),
+    [
+        ({"store": "gs://bucket/sets"}, "data.store"),
+        ({"beam": {"from_gigabytes": 0, "access": "paths"}}, "data.beam.access"),  # on Dataflow
+    ],
+)
+def test_a_shared_volume_is_no_bucket_and_dataflow_has_none(change: dict[str, Any], setting: str) -> None:
+    options = {"project": "p", "region": "r", "temp_location": "gs://bucket/temp"}
+    about = {"source": "digits", "store": "/volume/sets", "beam": {**HERE, "runner": "FlinkRunner", "access": "paths"}}
+    about |= change
+    about["beam"]["options"] = options
+    with pytest.raises(UserError) as error:
+        beam_module.beam_for(DataSettings.model_validate(about), DigitsSource(), 1)
+    assert error.value.setting == setting
+
+
+def test_a_shared_volume_has_any_source() -> None:
+    beam = {"runner": "FlinkRunner", "from_gigabytes": 0, "access": "paths"}
+    settings = DataSettings.model_validate({"source": "digits", "store": "/volume/sets", "beam": beam})
+    assert beam_module.beam_for(settings, DigitsSource(), 1) == settings.beam
+
+
 def test_options_that_are_not_there_are_named(make_folder: MakeFolder, make_settings: MakeSettings) -> None:
     settings = make_settings(make_folder({"a": 1}), beam={**HERE, "options": {"machine_typ": "n2"}})
     with pytest.raises(UserError, match="no option 'machine_typ'") as error:
@@ -163,6 +199,14 @@ def test_options_that_are_not_there_are_named(make_folder: MakeFolder, make_sett
 def own_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_runner.py").write_text(OWN_MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.mark.usefixtures("own_runner")
+def test_a_pipeline_is_cancelled_with_its_step(make_folder: MakeFolder, make_settings: MakeSettings) -> None:
+    beam = {"runner": OWN, "access": "paths", "from_gigabytes": 0}
+    with pytest.raises(KeyboardInterrupt):
+        prepare(make_settings(make_folder({"a": 9, "b": 9}), beam=beam), 1)
+    assert importlib.import_module("own_runner").Interrupted.cancelled
 
 
 @pytest.mark.usefixtures("own_runner")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +16,8 @@ import pytest
 from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.core import manifest
+from slipway.core.errors import UserError
+from slipway.core.manifest import TaskName
 from tests.fakes.beam import ROOT, can_mount, job_service, with_buckets
 from tests.fakes.google import PROJECT, REGION, FakeGoogle
 from tests.fakes.mount import Mount
@@ -67,9 +70,13 @@ def bucket(google: FakeGoogle, tmp_path: Path) -> Bucket:
 
 
 @pytest.fixture
-def beam(bucket: Bucket, tmp_path: Path) -> Iterator[dict[str, Any]]:
+def beam_of_bucket(bucket: Bucket, tmp_path: Path) -> Iterator[dict[str, Any]]:
     with job_service(tmp_path, bucket.environment) as options:
-        yield {"runner": "PortableRunner", "from_gigabytes": 0, "options": options}
+        yield portable(options)
+
+
+def portable(options: dict[str, str], access: str = "bucket") -> dict[str, Any]:
+    return {"runner": "PortableRunner", "access": access, "from_gigabytes": 0, "options": options}
 
 
 @pytest.fixture
@@ -90,7 +97,7 @@ def list_images(root: Path) -> Path:
 
 @pytest.mark.long
 def test_shards_from_and_to_a_bucket(
-    bucket: Bucket, beam: dict[str, Any], images: Path, make_settings: MakeSettings, tmp_path: Path
+    bucket: Bucket, beam_of_bucket: dict[str, Any], images: Path, make_settings: MakeSettings, tmp_path: Path
 ) -> None:
     about: dict[str, dict[str, Any]] = {"images:{}": {"skip_corrupt": 0.05}, "csv:{}/list.csv": {}}
     list_images(images)
@@ -102,7 +109,45 @@ def test_shards_from_and_to_a_bucket(
     about["tfrecord:gs://slipway-test-data/records"] = {"name": "again"}
     for (source, more), of_processes in zip(about.items(), expected, strict=True):
         source = source.format(f"gs://{BUCKET}/{images.name}")
-        found = bucket.prepare(make_settings(source, **more, beam=beam, store=f"gs://{BUCKET}/sets"))
+        found = bucket.prepare(make_settings(source, **more, beam=beam_of_bucket, store=f"gs://{BUCKET}/sets"))
         assert content(found) == of_processes
         assert manifest.read(found).written_by.endswith("PortableRunner")
         assert {path.name for path in found.parent.iterdir()} == {".listings", found.name}
+
+
+@pytest.mark.long
+def test_shards_from_and_to_a_shared_volume(images: Path, make_settings: MakeSettings, tmp_path: Path) -> None:
+    listed = list_images(images)
+    lines = listed.read_text().splitlines()
+    listed.write_text("\n".join([f"{lines[0]},place", *(f"{line},{n % 3}" for n, line in enumerate(lines[1:]))]))
+    table = tmp_path / "table.csv"
+    rows = [f"{n / 7},{'xyz'[n % 3]},{n / 3}" for n in range(200)]
+    table.write_text("\n".join(["size,kind,label", *rows]))
+    cases: list[tuple[str, TaskName, dict[str, Any]]] = [
+        (f"images:{images}", "classification", {"skip_corrupt": 0.05}),
+        (f"csv:{listed}", "classification", {}),
+        (f"csv:{table}", "regression", {}),
+    ]
+    with job_service(tmp_path, {}) as options:
+        for source, task, more in cases:
+            expected = prepare(make_settings(source, **more), 3, task=task).folder
+            beam = portable(options, "paths")
+            settings = make_settings(source, **more, beam=beam, store=str(tmp_path / "shared volume"))
+            found = prepare(settings, 3, task=task).folder
+            assert content(found) == content(expected)
+            assert manifest.read(found).written_by.endswith("PortableRunner")
+            assert {path.name for path in found.parent.iterdir()} == {".listings", found.name}
+
+
+@pytest.mark.long
+def test_a_worker_without_the_volume_is_named(images: Path, make_settings: MakeSettings, tmp_path: Path) -> None:
+    if not can_mount():
+        pytest.skip("this machine lets no user mount a folder in a namespace")
+    store = tmp_path / "shared volume"
+    store.mkdir()
+    with job_service(tmp_path, {}, hidden=store) as options:
+        settings = make_settings(images, skip_corrupt=0.05, beam=portable(options, "paths"), store=str(store))
+        with pytest.raises(UserError, match=f"{socket.gethostname()} does not see the folder {store}/") as error:
+            prepare(settings, 3)
+    assert "\n" not in error.value.message
+    assert not list(store.iterdir())
