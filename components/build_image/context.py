@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from slipway.components.build_image.images import REQUIREMENTS, ImageKind
+from slipway.components.build_image.images import REQUIREMENTS, ImageKind, beam_kind
 from slipway.components.build_image.project import (
     ContextFile,
     ProjectContent,
@@ -27,6 +27,7 @@ from slipway.core.errors import UserError
 from slipway.trainer.engines.installed import DISTRIBUTION
 
 DOCKERFILE = "slipway/containers/Dockerfile"
+BEAM_DOCKERFILE = "slipway/containers/Dockerfile.beam"
 BUILD_TOOLS = f"{REQUIREMENTS}/build-tools.txt"
 # The project's requirements file in the archive; empty without one, because Docker's COPY needs a file.
 PROJECT_REQUIREMENTS = "project/requirements.txt"
@@ -129,6 +130,23 @@ def make_context(
         revision=revision(source),
         excluded=tuple(excluded),
         project=frozenset(added),
+    )
+
+
+def beam_context(source: Path, steps: str) -> Context:
+    """Return the build context of the image of Beam's workers.
+
+    Args:
+        source: The folder that contains the package slipway.
+        steps: The URI of the steps' image, on which it is built.
+    """
+    kind = beam_kind(source)
+    return Context(
+        kind=kind,
+        files={"Dockerfile": _needed(source, BEAM_DOCKERFILE)},
+        arguments={**kind.arguments, "BASE": steps},
+        revision=revision(source),
+        excluded=(),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,10 @@ TRAINER_CODE = ("slipway/__init__.py", "slipway/core", "slipway/trainer", "slipw
 SERVING_CODE = (*TRAINER_CODE, "slipway/serving")
 CODE = {"steps": (*SERVING_CODE, "slipway/components"), "trainer": TRAINER_CODE, "serving": SERVING_CODE}
 REQUIREMENTS = "slipway/requirements"
+# Apache's images of Beam's SDK, for the Python of `BASE`; its entry point; the label of its version.
+BEAM_SDK = "docker.io/apache/beam_python3.11_sdk"
+BEAM_BOOT = "/opt/apache/beam/boot"
+BEAM_LABEL = "org.apache.beam.version"
 
 
 @dataclass(frozen=True)
@@ -73,3 +78,21 @@ def image_kind(
             fix=f"--set vertex.build.run_as={ROOT_USER}",
         )
     return ImageKind(name, CODE[role], {"REQUIREMENTS": name, "RUN_AS": run_as})
+
+
+def beam_kind(source: Path) -> ImageKind:
+    """Return the image kind of Beam's workers, which is built on the steps' image: it has Beam's boot of their version.
+
+    Args:
+        source: The folder that contains the package slipway.
+    """
+    version = beam_version(source)
+    return ImageKind("beam-cpu", (), {"BEAM_SDK": f"{BEAM_SDK}:{version}", "BEAM_VERSION": version})
+
+
+def beam_version(source: Path) -> str:
+    """Return the version of Beam in the steps' images."""
+    requirements = f"{REQUIREMENTS}/steps-cpu.txt"
+    locked = re.search(r"^apache-beam(?:\[[^]]*\])?==([^\s;]+)", (source / requirements).read_text(), re.MULTILINE)
+    assert locked, f"{requirements} has apache-beam"
+    return locked[1]

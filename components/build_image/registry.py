@@ -100,8 +100,8 @@ class HttpRegistry:
         answer = self._answer("HEAD", repository, f"{name}/manifests/{tag}")
         return str(answer[0]["Docker-Content-Digest"]) if answer else None
 
-    def environment(self, repository: str, name: str, version: str) -> dict[str, str] | None:
-        """Return the variables that an image sets, on amd64 if it is for several platforms; None if it does not exist.
+    def configuration(self, repository: str, name: str, version: str) -> dict[str, Any] | None:
+        """Return an image's `config` (Env, Entrypoint …), on amd64 if it is for several platforms; None if none exists.
 
         Raises:
             UserError: The registry cannot be reached or denies access.
@@ -112,10 +112,7 @@ class HttpRegistry:
             chosen = [entry for entry in entries if entry.get("platform", {}).get("architecture") == "amd64"]
             manifest = self._document(repository, f"{name}/manifests/{(chosen or entries)[0]['digest']}")
         configuration = manifest and self._document(repository, f"{name}/blobs/{manifest['config']['digest']}")
-        if configuration is None:
-            return None
-        variables = configuration.get("config", {}).get("Env") or ()
-        return dict(variable.partition("=")[::2] for variable in variables)
+        return None if configuration is None else dict(configuration.get("config") or {})
 
     def _document(self, repository: str, path: str) -> dict[str, Any] | None:
         answer = self._answer("GET", repository, path)

@@ -85,10 +85,10 @@ class BeamSettings(Settings):
     )
     options: dict[str, Untyped] = Field(
         default_factory=dict,
-        description="The runner's pipeline options, by the flags that Beam documents, without dashes, such as {region: "
-        "europe-west4, temp_location: gs://…}. On "
-        "Vertex AI, DataflowRunner's project, region, temp_location and service_account_email default to the run's "
-        "project, region, bucket and account.",
+        description="The runner's pipeline options, by the flags that Beam documents, without dashes, such as "
+        "{machine_type: n2-standard-4}. On Vertex AI, DataflowRunner's project, region, temp_location and "
+        "service_account_email default to the run's project, region, bucket and account, its sdk_container_image to "
+        "one that is built.",
     )
     access: Literal["bucket", "paths"] = Field(
         default="bucket",

@@ -138,6 +138,7 @@ REQUIREMENTS = tuple(
         (ACCOUNT, "roles/compute.viewer", PROJECT, "starting a Dataflow job reads the machine types", DATAFLOW),
         (WORKER, "roles/dataflow.worker", PROJECT, "Dataflow's workers receive work"),
         (ACCOUNT, ACT_AS, OWN_WORKER, "Dataflow's workers run as this account"),
+        (OWN_WORKER, PULL, REPOSITORY, "Dataflow's workers pull their image"),
         (OWN_WORKER, OBJECTS, BUCKET, _WRITES),
         (OWN_WORKER, OBJECTS, STORES, _WRITES),
         (OWN_WORKER, READ_OBJECTS, SOURCES, "Dataflow's workers read data.source"),

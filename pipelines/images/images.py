@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TextIO
@@ -17,7 +17,7 @@ from slipway.components.build_image.build import (
     request_of,
 )
 from slipway.components.build_image.cloud_build import CloudBuildSettings, Source
-from slipway.components.build_image.context import Context, is_checkout, make_context
+from slipway.components.build_image.context import Context, beam_context, is_checkout, make_context
 from slipway.components.build_image.images import ANY_USER, image_kind
 from slipway.components.build_image.project import ProjectContent, project_content
 from slipway.components.build_image.reference import ARTIFACT_REGISTRY
@@ -51,7 +51,8 @@ class Images:
     """The images in a run's spec: for the steps, for training, for the step evaluate, and for serving the model.
 
     `evaluation` equals `steps` unless the engine's models need additional packages. `serving` is None if
-    `vertex.serving_image` is set. `build` is None if nothing is built during the run.
+    `vertex.serving_image` is set, `beam` (for Dataflow's workers) unless the run uses Dataflow and names no image for
+    them. `build` is None if nothing is built during the run.
     """
 
     steps: str
@@ -59,6 +60,7 @@ class Images:
     evaluation: str
     serving: str | None = None
     build: VerifiedBuild | None = None
+    beam: str | None = None
 
     @classmethod
     def one(cls, image: str) -> Images:
@@ -70,15 +72,25 @@ class Images:
         uris = {"steps": self.steps, "trainer": self.trainer}
         if self.evaluation != self.steps:
             uris["evaluation"] = self.evaluation
-        return uris if self.serving is None else {**uris, "serving": self.serving}
+        others = {"serving": self.serving, "beam": self.beam}
+        return uris | {role: uri for role, uri in others.items() if uri is not None}
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """An image that a run needs: its build context and its build request."""
+    """An image that a run needs: its build context and its build request.
+
+    `based_on` is the role of the image on which it is built, if that is one of the run's, too.
+    """
 
     context: Context
     request: ImageRequest
+    based_on: str | None = None
+
+    def built_on(self, base: str) -> Wanted:
+        """Return the same image, to be built on `base`."""
+        request = self.request.model_copy(update={"arguments": {**self.request.arguments, "BASE": base}})
+        return replace(self, request=request)
 
     @property
     def title(self) -> str:
@@ -94,7 +106,8 @@ def accelerator_of(hardware: Hardware) -> str:
 
 
 def wanted_images(config: RunConfig, say: Say, *, without_git: bool = False) -> dict[str, Wanted]:
-    """Return the images for a run on Vertex AI by role: steps, trainer, evaluation if it needs a separate one, serving.
+    """Return the images for a run on Vertex AI by role: steps, trainer, evaluation if it needs a separate one, serving,
+    and beam for Dataflow's workers.
 
     With an image of the user's own for training (`train.image`) or serving (`vertex.serving_image`), none for that.
     `without_git` accepts a project in no git checkout, and returns the images that it has once git tracks its files.
@@ -120,7 +133,17 @@ def wanted_images(config: RunConfig, say: Say, *, without_git: bool = False) -> 
         wanted["serving"] = wanted_image(
             config, "serving", kind, base, repository, say, with_engine=needs_engine, content=served
         )
+    if needs_beam_image(config):
+        # Its tag is that of the steps' image, which does not move; it is built on that image by digest.
+        context = beam_context(SOURCE_TREE, wanted["steps"].request.uri)
+        wanted["beam"] = Wanted(context, request_of(context, repository), based_on="steps")
     return wanted
+
+
+def needs_beam_image(config: RunConfig) -> bool:
+    """Return whether a run uses Dataflow and names no image for its workers."""
+    beam = config.prepared.beam if config.prepared else None
+    return beam is not None and beam.on_dataflow and not beam.options.get("sdk_container_image")
 
 
 def wanted_image(
@@ -194,6 +217,8 @@ def _ensured(
     for role, image in wanted.items():
         found = find(image.request, registry)
         if found is None:
+            if image.based_on:
+                image = image.built_on(uris[image.based_on])
             say(f"building {image.request.uri} with {builder}")
             found = ensure(image.request, registry, partial(_build, settings, image, log, builder)).uri
         say(f"image {found}")
@@ -240,7 +265,7 @@ def known_images(config: RunConfig, say: Say) -> Images:
 
 def _images(config: RunConfig, uris: Mapping[str, str], build: VerifiedBuild | None) -> Images:
     steps, trainer = uris["steps"], config.train.image or uris["trainer"]
-    return Images(steps, trainer, uris.get("evaluation", steps), uris.get("serving"), build)
+    return Images(steps, trainer, uris.get("evaluation", steps), uris.get("serving"), build, uris.get("beam"))
 
 
 def own_content(config: RunConfig, *, without_git: bool = False) -> tuple[dict[str, Path], ProjectContent | None]:

@@ -22,7 +22,7 @@ from slipway.components.build_image.settings import BASE
 PROGRAMS = ("buildah", "podman", "crun", "docker-registry", "debootstrap", "unshare")
 PACKAGES = "python3-minimal,python3-venv,ca-certificates"
 # Where Google's images and a project's own are on Vertex AI; here, the registry on loopback stands for them.
-REGISTRIES = ("gcr.io", "europe-west4-docker.pkg.dev")
+REGISTRIES = ("gcr.io", "europe-west4-docker.pkg.dev", "docker.io/apache")
 FREE_BYTES = 15 * 2**30
 # No cgroups, the host's network, and no limits above the caller's: so containers run inside a sandbox, too.
 CONTAINERS_CONF = """[containers]
@@ -113,6 +113,12 @@ class Engine:
         """Return the tags of a repository."""
         with urllib.request.urlopen(f"http://{self.registry}/v2/{repository}/tags/list") as answer:
             return list(json.load(answer)["tags"])
+
+    def build(self, folder: Path, image: str) -> None:
+        """Build an image and push it to this registry, which stands for those of `REGISTRIES`."""
+        here = f"{self.registry}/{image}"
+        self._needed("buildah", "build", "--quiet", "--tag", here, str(folder))
+        self._needed("buildah", "push", "--quiet", "--tls-verify=false", here)
 
     def _file(self, name: str, text: str) -> str:
         path = self.folder / name

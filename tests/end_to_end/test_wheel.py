@@ -59,7 +59,12 @@ def run(installed: Path, folder: Path, *command: str) -> str:
 def test_the_wheel_has_one_import_name_and_what_images_are_built_from(wheel: Path):
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.partition("/")[0] for name in names} == {"slipway", "slipway_ml-0.1.0.dist-info"}
-    wanted = {"containers/Dockerfile", "requirements/trainer-cpu.txt", "pipelines/hardware/catalogue.json"}
+    wanted = {
+        "containers/Dockerfile",
+        "containers/Dockerfile.beam",
+        "requirements/trainer-cpu.txt",
+        "pipelines/hardware/catalogue.json",
+    }
     assert {f"slipway/{name}" for name in wanted} <= set(names)
 
 

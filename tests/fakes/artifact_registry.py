@@ -20,11 +20,12 @@ class FakeImages:
     """`tags` maps (repository's full name, image, tag) to the digest; `moved` lists the tags that were moved.
 
     `untagged` lists the other images as (repository's full name, image, digest). `environments` has the variables of
-    images by digest, if they differ from `ENVIRONMENT`.
+    images by digest, if they differ from `ENVIRONMENT`; `configurations` what else their configurations have.
     """
 
     def __init__(self, service: HttpService, docker: HttpService, world: World) -> None:
         self.environments: dict[str, list[str]] = {}
+        self.configurations: dict[str, dict[str, Any]] = {}
         self._world = world
         self.tags: dict[tuple[str, str, str], str] = {}
         self.moved: list[tuple[str, str, str]] = []
@@ -60,7 +61,11 @@ class FakeImages:
 
         @docker.route("GET", "/v2/{project}/{repository}/{package=**}/blobs/{version=**}")
         def get_configuration(request: Request) -> Any:
-            return self._served(request, lambda digest: {"config": {"Env": self.environments.get(digest, ENVIRONMENT)}})
+            return self._served(request, self._configuration)
+
+    def _configuration(self, digest: str) -> Any:
+        environment = self.environments.get(digest, ENVIRONMENT)
+        return {"config": {"Env": environment, **self.configurations.get(digest, {})}}
 
     def _served(self, request: Request, content: Callable[[str], Any]) -> Any:
         """Return what REGION-docker.pkg.dev has of an image, by tag or digest, or the challenge of a registry.

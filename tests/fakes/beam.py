@@ -13,7 +13,20 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from slipway.components.prepare_data.settings import DataSettings
+from tests.fakes.google import PROJECT, REGION, FakeGoogle
+from tests.fakes.mount import Mount
+
 ROOT = Path(__file__).parents[2]
+BUCKET = "slipway-test-data"
+PROGRAM = """
+import sys
+from slipway.components.prepare_data.prepare import prepare
+from slipway.components.prepare_data.settings import DataSettings
+
+print(prepare(DataSettings.model_validate_json(sys.argv[1]), 3).folder)
+"""
+PORT_FILE = "job-service.port"
 IN_NAMESPACE = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-ec"]
 # A root of its own, with the folders of this machine and /gcs.
 SCRIPT = """
@@ -45,22 +58,49 @@ def with_buckets(buckets: Path, command: Sequence[str]) -> list[str]:
     return [*IN_NAMESPACE, script, "launcher", *command]
 
 
+class Bucket:
+    """A bucket that is a folder for the launcher, and that workers read and write over HTTP."""
+
+    def __init__(self, google: FakeGoogle, folder: Path) -> None:
+        self._mount = folder / "bucket mount"
+        self._mount.mkdir()
+        google.storage.mount = Mount(google.storage, self._mount)
+        google.storage.add_bucket(BUCKET, google.world.projects[PROJECT], REGION)
+        self.folder = self._mount / BUCKET
+        self.folder.mkdir()
+        address = f"https://{google.endpoints['storage']}"
+        self.environment = {**google.environment, "API_ENDPOINT_OVERRIDE": address}
+
+    def prepare(self, settings: DataSettings) -> Path:
+        """Prepare a data set in a process that sees the bucket at /gcs; return its folder."""
+        command = with_buckets(self._mount, [sys.executable, "-c", PROGRAM, settings.model_dump_json()])
+        environment = {**os.environ, **self.environment, "PYTHONPATH": str(ROOT)}
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+        assert ended.returncode == 0, ended.stderr
+        return self._mount / Path(ended.stdout.splitlines()[-1]).relative_to("/gcs")
+
+
 @contextlib.contextmanager
-def job_service(folder: Path, environment: Mapping[str, str], hidden: Path | None = None) -> Iterator[dict[str, str]]:
+def job_service(
+    folder: Path, environment: Mapping[str, str], *, hidden: Path | None = None, pool: int | None = None
+) -> Iterator[dict[str, str]]:
     """Start the service and the pool; yields the options with which a PortableRunner uses them.
 
-    The workers do not see the content of the folder `hidden`.
-
     Source (run): `local_job_service_main --help` and `worker_pool_main --help` of Beam 2.77.
+
+    Args:
+        folder: Receives the logs.
+        environment: Additional variables of the workers.
+        hidden: A folder whose content the workers do not see.
+        pool: The port of a pool that is already running.
     """
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        pool = free.getsockname()[1]
-    port_file = folder / "job-service.port"
-    programs = {
-        "apache_beam.runners.portability.local_job_service_main": ["--port_file", str(port_file)],
-        "apache_beam.runners.worker.worker_pool_main": [f"--service_port={pool}"],
-    }
+    programs = {"apache_beam.runners.portability.local_job_service_main": ["--port_file", str(folder / PORT_FILE)]}
+    if pool is None:
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            pool = int(free.getsockname()[1])
+        programs["apache_beam.runners.worker.worker_pool_main"] = [f"--service_port={pool}"]
+    port_file = folder / PORT_FILE
     # The pool starts the `python` of the PATH.
     variables = {
         **os.environ,

@@ -134,13 +134,14 @@ def _check_columns(settings: DataSettings, source: Source) -> None:
 def _check_cloud(beam: BeamSettings) -> None:
     if not beam.on_dataflow:
         return
-    for name in ("project", "region", "temp_location"):
+    for name in ("project", "region", "temp_location", "sdk_container_image"):
         if not beam.options.get(name):
             raise UserError(
                 f"Dataflow needs the option {name}, which only runs on Vertex AI have by default.",
                 setting=f"data.beam.options.{name}",
                 value=beam.options.get(name),
-                fix=f"add {name} to data.beam.options",
+                fix=f"add {name} to data.beam.options"
+                + ("; slipway build --target vertex builds such an image" if name == "sdk_container_image" else ""),
             )
     if importlib.util.find_spec("apitools") is None:
         raise UserError(

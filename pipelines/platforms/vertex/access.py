@@ -76,9 +76,9 @@ def uses_dataflow(data: DataSettings) -> bool:
     return data.beam is not None and data.beam.on_dataflow
 
 
-def with_dataflow(settings: VertexSettings, data: DataSettings) -> DataSettings:
+def with_dataflow(settings: VertexSettings, data: DataSettings, image: str | None = None) -> DataSettings:
     """Return the settings with the options that Dataflow requires, unless they are set: its workers run as the run's
-    account, which setup grants what they need."""
+    account, which setup grants what they need, and in `image`."""
     assert data.beam is not None
     account, endpoint = settings.service_account, settings.endpoints.get("dataflow")
     options = {
@@ -88,6 +88,7 @@ def with_dataflow(settings: VertexSettings, data: DataSettings) -> DataSettings:
         **({"labels": [f"{name}={value}" for name, value in settings.labels.items()]} if settings.labels else {}),
         **({"service_account_email": account} if account else {}),
         **({"dataflow_endpoint": f"https://{endpoint}"} if endpoint else {}),
+        **({"sdk_container_image": image} if image else {}),
         **data.beam.options,
     }
     return data.model_copy(update={"beam": data.beam.model_copy(update={"options": options})})

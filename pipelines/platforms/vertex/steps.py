@@ -128,7 +128,7 @@ class VertexSteps(PlatformSteps):
     def data(self, data: DataSettings) -> DataSettings:
         if not data.store.startswith("gs://"):
             data = data.model_copy(update={"store": f"{self.settings.bucket}/datasets"})
-        return with_dataflow(self.settings, data) if uses_dataflow(data) else data
+        return with_dataflow(self.settings, data, self.images.beam) if uses_dataflow(data) else data
 
     def train(
         self,

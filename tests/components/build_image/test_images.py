@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from slipway.components.build_image.images import CODE, image_kind
+from slipway.components.build_image.context import beam_context
+from slipway.components.build_image.images import BEAM_BOOT, BEAM_LABEL, CODE, beam_version, image_kind
 from slipway.components.build_image.settings import ROOT_USER
 from slipway.core.errors import UserError
 
@@ -51,3 +52,17 @@ def test_a_custom_program_finds_its_launcher_and_functions_in_the_trainers_image
     code = "from slipway import training; from slipway.trainer import launch; print(training.__file__)"
     output = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert Path(output.stdout.strip()).is_relative_to(tmp_path)
+
+
+def test_the_image_of_beams_workers_is_the_steps_with_boot_of_the_same_beam() -> None:
+    context = beam_context(SOURCE, "e.g/steps-cpu:tag")
+    version = beam_version(SOURCE)
+    assert f"\napache-beam=={version} " in (SOURCE / "requirements/steps-cpu.txt").read_text()
+    sdk = f"docker.io/apache/beam_python3.11_sdk:{version}"
+    assert context.arguments == {"BASE": "e.g/steps-cpu:tag", "BEAM_SDK": sdk, "BEAM_VERSION": version}
+    assert context.files.keys() == {"Dockerfile"}
+    dockerfile = context.files["Dockerfile"].source.read_text()
+    assert f'\nENTRYPOINT ["{BEAM_BOOT}"]\n' in dockerfile
+    assert f"\nLABEL {BEAM_LABEL}=${{BEAM_VERSION}}\n" in dockerfile
+    # Other steps, another image.
+    assert beam_context(SOURCE, "e.g/steps-cpu:other").tag != context.tag

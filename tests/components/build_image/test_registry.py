@@ -121,13 +121,14 @@ def test_another_registry_is_asked_with_the_stored_login(
 
 
 @pytest.mark.parametrize("version", ["one", "several"])
-def test_an_images_environment_is_in_its_configuration(other: OtherRegistry, version: str) -> None:
+def test_an_images_configuration_is_read(other: OtherRegistry, version: str) -> None:
     """Source (read): https://github.com/opencontainers/image-spec/blob/main/config.md, image-index.md."""
     registry = HttpRegistry("train.image", ("oauth2accesstoken", "secret"))
     repository = f"localhost:{other.port}/team/slipway"
-    found = registry.environment(repository, "trainer", version)
-    assert found == {"PATH": "/bin", "OPTIONS": "a=b", "EMPTY": ""}
-    assert registry.environment(repository, "trainer", "none") is None
+    found = registry.configuration(repository, "trainer", version)
+    assert found is not None
+    assert found["Env"] == ["PATH=/bin", "OPTIONS=a=b", "EMPTY="]
+    assert registry.configuration(repository, "trainer", "none") is None
     assert other.asked[0] == "Basic " + base64.b64encode(b"oauth2accesstoken:secret").decode()
 
 

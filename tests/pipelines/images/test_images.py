@@ -155,6 +155,34 @@ def test_without_another_image_the_model_is_served_by_slipways(
     assert f"{PREFIX}/serving-cpu@sha256:" in str(images.serving)
 
 
+DATAFLOW = ("data.beam.runner=DataflowRunner", "data.store=gs://other/sets")
+
+
+def dataflow_options(specification: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of Beam that the step prepare_data receives."""
+    settings = specification["root"]["dag"]["tasks"]["prepare-data"]["inputs"]["parameters"]["settings"]
+    return dict(json.loads(settings["runtimeValue"]["constant"])["beam"]["options"])
+
+
+def test_dataflows_workers_have_an_image_by_digest_unless_one_is_named(project: FakeGoogle, tmp_path: Path) -> None:
+    path = configuration(project, tmp_path)
+    config = load(path, DATAFLOW)
+    images = ensure_images(config, io.StringIO(), print)
+    assert str(images.beam).startswith(f"{PREFIX}/beam-cpu@sha256:")
+    assert images.by_role().keys() == {"steps", "trainer", "beam"}
+    builds = list(project.builds.builds.values())
+    build = builds[-1]["steps"][0]["args"]
+    assert f"BASE={images.steps}" in build
+    assert "@sha256:" in images.steps
+    _, specification, _ = compiled(path, *DATAFLOW)
+    assert dataflow_options(specification)["sdk_container_image"] == images.beam
+    own = "data.beam.options.sdk_container_image=e.g/beam:1"
+    _, specification, said = compiled(path, *DATAFLOW, own)
+    assert dataflow_options(specification)["sdk_container_image"] == "e.g/beam:1"
+    assert "beam-cpu" not in said
+    assert "beam" not in wanted_images(load(path), print)
+
+
 def candidate(specification: dict[str, Any]) -> dict[str, Any]:
     """Return what the step register_model registers."""
     branch = specification["components"]["comp-condition-1"]["dag"]["tasks"]["register-version"]

@@ -22,6 +22,7 @@ CHECKS = (
     Check("encryption key", resources.encryption_key, of_run=True, remote=True),
     Check("image", resources.image, of_run=True, remote=True),
     Check("GPU driver", resources.gpu_driver, of_run=True, remote=True),
+    Check("Dataflow image", resources.dataflow_image, of_run=True, remote=True),
     Check("roles", resources.roles, remote=True),
     Check("data disk", resources.data_disk, of_run=True, remote=True),
     Check("quota", quotas.run_quota, of_run=True, remote=True),

@@ -26,7 +26,7 @@ from slipway.components.setup_access.requirements import ACT_AS, BUILDS, PROJECT
 from slipway.core.errors import UserError
 from slipway.pipelines.checks import CheckWarning, Context, NotApplicableError
 from slipway.pipelines.hardware.quotas import DEFAULT_DISK_GB
-from slipway.pipelines.images.gpu_driver import check_driver
+from slipway.pipelines.images.inspection import check_boot, check_driver
 from slipway.pipelines.platforms.vertex.doctor.project import Project
 from slipway.pipelines.platforms.vertex.submission import check_serving_image, facts_of
 
@@ -285,17 +285,40 @@ def gpu_driver(context: Context) -> str:
         image = ImageReference.parse(text or "")
         if text is None or image.is_googles:
             continue
-        repository, login = None, None
-        if image.artifact_repository:
-            _ = connection.caller  # refreshes the token
-            host, _, path = image.repository.partition("/")
-            repository = f"{connection.endpoints.get('docker', host)}/{path}"
-            login = ("oauth2accesstoken", str(connection.credentials.token))
-        check_driver(setting, text, "Vertex AI", repository, login)
+        check_driver(setting, text, "Vertex AI", *_registry_access(connection, image))
         read.append(text)
     if not read:
         raise NotApplicableError("no custom image runs on GPUs")
     return f"{', '.join(read)}: finds it"
+
+
+def _registry_access(connection: Connection, image: ImageReference) -> tuple[str | None, tuple[str, str] | None]:
+    """Return the repository's address and the login with which an image is read; None for those of `docker login`."""
+    if not image.artifact_repository:
+        return None, None
+    _ = connection.caller  # refreshes the token
+    host, _, path = image.repository.partition("/")
+    address = f"{connection.endpoints.get('docker', host)}/{path}"
+    return address, ("oauth2accesstoken", str(connection.credentials.token))
+
+
+def dataflow_image(context: Context) -> str:
+    """Dataflow's workers have an image that contains Slipway and is started by Beam's boot."""
+    data, project = context.config.prepared, context.shared(Project)
+    if data is None or data.beam is None or not data.beam.on_dataflow:
+        raise NotApplicableError("the run does not use Dataflow")
+    setting, image = "data.beam.options.sdk_container_image", data.beam.options.get("sdk_container_image")
+    if image is None and project.vertex.image is None:
+        return "built by Slipway"
+    if not isinstance(image, str):
+        raise UserError(
+            "Dataflow's workers need an image that contains Slipway; with vertex.image, Slipway builds none.",
+            setting=setting,
+            value=image,
+            fix=f"--set {setting}=IMAGE, or remove vertex.image",
+        )
+    versions = check_boot(setting, image, *_registry_access(project.connection, ImageReference.parse(image)))
+    return f"{image}: started by Beam's boot ({versions})"
 
 
 def data_disk(context: Context) -> str:

@@ -67,6 +67,7 @@ class Step:
             "region": REGION,
             "temp_location": "gs://bucket/temp",
             "service_account_email": WORKER,
+            "sdk_container_image": "e.g/beam:1",
             "dataflow_endpoint": f"https://{google.endpoints['dataflow']}",
             "labels": ["team=vision"],
         }
@@ -433,7 +434,7 @@ def test_a_job_that_another_command_cancels_fails_the_step(step: Step, dataflow:
     assert "ended with the state cancelled" in step.events("failed")[0]["error"]["message"]
 
 
-@pytest.mark.parametrize("option", ["project", "region", "temp_location"])
+@pytest.mark.parametrize("option", ["project", "region", "temp_location", "sdk_container_image"])
 def test_the_options_that_dataflow_needs_are_required(step: Step, option: str) -> None:
     beam = step.settings.beam
     assert beam is not None

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,48 +15,17 @@ from slipway.components.prepare_data.settings import DataSettings
 from slipway.core import manifest
 from slipway.core.errors import UserError
 from slipway.core.manifest import TaskName
-from tests.fakes.beam import ROOT, can_mount, job_service, with_buckets
-from tests.fakes.google import PROJECT, REGION, FakeGoogle
-from tests.fakes.mount import Mount
+from tests.fakes.beam import BUCKET, Bucket, can_mount, job_service
+from tests.fakes.google import FakeGoogle
 
 MakeFolder = Callable[..., Path]
 MakeSettings = Callable[..., DataSettings]
-BUCKET = "slipway-test-data"
-PROGRAM = """
-import sys
-from slipway.components.prepare_data.prepare import prepare
-from slipway.components.prepare_data.settings import DataSettings
-
-print(prepare(DataSettings.model_validate_json(sys.argv[1]), 3).folder)
-"""
 
 
 def content(folder: Path) -> tuple[object, dict[str, bytes]]:
     """Return the splits of a data set, and its shards and hashes."""
     files = {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix not in (".json", ".html")}
     return manifest.read(folder).splits, files
-
-
-class Bucket:
-    """A bucket that is a folder for the launcher, and that workers read and write over HTTP."""
-
-    def __init__(self, google: FakeGoogle, folder: Path) -> None:
-        self._mount = folder / "bucket mount"
-        self._mount.mkdir()
-        google.storage.mount = Mount(google.storage, self._mount)
-        google.storage.add_bucket(BUCKET, google.world.projects[PROJECT], REGION)
-        self.folder = self._mount / BUCKET
-        self.folder.mkdir()
-        address = f"https://{google.endpoints['storage']}"
-        self.environment = {**google.environment, "API_ENDPOINT_OVERRIDE": address}
-
-    def prepare(self, settings: DataSettings) -> Path:
-        """Prepare a data set in a process that sees the bucket at /gcs; return its folder."""
-        command = with_buckets(self._mount, [sys.executable, "-c", PROGRAM, settings.model_dump_json()])
-        environment = {**os.environ, **self.environment, "PYTHONPATH": str(ROOT)}
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
-        assert ended.returncode == 0, ended.stderr
-        return self._mount / Path(ended.stdout.splitlines()[-1]).relative_to("/gcs")
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pytest
 from google.cloud import aiplatform_v1 as vertex
 from typer.testing import CliRunner
 
+from slipway.components.build_image.images import beam_version
 from slipway.components.setup_access.access import apply
 from slipway.core.errors import UserError
 from slipway.pipelines.checks import Check, Context, Finding, examine, examine_in_parallel
@@ -17,6 +18,7 @@ from slipway.pipelines.cli.app import app
 from slipway.pipelines.cli.targets import check_configuration
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.doctor import examine_all, refuse_on_failure
+from slipway.pipelines.images.images import SOURCE_TREE
 from slipway.pipelines.platforms.table import platform_of
 from slipway.pipelines.platforms.vertex.access import access_settings
 from slipway.pipelines.platforms.vertex.doctor import resources as checks
@@ -495,3 +497,42 @@ def test_an_image_that_the_caller_may_not_read_is_not_judged(ready, tmp_path):
     ready.world.owners.clear()
     found = examine(Check("GPU driver", checks.gpu_driver), subject(ready, tmp_path, "t4x2"))
     assert (found.status, "403" in found.found) == ("skipped", True), found
+
+
+BOOT = ["/opt/apache/beam/boot"]
+LABEL = "org.apache.beam.version"
+
+
+@pytest.mark.parametrize(
+    ("configuration", "status", "says"),
+    [
+        ({"Entrypoint": BOOT}, "pass", ": started by Beam's boot (its versions are not known)"),
+        ({"Entrypoint": BOOT, "Env": ["PYTHON_VERSION=3.11.9"]}, "pass", "(Python 3.11)"),
+        ({"Entrypoint": BOOT, "Labels": {LABEL: beam_version(SOURCE_TREE)}}, "pass", "(Beam 2."),
+        ({}, "warning", "is not set, not /opt/apache/beam/boot"),
+        ({"Entrypoint": ["/bin/sh", "-c"]}, "warning", "is ['/bin/sh', '-c'], not /opt/apache/beam/boot"),
+        (
+            {"Entrypoint": BOOT, "Env": ["PYTHON_VERSION=3.12.1"]},
+            "warning",
+            "has Python 3.12, but the step that starts",
+        ),
+        ({"Entrypoint": BOOT, "Labels": {LABEL: "2.5.0"}}, "warning", "has Beam 2.5.0, but the step that starts"),
+    ],
+)
+def test_a_custom_image_of_dataflows_workers_must_start_by_boot(ready, tmp_path, configuration, status, says):
+    image = vertex_settings(ready)["image"]
+    ready.images.configurations[image.partition("@")[2]] = configuration
+    data = {"source": "digits", "store": f"gs://{BUCKET}/sets", "beam": {"options": {"sdk_container_image": image}}}
+    found = examine(Check("Dataflow image", checks.dataflow_image), subject(ready, tmp_path, data=data))
+    assert (found.status, says in found.found) == (status, True), found
+    if "boot" in says and status == "warning":
+        assert 'ENTRYPOINT ["/opt/apache/beam/boot"]' in found.fix
+
+
+def test_dataflows_workers_need_an_image_with_slipway(ready, tmp_path):
+    data = {"source": "digits", "store": f"gs://{BUCKET}/sets", "beam": {}}
+    check = Check("Dataflow image", checks.dataflow_image)
+    found = examine(check, subject(ready, tmp_path, data=data))
+    assert (found.status, "with vertex.image, Slipway builds none" in found.found) == ("fail", True), found
+    assert examine(check, subject(ready, tmp_path, data=data, image=None)).found == "built by Slipway"
+    assert examine(check, subject(ready, tmp_path)).status == "skipped"
