@@ -26,7 +26,7 @@ from slipway.components.prepare_data.encoding.table_rows import TableLayout
 from slipway.components.prepare_data.examples import SPLIT_FOLDERS, Group, Unusable, readable, source_error, stored_name
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sorting import ExampleKeys
-from slipway.components.prepare_data.sources.csv_batches import Batch, CsvFile, infer_kinds
+from slipway.components.prepare_data.sources.csv_batches import infer_kinds
 from slipway.components.prepare_data.sources.images import valid_name
 from slipway.components.prepare_data.sources.listed_files import ManifestReader, MissingFiles, file_status
 from slipway.components.prepare_data.sources.precision import Precision
@@ -38,6 +38,8 @@ from slipway.components.prepare_data.sources.values import SEPARATOR, NotANumber
 from slipway.core.errors import UserError, nearest
 from slipway.core.manifest import TaskName
 from slipway.core.paths import local_path
+from slipway.core.tables.batch import Batch
+from slipway.core.tables.csv_file import CsvFile
 from slipway.core.values import is_missing
 
 IMAGE_COLUMNS = ("image", "path", "file")

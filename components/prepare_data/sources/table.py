@@ -16,12 +16,13 @@ from slipway.components.prepare_data.encoding.messages import features_of, field
 from slipway.components.prepare_data.encoding.table_rows import TableLayout
 from slipway.components.prepare_data.examples import SPLIT_FOLDERS, stored_name
 from slipway.components.prepare_data.sorting import ExampleKeys
-from slipway.components.prepare_data.sources.csv_batches import Batch, has_underscores, numbers_in
+from slipway.components.prepare_data.sources.csv_batches import has_underscores, numbers_in
 from slipway.components.prepare_data.sources.precision import Precision
 from slipway.components.prepare_data.sources.source import Entry, RowReader, Rows
 from slipway.components.prepare_data.sources.spool import Spool
 from slipway.components.prepare_data.sources.values import SEPARATOR
 from slipway.core.manifest import TaskName
+from slipway.core.tables.batch import Batch
 
 Numbers = dict[str, NDArray[np.float64]]
 

@@ -16,9 +16,9 @@ from slipway.components.prepare_data.publishing import statistics
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sorting import ExampleKeys
 from slipway.components.prepare_data.sources import open_source
-from slipway.components.prepare_data.sources.csv_batches import CsvFile
 from slipway.components.prepare_data.sources.source import Ignored
 from slipway.core.errors import UserError
+from slipway.core.tables.csv_file import CsvFile
 from tests.components.prepare_data.conftest import example_parts
 
 MakeSettings = Callable[..., DataSettings]

@@ -1,0 +1,224 @@
+"""Read a CSV file in batches of columns, by Arrow where it reads what the csv module reads, else by the csv module.
+
+Both read the same of lines of printable ASCII without quotes, which most tables of numbers have. Where a batch has
+anything else (quoted cells, other alphabets, empty lines, mistakes), the csv module reads it.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import BinaryIO
+
+import numpy as np
+import pyarrow
+import pyarrow.compute
+import pyarrow.csv
+from numpy.typing import NDArray
+
+from slipway.core.errors import UserError
+from slipway.core.tables.batch import SIMPLE, Batch, Mistake, Section, TableFile
+
+BATCH_BYTES = 1 << 20
+# A batch of a wide table has about this many rows.
+FEWEST_ROWS = 32
+NEWLINE = ord("\n")
+SIMPLE_LINES = SIMPLE + b"\r\n"
+
+
+class CsvFile(TableFile):
+    """A CSV file: its header, then its rows in batches; empty lines are skipped.
+
+    Args:
+        file: The open file.
+        path: Its path, for messages.
+        mistake: Returns the error of a file with this message.
+        keep_faults: Whether a row that cannot be read is a fault of its batch; otherwise, it is an error.
+
+    Raises:
+        UserError: The file is not CSV in UTF-8.
+    """
+
+    item = "line"
+
+    def __init__(self, file: BinaryIO, path: object, mistake: Mistake, *, keep_faults: bool = False) -> None:
+        self._file = file
+        self._path = path
+        self._mistake = mistake
+        self._line = 0
+        self._keep_faults = False  # of the header
+        self.header = f"Line 1 of {path}"
+        rows = self._read_rows(iter(file))
+        self._line, names = next(rows, (1, []))
+        self.names = [name.strip() for name in names]
+        self._batch_bytes = max(BATCH_BYTES, FEWEST_ROWS * sum(map(len, names)))
+        self._keep_faults = keep_faults
+        self._first = file.tell(), self._line
+
+    def batches(self, section: Section | None = None) -> Iterator[Batch]:
+        """Yield the rows after the header, or those of a section.
+
+        Raises:
+            UserError: A line is not CSV. Unless faults are kept: it is not UTF-8, or has another number of columns than
+                the first.
+        """
+        start, self._line = (section.start, section.before) if section else self._first
+        self._file.seek(start)
+        while block := self._block(section.end if section else None):
+            lines = block.count(b"\n") + (not block.endswith(b"\n"))
+            found = self._simple_batch(block, lines)
+            if found is None:
+                yield from self._batches_by_row(block, lines)
+            else:
+                yield found
+                self._line += lines
+
+    def _block(self, end: int | None = None) -> bytes:
+        """Return the next whole lines, b"" at the end."""
+        size = self._batch_bytes if end is None else max(0, min(self._batch_bytes, end - self._file.tell()))
+        block = self._file.read(size)
+        return block if not block or block.endswith(b"\n") else block + self._file.readline()
+
+    def _simple_batch(self, block: bytes, lines: int) -> Batch | None:
+        """Return the rows of a block of whole lines, or None if the csv module must read it."""
+        if block.translate(None, SIMPLE_LINES) or block.count(b"\r") != block.count(b"\r\n"):
+            return None
+        try:
+            table = pyarrow.csv.read_csv(
+                pyarrow.BufferReader(block),
+                pyarrow.csv.ReadOptions(use_threads=False, block_size=len(block) + 1, autogenerate_column_names=True),
+                pyarrow.csv.ParseOptions(quote_char=False),
+                pyarrow.csv.ConvertOptions(
+                    column_types={f"f{number}": pyarrow.string() for number in range(len(self.names))}
+                ),
+            )
+        except pyarrow.ArrowInvalid:
+            return None
+        if table.num_columns != len(self.names) or table.num_rows != lines:  # there are empty lines
+            return None
+        columns = [column.combine_chunks() for column in table.columns]
+        longest = max(pyarrow.compute.max(pyarrow.compute.binary_length(column)).as_py() for column in columns)
+        if longest > csv.field_size_limit():
+            return None
+        trimmed = [pyarrow.compute.ascii_trim(column, " ") for column in columns]
+        return Batch(range(self._line + 1, self._line + 1 + lines), trimmed, simple=True)
+
+    def _batches_by_row(self, block: bytes, count: int) -> Iterator[Batch]:
+        """Yield the rows of a block of `count` whole lines, and of those after it that belong to its last row."""
+        end = self._line + count
+        lines: list[int] = []
+        rows: list[list[str]] = []
+        faults: dict[int, str] = {}
+        error = None
+        try:
+            for line, row in self._read_rows(itertools.chain(io.BytesIO(block), self._file)):
+                if fault := self._fault(line, row):
+                    faults[len(rows)] = fault
+                    row = [""] * len(self.names)
+                lines.append(line)
+                rows.append([cell.strip() for cell in row])
+                if line >= end:
+                    break
+        except UserError as found:
+            error = found  # after those of the rows before it
+        if rows:
+            columns = [pyarrow.array(column, pyarrow.string()) for column in zip(*rows, strict=True)]
+            yield Batch(lines, columns, simple=False, faults=faults)
+        if error:
+            raise error
+        self._line = max(end, lines[-1] if lines else 0)
+
+    def _fault(self, line: int, row: list[str]) -> str | None:
+        """Return why a row cannot be used, or raise that as an error unless faults are kept."""
+        if len(row) != len(self.names):
+            if self._keep_faults:
+                return f"The line has {len(row)} columns; line 1 has {len(self.names)}"
+            raise self._mistake(f"Line {line} of {self._path} has {len(row)} columns; line 1 has {len(self.names)}.")
+        if self._keep_faults:
+            try:
+                "".join(row).encode()
+            except UnicodeEncodeError:
+                return "The line is not valid UTF-8"
+        return None
+
+    def _read_rows(self, lines: Iterable[bytes]) -> Iterator[tuple[int, list[str]]]:
+        """Yield each row of these lines with the number of its last line; skip empty lines."""
+        before = self._line
+        reader = csv.reader(self._decoded(lines, before + 1), strict=True)
+        try:
+            for row in reader:
+                if row:
+                    yield before + reader.line_num, row
+        except csv.Error as error:
+            raise self._mistake(f"Line {before + reader.line_num} of {self._path} is not CSV: {error}.") from None
+
+    def _decoded(self, lines: Iterable[bytes], first: int) -> Iterator[str]:
+        errors = "surrogateescape" if self._keep_faults else "strict"
+        for number, line in enumerate(lines, first):
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8", errors)
+            except UnicodeDecodeError:
+                raise self._mistake(
+                    f"Line {number} of {self._path} is not valid UTF-8.", fix="save the file as UTF-8"
+                ) from None
+            if "\0" in text:
+                raise self._mistake(f"Line {number} of {self._path} contains a zero byte.")
+            yield text
+
+    def divided(self, size: int) -> Iterator[Section]:
+        """Yield sections of `size` rows; the last one may have fewer.
+
+        Raises:
+            UserError: A line is not CSV.
+        """
+        start, before = self._first
+        self._file.seek(start)
+        self._line, rows, end = before, 0, start
+        for ends, lines in self._row_ends():
+            taken = 0
+            while rows + len(ends) - taken >= size:
+                taken += size - rows
+                end = int(ends[taken - 1])
+                yield Section(start, end, size, before)
+                start, before, rows = end, int(lines[taken - 1]), 0
+            rows += len(ends) - taken
+            end = int(ends[-1])
+        if rows:
+            yield Section(start, end, rows, before)
+
+    def _row_ends(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """Yield the byte after each of some rows, and the number of its last line."""
+        position = self._file.tell()
+        while block := self._block():
+            ends = np.flatnonzero(np.frombuffer(block, np.uint8) == NEWLINE) + 1
+            if not block.endswith(b"\n"):
+                ends = np.append(ends, len(block))
+            if b'"' not in block and np.diff(ends, prepend=0).min() > len(b"\r\n"):
+                lines = self._line + np.arange(1, len(ends) + 1)
+                yield ends + position, lines
+                self._line = int(lines[-1])
+            else:  # there are quoted cells, or empty lines
+                yield from self._row_ends_by_row(block, len(ends), position)
+            position = self._file.tell()
+
+    def _row_ends_by_row(
+        self, block: bytes, count: int, position: int
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        def counted() -> Iterator[bytes]:
+            nonlocal position
+            for line in itertools.chain(io.BytesIO(block), self._file):
+                position += len(line)
+                yield line
+
+        end = self._line + count
+        found = []
+        for line, _ in self._read_rows(counted()):
+            found.append((position, line))
+            if line >= end:
+                break
+        self._line = max(end, found[-1][1] if found else 0)
+        if found:
+            ends, lines = np.array(found, np.int64).T
+            yield ends, lines

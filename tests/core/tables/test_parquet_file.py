@@ -1,0 +1,116 @@
+"""Parquet files: the same texts as in a CSV file, sections, and what they cannot have."""
+
+from __future__ import annotations
+
+import io
+from datetime import date
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from slipway.core.errors import UserError
+from slipway.core.tables import parquet_file
+from slipway.core.tables.batch import Section
+from slipway.core.tables.parquet_file import ParquetFile
+
+ROWS = 20
+COLUMNS = {
+    "integer": (pyarrow.array(range(ROWS)), "7"),
+    "float": (pyarrow.array([0.1 * number for number in range(ROWS)]), "0.7000000000000001"),
+    "single": (pyarrow.array([0.1] * ROWS, pyarrow.float32()), "0.1"),
+    "nan": (pyarrow.array([float("nan")] * ROWS), "nan"),
+    "null": (pyarrow.nulls(ROWS), ""),
+    "gaps": (pyarrow.array([1.5, None] * (ROWS // 2)), ""),
+    "text": (pyarrow.array([" Zürich "] * ROWS), "Zürich"),
+    "large": (pyarrow.array(["x"] * ROWS, pyarrow.large_string()), "x"),
+    "category": (pyarrow.array(["b", "a"] * (ROWS // 2)).dictionary_encode(), "a"),
+    "truth": (pyarrow.array([True] * ROWS), "true"),
+    "date": (pyarrow.array([date(2026, 11, 24)] * ROWS), "2026-11-24"),
+    "list": (pyarrow.array([[0.5, 2.0]] * ROWS), "0.5 2"),
+    "vector": (pyarrow.array([[0.5, 2.0]] * ROWS, pyarrow.list_(pyarrow.float32(), 2)), "0.5 2"),
+    "words": (pyarrow.array([["a", "b"], None] * (ROWS // 2)), ""),
+}
+
+
+def content(columns: dict[str, pyarrow.Array], **options: int) -> bytes:
+    file = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table(columns), file, **options)
+    return file.getvalue()
+
+
+def opened(data: bytes) -> ParquetFile:
+    return ParquetFile(io.BytesIO(data), "it.parquet", UserError)
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_cells_are_texts_as_in_a_csv_file(name: str) -> None:
+    column, expected = COLUMNS[name]
+    table = opened(content({name: column}))
+    assert table.names == [name]
+    rows = [row for batch in table.batches() for row in batch.rows()]
+    assert len(rows) == ROWS
+    assert rows[7] == (8, (expected,))
+
+
+@pytest.mark.parametrize("size", [1, 6, 100])
+@pytest.mark.parametrize("group", [1, 7, 100])
+def test_sections_are_the_file_in_any_order(size: int, group: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet_file, "BATCH_ROWS", 5)
+    table = opened(content({"n": pyarrow.array(range(ROWS))}, row_group_size=group))
+
+    def rows(section: Section) -> list[int]:
+        return [int(text) for batch in table.batches(section) for _, (text,) in batch.rows()]
+
+    sections = list(table.divided(size))
+    assert [row for section in sections for row in rows(section)] == list(range(ROWS))
+    for section in (sections[-1], sections[0], sections[len(sections) // 2]):
+        assert rows(section) == list(range(section.start, section.end))
+
+
+def test_sections_one_after_the_other_read_the_file_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = opened(content({"n": pyarrow.array(range(ROWS))}))
+    opened_groups = []
+    read = pyarrow.parquet.ParquetFile.iter_batches
+
+    def counted(file: pyarrow.parquet.ParquetFile, *given: object, **more: object) -> object:
+        opened_groups.append(more["row_groups"])
+        return read(file, *given, **more)
+
+    monkeypatch.setattr(pyarrow.parquet.ParquetFile, "iter_batches", counted)
+    for section in list(table.divided(3))[::2]:
+        list(table.batches(section))
+    assert opened_groups == [[0]]
+
+
+def test_simple_cells_are_recognized() -> None:
+    for text, simple in {"plain 1.5": True, "it's": False, "ä": False, "a\nb": False, "": True}.items():
+        (batch,) = opened(content({"a": pyarrow.array(["x", text])})).batches()
+        assert batch.simple is simple, text
+
+
+@pytest.mark.parametrize(
+    ("column", "problem"),
+    [
+        (pyarrow.array([b"\x89PNG"]), "the column a of it.parquet has bytes: binary"),
+        (pyarrow.array([{"x": 1}]), "the column a of it.parquet has structs: struct"),
+        (pyarrow.array([[[1.0]]]), "the column a of it.parquet has lists of lists: list"),
+    ],
+    ids=["bytes", "structs", "lists"],
+)
+def test_columns_without_a_text_are_refused(column: pyarrow.Array, problem: str) -> None:
+    with pytest.raises(UserError) as error:
+        opened(content({"a": column}))
+    assert problem in str(error.value).lower()
+
+
+def test_damaged_files_and_zero_bytes_are_refused() -> None:
+    with pytest.raises(UserError, match=r"it.parquet is not a Parquet file, or damaged: "):
+        opened(b"a,b\n1,2\n")
+    data = content({"a": pyarrow.array([f"text {number}" * 100 for number in range(1000)])}, row_group_size=500)
+    damaged = bytearray(data)
+    damaged[100:5000] = b"\xff" * 4900
+    with pytest.raises(UserError, match=r"it.parquet is not a Parquet file, or damaged: "):
+        list(opened(bytes(damaged)).batches())
+    with pytest.raises(UserError, match=r"Row 2 of it.parquet contains a zero byte"):
+        list(opened(content({"a": pyarrow.array(["x", "y\0"])})).batches())
