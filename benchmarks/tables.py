@@ -1,9 +1,13 @@
-"""Preparing a table beside reading it: `python -m benchmarks.tables`.
+"""Preparing a table beside reading it, and predicting on it beside the network: `python -m benchmarks.tables`.
 
 Makes two CSV files in a temporary folder: 20 columns of numbers and a class; 17 of numbers, three of categories and a
 target. Slipway prepares them, with `--against TREE` also with the code of another checkout. Beside it, the same file is
 read by pandas and by pyarrow, which write nothing, and by a hand-written loop that writes TFRecords with the csv
 module, tf.train.Example and tf.io.TFRecordWriter, without keys, splits or checks.
+
+With `--predict`, a network of one layer predicts on the rows by the code of `slipway predict` and of `slipway batch`
+with one process, without their start, also of a Parquet file. Beside it: the network alone, on batches that are in
+memory; and pandas, Keras' predict, and a CSV file of the probabilities.
 
 Each variant runs in its own process, one after the other, for `--rounds` rounds, of which the median counts. CPU time
 is that of the process and its workers, after imports and a first table of 100 rows.
@@ -12,6 +16,7 @@ is that of the process and its workers, after imports and a first table of 100 r
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
 import itertools
 import json
@@ -22,8 +27,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import keras
+
+    from slipway.serving.model import Model
 
 TABLES = {"numbers": "20 numbers, a class", "mixed": "17 numbers, 3 categories, a target"}
 TASKS = {"numbers": "classification", "mixed": "regression"}
@@ -34,8 +47,20 @@ VARIANTS = {
     "pandas": "pandas.read_csv",
     "pyarrow": "pyarrow.csv.read_csv",
 }
+PREDICT = {
+    "network": "the network alone",
+    "predict": "slipway predict",
+    "predict-before": "slipway predict before",
+    "predict-csv": "slipway predict, to CSV",
+    "predict-parquet": "slipway predict of Parquet",
+    "batch": "slipway batch",
+    "batch-before": "slipway batch before",
+    "keras": "pandas and Keras",
+}
+MODEL = "model"
 TEXTS = ("north", "south", "east", "west")
 FIRST_ROWS = 100
+BATCH = 256
 
 
 def main() -> None:
@@ -45,24 +70,31 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, help="Slipway's processes; by default one per core")
     parser.add_argument("--against", metavar="TREE", type=Path, help="another checkout to compare with, as `before`")
-    parser.add_argument("--variant", choices=VARIANTS, help=argparse.SUPPRESS)
+    parser.add_argument("--predict", action="store_true", help="measure predictions rather than preparation")
+    parser.add_argument("--variant", choices=[*VARIANTS, *PREDICT], help=argparse.SUPPRESS)
     parser.add_argument("--table", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.variant:
         print(json.dumps(measure(arguments.variant, arguments.table, arguments.workers)))
         return
-    variants = [name for name in VARIANTS if name != "before" or arguments.against]
+    rows = PREDICT if arguments.predict else VARIANTS
+    variants = [name for name in rows if not name.endswith("before") or arguments.against]
     if importlib.util.find_spec("pandas") is None:
-        variants.remove("pandas")
+        variants = [name for name in variants if name not in ("pandas", "keras")]
     with tempfile.TemporaryDirectory() as name:
-        for kind in TABLES:
+        for kind in ("numbers",) if arguments.predict else TABLES:
             table = Path(name, f"{kind}.csv")
             make_table(table, arguments.rows)
             make_table(first_of(table), FIRST_ROWS)
+            if arguments.predict:
+                make_model(Path(name, MODEL))
+                for path in (table, first_of(table)):
+                    write_parquet(path)
             found: dict[str, list[tuple[float, float]]] = {variant: [] for variant in variants}
             for _, variant in itertools.product(range(arguments.rounds), variants):
                 found[variant].append(in_a_process(variant, table, arguments))
-            show(kind, {variant: middle(rounds) for variant, rounds in found.items()}, arguments.rows)
+            medians = {variant: middle(rounds) for variant, rounds in found.items()}
+            show(f"{arguments.rows:,} rows of {TABLES[kind]}", rows, medians, arguments.rows)
 
 
 def make_table(path: Path, rows: int) -> None:
@@ -88,7 +120,7 @@ def in_a_process(variant: str, table: Path, arguments: argparse.Namespace) -> tu
     command = [sys.executable, Path(__file__).absolute(), "--variant", variant, "--table", table]
     if arguments.workers:
         command += ["--workers", str(arguments.workers)]
-    tree = arguments.against.absolute() if variant == "before" else Path(__file__).absolute().parents[1]
+    tree = arguments.against.absolute() if variant.endswith("before") else Path(__file__).absolute().parents[1]
     environment = {**os.environ, "PYTHONPATH": str(tree), "TF_CPP_MIN_LOG_LEVEL": "3"}
     done = subprocess.run([*map(str, command)], env=environment, check=True, stdout=subprocess.PIPE, text=True)
     cpu, wall = json.loads(done.stdout.splitlines()[-1])
@@ -97,9 +129,19 @@ def in_a_process(variant: str, table: Path, arguments: argparse.Namespace) -> tu
 
 def measure(variant: str, table: Path, workers: int | None) -> tuple[float, float]:
     """Return the CPU and the wall seconds of a variant."""
-    run = {"tfrecords": write_tfrecords, "pandas": read_pandas, "pyarrow": read_pyarrow}.get(variant)
-    run = run or (lambda path: prepare_table(path, workers))
-    run(first_of(table))
+    run = {
+        "tfrecords": write_tfrecords, "pandas": read_pandas, "pyarrow": read_pyarrow, "batch": predict_batch,
+        "batch-before": predict_batch, **dict.fromkeys(PREDICT.keys() - {"batch", "batch-before"}, None),
+    }.get(variant, lambda path: prepare_table(path, workers))  # fmt: skip
+    run = run or predictor(variant, table.parent / MODEL)
+    start = timed(run, first_of(table))
+    cpu, wall = timed(run, table)
+    # Each batch starts a process, which loads the model.
+    return (cpu - start[0], wall - start[1]) if run is predict_batch else (cpu, wall)
+
+
+def timed(run: Callable[[Path], object], table: Path) -> tuple[float, float]:
+    """Return the CPU and the wall seconds of a call."""
     cpu, wall = cpu_seconds(), time.perf_counter()
     run(table)
     return cpu_seconds() - cpu, time.perf_counter() - wall
@@ -158,24 +200,128 @@ def read_pyarrow(table: Path) -> None:
     pyarrow.csv.read_csv(table, pyarrow.csv.ReadOptions(use_threads=False))
 
 
+def make_model(folder: Path) -> None:
+    """Export a softmax of one layer of weights over the 20 numbers, as a run does, and the same for Keras."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    from slipway.core.manifest import Input, Manifest
+    from slipway.trainer.export import saved_model
+    from slipway.trainer.export.export import inputs_and_classes
+
+    names = [f"column_{number}" for number in range(20)]
+    manifest = Manifest(
+        name="numbers", fingerprint="0" * 64, source="csv:numbers.csv", settings={}, task="classification",
+        classes=list("abc"), inputs={name: Input(kind="number", mean=(0.0,), deviation=(10.0,)) for name in names},
+        image_size=(0, 0), channels=3, resize=False, encodings=[], splits={},
+    )  # fmt: skip
+    weights = np.random.default_rng(0).normal(size=(len(names), 3)).astype(np.float32)
+
+    def network(inputs: dict[str, tf.Tensor]) -> tf.Tensor:
+        return tf.stack([inputs[name] for name in names], axis=1) @ weights
+
+    folder.mkdir()
+    saved_model.write(folder, network, [], manifest)
+    (folder / "model.json").write_text(json.dumps(inputs_and_classes(manifest)))
+    given = keras.Input([len(names)])
+    dense = keras.layers.Dense(3, "softmax")
+    model = keras.Model(given, dense(given))
+    dense.set_weights([weights / 10, np.zeros(3)])
+    model.save(folder.with_suffix(".keras"))
+
+
+def write_parquet(table: Path) -> None:
+    """Write a CSV file's table as a Parquet file beside it."""
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.csv.read_csv(table), table.with_suffix(".parquet"))
+
+
+def predictor(variant: str, folder: Path) -> Callable[[Path], object]:
+    """Return a function that predicts on a table with the model, which is loaded and warm."""
+    if variant == "keras":
+        return functools.partial(predict_with_keras, load_keras(folder))
+    from slipway.pipelines.prediction import inputs, output, prediction
+    from slipway.serving import instances
+    from slipway.serving.model import load
+
+    model = load(folder)
+    instances.warm_up(model)
+    kind = output.Format.csv if variant == "predict-csv" else output.Format.jsonl
+
+    def predict(table: Path) -> None:
+        (part,) = inputs.listed([str(table)], "test")
+        with table.with_suffix(".predictions").open("w") as file:
+            for answers in prediction.predict(model, part.read(model, BATCH)):
+                file.write(output.lines(answers, kind, model))
+
+    if variant == "network":
+        return functools.partial(predict_in_memory, model)
+    return (lambda table: predict(table.with_suffix(".parquet"))) if variant == "predict-parquet" else predict
+
+
+def predict_in_memory(model: Model, table: Path) -> None:
+    """Let the network alone predict on batches that are as large as those of the table."""
+    import numpy as np
+
+    rows = FIRST_ROWS if table == first_of(table.with_stem("numbers")) else sum(1 for _ in table.open()) - 1
+    values = np.random.default_rng(0).normal(size=BATCH).astype(np.float32)
+    batch = dict.fromkeys(model.inputs, values)
+    with ThreadPoolExecutor(2) as pool:  # as many as predict
+        list(pool.map(lambda _: model.predict(batch), range(rows // BATCH)))
+
+
+def load_keras(folder: Path) -> keras.Model:
+    """Return the model as Keras saved it."""
+    import keras
+
+    return keras.saving.load_model(folder.with_suffix(".keras"))
+
+
+def predict_with_keras(model: keras.Model, table: Path) -> None:
+    """Predict as a notebook does."""
+    import pandas as pd
+
+    rows = pd.read_csv(table)
+    found = model.predict(rows[[f"column_{number}" for number in range(20)]].to_numpy("float32"), BATCH, verbose=0)
+    answers = pd.DataFrame(found, columns=list("abc"))
+    answers.insert(0, "label", [*map("abc".__getitem__, found.argmax(axis=1))])
+    answers.to_csv(table.with_suffix(".predictions"))
+
+
+def predict_batch(table: Path) -> None:
+    """Predict with one process of its own."""
+    from slipway.pipelines.prediction import batch
+    from slipway.pipelines.prediction.models import Chosen
+    from slipway.pipelines.prediction.output import Format
+
+    with tempfile.TemporaryDirectory(dir=table.parent) as output:
+        chosen = Chosen(table.parent / MODEL, MODEL)
+        asked = batch.Batch(chosen, (str(table),), Path(output), Format.jsonl, 4096, BATCH, "test")
+        batch.run(asked, 1, lambda _done, _total: None)
+
+
 def middle(rounds: list[tuple[float, float]]) -> tuple[float, float]:
     """Return the medians of the CPU and the wall seconds."""
     cpu, wall = zip(*rounds, strict=True)
     return median(cpu), median(wall)
 
 
-def show(kind: str, found: dict[str, tuple[float, float]], rows: int) -> None:
-    """Print the table, and the ratios to Slipway's CPU time."""
+def show(title: str, names: dict[str, str], found: dict[str, tuple[float, float]], rows: int) -> None:
+    """Print the table, and the ratios to the CPU time of the first variant."""
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"{rows:,} rows of {TABLES[kind]}")
-    for heading in ("", "CPU µs per row", "wall µs per row", "CPU / Slipway's"):
+    first = next(iter(found))
+    table = Table(title=title)
+    for heading in ("", "CPU µs per row", "wall µs per row", f"CPU / {names[first]}"):
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
-    own = found["slipway"][0]
+    own = found[first][0]
     for variant, (cpu, wall) in found.items():
         row = (f"{cpu / rows * 1e6:.1f}", f"{wall / rows * 1e6:.1f}", f"{cpu / own:.2f}")
-        table.add_row(VARIANTS[variant], *row)
+        table.add_row(names[variant], *row)
     Console().print(table)
 
 

@@ -85,6 +85,7 @@ class Model:
             UserError: An example does not fit the model, such as a missing value; names it.
         """
         from slipway.pipelines.prediction import parts, prediction
+        from slipway.serving.instances import in_words
 
         verify_extra("notebook")
         import pandas
@@ -97,10 +98,9 @@ class Model:
             examples = [(str(start + n), each) for n, each in enumerate(instances[start : start + BATCH])]
             chunk = parts.chunk_of(model, examples)
             for answers in prediction.predict(model, iter([chunk])):
-                for answer in answers:
-                    if answer.error is not None:
-                        raise UserError(f"Example {answer.key}: {answer.error.rstrip('.')}.")
-                    rows.append(_row(model, answer.prediction))
+                for example, error in sorted(answers.errors.items()):
+                    raise UserError(f"Example {answers.keys[example]}: {error.rstrip('.')}.")
+                rows += [_row(model, each) for each in in_words(model, answers.outputs)]
         return pandas.DataFrame(rows, index=index)
 
     def _instances(self, inputs: Any) -> list[Any]:

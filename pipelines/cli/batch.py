@@ -141,6 +141,8 @@ def _on_this_machine(what: Batch, processes: int | None, *, strict: bool, as_jso
         say(f"kept {outcome.kept} of {outcome.parts} parts from before")
     errors = f", {outcome.failed:,} in {what.folder / batches.ERRORS}" if outcome.failed else ""
     say(f"{what.chosen}: {outcome.inputs:,} inputs: {outcome.done:,} predicted in {what.folder}{errors}")
+    if outcome.first:
+        say(f"  the first: {outcome.first}")
     if as_json:
         sys.stdout.write((what.folder / batches.SUMMARY).read_text(encoding="utf-8"))
     if outcome.failed and (strict or not outcome.done):

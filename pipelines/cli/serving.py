@@ -56,6 +56,7 @@ def predict(
     parts = listed(inputs, split)
     total = sum(part.examples or 0 for part in parts)
     done = failed = 0
+    first = ""
     started = time.monotonic()
     with prediction.quiet(loaded), progress_bar() as progress, files.opened(output) as file:
         task = progress.add_task(str(chosen), total=None if any(part.examples is None for part in parts) else total)
@@ -66,13 +67,17 @@ def predict(
                 file.write(shown(files.header(kind, loaded)))
             file.write(shown(files.lines(answers, kind, loaded)))
             done += len(answers)
-            failed += sum(answer.error is not None for answer in answers)
+            for index, error in sorted(answers.errors.items())[: not failed]:
+                first = f"{parts[0].where(answers.keys[index]) if len(parts) == 1 else answers.keys[index]}: {error}"
+            failed += len(answers.errors)
             progress.update(task, completed=done)
         file.flush()
     rate = done / max(time.monotonic() - started, 1e-9)
     where = f" in {output}" if output else ""
     errors = f", {failed:,} with an error" if failed else ""
     say(f"{chosen}: {done:,} example{'' if done == 1 else 's'}{where}{errors}, {rate:,.0f}/s")
+    if first:
+        say(f"  the first: {first}")
     if failed and (strict or failed == done):
         raise typer.Exit(EXIT_FAILED)
 

@@ -76,13 +76,17 @@ class Batch:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The number of inputs, of those with a prediction (`done`), and of those in the errors file (`failed`)."""
+    """The number of inputs, of those with a prediction (`done`), and of those in the errors file (`failed`).
+
+    `first` is the first of the latter with its error; "" if there is none, or the batch was complete before.
+    """
 
     inputs: int
     done: int
     failed: int
     parts: int
     kept: int = 0
+    first: str = ""
 
 
 def run(batch: Batch, processes: int, show: Callable[[int, int], object]) -> Outcome:
@@ -113,7 +117,7 @@ def run(batch: Batch, processes: int, show: Callable[[int, int], object]) -> Out
         counts = [part.examples or 0 for part in every]
         total, before = sum(counts), sum(counts) - sum(counts[number] for number in missing)
         _predict(batch, [(number, every[number]) for number in missing], processes, lambda n: show(before + n, total))
-        outcome = _end(batch, plan, len(every), total, len(every) - len(missing))
+        outcome = _end(batch, plan, every, total, len(every) - len(missing))
     # The lock is closed: NFS and FUSE keep a file that is open, and thus its folder.
     shutil.rmtree(batch.folder / UNFINISHED, ignore_errors=True)
     return outcome
@@ -227,13 +231,16 @@ def _begin(batch: Batch, plan: JsonObject, count: int) -> list[int]:
     ]
 
 
-def _end(batch: Batch, plan: JsonObject, count: int, total: int, kept: int) -> Outcome:
+def _end(batch: Batch, plan: JsonObject, every: Sequence[Part], total: int, kept: int) -> Outcome:
     """Write the errors file and the summary from the records of the parts."""
     done = failed = 0
+    first = ""
     with output.opened(batch.folder / ERRORS) as file:
-        for number in range(count):
+        for number, part in enumerate(every):
             record = json.loads(batch.record_file(number).read_bytes())
             done += record["done"]
+            for error in record["errors"][: not failed]:
+                first = f"{part.where(error['input'])}: {error['error']}"
             failed += len(record["errors"])
             file.writelines(json.dumps(error, ensure_ascii=False) + "\n" for error in record["errors"])
     if done + failed != total:
@@ -243,9 +250,9 @@ def _end(batch: Batch, plan: JsonObject, count: int, total: int, kept: int) -> O
             value=", ".join(batch.inputs),
             fix=f"rm -r {batch.folder}, and run the command again",
         )
-    summary = {**plan, "examples": total, "done": done, "failed": failed, "parts": count}
+    summary = {**plan, "examples": total, "done": done, "failed": failed, "parts": len(every)}
     replace_file(batch.folder / SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
-    return Outcome(total, done, failed, count, kept)
+    return Outcome(total, done, failed, len(every), kept, first)
 
 
 def _predict(batch: Batch, tasks: list[tuple[int, Part]], processes: int, show: Callable[[int], object]) -> None:
@@ -324,10 +331,9 @@ def _predict_part(number: int, part: Part) -> JsonObject | None:
             for index, answers in enumerate(prediction.predict(_model, chunks)):
                 if not index:
                     file.write(output.header(_batch.kind, _model, errors=False))
-                found = [answer for answer in answers if answer.error is None]
-                file.write(output.lines(found, _batch.kind, _model, errors=False))
-                done += len(found)
-                errors += [{"input": each.key, "error": each.error} for each in answers if each.error is not None]
+                file.write(output.lines(answers, _batch.kind, _model, errors=False))
+                done += len(answers) - len(answers.errors)
+                errors += [{"input": answers.keys[at], "error": error} for at, error in sorted(answers.errors.items())]
                 with _examples.get_lock():
                     _examples.value += len(answers)
     except UserError as error:

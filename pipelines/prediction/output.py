@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import itertools
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -16,13 +17,18 @@ from typing import IO, TYPE_CHECKING, Any
 from slipway.core.errors import UserError
 
 if TYPE_CHECKING:
-    from slipway.pipelines.prediction.prediction import Answer
-    from slipway.serving.model import Model
+    from numpy.typing import NDArray
+
+    from slipway.pipelines.prediction.prediction import Answers
+    from slipway.serving.model import Model, Outputs
 
 # A label of a multilabel model is predicted from this probability on.
 PREDICTED = 0.5
 # What a formula begins with in a spreadsheet, as OWASP lists it: https://owasp.org/www-community/attacks/CSV_Injection
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+ENCODER = json.JSONEncoder(ensure_ascii=False)
 
 
 class Format(StrEnum):
@@ -63,12 +69,20 @@ def _writer(path: Path) -> IO[str]:
     return path.open("w", encoding="utf-8", errors="backslashreplace", newline="")
 
 
-def lines(answers: list[Answer], kind: Format, model: Model, *, errors: bool = True) -> str:
+def lines(answers: Answers, kind: Format, model: Model, *, errors: bool = True) -> str:
     """Return the lines of a chunk's answers; see `header`."""
-    if kind is Format.jsonl:
-        found = [{"prediction": each.prediction} if each.error is None else {"error": each.error} for each in answers]
-        return "".join(_json({"input": each.key, **one}) + "\n" for each, one in zip(answers, found, strict=True))
-    return _csv([[*_row(answer, model), *([answer.error or ""] if errors else [])] for answer in answers])
+    predicted = iter(_json_lines(answers, model) if kind is Format.jsonl else _csv_lines(answers, model, errors=errors))
+    if not answers.errors:
+        return "".join(predicted)
+    found = []
+    for index, key in enumerate(answers.keys):
+        if (error := answers.errors.get(index)) is None:
+            found.append(next(predicted))
+        elif errors and kind is Format.jsonl:
+            found.append(_encode({"input": key, "error": error}) + "\n")
+        elif errors:
+            found.append(_csv([[_cell(key), *("" for _ in _columns(model)), _cell(error)]]))
+    return "".join(found)
 
 
 def header(kind: Format, model: Model, *, errors: bool = True) -> str:
@@ -79,7 +93,9 @@ def header(kind: Format, model: Model, *, errors: bool = True) -> str:
         model: The model, after a prediction.
         errors: Whether the file also has the inputs with an error.
     """
-    return _csv([["input", *_columns(model), *(["error"] if errors else [])]]) if kind is Format.csv else ""
+    if kind is not Format.csv:
+        return ""
+    return _csv([["input", *map(_cell, _columns(model)), *(["error"] if errors else [])]])
 
 
 def _columns(model: Model) -> list[str]:
@@ -88,31 +104,86 @@ def _columns(model: Model) -> list[str]:
     return ["prediction"]
 
 
-def _row(answer: Answer, model: Model) -> list[Any]:
-    if answer.error is not None:
-        return [answer.key, *("" for _ in _columns(model))]
-    found = answer.prediction
+def _predicted_keys(answers: Answers) -> list[str]:
+    if not answers.errors:
+        return answers.keys
+    return [key for index, key in enumerate(answers.keys) if index not in answers.errors]
+
+
+def _json_lines(answers: Answers, model: Model) -> list[str]:
+    """Return the line of each example with a prediction."""
+    if not answers.outputs:
+        return []
+    # Within a text, JSON has a backslash before a quotation mark.
+    keys = _encode(_predicted_keys(answers))[2:-2].split('", "')
+    predictions = _json_predictions(answers.outputs, model)
+    return [
+        f'{{"input": "{key}", "prediction": {prediction}}}\n' for key, prediction in zip(keys, predictions, strict=True)
+    ]
+
+
+def _json_predictions(outputs: Outputs, model: Model) -> list[str]:
+    """Return the predictions as JSON: those of `instances.in_words`, all of a chunk at once."""
+    from slipway.serving import instances
+
+    names = _encode(model.names)
+    if not instances.additional_outputs(model, outputs):
+        match model.task:
+            case "classification" if model.names:
+                starts = [f'{{"label": {_encode(name)}, "classes": {names}, "probabilities": [' for name in model.names]
+                best = outputs["probabilities"].argmax(axis=-1).tolist()
+                rows = _json_rows(outputs["probabilities"])
+                return [f"{starts[top]}{row}]}}" for top, row in zip(best, rows, strict=True)]
+            case "multilabel" if model.names:
+                rows = _json_rows(outputs["probabilities"])
+                return [f'{{"labels": {names}, "probabilities": [{row}]}}' for row in rows]
+            case "regression":
+                return [f'{{"prediction": {value!r}}}' for value in outputs["prediction"].reshape(-1).tolist()]
+    return [_encode(found) for found in instances.in_words(model, outputs)]
+
+
+def _json_rows(matrix: NDArray[Any]) -> list[str]:
+    """Return the numbers of each row as JSON, without brackets."""
+    return _encode(matrix.tolist())[2:-2].split("], [")
+
+
+def _csv_lines(answers: Answers, model: Model, *, errors: bool) -> list[str]:
+    """Return the line of each example with a prediction."""
+    if not answers.outputs:
+        return []
+    keys = map(_cell, _predicted_keys(answers))
+    rows = zip(keys, *_csv_columns(answers.outputs, model), strict=True)
+    if not answers.errors:
+        return [_csv((*row, "") for row in rows) if errors else _csv(rows)]
+    return [_csv([(*row, "") if errors else row]) for row in rows]
+
+
+def _csv_columns(outputs: Outputs, model: Model) -> list[Sequence[Any]]:
+    """Return the columns of the predictions."""
+    from slipway.serving import instances
+
     match model.task:
         case "classification":
-            values = [found["label"], *found["probabilities"]]
+            names = [_cell(name) for name in model.names]
+            best = outputs["probabilities"].argmax(axis=-1).tolist()
+            return [[names[top] for top in best], *outputs["probabilities"].T.tolist()]
         case "multilabel":
-            pairs = zip(model.names, found["probabilities"], strict=True)
-            values = ["|".join(name for name, value in pairs if value >= PREDICTED), *found["probabilities"]]
+            rows = (outputs["probabilities"] >= PREDICTED).tolist()
+            labels = ["|".join(itertools.compress(model.names, row)) for row in rows]
+            return [[*map(_cell, labels)], *outputs["probabilities"].T.tolist()]
         case "regression":
-            values = [found["prediction"]]
-        case _:
-            values = [_json(found)]
-    return [answer.key, *values]
+            return [outputs["prediction"].reshape(-1).tolist()]
+    return [[_cell(_encode(found)) for found in instances.in_words(model, outputs)]]
 
 
-def _json(value: Any) -> str:
+def _encode(value: Any) -> str:
     """Return a value as JSON.
 
     Raises:
         UserError: It is not JSON; only a custom model's prediction may be such a value.
     """
     try:
-        return json.dumps(value, ensure_ascii=False)
+        return ENCODER.encode(value)
     except (TypeError, ValueError) as error:
         raise UserError(
             f"A prediction is not JSON: {error}.",
@@ -121,9 +192,9 @@ def _json(value: Any) -> str:
         ) from None
 
 
-def _csv(rows: list[list[Any]]) -> str:
+def _csv(rows: Iterable[Sequence[Any]]) -> str:
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([[_cell(value) for value in row] for row in rows])
+    csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
 
 

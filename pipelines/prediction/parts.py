@@ -42,24 +42,27 @@ class Part:
 
     Attributes:
         words: What an input of this format is called.
-        paths: Images, one file of lines, or the shards of a prepared data set, as they were given.
+        paths: Images, one file of lines or rows, or the shards of a prepared data set, as they were given.
         examples: Number of examples; None if a file is read to its end.
-        offset: The byte of the file at which the first example begins.
-        line: Number of lines before it.
-        name: What precedes the number of a line in a key.
+        name: What precedes the number of a line or row in a key.
     """
 
     words: ClassVar[str]
+    # Whether the key of an example is the number of its line or row.
+    is_numbered: ClassVar[bool] = False
     paths: tuple[str, ...]
     examples: int | None = None
-    offset: int = 0
-    line: int = 0
     name: str = ""
 
     @property
     def path(self) -> Path:
         """The file with its examples, or the first one."""
         return Path(self.paths[0]).expanduser()
+
+    def where(self, key: str) -> str:
+        """Return the key of an example with the file that has it."""
+        is_whole = not self.is_numbered or (self.name != "" and key.startswith(self.name))
+        return key if is_whole else f"{self.paths[0]} {key}"
 
     @classmethod
     def accepts(cls, path: Path) -> bool:

@@ -3,39 +3,47 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 from slipway.core.errors import UserError
 from slipway.core.noise import without_native_stderr
-from slipway.pipelines.prediction.parts import Chunk, Fault
+from slipway.pipelines.prediction.parts import Chunk
 from slipway.serving import instances
-from slipway.serving.model import Model
+from slipway.serving.model import Model, Outputs
 
 # The next chunk's Python code runs while the library computes.
 THREADS = 2
 
 
 @dataclass(frozen=True)
-class Answer:
-    """An example's prediction, or the reason why there is none."""
+class Answers:
+    """The answers to a chunk.
 
-    key: str
-    prediction: Any = None
-    error: str | None = None
+    Attributes:
+        keys: The keys of its examples.
+        outputs: The model's outputs for those with a prediction, in order; {} if there is none.
+        errors: Why the others have none, by their index.
+    """
+
+    keys: list[str]
+    outputs: Outputs
+    errors: Mapping[int, str]
+
+    def __len__(self) -> int:
+        return len(self.keys)
 
 
-def predict(model: Model, chunks: Iterator[Chunk]) -> Iterator[list[Answer]]:
+def predict(model: Model, chunks: Iterator[Chunk]) -> Iterator[Answers]:
     """Yield the answers to each chunk, in order.
 
     Raises:
         UserError: The model fails, other than by an image that cannot be decoded.
     """
     threads = 1 if model.is_custom else THREADS
-    waiting: deque[Future[list[Answer]]] = deque()
+    waiting: deque[Future[Answers]] = deque()
     with ThreadPoolExecutor(threads) as pool:
         try:
             for chunk in chunks:
@@ -54,20 +62,16 @@ def quiet(model: Model) -> AbstractContextManager[None]:
     return nullcontext() if model.is_custom else without_native_stderr()
 
 
-def _answers(model: Model, chunk: Chunk) -> list[Answer]:
-    sound = [index for index in range(len(chunk.keys)) if index not in chunk.faults]
+def _answers(model: Model, chunk: Chunk) -> Answers:
+    errors = {index: fault.reason for index, fault in chunk.faults.items()}
+    sound = [index for index in range(len(chunk.keys)) if index not in errors]
+    if not sound:
+        return Answers(chunk.keys, {}, errors)
     try:
-        predicted = instances.answers(model, chunk.arrays, len(sound), model.predict) if sound else []
+        outputs, faults = instances.outputs_of(model, chunk.arrays, len(sound), model.predict)
     except Exception as error:  # a failing model may raise anything
         raise UserError(f"The model in {model.folder} does not run: {instances.sentence(error)}.") from error
-    found: dict[int, Any] = {**chunk.faults, **dict(zip(sound, predicted, strict=True))}
-    return [_answer(key, found[index]) for index, key in enumerate(chunk.keys)]
-
-
-def _answer(key: str, found: Any) -> Answer:
-    match found:
-        case Fault(reason=reason) | instances.BadRequest(problem=reason):
-            return Answer(key, error=reason)
-        case instances.ModelFailed():
-            return Answer(key, error=f"The model failed: {found}")
-    return Answer(key, found)
+    for index, fault in faults.items():
+        text = fault.problem if isinstance(fault, instances.BadRequest) else f"The model failed: {fault}"
+        errors[sound[index]] = text
+    return Answers(chunk.keys, outputs, errors)

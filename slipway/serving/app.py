@@ -195,7 +195,7 @@ class Server:
     # Routes
 
     async def predict(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a prediction request; see `slipway.serving.instances` for the JSON."""
+        """Answer a prediction request; see `slipway.serving.instances` for its forms."""
         started = time.monotonic()
         status, fields = 200, {}
         answered_by: Headers = []
@@ -251,8 +251,8 @@ class Server:
             raise self._too_large()
         body = await self._body(receive)
         try:
-            found = instances.of_body(model, body, headers.get(b"content-type", JSON))
-            return await self.batcher.predict(model, instances.arrays(model, found))
+            arrays = instances.of_body(model, body, headers.get(b"content-type", JSON))
+            return await self.batcher.predict(model, arrays)
         finally:
             self._bodies -= len(body)
 

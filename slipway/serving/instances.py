@@ -1,10 +1,10 @@
 """Vertex AI's prediction contract: JSON instances to arrays, and a model's outputs to JSON predictions.
 
-A request is `{"instances": […]}`. An instance is an object of the model's inputs by name, or the bare value if there is
-only one: a number, a text, nested lists of these for an input with a shape, and for an image `{"b64": "…"}`, its
-encoded bytes in base64. A prediction is an object, by task: `label`, `classes` and `probabilities` (classification);
-`labels` and `probabilities` (multilabel); `prediction` (regression); the outputs by name for other SavedModels. A
-custom model receives and returns any JSON.
+A request is `{"instances": […]}`, or outside of Vertex AI also a file: CSV with an instance in each row, or an image.
+An instance is an object of the model's inputs by name, or the bare value if there is only one: a number, a text, nested
+lists of these for an input with a shape, and for an image `{"b64": "…"}`, its encoded bytes in base64. A prediction is
+an object, by task: `label`, `classes` and `probabilities` (classification); `labels` and `probabilities` (multilabel);
+`prediction` (regression); the outputs by name for other SavedModels. A custom model receives and returns any JSON.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ PNG_END, JPEG_END = b"IEND\xaeB`\x82", b"\xff\xd9"
 LABEL = "label"
 # What the media type of a body begins with that is one value, such as image/.
 FILE_TYPES = tuple(f"{row.media_types.partition('/')[0]}/".encode() for row in KINDS.values() if row.media_types)
+CSV = b"text/csv"
 # What libraries say when memory is short: smaller batches may fit.
 OUT_OF_MEMORY = ("ResourceExhausted", "OutOfMemory")
 # Longest part of a library's error message in an answer.
@@ -64,15 +65,19 @@ class ModelFailed(Exception):
     """The model raised an exception, or returned NaN; the message says which."""
 
 
-def of_body(model: Model, body: bytes, media_type: bytes) -> list[Any]:
-    """Return the instances of a request: of its JSON, or a file as it is, such as an image.
+def of_body(model: Model, body: bytes, media_type: bytes) -> dict[str, NDArray[Any]]:
+    """Return a model's inputs for a request: of its JSON, a CSV file's rows, or one file as it is, such as an image.
 
     Raises:
-        BadRequest: It is not JSON, or has no list of instances.
+        BadRequest: It is not JSON or CSV, has no instances, or one does not fit the model's inputs.
     """
+    if media_type.startswith(CSV):
+        from slipway.serving import tables
+
+        return tables.of_body(model, body)
     if media_type.startswith(FILE_TYPES):
-        return [of_image(body) if model.is_custom else body]
-    return read(body)
+        return arrays(model, [of_image(body) if model.is_custom else body])
+    return arrays(model, read(body))
 
 
 def read(body: bytes) -> list[Any]:
@@ -182,18 +187,25 @@ def stack(model: Model, rows: Sequence[Row]) -> dict[str, NDArray[Any]]:
     """
     found = {}
     for name, each in model.inputs.items():
-        values = [values[name] for values in rows]
         try:
-            if each.dtype == object and not each.shape:
-                found[name] = _objects(values)
-            else:
-                found[name] = np.array(values, each.dtype)
+            found[name] = array_of(each, [values[name] for values in rows])
         except ValueError:
             raise BadRequest("The instances have values of different shapes", len(rows) - 1, name) from None
     return found
 
 
+def array_of(each: Field, values: Sequence[Any]) -> NDArray[Any]:
+    """Return an input's values as an array, [examples, …].
+
+    Raises:
+        ValueError: They have different shapes.
+    """
+    return _objects(values) if each.dtype == object and not each.shape else np.array(values, each.dtype)
+
+
 def _objects(values: Sequence[Any]) -> NDArray[Any]:
+    if isinstance(values, np.ndarray):
+        return values
     found = np.empty(len(values), object)
     for index, value in enumerate(values):  # of lists, NumPy would make rows
         found[index] = value
@@ -226,9 +238,19 @@ def sentence(error: BaseException) -> str:
 def answers(
     model: Model, arrays: Arrays, examples: int, predict: Callable[[Arrays], Outputs]
 ) -> list[Any | BadRequest | ModelFailed]:
-    """Return the predictions; the error of an example whose image cannot be decoded, or whose outputs are not finite.
+    """Return the predictions, or the fault, of each example; see `outputs_of`."""
+    outputs, faults = outputs_of(model, arrays, examples, predict)
+    remaining = iter(in_words(model, outputs))
+    return [faults[index] if index in faults else next(remaining) for index in range(examples)]
 
-    Images that the model cannot decode as they are, are converted. A batch that does not fit in memory is halved.
+
+def outputs_of(
+    model: Model, arrays: Arrays, examples: int, predict: Callable[[Arrays], Outputs]
+) -> tuple[Outputs, dict[int, BadRequest | ModelFailed]]:
+    """Return the outputs of the examples without a fault, {} if there is none, and the faults of the others by index.
+
+    A fault is an image that cannot be decoded, or outputs that are not finite. Images that the model cannot decode as
+    they are, are converted. A batch that does not fit in memory is halved.
 
     Args:
         model: The model.
@@ -241,38 +263,48 @@ def answers(
     """
     arrays, unreadable = _readable(model, arrays)
     if unreadable:
-        return _around(unreadable, model, arrays, examples, predict)
+        return _others(model, arrays, examples, unreadable, predict)
     try:
         outputs = predict(arrays)
-        faults: dict[int, Exception] = {index: ModelFailed(reason) for index, reason in not_finite(outputs).items()}
-        sound = np.array([index for index in range(examples) if index not in faults], int)
-        found = _in_words(model, {name: values[sound] for name, values in outputs.items()} if faults else outputs)
     except Exception as error:  # a failing model may raise anything
         values = {name: np.asarray(arrays[name]) for name in model.inputs}
         if examples > 1 and any(word in type(error).__name__ for word in OUT_OF_MEMORY):
-            half = examples // 2
-            first = answers(model, {name: one[:half] for name, one in values.items()}, half, predict)
-            return first + answers(model, {name: one[half:] for name, one in values.items()}, examples - half, predict)
-        undecoded = {index: BadRequest(reason, index, name) for index, name, reason in undecodable(model, values)}
-        if not undecoded:
+            return _halves(model, values, examples, predict)
+        damaged = {index: BadRequest(reason, index, name) for index, name, reason in undecodable(model, values)}
+        if not damaged:
             raise
-        return _around(undecoded, model, values, examples, predict)
-    remaining = iter(found)
-    return [faults[index] if index in faults else next(remaining) for index in range(examples)]
+        return _others(model, values, examples, damaged, predict)
+    failed = {index: ModelFailed(reason) for index, reason in not_finite(outputs).items()}
+    if not failed:
+        return outputs, {}
+    sound = [index for index in range(examples) if index not in failed]
+    return {name: values[sound] for name, values in outputs.items()} if sound else {}, {**failed}
 
 
-def _around(
-    faults: Mapping[int, BadRequest],
+def _halves(
+    model: Model, arrays: Arrays, examples: int, predict: Callable[[Arrays], Outputs]
+) -> tuple[Outputs, dict[int, BadRequest | ModelFailed]]:
+    half = examples // 2
+    first, faults = outputs_of(model, {name: one[:half] for name, one in arrays.items()}, half, predict)
+    last, others = outputs_of(model, {name: one[half:] for name, one in arrays.items()}, examples - half, predict)
+    found = {name: np.concatenate([first[name], last[name]]) for name in first.keys() & last.keys()} or first or last
+    return found, faults | {half + index: fault for index, fault in others.items()}
+
+
+def _others(
     model: Model,
     arrays: Arrays,
     examples: int,
+    damaged: Mapping[int, BadRequest],
     predict: Callable[[Arrays], Outputs],
-) -> list[Any | BadRequest | ModelFailed]:
-    """Return the faults of some examples, and `answers` to the others."""
-    sound = np.array([index for index in range(examples) if index not in faults], int)
+) -> tuple[Outputs, dict[int, BadRequest | ModelFailed]]:
+    """Predict without the examples that are damaged."""
+    sound = [index for index in range(examples) if index not in damaged]
+    if not sound:
+        return {}, {**damaged}
     rest = {name: np.asarray(arrays[name])[sound] for name in model.inputs}
-    remaining = iter(answers(model, rest, len(sound), predict) if len(sound) else ())
-    return [faults[index] if index in faults else next(remaining) for index in range(examples)]
+    found, faults = outputs_of(model, rest, len(sound), predict)
+    return found, {**damaged, **{sound[index]: fault for index, fault in faults.items()}}
 
 
 def _readable(model: Model, arrays: Arrays) -> tuple[Arrays, dict[int, BadRequest]]:
@@ -309,10 +341,13 @@ def predictions(model: Model, outputs: Outputs) -> list[Any]:
     """
     for fault in not_finite(outputs).values():
         raise ValueError(fault)
-    return _in_words(model, outputs)
+    return in_words(model, outputs)
 
 
-def _in_words(model: Model, outputs: Outputs) -> list[Any]:
+def in_words(model: Model, outputs: Outputs) -> list[Any]:
+    """Return the JSON predictions for outputs that are finite, [] if there are none."""
+    if not outputs:
+        return []
     if model.is_custom:
         return list(outputs[PREDICTIONS])
     names = model.names
@@ -329,11 +364,16 @@ def _in_words(model: Model, outputs: Outputs) -> list[Any]:
             found = [{"prediction": value} for value in outputs["prediction"].reshape(-1).tolist()]
         case _:
             found = [{} for _ in next(iter(outputs.values()))]
-    known = {LABEL, *(filter(None, (TASKS[model.task].values, TASKS[model.task].names)) if model.task else ())}
-    for name in outputs.keys() - known if model.task else outputs.keys():
+    for name in additional_outputs(model, outputs):
         for prediction, value in zip(found, outputs[name].tolist(), strict=True):
             prediction[name] = _in_json(name, value)
     return found
+
+
+def additional_outputs(model: Model, outputs: Outputs) -> set[str]:
+    """Return the names of the outputs besides those of the model's task."""
+    row = TASKS[model.task] if model.task else None
+    return outputs.keys() - ({LABEL, row.values, row.names} if row else set())
 
 
 def not_finite(outputs: Outputs) -> dict[int, str]:

@@ -96,7 +96,7 @@ def test_a_stopped_batch_continues_with_the_missing_parts(
     arguments = ("digits", "--input", "images", "-o", "out", "--part-size", "2")
     calls = []
 
-    def failing(model: Model, chunk: parts.Chunk) -> list[prediction.Answer]:
+    def failing(model: Model, chunk: parts.Chunk) -> prediction.Answers:
         calls.append(chunk.keys)
         if len(calls) == 2:
             raise UserError("the machine failed")

@@ -1,0 +1,215 @@
+"""Rows of a table as a model's inputs: the texts of a column become values at once, those of doubt one by one."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.compute
+from numpy.typing import NDArray
+
+from slipway.core.errors import UserError, nearest
+from slipway.core.manifest import signature_name
+from slipway.core.tables.batch import regrouped
+from slipway.core.tables.csv_file import CsvFile
+from slipway.serving.instances import BadRequest, array_of
+from slipway.serving.kinds import KINDS, LARGEST, Field, checked, of_cell
+from slipway.serving.model import INSTANCES, Model
+
+# What `of_cell` reads as a number and Arrow as well, to find the other texts of a column.
+NUMBER = r"^-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+# Below, every integer is a float64.
+EXACT = 2**53
+# A column's values in the model's type, some of no meaning, or as a list; and why there is none, by row.
+Values = tuple["NDArray[Any] | list[Any]", dict[int, str]]
+
+
+def of_body(model: Model, body: bytes) -> dict[str, NDArray[Any]]:
+    """Return the inputs of the rows of a CSV file in a request.
+
+    Raises:
+        BadRequest: It is not CSV, has no rows, or a value does not fit the model's inputs.
+    """
+    try:
+        table = CsvFile(io.BytesIO(body), "the body", UserError, keep_faults=True)
+        columns = columns_of(table.names, model, table.header)
+        batches = list(table.batches())
+    except UserError as error:
+        near = f"; the closest is {error.nearest}" if error.nearest else ""
+        raise BadRequest(error.message.rstrip(".") + near) from None
+    if not batches:
+        raise BadRequest("The body has no rows")
+    (batch,) = regrouped(batches, sum(map(len, batches)))
+    found, faults = arrays(
+        model, {name: batch.columns[at] for name, at in columns.items()}, len(batch), batch.faults, _no_files
+    )
+    if faults:
+        first = min(faults)
+        problem = f"{faults[first].problem} (line {batch.lines[first]})"
+        raise BadRequest(problem, first, faults[first].field)
+    return found
+
+
+def _no_files(_path: str) -> bytes:
+    raise ValueError("An image has no path in a request; send JSON, or one image as it is")
+
+
+def columns_of(
+    names: Sequence[str], model: Model, header: str, setting: str | None = None, value: str | None = None
+) -> dict[str, int]:
+    """Return the position of the column of each of a model's inputs.
+
+    Args:
+        names: The columns of a table.
+        model: The model; of one with a custom function, every column is an input.
+        header: Where the names are, for the error.
+        setting: The setting of the error.
+        value: Its value.
+
+    Raises:
+        UserError: A column is missing, or there are two.
+    """
+    positions = {name: position for position, name in enumerate(names)}
+    if model.is_custom:
+        return positions
+    served = {signature_name(name, one): name for name, one in model.stored_inputs.items()}
+    found = {}
+    for name, each in model.inputs.items():
+        own = served.get(name, name)
+        others = KINDS[each.kind].columns if own == each.kind else ()
+        column = next((column for column in (own, name, *others) if column in positions), None)
+        if column is None:
+            near = nearest(own, names)
+            raise UserError(
+                f"{header} has no column {' or '.join(dict.fromkeys((own, *others)))}, an input of the model.",
+                setting=setting,
+                value=value,
+                allowed=f"columns {', '.join(served.get(each, each) for each in model.inputs)}",
+                nearest=near,
+                fix=f"rename the column {near} to {own}" if near else None,
+            )
+        if list(names).count(column) > 1:
+            raise UserError(
+                f"{header} has two columns {column}.", setting=setting, value=value, fix="rename or remove one of them"
+            )
+        found[name] = positions[column]
+    return found
+
+
+def arrays(
+    model: Model,
+    columns: Mapping[str, pyarrow.StringArray],
+    rows: int,
+    faults: Mapping[int, str],
+    read: Callable[[str], bytes],
+) -> tuple[dict[str, NDArray[Any]], dict[int, BadRequest]]:
+    """Return the inputs of the rows that have no fault, and the faults of the others.
+
+    Args:
+        model: The model.
+        columns: The cells by input; of a model with a custom function, by column.
+        rows: Their number.
+        faults: The faults of rows that could not be read.
+        read: Returns the content of a file whose path is a cell; its OSError is the fault of the row.
+
+    Raises:
+        BadRequest: Values of one input have different shapes.
+    """
+    found = {index: BadRequest(fault, index) for index, fault in faults.items()}
+    if model.is_custom:
+        texts = {name: column.to_pylist() for name, column in columns.items()}
+        values = [dict(zip(texts, row, strict=True)) for row in zip(*texts.values(), strict=True)]
+        return {INSTANCES: array_of(model.inputs[INSTANCES], _kept(values, found))}, found
+    given: dict[str, NDArray[Any] | list[Any]] = {}
+    for name, each in model.inputs.items():
+        given[name], problems = _values(each, columns[name], read)
+        for index, problem in problems.items():
+            found.setdefault(index, BadRequest(problem, index, name))
+    result = {}
+    for name, each in model.inputs.items():
+        try:
+            result[name] = array_of(each, _kept(given[name], found))
+        except ValueError:
+            raise BadRequest("The instances have values of different shapes", rows - 1, name) from None
+    return result, found
+
+
+def _kept(values: Any, faults: Mapping[int, object]) -> Any:
+    """Return the values of the rows without a fault."""
+    if not faults:
+        return values
+    if isinstance(values, list):
+        return [value for index, value in enumerate(values) if index not in faults]
+    return np.delete(values, list(faults), axis=0)
+
+
+def _values(each: Field, column: pyarrow.StringArray, read: Callable[[str], bytes]) -> Values:
+    """Return the values of an input's cells."""
+    if each.is_image:
+        return _one_by_one(each, column, read)
+    if each.dtype == object and not each.shape:
+        return column.cast(pyarrow.binary()).to_numpy(zero_copy_only=False), {}
+    if each.dtype.kind in "fiu" and not each.shape:
+        return _numbers(each, column)
+    if each.dtype.kind in "fiu" and len(each.shape) == 1 and (size := each.shape[0]) is not None:
+        parts = pyarrow.compute.split_pattern(pyarrow.compute.replace_substring(column, ";", " "), " ")
+        if bool(pyarrow.compute.all(pyarrow.compute.equal(pyarrow.compute.list_value_length(parts), size)).as_py()):
+            flat, problems = _numbers(Field(each.kind, each.dtype), parts.flatten())
+            return np.reshape(flat, (-1, size)), {index // size: problem for index, problem in problems.items()}
+    return _one_by_one(each, column, read)
+
+
+def _numbers(each: Field, column: pyarrow.StringArray) -> Values:
+    """Return numbers; each cell that may be none is read by itself."""
+    try:
+        numbers = pyarrow.compute.cast(column, pyarrow.float64()).to_numpy()
+        doubtful = np.zeros(len(column), bool)
+    except pyarrow.ArrowInvalid:
+        plain = pyarrow.compute.match_substring_regex(column, NUMBER)
+        numbers = pyarrow.compute.cast(pyarrow.compute.if_else(plain, column, "0"), pyarrow.float64()).to_numpy()
+        doubtful = ~plain.to_numpy(zero_copy_only=False)
+    doubtful |= ~(np.abs(numbers) <= LARGEST)
+    if each.dtype.kind in "iu":
+        limits = np.iinfo(each.dtype)
+        doubtful |= (numbers != np.trunc(numbers)) | (np.abs(numbers) >= EXACT)
+        doubtful |= (numbers < limits.min) | (numbers > limits.max)
+    with np.errstate(invalid="ignore", over="ignore"):
+        values = numbers.astype(each.dtype)
+    problems = {}
+    for index in np.flatnonzero(doubtful).tolist():
+        try:
+            values[index] = _value(each, column[index].as_py())
+        except ValueError as error:
+            problems[index] = str(error)
+    return values, problems
+
+
+def _one_by_one(each: Field, column: pyarrow.StringArray, read: Callable[[str], bytes]) -> Values:
+    values: list[Any] = []
+    problems = {}
+    for index, text in enumerate(column.to_pylist()):
+        try:
+            values.append(checked(each, read(text), ()) if each.is_image else _value(each, text))
+        except OSError as error:
+            problems[index] = f"The file cannot be read: {error.strerror}"
+        except ValueError as error:
+            problems[index] = str(error)
+        if index in problems:
+            values.append(None)
+    return values, problems
+
+
+def _value(each: Field, text: str) -> Any:
+    """Return the value of a cell.
+
+    Raises:
+        ValueError: It does not fit; the text says why.
+    """
+    try:
+        value = of_cell(each, text)
+    except ValueError:
+        raise ValueError(f"{text!r:.80} is not a number") from None
+    return checked(each, value, each.shape)
