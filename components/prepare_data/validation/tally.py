@@ -22,7 +22,7 @@ MAX_LABELS_NAMED = 10
 # The fields of a tally that are added up: numbers and lists.
 SUMS = ("gray", "other_sizes", "skipped_count", "skipped", "decoded", "undecodable", "damaged",
         "damaged_images")  # fmt: skip
-COUNTERS = ("classes", "encodings", "sides", "converted")
+COUNTERS = ("classes", "encodings", "formats", "sides", "converted")
 # Keys are arbitrary bytes.
 KEYS_IN_JSON = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 
@@ -46,13 +46,14 @@ class Tally(BaseModel):
     `skipped_count` is their number.
     `decoded` counts the images decoded in full, `undecodable` those that only this showed to be unusable, `damaged`
     those that decoders accept with warnings; `damaged_images` contains (key, warning) of the first of these that are
-    used. All other fields exclude unusable images. `converted` counts images that are stored differently than in the
-    source, by how.
+    used. All other fields exclude unusable images. `encodings` counts by the format in which images are stored,
+    `formats` by that in the source. `converted` counts images that are stored differently than in the source, by how.
     """
 
     model_config = KEYS_IN_JSON
     classes: dict[int, int] = {}
     encodings: dict[str, int] = {}
+    formats: dict[str, int] = {}
     gray: int = 0
     converted: dict[str, int] = {}
     sizes: list[Size] = []
@@ -76,6 +77,8 @@ class Tally(BaseModel):
         """Count images with the same properties, except by class and size."""
         shorter = min(info.height, info.width)
         self.encodings[info.encoding] = self.encodings.get(info.encoding, 0) + count
+        name = FORMATS[info.format or info.encoding].name
+        self.formats[name] = self.formats.get(name, 0) + count
         self.sides[shorter] = self.sides.get(shorter, 0) + count
         self.gray += count * info.gray
         for how in conversions(info):
@@ -239,13 +242,22 @@ def several_sizes(tally: Tally, source: str) -> list[Problem]:
 
 
 def proposed_size(tally: Tally) -> tuple[int, int]:
-    """Return a size for images of several sizes: of photographs a common one of networks, else the most frequent."""
-    half = sum(tally.sides.values()) / 2
-    smaller = sum(count for side, count in tally.sides.items() if side < PHOTOGRAPH_SIDE)
-    if smaller < half:
-        return PHOTOGRAPH_SIDE, PHOTOGRAPH_SIDE
+    """Return a size for images of several sizes: that of most of them, or a square, for photographs one of networks."""
     usual = max(tally.sizes, key=lambda size: size.count)
-    return usual.height, usual.width
+    if usual.count * 2 >= tally.examples and max(usual.height, usual.width) <= PHOTOGRAPH_SIDE:
+        return usual.height, usual.width
+    side = min(usual_side(tally), PHOTOGRAPH_SIDE)
+    return side, side
+
+
+def usual_side(tally: Tally) -> int:
+    """Return the median of the images' shorter sides, in pixels."""
+    passed = 0
+    for side, count in sorted(tally.sides.items()):
+        passed += count
+        if passed * 2 >= tally.examples:
+            return side
+    raise ValueError("there are no images")
 
 
 def _pixels(size: tuple[int, int]) -> tuple[int, int, int]:

@@ -61,6 +61,9 @@ class SetWriter:
         work: The work folder, with the data set in its folder `SET`, the results of finished shards and the hashes of
             their images in `RESULTS`, and the results of validation before writing in `VALIDATED`.
         beam: The Beam settings, if Apache Beam writes the shards.
+
+    Attributes:
+        lists: The folder with the lists of the shards' examples.
     """
 
     SET = "set"
@@ -83,9 +86,9 @@ class SetWriter:
         self._plan = plan
         self._scratch = scratch
         self._beam = beam
-        self._lists = scratch / "lists"
+        self.lists = scratch / "lists"
         # The lists as the workers read them.
-        self._read_lists = work / "lists" if beam and needs_bucket(beam) else self._lists
+        self._read_lists = work / "lists" if beam and needs_bucket(beam) else self.lists
         self._set = work / self.SET
         self._results = work / self.RESULTS
         self._validated = work / self.VALIDATED
@@ -130,19 +133,23 @@ class SetWriter:
         numbers = list(enumerate(tasks))
         return {split: [found[number] for number, (of, _) in numbers if of == split] for split in SPLITS}
 
-    def _skip_unusable(self, name: str) -> None:
-        """Validate all images; skip the unusable ones.
-
-        Raises:
-            UserError: There are more of them than data.skip_corrupt allows.
-        """
+    def validate(self, name: str) -> Tally:
+        """Validate all images without writing them; return their tally."""
         self._validated.mkdir(exist_ok=True)
         plan = self._current_plan()
         tasks = [
             dataclasses.replace(task, path=None, result=self._validated / task.result.name)
             for task in self._tasks(name, plan).values()
         ]
-        tally = combine(result.tally for result in self._run_tasks(tasks, plan))
+        return combine(result.tally for result in self._run_tasks(tasks, plan))
+
+    def _skip_unusable(self, name: str) -> None:
+        """Validate all images; skip the unusable ones.
+
+        Raises:
+            UserError: There are more of them than data.skip_corrupt allows.
+        """
+        tally = self.validate(name)
         self._skipped.count(tally)
         self._tell_checked()
         if self._unusable(tally):
@@ -249,9 +256,9 @@ class SetWriter:
 
     def _share_lists(self) -> None:
         """Copy the lists to where workers on other machines read them."""
-        if self._read_lists != self._lists:
+        if self._read_lists != self.lists:
             shutil.rmtree(self._read_lists, ignore_errors=True)
-            shutil.copytree(self._lists, self._read_lists)
+            shutil.copytree(self.lists, self._read_lists)
 
     def _current_plan(self) -> Plan:
         """Return the plan without the images skipped so far, and with each bundle in one split."""
@@ -286,10 +293,10 @@ class SetWriter:
 
     def deal(self, plan: Plan) -> None:
         """Write the lists of the shards' examples."""
-        shutil.rmtree(self._lists, ignore_errors=True)
-        self._lists.mkdir()
+        shutil.rmtree(self.lists, ignore_errors=True)
+        self.lists.mkdir()
         bundled, copies = self._settings.group_by is not None, self._skipped.copies
-        deal(self._listing, plan.divided, plan.shards, plan.classes, self._lists, copies, bundled=bundled)
+        deal(self._listing, plan.divided, plan.shards, plan.classes, self.lists, copies, bundled=bundled)
 
     def _finish(self, name: str, fingerprint: str, results: Mapping[str, list[ShardResult]], tally: Tally) -> Manifest:
         """Write the metadata files, the manifest last."""

@@ -10,12 +10,14 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from slipway.components.prepare_data.prepare import prepare
 from slipway.core.errors import UserError
 from slipway.core.manifest import Input
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.cli.project import Template
 from slipway.pipelines.config.config import load
 from slipway.pipelines.options import configuration_path
+from tests import photographs
 
 
 @pytest.mark.parametrize("template", list(Template))
@@ -112,3 +114,73 @@ def test_the_default_configuration_is_the_projects_then_the_example(tmp_path: Pa
     (tmp_path / "slipway.yaml").touch()
     assert configuration_path(None, None) == Path("slipway.yaml")
     assert configuration_path(None, Path("other.yaml")) == Path("other.yaml")
+
+
+# --images
+
+
+def write_images(folder: Path, count: int, size: tuple[int, int] = (20, 20)) -> None:
+    """Write images of noise, each with its own content."""
+    folder.mkdir(parents=True)
+    for number in range(count):
+        photographs.scene(*size, seed=hash((str(folder), number)) % 2**32).save(folder / f"{number}.png")
+
+
+def on_images(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["init", *arguments], env={"COLUMNS": "80"})
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_images_of_one_moderate_size_need_no_setting_but_the_source(tmp_path: Path):
+    write_images(tmp_path / "project" / "my images" / "cat", 12)
+    write_images(tmp_path / "project" / "my images" / "dog", 11)
+    said = on_images(str(tmp_path / "project"), "--images", str(tmp_path / "project" / "my images"))
+    assert "sizes       20x20 pixels" in said and "copies      none" in said
+    assert "labels      2: cat 12, dog 11" in said
+    written = yaml.safe_load((tmp_path / "project" / "slipway.yaml").read_text())
+    assert written["data"] == {"source": "images:my images"}
+    assert "class_weights" not in written["train"]
+    assert load(tmp_path / "project" / "slipway.yaml").data.stored_size is None
+
+
+def test_what_would_stop_a_run_has_a_setting_that_lets_it_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    images = tmp_path / "images"
+    write_images(images / "cat", 40, (300, 400))
+    write_images(images / "dog", 12, (700, 300))
+    (images / "dog" / "0.png").write_bytes((images / "cat" / "5.png").read_bytes())
+    (images / "dog" / "1.png").write_bytes((images / "dog" / "2.png").read_bytes()[:-50])
+    (images / "cat" / "3.png").write_text("not found")
+    (images / "cat" / "notes.txt").write_text("seen at the zoo")
+    monkeypatch.chdir(tmp_path)
+    said = on_images("project", "--images", "images")
+    assert "300x400 to 700x300 pixels (height x width), the shorter side usually 300" in said
+    assert "unusable    2: cat/3.png (it is not an image of a supported format); dog/1.png (" in said
+    assert "copies      1: dog/0.png = cat/5.png" in said
+    assert "ignored     1 files that are not images" in said
+    written = yaml.safe_load((tmp_path / "project" / "slipway.yaml").read_text())
+    assert written["data"] == {
+        "source": f"images:{images}",
+        "image_size": [224, 224],
+        "skip_corrupt": pytest.approx(2 / 52, abs=1e-4),
+        "duplicates": "drop",
+    }
+    assert written["train"]["class_weights"] == "balanced"
+    prepared = prepare(load(tmp_path / "project" / "slipway.yaml").data, 1)
+    # Two that cannot be used, and the copy, which is in another split.
+    assert (prepared.manifest.skipped_count, prepared.manifest.image_size) == (3, (224, 224))
+
+
+def test_mistakes_of_images_are_said_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "images").mkdir()
+    for arguments, says in (
+        (["--images", "image"], f"error: there is no folder {tmp_path}/image.\n  setting:  --images = 'image'"),
+        (["--images", "image"], f"fix:      slipway init project --images {tmp_path}/images"),
+        (["--images", "images"], f"error: there are no class folders in {tmp_path}/images."),
+        (["--images", "images", "--template", "tabular"], "slipway init project --images images"),
+    ):
+        result = CliRunner().invoke(app, ["init", "project", *arguments])
+        assert result.exit_code == 2, result.output
+        assert says in result.stderr
+    assert not (tmp_path / "project").exists()

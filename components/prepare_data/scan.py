@@ -1,0 +1,118 @@
+"""Scan a source of images once, without writing a data set: what `slipway init --images` says and decides by."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipway.components.prepare_data.examples import SPLITS, Unusable, readable
+from slipway.components.prepare_data.listing.index import Example, list_path, read_list
+from slipway.components.prepare_data.listing.plan import Plan
+from slipway.components.prepare_data.prepare import list_source
+from slipway.components.prepare_data.settings import LARGE_SIDE, DataSettings
+from slipway.components.prepare_data.sources import open_source
+from slipway.components.prepare_data.sources.source import Reader
+from slipway.components.prepare_data.validation.tally import Tally, proposed_size
+from slipway.components.prepare_data.writing.set_writer import SetWriter
+
+MAX_COPIES_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What a source of images has.
+
+    Attributes:
+        name: What a data set from it is called.
+        images: The number of images, including those that cannot be used.
+        bytes: Their size.
+        labels: The number of images of each class.
+        splits: The number of images in each split that the source defines; {} if it defines none.
+        tally: Their formats, sizes and problems.
+        ignored: The number of other files.
+        copies: The number of images whose bytes an earlier one has, too.
+        copies_named: The first of these, with the earlier one.
+    """
+
+    name: str
+    images: int
+    bytes: int
+    labels: dict[str, int]
+    splits: dict[str, int]
+    tally: Tally
+    ignored: int
+    copies: int
+    copies_named: list[tuple[str, str]]
+
+    @property
+    def image_size(self) -> tuple[int, int] | None:
+        """The data.image_size that fits; None if all images have the same moderate size."""
+        same = self.tally.smallest == self.tally.largest and len(self.tally.sizes) == 1
+        if same and self.tally.largest and max(self.tally.largest) <= LARGE_SIDE // 2:
+            return None
+        return proposed_size(self.tally)
+
+    @property
+    def skip_corrupt(self) -> float:
+        """The data.skip_corrupt that skips the unusable images, and no more."""
+        return math.ceil(self.tally.skipped_count / self.images * 10_000) / 10_000
+
+
+def scan(settings: DataSettings) -> Scan:
+    """Scan a source of images with classes.
+
+    Raises:
+        UserError: The source cannot be opened, or has too few images to be split.
+    """
+    source = open_source(settings, "classification")
+    with tempfile.TemporaryDirectory(prefix="slipway-scan-") as folder:
+        scratch = Path(folder)
+        listing = list_source(source, settings, scratch)
+        plan = Plan.of(source, listing.groups, settings, replicas=1)
+        writer = SetWriter(source, settings, listing, plan, scratch, scratch)
+        tally = writer.validate(source.name)
+        lists = [list_path(writer.lists, split, number) for split in SPLITS for number in range(plan.shards[split])]
+        unusable = {key for key, _ in tally.skipped}
+        examples = [example for path in lists for example in read_list(path) if example[0] not in unusable]
+        copies = find_copies(source.reader(scratch), examples)
+        labels: Counter[str] = Counter()
+        splits: Counter[str] = Counter()
+        for (split, label), amount in listing.groups.items():
+            labels[label] += amount.examples
+            splits.update({split: amount.examples} if split else {})
+        return Scan(
+            name=source.name,
+            images=plan.examples(),
+            bytes=sum(amount.bytes for amount in listing.groups.values()),
+            labels=dict(labels),
+            splits=dict(splits),
+            tally=tally,
+            ignored=listing.ignored.count,
+            copies=len(copies),
+            copies_named=copies[:MAX_COPIES_NAMED],
+        )
+
+
+def find_copies(reader: Reader, examples: list[Example]) -> list[tuple[str, str]]:
+    """Return the keys of images whose bytes another image with a smaller key has, too, and that key.
+
+    Only images that have the size of another one are read.
+    """
+    sizes = Counter(size for _, _, size, _ in examples)
+    first: dict[bytes, bytes] = {}
+    copies = []
+    for key, _, size, offset in sorted(examples):
+        if not size or sizes[size] == 1:
+            continue
+        try:
+            digest = hashlib.sha256(reader.read(key, offset, size)).digest()
+        except Unusable:
+            continue
+        if digest in first:
+            copies.append((readable(key), readable(first[digest])))
+        first.setdefault(digest, key)
+    return copies

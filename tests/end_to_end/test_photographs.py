@@ -1,0 +1,151 @@
+"""Photographs as people have them: `slipway init --images`, a run, predictions and the server."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from slipway.core import manifest
+from tests import photographs
+from tests.end_to_end.workspace import Workspace
+from tests.photographs import CLASSES, KINDS, ORIENTATIONS, jpeg, saved, scene, stored
+from tests.serving.client import free_port
+
+COUNT, DAMAGED = 3 * (len(KINDS) + 8), 5
+PROJECT = "my project"
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """A workspace with a project that was written for a folder of photographs, and has a champion."""
+    found = Workspace(tmp_path_factory.mktemp("work space"))
+    photographs.write(found.path / "photos", COUNT, (200, 900), DAMAGED)
+    return found
+
+
+@pytest.fixture(scope="module")
+def said(workspace: Workspace) -> str:
+    """What `slipway init --images` says."""
+    result = workspace.slipway("init", PROJECT, "--images", "photos")
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def project(workspace: Workspace, said: str) -> Workspace:
+    assert f"cd {PROJECT!r} && slipway run" in said
+    workspace.path = workspace.path / PROJECT
+    result = workspace.slipway("run", "--require-promotion")  # the first one, as it is
+    assert result.returncode == 0, result.stdout + result.stderr
+    return workspace
+
+
+def test_init_says_in_one_screen_what_there_is(said: str) -> None:
+    rows = dict(re.findall(r"^(\w+) {2,}(.*)$", said, re.MULTILINE))
+    assert said.startswith(f"photos: {COUNT + DAMAGED} images, ")
+    assert said.count("\n") < 24
+    assert set(re.findall(r"[A-Z]{3,}", rows["formats"])) == {
+        {"jpg": "JPEG"}.get(ending, ending.upper()) for ending, _ in KINDS.values()
+    }
+    assert "3 from CMYK to RGB" in rows["converted"] and "turned upright by their EXIF" in rows["converted"]
+    assert rows["unusable"].startswith(f"{DAMAGED}: ") and rows["unusable"].endswith("; and 2 more")
+    assert all(name in rows["labels"] for name in CLASSES)
+
+
+def test_the_configuration_trains_at_once_and_drops_nothing_that_can_be_used(project: Workspace) -> None:
+    settings = yaml.safe_load((project.path / "slipway.yaml").read_text())
+    assert settings["data"]["image_size"] == [224, 224]
+    record = project.record()
+    assert record["verdict"]["decision"] == "promote"
+    (folder,) = (project.path / "datasets" / "photos").glob("*/manifest.json")
+    about = manifest.read(folder.parent)
+    assert sum(split.examples for split in about.splits.values()) == COUNT
+    assert about.skipped_count == DAMAGED
+    assert set(about.encodings) == {"jpeg", "png"}
+    (note,) = [note for note in about.notes if "differently" in note]
+    assert all(f"from {each} to " in note for each in ("WEBP", "TIFF", "GIF", "BMP", "CMYK"))
+    assert re.search(r"\d+ turned upright", note) and re.search(r"\d+ resized", note)
+
+
+def probabilities(project: Workspace, folder: Path) -> dict[str, list[float]]:
+    """Return what `slipway predict` says about the files of a folder."""
+    result = project.slipway("predict", "my-project", str(folder))
+    assert result.returncode == 0, result.stderr
+    found = [json.loads(line) for line in result.stdout.splitlines()]
+    return {Path(each["input"]).name: each["prediction"]["probabilities"] for each in found}
+
+
+def test_a_turned_photograph_has_the_prediction_of_the_upright_one(project: Workspace, tmp_path: Path) -> None:
+    seen, without = [], []
+    for orientation in ORIENTATIONS:
+        image = stored(scene(360, 480, 2, seed=orientation), orientation)
+        data = jpeg(image, orientation)
+        (tmp_path / f"{orientation} exif.jpg").write_bytes(data)
+        (tmp_path / f"{orientation} without.jpg").write_bytes(jpeg(image, None))
+        with Image.open(io.BytesIO(data)) as decoded:
+            pixels = Image.fromarray(np.asarray(decoded))
+        inverse = {6: 8, 8: 6}.get(orientation, orientation)
+        (tmp_path / f"{orientation} upright.png").write_bytes(saved(stored(pixels, inverse), "PNG"))
+        (tmp_path / f"{orientation} exif.png").write_bytes(saved(pixels, "PNG", exif=photographs.exif_of(orientation)))
+    found = probabilities(project, tmp_path)
+    for orientation in ORIENTATIONS:
+        upright = found[f"{orientation} upright.png"]
+        assert found[f"{orientation} exif.jpg"] == pytest.approx(upright, abs=0.03)
+        assert found[f"{orientation} exif.png"] == pytest.approx(upright, abs=1e-4)
+        seen.append(np.abs(np.subtract(found[f"{orientation} exif.jpg"], upright)).max())
+        without.append(np.abs(np.subtract(found[f"{orientation} without.jpg"], upright)).max())
+    assert max(without) > 5 * max(seen)  # the network tells them apart
+
+
+def test_every_format_is_predicted_on_and_served_alike(project: Workspace, tmp_path: Path) -> None:
+    files = {}
+    for number, (name, (ending, make)) in enumerate(KINDS.items()):
+        files[f"{name}.{ending}"] = make(scene(300, 400, number % 3, seed=number), 1 + number % 8)
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    found = probabilities(project, tmp_path)
+    assert found.keys() == files.keys()
+    port = free_port()
+    server = project.start("serve", "my-project", "--port", str(port))
+    try:
+        ask(port, "/health")
+        for name, data in files.items():
+            served = ask(port, "/predict", data)["predictions"][0]["probabilities"]
+            assert served == pytest.approx(found[name], abs=1e-4), name
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            ask(port, "/predict", b"<html>not found</html>")
+        assert b"The image cannot be decoded: it is not an image of a supported format." in refused.value.read()
+    finally:
+        server.terminate()
+        server.communicate(timeout=60)
+
+
+def ask(port: int, path: str, body: bytes | None = None) -> Any:
+    """Return the server's answer, once it has started."""
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", body, {"Content-Type": "image/jpeg"})
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            with urllib.request.urlopen(request, timeout=30) as response:
+                text = response.read()
+            return json.loads(text) if body is not None else text
+        except urllib.error.HTTPError as error:
+            if error.code != 503 or time.monotonic() > deadline:
+                raise
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.2)
