@@ -9,8 +9,8 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipway.components.prepare_data.examples import SPLITS, Unusable, readable
-from slipway.components.prepare_data.listing.index import Example, list_path, read_list
+from slipway.components.prepare_data.examples import SPLITS, Example, Unusable, readable
+from slipway.components.prepare_data.listing.index import list_path, read_list
 from slipway.components.prepare_data.listing.plan import Plan
 from slipway.components.prepare_data.prepare import list_source
 from slipway.components.prepare_data.settings import LARGE_SIDE, DataSettings

@@ -213,7 +213,7 @@ def _ensured(
     builder = builder or settings.build.builder
     check_builder(settings, builder)
     registry = registry_of(settings.image_repository, settings.connection)
-    uris = {}
+    uris: dict[str, str] = {}
     for role, image in wanted.items():
         found = find(image.request, registry)
         if found is None:
