@@ -121,7 +121,10 @@ def _is_lossy(image: bytes) -> bool:
 def _decode(image: tf.Tensor, channels: int, *, upright: bool) -> tf.Tensor:
     def as_jpeg() -> tf.Tensor:
         pixels = _decode_prepared(image, channels)
-        return pixels if upright else _turned(pixels, _orientation(image))
+        if upright:
+            return pixels
+        orientation = _orientation(image)
+        return tf.cond(orientation == 1, lambda: pixels, lambda: _turned(pixels, orientation))
 
     def as_other() -> tf.Tensor:
         return tf.io.decode_image(image, channels=channels, expand_animations=False)
