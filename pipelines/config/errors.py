@@ -160,7 +160,7 @@ def _explain(place: _Place, problem: ErrorDetails) -> UserError:
     nested = problem.get("ctx", {}).get("error")
     words = WORDS.get(_pattern(problem), str(problem["msg"]))
     text = str(nested) if nested is not None else words
-    choices, allowed = _allowed(place.field)
+    choices, allowed = _allowed(place.field) if nested is None else ([], None)
     near = nearest(str(value), choices) if choices else _near(problem)
     if kind == "invalid-json-value":
         text = f"{value} is a {type(value).__name__}, which JSON does not support"
