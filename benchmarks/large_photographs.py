@@ -46,7 +46,7 @@ def main() -> None:
         folder = Path(name)
         make_large(folder / "photographs", arguments.photographs)
         roots, found = {"directory": folder / "photographs"}, {variant: {"first": 0.0} for variant in VARIANTS}
-        for variant, resize in (("original", None), ("resized", {"size": arguments.size})):
+        for variant, resize in (("original", "original"), ("resized", {"size": arguments.size})):
             roots[variant], found[variant] = prepared(folder, variant, resize)
         for _, variant in itertools.product(range(arguments.rounds), VARIANTS):
             rates = in_a_process(variant, roots[variant], MODULE)
@@ -55,7 +55,7 @@ def main() -> None:
     show(found)
 
 
-def prepared(folder: Path, name: str, resize: dict[str, Any] | None) -> tuple[Path, dict[str, float]]:
+def prepared(folder: Path, name: str, resize: dict[str, Any] | str) -> tuple[Path, dict[str, float]]:
     """Prepare the data set; return its folder, and the time and the size of its shards."""
     from slipway.components.prepare_data.prepare import prepare
     from slipway.components.prepare_data.settings import DataSettings
