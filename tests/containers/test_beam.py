@@ -46,6 +46,7 @@ def image(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> str:
     engine.build(folder, f"{BEAM_SDK.rpartition('/')[2]}:{beam_version(PROJECT)}")
     values = yaml.safe_load((PROJECT / "configs/digits.yaml").read_text())
     place = {"base": engine.base, "repository": f"{engine.registry}/vertex", "builder": "buildah"}
+    place["run_as"] = "65534:65534"  # not the user of the workers
     values["vertex"] = {"project": "p", "region": REGION, "bucket": "gs://p-b", "build": place}
     values["data"] = {"source": "images:gs://p-b/images", "beam": {"from_gigabytes": 0}}
     wanted = wanted_images(validate(values, "the test"), print)
