@@ -12,8 +12,10 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from slipway.components.prepare_data.settings import DataSettings
+from tests.fakes.dataflow import FakeDataflow, JobFailed, Script
 from tests.fakes.google import PROJECT, REGION, FakeGoogle
 from tests.fakes.mount import Mount
 
@@ -23,8 +25,9 @@ PROGRAM = """
 import sys
 from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
+from slipway.components.prepare_data.writing.dataflow import owned_by
 
-print(prepare(DataSettings.model_validate_json(sys.argv[1]), 3).folder)
+print(prepare(owned_by(DataSettings.model_validate_json(sys.argv[1]), "gs://bucket/runs/of-the-test"), 3).folder)
 """
 PORT_FILE = "job-service.port"
 IN_NAMESPACE = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-ec"]
@@ -127,6 +130,51 @@ def job_service(
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # with its workers
             process.wait()
+
+
+def dataflow_script(google: FakeGoogle, options: Mapping[str, str]) -> Script:
+    """Return what jobs of the fake Dataflow do: run their pipeline by Beam's job service with these `options`.
+
+    The pipeline is where the job says it is, pipeline.pb in the bucket. Its workers are those of the pool, in place of
+    containers of the image that it names.
+    """
+
+    def script(fake: FakeDataflow, job: dict[str, Any]) -> Iterator[None]:
+        import grpc
+        from apache_beam.portability.api import beam_job_api_pb2, beam_job_api_pb2_grpc
+
+        url = str(job["environment"]["sdkPipelineOptions"]["options"]["pipelineUrl"])
+        bucket, _, name = url.removeprefix("gs://").partition("/")
+        pipeline = _with_pool(google.storage.read(bucket, name)[0], options["environment_config"])
+        with grpc.insecure_channel(options["job_endpoint"]) as channel:
+            service = beam_job_api_pb2_grpc.JobServiceStub(channel)
+            prepared = service.Prepare(beam_job_api_pb2.PrepareJobRequest(job_name=job["name"], pipeline=pipeline))
+            run = service.Run(beam_job_api_pb2.RunJobRequest(preparation_id=prepared.preparation_id)).job_id
+            fake.scale(job, 1)
+            states = beam_job_api_pb2.JobState
+            while True:
+                state = service.GetState(beam_job_api_pb2.GetJobStateRequest(job_id=run)).state
+                if state == states.DONE:
+                    return
+                if state in (states.FAILED, states.CANCELLED):
+                    raise JobFailed(f"Workflow failed: {states.Enum.Name(state)}")
+                yield
+
+    return script
+
+
+def _with_pool(content: bytes, pool: str) -> Any:
+    """Return a pipeline whose workers are processes of a pool."""
+    from apache_beam.portability import common_urns
+    from apache_beam.portability.api import beam_runner_api_pb2, endpoints_pb2
+
+    pipeline = beam_runner_api_pb2.Pipeline.FromString(content)
+    payload = beam_runner_api_pb2.ExternalPayload(endpoint=endpoints_pb2.ApiServiceDescriptor(url=pool))
+    for environment in pipeline.components.environments.values():
+        environment.urn = common_urns.environments.EXTERNAL.urn
+        environment.payload = payload.SerializeToString()
+        del environment.dependencies[:]
+    return pipeline
 
 
 def _wait(port_file: Path, pool: int, processes: list[subprocess.Popen[bytes]]) -> None:

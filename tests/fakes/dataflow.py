@@ -1,5 +1,7 @@
 """Dataflow: jobs that are created, listed, followed and cancelled; what their workers do is the test's.
 
+With `tests.fakes.beam.dataflow_script`, they run the pipeline that was submitted.
+
 Rules are from the API description of dataflow v1b3 unless another source is named.
 """
 

@@ -143,13 +143,20 @@ def _check_cloud(beam: BeamSettings) -> None:
                 fix=f"add {name} to data.beam.options"
                 + ("; slipway build --target vertex builds such an image" if name == "sdk_container_image" else ""),
             )
-    if importlib.util.find_spec("apitools") is None:
+    if not _has_dataflow_client():
         raise UserError(
             "Apache Beam is installed without its Google Cloud dependencies.",
             setting="data.beam.runner",
             value=beam.runner,
             fix="pip install 'apache-beam[gcp]'",
         )
+
+
+def _has_dataflow_client() -> bool:
+    try:
+        return importlib.util.find_spec("google.cloud.dataflow_v1beta3") is not None
+    except ModuleNotFoundError:  # no google.cloud
+        return False
 
 
 def written_by(beam: BeamSettings) -> str:

@@ -15,8 +15,9 @@ from slipway.components.prepare_data.settings import DataSettings
 from slipway.core import manifest
 from slipway.core.errors import UserError
 from slipway.core.manifest import TaskName
-from tests.fakes.beam import BUCKET, Bucket, can_mount, job_service
-from tests.fakes.google import FakeGoogle
+from tests.fakes.beam import BUCKET, Bucket, can_mount, dataflow_script, job_service
+from tests.fakes.google import COMPUTE_ACCOUNT, PROJECT, REGION, FakeGoogle
+from tests.fakes.ready import grant
 
 MakeFolder = Callable[..., Path]
 MakeSettings = Callable[..., DataSettings]
@@ -117,3 +118,35 @@ def test_a_worker_without_the_volume_is_named(images: Path, make_settings: MakeS
             prepare(settings, 3)
     assert "\n" not in error.value.message
     assert not list(store.iterdir())
+
+
+@pytest.mark.long
+def test_a_job_on_dataflow(
+    google: FakeGoogle, bucket: Bucket, images: Path, make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    pytest.importorskip("google.cloud.dataflow_v1beta3")
+    project = google.world.projects[PROJECT]
+    project.services.add("dataflow.googleapis.com")
+    agent = google.service_usage.make_agent(project, "dataflow.googleapis.com")
+    grant(google, f"projects/{PROJECT}", "roles/dataflow.serviceAgent", agent)
+    grant(google, f"projects/{PROJECT}", "roles/dataflow.worker", COMPUTE_ACCOUNT)
+    expected = prepare(make_settings(images, skip_corrupt=0.05), 3).folder
+    images.rename(bucket.folder / images.name)
+    about = {
+        "project": PROJECT,
+        "region": REGION,
+        "temp_location": f"gs://{BUCKET}/temp",
+        "sdk_container_image": "e.g/beam:1",
+        "dataflow_endpoint": f"https://{google.endpoints['dataflow']}",
+    }
+    beam = {"runner": "DataflowRunner", "from_gigabytes": 0, "options": about}
+    source = f"images:gs://{BUCKET}/{images.name}"
+    with job_service(tmp_path, bucket.environment) as options:
+        google.dataflow.script = dataflow_script(google, options)
+        found = bucket.prepare(make_settings(source, skip_corrupt=0.05, beam=beam, store=f"gs://{BUCKET}/sets"))
+    assert content(found) == content(expected)
+    # One validates the images, one writes them.
+    jobs = list(google.dataflow.jobs.values())
+    assert [job["currentState"] for job in jobs] == ["JOB_STATE_DONE", "JOB_STATE_DONE"]
+    images_of = [pool["sdkHarnessContainerImages"] for job in jobs for pool in job["environment"]["workerPools"]]
+    assert {one["containerImage"] for found in images_of for one in found} == {"e.g/beam:1"}
