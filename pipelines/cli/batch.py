@@ -38,7 +38,8 @@ def batch(
             "--input",
             metavar="INPUT",
             help=f"What to predict on: {WORDS}. "
-            "On Vertex AI, gs:// URIs of JSONL, TFRecord or lists of files (.txt). Can be repeated.",
+            "On Vertex AI, gs:// URIs of CSV, Parquet, JSONL, TFRecord or lists of files (.txt), or a folder of these. "
+            "Can be repeated.",
         ),
     ],
     output: Annotated[

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -221,10 +221,7 @@ def _program(engine: str, folder: Path) -> Model:
     own = _manifest(folder, description)
     decoder = preparation.Features(own)
     predictions = importlib.import_module(f"slipway.trainer.engines.{engine}.export").load(folder)
-    inputs = {}
-    for name, one in own.all_inputs.items():
-        dtype = np.dtype(object if TYPES[one.kind] == "string" else TYPES[one.kind])
-        inputs[signature_name(name, one)] = Field(one.kind, dtype, one.stored_shape, one.accepts_null)
+    inputs = _fields(own)
     row = TASKS[own.task]
 
     @traced(input_signature=[decoder.requests()])
@@ -237,6 +234,27 @@ def _program(engine: str, folder: Path) -> Model:
 
     outputs = tuple(filter(None, (row.names, row.values)))
     return Model(folder, own.task, inputs, outputs, description, function, names=list(own.classes))
+
+
+def _fields(manifest: Manifest) -> dict[str, Field]:
+    """Return the inputs of a model that Slipway's trainer wrote."""
+    inputs = {}
+    for name, one in manifest.all_inputs.items():
+        dtype = np.dtype(object if TYPES[one.kind] == "string" else TYPES[one.kind])
+        inputs[signature_name(name, one)] = Field(one.kind, dtype, one.stored_shape, one.accepts_null)
+    return inputs
+
+
+def described(folder: Path, description: JsonObject) -> Model:
+    """Return a model by its model.json alone, which cannot predict; one without a task there is a custom model."""
+
+    def function(_arrays: Arrays) -> NoReturn:
+        raise NotServable("only its description is loaded")
+
+    if not description.get("task"):
+        return Model(folder, None, {INSTANCES: Field("other", np.dtype(object))}, (), description, function)
+    manifest = _manifest(folder, description)
+    return Model(folder, manifest.task, _fields(manifest), (), description, function)
 
 
 def _array(tensor: Any) -> NDArray[Any]:

@@ -22,7 +22,7 @@ from slipway.components.cloud.retries import is_transient, paced, retried
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig, vertex_of
-from slipway.pipelines.platforms.vertex import batch_files
+from slipway.pipelines.platforms.vertex import batch_files, batch_tables
 from slipway.pipelines.platforms.vertex.batch_files import Inputs, Results, called
 from slipway.pipelines.platforms.vertex.doctor import batch as checks
 from slipway.pipelines.platforms.vertex.submission import labels_of
@@ -100,6 +100,8 @@ def prepare(asked: Asked) -> Prepared:
         checks.check_bucket(connection, uri, "--input")
     checks.check_bucket(connection, asked.output, "--output")
     inputs = batch_files.find_inputs(connection, asked.inputs, asked.key)
+    if inputs.format == "table":
+        inputs = batch_tables.as_instances(connection, inputs, version, asked.output)
     supported = list(version.supported_input_storage_formats)
     if supported and inputs.format not in supported:
         raise UserError(
@@ -108,7 +110,7 @@ def prepare(asked: Asked) -> Prepared:
     name = f"{version.name.partition('@')[0]}@{version.version_id}"
     job: JsonObject = {
         "model": name,
-        "input_config": {"instances_format": inputs.format, "gcs_source": {"uris": list(asked.inputs)}},
+        "input_config": {"instances_format": inputs.format, "gcs_source": {"uris": list(inputs.uris)}},
         "output_config": {
             "predictions_format": "jsonl",
             "gcs_destination": {"output_uri_prefix": asked.output.rstrip("/")},
@@ -122,8 +124,8 @@ def prepare(asked: Asked) -> Prepared:
     }
     if machine.spot:
         job["dedicated_resources"]["spot"] = True
-    if asked.key is not None:
-        job["instance_config"] = {"key_field": asked.key}
+    if inputs.key is not None:
+        job["instance_config"] = {"key_field": inputs.key}
     if vertex.service_account:
         job["service_account"] = vertex.service_account
     if vertex.encryption_key:
@@ -151,6 +153,8 @@ def submit(prepared: Prepared) -> Job:
         UserError: Vertex AI refuses the job.
     """
     connection = prepared.connection
+    if prepared.inputs.content is not None:
+        batch_tables.upload(connection, prepared.inputs)
     # Spot VMs are a field of v1beta1 only. The job is the same resource.
     client: Any = connection.beta_jobs if prepared.spot else connection.jobs
     request = {"parent": connection.parent, "batch_prediction_job": prepared.job}

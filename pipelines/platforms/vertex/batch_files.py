@@ -19,18 +19,21 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
 from typing import IO, Any, Literal, TypeVar
 
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.refusals import refusing
 from slipway.components.cloud.retries import existing, retried
 from slipway.core.errors import UserError
+from slipway.core.tables.formats import FORMATS as TABLES
 from slipway.serving.instances import BadRequest, parse
 
 Result = TypeVar("Result")
-Format = Literal["jsonl", "file-list", "tf-record"]
-# The format of the inputs by the end of their names. CSV rows become arrays, which Slipway's server does not accept.
+Format = Literal["jsonl", "file-list", "tf-record", "table"]
+# The format of the inputs by the end of their names. A table becomes instances; see batch_tables.py.
 FORMATS: dict[str, Format] = {
+    **dict.fromkeys(TABLES, "table"),
     ".jsonl": "jsonl",
     ".txt": "file-list",
     ".tfrecord": "tf-record",
@@ -48,22 +51,19 @@ ERRORS = re.compile(r"prediction\.errors_stats-|errors_\d")
 class Inputs:
     """The input objects and their format.
 
-    `examples` is the number of instances, None if they are too large to be read; `largest` the bytes of the largest one
-    in a request, 0 if not known.
+    `fingerprint` changes whenever an object does. `examples` is the number of instances, None if they are too large to
+    be read; `largest` the bytes of the largest one in a request, 0 if not known. `content` are the instances of tables
+    until they are in the bucket.
     """
 
     uris: tuple[str, ...]
     blobs: Sequence[Any]
     format: Format
     key: str | None
+    fingerprint: str
     examples: int | None = None
     largest: int = 0
-
-    @property
-    def fingerprint(self) -> str:
-        """Changes whenever an object does."""
-        names = [f"{blob.bucket.name}/{blob.name}#{blob.generation}" for blob in self.blobs]
-        return hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()
+    content: IO[bytes] | None = None
 
 
 @dataclass
@@ -100,11 +100,12 @@ def called(connection: Connection, what: str, call: Callable[[], Result], needs:
 
 
 def find_inputs(connection: Connection, uris: Sequence[str], key: str | None) -> Inputs:
-    """List the inputs and check each instance, unless they are too large.
+    """List the inputs and check each instance, unless they are too large, or tables.
 
     Raises:
         UserError: There is none, the format is not supported, or an instance is not valid.
     """
+    uris = [found for uri in uris for found in _in_folder(connection, uri)]
     kinds = {_format(uri) for uri in uris}
     if len(kinds) > 1:
         raise UserError(
@@ -118,8 +119,8 @@ def find_inputs(connection: Connection, uris: Sequence[str], key: str | None) ->
             "The lines of a file list have no fields.", setting="--key", value=key, allowed="a field of JSONL objects"
         )
     blobs = [blob for uri in uris for blob in _listed(connection, uri)]
-    inputs = Inputs(tuple(uris), blobs, kind, key)
-    if sum(int(blob.size or 0) for blob in blobs) > MAX_BYTES:
+    inputs = Inputs(tuple(uris), blobs, kind, key, _fingerprint(blobs))
+    if kind == "table" or sum(int(blob.size or 0) for blob in blobs) > MAX_BYTES:
         return inputs
     seen: set[bytes] = set()
     count = largest = 0
@@ -135,6 +136,12 @@ def find_inputs(connection: Connection, uris: Sequence[str], key: str | None) ->
     return replace(inputs, examples=count, largest=largest)
 
 
+def _fingerprint(blobs: Sequence[Any]) -> str:
+    """Return the hash of the objects' names and generations, which the client forgets when it reads an object."""
+    names = [f"{blob.bucket.name}/{blob.name}#{blob.generation}" for blob in blobs]
+    return hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()
+
+
 def instances(connection: Connection, inputs: Inputs) -> Iterator[tuple[str, Any, int]]:
     """Yield each instance: its name, what identifies it in the predictions, and its bytes in a request if known.
 
@@ -143,7 +150,7 @@ def instances(connection: Connection, inputs: Inputs) -> Iterator[tuple[str, Any
     """
     for blob in inputs.blobs:
         where = f"gs://{blob.bucket.name}/{blob.name}"
-        with _opened(connection, blob) as file:
+        with opened(connection, blob) as file:
             if inputs.format == "tf-record":
                 for number, record in enumerate(_records(file, where), 1):
                     text = base64.b64encode(record).decode()
@@ -170,7 +177,7 @@ def read_results(connection: Connection, folder: str, inputs: Inputs) -> Results
         name = blob.name.rpartition("/")[2]
         if not RESULTS.match(name) and not ERRORS.match(name):
             continue
-        with _opened(connection, blob) as file:
+        with opened(connection, blob) as file:
             for line in file:
                 row = _row(line)
                 identity = _digest(row.get("key", row.get("instance")))
@@ -197,16 +204,51 @@ def read_results(connection: Connection, folder: str, inputs: Inputs) -> Results
     return results
 
 
+def _ending(uri: str) -> str | None:
+    return next((ending for ending in FORMATS if uri.lower().endswith(ending)), None)
+
+
+def _in_folder(connection: Connection, uri: str) -> list[str]:
+    """Return the URI, or those of the files in a folder, which must have one format."""
+    bucket, slash, prefix = uri.removeprefix("gs://").partition("/")
+    if not uri.startswith("gs://") or not slash or _ending(uri) or re.search(r"[*?\[]", prefix):
+        return [uri]
+    folder = f"{prefix.rstrip('/')}/" if prefix.strip("/") else ""
+    with refusing(connection, f"list {uri}"):
+        blobs = existing(lambda: list(connection.storage.list_blobs(bucket, prefix=folder))) or []
+    found: dict[str, list[str]] = {}
+    for blob in blobs:
+        if (ending := _ending(blob.name)) and not PurePosixPath(blob.name).name.startswith("."):
+            found.setdefault(ending, []).append(f"gs://{bucket}/{blob.name}")
+    if not found:
+        raise UserError(
+            f"The folder {uri} has no files to predict on ({', '.join(FORMATS)}).",
+            setting="--input",
+            value=uri,
+            fix=f"gcloud storage ls {uri}",
+        )
+    if len(found) > 1:
+        counts = "; ".join(f"{len(uris):,} {ending}, such as {uris[0]}" for ending, uris in found.items())
+        raise UserError(
+            f"The folder {uri} has files of several formats: {counts}.",
+            setting="--input",
+            value=uri,
+            fix=f"--input '{uri.rstrip('/')}/*{next(iter(found))}'",
+        )
+    ((_, uris),) = found.items()
+    return uris
+
+
 def _format(uri: str) -> Format:
-    ending = next((ending for ending in FORMATS if uri.lower().endswith(ending)), None)
+    ending = _ending(uri)
     if uri.startswith("gs://") and "/" in uri.removeprefix("gs://") and ending is not None:
         return FORMATS[ending]
     raise UserError(
         f"The input {uri} cannot be predicted on Vertex AI.",
         setting="--input",
         value=uri,
-        allowed="gs://BUCKET/FILE with instances (.jsonl), a list of images (.txt) or TFRecords (.tfrecord); "
-        "* and ? match several files",
+        allowed="gs://BUCKET/FILE with a table (.csv, .parquet), instances (.jsonl), a list of images (.txt) or "
+        "TFRecords (.tfrecord), or a folder of these; * and ? match several files",
         fix=None if uri.startswith("gs://") else f"gcloud storage cp {uri} gs://BUCKET/FOLDER/",
     )
 
@@ -222,7 +264,7 @@ def _listed(connection: Connection, uri: str) -> list[Any]:
     return blobs
 
 
-def _opened(connection: Connection, blob: Any) -> IO[bytes]:
+def opened(connection: Connection, blob: Any) -> IO[bytes]:
     """Return the content of an object as a file."""
     file = tempfile.TemporaryFile()  # noqa: SIM115 (the caller closes it)
     try:

@@ -10,7 +10,7 @@ import csv
 import io
 import itertools
 from collections.abc import Iterable, Iterator
-from typing import BinaryIO
+from typing import IO
 
 import numpy as np
 import pyarrow
@@ -43,7 +43,7 @@ class CsvFile(TableFile):
 
     item = "line"
 
-    def __init__(self, file: BinaryIO, path: object, mistake: Mistake, *, keep_faults: bool = False) -> None:
+    def __init__(self, file: IO[bytes], path: object, mistake: Mistake, *, keep_faults: bool = False) -> None:
         self._file = file
         self._path = path
         self._mistake = mistake

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
     from slipway.core.tables.batch import Mistake, TableFile
@@ -17,7 +17,7 @@ def is_table(path: Path) -> bool:
     return path.suffix.lower() in FORMATS
 
 
-def open_table(file: BinaryIO, path: object, ending: str, mistake: Mistake, *, keep_faults: bool = False) -> TableFile:
+def open_table(file: IO[bytes], path: object, ending: str, mistake: Mistake, *, keep_faults: bool = False) -> TableFile:
     """Return the table in an open file.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import IO
 
 import numpy as np
 import pyarrow
@@ -37,7 +37,7 @@ class ParquetFile(TableFile):
 
     item = "row"
 
-    def __init__(self, file: BinaryIO, path: object, mistake: Mistake) -> None:
+    def __init__(self, file: IO[bytes], path: object, mistake: Mistake) -> None:
         self._path = path
         self._mistake = mistake
         self.header = str(path)

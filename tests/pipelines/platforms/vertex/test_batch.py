@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from slipway.components.cloud.connection import Connection
@@ -99,6 +102,9 @@ def test_a_batch_is_one_job_whose_inputs_are_counted(ready_google: FakeGoogle, b
     write(ready_google, "inputs/b.jsonl", '{"n": 9, "id": "k9"}')
     assert batch("--key", "id", "--no-wait").exit_code == 0
     assert len(jobs(ready_google)) == 2
+    write(ready_google, "inputs/b.jsonl", '{"n": 10, "id": "k9"}')
+    assert batch("--key", "id", "--no-wait").exit_code == 0
+    assert len(jobs(ready_google)) == 3
 
 
 def test_a_lost_answer_does_not_start_two_jobs(ready_google: FakeGoogle, batch):
@@ -223,7 +229,8 @@ def test_a_dry_run_prints_the_job_and_creates_none(ready_google: FakeGoogle, bat
         (("--hardware", "cpu*0"), "replicas must be between 1 and 1,000; got 0"),
         (("--input", f"gs://{BUCKET}/none.jsonl"), f"there is nothing at gs://{BUCKET}/none.jsonl"),
         (("--input", "mine.jsonl"), "gcloud storage cp mine.jsonl gs://BUCKET/FOLDER/"),
-        (("--input", f"gs://{BUCKET}/table.csv"), "cannot be predicted on Vertex AI"),
+        (("--input", f"gs://{BUCKET}/table.xlsx"), f"the folder gs://{BUCKET}/table.xlsx has no files to predict on"),
+        (("--input", f"gs://{BUCKET}/*.xlsx"), "cannot be predicted on Vertex AI"),
         (("--input", f"gs://{BUCKET}/list.txt"), "must have the same format"),
         (("--input", "gs://elsewhere/a.jsonl"), "is in us-central1, the model in europe-west4"),
         (("--output", "predictions"), "is not a folder in a bucket"),
@@ -278,6 +285,106 @@ def test_records_and_lists_of_files(ready_google: FakeGoogle, batch, slipway: Sl
     arguments = [f"gs://{BUCKET}/list.txt" if word == INPUT else word for word in BATCH]
     assert "have no fields" in slipway(*arguments, "--key", "id").stderr
     assert json.loads(slipway(*arguments, "--json").stdout)["done"] == 1
+
+
+@pytest.fixture
+def of_houses(ready_google: FakeGoogle, batch, slipway: Slipway, houses_folder: Path) -> Callable[..., Any]:
+    """Run the command on an input with the model of houses, which its own server serves."""
+    ready_google.region.models.models.clear()
+    register(ready_google, houses_folder)
+    del ready_google.region.servers.commands["digits"]
+
+    def run(given: str, *more: str) -> Any:
+        return slipway(*(f"gs://{BUCKET}/{given}" if word == INPUT else word for word in BATCH), *more)
+
+    return run
+
+
+HEADER = "street,area,sides,rooms,id"
+
+
+def test_tables_become_instances_beside_the_predictions(ready_google: FakeGoogle, of_houses):
+    write(ready_google, "tables/a.csv", f"{HEADER}\nOak,55,1 2,3,x\n\nOak,56,1;2,3.0,y\n")
+    write(ready_google, "tables/inner/b.csv", f"{HEADER}\nElm,57,1 2,3,z\n")
+    write(ready_google, "tables/notes.md", "not read")
+    result = of_houses("tables", "--json")
+    assert result.exit_code == 0, result.stderr
+    (job,) = jobs(ready_google)
+    (uri,) = job.input_config.gcs_source.uris
+    assert job.input_config.instances_format == "jsonl" and uri.startswith(f"gs://{BUCKET}/out/instances-")
+    sent = ready_google.storage.read(BUCKET, uri.removeprefix(f"gs://{BUCKET}/"))[0].splitlines()
+    key = f"gs://{BUCKET}/tables/a.csv line 4"
+    assert json.loads(sent[1]) == {**HOUSE, "area": 56.0, "slipway_row": key}
+    rows = [row for n in range(2) for row in written(ready_google, f"prediction.results-0000{n}-of-00002")]
+    found = {row["key"]: row["prediction"]["prediction"] for row in rows}
+    assert list(found.values()) == pytest.approx([HOUSE_PRICE, HOUSE_PRICE + 2, HOUSE_PRICE + 4 - 10])
+    assert list(found)[1:] == [key, f"gs://{BUCKET}/tables/inner/b.csv line 2"]
+    summary = json.loads(result.stdout)
+    assert (summary["examples"], summary["done"], summary["failed"], summary["listed"]) == (3, 3, 0, True)
+    again = of_houses("tables/", "--json")
+    assert "was submitted before" in again.stderr and json.loads(again.stdout) == summary
+    write(ready_google, "tables/a.csv", f"{HEADER}\nOak,55,1 2,3,x\n")
+    changed = of_houses("tables", "--no-wait")
+    assert changed.exit_code == 0 and len(jobs(ready_google)) == 2, changed.stderr
+
+
+def test_a_parquet_file_with_a_key(ready_google: FakeGoogle, of_houses):
+    file = io.BytesIO()
+    columns = {"street": ["Oak", "Elm"], "area": [55.0, 55.0], "sides": [[1.0, 2.0]] * 2, "rooms": [3, 3]}
+    pyarrow.parquet.write_table(pyarrow.table({**columns, "id": [7, 8]}), file)
+    ready_google.storage.write(BUCKET, "houses.parquet", file.getvalue())
+    assert of_houses("houses.parquet", "--key", "id").exit_code == 0
+    rows = [row for n in range(2) for row in written(ready_google, f"prediction.results-0000{n}-of-00002")]
+    assert {row["key"]: row["prediction"]["prediction"] for row in rows} == pytest.approx({"7": 190.0, "8": 180.0})
+
+    assert (
+        "houses.parquet row 2 repeats the rooms of an earlier row: 3"
+        in of_houses("houses.parquet", "--key", "rooms").stderr
+    )
+    assert "there is no column 'ID'" in of_houses("houses.parquet", "--key", "ID").stderr
+
+
+def test_a_dry_run_of_a_table_writes_nothing(ready_google: FakeGoogle, of_houses):
+    write(ready_google, "a.csv", f"{HEADER}\nOak,55,1 2,3,x\n")
+    before = set(ready_google.storage.names(BUCKET))
+    assert of_houses("a.csv", "--dry-run").exit_code == 0
+    assert set(ready_google.storage.names(BUCKET)) == before
+
+
+@pytest.mark.parametrize(
+    ("files", "given", "sentence"),
+    [
+        (
+            {"a.csv": f"{HEADER}\nOak,55,1 2,3,x\nOak,big,1 2,3,y"},
+            "a.csv",
+            "line 3 of gs://{}/a.csv: area: 'big' is not a",
+        ),
+        ({"a.csv": f"{HEADER}\nOak,55,1 2\n"}, "a.csv", "line 2 of gs://{}/a.csv has 3 columns; line 1 has 5"),
+        ({"a.csv": "street,aera,sides,rooms\nOak,55,1 2,3"}, "a.csv", "fix: rename the column aera to area"),
+        ({"a.csv": f"{HEADER}\n"}, "a.csv", "the inputs have no rows"),
+        ({"a.parquet": "no"}, "a.parquet", "gs://{}/a.parquet is not a Parquet file, or damaged"),
+        ({"t/a.csv": "x", "t/b.jsonl": "1"}, "t", "the folder gs://{}/t has files of several formats: 1 .csv, such as"),
+        ({"t/a.md": "x"}, "t", "the folder gs://{}/t has no files to predict on (.csv, .parquet, .jsonl"),
+    ],
+    ids=["value", "columns", "column", "rows", "damaged", "mixed", "empty"],
+)
+def test_mistakes_in_tables_are_found_before_a_job_is_created(
+    ready_google: FakeGoogle, of_houses, files: dict[str, str], given: str, sentence: str
+):
+    for name, text in files.items():
+        write(ready_google, name, text)
+    result = of_houses(given)
+    assert result.exit_code == 2, result.output
+    assert sentence.format(BUCKET) in " ".join(result.stderr.split())
+    assert not jobs(ready_google)
+
+
+def test_tables_of_models_of_images_are_refused(ready_google: FakeGoogle, of_houses, tmp_path: Path, slipway: Slipway):
+    described = {"task": "classification", "classes": ["a", "b"], "inputs": {}, "image_size": [8, 8], "channels": 1}
+    write(ready_google, "models/digits/model.json", json.dumps(described))
+    write(ready_google, "a.csv", "image\n0.png\n")
+    result = of_houses("a.csv")
+    assert result.exit_code == 2 and "needs images (image_bytes)" in result.stderr
 
 
 def test_predictions_that_belong_to_no_input_are_only_counted(ready_google: FakeGoogle, batch):
