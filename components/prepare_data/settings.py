@@ -145,6 +145,7 @@ class DataSettings(Settings):
         "- `images:ARCHIVE`: a tar, tar.gz or zip file of such a folder\n"
         "- `csv:FILE`: a list of images with the columns image (or path, file), label (or class), optionally split; "
         "without a column for images, a table of numbers and categories\n"
+        "- `parquet:FILE`: the same from a Parquet file\n"
         "- `tfds:NAME[/CONFIG][:VERSION]`: a data set of TensorFlow Datasets; see `tfds`\n"
         "- `tfrecord:PATTERN`: TFRecord files of tf.train.Example\n"
         "- `MODULE:FUNCTION`: a Python function that yields examples; see `module`",
@@ -250,8 +251,8 @@ class DataSettings(Settings):
     group_by: str | None = Field(
         default=None,
         description="Puts all examples of a group into the same split: a regular expression with one capturing group, "
-        "searched for in each example's key (its path in the source), or column:NAME for a column of `csv:` or a "
-        "feature of a source that has features. null: no groups.",
+        "searched for in each example's key (its path in the source), or column:NAME for a column of `csv:` or "
+        "`parquet:`, or a feature of a source that has features. null: no groups.",
     )
     duplicates: Literal["keep", "refuse", "drop"] = Field(
         default="refuse",

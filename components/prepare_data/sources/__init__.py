@@ -113,6 +113,10 @@ SOURCES = (
         argument="FILE", mounted=True, location="source", beam=True, beam_features=False,
     ),
     SourceKind(
+        "parquet", "parquet:FILE (columns as for csv)", "parquet:houses.parquet", "csv_file:ManifestSource",
+        argument="FILE", mounted=True, location="source", beam=True, beam_features=False,
+    ),
+    SourceKind(
         "tfds", "tfds:NAME[/CONFIG][:VERSION]", "tfds:mnist", "tfds_set:open_tfds", pending="tfds_set:pending",
         argument="NAME", location="tfds.data_dir", beam=True,
     ),

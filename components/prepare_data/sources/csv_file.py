@@ -1,8 +1,8 @@
-"""The source `csv:FILE`: a streamed list of examples with their labels and, optionally, images and splits.
+"""The sources `csv:FILE` and `parquet:FILE`: a streamed list of examples with their labels, images and splits.
 
 Other columns become additional features, of the kind text unless data.features specifies another one. Without a column
 for images, the file is a table, whose columns are inputs: numbers, or else categories. The values are spooled to a file
-while the list is read, because CSV rows cannot be accessed by number. The key of an image is its path, of a table's
+while the list is read, because rows cannot be accessed by number. The key of an image is its path, of a table's
 row a hash of its values: a row is the same one in whatever order the rows are.
 """
 
@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import IO
 
 from slipway.components.prepare_data.encoding.features import Kind
 from slipway.components.prepare_data.encoding.inputs import choose_inputs
@@ -38,8 +39,8 @@ from slipway.components.prepare_data.sources.values import SEPARATOR, NotANumber
 from slipway.core.errors import UserError, nearest
 from slipway.core.manifest import TaskName
 from slipway.core.paths import local_path
-from slipway.core.tables.batch import Batch
-from slipway.core.tables.csv_file import CsvFile
+from slipway.core.tables.batch import Batch, TableFile
+from slipway.core.tables.formats import open_table
 from slipway.core.values import is_missing
 
 IMAGE_COLUMNS = ("image", "path", "file")
@@ -55,11 +56,12 @@ AT_ONCE = {Kind("number"), Kind("category"), Kind("text")}
 # A column whose name is this similar to one of ours is more likely a typo than a feature.
 SLIP = 0.8
 # The first bytes of tables that are not CSV.
-OTHER_FORMATS = {b"PAR1": "a Parquet file", b"PK\3\4": "an Excel or zip file", b"\x1f\x8b": "a gzip file"}
+PARQUET = b"PAR1"
+OTHER_FORMATS = {PARQUET: "a Parquet file", b"PK\3\4": "an Excel or zip file", b"\x1f\x8b": "a gzip file"}
 
 
 class ManifestSource(Source):
-    """The source `csv:FILE`. Image paths are absolute, or relative to the folder of the file.
+    """The source `csv:FILE` or `parquet:FILE`. Image paths are absolute, or relative to the folder of the file.
 
     Args:
         argument: The path or gs:// URI of the file.
@@ -87,12 +89,8 @@ class ManifestSource(Source):
         self._described = additional_kinds(settings)
         try:
             with self.path.open("rb") as file:
-                start = file.read(4)
-                for first, other in OTHER_FORMATS.items():
-                    if start.startswith(first):
-                        raise self._mistake(f"{self.path} is {other}, not CSV.", fix="save the table as a CSV file")
-                file.seek(0)
-                table = CsvFile(file, self.path, self._mistake)
+                table = self._open(file)
+                self._row, self._top = table.item, table.header
                 header = self._header(table.names)
                 self.has_image = "image" in header.columns
                 self._kinds = self._find_kinds(header, table.batches(), settings)
@@ -109,6 +107,20 @@ class ManifestSource(Source):
             but=(group_column or "",),
         )
         self._layout = self._table_layout()
+
+    def _open(self, file: IO[bytes]) -> TableFile:
+        """Return the table in the file."""
+        ending = f".{self.reference.partition(':')[0]}"
+        if ending == ".csv":
+            start = file.read(4)
+            for first, other in OTHER_FORMATS.items():
+                if start.startswith(first):
+                    fix = "save the table as a CSV file"
+                    if first == PARQUET:
+                        fix = f"--set data.source=parquet:{self.reference.partition(':')[2]}"
+                    raise self._mistake(f"{self.path} is {other}, not CSV.", fix=fix)
+            file.seek(0)
+        return open_table(file, self.path, ending, self._mistake)
 
     def _find_kinds(self, header: Header, batches: Iterable[Batch], settings: DataSettings) -> dict[str, Kind]:
         """Return the kinds of the additional columns: described, else inferred for inputs, else text."""
@@ -140,7 +152,7 @@ class ManifestSource(Source):
     def entries(self, part: Path, ignored: Ignored, scratch: Path) -> Iterator[Entry]:
         kept = Spool(scratch / SPOOL) if self._is_spooled else nullcontext()
         with part.open("rb") as file, ExampleKeys(scratch / "keys") as keys, kept as spool:
-            table = CsvFile(file, part, self._mistake)
+            table = self._open(file)
             header = self._header(table.names)
             batches = self._some(table.batches())
             if self._layout is not None and spool is not None:
@@ -162,7 +174,7 @@ class ManifestSource(Source):
         self, header: Header, batches: Iterable[Batch], ignored: Ignored, spool: Spool | None, keys: ExampleKeys
     ) -> Iterator[Entry]:
         """Yield the entries of all rows, one at a time."""
-        missing, content = MissingFiles(self.path), header.content
+        missing, content = MissingFiles(self.path, self._row), header.content
         for line, row in itertools.chain.from_iterable(batch.rows() for batch in batches):
             cells = {use: row[index] for use, index in header.columns.items()}
             key, split, group = self._values(cells, line)
@@ -175,7 +187,7 @@ class ManifestSource(Source):
             try:
                 label, additional = self._label_and_features(header, row, cells["label"], line, ignored.precision)
             except Unusable as reason:
-                ignored.skip(key, f"{reason} on line {line}" if self.has_image else str(reason))
+                ignored.skip(key, f"{reason} on {self._row} {line}" if self.has_image else str(reason))
                 continue
             stamp, offset = status.st_mtime_ns if status else 0, 0
             if spool is not None:
@@ -192,9 +204,9 @@ class ManifestSource(Source):
             yield key, *entry
         if twice := keys.twice():
             key, one, other = twice
-            raise self._mistake(f"{readable(key)} is listed twice in {self.path}: on lines {one} and {other}.")
+            raise self._mistake(f"{readable(key)} is listed twice in {self.path}: on {self._row}s {one} and {other}.")
         if missing.count:
-            raise self._mistake(str(missing), fix="correct the paths, or remove the lines")
+            raise self._mistake(str(missing), fix=f"correct the paths, or remove the {self._row}s")
 
     def _usable(self, header: Header, ignored: Ignored, batch: Batch) -> Batch:
         """Return a batch without the rows that cannot be used, which are skipped."""
@@ -236,12 +248,12 @@ class ManifestSource(Source):
             found = [index for index, name in enumerate(names) if name in allowed]
             if len(found) > 1:
                 listed = ", ".join(names[index] for index in found)
-                raise self._mistake(f"Line 1 of {self.path} has several columns for the {use}: {listed}.")
+                raise self._mistake(f"{self._top} has several columns for the {use}: {listed}.")
             if found:
                 columns[use] = found[0]
             elif use == "group":
                 raise UserError(
-                    f"Line 1 of {self.path} has no column {self._group_column}.",
+                    f"{self._top} has no column {self._group_column}.",
                     setting="data.group_by",
                     value=f"column:{self._group_column}",
                     allowed="column:NAME, where NAME is one of " + ", ".join(names),
@@ -261,12 +273,12 @@ class ManifestSource(Source):
         near = nearest(allowed[0], names)
         if len(names) == 1 and (found := next((mark for mark in ";\t" if mark in names[0]), None)):
             return self._mistake(
-                f"Line 1 of {self.path} has no column {' or '.join(allowed)}: its columns are separated by {found!r}.",
+                f"{self._top} has no column {' or '.join(allowed)}: its columns are separated by {found!r}.",
                 fix="separate the columns by commas",
             )
         named = self._label_is_named if use == "label" else self._image_is_named
         return UserError(
-            f"Line 1 of {self.path} has no column {' or '.join(allowed)}.",
+            f"{self._top} has no column {' or '.join(allowed)}.",
             setting=f"data.{use}" if named else "data.source",
             value=allowed[0] if named else self.reference,
             allowed=", ".join(names) if names else COLUMNS,
@@ -281,19 +293,19 @@ class ManifestSource(Source):
         for name in additional:
             if counts[name] > 1 or not name:
                 raise self._mistake(
-                    f"Line 1 of {self.path} has {'a column without a name' if not name else f'two columns {name}'}."
+                    f"{self._top} has {'a column without a name' if not name else f'two columns {name}'}."
                 )
             near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=SLIP)
             if near and name not in self._described and name != self._group_column:
                 raise self._mistake(
-                    f"Line 1 of {self.path} has an unknown column {name!r}.",
+                    f"{self._top} has an unknown column {name!r}.",
                     near[0],
                     fix=f"rename the column, or declare it as a feature: --set data.features.{name}=text",
                 )
         for name, kind in self._described.items():
             if name not in additional:
                 raise UserError(
-                    f"Line 1 of {self.path} has no column {name}.",
+                    f"{self._top} has no column {name}.",
                     setting=f"data.features.{name}",
                     value=str(kind),
                     allowed=", ".join(additional) or "no features: there are no additional columns",
@@ -314,8 +326,7 @@ class ManifestSource(Source):
             label, target = label_cell(self.task, cell, name)
         except NotANumber:
             raise self._mistake(
-                f"Line {line} of {self.path} has text in the column {name}: {cell!r}. The task regression requires "
-                "numbers.",
+                f"{self._place(line)} has text in the column {name}: {cell!r}. The task regression requires numbers.",
                 fix="--set task=classification, or data.label=COLUMN of a column of numbers",
             ) from None
         features = self._features(header, row, line, precision)
@@ -348,8 +359,8 @@ class ManifestSource(Source):
                         precision.add(name, value)
             except Unusable as reason:
                 raise self._mistake(
-                    f"Line {line} of {self.path} has an invalid {kind} in the column {name}: {reason}.",
-                    fix=f"correct the line, or set data.features.{name} to another kind",
+                    f"{self._place(line)} has an invalid {kind} in the column {name}: {reason}.",
+                    fix=f"correct the {self._row}, or set data.features.{name} to another kind",
                 ) from None
             found.append((stored_name(name).encode(), feature))
         return found
@@ -363,25 +374,33 @@ class ManifestSource(Source):
     def _values(self, cells: dict[str, str], line: int) -> tuple[bytes, str | None, bytes]:
         for use, cell in cells.items():
             if not cell and (use != "label" or self.task == "classification"):
-                raise self._mistake(f"Line {line} of {self.path} has no {use}.")
+                raise self._mistake(f"{self._place(line)} has no {use}.")
         label = cells["label"]
         if not label.isprintable():
-            raise self._mistake(f"Line {line} of {self.path} has an unprintable label: {label!r}.")
+            raise self._mistake(f"{self._place(line)} has an unprintable label: {label!r}.")
         if self.task == "classification" and SEPARATOR in label:
             raise self._mistake(
-                f"Line {line} of {self.path} has several labels: {label!r}.", fix="--set task=multilabel"
+                f"{self._place(line)} has several labels: {label!r}.",
+                fix="--set task=multilabel",
             )
         split = None
         if "split" in cells:
             split = SPLIT_FOLDERS.get(cells["split"].lower())
             if split is None:
                 raise self._mistake(
-                    f"Line {line} of {self.path} has an unknown split: {cells['split']!r}.",
+                    f"{self._place(line)} has an unknown split: {cells['split']!r}.",
                     nearest(cells["split"], SPLIT_FOLDERS),
                     allowed="train, validation and test",
                 )
-        key = os.fsencode(posixpath.normpath(local_path(cells["image"]))) if self.has_image else b"line %d" % line
+        key = (
+            os.fsencode(posixpath.normpath(local_path(cells["image"])))
+            if self.has_image
+            else f"{self._row} {line}".encode()
+        )
         return key, split, cells.get("group", "").encode()
+
+    def _place(self, line: int) -> str:
+        return f"{self._row.capitalize()} {line} of {self.path}"
 
     def _mistake(
         self, message: str, near: str | None = None, *, allowed: str = COLUMNS, fix: str | None = None

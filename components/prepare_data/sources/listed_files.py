@@ -28,10 +28,16 @@ def file_status(root: Path, key: bytes) -> os.stat_result | str:
 
 
 class MissingFiles:
-    """Counts listed files that cannot be read."""
+    """Counts listed files that cannot be read.
 
-    def __init__(self, part: Path) -> None:
+    Args:
+        part: The list.
+        row: What its rows are counted by.
+    """
+
+    def __init__(self, part: Path, row: str) -> None:
         self._part = part
+        self._row = row
         self._named: list[str] = []
         self.count = 0
 
@@ -42,7 +48,7 @@ class MissingFiles:
             return status
         self.count += 1
         if len(self._named) < MAX_MISSING_NAMED:
-            self._named.append(f"{readable(key)} (line {line}: {status})")
+            self._named.append(f"{readable(key)} ({self._row} {line}: {status})")
         return None
 
     def __str__(self) -> str:

@@ -27,7 +27,7 @@ MAX_IGNORED = 20
 MAX_UNUSABLE_NAMED = 100
 # Reasons that are counted; in reasons, what differs between examples: the line, the image of which one is a copy.
 MAX_REASONS = 1000
-OF_ONE_EXAMPLE = re.compile(r"(?<=the same image as) .*(?= in the split )| on line \d+$", re.DOTALL)
+OF_ONE_EXAMPLE = re.compile(r"(?<=the same image as) .*(?= in the split )| on (line|row) \d+$", re.DOTALL)
 
 
 # A listed example: its key (its unique name in the source), its class ("" for regression; for multilabel, its labels,

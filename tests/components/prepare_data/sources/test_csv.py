@@ -291,8 +291,8 @@ def test_the_work_for_columns_grows_with_their_number(
 ) -> None:
     open_file = CsvFile.__init__
 
-    def counted(file: CsvFile, *arguments: Any) -> None:
-        open_file(file, *arguments)
+    def counted(file: CsvFile, *arguments: Any, **more: Any) -> None:
+        open_file(file, *arguments, **more)
         file.names = [*map(Counted, file.names)]
 
     monkeypatch.setattr(CsvFile, "__init__", counted)
