@@ -182,7 +182,7 @@ def test_skipped_examples_are_on_the_steps_line_with_reasons(
 
     rows = [f"{number},{number % 2}" for number in range(40)] + [",1"] * 3 + ["nan,0"]
     (tmp_path / "table.csv").write_text("\n".join(["age,label", *rows]))
-    run(make_settings(f"csv:{tmp_path / 'table.csv'}", skip_corrupt=0.1), tmp_path)
+    run(make_settings(f"csv:{tmp_path / 'table.csv'}", skip_corrupt=0.1, missing="refuse"), tmp_path)
     assert line().endswith(
         "; 4 of 44 examples skipped (its number in the column age is empty: 3; its number in the column age is nan: 1)"
     )
