@@ -6,6 +6,7 @@ outlives `Workers`. Exceptions raised by a task are raised in the parent.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -167,21 +168,28 @@ class Workers(Generic[Task, Result]):
         index = next(waiting, None)
         if index is None:
             return False
-        connection.send((index, tasks[index]))
+        try:
+            connection.send((index, tasks[index]))
+        except (BrokenPipeError, ConnectionResetError):
+            raise self._died(connection) from None
         return True
 
     def _receive(self, connection: Connection) -> Message:
         try:
             message: Message = connection.recv()
         except (EOFError, ConnectionResetError):
-            process = self._processes[connection]
-            process.join(SECONDS_TO_END)
-            raise WorkerDied(process.exitcode or 0, self._memory.describe()) from None
+            raise self._died(connection) from None
         return message
+
+    def _died(self, connection: Connection) -> WorkerDied:
+        process = self._processes[connection]
+        process.join(SECONDS_TO_END)
+        return WorkerDied(process.exitcode or 0, self._memory.describe())
 
 
 def _serve(connection: Connection, work: Callable[[Task, Tick], Result], parent: int) -> None:
     """Run tasks until the parent terminates the worker or has died."""
+    gc.freeze()  # what the parent has dropped, such as a gRPC channel, must not be destroyed in a fork of it
     # The parent handles Ctrl-C, SIGTERM and SIGHUP, and terminates its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -218,7 +218,8 @@ def test_the_image_for_gpus_must_find_the_driver_of_gke(
     status: str,
     says: str,
 ) -> None:
-    monkeypatch.setattr(HttpRegistry, "environment", lambda *_: environment)
+    config = None if environment is None else {"Env": [f"{name}={value}" for name, value in environment.items()]}
+    monkeypatch.setattr(HttpRegistry, "configuration", lambda *_: config)
     found = doctor(configuration(hardware), tmp_path, kubeflow.gpu_driver)
     assert (found.status, says in found.found) == (status, True), found
 
