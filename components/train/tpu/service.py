@@ -17,7 +17,7 @@ from typing import Any
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.operations import finished
 from slipway.components.cloud.refusals import is_absent, refusal, refusing
-from slipway.components.cloud.retries import existing, is_conflict, paced, retried, status_of
+from slipway.components.cloud.retries import existing, is_conflict, paced, retried
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
 
@@ -156,7 +156,7 @@ def request_delete(connection: Connection, zone: str, name: str) -> None:
         if is_absent(error) or is_conflict(error):
             return
         # A resource that changes its state, or is being deleted, refuses with FAILED_PRECONDITION: HTTP status 400.
-        if status_of(error) != 400 or get(connection, zone, name) is None:
+        if b"FAILED_PRECONDITION" not in getattr(error, "content", b""):
             raise refusal(error, connection, f"delete the TPU {name} in {zone}", DELETE) from error
 
 
