@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -25,3 +27,35 @@ def test_a_worker_that_was_killed_for_lack_of_memory_says_so(monkeypatch: pytest
 
 def _killed(number: int, _tick: object) -> None:
     os.kill(os.getpid(), number)
+
+
+class Garbage:
+    """Says in which process it is destroyed."""
+
+    def __init__(self, said: Path) -> None:
+        self._said, self._own = said, self
+
+    def __del__(self) -> None:
+        with self._said.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+
+
+def _collected(_task: object, _tick: object) -> int:
+    gc.collect()
+    return os.getpid()
+
+
+def test_a_worker_destroys_nothing_that_its_parent_has_dropped(tmp_path: Path) -> None:
+    """A gRPC channel's destructor crashes a fork."""
+    said = tmp_path / "said"
+    gc.disable()
+    try:
+        Garbage(said)
+        with Workers(_collected, 1) as workers:
+            [(_, worker)] = workers.run([None])
+        assert worker != os.getpid()
+        assert not said.exists()
+    finally:
+        gc.enable()
+    gc.collect()
+    assert said.read_text() == f"{os.getpid()}\n"
