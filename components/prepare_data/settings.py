@@ -279,6 +279,11 @@ class DataSettings(Settings):
         return self.resize if isinstance(self.resize, ResizeSettings) else None
 
     @property
+    def has_gaps(self) -> bool:
+        """Whether inputs that are one number may be missing."""
+        return self.missing == "mean"
+
+    @property
     def stored_size(self) -> ResizeSettings | None:
         """How images are stored at another size; None if all keep their own."""
         if self.resize is None and self.image_size is not None:

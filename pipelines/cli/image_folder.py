@@ -42,8 +42,11 @@ def _rows(scan: Scan) -> Iterator[tuple[str, str]]:
 
 
 def _counted(counts: dict[str, int]) -> str:
-    ordered = sorted(counts.items(), key=lambda item: -item[1])
-    return ", ".join(f"{name} {count:,}" for name, count in ordered)
+    return _listed(sorted(counts.items(), key=lambda item: -item[1]))
+
+
+def _listed(counts: Iterable[tuple[str, int]]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in counts)
 
 
 def _sizes(scan: Scan) -> str:
@@ -70,11 +73,8 @@ def _balance(labels: dict[str, int]) -> str:
     """Return the labels with their numbers of images, the most frequent first."""
     ordered = sorted(labels.items(), key=lambda item: (-item[1], item[0]))
     if len(ordered) <= MAX_LABELS:
-        return ", ".join(f"{label} {count:,}" for label, count in ordered)
-    most, least = ordered[: MAX_LABELS // 2], ordered[-MAX_LABELS // 2 :]
-    return f"{', '.join(f'{label} {count:,}' for label, count in most)}, …, " + ", ".join(
-        f"{label} {count:,}" for label, count in least
-    )
+        return _listed(ordered)
+    return f"{_listed(ordered[: MAX_LABELS // 2])}, …, {_listed(ordered[-MAX_LABELS // 2 :])}"
 
 
 def configuration(name: str, source: str, scan: Scan) -> str:

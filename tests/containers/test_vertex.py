@@ -211,9 +211,9 @@ def test_a_model_is_rolled_out_in_containers_and_a_failing_one_withdrawn_while_a
     workspace.register(uri=first.artifact_uri)
     with Client(workspace, stored["instances"][0]) as client:
         new = json.loads(workspace.deployed("--json").stdout)["deployed"]
-    counts = Counter(deployed for *_, deployed, _, _ in client.answers)
+    counts = Counter(each.deployed for each in client.answers)
     print(counts)
-    assert not [error for *_, error in client.answers if error]
+    assert not [each.error for each in client.answers if each.error]
     assert len(counts) == 2 and min(counts.values()) > 20
 
     commands["digits@3"] = container(
@@ -226,7 +226,7 @@ def test_a_model_is_rolled_out_in_containers_and_a_failing_one_withdrawn_while_a
         time.sleep(2)
     assert result.exit_code == 3, result.output
     print(json.loads(result.stdout)["reason"])
-    after = [(deployed, error) for began, _, deployed, _, error in client.answers if began > decided]
+    after = [(each.deployed, each.error) for each in client.answers if each.began > decided]
     assert len(after) > 20 and set(after) == {(new, "")}
     assert workspace.versions == ["digits@2"]
     assert workspace.slipway("endpoints", "delete", "digits", "--yes").exit_code == 0

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -24,11 +24,21 @@ from tests.pipelines.platforms.vertex.endpoints.conftest import ENDPOINT_ID, PAR
 CANARY = (5, 25, 100)
 
 
+class Answer(NamedTuple):
+    """When a request began and ended, the deployed model that answered, its label; or the error."""
+
+    began: float
+    ended: float
+    deployed: str = ""
+    label: str = ""
+    error: str = ""
+
+
 class Client:
-    """Sends one instance again and again; `answers` has when it began and ended, the deployed model, label, error."""
+    """Sends one instance again and again."""
 
     def __init__(self, workspace: Workspace, instance: object) -> None:
-        self.answers: list[tuple[float, float, str, str, str]] = []
+        self.answers: list[Answer] = []
         self._client = workspace.connection.predictions()
         self._instance = instance
         self._stop = threading.Event()
@@ -50,9 +60,9 @@ class Client:
             try:
                 name = f"{PARENT}/endpoints/{ENDPOINT_ID}"
                 deployed, (found,) = predict(self._client, name, [self._instance], 30)
-                self.answers.append((began, time.monotonic(), deployed, found["label"], ""))
+                self.answers.append(Answer(began, time.monotonic(), deployed, found["label"]))
             except Exception as error:
-                self.answers.append((began, time.monotonic(), "", "", str(error)))
+                self.answers.append(Answer(began, time.monotonic(), error=str(error)))
             time.sleep(0.005)
 
 
@@ -99,13 +109,13 @@ def test_a_model_is_replaced_and_a_bad_one_withdrawn_while_a_client_sends_reques
         time.sleep(0.2)
     new = outcome["deployed"]
     assert [split.get(new) for *_, split in moved] == [*CANARY, 100]
-    assert not [error for *_, error in client.answers if error]
+    assert not [each.error for each in client.answers if each.error]
     label = str(max(range(10), key=lambda one: stored["values"][0][one]))
-    assert {found for *_, found, _ in client.answers} == {label}
+    assert {each.label for each in client.answers} == {label}
     for (_, since, split), (until, *_) in pairwise(moved):
         share = split.get(new, 0) / 100
         # Only requests that began after one change had been answered and ended before the next was asked for.
-        counts = Counter(deployed for began, ended, deployed, *_ in client.answers if since < began and ended < until)
+        counts = Counter(each.deployed for each in client.answers if since < each.began and each.ended < until)
         total = sum(counts.values())
         assert total > 20
         assert abs(counts[new] - share * total) <= 4 * math.sqrt(total * share * (1 - share)) + 1, (split, counts)
@@ -119,6 +129,6 @@ def test_a_model_is_replaced_and_a_bad_one_withdrawn_while_a_client_sends_reques
     withdrawn = json.loads(result.stdout)
     assert "from the trained network's prediction" in withdrawn["reason"]
     assert [split for *_, split in moved] == [{withdrawn["deployed"]: 5, new: 95}, {new: 100}]
-    assert not [error for *_, error in client.answers if error]
-    assert {deployed for began, _, deployed, *_ in client.answers if began > moved[1][1]} == {new}
+    assert not [each.error for each in client.answers if each.error]
+    assert {each.deployed for each in client.answers if each.began > moved[1][1]} == {new}
     assert workspace.versions == ["digits@2"]

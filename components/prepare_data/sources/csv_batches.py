@@ -66,9 +66,10 @@ def infer_kinds(batches: Iterable[Batch], columns: Mapping[str, int], mistake: M
 
 def _are_numbers(column: pyarrow.StringArray) -> tuple[bool, bool]:
     """Return whether every cell is a number or missing, and whether any is a number."""
-    numbers = numbers_in(column)
-    if numbers is not None and np.isfinite(numbers).all() and not has_underscores(column):
-        return True, len(numbers) > 0
+    numbers = numbers_in(column, gaps=True)
+    is_plain = numbers is not None and np.isfinite(numbers).any() and not np.isinf(numbers).any()
+    if is_plain and not has_underscores(column):
+        return True, True
     given = [cell for cell in column.unique().to_pylist() if not is_missing(cell)]
     return all(map(is_number, given)), bool(given)
 

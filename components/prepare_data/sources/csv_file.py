@@ -96,7 +96,7 @@ class ManifestSource(Source):
                 self._kinds = self._find_kinds(header, table.batches(), settings)
         except OSError as error:
             raise self._mistake(f"{self.path} cannot be read: {error.strerror}.") from None
-        self._gaps = settings.missing == "mean"
+        self._gaps = settings.has_gaps
         self._images = [stored_name(name).encode() for name, kind in self._kinds.items() if kind.name == "image"]
         self.stamps_are_times = self.has_image or bool(self._images)
         self.features = {stored_name(name): kind.description for name, kind in self._kinds.items()}

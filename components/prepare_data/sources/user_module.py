@@ -248,7 +248,7 @@ class ModuleSource(Source):
 
     def _given(self, name: str, kind: Kind, value: object) -> object:
         """Return a value with NaN for a missing number."""
-        may_miss = self._settings.missing == "mean" and kind == Kind("number") and stored_name(name) in self.inputs
+        may_miss = self._settings.has_gaps and kind == Kind("number") and stored_name(name) in self.inputs
         return math.nan if value is None and may_miss else value
 
     def _add_precision(self, example: object, ignored: Ignored) -> None:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from slipway.components.cloud.objects import SCHEME
 from slipway.components.prepare_data import remote
 from slipway.components.prepare_data.settings import BeamSettings, DataSettings
 from slipway.components.prepare_data.sources import source_kind
@@ -32,7 +33,6 @@ from slipway.core.errors import UserError, nearest
 
 # Runners whose workers see this machine's files.
 LOCAL_RUNNERS = ("DirectRunner", "BundleBasedDirectRunner", "FnApiRunner", "PrismRunner")
-BUCKET = "gs://"
 
 
 def beam_for(settings: DataSettings, source: Source, size: int) -> BeamSettings | None:
@@ -82,7 +82,7 @@ def _check_shared(settings: DataSettings, beam: BeamSettings) -> None:
             allowed="bucket, with DataflowRunner",
             fix="--set data.beam.access=bucket",
         )
-    if settings.store.startswith(BUCKET):
+    if settings.store.startswith(SCHEME):
         raise UserError(
             f"With data.beam.access=paths, the workers of {beam.runner} write to a shared volume, not to a bucket.",
             setting="data.store",
@@ -96,9 +96,9 @@ def _check_reachable(settings: DataSettings, beam: BeamSettings) -> None:
     kind = source_kind(settings.source)
     source_setting, argument = kind.located(settings)
     checks = [
-        ("data.store", settings.store, settings.store.startswith(BUCKET)),
+        ("data.store", settings.store, settings.store.startswith(SCHEME)),
         (source_setting, settings.source if source_setting == "data.source" else argument,
-         kind.beam and argument.startswith(BUCKET)),
+         kind.beam and argument.startswith(SCHEME)),
     ]  # fmt: skip
     for setting, value, reachable in checks:
         if not reachable:

@@ -288,7 +288,7 @@ class SetWriter:
             resize=self._settings.stored_size,
             images=[name.encode() for name, about in self._source.features.items() if described(about) == "image"],
             max_skipped_named=int(self._settings.skip_corrupt * self._plan.examples()) + MAX_SKIPPED_LISTED,
-            gaps=self._settings.missing == "mean",
+            gaps=self._settings.has_gaps,
         )
 
     def deal(self, plan: Plan) -> None:

@@ -99,6 +99,19 @@ class Step:
         process.start()
         return process
 
+    def start_and_kill(self, dataflow: FakeDataflow) -> None:
+        """Run the step in another process, which is killed as soon as its job exists; the job keeps running."""
+
+        def killing(fake: FakeDataflow, job: dict[str, Any]) -> Iterator[None]:
+            yield
+            os.kill(process.pid, signal.SIGKILL)
+            while True:
+                yield
+
+        dataflow.script = killing
+        process = self.start()
+        process.join(60)
+
     def submit(self, beam: Any, writer: Any, tasks: Any, name: str) -> str:
         """What Beam does: store the pipeline, and create the job."""
         (self._folder / name).write_bytes(pickle.dumps((writer, tasks)))
@@ -272,30 +285,14 @@ def test_an_adopted_job_is_cancelled_with_the_step(step: Step, dataflow: FakeDat
 
 
 def test_another_run_does_not_adopt_the_job(step: Step, dataflow: FakeDataflow) -> None:
-    def killing(fake: FakeDataflow, job: dict[str, Any]) -> Iterator[None]:
-        yield
-        os.kill(process.pid, signal.SIGKILL)
-        while True:
-            yield
-
-    dataflow.script = killing
-    process = step.start()
-    process.join(60)
+    step.start_and_kill(dataflow)
     dataflow.script = step.work
     step.run("gs://bucket/runs/digits-20260101-abcd")
     assert states(dataflow) == ["RUNNING", "DONE"]
 
 
 def test_a_job_of_the_run_for_other_data_is_cancelled(step: Step, dataflow: FakeDataflow, tmp_path: Path) -> None:
-    def killing(fake: FakeDataflow, job: dict[str, Any]) -> Iterator[None]:
-        yield
-        os.kill(process.pid, signal.SIGKILL)
-        while True:
-            yield
-
-    dataflow.script = killing
-    process = step.start()
-    process.join(60)
+    step.start_and_kill(dataflow)
     dataflow.script = step.work
     source = tmp_path / "gcs" / "bucket" / "images" / "a"
     (source / "image 0.png").rename(source / "other.png")
