@@ -94,6 +94,12 @@ class BatchPredictions:
         self.on_spot: set[str] = set()
         self.preempted = 0
         self._models, self._servers, self._storage = models, servers, storage
+        self._threads: list[threading.Thread] = []
+
+    def wait(self) -> None:
+        """Wait until no job runs; those that wait for a server end when the servers are closed."""
+        for thread in self._threads:
+            thread.join()
 
     def methods(self) -> dict[str, tuple[Any, Any]]:
         return {
@@ -184,7 +190,9 @@ class BatchPredictions:
         with self.world.lock:
             if job.state == State.JOB_STATE_PENDING:
                 job.state, job.start_time = State.JOB_STATE_RUNNING, datetime.now(UTC)
-                threading.Thread(target=self._work, args=(job,), daemon=True).start()
+                thread = threading.Thread(target=self._work, args=(job,), daemon=True)
+                self._threads.append(thread)
+                thread.start()
             return vertex.BatchPredictionJob(job)
 
     def _list(
@@ -241,10 +249,10 @@ class BatchPredictions:
             self._servers.stop(servers)
 
     def _wait_until_healthy(self, job: vertex.BatchPredictionJob, servers: list[ModelServer]) -> bool:
-        """Return whether all servers became healthy; False if the job is cancelled meanwhile."""
+        """Return whether all servers became healthy; False if the job is cancelled meanwhile, or the servers closed."""
         deadline = time.monotonic() + self.start_seconds
         while not all(server.is_healthy() for server in servers):
-            if job.state == State.JOB_STATE_CANCELLING:
+            if job.state == State.JOB_STATE_CANCELLING or self._servers.is_closed:
                 return False
             if time.monotonic() > deadline:
                 raise failed_precondition(NEVER_READY)

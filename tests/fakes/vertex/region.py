@@ -49,5 +49,6 @@ class Region:
         server.add("google.longrunning.Operations", self.operations.methods())
 
     def stop(self) -> None:
-        """End the processes of all models."""
+        """End the processes of all models, and what waits for them."""
         self.servers.close()
+        self.batches.wait()

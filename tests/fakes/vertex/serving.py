@@ -194,7 +194,7 @@ class Servers:
         self._running: set[ModelServer] = set()
         self._copies: dict[str, str] = {}
         self._lock = threading.Lock()
-        self._closed = False
+        self.is_closed = False
         # The kernel kills a process when the thread that has started it ends: this one ends with `close`.
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="model-servers")
 
@@ -257,7 +257,7 @@ class Servers:
             return self._starter.submit(Process, command, environment, hear).result()
 
         with self._lock:
-            if self._closed:
+            if self.is_closed:
                 raise RuntimeError("the servers are closed")
             server = ModelServer(start, ports, health_route, predict_route)
             self._running.add(server)
@@ -274,7 +274,7 @@ class Servers:
     def close(self) -> None:
         """End all servers; none starts any more."""
         with self._lock:
-            self._closed = True
+            self.is_closed = True
         self.stop(list(self._running))
         self._starter.shutdown()
 

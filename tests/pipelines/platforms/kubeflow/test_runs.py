@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -223,7 +224,7 @@ def test_an_interruption_does_not_stop_the_run(kubeflow: FakeKubeflow, monkeypat
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(launch.time, "sleep", interrupt)
+        patch.setattr(launch, "time", SimpleNamespace(sleep=interrupt))  # the fakes' threads sleep on
         stopped = CliRunner().invoke(app, ["run", "-c", "run.yaml", "--target", "kubeflow"])
     [run] = kubeflow.runs.values()
     assert stopped.exit_code == 130

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -37,7 +38,7 @@ def test_an_interrupted_wait_leaves_the_run_running(
     def interrupted(_seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(existing.time, "sleep", interrupted)
+    monkeypatch.setattr(existing, "time", SimpleNamespace(sleep=interrupted))  # the fakes' threads sleep on
     with pytest.raises(KeyboardInterrupt):
         slipway.run("run.yaml", target="vertex")
     run = slipway.runs()["latest"]
