@@ -31,7 +31,7 @@ print(prepare(owned_by(DataSettings.model_validate_json(sys.argv[1]), "gs://buck
 """
 PORT_FILE = "job-service.port"
 IN_NAMESPACE = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-ec"]
-# A root of its own, with the folders of this machine and /gcs.
+# A root of its own, with the folders of this machine and /gcs; chroot is on no ordinary user's PATH.
 SCRIPT = """
 mount -t tmpfs none "$root"
 for path in /*; do
@@ -41,7 +41,7 @@ for path in /*; do
 done
 mkdir "$root/gcs"
 mount --rbind "$buckets" "$root/gcs"
-exec chroot "$root" sh -c 'cd "$0"; exec "$@"' "$PWD" "$@"
+exec unshare --root="$root" --wd="$PWD" "$@"
 """
 
 
