@@ -34,6 +34,7 @@ from slipway.trainer.distributed import cluster as clusters
 from slipway.trainer.distributed import processes, rendezvous
 from slipway.trainer.distributed.cluster import Cluster
 from slipway.trainer.distributed.signals import Stopped, StopRequest
+from slipway.trainer.distributed.steps import StepsOfProcesses
 from slipway.trainer.distributed.verification import verify_machine
 from slipway.trainer.engines import installed
 from slipway.trainer.engines.base import Engine, PeerLost
@@ -171,11 +172,12 @@ def _train_in_processes(
     for number in range(count):
         rank, workers = cluster.rank * count + number, cluster.world_size * count
         refuse_empty(ShardAssignment(assignment.folder, assignment.manifest, rank, workers))
-    watch = rendezvous.join(cluster, rendezvous.seconds_to_wait(os.environ))
-    with stop.deferred():
-        status = processes.run(config, job, cluster, count, stop)
-        if status in (0, STOPPED):  # otherwise the other replicas would consider this one lost
-            watch.close()
+    with StepsOfProcesses(count) as steps:
+        watch = rendezvous.join(cluster, rendezvous.seconds_to_wait(os.environ), steps)
+        with stop.deferred():
+            status = processes.run(config, job, cluster, count, stop)
+            if status in (0, STOPPED):  # otherwise the other replicas would consider this one lost
+                watch.close()
     if status:
         sys.exit(status)
 

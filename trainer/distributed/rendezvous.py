@@ -22,13 +22,13 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from slipway.core.errors import UserError
 from slipway.core.exit_codes import PEER_LOST, leave, on_vertex
 from slipway.trainer.distributed.cluster import Cluster, Task
+from slipway.trainer.distributed.steps import FROZEN_SECONDS, HEARTBEAT_SECONDS, StepClock, StepsOfProcesses, publish
 
 PEER_SECONDS_VARIABLE = "SLIPWAY_PEER_SECONDS"
 DEFAULT_PEER_SECONDS = 300.0
@@ -39,15 +39,12 @@ VERTEX_PEER_SECONDS = 1800.0
 FIRST_REPORT_SECONDS = 5.0
 REPORT_SECONDS = 15.0
 POLL_SECONDS = 0.05
-HEARTBEAT_SECONDS = 1.0
 # A replica that sends nothing for this long is considered lost: its machine is down, or the process is frozen.
 SILENCE_SECONDS = 30.0
 # A step is overdue after this long, and `OVERDUE_FACTOR` times as long as the longest before it.
 OVERDUE_SECONDS = 30.0
 OVERDUE_FACTOR = 10
 PROBE_SECONDS = 2.0
-# A pause of the watching thread this long means that this process was frozen: nobody else is to blame for it.
-FROZEN_SECONDS = 5.0
 # Time for the engine to detect a lost replica itself, and for the last checkpoint to be written.
 LOST_SECONDS = 5.0
 # How long after an engine's error the watch may still learn which replica is lost.
@@ -118,23 +115,26 @@ class ReplicasMissing(UserError):
     """Replicas did not connect in time; they may after a restart of the job."""
 
 
-def join(cluster: Cluster, seconds: float) -> Watch:
+def join(cluster: Cluster, seconds: float, steps: StepsOfProcesses | None = None) -> Watch:
     """Wait until all replicas are connected, and return a watch over them.
 
-    Returns at once for a single replica, and under torchrun, which has its own rendezvous and supervision.
+    Returns at once for a single replica, and under torchrun, which has its own rendezvous and supervision; a process
+    of a replica publishes its steps for the replica's initial process, which has them as `steps`.
 
     Raises:
         ReplicasMissing: A replica did not connect within `seconds`.
         UserError: This replica's port is in use.
     """
     if cluster.world_size == 1 or cluster.source == "torchrun":
-        return Watch({})
+        watch = Watch({})
+        publish(watch.step)
+        return watch
     patience = _Patience(seconds)
     with listen(cluster.task) as listener:
         listener.setblocking(False)
         if cluster.is_chief:
-            return Watch(_gather(cluster, listener, patience), cluster, leaves_last=True)
-        return Watch({_name(cluster, 0): _report_to(cluster.tasks[0], cluster, patience)}, cluster)
+            return Watch(_gather(cluster, listener, patience), cluster, leaves_last=True, steps=steps)
+        return Watch({_name(cluster, 0): _report_to(cluster.tasks[0], cluster, patience)}, cluster, steps=steps)
 
 
 def _name(cluster: Cluster, rank: int) -> str:
@@ -257,28 +257,25 @@ def listen(task: Task) -> socket.socket:
     return listener
 
 
-@dataclass
-class _Step:
-    """Steps of the training that are running; `began` moves on while they do not wait for other replicas."""
-
-    is_waiting: Callable[[], bool]
-    began: float = field(default_factory=time.monotonic)
-
-
 class Watch:
     """A watch over the replicas in `connections`, by name: the chief watches all others, a worker the chief.
 
-    `leaves_last` is true for the chief's.
+    `leaves_last` is true for the chief's. `steps` are the steps of this replica's processes, `step` those of this one.
     """
 
     def __init__(
-        self, connections: dict[str, Connection], cluster: Cluster | None = None, *, leaves_last: bool = False
+        self,
+        connections: dict[str, Connection],
+        cluster: Cluster | None = None,
+        *,
+        leaves_last: bool = False,
+        steps: StepsOfProcesses | None = None,
     ) -> None:
         self.lost: str | None = None
+        self.step = StepClock()
         self._connections, self._cluster = connections, cluster
         self._sentence, self._is_reported = "", False
-        self._step: _Step | None = None
-        self._longest_step = 0.0
+        self._steps = steps or self.step
         self._overdue: set[int] | None = None  # as `Connection.overdue`, of this replica
         self._leaves_last = leaves_last
         self._finished, self._closed = threading.Event(), threading.Event()
@@ -290,19 +287,6 @@ class Watch:
     def has_others(self) -> bool:
         """Whether there are replicas to watch."""
         return bool(self._connections)
-
-    @contextlib.contextmanager
-    def step(self, is_waiting: Callable[[], bool] = lambda: False) -> Iterator[None]:
-        """Watch that what runs in the context, some steps of the training, does not take far longer than before.
-
-        `is_waiting` returns whether it waits for something else than the other replicas; such time does not count.
-        """
-        step = self._step = _Step(is_waiting)
-        try:
-            yield
-        finally:
-            self._step = None
-            self._longest_step = max(self._longest_step, time.monotonic() - step.began)
 
     def give_up(self, message: str) -> None:
         """Log which replica is lost and notify the others, after the engine's error `message`."""
@@ -373,8 +357,6 @@ class Watch:
         """Do not count a pause in which this process was frozen, as by the suspension of a laptop."""
         for connection in self._connections.values():
             connection.heard_at += seconds
-        if (step := self._step) is not None:
-            step.began += seconds
 
     def _listen(self, name: str) -> bool:
         """Process a replica's received lines; return whether more may follow."""
@@ -396,10 +378,8 @@ class Watch:
 
     def _beat(self) -> None:
         now = time.monotonic()
-        if (step := self._step) is not None and step.is_waiting():
-            step.began = now
-        waited = now - step.began if step else 0.0
-        if waited <= max(OVERDUE_SECONDS, OVERDUE_FACTOR * self._longest_step):
+        waited, longest = self._steps.read()
+        if waited <= max(OVERDUE_SECONDS, OVERDUE_FACTOR * longest):
             self._overdue = None
         elif self._overdue is None and self._cluster is not None:
             self._overdue = _unreachable(self._cluster)
@@ -411,7 +391,7 @@ class Watch:
                 self._lose(name, f"silent for {SILENCE_SECONDS:g} s", now - connection.heard_at)
         if self._leaves_last and self._overdue is not None and all(each.overdue is not None for each in there.values()):
             how = f"each replica waits for another in a step, for {waited:.0f} s"
-            self._lose(self._lost_connection(), f"{how}; none took over {self._longest_step:.2g} s", waited)
+            self._lose(self._lost_connection(), f"{how}; none took over {longest:.2g} s", waited)
 
     def _lost_connection(self) -> str:
         """Return which connection is lost, the chief's part once the steps of all replicas are overdue."""

@@ -344,7 +344,7 @@ def test_a_replica_that_waits_for_its_data_lets_the_others_wait(monkeypatch: pyt
         assert exits == {}
         is_stalled = False
         wait_for(lambda: [*exits.values()] == [138] * 3)
-    assert watches[2]._longest_step < watches[1]._longest_step - 0.8
+    assert watches[2].step.longest < watches[1].step.longest - 0.8
     for watch in watches:
         watch.close()
 
@@ -354,7 +354,7 @@ def test_a_step_may_take_ten_times_as_long_as_those_before_it(monkeypatch: pytes
     for _ in range(2):
         with contextlib.ExitStack() as steps:
             for watch in watches:
-                watch._longest_step = max(watch._longest_step, 0.2)
+                watch.step.longest = max(watch.step.longest, 0.2)
                 steps.enter_context(watch.step())
             time.sleep(0.8)
     assert [watch.lost for watch in watches] == [None] * 3
