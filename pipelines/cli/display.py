@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Group
@@ -51,14 +51,19 @@ def summary(record: RunRecord) -> str:
     return "\n" + escape("\n".join(f"{name:<9}{text}" for name, text in rows.items()))
 
 
-def rehearsal_summary(record: RunRecord, hardware: Hardware, train: TrainSettings) -> Group:
-    """Return the summary of a successful rehearsal: what it has proven and what it has not."""
+def rehearsal_summary(
+    record: RunRecord, hardware: Hardware, train: TrainSettings, compiled: Sequence[str] = ()
+) -> Group:
+    """Return the summary of a successful rehearsal: what it has proven and what it has not.
+
+    `compiled` is what the compiler of the hardware says of the step.
+    """
     unit = "host" if hardware.machines_per_replica > 1 else "replica"
     layout = f"{hardware.hosts} {unit}{'s' if hardware.hosts > 1 else ''}"
     if train.program:
         proven, not_proven = _program_rehearsed(record, layout, train)
     else:
-        proven, not_proven = _trainer_rehearsed(record, layout, hardware, train)
+        proven, not_proven = _trainer_rehearsed(record, layout, hardware, train, compiled)
     if hardware.accelerator_row is not None:
         not_proven.append(f"the use of {hardware.accelerator_row.title}: {_verification(train, hardware)}")
     table = Table.grid(padding=(0, 2))
@@ -97,9 +102,10 @@ def _program_rehearsed(record: RunRecord, layout: str, train: TrainSettings) -> 
 
 
 def _trainer_rehearsed(
-    record: RunRecord, layout: str, hardware: Hardware, train: TrainSettings
+    record: RunRecord, layout: str, hardware: Hardware, train: TrainSettings, compiled: Sequence[str]
 ) -> tuple[list[str], list[str]]:
     """Return what the rehearsal of Slipway's trainer has proven, and what not."""
+    from slipway.pipelines.hardware.compiled import missing
     from slipway.pipelines.hardware.memory import device_bytes, fits_memory
 
     plan, trained = record.step("plan_training").outputs, record.step("train").outputs
@@ -111,7 +117,9 @@ def _trainer_rehearsed(
         "a checkpoint was saved, and the exported model was evaluated on the test split",
     ]
     not_proven = []
-    if hardware.accelerator_row is not None:
+    if compiled:
+        proven += compiled
+    elif hardware.accelerator_row is not None:
         optimizer, trainable = train.optimizer_kind, trained["trainable_bytes"]
         need = fits_memory(hardware, trained["variables_bytes"], optimizer, trainable_bytes=trainable)
         has = device_bytes(hardware)
@@ -119,6 +127,8 @@ def _trainer_rehearsed(
         not_proven.append(
             f"memory on {hardware.accelerator_row.title}: {need}{room} per device, not counting activations"
         )
+        if hardware.is_tpu:
+            not_proven.append(f"the step compiled for the TPU: {missing(hardware)}")
     return proven, not_proven
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from slipway.core.errors import UserError
 from slipway.core.values import spoken
 from slipway.pipelines.cli.targets import Target, check_runner_on, target_option
 from slipway.pipelines.options import (
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from slipway.pipelines.checks import Finding
+    from slipway.trainer.engines.jax.ahead import Answer
 
 PREPARED = [name for name, platform in PLATFORMS.items() if platform.sets_up]
 SetupTarget = Annotated[str, target_option(f"Where the runs will execute: {spoken(PREPARED)}.", PREPARED)]
@@ -113,19 +117,54 @@ def hardware_(
         str | None,
         typer.Option(metavar="ENGINE", help=f"Only hardware that this engine supports: {', '.join(ENGINES)}."),
     ] = None,
+    config: Configuration = None,
+    overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
-    """List the available hardware, or show what one choice resolves to or why it is refused."""
+    """List the available hardware, or show what one choice resolves to or why it is refused.
+
+    With CHOICE and --config, the training step is compiled for it, if it is a TPU: its memory and the largest batch.
+    """
     from slipway.pipelines.hardware import command
 
+    step = _compiled(choice, config, overrides or ()) if choice and config else None
     if as_json:
         kinds, facts = command.listing, command.describe
         found = kinds(region, accelerator, engine) if choice is None else facts(choice, region, engine)
+        if step is not None and isinstance(found, dict):
+            found["compiled"] = step[0].model_dump()
         sys.stdout.write(json.dumps(found, indent=2) + "\n")
     elif choice is None:
         command.show_list(console, region, accelerator, engine)
     else:
-        command.show_choice(console, choice, region, engine)
+        command.show_choice(console, choice, region, engine, step[1] if step else ())
+
+
+def _compiled(choice: str, config: Path, overrides: Iterable[str]) -> tuple[Answer, list[str]]:
+    """Compile a configuration's step for a TPU; return what its compiler found, and that as sentences.
+
+    Raises:
+        UserError: It cannot be compiled, since the hardware is no TPU or the data are not prepared, or does not fit.
+    """
+    from slipway.pipelines.config.config import load
+    from slipway.pipelines.doctor.configuration import prepared_folder
+    from slipway.pipelines.hardware import compiled
+
+    configuration = load(config, overrides, choice)
+    hardware, folder = configuration.parsed_hardware, prepared_folder(configuration)
+    if why := compiled.missing(hardware):
+        raise UserError(f"The step cannot be compiled here: {why}.", setting="CHOICE", value=choice, allowed="a TPU")
+    if configuration.model is None or folder is None:
+        raise UserError(
+            "The step cannot be compiled before the data are prepared, and a program's own one cannot at all.",
+            setting="--config",
+            value=str(config),
+            fix=f"slipway rehearse -c {shlex.quote(str(config))} --hardware '{choice}'",
+        )
+    error_console.print(f"compiling the step for {compiled.title(hardware)}, up to two minutes", highlight=False)
+    job = compiled.job_of(configuration.model, configuration.train, folder)
+    answer = compiled.compiled(hardware, job, largest=True)
+    return answer, compiled.sentences(hardware, job, answer, steps=job.plan.steps)
 
 
 @user_errors

@@ -30,6 +30,7 @@ from slipway.pipelines.terminal import EXIT_INTERRUPTED, EXIT_REJECTED, console,
 
 if TYPE_CHECKING:
     from slipway.pipelines.api.starting import Ready
+    from slipway.pipelines.config.config import RunConfig
     from slipway.pipelines.runs.record import RunFolder, RunRecord
 
 
@@ -162,9 +163,22 @@ class _Outcome:
         if record.status == "failed":
             show_failure(record)
         if record.rehearsal:
-            ended = display.rehearsal_summary(record, configuration.parsed_hardware, configuration.train)
+            hardware, compiled = configuration.parsed_hardware, self._compiled(configuration, record)
+            ended = display.rehearsal_summary(record, hardware, configuration.train, compiled)
             self.shown.print(ended, highlight=False)
             return
         self.shown.print(display.summary(record), highlight=False, soft_wrap=True)
         if self.require_promotion and record.is_rejected:
             raise typer.Exit(EXIT_REJECTED)
+
+    def _compiled(self, configuration: RunConfig, record: RunRecord) -> list[str]:
+        """Return what the TPU's compiler says of a rehearsed step; raise UserError if it does not fit."""
+        from slipway.core.paths import local_path
+        from slipway.pipelines.hardware import compiled
+
+        hardware, model = configuration.parsed_hardware, configuration.model
+        if model is None or compiled.missing(hardware):
+            return []
+        self.say(f"compiling the step for {compiled.title(hardware)}, up to a minute")
+        job = compiled.job_of(model, configuration.train, local_path(record.step("prepare_data").outputs["dataset"]))
+        return compiled.sentences(hardware, job, compiled.compiled(hardware, job))

@@ -24,6 +24,7 @@ GENERAL = (
     Check("modules", user_code.imports, of_run=True),
     Check("results", user_code.outputs, of_run=True),
     Check("model memory", configuration.model_memory),
+    Check("compiled step", configuration.compiled_step, of_run=True),
     Check("stages", configuration.stages),
     Check("image context", configuration.image_context, of_run=True),
     Check("notification", configuration.notification, of_run=True),

@@ -9,7 +9,7 @@ from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
 from slipway.pipelines.checks import CheckWarning, Context, NotApplicableError
 from slipway.pipelines.config.config import RunConfig
-from slipway.pipelines.hardware import this_machine
+from slipway.pipelines.hardware import compiled, this_machine
 from slipway.pipelines.hardware.memory import fits_memory
 from slipway.pipelines.hardware.placement import check_engine
 from slipway.pipelines.platforms.base import RemotePlatform
@@ -121,6 +121,21 @@ def model_memory(context: Context) -> str:
     return f"{need} per device of {hardware.accelerator_row.title}, not counting activations"
 
 
+def compiled_step(context: Context) -> str:
+    """The training step, compiled for the TPU, fits its memory. Takes 10 to 30 seconds."""
+    config, hardware = context.config, context.config.parsed_hardware
+    if context.rehearsal:
+        raise NotApplicableError("the rehearsal compiles it with its own data")
+    if why := compiled.missing(hardware):
+        raise NotApplicableError(why)
+    if config.model is None or config.prepared is None:
+        raise NotApplicableError(f"{config.train.program} compiles its own step")
+    if (folder := prepared_folder(config)) is None:
+        raise NotApplicableError(f"the data are not prepared: slipway rehearse --hardware '{hardware}'")
+    job = compiled.job_of(config.model, config.train, folder)
+    return "; ".join(compiled.sentences(hardware, job, compiled.compiled(hardware, job), steps=job.plan.steps))
+
+
 def stages(context: Context) -> str:
     """The patterns of the training's stages match layers of the network. Builds the model."""
     config = context.config
@@ -139,6 +154,12 @@ def stages(context: Context) -> str:
 
 def prepared_data(config: RunConfig) -> Manifest | None:
     """Return the manifest of the newest prepared data set of the run's source, with its task and inputs, or None."""
+    folder = prepared_folder(config)
+    return manifest.read(folder) if folder else None
+
+
+def prepared_folder(config: RunConfig) -> Path | None:
+    """Return the folder of that data set on this machine, or None."""
     data = config.prepared
     if data is None:
         return None
@@ -149,7 +170,7 @@ def prepared_data(config: RunConfig) -> Manifest | None:
         except UserError:
             continue
         if (found.source, found.task, found.settings.get("inputs")) == (data.source, config.task, data.inputs):
-            return found
+            return path.parent
     return None
 
 

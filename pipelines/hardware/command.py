@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -217,8 +217,10 @@ def _example(kind: JsonObject) -> str:
     return f"{base}@{offer['machine']}"
 
 
-def show_choice(console: Console, text: str, region: str | None = None, engine: str | None = None) -> None:
-    """Print the details of a choice.
+def show_choice(
+    console: Console, text: str, region: str | None = None, engine: str | None = None, step: Sequence[str] = ()
+) -> None:
+    """Print the details of a choice; `step` is what its compiler says of a configuration's training step.
 
     Raises:
         UserError: The choice is invalid, or not available with that region or engine.
@@ -228,6 +230,7 @@ def show_choice(console: Console, text: str, region: str | None = None, engine: 
     lines = {"hardware": str(hardware), "this machine": _gpus_here(), "certainty": hardware.certainty}
     if row is None or row.status != "here":
         lines = _details(hardware, region)
+    lines["training step"] = "\n".join(step)
     table = Table(show_header=False, box=None, pad_edge=False)
     for label, shown in lines.items():
         if shown:

@@ -23,6 +23,7 @@ _EXTRAS = {
         "google_cloud_pipeline_components", "httplib2", "tenacity",
     ),
     "beam": ("apache_beam",),
+    "compile-tpu": ("libtpu",),
     "heic": ("pillow_heif",),
     "notebook": ("pandas",),
     "serving": ("httptools", "prometheus_client", "starlette", "uvicorn", "uvloop"),

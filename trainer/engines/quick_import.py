@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from slipway.trainer.distributed.accelerators import find
 from slipway.trainer.engines.installed import is_installed
 from slipway.trainer.engines.table import ENGINES, PLUGGABLE_VARIABLE
 
@@ -54,14 +55,17 @@ def import_tensorflow(engine: str = "tensorflow", *, keras: bool = True) -> None
     # PyTorch's threads wait for each other by spinning, unless configured otherwise before the import. If another
     # process occupies a core, the other threads waste theirs: small steps took 15 times as long on a busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    row = ENGINES[engine]
+    row, libtpu = ENGINES[engine], importlib.util.find_spec("libtpu")
+    if libtpu and find(os.environ).kind in ("cpu", "virtual"):
+        # It was installed to compile for TPUs: JAX would look for one, and write errors.
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
     if keras:
         if "keras" in sys.modules:
             found = importlib.import_module("keras").backend.backend()
             if found != row.keras_backend:
                 raise RuntimeError(f"keras is already imported on {found}; {engine} requires a new process")
         os.environ["KERAS_BACKEND"] = row.keras_backend
-    if os.environ.get(PLUGGABLE_VARIABLE) and (libtpu := importlib.util.find_spec("libtpu")) and libtpu.origin:
+    if os.environ.get(PLUGGABLE_VARIABLE) and libtpu and libtpu.origin:
         os.environ.setdefault(_PLUGGABLE_PATH, str(Path(libtpu.origin).with_name("libtpu.so")))
     _import_if_installed(row.imported_first_if_installed)
     for name in row.imported_first:

@@ -43,6 +43,7 @@ NOT_LOCAL = (
     "modules",
     "results",
     "model memory",
+    "compiled step",
     "stages",
     "image context",
     "notification",

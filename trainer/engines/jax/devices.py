@@ -6,10 +6,12 @@ import contextlib
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import ArrayLike, NDArray
 
@@ -96,6 +98,41 @@ class Devices:
         if self.cluster.world_size > 1:
             with contextlib.suppress(jax.errors.JaxRuntimeError):  # the chief may have disconnected already
                 jax.distributed.shutdown()
+
+
+class TopologyDevices(Devices):
+    """Devices that are not there, of a topology: arrays on them are only shapes, and what is compiled cannot run.
+
+    Args:
+        name: The topology, such as "v5e:2x4".
+        platform: "tpu" or "cuda".
+        options: More arguments of get_topology_desc.
+        memory: A device's memory in bytes.
+    """
+
+    def __init__(self, name: str, platform: str, options: Mapping[str, object], memory: int) -> None:
+        described = topologies.get_topology_desc(topology_name=name, platform=platform, **options)
+        self.all = self.local = list(described.devices)
+        self.mesh = Mesh(np.array(self.all), (AXIS,))
+        self.whole_layout = NamedSharding(self.mesh, PartitionSpec())
+        self._memory = memory
+
+    @property
+    def kind(self) -> str:
+        return "TPU" if "TPU" in self.all[0].device_kind else "GPU"
+
+    @property
+    def memory(self) -> int:
+        return self._memory
+
+    @property
+    def hosts(self) -> int:
+        """The number of machines, each with one process."""
+        return len({device.process_index for device in self.all})
+
+    def whole(self, array: ArrayLike) -> Any:
+        values = np.asarray(array)
+        return jax.ShapeDtypeStruct(values.shape, values.dtype, sharding=self.whole_layout)
 
 
 def configure(on_this_machine: int) -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import keras
@@ -20,14 +22,15 @@ from slipway.core.manifest import Manifest
 from slipway.core.paths import local_path
 from slipway.trainer import weights
 from slipway.trainer.config import JobConfig
+from slipway.trainer.data.assignment import ShardAssignment
 from slipway.trainer.data.inputs import Evaluation, MemoryTraining, TrainingData
 from slipway.trainer.distributed.cluster import Cluster
 from slipway.trainer.engines import hooks
 from slipway.trainer.engines.base import Engine, Measured, ModelSize, State, StepMetrics, Work, verify_state
 from slipway.trainer.engines.jax import export
-from slipway.trainer.engines.jax.devices import Devices, errors_named
-from slipway.trainer.engines.jax.feed import Feed, MemoryFeed, StreamFeed, fits
-from slipway.trainer.engines.jax.step import CLASSIFICATION, Arrays, Step, Variables, has_convolutions
+from slipway.trainer.engines.jax.devices import Devices, TopologyDevices, errors_named
+from slipway.trainer.engines.jax.feed import Feed, MemoryFeed, StreamFeed, abstract, fits
+from slipway.trainer.engines.jax.step import CLASSIFICATION, Arrays, Program, Step, Variables, has_convolutions
 from slipway.trainer.engines.keras import model as keras_model
 from slipway.trainer.engines.keras import normalization, optimizer
 from slipway.trainer.engines.keras.objective import objective
@@ -44,7 +47,7 @@ def make() -> Engine:
 class JaxEngine:
     """See `slipway.trainer.engines.base.Engine`."""
 
-    # Set by `open`.
+    # Set by `open`, unless they are not there.
     _devices: Devices
     # Set by `build`.
     _job: JobConfig
@@ -56,7 +59,9 @@ class JaxEngine:
     _step: Step
     _measure: Callable[..., jax.Array]
 
-    def __init__(self) -> None:
+    def __init__(self, devices: TopologyDevices | None = None) -> None:
+        if devices is not None:
+            self._devices = devices
         self._variables: Variables = ([], [], [])
         self._stage: Stage | None = None
         self._feed: Feed | None = None
@@ -130,11 +135,17 @@ class JaxEngine:
     def _feed_for(self, data: TrainingData, step: int) -> Feed:
         if isinstance(data, MemoryTraining):
             # Every process must make the same decision.
-            (too_large,) = self.agree([float(not fits(data, self._devices))])
+            (too_large,) = self.agree([float(not fits(data.decoded_bytes, self._devices))])
             if not too_large:
                 (examples,) = self.agree([data.examples])
                 return MemoryFeed(data, self._step, self._max_steps, round(examples))
         return StreamFeed(data, self._step, self._max_steps, step)
+
+    def program(self, assignment: ShardAssignment, batch: int) -> tuple[Program, tuple[Any, ...]]:
+        """Return what `run` compiles on devices that are not there, and its arguments: see `abstract`."""
+        step = replace(self._step, train=self._job.train.model_copy(update={"batch_size": batch}))
+        program, arguments = abstract(assignment, step, self._max_steps, batch)
+        return program, (self._variables, *arguments)
 
     def evaluate(self, data: Evaluation) -> Measured:
         trained, others, _ = self._variables

@@ -3,27 +3,59 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.trainer.data.features import Inputs, Labels, each
+from slipway.trainer.data.assignment import ShardAssignment
+from slipway.trainer.data.features import Inputs, Labels, blank, each
 from slipway.trainer.data.inputs import DEVICE_MEMORY_FRACTION, MEMORY_BUDGET, MemoryTraining, TrainingData, padded
 from slipway.trainer.engines.jax.devices import Devices
-from slipway.trainer.engines.jax.step import Arrays, Step, Variables
+from slipway.trainer.engines.jax.step import Arrays, Program, Step, Variables
 
 # Approximate bytes of inputs transferred to the devices at once.
 CHUNK_BYTES = 64 * 1024**2
 
 
-def fits(data: MemoryTraining, devices: Devices) -> bool:
+def fits(decoded_bytes: int, devices: Devices) -> bool:
     """Whether each device's memory can hold all of its process's training examples."""
     if devices.memory is None:
-        return data.decoded_bytes * len(devices.local) <= MEMORY_BUDGET
-    return data.decoded_bytes <= devices.memory * DEVICE_MEMORY_FRACTION
+        return decoded_bytes * len(devices.local) <= MEMORY_BUDGET
+    return decoded_bytes <= devices.memory * DEVICE_MEMORY_FRACTION
+
+
+def rows_of(max_steps: int, batch: int, example_bytes: int) -> int:
+    """Return the number of steps whose batches, `batch` examples of this process each, are streamed at once."""
+    return max(1, min(max_steps, CHUNK_BYTES // (batch * example_bytes)))
+
+
+def abstract(assignment: ShardAssignment, step: Step, max_steps: int, batch: int) -> tuple[Program, tuple[Any, ...]]:
+    """Return what a feed compiles for devices that are not there, and the shapes of its inputs and rates.
+
+    Args:
+        assignment: The shards of the process that has the most examples.
+        step: The step, on TopologyDevices.
+        max_steps: The maximum number of steps in a call.
+        batch: Examples of all processes in a step.
+    """
+    devices, size = step.devices, assignment.decoded_bytes("train")
+
+    def shape(axis: int, *before: int) -> Callable[[NDArray[Any]], jax.ShapeDtypeStruct]:
+        layout = devices.layout(axis)
+        return lambda one: jax.ShapeDtypeStruct((*before, *one.shape[1:]), one.dtype, sharding=layout)
+
+    example = blank(assignment.manifest, 1)
+    if size <= MEMORY_BUDGET and fits(size, devices):
+        copies = shape(0, assignment.examples("train") * len(devices.all))
+        order = shape(1, max_steps, batch)(np.zeros(1, np.int32))
+        inputs, program, rows = [*jax.tree.map(copies, example), order], step.memory_program(), max_steps
+    else:
+        rows = rows_of(max_steps, batch // assignment.workers, assignment.manifest.decoded_bytes)
+        inputs, program = [*jax.tree.map(shape(1, rows, batch), example)], step.stream_program()
+    return program, (inputs, np.int32(0), np.zeros(rows, np.float32), np.int32(1))
 
 
 class Feed(Protocol):
@@ -64,7 +96,7 @@ class StreamFeed:
         self._batches = _batches(data, first)
         self._devices, self._position = step.devices, first
         self._steps = step.from_stream()
-        self.max_steps = max(1, min(max_steps, CHUNK_BYTES // (data.batch * data.example_bytes)))
+        self.max_steps = rows_of(max_steps, data.batch, data.example_bytes)
         self._waited = 0.0
         self._running: jax.Array | None = None
 

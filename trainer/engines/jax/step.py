@@ -37,6 +37,8 @@ Batch = tuple[Tensors, Labels]
 # the first one's number in the run, `rates` float32 [rows] their learning rates. The metrics are arrays [n, 2] or [2]
 # with the steps' loss and metric, perhaps of more than `count` steps. The variables that go in are used up.
 Steps = Callable[[Variables, Inputs, int, NDArray[np.float32], int], tuple[Variables, Arrays]]
+# What is compiled for them, of the same arguments; the last one is the number of steps, or that of a single step.
+Program: TypeAlias = "jax.stages.Wrapped"
 
 
 @dataclass(frozen=True)
@@ -73,17 +75,25 @@ class Step:
         The decoded inputs and the labels are each device's copy of its process's examples (Devices.on_each), `order`
         int32 [rows, batch] their indices step by step.
         """
+        return self._calls(self.memory_program())
+
+    def from_stream(self) -> Steps:
+        """Return steps on batches: decoded inputs [rows, batch, …], labels [rows, batch, …]."""
+        return self._calls(self.stream_program())
+
+    def memory_program(self) -> Program:
+        """Return what `from_memory` compiles."""
 
         def fetch_on_device(inputs: Tensors, labels: jax.Array, order: jax.Array, step: jax.Array) -> Batch:
             return self._prepared(each(lambda values: values[order], inputs), labels[order], step)
 
         fetch = self._on_devices(fetch_on_device, 3)
-        return self._steps(lambda inputs, number, step: fetch(inputs[0], inputs[1], inputs[2][number], step))
+        return self._program(lambda inputs, number, step: fetch(inputs[0], inputs[1], inputs[2][number], step))
 
-    def from_stream(self) -> Steps:
-        """Return steps on batches: decoded inputs [rows, batch, …], labels [rows, batch, …]."""
+    def stream_program(self) -> Program:
+        """Return what `from_stream` compiles."""
         prepare = self._on_devices(self._prepared, 2)
-        return self._steps(
+        return self._program(
             lambda inputs, number, step: prepare(
                 each(lambda values: values[number], inputs[0]), inputs[1][number], step
             )
@@ -113,8 +123,11 @@ class Step:
 
     # The parts
 
-    def _steps(self, fetch: Callable[[Inputs, jax.Array, jax.Array], Batch]) -> Steps:
-        """Return steps; `fetch` is (inputs, step number in the call, step number in the run) -> (inputs, labels)."""
+    def _program(self, fetch: Callable[[Inputs, jax.Array, jax.Array], Batch]) -> Program:
+        """Return the function that is compiled: of all steps of a call where loops are fast, else of one step.
+
+        `fetch` is (inputs, step number in the call, step number in the run) -> (inputs, labels).
+        """
         whole = self.devices.whole_layout
 
         def one(
@@ -133,10 +146,13 @@ class Step:
             # The number of steps is an input, so that calls of every length share one compiled program.
             return jax.lax.fori_loop(0, count, body, (variables, jnp.zeros((rates.shape[0], 2), jnp.float32)))
 
+        return jax.jit(many if self.is_loop_fast else one, donate_argnums=0, out_shardings=(whole, whole))
+
+    def _calls(self, program: Program) -> Steps:
         def run_many(
             variables: Variables, inputs: Inputs, first: int, rates: NDArray[np.float32], count: int
         ) -> tuple[Variables, Arrays]:
-            variables, metrics = together(variables, inputs, np.int32(first), rates, np.int32(count))
+            variables, metrics = program(variables, inputs, np.int32(first), rates, np.int32(count))
             return variables, [metrics]
 
         def run_each(
@@ -144,12 +160,10 @@ class Step:
         ) -> tuple[Variables, Arrays]:
             rows = []
             for number in range(count):
-                variables, row = single(variables, inputs, np.int32(first), rates, np.int32(number))
+                variables, row = program(variables, inputs, np.int32(first), rates, np.int32(number))
                 rows.append(row)
             return variables, rows
 
-        together = jax.jit(many, donate_argnums=0, out_shardings=(whole, whole))
-        single = jax.jit(lambda *inputs: one(*inputs), donate_argnums=0, out_shardings=(whole, whole))
         return run_many if self.is_loop_fast else run_each
 
     def _on_devices(self, function: Callable[..., Batch], split: int) -> Callable[..., Batch]:

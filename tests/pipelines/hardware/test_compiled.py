@@ -1,0 +1,102 @@
+"""What the compiler of TPUs is asked, and how its answer reads."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from slipway.components.prepare_data.prepare import prepare
+from slipway.components.prepare_data.settings import DataSettings
+from slipway.core.errors import UserError
+from slipway.pipelines.hardware import compiled
+from slipway.pipelines.hardware.rules import parse
+from slipway.trainer.config import JobConfig, ModelSettings, TrainSettings
+from slipway.trainer.engines.jax.ahead import Answer, sentence
+
+REFUSAL = (
+    "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (29.06G) exceeds "
+    "available HBM (15.75G). See https://example.com"
+)
+
+
+@pytest.mark.parametrize(
+    ("choice", "name", "bounds"),
+    [
+        ("tpu-v2-8", "v2:2x2", [2, 2, 1]),
+        ("tpu-v3-32", "v3:4x4", [2, 2, 1]),
+        ("tpu-v3-64", "v3:4x8", [2, 2, 1]),
+        ("tpu-v5e-1x1", "v5e:1x1", [1, 1, 1]),
+        ("tpu-v5e-2x4@ct5lp-hightpu-4t", "v5e:2x4", [2, 2, 1]),
+        ("tpu-v5e-2x4@ct5lp-hightpu-8t", "v5e:2x4", [2, 4, 1]),
+        ("tpu-v6e-16x16", "v6e:16x16", [2, 2, 1]),
+        ("tpu-v5p-2x2x4", "v5p:2x2x4", [2, 2, 1]),
+        ("tpu7x-4x4x4", "tpu7x:4x4x4", [2, 2, 1]),
+    ],
+)
+def test_the_compiler_knows_a_choice_as(choice: str, name: str, bounds: list[int]) -> None:
+    asked = compiled.topology(parse(choice))
+    assert (asked.name, asked.options) == (name, {"chips_per_host_bounds": tuple(bounds)})
+
+
+def test_the_cores_of_a_chip_of_v4_are_one_device() -> None:
+    assert compiled.topology(parse("tpu-v4-2x2x1")).options["chip_config_name"] == "megacore"
+
+
+def test_what_cannot_be_compiled_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert compiled.missing(parse("l4x1")) == "only the compiler of TPUs needs no accelerator"
+    assert compiled.missing(parse("tpu-v3-96")) == "the arrangement of 48 chips is not known"
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "libtpu" else name)
+    assert compiled.missing(parse("tpu-v3-8")) == "without libtpu: pip install 'slipway-ml[jax,compile-tpu]'"
+
+
+def job(folder: Path, **train: int) -> JobConfig:
+    data = prepare(DataSettings(source="digits", store=str(folder)), 1).folder
+    settings = TrainSettings.model_validate({"engine": "jax", "batch_size": 64, "steps": 10_000, **train})
+    return compiled.job_of(ModelSettings(builder="own:build"), settings, data)
+
+
+def test_the_answer_as_sentences(tmp_path: Path) -> None:
+    found = Answer(devices=8, kind="TPU v3", fits=True, peak_bytes=3 * 2**30, largest_batch=512, seconds=0.06)
+    assert compiled.sentences(parse("tpu-v3-8"), job(tmp_path), found, steps=10_000) == [
+        "compiled for TPU v3 with 4 chips: 3.00 of 16 GiB per core",
+        "largest batch about 512; 64 is set",
+        "at least 60 ms a step by the compiler's estimate; real ones take 1 to 2 times that: 10,000 steps in 10 min to "
+        "20 min, without input and checkpoints",
+    ]
+    of_tensorflow = job(tmp_path).model_copy(update={"train": TrainSettings(batch_size=64, epochs=1)})
+    found = Answer(devices=1, kind="TPU v5 lite", fits=True, peak_bytes=3 * 2**20, largest_batch=1438)
+    assert compiled.sentences(parse("tpu-v5e-1x1"), of_tensorflow, found) == [
+        "compiled for TPU v5e with 1 chip: 3.0 MiB of 16 GiB per chip",
+        "every batch of the training split fits; 64 is set",
+        "compiled through JAX; tensorflow compiles the same network by itself",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("largest", "allowed", "fix"),
+    [
+        (24, "about 24 at most", "--set train.batch_size=24 or --set train.accumulation=4, which keeps the batch"),
+        (None, "no batch fits", "a smaller model, or hardware with more memory: slipway hardware"),
+    ],
+)
+def test_a_step_that_does_not_fit_is_refused_with_what_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, largest: int | None, allowed: str, fix: str
+) -> None:
+    refusal = sentence(REFUSAL)
+    answer = Answer(devices=8, kind="TPU v5 lite", fits=False, refusal=refusal, largest_batch=largest)
+    ended = subprocess.CompletedProcess([], 0, f"more output\n{answer.model_dump_json()}\n", "")
+    monkeypatch.setattr(compiled.subprocess, "run", lambda *_, **__: ended)
+    with pytest.raises(UserError, match="does not fit on TPU v5e with 8 chips: Ran out of memory on HBM") as caught:
+        compiled.compiled(parse("tpu-v5e-2x4"), job(tmp_path))
+    assert refusal.endswith("exceeds available HBM (15.75G)")
+    assert (caught.value.setting, caught.value.allowed, caught.value.fix) == ("train.batch_size", allowed, fix)
+
+
+def test_a_network_that_jax_cannot_build_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="could not be compiled for the TPU: ") as caught:
+        compiled.compiled(parse("tpu-v5e-2x4"), job(tmp_path))
+    assert json.dumps(caught.value.as_dict()["value"]) == '"own:build"'

@@ -1,0 +1,174 @@
+"""Compile the training step for accelerators that are not there: `python -m slipway.trainer.engines.jax.ahead REQUEST`.
+
+Google's TPU compiler is a library (libtpu) that needs no TPU. It says how much memory the step takes of each device, or
+that it does not fit. REQUEST is a `Request` as JSON; the last line of the output is an `Answer` as JSON, or an error.
+
+It runs in a process of its own: libtpu installs handlers of signals, and its variables are read when it is loaded.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+from slipway.core.paths import local_path
+from slipway.trainer.config import JobConfig
+from slipway.trainer.data.assignment import ShardAssignment
+
+# libtpu neither asks for a TPU, nor writes a log or locks other processes out.
+ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "KERAS_BACKEND": "jax",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_LOG_DIR": "disabled",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "JAX_TRACEBACK_FILTERING": "off",  # the last line of an error is the error
+}
+# A fifth of the time of the default effort, and nearly the same memory.
+QUICK = {"exec_time_optimization_effort": -1.0}
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+# The largest batch is found to one part in this many.
+RESOLUTION = 16
+
+
+class Topology(BaseModel):
+    """Accelerators as their compiler knows them: arguments of jax.experimental.topologies.get_topology_desc."""
+
+    name: str
+    platform: str = "tpu"
+    options: dict[str, Any] = {}
+
+
+class Request(BaseModel):
+    """What to compile for which devices: `memory` is that of one in bytes.
+
+    `largest` searches the largest batch, as is done for a batch that does not fit.
+    """
+
+    job: JobConfig
+    topology: Topology
+    memory: int
+    largest: bool = False
+
+
+class Answer(BaseModel):
+    """What the compiler says of one step on each of `devices` devices.
+
+    Attributes:
+        fits: Whether the compiler accepts the batch.
+        peak_bytes: The memory that it takes; None if it does not fit.
+        refusal: The compiler's sentence if it does not fit.
+        largest_batch: The largest batch of all devices together; None if it was not searched or none fits.
+        flops: Floating-point operations.
+        seconds: The least time of a step, by the compiler's estimate.
+        collectives: Numbers of operations between devices, by name.
+        kind: The devices' kind as JAX calls it.
+    """
+
+    devices: int
+    kind: str
+    fits: bool
+    peak_bytes: int | None = None
+    refusal: str = ""
+    largest_batch: int | None = None
+    flops: float | None = None
+    seconds: float | None = None
+    collectives: dict[str, int] = {}
+
+
+@dataclass
+class Compiler:
+    """Compiles the steps of a job for the devices of a topology."""
+
+    request: Request
+
+    def answer(self) -> Answer:
+        """Compile the job's batch, and others if the largest is wanted."""
+        from slipway.core import manifest as manifests
+        from slipway.trainer.engines.jax.devices import TopologyDevices
+        from slipway.trainer.engines.jax.engine import JaxEngine
+
+        job, topology = self.request.job, self.request.topology
+        devices = TopologyDevices(topology.name, topology.platform, topology.options, self.request.memory)
+        plan = job.plan.model_copy(update={"replicas": 1, "processes": 1, "batch_per_replica": job.train.batch_size})
+        data = local_path(job.data)
+        manifest = manifests.read(data)
+        parts = [ShardAssignment(data, manifest, rank, devices.hosts) for rank in range(devices.hosts)]
+        self._part, self._devices = max(parts, key=lambda part: part.examples("train")), devices
+        self._engine = JaxEngine(devices)
+        self._engine.build(job.model_copy(update={"plan": plan}), manifest)
+        found = self._compiled(job.train.batch_size)
+        if self.request.largest or not found.fits:
+            found.largest_batch = self._largest(job.train.batch_size, fits=found.fits)
+        return found
+
+    def _largest(self, batch: int, *, fits: bool) -> int | None:
+        """Return the largest batch that fits, to one part in `RESOLUTION`, of at most the whole training split."""
+        unit = len(self._devices.all) * self.request.job.train.accumulation
+
+        def whole(size: int) -> int:
+            return max(unit, size // unit * unit)
+
+        low, high = 0, batch
+        if fits:
+            low, high = batch, whole(self._part.manifest.splits["train"].examples)
+            while low < high and self._compiled(size := min(whole(2 * low), high)).fits:
+                low = size
+            high = min(whole(2 * low), high)
+        while not low:
+            if high <= unit:
+                return None
+            size = whole(high // 2)
+            low, high = (size, high) if self._compiled(size).fits else (0, size)
+        while high - low > max(unit, high // RESOLUTION) and low < (middle := whole((low + high) // 2)):
+            low, high = (middle, high) if self._compiled(middle).fits else (low, middle)
+        return low
+
+    def _compiled(self, batch: int) -> Answer:
+        import jax
+
+        program, arguments = self._engine.program(self._part, batch)
+        answer = Answer(devices=len(self._devices.all), kind=self._devices.all[0].device_kind, fits=False)
+        lowered = program.lower(*arguments)
+        try:
+            try:
+                compiled = lowered.compile(compiler_options=QUICK)
+            except jax.errors.JaxRuntimeError as error:
+                if not is_refusal(error):
+                    raise
+                compiled = lowered.compile()  # with the default effort, it may still fit
+        except jax.errors.JaxRuntimeError as error:
+            if not is_refusal(error):
+                raise
+            answer.refusal = sentence(str(error))
+            return answer
+        memory, costs = compiled.memory_analysis(), compiled.cost_analysis() or {}
+        answer.fits, answer.peak_bytes = True, int(memory.peak_memory_in_bytes)
+        answer.flops = costs.get("flops")
+        estimated = costs.get("optimal_seconds", 0.0)
+        answer.seconds = estimated if estimated > 0 else None
+        text = compiled.as_text()
+        answer.collectives = {
+            name: count for name in COLLECTIVES if (count := len(re.findall(rf" {name}(?:-start)?\(", text)))
+        }
+        return answer
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether the compiler says that a program needs more memory than a device has."""
+    return "RESOURCE_EXHAUSTED" in str(error) or "CompileTimeHbmOom" in str(error)
+
+
+def sentence(text: str) -> str:
+    """Return the compiler's sentence about the memory without its prefixes and what follows."""
+    found = re.search(r"Ran out of memory.*?(?=\.\s|\n|$)", text)
+    return found[0] if found else text.partition("\n")[0]
+
+
+if __name__ == "__main__":
+    print(Compiler(Request.model_validate_json(sys.argv[1])).answer().model_dump_json(), flush=True)
