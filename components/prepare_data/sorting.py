@@ -80,15 +80,11 @@ class ExampleKeys:
 
     def add_content(self, values: bytes, about: tuple[Any, ...]) -> None:
         """Add an example with these values; `about` is returned with its key."""
-        self.add_contents([(values, about)])
+        self.add_digests([(hashlib.blake2b(values, digest_size=DIGEST_BYTES).digest(), about)])
 
-    def add_contents(self, examples: Iterable[tuple[bytes, tuple[Any, ...]]]) -> None:
-        """Add examples as `add_content` does."""
-        fresh = hashlib.blake2b(digest_size=DIGEST_BYTES).copy  # faster than a new one for each example
-        for values, about in examples:
-            hashed = fresh()
-            hashed.update(values)
-            self._held.append((hashed.digest(), marshal.dumps(about)))
+    def add_digests(self, examples: Iterable[tuple[bytes, tuple[Any, ...]]]) -> None:
+        """Add examples as `add_content` does, by the hashes of their values."""
+        self._held += [(digest, marshal.dumps(about)) for digest, about in examples]
         if len(self._held) >= HELD:
             self._write()
 

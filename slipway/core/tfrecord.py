@@ -9,6 +9,8 @@ import google_crc32c
 LENGTH = struct.Struct("<Q")
 CHECKSUM = struct.Struct("<I")
 HEADER_BYTES = LENGTH.size + CHECKSUM.size
+# Added to the rotated checksum.
+MASK_DELTA = 0xA282EAD8
 _crc32c = google_crc32c.value
 
 
@@ -19,7 +21,7 @@ def masked_crc32c(data: bytes) -> int:
 
 def mask(crc: int) -> int:
     """Return the masked form of a CRC-32C."""
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + MASK_DELTA) & 0xFFFFFFFF
 
 
 def record_length(header: bytes) -> int | None:

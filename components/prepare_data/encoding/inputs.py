@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, cast
@@ -26,6 +25,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from slipway.components.prepare_data.encoding.table_rows import Rows
+
+Values = list[bytes] | list[float] | list[int]
 MAX_CATEGORIES = 100_000
 LARGEST_INTEGER = 2**31 - 1
 MAX_SHOWN = 40
@@ -65,32 +67,32 @@ class InputStatistics:
     sizes: list[tuple[int, int]] = field(default_factory=list)
     color: bool = False
 
-    def add_numbers(self, numbers: list[float]) -> None:
-        """Add an example's numbers, which are finite."""
-        self._add_sums([int(math.ldexp(number, BITS)) for number in numbers], numbers, squares=True)
+    def add_numbers(self, numbers: list[float], examples: int = 1) -> None:
+        """Add the numbers of an example, or of several equal ones, which are finite."""
+        self._add_sums([int(math.ldexp(number, BITS)) for number in numbers], numbers, examples, squares=True)
 
-    def add_integers(self, integers: list[int]) -> None:
-        """Add an example's integers."""
-        self._add_sums(integers, integers, squares=False)
+    def add_integers(self, integers: list[int], examples: int = 1) -> None:
+        """Add the integers of an example, or of several equal ones."""
+        self._add_sums(integers, integers, examples, squares=False)
 
-    def _add_sums(self, units: list[int], elements: list[float] | list[int], *, squares: bool) -> None:
+    def _add_sums(self, units: list[int], elements: list[float] | list[int], examples: int, *, squares: bool) -> None:
         if not self.count:
             self.sums, self.squares = [0] * len(units), [0] * len(units) * squares
-        self.count += 1
+        self.count += examples
         for index, unit in enumerate(units):
-            self.sums[index] += unit
+            self.sums[index] += unit * examples
             if squares:
-                self.squares[index] += unit * unit
+                self.squares[index] += unit * unit * examples
         self._extend(min(elements), max(elements))
 
     def _extend(self, minimum: float, maximum: float) -> None:
         self.minimum = minimum if self.minimum is None else min(self.minimum, minimum)
         self.maximum = maximum if self.maximum is None else max(self.maximum, maximum)
 
-    def add_category(self, text: str) -> None:
-        """Add an example's category."""
-        self.count += 1
-        self.categories[text] = self.categories.get(text, 0) + 1
+    def add_category(self, text: str, examples: int = 1) -> None:
+        """Add the category of an example, or of several."""
+        self.count += examples
+        self.categories[text] = self.categories.get(text, 0) + examples
 
     def add_image(self, size: tuple[int, int], *, color: bool) -> None:
         """Add an example's image."""
@@ -184,34 +186,46 @@ class InputCounter:
         found = dict(features)
         given = [(name, kind, self._values(name, kind, found.get(key))) for name, key, kind in self._kinds]
         for name, kind, value in given:
-            counted = self.statistics[name]
-            if not value:
-                counted.missing += 1
-            elif kind.name in ("number", "bounding_box"):
-                counted.add_numbers(cast("list[float]", value))
-            elif kind.name == "integer":
-                counted.add_integers(cast("list[int]", value))
-            elif kind.name == "category":
-                counted.add_category(cast("list[bytes]", value)[0].decode())
-                check_categories(name, counted)
-            else:
-                seen = self._inspect(cast("list[bytes]", value)[0])
-                counted.add_image((seen.height, seen.width), color=not seen.gray)
+            self._count(name, kind, value, 1)
 
-    def add_many(self, numbers: Mapping[str, NDArray[np.float32]], categories: Mapping[str, Sequence[str]]) -> None:
-        """Count many examples by their columns; the numbers are finite, or NaN if they are missing.
+    def _count(self, name: str, kind: Kind, value: Values, examples: int) -> None:
+        """Count a value that several examples have."""
+        counted = self.statistics[name]
+        if not value:
+            counted.missing += examples
+        elif kind.name in ("number", "bounding_box"):
+            counted.add_numbers(cast("list[float]", value), examples)
+        elif kind.name == "integer":
+            counted.add_integers(cast("list[int]", value), examples)
+        elif kind.name == "category":
+            counted.add_category(cast("list[bytes]", value)[0].decode(), examples)
+            check_categories(name, counted)
+        else:
+            seen = self._inspect(cast("list[bytes]", value)[0])
+            counted.add_image((seen.height, seen.width), color=not seen.gray)
+
+    def add_rows(self, rows: Rows) -> None:
+        """Count rows of a table.
 
         Raises:
+            Unusable: Some cannot be used; none is counted.
             UserError: An input has too many categories.
         """
-        for name, column in numbers.items():
+        numbers = [(name, rows.numbers[name]) for name, _, kind in self._kinds if kind == Kind("number")]
+        if any(_are_unusable(column, gaps=name in self._gaps) for name, column in numbers):
+            raise Unusable
+        coded = [
+            (name, kind, self._values(name, kind, feature), count)
+            for name, _, kind in self._kinds
+            if kind != Kind("number")
+            for feature, count in rows.coded[name].counts()
+        ]
+        for name, column in numbers:
             self.statistics[name].merge(number_statistics(column))
-        for name, texts in categories.items():
-            counted = self.statistics[name]
-            counted.merge(InputStatistics(len(texts), categories=dict(Counter(texts))))
-            check_categories(name, counted)
+        for name, kind, value, count in coded:
+            self._count(name, kind, value, count)
 
-    def _values(self, name: str, kind: Kind, feature: bytes | None) -> list[bytes] | list[float] | list[int]:
+    def _values(self, name: str, kind: Kind, feature: bytes | None) -> Values:
         """Return the values of an input; none if its number is missing."""
         found = values(feature) if feature is not None else []
         needed = elements(kind)
@@ -226,6 +240,12 @@ class InputCounter:
                     f"its {name}: {readable(value[:MAX_SHOWN]) if isinstance(value, bytes) else value} {problem}"
                 )
         return found
+
+
+def _are_unusable(column: NDArray[np.float32], *, gaps: bool) -> bool:
+    import numpy as np
+
+    return bool((np.isinf(column) if gaps else ~np.isfinite(column)).any())
 
 
 def number_statistics(column: NDArray[np.float32]) -> InputStatistics:

@@ -70,7 +70,6 @@ class RecordEncoder:
         self._layouts: dict[tuple[int, int, int], tuple[bytes, bytes, bytes]] = {}
         self._keys: dict[int, tuple[bytes, int]] = {}
         self._labels: dict[int, bytes] = {}
-        self._frames: dict[int, bytes] = {}
 
     def encode(self, image: bytes, key: bytes, label: int) -> bytes:
         """Encode an example as a framed record. `label` is not negative."""
@@ -105,22 +104,6 @@ class RecordEncoder:
         length = LENGTH.pack(len(message))
         checksums = (CHECKSUM.pack(masked_crc32c(part)) for part in (length, message))
         return b"".join((length, next(checksums), message, next(checksums)))
-
-    def encode_row(self, key: bytes, label: int | None, features: tuple[bytes, bytes, bytes]) -> bytes:
-        """Encode an example whose other features are serialized: those before the key, before the label, after it."""
-        before, between, after = features
-        own = b"" if label is None else self._labels.get(label) or self._labels.setdefault(label, _label_entry(label))
-        before_key, _ = self._keys.get(len(key)) or self._keys.setdefault(len(key), _bytes_entry(b"key", len(key)))
-        entries = b"".join((before, before_key, key, between, own, after))
-        message = field(1, len(entries)) + entries
-        frame = self._frames.get(len(message)) or self._frame(len(message))
-        return b"".join((frame, message, _packed(mask(_crc32c(message)))))
-
-    def _frame(self, length: int) -> bytes:
-        if len(self._frames) >= MAX_KEPT:
-            self._frames.clear()
-        packed = LENGTH.pack(length)
-        return self._frames.setdefault(length, packed + CHECKSUM.pack(masked_crc32c(packed)))
 
     def _layout(self, lengths: tuple[int, int, int]) -> tuple[bytes, bytes, bytes]:
         """Return the frame, the bytes before the image and the bytes before the key for these lengths."""

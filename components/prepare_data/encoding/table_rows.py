@@ -1,7 +1,7 @@
-"""Encode many rows of a table of numbers and texts at once, and read them back.
+"""The rows of a table, many at a time: in the spool file that a source writes, and as the records of a shard.
 
-A row in the spool file is what a shard's writer needs of it: its inputs that are numbers and categories, for
-statistics, and its features as an Example has them, sorted by name; the writer adds the key and the class.
+In the spool file, rows are of one size: their numbers, and for every other column the position of its Feature in a
+second file, which has equal Features once. Records are made of a template, into which the numbers are copied.
 """
 
 from __future__ import annotations
@@ -9,132 +9,283 @@ from __future__ import annotations
 import itertools
 import mmap
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple, Self, TypeAlias
 
+import google_crc32c
 import numpy as np
 import pyarrow
 import pyarrow.compute
 from numpy.typing import NDArray
 
 from slipway.components.prepare_data.encoding.features import Kind
-from slipway.components.prepare_data.encoding.messages import example_entry
+from slipway.components.prepare_data.encoding.messages import bytes_feature, example_entry, field, integer_feature
+from slipway.core.tfrecord import CHECKSUM, LENGTH, MASK_DELTA, masked_crc32c
 
-# The number of bytes of a row's categories, and of its features before the key, between key and class, and after.
-HEADER = struct.Struct("<4I")
-NUMBER = np.dtype("<f4")
-# Separates the categories of a row: no cell has a zero byte.
-SEPARATOR = "\0"
-# A part of each row: a matrix of bytes with a line for each, or a list.
-Pieces: TypeAlias = "NDArray[np.uint8] | list[bytes]"
+PLAIN = Kind("number")
+NUMBER, POSITION = np.dtype("<f4"), np.dtype("<u8")
+LENGTH_OF_FEATURE = struct.Struct("<I")
+# Features whose positions are held, so that equal ones are written once.
+MAX_HELD = 1 << 16
+# Of a record: the framing and the key, and the tags and lengths of an entry.
+RECORD_BYTES, ENTRY_BYTES = 64, 8
+KEY_PREFIX = b"row "
+KEY_BYTES = len(KEY_PREFIX) + 16
+HEX = np.frombuffer("".join(f"{number:02x}" for number in range(256)).encode(), np.uint16)
+# A part of many records: the same bytes in each, an array with an element for each, or texts of different lengths.
+Part: TypeAlias = "bytes | NDArray[np.generic] | pyarrow.BinaryArray"
 
 
-class EncodedRows(NamedTuple):
-    """Rows for the spool file, the bytes of each, and the size of its Features."""
+class Coded(NamedTuple):
+    """A column in which values may repeat: the Features of the different ones, and the index of each row's."""
 
-    data: bytes
-    lengths: NDArray[np.int64]
-    sizes: NDArray[np.int64]
+    features: Sequence[bytes]
+    rows: NDArray[np.int64]
+
+    def changed(self, change: Callable[[bytes], bytes]) -> Coded:
+        """Return the column with other Features."""
+        return Coded([*map(change, self.features)], self.rows)
+
+    def counts(self) -> Iterator[tuple[bytes, int]]:
+        """Yield the different Features, and the number of rows of each."""
+        return zip(self.features, np.bincount(self.rows, minlength=len(self.features)).tolist(), strict=True)
+
+
+class Rows(NamedTuple):
+    """Rows of a table: their numbers by the names under which they are stored, and the Features of other columns."""
+
+    numbers: Mapping[str, NDArray[np.float32]]
+    coded: dict[str, Coded]
 
 
 @dataclass(frozen=True)
 class TableLayout:
-    """What a row consists of.
-
-    Attributes:
-        kinds: The kinds of all features by the names under which they are stored: numbers, categories and texts.
-        numbers: The inputs, and the target, that are numbers.
-        categories: The inputs that are categories.
-        gaps: Whether inputs that are numbers may be missing, as NaN.
-    """
+    """What a row consists of: the kinds of all features by the names under which they are stored."""
 
     kinds: Mapping[str, Kind]
-    numbers: Sequence[str]
-    categories: Sequence[str]
-    gaps: bool
 
-    def encode(
-        self, numbers: Mapping[str, NDArray[np.float64]], texts: Mapping[str, pyarrow.StringArray], rows: int
-    ) -> EncodedRows:
-        """Encode rows from the columns of all features."""
+    @cached_property
+    def numbers(self) -> list[str]:
+        """The features that are one number."""
+        return [name for name, kind in self.kinds.items() if kind == PLAIN]
+
+    @cached_property
+    def coded(self) -> list[str]:
+        """The other features."""
+        return [name for name, kind in self.kinds.items() if kind != PLAIN]
+
+    @property
+    def entry_bytes(self) -> int:
+        """About the size of a record beside its Features."""
+        return sum(len(name) + ENTRY_BYTES for name in self.kinds) + RECORD_BYTES
+
+    @cached_property
+    def row(self) -> np.dtype[np.void]:
+        """A row in the spool file."""
+        return np.dtype([("numbers", NUMBER, (len(self.numbers),)), ("coded", POSITION, (len(self.coded),))])
+
+
+class RowSpool:
+    """Appends rows to the spool file `path`, and their Features to the one beside it."""
+
+    def __init__(self, path: Path, layout: TableLayout) -> None:
+        self._path = path
+        self._layout = layout
+        self._held: dict[bytes, int] = {}
+        self._rows = self._end = 0
+
+    def __enter__(self) -> Self:
+        self._file, self._features = self._path.open("wb"), features_beside(self._path).open("wb")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+        self._features.close()
+
+    def add(self, rows: int, numbers: Mapping[str, NDArray[np.float64]], coded: Mapping[str, Coded]) -> int:
+        """Append rows; return the number of the first one."""
+        found = np.empty(rows, self._layout.row)
         with np.errstate(over="ignore"):
-            stored = {name: values.astype(NUMBER) for name, values in numbers.items()}
-        lengths, sizes = np.zeros((rows, HEADER.size // 4), "<u4"), np.zeros(rows, np.int64)
-        counted: list[Pieces] = [stored[name].view(np.uint8).reshape(rows, NUMBER.itemsize) for name in self.numbers]
-        if self.categories:
-            columns = [texts[name] for name in self.categories]
-            joined = pyarrow.compute.binary_join_element_wise(*columns, SEPARATOR).cast(pyarrow.binary())
-            counted.append(joined.to_pylist())
-            lengths[:, 0] = pyarrow.compute.binary_length(joined).to_numpy()
-        parts: list[list[Pieces]] = [[], [], []]
-        for name in sorted(self.kinds, key=str.encode):
-            part = (name.encode() > b"key") + (name.encode() > b"label")
-            kind = self.kinds[name]
-            found = _numbers(name, kind, stored[name]) if name in stored else _texts(name, kind, texts[name])
-            parts[part].append(found.entries)
-            lengths[:, 1 + part] += found.lengths
-            sizes += found.sizes
-        data = _join([lengths.view(np.uint8), *counted, *itertools.chain(*parts)])
-        fixed = HEADER.size + len(self.numbers) * NUMBER.itemsize
-        return EncodedRows(data, fixed + lengths.sum(axis=1, dtype=np.int64), sizes)
+            for position, name in enumerate(self._layout.numbers):
+                found["numbers"][:, position] = numbers[name]
+        for position, name in enumerate(self._layout.coded):
+            places = np.array([*map(self._place, coded[name].features)], POSITION)
+            found["coded"][:, position] = places[coded[name].rows]
+        self._file.write(found.tobytes())
+        self._rows += rows
+        return self._rows - rows
 
-    def decode(
-        self, data: mmap.mmap, offsets: Sequence[int]
-    ) -> tuple[NDArray[np.float32], list[list[str]], list[tuple[bytes, bytes, bytes]]]:
-        """Return the rows at these offsets of the spool file: their numbers, their categories and their features."""
-        unpack, own = HEADER.unpack_from, len(self.numbers) * NUMBER.itemsize
-        numbers, categories, features = [], [], []
-        for start in offsets:
-            texts, before, between, after = unpack(data, start)
-            start += HEADER.size
-            numbers.append(data[start : (start := start + own)])
-            categories.append(data[start : (start := start + texts)])
-            parts = data[start : (start := start + before)], data[start : (start := start + between)]
-            features.append((*parts, data[start : start + after]))
-        matrix = np.frombuffer(b"".join(numbers), NUMBER).reshape(len(offsets), len(self.numbers))
-        texts_of = [each.decode().split(SEPARATOR) for each in categories] if self.categories else []
-        return matrix, texts_of, features
+    def _place(self, feature: bytes) -> int:
+        place = self._held.get(feature)
+        if place is None:
+            if len(self._held) >= MAX_HELD:
+                self._held.clear()
+            place = self._held[feature] = self._end
+            self._end += self._features.write(LENGTH_OF_FEATURE.pack(len(feature)) + feature)
+        return place
 
 
-class Column(NamedTuple):
-    """The entries of a column's Features in Examples, their lengths, and those of the Features."""
+class RowFile:
+    """The rows that a `RowSpool` has written."""
 
-    entries: Pieces
-    lengths: NDArray[np.uint32] | int
-    sizes: NDArray[np.int64] | int
+    def __init__(self, path: Path, layout: TableLayout) -> None:
+        self._layout = layout
+        self._rows = np.memmap(path, layout.row, "r")
+        beside = features_beside(path)
+        self._features: mmap.mmap | bytes = b""
+        if beside.stat().st_size:
+            with beside.open("rb") as file:
+                self._features = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
+    def rows(self, numbers: NDArray[np.int64]) -> Rows:
+        """Return the rows with these numbers."""
+        found = self._rows[numbers]
+        coded = {name: self._coded(found["coded"][:, position]) for position, name in enumerate(self._layout.coded)}
+        return Rows(dict(zip(self._layout.numbers, np.ascontiguousarray(found["numbers"].T), strict=True)), coded)
 
-def _numbers(name: str, kind: Kind, numbers: NDArray[np.float32]) -> Column:
-    feature = kind.encode(0.0)
-    entry = example_entry(name.encode(), feature)  # its last bytes are the number
-    lines = np.empty((len(numbers), len(entry)), np.uint8)
-    lines[:, : -NUMBER.itemsize] = np.frombuffer(entry[: -NUMBER.itemsize], np.uint8)
-    lines[:, -NUMBER.itemsize :] = numbers.view(np.uint8).reshape(-1, NUMBER.itemsize)
-    return Column(lines, len(entry), len(feature))
+    def _coded(self, places: NDArray[np.uint64]) -> Coded:
+        found = pyarrow.array(places).dictionary_encode()
+        return Coded([*map(self._feature, found.dictionary.to_pylist())], found.indices.to_numpy())
 
-
-def _texts(name: str, kind: Kind, column: pyarrow.StringArray) -> Column:
-    found = column.dictionary_encode()
-    index = found.indices.to_numpy()
-    features = [kind.encode(text) for text in found.dictionary.to_pylist()]
-    entries = [example_entry(name.encode(), feature) for feature in features]
-    lengths, sizes = (np.array([*map(len, each)], np.int64)[index] for each in (entries, features))
-    return Column([entries[each] for each in index.tolist()], lengths.astype(np.uint32), sizes)
-
-
-def _join(pieces: Sequence[Pieces]) -> bytes:
-    """Return the pieces of one row after the other."""
-    merged: list[Pieces] = []
-    for is_matrix, found in itertools.groupby(pieces, key=lambda each: isinstance(each, np.ndarray)):
-        run = list(found)
-        merged += [np.hstack(run)] if is_matrix else run
-    if len(merged) == 1 and isinstance(merged[0], np.ndarray):
-        return merged[0].tobytes()
-    columns = [_lines(each) if isinstance(each, np.ndarray) else each for each in merged]
-    return b"".join(itertools.chain.from_iterable(zip(*columns, strict=True)))
+    def _feature(self, place: int) -> bytes:
+        (length,) = LENGTH_OF_FEATURE.unpack_from(self._features, place)
+        start = place + LENGTH_OF_FEATURE.size
+        return self._features[start : start + length]
 
 
-def _lines(matrix: NDArray[np.uint8]) -> list[bytes]:
-    data, width = matrix.tobytes(), matrix.shape[1]
-    return [data[start : start + width] for start in range(0, len(data), width)] if width else [b""] * len(matrix)
+def features_beside(path: Path) -> Path:
+    """Return the path of the Features of the rows in a spool file."""
+    return path.with_name(f"{path.name}.features")
+
+
+def keys_of(digests: NDArray[np.uint64], copies: NDArray[np.uint32]) -> list[bytes]:
+    """Return the keys of rows: a hash of their values, and the number of one of several equal rows from the second."""
+    data = key_lines(digests).tobytes()
+    keys = [data[start : start + KEY_BYTES] for start in range(0, len(data), KEY_BYTES)]
+    for index in np.flatnonzero(copies > 1).tolist():
+        keys[index] += b" copy %d" % copies[index]
+    return keys
+
+
+def key_lines(digests: NDArray[np.uint64]) -> NDArray[np.uint8]:
+    """Return the keys of rows without copies, one a line."""
+    keys = np.empty((len(digests), KEY_BYTES), np.uint8)
+    keys[:, : len(KEY_PREFIX)] = np.frombuffer(KEY_PREFIX, np.uint8)
+    found = digests.astype(">u8").view(np.uint8).reshape(-1, 8)
+    keys[:, len(KEY_PREFIX) :] = HEX[found].view(np.uint8).reshape(-1, 16)
+    return keys
+
+
+class Records(NamedTuple):
+    """The framed records of rows, one after the other, and their lengths."""
+
+    data: bytes
+    lengths: NDArray[np.int64]
+
+
+def records(layout: TableLayout, rows: Rows, keys: Sequence[bytes], labels: NDArray[np.int64] | None) -> Records:
+    """Return rows as records of a shard, as `RecordEncoder.encode_with` encodes them one at a time.
+
+    Args:
+        layout: The features.
+        rows: The rows.
+        keys: Their keys.
+        labels: Their classes; None if the label is a feature.
+    """
+    entries: dict[bytes, list[Part]] = {b"key": _key_entry(keys)}
+    if labels is not None:
+        classes, index = np.unique(labels, return_inverse=True)
+        features = [integer_feature([label]) for label in classes.tolist()]
+        entries[b"label"] = [_coded_entry("label", Coded(features, index))]
+    for name in layout.numbers:
+        entry = example_entry(name.encode(), PLAIN.encode(0.0))  # its last bytes are the number
+        entries[name.encode()] = [entry[: -NUMBER.itemsize], rows.numbers[name]]
+    for name in layout.coded:
+        entries[name.encode()] = [_coded_entry(name, rows.coded[name])]
+    parts = [*itertools.chain.from_iterable(entries[name] for name in sorted(entries))]
+    return _framed(_joined(parts, len(keys)))
+
+
+def _framed(features: NDArray[np.void] | pyarrow.BinaryArray) -> Records:
+    """Return the records of messages with these Features."""
+    sizes, index = np.unique(_lengths(features), return_inverse=True)
+    starts = [field(1, size) for size in sizes.tolist()]
+    messages = _joined([_spread(starts, index), features], len(features))
+    crcs = np.fromiter(map(google_crc32c.value, _texts(messages)), np.uint32, len(messages))
+    lengths = [LENGTH.pack(size + len(start)) for size, start in zip(sizes.tolist(), starts, strict=True)]
+    frames = [length + CHECKSUM.pack(masked_crc32c(length)) for length in lengths]
+    masked = ((crcs >> 15 | crcs << 17) + MASK_DELTA).astype("<u4")
+    found = _joined([_spread(frames, index), messages, masked], len(features))
+    data = found.tobytes() if isinstance(found, np.ndarray) else _content(found)
+    return Records(data, _lengths(found))
+
+
+def _key_entry(keys: Sequence[bytes]) -> list[Part]:
+    entries = [example_entry(b"key", bytes_feature([key])) for key in {len(key): key for key in keys}.values()]
+    if len(entries) > 1:  # some are copies
+        return [pyarrow.array([example_entry(b"key", bytes_feature([key])) for key in keys], pyarrow.binary())]
+    size = len(keys[0])
+    return [entries[0][:-size], np.frombuffer(b"".join(keys), f"V{size}")]
+
+
+def _coded_entry(name: str, column: Coded) -> Part:
+    return _spread([example_entry(name.encode(), feature) for feature in column.features], column.rows)
+
+
+def _spread(values: Sequence[bytes], index: NDArray[np.int64]) -> Part:
+    """Return the value of each row."""
+    if len(values) == 1:
+        return values[0]
+    size = len(values[0])
+    if all(len(value) == size for value in values):
+        return np.frombuffer(b"".join(values), f"V{size}")[index]
+    return pyarrow.array(values, pyarrow.binary()).take(pyarrow.array(index))
+
+
+def _joined(parts: Sequence[Part], rows: int) -> NDArray[np.void] | pyarrow.BinaryArray:
+    """Return the parts of each row one after the other."""
+    merged: list[NDArray[np.void] | pyarrow.BinaryArray] = []
+    for is_text, run in itertools.groupby(parts, key=lambda part: isinstance(part, pyarrow.BinaryArray)):
+        found = list(run)
+        merged += found if is_text else [_filled(found, rows)]
+    if len(merged) == 1:
+        return merged[0]
+    texts = [part if isinstance(part, pyarrow.BinaryArray) else _as_texts(part) for part in merged]
+    return pyarrow.compute.binary_join_element_wise(*texts, b"")
+
+
+def _filled(parts: Sequence[bytes | NDArray[np.generic]], rows: int) -> NDArray[np.void]:
+    """Return a template of the parts that are the same in all rows, filled with the others."""
+    template = b"".join(part if isinstance(part, bytes) else bytes(part.itemsize) for part in parts)
+    result = np.full(rows, np.frombuffer(template, f"V{len(template)}"))
+    start = 0
+    for part in parts:
+        if isinstance(part, np.ndarray):
+            np.ndarray(rows, part.dtype, result, start, result.strides)[:] = part
+        start += len(part) if isinstance(part, bytes) else part.itemsize
+    return result
+
+
+def _as_texts(lines: NDArray[np.void]) -> pyarrow.BinaryArray:
+    offsets = np.arange(len(lines) + 1, dtype=np.int32) * np.int32(lines.itemsize)
+    buffers = [None, pyarrow.py_buffer(offsets), pyarrow.py_buffer(lines.tobytes())]
+    return pyarrow.Array.from_buffers(pyarrow.binary(), len(lines), buffers)
+
+
+def _texts(found: NDArray[np.void] | pyarrow.BinaryArray) -> list[bytes]:
+    return found.tolist() if isinstance(found, np.ndarray) else found.to_pylist()
+
+
+def _content(texts: pyarrow.BinaryArray) -> bytes:
+    offsets = np.frombuffer(texts.buffers()[1], np.int32)[texts.offset :]
+    return bytes(memoryview(texts.buffers()[2])[offsets[0] : offsets[len(texts)]])
+
+
+def _lengths(found: NDArray[np.void] | pyarrow.BinaryArray) -> NDArray[np.int64]:
+    if isinstance(found, np.ndarray):
+        return np.full(len(found), found.itemsize, np.int64)
+    lengths: NDArray[np.int64] = pyarrow.compute.binary_length(found).to_numpy().astype(np.int64)
+    return lengths

@@ -14,16 +14,20 @@ import operator
 import pickle
 import struct
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
 from slipway.components.prepare_data.examples import LABEL_SEPARATOR, Example, Group
 from slipway.components.prepare_data.listing.split import Amount
 from slipway.components.prepare_data.sorting import database
-from slipway.components.prepare_data.sources.source import Ignored, Part, Source
+from slipway.components.prepare_data.sources.source import Ignored, ListedRows, Part, Source
+
+if TYPE_CHECKING:
+    from slipway.components.prepare_data.listing.table_index import SortedRows
 
 # A row: hash (8 bytes for the rank in the group, 4 for the order in the shard), size, offset, stamp, key length, key.
 ROW = struct.Struct(">QQQI")
@@ -47,6 +51,7 @@ class PartList:
     """A listed part of a source: its file, ignored files and groups; see `Summary` for the digests.
 
     `examples` and `bytes` are the amounts of each group, `labels` the names of all labels of the task multilabel.
+    `rows` are those of a table; the file then does not exist.
     """
 
     path: Path
@@ -56,6 +61,7 @@ class PartList:
     labels: set[str] = field(default_factory=set)
     digest: str = ""
     shape: str = ""
+    rows: SortedRows | None = None
 
 
 def list_part(source: Source, part: Part, seed: int, path: Path, bundle_of: BundleOf | None = None) -> PartList:
@@ -64,6 +70,10 @@ def list_part(source: Source, part: Part, seed: int, path: Path, bundle_of: Bund
     With `bundle_of`, the rank of an example is the hash of its bundle.
     """
     listed = PartList(path)
+    table = source.rows(part, listed.ignored, path.parent) if bundle_of is None else None
+    if table is not None:
+        _list_rows(table, seed, listed)
+        return listed
     with database(path) as rows:
         rows.execute("CREATE TABLE rows (split TEXT, label TEXT, row BLOB)")
         rows.executemany("INSERT INTO rows VALUES (?, ?, ?)", _rows(source, part, seed, listed, bundle_of))
@@ -80,6 +90,20 @@ def list_part(source: Source, part: Part, seed: int, path: Path, bundle_of: Bund
     listed.digest, listed.shape = digest.hexdigest(), shape.hexdigest()
     listed.labels.discard("")
     return listed
+
+
+def _list_rows(table: Iterable[ListedRows], seed: int, listed: PartList) -> None:
+    from slipway.components.prepare_data.listing.table_index import sorted_rows
+
+    def counted() -> Iterator[ListedRows]:
+        for rows in table:
+            listed.labels |= rows.labels
+            yield rows
+
+    listed.rows = found = sorted_rows(counted(), seed, listed.path)
+    for counts, values in ((listed.examples, found.examples), (listed.bytes, found.sizes)):
+        counts.update(dict(zip(found.groups, values, strict=True)))
+    listed.digest, listed.shape = found.digests(listed.ignored.unusable_digest)
 
 
 def _rows(
@@ -135,6 +159,7 @@ class Listing:
 
     Attributes:
         path: The database with the rows of all parts.
+        rows: The rows of a table, which are not in the database.
         groups: Each group's amount.
         ignored: Files and examples that were ignored.
         digest, shape, labels: See `Summary`.
@@ -158,7 +183,9 @@ class Listing:
             for found in ([part.digest for part in parts], [part.shape for part in parts])
         )
         self.labels = sorted(set().union(*(part.labels for part in parts)))
-        self._join([part.path for part in parts], names)
+        self.rows = parts[0].rows
+        if self.rows is None:
+            self._join([part.path for part in parts], names)
 
     def _join(self, parts: list[Path], names: Mapping[Group, Group]) -> None:
         """Move the rows of all parts to one database, with the number of their final group."""
@@ -191,6 +218,8 @@ class Listing:
 
     def remove(self, keys: Collection[bytes]) -> dict[Group, int]:
         """Remove the rows with these keys; return the number of the others of each group."""
+        if self.rows is not None:
+            return dict(zip(self.groups, self.rows.without(keys), strict=True))
         with database(self.path) as rows:
             rows.execute("CREATE TEMP TABLE removed (key BLOB PRIMARY KEY)")
             rows.executemany("INSERT INTO removed VALUES (?)", ((key,) for key in keys))
@@ -222,6 +251,14 @@ def deal(
         copies: Keys to drop from their split without replacing them by other examples.
         bundled: Whether the splits are those that `Bundles` assigned.
     """
+    if listing.rows is not None:
+        numbers = {label: index for index, label in enumerate(classes)}
+        listing.rows.deal(
+            [divided.get(group, {}) for group in listing.groups],
+            [numbers.get(label, 0) for _, label in listing.groups],
+            {split: [list_path(folder, split, shard) for shard in range(count)] for split, count in shards.items()},
+        )
+        return
     labels = {label: index.to_bytes(LABEL_BYTES) for index, label in enumerate(classes)}
     groups = [
         (

@@ -66,9 +66,8 @@ def infer_kinds(batches: Iterable[Batch], columns: Mapping[str, int], mistake: M
 
 def _are_numbers(column: pyarrow.StringArray) -> tuple[bool, bool]:
     """Return whether every cell is a number or missing, and whether any is a number."""
-    numbers = numbers_in(column, gaps=True)
-    is_plain = numbers is not None and np.isfinite(numbers).any() and not np.isinf(numbers).any()
-    if is_plain and not has_underscores(column):
+    numbers = _plain_numbers(column, gaps=True)
+    if numbers is not None and np.isfinite(numbers).any() and not np.isinf(numbers).any():
         return True, True
     given = [cell for cell in column.unique().to_pylist() if not is_missing(cell)]
     return all(map(is_number, given)), bool(given)
@@ -81,16 +80,26 @@ def has_underscores(column: pyarrow.StringArray) -> bool:
 
 def numbers_in(column: pyarrow.StringArray, *, gaps: bool = False) -> NDArray[np.float64] | None:
     """Return the cells as `float` reads them, or None if one is no number; with `gaps`, missing ones as NaN."""
-    if gaps:
-        missing = pyarrow.compute.is_in(pyarrow.compute.utf8_lower(column), pyarrow.array(sorted(MISSING)))
-        column = pyarrow.compute.if_else(missing, None, column)
-    try:
-        found = pyarrow.compute.cast(column, pyarrow.float64()).to_numpy(zero_copy_only=False)
-    except pyarrow.ArrowInvalid:
-        found = None
+    found = _plain_numbers(column, gaps=gaps)
     if found is None or np.isinf(found).any():  # Python accepts more, such as +1, 1_000 and ٣
+        cells = column.to_pylist()
         try:
-            found = np.array([np.nan if cell is None else float(cell) for cell in column.to_pylist()], np.float64)
+            return np.array([np.nan if gaps and is_missing(cell) else float(cell) for cell in cells], np.float64)
         except ValueError:
             return None
     return found
+
+
+def _plain_numbers(column: pyarrow.StringArray, *, gaps: bool) -> NDArray[np.float64] | None:
+    """Return the cells as Arrow reads them, or None if it cannot read one; it accepts less than `float`."""
+    try:
+        return pyarrow.compute.cast(column, pyarrow.float64()).to_numpy()
+    except pyarrow.ArrowInvalid:
+        if not gaps:
+            return None
+    missing = pyarrow.compute.is_in(pyarrow.compute.utf8_lower(column), pyarrow.array(sorted(MISSING)))
+    try:
+        given = pyarrow.compute.if_else(missing, None, column)
+        return pyarrow.compute.cast(given, pyarrow.float64()).to_numpy(zero_copy_only=False)
+    except pyarrow.ArrowInvalid:
+        return None

@@ -23,7 +23,7 @@ from typing import IO
 from slipway.components.prepare_data.encoding.features import Kind
 from slipway.components.prepare_data.encoding.inputs import choose_inputs
 from slipway.components.prepare_data.encoding.messages import bytes_feature, values
-from slipway.components.prepare_data.encoding.table_rows import TableLayout
+from slipway.components.prepare_data.encoding.table_rows import RowSpool, TableLayout
 from slipway.components.prepare_data.examples import SPLIT_FOLDERS, Group, Unusable, readable, source_error, stored_name
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sorting import ExampleKeys
@@ -32,9 +32,9 @@ from slipway.components.prepare_data.sources.images import valid_name
 from slipway.components.prepare_data.sources.listed_files import ManifestReader, MissingFiles, file_status
 from slipway.components.prepare_data.sources.precision import Precision
 from slipway.components.prepare_data.sources.record_layout import additional_kinds
-from slipway.components.prepare_data.sources.source import Entry, Ignored, Reader, Source
+from slipway.components.prepare_data.sources.source import Entry, Ignored, ListedRows, Reader, Source
 from slipway.components.prepare_data.sources.spool import Spool
-from slipway.components.prepare_data.sources.table import Header, TableLister, TableReader
+from slipway.components.prepare_data.sources.table import LABEL, Header, TableLister, TableReader
 from slipway.components.prepare_data.sources.values import SEPARATOR, NotANumber, label_cell
 from slipway.core.errors import UserError, nearest
 from slipway.core.manifest import TaskName
@@ -51,8 +51,6 @@ COLUMNS = (
     "numbers and categories"
 )
 SPOOL = "columns"
-# Kinds of columns of which many rows are encoded at once.
-AT_ONCE = {Kind("number"), Kind("category"), Kind("text")}
 # A column whose name is this similar to one of ours is more likely a typo than a feature.
 SLIP = 0.8
 # The first bytes of tables that are not CSV.
@@ -133,34 +131,43 @@ class ManifestSource(Source):
         return {name: self._described.get(name) or found.get(name) or Kind("text") for name in header.additional}
 
     def _table_layout(self) -> TableLayout | None:
-        """Return how the rows are encoded, many at a time, or None if they are one at a time."""
+        """Return what a row of a table consists of; None for images, whose rows are read one at a time."""
         kinds = {stored_name(name): kind for name, kind in self._kinds.items()}
-        if self.has_image or self.task == "multilabel" or not set(kinds.values()) <= AT_ONCE:
+        if self.has_image or self._images:
             return None
-        counted = dict(self.inputs)
-        if self.task == "regression":
-            kinds["label"] = counted["label"] = Kind("number")
-        numbers, categories = (
-            [name for name, kind in counted.items() if (kind.name == "number") == is_number]
-            for is_number in (True, False)
-        )
-        return TableLayout(kinds, numbers, categories, self._gaps)
+        if self.task != "classification":
+            kinds[LABEL] = Kind("number") if self.task == "regression" else Kind("text", is_list=True)
+        return TableLayout(kinds)
 
     def parts(self) -> list[Path]:
         return [self.path]
 
+    def rows(self, part: Path, ignored: Ignored, scratch: Path) -> Iterator[ListedRows] | None:
+        return None if self._layout is None else self._rows(self._layout, part, ignored, scratch)
+
+    def _rows(self, layout: TableLayout, part: Path, ignored: Ignored, scratch: Path) -> Iterator[ListedRows]:
+        with part.open("rb") as file, RowSpool(scratch / SPOOL, layout) as spool:
+            lister, batches = self._lister(layout, file, ignored)
+            yield from lister.rows(batches, ignored.precision, spool)
+
+    def _lister(self, layout: TableLayout, file: IO[bytes], ignored: Ignored) -> tuple[TableLister, Iterator[Batch]]:
+        table = self._open(file)
+        header = self._header(table.names)
+        usable = functools.partial(self._usable, header, ignored)
+        lister = TableLister(layout, self.task, header, self.inputs.keys(), usable, gaps=self._gaps)
+        return lister, self._some(table.batches())
+
     def entries(self, part: Path, ignored: Ignored, scratch: Path) -> Iterator[Entry]:
-        kept = Spool(scratch / SPOOL) if self._is_spooled else nullcontext()
-        with part.open("rb") as file, ExampleKeys(scratch / "keys") as keys, kept as spool:
+        with part.open("rb") as file, ExampleKeys(scratch / "keys") as keys:
+            if self._layout is not None:
+                with RowSpool(scratch / SPOOL, self._layout) as spool:
+                    lister, batches = self._lister(self._layout, file, ignored)
+                    yield from lister.entries(batches, ignored.precision, spool, keys)
+                return
             table = self._open(file)
             header = self._header(table.names)
-            batches = self._some(table.batches())
-            if self._layout is not None and spool is not None:
-                usable = functools.partial(self._usable, header, ignored)
-                lister = TableLister(self._layout, self.task, header, usable)
-                yield from lister.entries(batches, ignored.precision, spool, keys)
-            else:
-                yield from self._entries(header, batches, ignored, spool, keys)
+            with Spool(scratch / SPOOL) if self._is_spooled else nullcontext() as kept:
+                yield from self._entries(header, self._some(table.batches()), ignored, kept, keys)
 
     def _some(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the batches; check that there is one."""

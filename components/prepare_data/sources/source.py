@@ -7,6 +7,7 @@ import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -20,6 +21,8 @@ from slipway.core.values import JsonObject
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from slipway.components.prepare_data.encoding.table_rows import Rows, TableLayout
 
 # A part of a source; each source has its own type.
 Part = Any
@@ -113,25 +116,14 @@ class Reader(Protocol):
         ...
 
 
-class Rows(NamedTuple):
-    """Rows of a table.
+class RowReader(Reader, ABC):
+    """Base class of readers of tables, which read many rows at a time, too.
 
     Attributes:
-        numbers: The inputs, and the target, that are numbers, by the names under which they are stored.
-        categories: The inputs that are categories.
-        are_finite: Whether all of the numbers are, or missing where they may be.
-        features: The serialized features of each row as an Example has them: those before `key`, those before the
-            class, and those after it.
+        layout: What a row consists of.
     """
 
-    numbers: Mapping[str, NDArray[np.float32]]
-    categories: Mapping[str, Sequence[str]]
-    are_finite: bool
-    features: Sequence[tuple[bytes, bytes, bytes]]
-
-
-class RowReader(Reader, ABC):
-    """Base class of readers of tables, which read many rows at a time, too."""
+    layout: TableLayout
 
     def read(self, key: bytes, offset: int, size: int) -> bytes:  # noqa: ARG002
         return b""
@@ -141,8 +133,28 @@ class RowReader(Reader, ABC):
         """Return the features of the row at this offset."""
 
     @abstractmethod
-    def rows(self, offsets: Sequence[int]) -> Rows:
+    def rows(self, offsets: NDArray[np.int64]) -> Rows:
         """Return the rows at these offsets."""
+
+
+class ListedRows(NamedTuple):
+    """Rows of a table as their source lists them.
+
+    Attributes:
+        digests: A hash of each row's values, big-endian.
+        groups: The different groups.
+        group: The index of each row's group.
+        sizes: The size of each row's Features.
+        offsets: The position of each row for the source's reader.
+        labels: The names of labels of the task multilabel.
+    """
+
+    digests: NDArray[np.uint64]
+    groups: Sequence[Group]
+    group: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    labels: AbstractSet[str]
 
 
 class Source(ABC):
@@ -190,6 +202,10 @@ class Source(ABC):
 
         Sources that can only be read sequentially spool their content to the folder `scratch` for the readers.
         """
+
+    def rows(self, part: Part, ignored: Ignored, scratch: Path) -> Iterator[ListedRows] | None:  # noqa: ARG002
+        """Yield the rows of a table as `entries` does, many at a time; None if the source has no such rows."""
+        return None
 
     def groups(self, found: Iterable[Group]) -> dict[Group, Group]:
         """Map the listed groups to their final split and class, which may depend on all listed groups.

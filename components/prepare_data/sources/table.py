@@ -1,30 +1,30 @@
-"""List and read the rows of a table of numbers, categories and texts, many at a time."""
+"""List and read the rows of a table, many at a time."""
 
 from __future__ import annotations
 
-import mmap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow
 import pyarrow.compute
 from numpy.typing import NDArray
 
 from slipway.components.prepare_data.encoding.features import LARGEST_FLOAT
-from slipway.components.prepare_data.encoding.messages import features_of, field
-from slipway.components.prepare_data.encoding.table_rows import TableLayout
-from slipway.components.prepare_data.examples import SPLIT_FOLDERS, stored_name
-from slipway.components.prepare_data.sorting import ExampleKeys
+from slipway.components.prepare_data.encoding.table_rows import PLAIN, Coded, RowFile, Rows, RowSpool, TableLayout
+from slipway.components.prepare_data.examples import LABEL_SEPARATOR, SPLIT_FOLDERS, Unusable, stored_name
+from slipway.components.prepare_data.sorting import DIGEST_BYTES, ExampleKeys
 from slipway.components.prepare_data.sources.csv_batches import has_underscores, numbers_in
 from slipway.components.prepare_data.sources.precision import Precision
-from slipway.components.prepare_data.sources.source import Entry, RowReader, Rows
-from slipway.components.prepare_data.sources.spool import Spool
-from slipway.components.prepare_data.sources.values import SEPARATOR
+from slipway.components.prepare_data.sources.source import Entry, ListedRows, RowReader
+from slipway.components.prepare_data.sources.values import SEPARATOR, label_cell
 from slipway.core.manifest import TaskName
 from slipway.core.tables.batch import Batch
+from slipway.core.values import is_missing
 
-Numbers = dict[str, NDArray[np.float64]]
+LABEL = "label"
 
 
 class Header(NamedTuple):
@@ -41,100 +41,198 @@ class Header(NamedTuple):
         return sorted(columns, key=self.names.__getitem__)
 
 
+class Columns(NamedTuple):
+    """The columns of a batch: its numbers, the others, and those of the latter that are numbers, as lists."""
+
+    numbers: Mapping[str, NDArray[np.float64]]
+    coded: Mapping[str, Coded]
+    lists: Mapping[str, NDArray[np.float64]]
+
+
 class TableLister:
     """Lists the rows of a table.
 
     Args:
-        layout: How its rows are encoded.
-        task: classification or regression.
+        layout: What a row consists of.
+        task: What is learned.
         header: The columns.
+        inputs: The features that are inputs.
+        gaps: Whether inputs that are numbers may be missing, as NaN.
         usable: Returns a batch without the rows that cannot be used, or raises the error of its first mistake.
     """
 
-    def __init__(self, layout: TableLayout, task: TaskName, header: Header, usable: Callable[[Batch], Batch]) -> None:
+    def __init__(
+        self,
+        layout: TableLayout,
+        task: TaskName,
+        header: Header,
+        inputs: Collection[str],
+        usable: Callable[[Batch], Batch],
+        *,
+        gaps: bool,
+    ) -> None:
         self._layout = layout
         self._task = task
         self._header = header
-        features = {stored_name(name): at for name, at in header.additional.items()}
-        if task == "regression":
-            features["label"] = header.columns["label"]
-        self._numbers = {name: at for name, at in features.items() if layout.kinds[name].name == "number"}
-        self._texts = {name: at for name, at in features.items() if name not in self._numbers}
-        self._counted = frozenset(layout.numbers)
-        self._content = header.content
+        self._inputs = inputs
+        self._gaps = gaps
         self._usable = usable
+        self._positions = {stored_name(name): at for name, at in header.additional.items()}
+        self._positions[LABEL] = header.columns[LABEL]
+        self._number_bytes = len(layout.numbers) * len(PLAIN.encode(0.0))
+
+    def rows(self, batches: Iterable[Batch], precision: Precision, spool: RowSpool) -> Iterator[ListedRows]:
+        """Write the rows to the spool; yield them, and count their numbers in `precision`."""
+        for batch in batches:
+            batch, columns = self._read(batch)
+            yield self._listed(batch, columns, precision, spool)
 
     def entries(
-        self, batches: Iterable[Batch], precision: Precision, spool: Spool, keys: ExampleKeys
+        self, batches: Iterable[Batch], precision: Precision, spool: RowSpool, keys: ExampleKeys
     ) -> Iterator[Entry]:
-        """Yield the entries of all rows, and count their numbers in `precision`."""
+        """Do the same; yield the entries of all rows, with the cells of the column of data.group_by."""
         for batch in batches:
-            numbers = self._numbers_of(batch)
-            if numbers is None:
-                batch = self._usable(batch)
-                numbers = {name: self._read(name, batch.columns[at]) for name, at in self._numbers.items()}
-            for name, at in self._numbers.items():
-                if name in self._counted:
-                    precision.add_all(self._header.names[at], numbers[name])
-            keys.add_contents(zip(self._contents(batch), self._entries_of(batch, numbers, spool), strict=True))
+            batch, columns = self._read(batch)
+            found = self._listed(batch, columns, precision, spool)
+            bundles = [b""] * len(batch)
+            if "group" in self._header.columns:
+                bundles = batch.columns[self._header.columns["group"]].cast(pyarrow.binary()).to_pylist()
+            label = LABEL_SEPARATOR.join(found.labels)
+            about = (
+                (found.groups[group][1] or label, found.groups[group][0], size, 0, offset, bundle)
+                for group, size, offset, bundle in zip(
+                    found.group.tolist(), found.sizes.tolist(), found.offsets.tolist(), bundles, strict=True
+                )
+            )
+            data = found.digests.tobytes()
+            digests = (data[start : start + DIGEST_BYTES] for start in range(0, len(data), DIGEST_BYTES))
+            keys.add_digests(zip(digests, about, strict=True))
         for key, entry in keys.by_content():
             yield key, *entry
 
-    def _numbers_of(self, batch: Batch) -> Numbers | None:
-        """Return the columns of numbers, or None if each row must be validated."""
-        for use, at in self._header.columns.items():
-            if (use != "label" or self._task == "classification") and not self._are_valid(use, batch.columns[at]):
-                return None
-        found: Numbers = {}
-        for name, at in self._numbers.items():
-            gaps = self._may_miss(name)
-            numbers = numbers_in(batch.columns[at], gaps=gaps)
-            if numbers is None or (not gaps and np.isnan(numbers).any()):
-                return None
-            too_large = numbers[np.abs(numbers) > LARGEST_FLOAT]
-            is_target = name == "label"
-            if np.isfinite(too_large).any() or (is_target and (len(too_large) or has_underscores(batch.columns[at]))):
-                return None
-            found[name] = numbers
-        return found
+    def _read(self, batch: Batch) -> tuple[Batch, Columns]:
+        """Return the columns of a batch, without its rows that cannot be used."""
+        try:
+            return batch, self._columns(batch)
+        except Unusable:  # each row must be validated
+            batch = self._usable(batch)
+            return batch, self._columns(batch, validated=True)
 
-    def _may_miss(self, name: str) -> bool:
-        return self._layout.gaps and name in self._counted and name != "label"
+    def _columns(self, batch: Batch, *, validated: bool = False) -> Columns:
+        """Return the columns of a batch.
 
-    def _read(self, name: str, column: pyarrow.StringArray) -> NDArray[np.float64]:
-        numbers = numbers_in(column, gaps=self._may_miss(name))
-        assert numbers is not None  # each row was validated
+        Raises:
+            Unusable: A row cannot be used, or may be so.
+        """
+        if not validated and not all(self._are_valid(use, batch.columns[at])
+                                     for use, at in self._header.columns.items()):  # fmt: skip
+            raise Unusable
+        numbers = {name: self._numbers(name, batch, validated=validated) for name in self._layout.numbers}
+        coded, lists = {}, {}
+        for name in self._layout.coded:
+            found = batch.columns[self._positions[name]].dictionary_encode()
+            texts, index = found.dictionary.to_pylist(), found.indices.to_numpy()
+            coded[name] = Coded([self._feature(name, text) for text in texts], index)
+            kind = self._layout.kinds[name]
+            if kind.name == "number" and name in self._inputs and len(texts):
+                lists[name] = np.array([kind.from_text(text) for text in texts], np.float64)[index]
+        return Columns(numbers, coded, lists)
+
+    def _numbers(self, name: str, batch: Batch, *, validated: bool) -> NDArray[np.float64]:
+        column, is_target = batch.columns[self._positions[name]], name == LABEL
+        gaps = self._gaps and name in self._inputs and not is_target
+        numbers = numbers_in(column, gaps=gaps)
+        if numbers is None:
+            raise Unusable
+        if not validated:
+            large = np.abs(numbers) > LARGEST_FLOAT
+            refused = np.isfinite(numbers) & large
+            if is_target:
+                refused |= large
+            if not gaps:
+                refused |= np.isnan(numbers)
+            if refused.any() or (is_target and has_underscores(column)):
+                raise Unusable
         return numbers
 
-    @staticmethod
-    def _are_valid(use: str, column: pyarrow.StringArray) -> bool:
+    def _feature(self, name: str, text: str) -> bytes:
+        """Return the Feature of a cell.
+
+        Raises:
+            Unusable: It is not of the column's kind.
+        """
+        if name == LABEL:
+            _, feature = label_cell(self._task, text, name)
+            assert feature is not None
+            return feature
+        kind = self._layout.kinds[name]
+        if kind.name in ("number", "integer") and name in self._inputs and is_missing(text):
+            raise Unusable
+        return kind.encode(kind.from_text(text))
+
+    def _are_valid(self, use: str, column: pyarrow.StringArray) -> bool:
+        if use == LABEL and self._task == "regression":
+            return True
         cells = column.unique().to_pylist()
-        if use == "label":
+        if use == LABEL and self._task == "multilabel":
+            return all(cell.isprintable() for cell in cells)
+        if use == LABEL:
             return all(cell and cell.isprintable() and SEPARATOR not in cell for cell in cells)
         return all(cell.lower() in SPLIT_FOLDERS for cell in cells) if use == "split" else all(cells)
 
-    def _contents(self, batch: Batch) -> Iterator[bytes]:
-        """Yield the text of each row that its key is a hash of: the repr of the list of its cells."""
-        columns = [batch.columns[at] for at in self._content]
+    def _digests(self, batch: Batch) -> NDArray[np.uint64]:
+        """Return the hash of each row that its key has: of the repr of the list of its cells."""
+        columns = [batch.columns[at] for at in self._header.content]
         if batch.simple:
-            joined = pyarrow.compute.binary_join_element_wise(*columns, "', '").cast(pyarrow.binary())
-            return (b"['%b']" % cells for cells in joined.to_pylist())
-        rows = zip(*(column.to_pylist() for column in columns), strict=True)
-        return (repr(list(cells)).encode() for cells in rows)
+            joined = pyarrow.compute.binary_join_element_wise(*columns, "', '")
+            texts = pyarrow.compute.binary_join_element_wise("['", joined, "']", "").cast(pyarrow.binary()).to_pylist()
+        else:
+            rows = zip(*(column.to_pylist() for column in columns), strict=True)
+            texts = [repr(list(cells)).encode() for cells in rows]
+        fresh = hashlib.blake2b(digest_size=DIGEST_BYTES).copy  # faster than a new one for each row
+        found = []
+        for text in texts:
+            hashed = fresh()
+            hashed.update(text)
+            found.append(hashed.digest())
+        return np.frombuffer(b"".join(found), ">u8")
 
-    def _entries_of(self, batch: Batch, numbers: Numbers, spool: Spool) -> Iterator[tuple[object, ...]]:
-        """Write the rows to the spool; yield their entries without their keys."""
-        texts = {name: batch.columns[at] for name, at in self._texts.items()}
-        count = len(batch.lines)
-        encoded = self._layout.encode(numbers, texts, count)
-        offsets = spool.add(encoded.data) + np.cumsum(encoded.lengths) - encoded.lengths
-        cells = {use: batch.columns[at] for use, at in self._header.columns.items()}
-        labels = cells["label"].to_pylist() if self._task == "classification" else [""] * count
-        splits: list[str | None] = [None] * count
-        if "split" in cells:
-            splits = [SPLIT_FOLDERS[cell.lower()] for cell in cells["split"].to_pylist()]
-        groups = [cell.encode() for cell in cells["group"].to_pylist()] if "group" in cells else [b""] * count
-        return zip(labels, splits, encoded.sizes.tolist(), [0] * count, offsets.tolist(), groups, strict=True)
+    def _listed(self, batch: Batch, columns: Columns, precision: Precision, spool: RowSpool) -> ListedRows:
+        """Write rows to the spool, and count their numbers."""
+        rows = len(batch.lines)
+        for name, values in (*columns.numbers.items(), *columns.lists.items()):
+            if name in self._inputs or name == LABEL:
+                precision.add_all(self._header.names[self._positions[name]], values)
+        sizes = np.full(rows, self._number_bytes, np.int64)
+        for column in columns.coded.values():
+            sizes += np.array([*map(len, column.features)], np.int64)[column.rows]
+        first = spool.add(rows, columns.numbers, columns.coded)
+        labels, label = self._labels(batch)
+        splits, split = self._splits(batch)
+        used, group = np.unique(label * len(splits) + split, return_inverse=True)
+        groups = [(splits[each % len(splits)], labels[each // len(splits)]) for each in used.tolist()]
+        names: set[str] = set()
+        if self._task == "multilabel":
+            cells = batch.columns[self._positions[LABEL]].unique().to_pylist()
+            names.update(*(label_cell(self._task, cell, LABEL)[0].split(LABEL_SEPARATOR) for cell in cells))
+        return ListedRows(self._digests(batch), groups, group, sizes, np.arange(first, first + rows), names - {""})
+
+    def _labels(self, batch: Batch) -> tuple[list[str], NDArray[np.int64]]:
+        """Return the classes, and the index of each row's."""
+        if self._task != "classification":
+            return [""], np.zeros(len(batch.lines), np.int64)
+        found = batch.columns[self._positions[LABEL]].dictionary_encode()
+        return found.dictionary.to_pylist(), found.indices.to_numpy().astype(np.int64)
+
+    def _splits(self, batch: Batch) -> tuple[list[str | None], NDArray[np.int64]]:
+        """Return the splits, and the index of each row's."""
+        if "split" not in self._header.columns:
+            return [None], np.zeros(len(batch.lines), np.int64)
+        found = batch.columns[self._header.columns["split"]].dictionary_encode()
+        names = [SPLIT_FOLDERS[cell.lower()] for cell in found.dictionary.to_pylist()]
+        splits = sorted(set(names))
+        index = np.array([splits.index(name) for name in names], np.int64)
+        return [*splits], index[found.indices.to_numpy()]
 
 
 class TableReader(RowReader):
@@ -142,23 +240,19 @@ class TableReader(RowReader):
 
     Args:
         spool: The spool file.
-        layout: How its rows are encoded.
+        layout: What a row consists of.
     """
 
     def __init__(self, spool: Path, layout: TableLayout) -> None:
-        with spool.open("rb") as file:
-            self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self._layout = layout
+        self.layout = layout
+        self._file = RowFile(spool, layout)
 
     def additional(self, offset: int) -> Iterable[tuple[bytes, bytes]]:
-        entries = b"".join(self._layout.decode(self._data, [offset])[2][0])
-        return features_of(field(1, len(entries)) + entries).items()
+        numbers, coded = self._file.rows(np.array([offset]))
+        for name, values in numbers.items():
+            yield name.encode(), PLAIN.encode(float(values[0]))
+        for name, column in coded.items():
+            yield name.encode(), column.features[0]
 
-    def rows(self, offsets: Sequence[int]) -> Rows:
-        numbers, categories, features = self._layout.decode(self._data, offsets)
-        return Rows(
-            dict(zip(self._layout.numbers, numbers.T, strict=True)),
-            dict(zip(self._layout.categories, zip(*categories, strict=True), strict=True)),
-            not (np.isinf(numbers) if self._layout.gaps else ~np.isfinite(numbers)).any(),
-            features,
-        )
+    def rows(self, offsets: NDArray[np.int64]) -> Rows:
+        return self._file.rows(offsets)

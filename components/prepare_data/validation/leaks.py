@@ -17,6 +17,8 @@ from slipway.core.manifest import Manifest
 MAX_EXAMPLES = 10_000
 MAX_VALUES = 2_000_000
 FEWEST_EXAMPLES = 50
+# Of an input that does not predict the target in these, no others are compared.
+FIRST_EXAMPLES = 1000
 # Fewer examples outside the largest class, or fewer different targets, may be separated by chance.
 FEWEST_OTHERS = 10
 # Texts that predict the target must occur this often on average; a key predicts anything.
@@ -38,19 +40,20 @@ def leak_notes(folder: Path, manifest: Manifest) -> list[str]:
     if not names or manifest.task == "multilabel":
         return []
     most = min(MAX_EXAMPLES, max(FEWEST_EXAMPLES, MAX_VALUES // len(names)))
-    shards = (folder / shard.file for shard in manifest.splits["train"].shards)
-    examples = list(itertools.islice(read_examples(shards), most))
-    labels = [values(each[b"label"])[0] for each in examples]
+    labels, columns = _read(folder, manifest, names, FIRST_EXAMPLES)
+    suspects = [name for name in names if _is_suspect(columns[name], labels, manifest.inputs[name].kind, manifest.task)]
+    if not suspects:
+        return []
+    labels, columns = _read(folder, manifest, suspects, most)
     others = len(labels) - max(Counter(labels).values(), default=0)
     if others < FEWEST_OTHERS:
         return []
     leaks = []
-    for name in names:
-        kind = manifest.inputs[name].kind
-        column = _column([each[name.encode()] for each in examples], kind)
+    for name, column in columns.items():
+        is_category = manifest.inputs[name].kind == "category"
         if column == labels:
             leaks.append(f"{name} (equal to it)")
-        elif _determines(column, labels) if kind == "category" else _orders(column, labels, manifest.task):
+        elif _determines(column, labels) if is_category else _orders(column, labels, manifest.task):
             leaks.append(name)
     if not leaks:
         return []
@@ -61,6 +64,23 @@ def leak_notes(folder: Path, manifest: Manifest) -> list[str]:
         f"{those} the {target} in all {len(labels):,} training examples compared. If it is not known when the model is "
         "used, exclude it: data.inputs names the inputs."
     ]
+
+
+def _read(
+    folder: Path, manifest: Manifest, names: Sequence[str], count: int
+) -> tuple[list[Value], dict[str, list[Value]]]:
+    """Return the labels and the inputs of the first training examples."""
+    shards = (folder / shard.file for shard in manifest.splits["train"].shards)
+    examples = list(itertools.islice(read_examples(shards), count))
+    columns = {name: _column([each[name.encode()] for each in examples], manifest.inputs[name].kind) for name in names}
+    return [values(each[b"label"])[0] for each in examples], columns
+
+
+def _is_suspect(column: Sequence[Value], labels: Sequence[Value], kind: str, task: str) -> bool:
+    """Whether an input predicts the target in some examples, so that more must be compared."""
+    if kind == "category":
+        return len(set(zip(column, labels, strict=True))) == len(set(column))
+    return (task == "regression" and _correlation(column, labels) is None) or _orders(column, labels, task)
 
 
 def _column(features: Sequence[bytes], kind: str) -> list[Value]:
@@ -83,16 +103,22 @@ def _orders(column: Sequence[Value], labels: Sequence[Value], task: str) -> bool
 
     Missing ones, NaN, are not compared with targets; of a class, they are a range.
     """
-    import numpy as np
-
     if task == "regression":
-        found, targets = np.array(column, dtype=np.float64), np.array(labels, dtype=np.float64)
-        given = ~np.isnan(found)
-        found, targets = found[given], targets[given]
-        if len(found) < FEWEST_OTHERS or not found.std() or not targets.std():
-            return False
-        return bool(abs(np.corrcoef(found, targets)[0, 1]) > CORRELATION)
+        found = _correlation(column, labels)
+        return found is not None and found > CORRELATION
     column = [math.inf if value != value else value for value in column]
     pairs = set(zip(column, labels, strict=True))
     ranges = sum(1 for _ in itertools.groupby(label for _, label in sorted(pairs)))
     return len(pairs) == len(set(column)) and ranges == len(set(labels))
+
+
+def _correlation(column: Sequence[Value], labels: Sequence[Value]) -> float | None:
+    """Return the absolute correlation of numbers with targets; None if there are too few different ones."""
+    import numpy as np
+
+    found, targets = np.array(column, dtype=np.float64), np.array(labels, dtype=np.float64)
+    given = ~np.isnan(found)
+    found, targets = found[given], targets[given]
+    if len(found) < FEWEST_OTHERS or not found.std() or not targets.std():
+        return None
+    return float(abs(np.corrcoef(found, targets)[0, 1]))

@@ -124,9 +124,9 @@ class TallyCounter:
             self._tally.other_sizes += 1
             self._tally.add_images(info, 1)
 
-    def add_classes(self, labels: Iterable[int]) -> None:
-        """Count examples without images by their classes."""
-        self._classes.update(labels)
+    def add_classes(self, counts: Mapping[int, int]) -> None:
+        """Add the numbers of examples without images, by class."""
+        self._classes.update(counts)
 
     def skip(self, key: bytes, reason: Unusable) -> None:
         """Count an unusable image."""

@@ -247,7 +247,7 @@ class SetWriter:
     def _run(self, tasks: list[ShardTask], tick: Tick) -> Iterator[tuple[int, ShardResult]]:
         writer = ShardWriter(self._source, self._scratch, self._plan.classes)
         if self._beam is None:
-            if tasks and tasks[0].decoded_below:
+            if tasks and tasks[0].decoded_below and self._source.has_image:
                 import_decoder(next(read_list(tasks[0].examples))[0])
             with Workers(writer, worker_count(self._settings.workers)) as workers:
                 yield from workers.run(tasks, tick, meanwhile=lambda: page.load(TEMPLATE))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+import functools
 import hashlib
+import itertools
 import os
 import time
 from array import array
@@ -15,7 +17,7 @@ from typing import BinaryIO, TypeAlias
 from pydantic import BaseModel
 
 from slipway.components.prepare_data.encoding.features import Kind
-from slipway.components.prepare_data.encoding.image import MAX_IMAGE_BYTES, ImageInfo, Inspector, check_bytes
+from slipway.components.prepare_data.encoding.image import ImageInfo, Inspector, check_bytes
 from slipway.components.prepare_data.encoding.inputs import InputCounter, Statistics
 from slipway.components.prepare_data.encoding.messages import bytes_feature, integer_feature, values
 from slipway.components.prepare_data.encoding.records import RecordEncoder
@@ -47,6 +49,8 @@ Usable = tuple[bytes, bytes, bytes, int, Additional, Additional]
 Record: TypeAlias = "tuple[int, bytes, bytes | None]"
 # The hashes of examples and the offsets of their records.
 Hashed: TypeAlias = "tuple[array[int], array[int]]"
+# The hashes of rows, the lengths of their records, and the records.
+Block: TypeAlias = "tuple[array[int], array[int], bytes]"
 # The name under which the label is stored.
 LABEL = "label"
 
@@ -131,17 +135,21 @@ class ShardWriter:
         inputs = InputCounter(self._counted, gaps=self._source.inputs if task.gaps else ())
         if self._reader is None:
             self._reader = self._source.reader(self._scratch)
+        found: Iterator[object]
         if isinstance(self._reader, RowReader):
-            records = self._rows(self._reader, task, counter, inputs, tick)
+            found = blocks = self._rows(self._reader, task, counter, inputs, tick)
+            write = functools.partial(_write_blocks, blocks)
         else:
-            records = self._records(task, self._usable(task, read_list(task.examples), counter, inputs, tick))
+            examples = self._usable(task, read_list(task.examples), counter, inputs, tick)
+            found = records = self._records(task, examples)
+            write = functools.partial(_write_records, records)
         if task.path is None:
-            collections.deque(records, maxlen=0)
+            collections.deque(found, maxlen=0)
             result = ShardResult(tally=counter.tally(), inputs=inputs.statistics)
         else:
             writing = task.path.with_name(f".{task.path.name}.{os.getpid()}")
             hashed: Hashed = (array("Q"), array("Q"))
-            size, digest, content = _write_records(writing, records, hashed)
+            size, digest, content = write(writing, hashed)
             writing.replace(task.path)
             tally = counter.tally()
             columns = b"".join(column.tobytes() for column in hashed)
@@ -217,12 +225,16 @@ class ShardWriter:
         if not self._labels:
             return list(features)
         found = dict(features)
+        found[LABEL.encode()] = self._indicators(found[LABEL.encode()])
+        return list(found.items())
+
+    def _indicators(self, names: bytes) -> bytes:
+        """Return the Feature with 0 or 1 for each label, from that of an example's labels."""
         indicators = [0] * len(self._labels)
-        for name in values(found[LABEL.encode()]):
+        for name in values(names):
             assert isinstance(name, bytes)
             indicators[self._labels[name]] = 1
-        found[LABEL.encode()] = integer_feature(indicators)
-        return list(found.items())
+        return integer_feature(indicators)
 
     def _record(self, image: bytes, key: bytes, label: int, additional: Additional) -> bytes:
         if self._has_additional:
@@ -243,21 +255,28 @@ class ShardWriter:
 
     def _rows(
         self, reader: RowReader, task: ShardTask, counter: TallyCounter, inputs: InputCounter, tick: Tick
-    ) -> Iterator[Record]:
+    ) -> Iterator[Block]:
         """Read, validate, count and encode a table's rows, many at a time."""
-        encode, has_class = self._encoder.encode_row, self._has_class
-        for batch in _batches(read_list(task.examples)):
-            keys, labels, sizes, offsets = zip(*batch, strict=True)
-            rows = reader.rows(offsets)
-            if not rows.are_finite or max(sizes) > MAX_IMAGE_BYTES:  # some cannot be used
-                yield from self._records(task, self._usable(task, batch, counter, inputs, tick))
+        from slipway.components.prepare_data.encoding.table_rows import records
+        from slipway.components.prepare_data.listing.table_index import dealt_rows
+
+        for part in dealt_rows(task.examples, BATCH_BYTES, reader.layout.entry_bytes):
+            rows = reader.rows(part.offsets)
+            if self._labels:
+                rows.coded[LABEL] = rows.coded[LABEL].changed(self._indicators)
+            try:
+                check_bytes(int(part.sizes.max()))
+                inputs.add_rows(rows)
+            except Unusable:  # some cannot be used
+                found = [*self._records(task, self._usable(task, part.examples(), counter, inputs, tick))]
+                hashes, encoded = [each[0] for each in found], [each[1] for each in found]
+                yield array("Q", hashes), array("Q", map(len, encoded)), b"".join(encoded)
                 continue
-            inputs.add_many(rows.numbers, rows.categories)
-            counter.add_classes(labels)
-            tick(len(batch))
+            counter.add_classes(part.classes())
+            tick(len(part.keys))
             if task.path is not None:
-                for key, label, features in zip(keys, labels, rows.features, strict=True):
-                    yield key_hash(key), encode(key, label if has_class else None, features), None
+                data, lengths = records(reader.layout, rows, part.keys, part.labels if self._has_class else None)
+                yield array("Q", map(key_hash, part.keys)), array("Q", lengths.tobytes()), data
 
 
 class ShardHasher(ShardWriter):
@@ -312,20 +331,20 @@ def _stored(image: bytes, inspector: Inspector) -> tuple[bytes, ImageInfo]:
     return store(image, info, None) if info.is_converted else (image, inspector.validate(image, info))
 
 
-def _batches(examples: Iterable[Example]) -> Iterator[list[Example]]:
-    """Yield the examples in lists of about `BATCH_BYTES`."""
-    batch, size = [], 0
-    for example in examples:
-        batch.append(example)
-        size += example[2]
-        if size > BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
+def _write_blocks(blocks: Iterable[Block], path: Path, hashed: Hashed) -> tuple[int, str, str]:
+    """Write blocks of records as `_write_records` does."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("wb") as file:
+        for hashes, lengths, data in blocks:
+            file.write(data)
+            digest.update(data)
+            hashed[0].extend(hashes)
+            hashed[1].extend(itertools.islice(itertools.accumulate(lengths, initial=size), len(lengths)))
+            size += len(data)
+    return size, digest.hexdigest(), digest.hexdigest()
 
 
-def _write_records(path: Path, records: Iterable[Record], hashed: Hashed) -> tuple[int, str, str]:
+def _write_records(records: Iterable[Record], path: Path, hashed: Hashed) -> tuple[int, str, str]:
     """Write the records to `path`; return their size, their SHA-256 and their content's.
 
     Appends the examples' hashes and the offsets of their records to `hashed`.

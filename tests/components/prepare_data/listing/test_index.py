@@ -35,6 +35,9 @@ class FakeSource:
     def entries(self, part: list[Entry], ignored: Ignored, scratch: Path) -> Iterator[Entry]:
         yield from part
 
+    def rows(self, part: list[Entry], ignored: Ignored, scratch: Path) -> None:
+        pass
+
     def groups(self, found: Iterable[Group]) -> dict[Group, Group]:
         return {group: group for group in found}
 

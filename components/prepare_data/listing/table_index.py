@@ -1,0 +1,328 @@
+"""The on-disk list of a table's rows, in arrays: what `index` is to examples that are listed one at a time.
+
+Memory use does not depend on the number of rows: they are divided by hash among files, each of which is sorted in
+memory. The order, the splits and the shards are those that `index` gives to the same keys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import pickle
+import struct
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway.components.prepare_data.encoding.table_rows import KEY_BYTES, KEY_PREFIX, key_lines, keys_of
+from slipway.components.prepare_data.examples import Example, Group
+from slipway.components.prepare_data.listing.index import read_list
+from slipway.components.prepare_data.sources.source import ListedRows
+
+HASH_BYTES = 12
+# Rows that are sorted in memory at once, and that are read at once.
+PIECE_BYTES = 32 << 20
+ROWS_READ = 1 << 16
+HASHED = np.dtype([("rank", ">u8"), ("order", ">u4")])
+# The order in which equal rows are numbered.
+SPLIT_ORDER = (None, "test", "train", "validation")
+# A row before its key is known; `split` is its position in `SPLIT_ORDER`.
+FOUND = np.dtype([("digest", ">u8"), ("group", "<u4"), ("split", "u1"), ("size", "<u8"), ("offset", "<u8")])
+LISTED = np.dtype(
+    [("rank", ">u8"), ("order", ">u4"), ("size", "<u8"), ("offset", "<u8"), ("digest", ">u8"), ("copy", "<u4"),
+     ("group", "<u4")]
+)  # fmt: skip
+# A row in the list of a shard.
+DEALT = np.dtype(
+    [("order", ">u4"), ("size", "<u8"), ("offset", "<u8"), ("digest", ">u8"), ("copy", "<u4"), ("label", "<u4")]
+)
+# What of a row stays if files are copied: as `index.SIZED` and `index.KEYED`.
+SHAPE = np.dtype([("rank", ">u8"), ("order", ">u4"), ("size", ">u8"), ("length", ">u4"), ("key", f"V{KEY_BYTES}")])
+
+
+class Pieces:
+    """Files among which rows are divided by the first bits of a hash, so that each is sorted in memory."""
+
+    def __init__(self, path: Path, row: np.dtype[np.void], count: int) -> None:
+        self.paths = [path.with_name(f"{path.name}-{number:03d}") for number in range(count)]
+        self._row = row
+
+    def add(self, rows: NDArray[np.void], hashes: NDArray[np.uint64]) -> None:
+        """Append rows to the files of their hashes."""
+        bits = (len(self.paths) - 1).bit_length()
+        piece = (hashes >> np.uint64(64 - bits)).astype(np.int64) if bits else np.zeros(len(rows), np.int64)
+        ends = np.cumsum(np.bincount(piece, minlength=len(self.paths)))
+        ordered = rows[np.argsort(piece, kind="stable")] if bits else rows
+        for path, found in zip(self.paths, np.split(ordered, ends[:-1]), strict=True):
+            with path.open("ab") as file:
+                file.write(found.tobytes())
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, number: int) -> NDArray[np.void]:
+        return np.fromfile(self.paths[number], self._row)
+
+    def mapped(self, number: int) -> NDArray[np.void]:
+        """Return the rows of a file without reading them."""
+        path = self.paths[number]
+        return np.memmap(path, self._row, "r") if path.stat().st_size else np.empty(0, self._row)
+
+    def replace(self, number: int, rows: NDArray[np.void]) -> None:
+        """Replace the rows of a file."""
+        rows.tofile(self.paths[number])
+
+    def remove(self) -> None:
+        """Delete the files."""
+        for path in self.paths:
+            path.unlink()
+
+
+class SortedRows(NamedTuple):
+    """The rows of a table, sorted by group and hash within each piece.
+
+    Attributes:
+        groups: All groups, sorted; the group of a row is an index of them.
+        examples: The number of rows of each group.
+        sizes: Their size in bytes.
+        pieces: The rows.
+    """
+
+    groups: list[Group]
+    examples: list[int]
+    sizes: list[int]
+    pieces: Pieces
+
+    def digests(self, unusable: bytes) -> tuple[str, str]:
+        """Return the digest and the shape of `Summary`; `unusable` identifies the rows that cannot be listed."""
+        digest, shape = (hashlib.sha256(unusable) for _ in range(2))
+        pieces = [self.pieces.mapped(number) for number in range(len(self.pieces))]
+        every = np.arange(len(self.groups) + 1)
+        bounds = [np.searchsorted(piece["group"], every).tolist() for piece in pieces]
+        for number, (group, count) in enumerate(zip(self.groups, self.examples, strict=True)):
+            about = repr((group, count)).encode()
+            digest.update(about)
+            shape.update(about)
+            for piece, bound in zip(pieces, bounds, strict=True):
+                if len(rows := piece[bound[number] : bound[number + 1]]):
+                    digest.update(rows.tobytes())
+                    shape.update(_shape_of(rows))
+        return digest.hexdigest(), shape.hexdigest()
+
+    def without(self, keys: Collection[bytes]) -> list[int]:
+        """Remove the rows with these keys; return the number of the others of each group."""
+        digests = np.array([int(key[len(KEY_PREFIX) : KEY_BYTES], 16) for key in keys], np.uint64)
+        counts = np.zeros(len(self.groups), np.int64)
+        for number in range(len(self.pieces)):
+            rows = self.pieces[number]
+            kept = np.ones(len(rows), np.bool_)
+            possible = np.flatnonzero(np.isin(rows["digest"].astype(np.uint64), digests))
+            found = keys_of(rows["digest"][possible], rows["copy"][possible])
+            kept[possible] = [key not in keys for key in found]
+            self.pieces.replace(number, rows[kept])
+            counts += np.bincount(rows["group"][kept], minlength=len(counts))
+        return counts.tolist()
+
+    def deal(
+        self, divided: Sequence[Mapping[str, int]], labels: Sequence[int], lists: Mapping[str, Sequence[Path]]
+    ) -> None:
+        """Deal the rows to the lists of shards.
+
+        Args:
+            divided: The number of rows of each group in each split.
+            labels: The label of each group.
+            lists: The lists of each split's shards.
+        """
+        paths = [path for of_split in lists.values() for path in of_split]
+        firsts = dict(zip(lists, itertools.accumulate(map(len, lists.values()), initial=0), strict=False))
+        passed = np.zeros(len(self.groups), np.int64)
+        turns: dict[str, int] = dict.fromkeys(lists, 0)
+        runs = []  # of each group and split: the end in the group, its first turn
+        for parts in divided:
+            ends = itertools.accumulate(parts.values())
+            runs.append([(end, split, turns[split], end - count)
+                         for end, (split, count) in zip(ends, parts.items(), strict=True)])  # fmt: skip
+            for split, count in parts.items():
+                turns[split] += count
+        for number in range(len(self.pieces)):
+            rows = self.pieces[number]
+            shards = np.empty(len(rows), np.int64)
+            counts = np.bincount(rows["group"], minlength=len(self.groups))
+            start = 0
+            for group in np.flatnonzero(counts).tolist():
+                begin, count = int(passed[group]), int(counts[group])
+                for end, split, turn, first in runs[group]:
+                    low, high = max(begin, first), min(begin + count, end)
+                    if low < high:
+                        turned = (turn + np.arange(low - first, high - first)) % len(lists[split])
+                        shards[start + low - begin : start + high - begin] = firsts[split] + turned
+                start += count
+            passed += counts
+            dealt = np.empty(len(rows), DEALT)
+            for name in ("order", "size", "offset", "digest", "copy"):
+                dealt[name] = rows[name]
+            dealt["label"] = np.array(labels, np.uint32)[rows["group"]]
+            of_shard = np.split(
+                dealt[np.argsort(shards, kind="stable")], np.cumsum(np.bincount(shards, minlength=len(paths)))[:-1]
+            )
+            for path, found in zip(paths, of_shard, strict=True):
+                with path.open("ab") as file:
+                    pickle.dump(found, file)
+
+
+def sorted_rows(listed: Iterable[ListedRows], seed: int, path: Path) -> SortedRows:
+    """Sort the rows of a table into files beside `path`."""
+    numbers: dict[Group, int] = {}
+    found = Pieces(path.with_name(f"{path.name}.found"), FOUND, 1)
+    total = 0
+    examples, sizes = np.zeros(0, np.int64), np.zeros(0, np.int64)
+    for each in listed:
+        of_group = np.array([numbers.setdefault(group, len(numbers)) for group in each.groups], np.int64)
+        rows = np.empty(len(each.digests), FOUND)
+        rows["digest"], rows["size"], rows["offset"] = each.digests, each.sizes, each.offsets
+        rows["group"] = of_group[each.group]
+        rows["split"] = np.array([SPLIT_ORDER.index(split) for split, _ in each.groups], np.uint8)[each.group]
+        found.add(rows, each.digests)
+        total += len(rows)
+        examples = _added(examples, np.bincount(rows["group"], minlength=len(numbers)))
+        sizes = _added(sizes, np.bincount(rows["group"], each.sizes, minlength=len(numbers)).astype(np.int64))
+    groups = sorted(numbers, key=lambda group: (group[0] or "", group[1]))
+    order = np.array([numbers[group] for group in groups], np.int64)
+    pieces = Pieces(path, LISTED, _pieces_of(total))
+    renumbered = np.argsort(order)
+    for rows in _by_digest(found, total):
+        keyed = _keyed(rows, seed)
+        keyed["group"] = renumbered[keyed["group"]]
+        pieces.add(keyed, keyed["rank"].astype(np.uint64))
+    found.remove()
+    for number in range(len(pieces)):
+        rows = pieces[number]
+        pieces.replace(number, rows[np.lexsort((rows["order"], rows["rank"], rows["group"]))])
+    return SortedRows(groups, examples[order].tolist(), sizes[order].tolist(), pieces)
+
+
+def _added(counts: NDArray[np.int64], more: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.pad(counts, (0, len(more) - len(counts))) + more
+
+
+def _pieces_of(rows: int) -> int:
+    """Return the number of files for this many rows, a power of two."""
+    return int(1 << max(rows * FOUND.itemsize // PIECE_BYTES, 0).bit_length())
+
+
+def _by_digest(found: Pieces, rows: int) -> Iterator[NDArray[np.void]]:
+    """Yield rows, all of one digest together."""
+    if _pieces_of(rows) == 1:
+        yield found[0]
+        return
+    pieces = Pieces(found.paths[0].with_name("digests"), FOUND, _pieces_of(rows))
+    unsorted = found.mapped(0)
+    for start in range(0, rows, ROWS_READ):
+        part = unsorted[start : start + ROWS_READ]
+        pieces.add(part, part["digest"].astype(np.uint64))
+    for number in range(len(pieces)):
+        yield pieces[number]
+    pieces.remove()
+
+
+def _keyed(rows: NDArray[np.void], seed: int) -> NDArray[np.void]:
+    """Return rows with their keys and the hashes of these; of equal rows, all but the first are copies."""
+    digests = rows["digest"].astype(np.uint64)
+    order = np.argsort(digests)
+    repeated = digests[order][1:] == digests[order][:-1]
+    result = np.empty(len(rows), LISTED)
+    result["copy"] = 1
+    if repeated.any():
+        order = np.lexsort((rows["offset"], rows["split"], digests))
+        firsts = np.flatnonzero(np.concatenate(([True], ~repeated)))
+        counts = np.diff(firsts, append=len(rows))
+        result["copy"][order] = np.arange(len(rows)) - np.repeat(firsts, counts) + 1
+    for name in ("digest", "size", "offset", "group"):
+        result[name] = rows[name]
+    fresh = hashlib.blake2b(digest_size=HASH_BYTES, salt=struct.pack(">Q", seed)).copy  # faster than a new one
+    hashes = []
+    for key in keys_of(result["digest"], result["copy"]):
+        hashed = fresh()
+        hashed.update(key)
+        hashes.append(hashed.digest())
+    found = np.frombuffer(b"".join(hashes), HASHED)
+    result["rank"], result["order"] = found["rank"], found["order"]
+    return result
+
+
+def _shape_of(rows: NDArray[np.void]) -> bytes:
+    """Return what of the rows stays if files are copied; see `index.SIZED` and `index.KEYED`."""
+    shape = np.empty(len(rows), SHAPE)
+    for name in ("rank", "order", "size"):
+        shape[name] = rows[name]
+    shape["length"] = KEY_BYTES
+    shape["key"] = key_lines(rows["digest"]).view(SHAPE["key"]).reshape(-1)
+    if (rows["copy"] == 1).all():
+        return shape.tobytes()
+    keys = keys_of(rows["digest"], rows["copy"])
+    before = (shape[["rank", "order", "size"]][index].tolist() for index in range(len(rows)))
+    return b"".join(struct.pack(">QIQI", *each, len(key)) + key for each, key in zip(before, keys, strict=True))
+
+
+class DealtRows(NamedTuple):
+    """The rows of a shard, in the order in which they are written: their keys, labels, sizes and offsets."""
+
+    keys: list[bytes]
+    labels: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+
+    def examples(self) -> Iterator[Example]:
+        """Yield the rows as examples."""
+        return zip(self.keys, self.labels.tolist(), self.sizes.tolist(), self.offsets.tolist(), strict=True)
+
+    def classes(self) -> dict[int, int]:
+        """Return the number of rows of each label."""
+        labels, counts = np.unique(self.labels, return_counts=True)
+        return dict(zip(labels.tolist(), counts.tolist(), strict=True))
+
+
+def dealt_rows(path: Path, size: int, beside: int) -> Iterator[DealtRows]:
+    """Yield the rows in the list of a shard, those of about `size` bytes at a time.
+
+    Args:
+        path: The list.
+        size: The size of their records.
+        beside: The size of a record beside its Features.
+    """
+    parts = []
+    with path.open("rb") as file:
+        while file.peek(1):
+            parts.append(pickle.load(file))
+    if isinstance(parts[0], list):  # the rows were listed one at a time, with their groups
+        yield from _in_batches(read_list(path), size, beside)
+        return
+    rows = np.concatenate(parts)
+    rows = rows[np.lexsort((rows["offset"], rows["size"], rows["order"]))]
+    count = int(size / (beside + rows["size"].mean())) + 1
+    for start in range(0, len(rows), count):
+        part = rows[start : start + count]
+        columns = (part[name].astype(np.int64) for name in ("label", "size", "offset"))
+        yield DealtRows(keys_of(part["digest"], part["copy"]), *columns)
+
+
+def _in_batches(examples: Iterable[Example], size: int, beside: int) -> Iterator[DealtRows]:
+    found: list[Example] = []
+    total = 0
+    for example in examples:
+        found.append(example)
+        total += beside + example[2]
+        if total > size:
+            yield _together(found)
+            found, total = [], 0
+    if found:
+        yield _together(found)
+
+
+def _together(examples: Sequence[Example]) -> DealtRows:
+    keys, *columns = zip(*examples, strict=True)
+    labels, sizes, offsets = (np.array(column, np.int64) for column in columns)
+    return DealtRows(list(keys), labels, sizes, offsets)
