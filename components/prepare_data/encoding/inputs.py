@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, cast
@@ -33,6 +33,8 @@ LARGEST_INTEGER = 2**31 - 1
 MAX_SHOWN = 40
 # The smallest float32 is 2**-149: every float32 is a multiple of it.
 BITS = 149
+# Numbers that are added at once, 2**13, and by how many powers of two their sizes may differ.
+ADDED, SPREAD = 8192, 15
 # Kinds of `features.json` that are inputs, by the kind that they are for the network.
 SAME_AS = {
     "text": "category", "class": "integer", "float64": "number", "float16": "number", "bfloat16": "number",
@@ -249,7 +251,7 @@ def _are_unusable(column: NDArray[np.float32], *, gaps: bool) -> bool:
 
 
 def number_statistics(column: NDArray[np.float32]) -> InputStatistics:
-    """Return the statistics of numbers, at most 2**28: finite, or NaN if they are missing."""
+    """Return the statistics of numbers: finite, or NaN if they are missing."""
     import numpy as np
 
     missing = int(np.isnan(column).sum())
@@ -257,26 +259,52 @@ def number_statistics(column: NDArray[np.float32]) -> InputStatistics:
         column = column[~np.isnan(column)]
     if not len(column):
         return InputStatistics(missing=missing)
-    bits = np.ascontiguousarray(column).view(np.uint32)
-    exponents, fractions = bits >> 23 & 0xFF, (bits & 0x7FFFFF).astype(np.int64)
-    # A number is its mantissa of 24 bits, in units of 2**-149, shifted to the left.
-    mantissas, shifts = (
-        fractions | (exponents > 0).astype(np.int64) << 23,
-        np.maximum(exponents, 1).astype(np.int64) - 1,
-    )
-    squares = mantissas * mantissas
-    signed = np.where(bits >> 31, -mantissas, mantissas)
-    # Sums of parts of 24 bits are exact as float64.
-    totals, high, low = (np.bincount(shifts, part) for part in (signed, squares >> 24, squares & 0xFFFFFF))
-    used = [(int(shift), int(totals[shift]), int(high[shift]), int(low[shift])) for shift in np.unique(shifts)]
+    total = square = 0
+    for start in range(0, len(column), ADDED):
+        for part in _of_similar_size(column[start : start + ADDED].astype(np.float64)):
+            one, two = _exact_sums(part)
+            total, square = total + one, square + two
     return InputStatistics(
         count=len(column),
         missing=missing,
-        sums=[sum(total << shift for shift, total, _, _ in used)],
-        squares=[sum((upper << 24) + lower << 2 * shift for shift, _, upper, lower in used)],
+        sums=[total],
+        squares=[square],
         minimum=float(column.min()),
         maximum=float(column.max()),
     )
+
+
+def _of_similar_size(numbers: NDArray[np.float64]) -> Iterator[NDArray[np.float64]]:
+    """Yield the numbers in parts whose largest size is less than 2**SPREAD times their smallest, beside zeros."""
+    import numpy as np
+
+    sizes = np.abs(numbers)
+    largest, smallest = sizes.max(), sizes.min(where=sizes > 0, initial=np.inf)
+    if largest < smallest * 2.0**SPREAD:
+        yield numbers
+        return
+    powers = np.frexp(sizes)[1] // SPREAD
+    for power in np.unique(powers[sizes > 0]):
+        yield numbers[(powers == power) & (sizes > 0)]
+
+
+def _exact_sums(numbers: NDArray[np.float64]) -> tuple[int, int]:
+    """Return the sums of up to `ADDED` float32 numbers of similar size and of their squares, in our units.
+
+    All are exact, as each has at most 53 bits: 24 of a number, `SPREAD`, and 13 of their count. Of the squares, which
+    have twice as many, the upper and the lower bits are added separately.
+    """
+    squares = numbers * numbers
+    above = math.frexp(float(squares.max()))[1]
+    rounding = math.ldexp(1.5, above + 13)  # what is added to it loses the bits below 2**(above - 39)
+    upper = (squares + rounding) - rounding
+    square = _in_units(upper.sum(), 2 * BITS) + _in_units((squares - upper).sum(), 2 * BITS)
+    return _in_units(numbers.sum(), BITS), square
+
+
+def _in_units(number: float, bits: int) -> int:
+    numerator, denominator = float(number).as_integer_ratio()
+    return (numerator << bits) // denominator
 
 
 def _problem(kind: Kind, value: bytes | float | int) -> str | None:

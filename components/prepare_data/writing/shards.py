@@ -31,11 +31,11 @@ from slipway.components.prepare_data.validation.sampling import is_decoded
 from slipway.components.prepare_data.validation.tally import Tally, TallyCounter
 from slipway.components.prepare_data.workers import Tick
 from slipway.core.manifest import Shard
-from slipway.core.seen import key_hash
+from slipway.core.seen import key_hash, key_hashes
 
 BUFFER_BYTES = 1 << 19
 # Rows of a table that are processed at once.
-BATCH_BYTES = 1 << 20
+BATCH_BYTES = 1 << 22
 EXAMPLES_BETWEEN_TICKS = 256
 SECONDS_BETWEEN_TICKS = 0.2
 
@@ -276,7 +276,7 @@ class ShardWriter:
             tick(len(part.keys))
             if task.path is not None:
                 data, lengths = records(reader.layout, rows, part.keys, part.labels if self._has_class else None)
-                yield array("Q", map(key_hash, part.keys)), array("Q", lengths.tobytes()), data
+                yield key_hashes(part.keys), array("Q", lengths.tobytes()), data
 
 
 class ShardHasher(ShardWriter):

@@ -83,7 +83,9 @@ class CsvFile(TableFile):
 
     def _simple_batch(self, block: bytes, lines: int) -> Batch | None:
         """Return the rows of a block of whole lines, or None if the csv module must read it."""
-        if block.translate(None, SIMPLE_LINES) or block.count(b"\r") != block.count(b"\r\n"):
+        if block.translate(None, SIMPLE_LINES):
+            return None
+        if b"\r" in block and block.count(b"\r") != block.count(b"\r\n"):
             return None
         try:
             table = pyarrow.csv.read_csv(
@@ -102,8 +104,9 @@ class CsvFile(TableFile):
         longest = max(pyarrow.compute.max(pyarrow.compute.binary_length(column)).as_py() for column in columns)
         if longest > csv.field_size_limit():
             return None
-        trimmed = [pyarrow.compute.ascii_trim(column, " ") for column in columns]
-        return Batch(range(self._line + 1, self._line + 1 + lines), trimmed, simple=True)
+        if b" " in block:
+            columns = [pyarrow.compute.ascii_trim(column, " ") for column in columns]
+        return Batch(range(self._line + 1, self._line + 1 + lines), columns, simple=True)
 
     def _batches_by_row(self, block: bytes, count: int) -> Iterator[Batch]:
         """Yield the rows of a block of `count` whole lines, and of those after it that belong to its last row."""
