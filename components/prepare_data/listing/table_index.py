@@ -24,7 +24,7 @@ from slipway.components.prepare_data.sources.source import ListedRows
 
 HASH_BYTES = 12
 # Rows that are sorted in memory at once, and that are read at once.
-PIECE_BYTES = 32 << 20
+PIECE_BYTES = 8 << 20
 ROWS_READ = 1 << 16
 HASHED = np.dtype([("rank", ">u8"), ("order", ">u4")])
 # The order in which equal rows are numbered.
@@ -200,8 +200,17 @@ def sorted_rows(listed: Iterable[ListedRows], seed: int, path: Path) -> SortedRo
     found.remove()
     for number in range(len(pieces)):
         rows = pieces[number]
-        pieces.replace(number, rows[np.lexsort((rows["order"], rows["rank"], rows["group"]))])
+        pieces.replace(number, rows[_sorted(rows["rank"], rows["order"], group=rows["group"])])
     return SortedRows(groups, examples[order].tolist(), sizes[order].tolist(), pieces)
+
+
+def _sorted(*keys: NDArray[np.unsignedinteger], group: NDArray[np.uint32] | None = None) -> NDArray[np.int64]:
+    """Return the order by group, then by the first key, of which few are equal, then by the other keys."""
+    first = keys[0].astype(keys[0].dtype.newbyteorder("="))
+    order = np.argsort(first)
+    if (np.diff(first[order]) == 0).any():
+        order = np.lexsort(keys[::-1])
+    return order if group is None else order[np.argsort(group[order], kind="stable")]
 
 
 def _added(counts: NDArray[np.int64], more: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -301,7 +310,7 @@ def dealt_rows(path: Path, size: int, beside: int) -> Iterator[DealtRows]:
         yield from _in_batches(read_list(path), size, beside)
         return
     rows = np.concatenate(parts)
-    rows = rows[np.lexsort((rows["offset"], rows["size"], rows["order"]))]
+    rows = rows[_sorted(rows["order"], rows["size"], rows["offset"])]
     count = int(size / (beside + rows["size"].mean())) + 1
     for start in range(0, len(rows), count):
         part = rows[start : start + count]
