@@ -35,8 +35,12 @@ def uri(path: Path) -> str:
 
 
 def read_range(path: Path, start: int, size: int) -> bytes:
-    """Return `size` bytes of a remote file from `start`, or fewer at its end."""
-    return objects.read(uri(path), start, size)
+    """Return `size` bytes of a local or remote file from `start`, or fewer at its end."""
+    if is_remote(path):
+        return objects.read(uri(path), start, size)
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read(size)
 
 
 def fetch(path: Path, target: Path) -> None:

@@ -14,7 +14,9 @@ import functools
 import importlib
 import importlib.metadata
 import importlib.util
+import itertools
 import json
+import pickle
 import socket
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +35,10 @@ from slipway.core.errors import UserError, nearest
 
 # Runners whose workers see this machine's files.
 LOCAL_RUNNERS = ("DirectRunner", "BundleBasedDirectRunner", "FnApiRunner", "PrismRunner")
+
+# The file with all tasks, beside the lists of the shards' examples, and the number of its ranges.
+TASKS = "tasks"
+MAX_RANGES = 256
 
 
 def beam_for(settings: DataSettings, source: Source, size: int) -> BeamSettings | None:
@@ -251,10 +257,32 @@ def _pipeline(beam: BeamSettings, writer: ShardWriter, tasks: Sequence[ShardTask
 
     for task in tasks:
         _error_path(task).unlink(missing_ok=True)
+    file = tasks[0].examples.with_name(TASKS)
     pipeline = apache_beam.Pipeline(options=_options(beam))
-    shards = pipeline | "shards" >> apache_beam.Create(list(tasks)) | apache_beam.Reshuffle()
-    shards | "write" >> apache_beam.Map(functools.partial(write_shard, writer))
+    ranges = pipeline | "ranges" >> apache_beam.Create(_write_tasks(tasks, file)) | apache_beam.Reshuffle()
+    shards = ranges | "shards" >> apache_beam.FlatMap(functools.partial(_read_tasks, file))
+    spread = shards | "spread" >> apache_beam.Reshuffle()
+    spread | "write" >> apache_beam.Map(functools.partial(write_shard, writer))
     return pipeline
+
+
+def _write_tasks(tasks: Sequence[ShardTask], file: Path) -> list[tuple[int, int]]:
+    """Write the tasks to a file; return its ranges, the start and the size, of which the pipeline has at most some.
+
+    The pipeline itself must not grow with the number of shards, for which services have limits.
+    """
+    each = -(-len(tasks) // MAX_RANGES)
+    parts = [pickle.dumps(list(tasks[start : start + each])) for start in range(0, len(tasks), each)]
+    file.write_bytes(b"".join(parts))
+    starts = itertools.accumulate(map(len, parts), initial=0)
+    return [(start, len(part)) for start, part in zip(starts, parts, strict=False)]
+
+
+def _read_tasks(file: Path, part: tuple[int, int]) -> list[ShardTask]:
+    """Return the tasks in a range of the file."""
+    _check_visible(file.parent)
+    tasks: list[ShardTask] = pickle.loads(remote.read_range(file, *part))
+    return tasks
 
 
 def write_shard(writer: ShardWriter, task: ShardTask) -> None:
@@ -271,7 +299,7 @@ def write_shard(writer: ShardWriter, task: ShardTask) -> None:
             result=folder / task.result.name,
         )
         try:
-            _fetch_list(task, here)
+            remote.fetch(task.examples, here.examples)
             writer(here, counter.inc)
         except UserError as error:
             # Beam would wrap it in another exception.
@@ -284,14 +312,13 @@ def write_shard(writer: ShardWriter, task: ShardTask) -> None:
         remote.store(here.result, task.result)
 
 
-def _fetch_list(task: ShardTask, here: ShardTask) -> None:
-    folder = task.examples.parent
+def _check_visible(folder: Path) -> None:
+    """Check that this worker sees a folder of the step."""
     if not remote.is_remote(folder) and not folder.is_dir():
         # Not a UserError, which would be stored in a folder that this worker does not see.
         raise NotADirectoryError(
             f"the worker on {socket.gethostname()} does not see the folder {folder} (data.beam.access is paths)"
         )
-    remote.fetch(task.examples, here.examples)
 
 
 def _error_path(task: ShardTask) -> Path:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
+from slipway.components.prepare_data.listing import table_index
 from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.core.manifest import TaskName
@@ -180,3 +181,12 @@ def test_a_table_becomes_the_same_data_set(
     settings = make_settings("csv:table.csv", **table.settings)
     prepared = prepare(settings, table.replicas, task=table.task)
     assert content(prepared) == table.expected
+
+
+@pytest.mark.parametrize("name", ["numbers in several shards", "copies", "several labels"])
+def test_pieces_on_disk_change_nothing(
+    tmp_path: Path, make_settings: Callable[..., DataSettings], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(table_index, "PIECE_BYTES", 1 << 12)
+    monkeypatch.setattr(table_index, "ROWS_READ", 100)
+    test_a_table_becomes_the_same_data_set(tmp_path, make_settings, monkeypatch, name)

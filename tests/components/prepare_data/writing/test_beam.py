@@ -17,6 +17,7 @@ from slipway.components.prepare_data.settings import BeamSettings, DataSettings
 from slipway.components.prepare_data.sources.digits import DigitsSource
 from slipway.components.prepare_data.writing import beam as beam_module
 from slipway.components.prepare_data.writing import set_writer
+from slipway.components.prepare_data.writing.shards import ShardTask, ShardWriter
 from slipway.core.errors import UserError
 
 MakeFolder = Callable[..., Path]
@@ -96,6 +97,25 @@ def test_a_table_and_its_statistics_are_the_same(make_settings: MakeSettings, tm
     assert same(one, other)
     assert other.manifest.written_by.startswith("Apache Beam")
     assert (other.manifest.inputs, other.manifest.target) == (one.manifest.inputs, one.manifest.target)
+
+
+@pytest.mark.slow
+def test_the_pipeline_does_not_grow_with_the_number_of_shards(tmp_path: Path) -> None:
+    writer = ShardWriter(DigitsSource(), tmp_path, ["0", "1"])
+
+    def pipeline_bytes(shards: int) -> int:
+        tasks = [
+            ShardTask(tmp_path / f"{n}.tfrecord", tmp_path / f"{n}.list", tmp_path / f"{n}.json", 0,
+                      refuse_damaged=False, resize=None, images=[], max_skipped_named=1, gaps=True)
+            for n in range(shards)
+        ]  # fmt: skip
+        pipeline = beam_module._pipeline(BeamSettings.model_validate(HERE), writer, tasks)
+        ranges = beam_module._write_tasks(tasks, tmp_path / beam_module.TASKS)
+        read = [task for part in ranges for task in beam_module._read_tasks(tmp_path / beam_module.TASKS, part)]
+        assert read == tasks
+        return len(pipeline.to_runner_api().SerializeToString())
+
+    assert pipeline_bytes(20_000) - pipeline_bytes(1000) < 1000
 
 
 @pytest.mark.slow
