@@ -2,15 +2,16 @@
 
 Makes two CSV files in a temporary folder: 20 columns of numbers and a class; 17 of numbers, three of categories and a
 target. Slipway prepares them, with `--against TREE` also with the code of another checkout. Beside it, the same file is
-read by pandas and by pyarrow, which write nothing, and by a hand-written loop that writes TFRecords with the csv
-module, tf.train.Example and tf.io.TFRecordWriter, without keys, splits or checks.
+read by pandas and by pyarrow, which write nothing, by a builder of TensorFlow Datasets, and by a hand-written loop that
+writes TFRecords with the csv module, tf.train.Example and tf.io.TFRecordWriter, without keys, splits or checks.
 
 With `--predict`, a network of one layer predicts on the rows by the code of `slipway predict` and of `slipway batch`
 with one process, without their start, also of a Parquet file. Beside it: the network alone, on batches that are in
 memory; and pandas, Keras' predict, and a CSV file of the probabilities.
 
 Each variant runs in its own process, one after the other, for `--rounds` rounds, of which the median counts. CPU time
-is that of the process and its workers, after imports and a first table of 100 rows.
+is that of the process and its workers, after imports and a first table of 100 rows; memory is the peak of the largest
+of these processes.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
@@ -44,6 +45,7 @@ VARIANTS = {
     "slipway": "Slipway",
     "before": "Slipway before",
     "tfrecords": "hand-written TFRecords",
+    "tfds": "TFDS builder",
     "pandas": "pandas.read_csv",
     "pyarrow": "pyarrow.csv.read_csv",
 }
@@ -60,13 +62,15 @@ PREDICT = {
 MODEL = "model"
 TEXTS = ("north", "south", "east", "west")
 FIRST_ROWS = 100
+PROCESSES = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
 BATCH = 256
 
 
 def main() -> None:
     """Measure all variants in subprocesses, or a single one in this process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--rows", type=int, nargs="+", default=[100_000, 1_000_000])
+    parser.add_argument("--only", nargs="+", metavar="VARIANT", help="the variants to measure")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, help="Slipway's processes; by default one per core")
     parser.add_argument("--against", metavar="TREE", type=Path, help="another checkout to compare with, as `before`")
@@ -79,22 +83,23 @@ def main() -> None:
         return
     rows = PREDICT if arguments.predict else VARIANTS
     variants = [name for name in rows if not name.endswith("before") or arguments.against]
+    variants = [name for name in variants if name in (arguments.only or variants)]
     if importlib.util.find_spec("pandas") is None:
         variants = [name for name in variants if name not in ("pandas", "keras")]
-    with tempfile.TemporaryDirectory() as name:
-        for kind in ("numbers",) if arguments.predict else TABLES:
+    for count, kind in itertools.product(arguments.rows, ("numbers",) if arguments.predict else TABLES):
+        with tempfile.TemporaryDirectory() as name:
             table = Path(name, f"{kind}.csv")
-            make_table(table, arguments.rows)
+            make_table(table, count)
             make_table(first_of(table), FIRST_ROWS)
             if arguments.predict:
                 make_model(Path(name, MODEL))
                 for path in (table, first_of(table)):
                     write_parquet(path)
-            found: dict[str, list[tuple[float, float]]] = {variant: [] for variant in variants}
+            found: dict[str, list[tuple[float, ...]]] = {variant: [] for variant in variants}
             for _, variant in itertools.product(range(arguments.rounds), variants):
                 found[variant].append(in_a_process(variant, table, arguments))
             medians = {variant: middle(rounds) for variant, rounds in found.items()}
-            show(f"{arguments.rows:,} rows of {TABLES[kind]}", rows, medians, arguments.rows)
+            show(f"{count:,} rows of {TABLES[kind]}", rows, medians, count)
 
 
 def make_table(path: Path, rows: int) -> None:
@@ -115,29 +120,30 @@ def first_of(table: Path) -> Path:
     return table.with_stem(f"{table.stem}-first")
 
 
-def in_a_process(variant: str, table: Path, arguments: argparse.Namespace) -> tuple[float, float]:
-    """Return the CPU and the wall seconds of a variant, measured in a process of its own."""
+def in_a_process(variant: str, table: Path, arguments: argparse.Namespace) -> tuple[float, ...]:
+    """Return the CPU and the wall seconds of a variant, and its peak memory, measured in a process of its own."""
     command = [sys.executable, Path(__file__).absolute(), "--variant", variant, "--table", table]
     if arguments.workers:
         command += ["--workers", str(arguments.workers)]
     tree = arguments.against.absolute() if variant.endswith("before") else Path(__file__).absolute().parents[1]
     environment = {**os.environ, "PYTHONPATH": str(tree), "TF_CPP_MIN_LOG_LEVEL": "3"}
     done = subprocess.run([*map(str, command)], env=environment, check=True, stdout=subprocess.PIPE, text=True)
-    cpu, wall = json.loads(done.stdout.splitlines()[-1])
-    return cpu, wall
+    return tuple(json.loads(done.stdout.splitlines()[-1]))
 
 
-def measure(variant: str, table: Path, workers: int | None) -> tuple[float, float]:
-    """Return the CPU and the wall seconds of a variant."""
+def measure(variant: str, table: Path, workers: int | None) -> tuple[float, float, float]:
+    """Return the CPU and the wall seconds of a variant, and its peak memory in megabytes."""
     run = {
-        "tfrecords": write_tfrecords, "pandas": read_pandas, "pyarrow": read_pyarrow, "batch": predict_batch,
-        "batch-before": predict_batch, **dict.fromkeys(PREDICT.keys() - {"batch", "batch-before"}, None),
+        "tfrecords": write_tfrecords, "tfds": write_with_tfds, "pandas": read_pandas, "pyarrow": read_pyarrow,
+        "batch": predict_batch, "batch-before": predict_batch,
+        **dict.fromkeys(PREDICT.keys() - {"batch", "batch-before"}, None),
     }.get(variant, lambda path: prepare_table(path, workers))  # fmt: skip
     run = run or predictor(variant, table.parent / MODEL)
     start = timed(run, first_of(table))
     cpu, wall = timed(run, table)
-    # Each batch starts a process, which loads the model.
-    return (cpu - start[0], wall - start[1]) if run is predict_batch else (cpu, wall)
+    if run is predict_batch:  # each starts a process, which loads the model
+        cpu, wall = cpu - start[0], wall - start[1]
+    return cpu, wall, max(resource.getrusage(who).ru_maxrss for who in PROCESSES) / 1024
 
 
 def timed(run: Callable[[Path], object], table: Path) -> tuple[float, float]:
@@ -149,7 +155,7 @@ def timed(run: Callable[[Path], object], table: Path) -> tuple[float, float]:
 
 def cpu_seconds() -> float:
     """Return the CPU seconds of this process and of its processes that have ended."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    used = [resource.getrusage(who) for who in PROCESSES]
     return sum(each.ru_utime + each.ru_stime for each in used)
 
 
@@ -184,6 +190,44 @@ def write_tfrecords(table: Path) -> None:
                 features["label"] = tf.train.Feature(int64_list=label)
             example = tf.train.Example(features=tf.train.Features(feature=features))
             writer.write(example.SerializeToString())
+
+
+def write_with_tfds(table: Path) -> None:
+    """Write the table's rows by a builder of TensorFlow Datasets, which shuffles them by a hash of their keys."""
+    import csv
+
+    import numpy as np
+    import tensorflow_datasets as tfds
+    from tensorflow_datasets.core import registered
+
+    tfds.disable_progress_bar()
+
+    is_mixed = table.stem.startswith("mixed")
+    texts = {"column_15", "column_16", "column_17"} if is_mixed else {"label"}
+    kinds = {f"column_{number}": "float32" for number in range(20)} | dict.fromkeys(texts, "text")
+    features = {name: tfds.features.Text() if kind == "text" else np.float32 for name, kind in kinds.items()}
+    label = np.float32 if is_mixed else tfds.features.ClassLabel(names=list("abc"))
+
+    with registered.skip_registering():
+
+        class Table(tfds.core.GeneratorBasedBuilder):
+            VERSION = tfds.core.Version("1.0.0")
+
+            def _info(self) -> tfds.core.DatasetInfo:
+                return tfds.core.DatasetInfo(
+                    builder=self, features=tfds.features.FeaturesDict({**features, "label": label})
+                )
+
+            def _split_generators(self, _manager: object) -> dict[str, object]:
+                return {"train": self._generate_examples()}
+
+            def _generate_examples(self) -> Iterator[tuple[int, dict[str, object]]]:
+                with table.open(newline="") as file:
+                    for number, row in enumerate(csv.DictReader(file)):
+                        yield number, {name: cell if name in texts else float(cell) for name, cell in row.items()}
+
+    with tempfile.TemporaryDirectory(dir=table.parent) as store:
+        Table(data_dir=store).download_and_prepare()
 
 
 def read_pandas(table: Path) -> None:
@@ -303,24 +347,23 @@ def predict_batch(table: Path) -> None:
         batch.run(asked, 1, lambda _done, _total: None)
 
 
-def middle(rounds: list[tuple[float, float]]) -> tuple[float, float]:
-    """Return the medians of the CPU and the wall seconds."""
-    cpu, wall = zip(*rounds, strict=True)
-    return median(cpu), median(wall)
+def middle(rounds: list[tuple[float, ...]]) -> tuple[float, ...]:
+    """Return the medians of the CPU seconds, the wall seconds and the memory."""
+    return tuple(map(median, zip(*rounds, strict=True)))
 
 
-def show(title: str, names: dict[str, str], found: dict[str, tuple[float, float]], rows: int) -> None:
+def show(title: str, names: dict[str, str], found: dict[str, tuple[float, ...]], rows: int) -> None:
     """Print the table, and the ratios to the CPU time of the first variant."""
     from rich.console import Console
     from rich.table import Table
 
     first = next(iter(found))
     table = Table(title=title)
-    for heading in ("", "CPU µs per row", "wall µs per row", f"CPU / {names[first]}"):
+    for heading in ("", "CPU µs/row", "wall µs/row", f"CPU / {names[first]}", "peak MB"):
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     own = found[first][0]
-    for variant, (cpu, wall) in found.items():
-        row = (f"{cpu / rows * 1e6:.1f}", f"{wall / rows * 1e6:.1f}", f"{cpu / own:.2f}")
+    for variant, (cpu, wall, memory) in found.items():
+        row = (f"{cpu / rows * 1e6:.1f}", f"{wall / rows * 1e6:.1f}", f"{cpu / own:.2f}", f"{memory:,.0f}")
         table.add_row(names[variant], *row)
     Console().print(table)
 

@@ -27,6 +27,9 @@ from slipway.pipelines.terminal import (
     user_errors,
 )
 
+# Runs that `slipway list` shows unless asked for all.
+MAX_LISTED = 20
+
 if TYPE_CHECKING:
     from slipway.pipelines.runs.record import RunFolder, RunRecord
 
@@ -69,14 +72,19 @@ def status(
 
 
 @user_errors
-def list_(as_json: Json = False) -> None:
-    """List all runs, newest first, with the settings that differ between them."""
+def list_(
+    every: Annotated[bool, typer.Option("--all", help=f"List all runs, not only the newest {MAX_LISTED}.")] = False,
+    as_json: Json = False,
+) -> None:
+    """List the newest runs, with the settings that differ between them."""
     from slipway.core.yaml_loader import load_yaml
     from slipway.pipelines.cli import display
     from slipway.pipelines.runs import record as runs
 
     records, configurations = [], []
-    for folder in runs.folders():
+    found = list(runs.folders())
+    listed = found if every else found[:MAX_LISTED]
+    for folder in listed:
         try:
             file = folder.configuration_file
             configuration = load_yaml(file.read_text(), str(file)) if file.is_file() else {}
@@ -91,6 +99,8 @@ def list_(as_json: Json = False) -> None:
     else:
         for line in display.run_lines(records, configurations):
             console.print(line, highlight=False, soft_wrap=True)
+    if older := len(found) - len(listed):
+        error_console.print(f"{older:,} older run{'s' * (older > 1)}: slipway list --all", highlight=False)
 
 
 @user_errors

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from slipway.pipelines.cli import display
+from slipway.pipelines.cli import display, existing_runs
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.cli.display import MAX_SETTINGS, differences
 from slipway.pipelines.config.config import validate
@@ -56,6 +57,11 @@ def test_the_list_never_cuts_an_id(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ids.append(folder.run_id)
     lines = CliRunner().invoke(app, ["list"]).stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["run", ids[1], "train.epochs=2", ids[0], "train.epochs=1"]
+    monkeypatch.setattr(existing_runs, "MAX_LISTED", 1)
+    newest, every = (CliRunner().invoke(app, ["list", "--json", *more]) for more in ((), ("--all",)))
+    assert [run["run_id"] for run in json.loads(newest.stdout)] == ids[1:]
+    assert newest.stderr == "1 older run: slipway list --all\n"
+    assert [run["run_id"] for run in json.loads(every.stdout)] == ids[::-1]
 
 
 IMAGE = f"host/image@sha256:{'1' * 64}"
