@@ -208,7 +208,7 @@ def write_with_tfds(table: Path) -> None:
     features = {name: tfds.features.Text() if kind == "text" else np.float32 for name, kind in kinds.items()}
     label = np.float32 if is_mixed else tfds.features.ClassLabel(names=list("abc"))
 
-    with registered.skip_registering():
+    with registered.skip_registration():
 
         class Table(tfds.core.GeneratorBasedBuilder):
             VERSION = tfds.core.Version("1.0.0")
