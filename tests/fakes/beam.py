@@ -76,11 +76,18 @@ class Bucket:
 
     def prepare(self, settings: DataSettings) -> Path:
         """Prepare a data set in a process that sees the bucket at /gcs; return its folder."""
+        process = self.start(settings)
+        output, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+        return self._mount / Path(output.splitlines()[-1]).relative_to("/gcs")
+
+    def start(self, settings: DataSettings) -> subprocess.Popen[str]:
+        """Start such a process."""
         command = with_buckets(self._mount, [sys.executable, "-c", PROGRAM, settings.model_dump_json()])
         environment = {**os.environ, **self.environment, "PYTHONPATH": str(ROOT)}
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
-        assert ended.returncode == 0, ended.stderr
-        return self._mount / Path(ended.stdout.splitlines()[-1]).relative_to("/gcs")
+        return subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, process_group=0
+        )
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from slipway.core import manifest
 from slipway.core.errors import UserError
 from slipway.core.manifest import TaskName
 from tests.fakes.beam import BUCKET, Bucket, can_mount, dataflow_script, job_service
+from tests.fakes.dataflow import FakeDataflow, JobFailed
 from tests.fakes.google import COMPUTE_ACCOUNT, PROJECT, REGION, FakeGoogle
 from tests.fakes.ready import grant
 
@@ -120,33 +122,114 @@ def test_a_worker_without_the_volume_is_named(images: Path, make_settings: MakeS
     assert not list(store.iterdir())
 
 
-@pytest.mark.long
-def test_a_job_on_dataflow(
-    google: FakeGoogle, bucket: Bucket, images: Path, make_settings: MakeSettings, tmp_path: Path
-) -> None:
+@pytest.fixture
+def on_dataflow(google: FakeGoogle, bucket: Bucket, images: Path, make_settings: MakeSettings) -> DataSettings:
+    """The settings of images in a bucket from which Dataflow writes a data set."""
     pytest.importorskip("google.cloud.dataflow_v1beta3")
     project = google.world.projects[PROJECT]
     project.services.add("dataflow.googleapis.com")
     agent = google.service_usage.make_agent(project, "dataflow.googleapis.com")
     grant(google, f"projects/{PROJECT}", "roles/dataflow.serviceAgent", agent)
     grant(google, f"projects/{PROJECT}", "roles/dataflow.worker", COMPUTE_ACCOUNT)
-    expected = prepare(make_settings(images, skip_corrupt=0.05), 3).folder
-    images.rename(bucket.folder / images.name)
-    about = {
+    shutil.copytree(images, bucket.folder / images.name)
+    options = {
         "project": PROJECT,
         "region": REGION,
         "temp_location": f"gs://{BUCKET}/temp",
         "sdk_container_image": "e.g/beam:1",
         "dataflow_endpoint": f"https://{google.endpoints['dataflow']}",
     }
-    beam = {"runner": "DataflowRunner", "from_gigabytes": 0, "options": about}
-    source = f"images:gs://{BUCKET}/{images.name}"
+    beam = {"runner": "DataflowRunner", "from_gigabytes": 0, "options": options}
+    return make_settings(
+        f"images:gs://{BUCKET}/{images.name}", skip_corrupt=0.05, beam=beam, store=f"gs://{BUCKET}/sets"
+    )
+
+
+def states(google: FakeGoogle) -> list[str]:
+    return [job["currentState"].removeprefix("JOB_STATE_") for job in google.dataflow.jobs.values()]
+
+
+@pytest.mark.long
+def test_a_job_on_dataflow_is_adopted_after_the_launcher_was_killed(
+    google: FakeGoogle, bucket: Bucket, on_dataflow: DataSettings, images: Path, make_settings: MakeSettings,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    expected = prepare(make_settings(images, skip_corrupt=0.05), 3).folder
     with job_service(tmp_path, bucket.environment) as options:
-        google.dataflow.script = dataflow_script(google, options)
-        found = bucket.prepare(make_settings(source, skip_corrupt=0.05, beam=beam, store=f"gs://{BUCKET}/sets"))
+        writing = dataflow_script(google, options)
+
+        def killing(fake: FakeDataflow, job: dict[str, Any]) -> Iterator[None]:
+            google.dataflow.script = writing
+            launcher.kill()
+            yield from writing(fake, job)
+
+        google.dataflow.script = killing
+        launcher = bucket.start(on_dataflow)
+        launcher.communicate(timeout=120)
+        assert launcher.returncode == -signal.SIGKILL
+        assert states(google) == ["RUNNING"]
+        found = bucket.prepare(on_dataflow)
     assert content(found) == content(expected)
     # One validates the images, one writes them.
-    jobs = list(google.dataflow.jobs.values())
-    assert [job["currentState"] for job in jobs] == ["JOB_STATE_DONE", "JOB_STATE_DONE"]
+    assert states(google) == ["DONE", "DONE"]
+    jobs = google.dataflow.jobs.values()
     images_of = [pool["sdkHarnessContainerImages"] for job in jobs for pool in job["environment"]["workerPools"]]
     assert {one["containerImage"] for found in images_of for one in found} == {"e.g/beam:1"}
+
+
+@pytest.mark.long
+def test_a_job_on_dataflow_is_cancelled_with_the_launcher(
+    google: FakeGoogle, bucket: Bucket, on_dataflow: DataSettings
+) -> None:
+    def interrupted(_fake: FakeDataflow, _job: dict[str, Any]) -> Iterator[None]:
+        launcher.send_signal(signal.SIGINT)
+        while True:
+            yield
+
+    google.dataflow.script = interrupted
+    launcher = bucket.start(on_dataflow)
+    _, errors = launcher.communicate(timeout=120)
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+    assert states(google) == ["CANCELLING"]
+
+
+def failing(_fake: FakeDataflow, _job: dict[str, Any]) -> Iterator[None]:
+    yield
+    raise JobFailed("Workflow failed. Causes: Exceeded limit 'QUOTA_FOR_INSTANCES' on resource 'slipway-harness'.")
+
+
+def at_work(google: FakeGoogle) -> None:
+    google.dataflow.script = failing
+
+
+def without_quota(google: FakeGoogle) -> None:
+    google.dataflow.concurrent = 0
+
+
+def without_permission(google: FakeGoogle) -> None:
+    google.world.owners.clear()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("prevent", "words", "left"),
+    [
+        (at_work, "too little Compute Engine quota for Dataflow's workers: QUOTA_FOR_INSTANCES", ["FAILED"]),
+        (without_quota, "already runs as many Dataflow jobs as its quota allows", []),
+        (without_permission, "may not list the Dataflow jobs: dataflow.jobs.list is missing", []),
+    ],
+)
+def test_a_job_on_dataflow_that_fails_leaves_none(
+    google: FakeGoogle,
+    bucket: Bucket,
+    on_dataflow: DataSettings,
+    prevent: Callable[[FakeGoogle], None],
+    words: str,
+    left: list[str],
+) -> None:
+    prevent(google)
+    launcher = bucket.start(on_dataflow)
+    _, errors = launcher.communicate(timeout=120)
+    assert launcher.returncode == 1
+    assert words in errors
+    assert states(google) == left
