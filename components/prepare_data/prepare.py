@@ -67,7 +67,7 @@ def prepare(
             store.remove_leftovers()
             return prepared
     events.phase(f"listing {settings.source}")
-    beam_for(settings, source, 0)  # if Beam writes data sets of any size, report its errors before listing
+    beam_for(settings, 0)  # if Beam writes data sets of any size, report its errors before listing
     with store_errors_named(store, 0), store.work_folder() as scratch:
         started = time.monotonic()
         listing = list_source(source, settings, scratch)
@@ -91,7 +91,7 @@ def prepare(
             store.listings.remember_summary(listing_name(source, settings), summary)
             store.remove_leftovers()
             return prepared
-        beam = beam_for(settings, source, target.plan.source_bytes)
+        beam = beam_for(settings, target.plan.source_bytes)
         beside = beam is not None and needs_bucket(beam)
         with store_errors_named(store, target.plan.bytes), store.work_folder(target.listing, beside=beside) as work:
             # Another run may have finished it while this one waited for the lock.

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
 import shutil
+import tempfile
+import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -17,6 +21,8 @@ CLOUD_MOUNT = "/gcs"
 # Examples of a shard that are read at once, and their size in memory; one that is larger is read on its own.
 IN_FLIGHT = objects.THREADS
 AHEAD_BYTES = 64 << 20
+
+_copying = threading.Lock()
 
 
 def is_remote(path: Path) -> bool:
@@ -49,6 +55,32 @@ def fetch(path: Path, target: Path) -> None:
         objects.download(uri(path), target)
     else:
         shutil.copyfile(path, target)
+
+
+def content(path: Path) -> bytes:
+    """Return the bytes of a remote file.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+    """
+    return objects.read(uri(path))
+
+
+def local_copies(folder: Path, names: Sequence[str]) -> Path:
+    """Return a folder of this machine with these files of `folder`: itself, if it is not remote."""
+    if not names or not is_remote(folder):
+        return folder
+    with _copying:  # all threads of the process use one copy
+        return _copied(folder, tuple(names))
+
+
+@functools.cache
+def _copied(folder: Path, names: tuple[str, ...]) -> Path:
+    target = Path(tempfile.mkdtemp(prefix="slipway-"))
+    atexit.register(shutil.rmtree, target, ignore_errors=True)
+    for name in names:
+        fetch(folder / name, target / name)
+    return target
 
 
 def store(source: Path, target: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.components.prepare_data.settings import DataSettings
+from slipway.core.manifest import TaskName
 from tests.fakes.dataflow import FakeDataflow, JobFailed, Script
 from tests.fakes.google import PROJECT, REGION, FakeGoogle
 from tests.fakes.mount import Mount
@@ -27,7 +28,8 @@ from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.writing.dataflow import owned_by
 
-print(prepare(owned_by(DataSettings.model_validate_json(sys.argv[1]), "gs://bucket/runs/of-the-test"), 3).folder)
+settings = owned_by(DataSettings.model_validate_json(sys.argv[1]), "gs://bucket/runs/of-the-test")
+print(prepare(settings, 3, task=sys.argv[2]).folder)
 """
 PORT_FILE = "job-service.port"
 IN_NAMESPACE = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-ec"]
@@ -74,16 +76,16 @@ class Bucket:
         address = f"https://{google.endpoints['storage']}"
         self.environment = {**google.environment, "API_ENDPOINT_OVERRIDE": address}
 
-    def prepare(self, settings: DataSettings) -> Path:
+    def prepare(self, settings: DataSettings, task: TaskName = "classification") -> Path:
         """Prepare a data set in a process that sees the bucket at /gcs; return its folder."""
-        process = self.start(settings)
+        process = self.start(settings, task)
         output, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors
         return self._mount / Path(output.splitlines()[-1]).relative_to("/gcs")
 
-    def start(self, settings: DataSettings) -> subprocess.Popen[str]:
+    def start(self, settings: DataSettings, task: TaskName = "classification") -> subprocess.Popen[str]:
         """Start such a process."""
-        command = with_buckets(self._mount, [sys.executable, "-c", PROGRAM, settings.model_dump_json()])
+        command = with_buckets(self._mount, [sys.executable, "-c", PROGRAM, settings.model_dump_json(), task])
         environment = {**os.environ, **self.environment, "PYTHONPATH": str(ROOT)}
         return subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, process_group=0

@@ -43,7 +43,6 @@ class SourceKind:
         mounted: Whether the argument is a path, which containers on this machine must mount.
         location: The setting with the source's path or gs:// URI, without `data.`; empty if the source has none.
         beam: Whether Beam workers on other machines can read the source in a bucket.
-        beam_features: Whether they can read its additional features as well.
         reads_on_open: Whether opening the source reads its first example.
     """
 
@@ -58,7 +57,6 @@ class SourceKind:
     mounted: bool = False
     location: str = ""
     beam: bool = False
-    beam_features: bool = True
     reads_on_open: bool = False
 
     def argument_of(self, reference: str) -> str:
@@ -110,11 +108,11 @@ SOURCES = (
     SourceKind(
         "csv", "csv:FILE (columns label, optionally split, and image or others)", "csv:photos.csv",
         "csv_file:ManifestSource",
-        argument="FILE", mounted=True, location="source", beam=True, beam_features=False,
+        argument="FILE", mounted=True, location="source", beam=True,
     ),
     SourceKind(
         "parquet", "parquet:FILE (columns as for csv)", "parquet:houses.parquet", "csv_file:ManifestSource",
-        argument="FILE", mounted=True, location="source", beam=True, beam_features=False,
+        argument="FILE", mounted=True, location="source", beam=True,
     ),
     SourceKind(
         "tfds", "tfds:NAME[/CONFIG][:VERSION]", "tfds:mnist", "tfds_set:open_tfds", pending="tfds_set:pending",

@@ -23,7 +23,7 @@ from typing import IO
 from slipway.components.prepare_data.encoding.features import Kind
 from slipway.components.prepare_data.encoding.inputs import choose_inputs
 from slipway.components.prepare_data.encoding.messages import bytes_feature, values
-from slipway.components.prepare_data.encoding.table_rows import RowSpool, TableLayout
+from slipway.components.prepare_data.encoding.table_rows import RowSpool, TableLayout, features_beside
 from slipway.components.prepare_data.examples import SPLIT_FOLDERS, Group, Unusable, readable, source_error, stored_name
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sorting import ExampleKeys
@@ -105,6 +105,10 @@ class ManifestSource(Source):
             but=(group_column or "",),
         )
         self._layout = self._table_layout()
+        if self._layout is not None:
+            self.spooled = (SPOOL, features_beside(Path(SPOOL)).name)
+        elif self._is_spooled:
+            self.spooled = (SPOOL,)
 
     def _open(self, file: IO[bytes]) -> TableFile:
         """Return the table in the file."""

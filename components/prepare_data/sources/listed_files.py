@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from slipway.components.prepare_data.encoding.messages import bytes_feature, values
-from slipway.components.prepare_data.examples import Example, readable
-from slipway.components.prepare_data.remote import is_remote
+from slipway.components.prepare_data.examples import Example, Unusable, readable
+from slipway.components.prepare_data.remote import content, is_remote
 from slipway.components.prepare_data.sources.images import FileReader, file_reader
 from slipway.components.prepare_data.sources.source import Reader
 from slipway.components.prepare_data.sources.spool import SpoolReader
@@ -89,5 +89,13 @@ class ManifestReader(Reader):
         for name, feature in self._spool.additional(offset) if self._spool else ():
             if name in self._images:
                 paths = (os.path.join(self._root, path) for path in values(feature) if isinstance(path, bytes))  # noqa: PTH118
-                feature = bytes_feature(file_content(Path(os.fsdecode(path)), readable(path)) for path in paths)
+                feature = bytes_feature(self._content(path) for path in paths)
             yield name, feature
+
+    def _content(self, path: bytes) -> bytes:
+        if not self._is_remote:
+            return file_content(Path(os.fsdecode(path)), readable(path))
+        try:
+            return content(Path(os.fsdecode(path)))
+        except FileNotFoundError as error:
+            raise Unusable(f"{readable(path)} cannot be read: {error.strerror}") from None

@@ -171,6 +171,7 @@ class Source(ABC):
         inputs: The kinds of the other inputs of the network, by the names under which they are stored, in order.
         features: The additional features by name, in the format of `features.json`.
         class_names: The class names of the additional features that are labels, by feature name.
+        spooled: The files that listing leaves in its folder for the readers.
     """
 
     name: str
@@ -182,6 +183,7 @@ class Source(ABC):
     inputs: Mapping[str, Kind] = {}
     features: dict[str, JsonObject] = {}  # noqa: RUF012
     class_names: dict[str, list[str]] = {}  # noqa: RUF012
+    spooled: Sequence[str] = ()
 
     @property
     def item(self) -> str:

@@ -27,7 +27,6 @@ from slipway.components.cloud.objects import SCHEME
 from slipway.components.prepare_data import remote
 from slipway.components.prepare_data.settings import BeamSettings, DataSettings
 from slipway.components.prepare_data.sources import source_kind
-from slipway.components.prepare_data.sources.source import Source
 from slipway.components.prepare_data.workers import Tick
 from slipway.components.prepare_data.writing.dataflow import EXAMPLES, NAMESPACE, DataflowJob, last_line
 from slipway.components.prepare_data.writing.shards import ShardResult, ShardTask, ShardWriter
@@ -41,7 +40,7 @@ TASKS = "tasks"
 MAX_RANGES = 256
 
 
-def beam_for(settings: DataSettings, source: Source, size: int) -> BeamSettings | None:
+def beam_for(settings: DataSettings, size: int) -> BeamSettings | None:
     """Return the Beam settings if Beam writes the data set of a source of `size` bytes, else None.
 
     Raises:
@@ -62,7 +61,6 @@ def beam_for(settings: DataSettings, source: Source, size: int) -> BeamSettings 
             _check_shared(settings, beam)
         else:
             _check_reachable(settings, beam)
-            _check_columns(settings, source)
         _check_cloud(beam)
     _options(beam)
     return beam
@@ -116,25 +114,6 @@ def _check_reachable(settings: DataSettings, beam: BeamSettings) -> None:
                 fix=f"gcloud storage cp -r … gs://BUCKET/…, then set {setting} to that URI; if the workers see the "
                 "same paths on a shared volume, --set data.beam.access=paths; or remove data.beam",
             )
-
-
-def _check_columns(settings: DataSettings, source: Source) -> None:
-    """Reject features that are spooled to a file on this machine, such as a CSV file's columns."""
-    if source_kind(settings.source).beam_features:
-        return
-    if source.task != "classification":
-        unread, fix = f"labels of {settings.source} for the task {source.task}", ""
-    elif source.features:
-        unread = f"additional columns of {settings.source}: {', '.join(source.features)}"
-        fix = "remove the columns, or "
-    else:
-        return
-    raise UserError(
-        f"Workers on other machines cannot read the {unread}.",
-        setting="data.beam",
-        value=settings.beam.runner if settings.beam else None,
-        fix=f"{fix}write the examples to TFRecord files, or remove data.beam",
-    )
 
 
 def _check_cloud(beam: BeamSettings) -> None:

@@ -245,7 +245,8 @@ class SetWriter:
         return [results[index] for index in range(len(tasks))]
 
     def _run(self, tasks: list[ShardTask], tick: Tick) -> Iterator[tuple[int, ShardResult]]:
-        writer = ShardWriter(self._source, self._scratch, self._plan.classes)
+        is_shared = self._read_lists != self.lists
+        writer = ShardWriter(self._source, self._read_lists if is_shared else self._scratch, self._plan.classes)
         if self._beam is None:
             if tasks and tasks[0].decoded_below and self._source.has_image:
                 import_decoder(next(read_list(tasks[0].examples))[0])
@@ -255,10 +256,12 @@ class SetWriter:
             yield from write_by_beam(self._beam, writer, tasks, tick, self._share_lists)
 
     def _share_lists(self) -> None:
-        """Copy the lists to where workers on other machines read them."""
+        """Copy the lists and what the source spooled to where workers on other machines read them."""
         if self._read_lists != self.lists:
             shutil.rmtree(self._read_lists, ignore_errors=True)
             shutil.copytree(self.lists, self._read_lists)
+            for name in self._source.spooled:
+                shutil.copyfile(self._scratch / name, self._read_lists / name)
 
     def _current_plan(self) -> Plan:
         """Return the plan without the images skipped so far, and with each bundle in one split."""

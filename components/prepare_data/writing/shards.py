@@ -16,6 +16,7 @@ from typing import BinaryIO, TypeAlias
 
 from pydantic import BaseModel
 
+from slipway.components.prepare_data import remote
 from slipway.components.prepare_data.encoding.features import Kind
 from slipway.components.prepare_data.encoding.image import ImageInfo, Inspector, check_bytes
 from slipway.components.prepare_data.encoding.inputs import InputCounter, Statistics
@@ -106,7 +107,7 @@ class ShardWriter:
 
     Args:
         source: The source of the examples.
-        scratch: The folder in which the source was listed.
+        scratch: The folder in which the source was listed, or a remote one with the files that it spooled.
         classes: The classes or labels, in the order of the network's outputs.
     """
 
@@ -134,7 +135,7 @@ class ShardWriter:
         counter = TallyCounter(max_skipped_named=task.max_skipped_named)
         inputs = InputCounter(self._counted, gaps=self._source.inputs if task.gaps else ())
         if self._reader is None:
-            self._reader = self._source.reader(self._scratch)
+            self._reader = self._source.reader(remote.local_copies(self._scratch, self._source.spooled))
         found: Iterator[object]
         if isinstance(self._reader, RowReader):
             found = blocks = self._rows(self._reader, task, counter, inputs, tick)

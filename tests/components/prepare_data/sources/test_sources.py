@@ -73,7 +73,7 @@ def test_a_new_row_is_in_the_messages(scans: SourceKind) -> None:
 
 def test_a_new_row_opens_and_is_checked(scans: SourceKind, make_settings: Callable[..., DataSettings]) -> None:
     settings = make_settings("scans:study", group_by="column:patient")
-    opened = open_source(settings)
+    open_source(settings)
     assert isinstance(opened, ScansSource)
     assert (opened.argument, opened.column) == ("study", "patient")
     assert check_source(settings) == "scans:study"
@@ -92,10 +92,10 @@ def test_a_new_row_decides_mounts_buckets_code_and_beam(
     assert access_settings(config).sources == ("hospital",)
     assert "scans" not in own_code(config)
     settings = make_settings(f"scans:{study}", store="gs://own-bucket/sets", beam=BEAM)
-    opened = open_source(settings)
+    open_source(settings)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     with pytest.raises(UserError) as error:
-        beam_for(settings, opened, 1)
+        beam_for(settings, 1)
     assert error.value.setting == "data.source"
 
 

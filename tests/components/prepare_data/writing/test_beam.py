@@ -181,7 +181,7 @@ def test_what_workers_elsewhere_cannot_reach_is_refused(change: dict[str, str], 
     about = {"source": "images:gs://bucket/image_folder", "store": "gs://bucket/sets", **change}
     settings = DataSettings.model_validate({**about, "beam": {"from_gigabytes": 0}})
     with pytest.raises(UserError, match="cannot access") as error:
-        beam_module.beam_for(settings, DigitsSource(), 1)
+        beam_module.beam_for(settings, 1)
     assert error.value.setting == setting
 
 
@@ -198,14 +198,14 @@ def test_a_shared_volume_is_no_bucket_and_dataflow_has_none(change: dict[str, An
     about |= change
     about["beam"]["options"] = options
     with pytest.raises(UserError) as error:
-        beam_module.beam_for(DataSettings.model_validate(about), DigitsSource(), 1)
+        beam_module.beam_for(DataSettings.model_validate(about), 1)
     assert error.value.setting == setting
 
 
 def test_a_shared_volume_has_any_source() -> None:
     beam = {"runner": "FlinkRunner", "from_gigabytes": 0, "access": "paths"}
     settings = DataSettings.model_validate({"source": "digits", "store": "/volume/sets", "beam": beam})
-    assert beam_module.beam_for(settings, DigitsSource(), 1) == settings.beam
+    assert beam_module.beam_for(settings, 1) == settings.beam
 
 
 def test_options_that_are_not_there_are_named(make_folder: MakeFolder, make_settings: MakeSettings) -> None:

@@ -84,14 +84,39 @@ def test_shards_from_and_to_a_bucket(
         assert {path.name for path in found.parent.iterdir()} == {".listings", found.name}
 
 
-@pytest.mark.long
-def test_shards_from_and_to_a_shared_volume(images: Path, make_settings: MakeSettings, tmp_path: Path) -> None:
+def write_lists(images: Path) -> tuple[Path, Path]:
+    """Write a list of the images with columns, of which one has other images, and a table."""
     listed = list_images(images)
     lines = listed.read_text().splitlines()
-    listed.write_text("\n".join([f"{lines[0]},place", *(f"{line},{n % 3}" for n, line in enumerate(lines[1:]))]))
-    table = tmp_path / "table.csv"
+    others = [line.partition(",")[0] for line in reversed(lines[1:])]
+    rows = [f"{line},{n % 3},{other}" for n, (line, other) in enumerate(zip(lines[1:], others, strict=True))]
+    listed.write_text("\n".join([f"{lines[0]},place,before", *rows]))
+    table = images / "table.csv"
     rows = [f"{n / 7},{'xyz'[n % 3]},{n / 3}" for n in range(200)]
     table.write_text("\n".join(["size,kind,label", *rows]))
+    return listed, table
+
+
+@pytest.mark.long
+def test_columns_of_files_in_a_bucket(
+    bucket: Bucket, beam_of_bucket: dict[str, Any], images: Path, make_settings: MakeSettings
+) -> None:
+    listed, table = write_lists(images)
+    cases: list[tuple[Path, TaskName, dict[str, Any]]] = [
+        (listed, "classification", {"features": {"before": "image"}}),
+        (table, "regression", {}),
+    ]
+    expected = [content(prepare(make_settings(f"csv:{of}", **more), 3, task=task).folder) for of, task, more in cases]
+    images.rename(bucket.folder / images.name)
+    for (path, task, more), of_processes in zip(cases, expected, strict=True):
+        source = f"csv:gs://{BUCKET}/{images.name}/{path.name}"
+        settings = make_settings(source, **more, beam=beam_of_bucket, store=f"gs://{BUCKET}/sets")
+        assert content(bucket.prepare(settings, task)) == of_processes
+
+
+@pytest.mark.long
+def test_shards_from_and_to_a_shared_volume(images: Path, make_settings: MakeSettings, tmp_path: Path) -> None:
+    listed, table = write_lists(images)
     cases: list[tuple[str, TaskName, dict[str, Any]]] = [
         (f"images:{images}", "classification", {"skip_corrupt": 0.05}),
         (f"csv:{listed}", "classification", {}),
