@@ -105,6 +105,20 @@ class BeamSettings(Settings):
         return "Dataflow" in self.runner
 
 
+class TextSettings(Settings):
+    """Inputs that are texts, whose words the network receives."""
+
+    words: PositiveInt = Field(
+        default=20_000,
+        description="Largest vocabulary: the most frequent words of the training split, of those that occur twice.",
+    )
+    length: PositiveInt | None = Field(
+        default=None,
+        description="Words of a text that the network receives, its first ones; null: as many as 95 % of the training "
+        "split's texts have, at most 256.",
+    )
+
+
 class ResizeSettings(Settings):
     """Storing images at training size instead of their original bytes."""
 
@@ -144,7 +158,7 @@ class DataSettings(Settings):
         f"- `images:FOLDER`: a folder laid out as `split/class/IMAGE` or `class/IMAGE`; images are {NAMES} files\n"
         "- `images:ARCHIVE`: a tar, tar.gz or zip file of such a folder\n"
         "- `csv:FILE`: a list of images with the columns image (or path, file), label (or class), optionally split; "
-        "without a column for images, a table of numbers and categories\n"
+        "without a column for images, a table of numbers, categories, dates and texts\n"
         "- `parquet:FILE`: the same from a Parquet file\n"
         "- `tfds:NAME[/CONFIG][:VERSION]`: a data set of TensorFlow Datasets; see `tfds`\n"
         "- `tfrecord:PATTERN`: TFRecord files of tf.train.Example\n"
@@ -180,8 +194,9 @@ class DataSettings(Settings):
         default=None,
         min_length=1,
         description="Features that the network receives, in order: image, and columns or features of the kinds number, "
-        "integer, category and image. null: the image if the source has one, else all features.",
+        "integer, category, date, text and image. null: the image if the source has one, else all features.",
     )
+    text: TextSettings = Field(default=TextSettings(), description="Inputs that are texts.")
     tfds: TfdsSettings = Field(default=TfdsSettings(), description="Options of the source `tfds:`.")
     module: ModuleSettings = Field(default=ModuleSettings(), description="Options of the source `MODULE:FUNCTION`.")
     beam: BeamSettings | None = Field(

@@ -27,6 +27,7 @@ class Template(StrEnum):
 
     images = "images"
     tabular = "tabular"
+    text = "text"
     program = "program"
 
 
@@ -39,7 +40,8 @@ def init(
         Template,
         typer.Option(
             metavar="NAME",
-            help="images, tabular: train a network of your own on images or a table; program: run a training program.",
+            help="images, tabular, text: train a network of your own on images, a table or texts; program: run a "
+            "training program.",
         ),
     ] = Template.images,
     images: Annotated[

@@ -20,6 +20,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from slipway.core.dates import Order
 from slipway.core.errors import UserError
 
 FILE_NAME = "manifest.json"
@@ -81,10 +82,16 @@ class Input(BaseModel):
     - integer: int64 `shape`, such as token ids from 0 to `maximum` in all splits; passed on as int32.
     - category: text; the network receives its position in `vocabulary` plus 1 as int32, and 0 for a category that the
       training split does not have. The vocabulary is the training split's categories, sorted.
+    - date: text with a date, whose parts are in this `order`, and optionally a time; the network receives float32
+      `shape` = (7,): the standardized days since 1970, and the sines and cosines of the positions in the year, the week
+      and the day. If it is `nullable`, that is (8,), like a number's.
+    - text: the network receives the first words (see `slipway.core.words`), int32 `shape` = (words,): a word's position
+      in `vocabulary` plus 2, 1 for other words, and 0 after the last one. The vocabulary is the words of the training
+      split, the most frequent first.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    kind: Literal["image", "number", "integer", "category"]
+    kind: Literal["image", "number", "integer", "category", "date", "text"]
     shape: tuple[int, ...] = ()
     resize: bool = False
     mean: tuple[float, ...] = ()
@@ -92,21 +99,22 @@ class Input(BaseModel):
     maximum: int | None = None
     vocabulary: tuple[str, ...] = ()
     nullable: bool = False
+    order: Order = "ymd"
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """The shape of a value in a record and in a request; images are stored encoded, as one value."""
-        return () if self.kind == "image" or self.nullable else self.shape
+        """The shape of a value in a record and in a request; images, dates and texts are one value."""
+        return () if self.kind in ("image", "date", "text") or self.nullable else self.shape
 
     @property
     def accepts_null(self) -> bool:
         """Whether an example without this value can be predicted on."""
-        return self.nullable or "" in self.vocabulary
+        return self.nullable or self.kind == "text" or "" in self.vocabulary
 
     @property
     def dtype(self) -> Literal["float32", "int32"]:
         """The data type that the network receives; images are float32 in [0, 1]."""
-        return "float32" if self.kind in ("image", "number") else "int32"
+        return "float32" if self.kind in ("image", "number", "date") else "int32"
 
     @property
     def decoded_bytes(self) -> int:
@@ -115,8 +123,13 @@ class Input(BaseModel):
 
     @property
     def values(self) -> int:
-        """Number of different values of a category or an integer, such as the rows of an embedding."""
-        return len(self.vocabulary) + 1 if self.kind == "category" else (self.maximum or 0) + 1
+        """Number of different values of a category, an integer or a word of a text: the rows of an embedding."""
+        return len(self.vocabulary) + self.first_position if self.first_position else (self.maximum or 0) + 1
+
+    @property
+    def first_position(self) -> int:
+        """What the network receives for the first entry of the vocabulary."""
+        return {"category": 1, "text": 2}.get(self.kind, 0)
 
 
 def signature_name(name: str, each: Input) -> str:

@@ -322,17 +322,22 @@ class Server:
         if model is None:
             return JSONResponse({"error": {"code": 503, "message": f"{self._why_no_model}."}}, 503)
         stored = {signature_name(name, one): one for name, one in model.stored_inputs.items()}
+        categories = {
+            name: stored[name].vocabulary if name in stored and each.kind == "category" else ()
+            for name, each in model.inputs.items()
+        }
         inputs: list[JsonObject] = [
             {
                 "name": name,
                 "kind": each.kind,
                 "is_text": KINDS[each.kind].is_text,
+                "is_long": KINDS[each.kind].is_long,
                 "media_types": KINDS[each.kind].media_types,
                 "file": KINDS[each.kind].file,
                 "shape": each.shape,
                 "nullable": each.nullable,
-                "categories": stored[name].vocabulary[:MAX_CATEGORIES] if name in stored else [],
-                "unlisted": max(len(stored[name].vocabulary) - MAX_CATEGORIES, 0) if name in stored else 0,
+                "categories": categories[name][:MAX_CATEGORIES],
+                "unlisted": max(len(categories[name]) - MAX_CATEGORIES, 0),
                 "example": instances.example(stored[name]) if name in stored else None,
                 "usual": instances.usual(stored[name]) if name in stored else "",
             }

@@ -10,9 +10,11 @@ an object, by task: `label`, `classes` and `probabilities` (classification); `la
 from __future__ import annotations
 
 import base64
+import datetime
 import io
 import json
 import logging
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +25,7 @@ from numpy.typing import NDArray
 
 from slipway.core import images
 from slipway.core.cores import available_cores
+from slipway.core.dates import EPOCH
 from slipway.core.errors import nearest
 from slipway.core.manifest import Input
 from slipway.core.values import JsonObject
@@ -37,6 +40,8 @@ FILE_TYPES = tuple(f"{row.media_types.partition('/')[0]}/".encode() for row in K
 CSV = b"text/csv"
 # What libraries say when memory is short: smaller batches may fit.
 OUT_OF_MEMORY = ("ResourceExhausted", "OutOfMemory")
+# The words of a text's usual value.
+EXAMPLE_WORDS = 3
 # Longest part of a library's error message in an answer.
 MAX_CHARACTERS = 200
 # Where in its graph TensorFlow raised an error.
@@ -100,13 +105,18 @@ def read(body: bytes) -> list[Any]:
 
 
 def example(stored: Input) -> Any:
-    """Return an input's usual value: the mean of the training split, or its first category; None for an image."""
+    """Return an input's usual value: the training split's mean, first category, frequent words; None for an image."""
     shape = stored.stored_shape
     if stored.kind == "image" or len(shape) > 1:
         return None
     if stored.kind == "category":
         first = next(filter(None, stored.vocabulary), "")
         return [first] * shape[0] if shape else first
+    if stored.kind == "text":
+        return " ".join(stored.vocabulary[:EXAMPLE_WORDS])
+    if stored.kind == "date":
+        when = datetime.date(1970, 1, 1) + datetime.timedelta(days=math.floor(stored.mean[0]))
+        return when.strftime({"ymd": "%Y-%m-%d", "dmy": "%d.%m.%Y", "mdy": "%m/%d/%Y"}[stored.order])
     values = [float(f"{value:.4g}") for value in stored.mean] or [0] * (shape[0] if shape else 1)
     return values if shape else values[0]
 
@@ -121,6 +131,10 @@ def usual(stored: Input) -> str:
             return f"up to {stored.maximum:,}"
         case "category":
             return f"{len(stored.vocabulary):,} categories"
+        case "text":
+            return f"the first {stored.shape[0]:,} words"
+        case "date":
+            return f"such as {EPOCH[stored.order]}, or with a time" + ", may be missing" * stored.nullable
     return ""
 
 

@@ -6,6 +6,7 @@ import base64
 import binascii
 import contextlib
 import math
+import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any, Literal, NoReturn, TypeAlias
 import numpy as np
 
 from slipway.core import images
+from slipway.core.dates import EPOCH, PATTERNS, Order
 from slipway.core.values import MAX_PIXELS, is_missing
 
 PNG_START, PNG_SIZE = images.PNG_START + b"\0\0\0\x0dIHDR", struct.Struct(">II")
@@ -22,20 +24,22 @@ PNG_HEADER_BYTES = 33
 FOUR_COLORS = ("CMYK", "YCCK")
 LARGEST = float(np.finfo(np.float32).max)
 
-Kind: TypeAlias = Literal["image", "number", "integer", "category", "other"]
+Kind: TypeAlias = Literal["image", "number", "integer", "category", "date", "text", "other"]
 
 
 @dataclass(frozen=True)
 class Field:
     """An input: its kind, and the NumPy type (object: bytes) and shape of an example's value.
 
-    `shape` has None for lengths that may differ. `nullable` is whether a value may be missing: null in JSON.
+    `shape` has None for lengths that may differ. `nullable` is whether a value may be missing: null in JSON. `order` is
+    that of a date's parts.
     """
 
     kind: Kind
     dtype: np.dtype[Any]
     shape: tuple[int | None, ...] = ()
     nullable: bool = False
+    order: Order = "ymd"
 
     @property
     def type_name(self) -> str:
@@ -56,6 +60,7 @@ class InputKind:
         type_name: The type in a serving signature and in records; "" if each input has its own.
         check: Returns a value of JSON, or a file's bytes, as the model receives it; its ValueError says why it is none.
         is_text: Whether what is typed is the value, also if it is empty or looks like a number.
+        is_long: Whether it has several lines.
         media_types: Types of the files that are a value, such as in a request; "" if a value is typed.
         file: What the page calls such a file.
         columns: Columns of a CSV file with the paths of such files, besides one with the input's own name.
@@ -64,6 +69,7 @@ class InputKind:
     type_name: str
     check: Callable[[Field, Any], Any]
     is_text: bool = False
+    is_long: bool = False
     media_types: str = ""
     file: str = ""
     columns: tuple[str, ...] = ()
@@ -98,10 +104,12 @@ def of_cell(each: Field, text: str) -> Any:
 
 
 def _of_text(each: Field, text: str) -> Any:
-    if each.dtype == object:
+    if each.dtype == object and each.kind != "date":
         return text
     if each.nullable and is_missing(text):
         return None
+    if each.dtype == object:
+        return text
     # Python also reads 5_9, and the digits of other scripts.
     if "_" in text or not text.isascii() or math.isnan(value := float(text)):
         raise ValueError
@@ -218,6 +226,15 @@ def _category(_each: Field, value: Any) -> bytes:
         raise ValueError("The value is not valid Unicode") from None
 
 
+def _date(each: Field, value: Any) -> bytes:
+    written = EPOCH[each.order]
+    if not isinstance(value, str):
+        _refuse(value, f"a date: {written}")
+    if re.fullmatch(PATTERNS[each.order], value, re.ASCII) is None:
+        raise ValueError(f"{value!r:.40} is not a date as the training data has them: {written}, or {written} 12:30")
+    return value.encode()
+
+
 def _other(each: Field, value: Any) -> Any:
     if each.dtype == object:
         return _category(each, value)
@@ -237,5 +254,7 @@ KINDS: dict[Kind, InputKind] = {
     "number": InputKind("float32", _number),
     "integer": InputKind("int64", _integer),
     "category": InputKind("string", _category, is_text=True),
+    "date": InputKind("string", _date),
+    "text": InputKind("string", _category, is_text=True, is_long=True),
     "other": InputKind("", _other),  # of a SavedModel that Slipway did not export
 }

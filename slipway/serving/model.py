@@ -190,7 +190,7 @@ def _saved_model(folder: Path, description: JsonObject) -> Model:
             guessed = "image" if name.endswith(IMAGE_SUFFIX) else "category"
         shape = tuple(spec.shape.as_list()[1:])
         own = stored.get(name)
-        return Field(own.kind, dtype, shape, own.accepts_null) if own else Field(guessed, dtype, shape)
+        return Field(own.kind, dtype, shape, own.accepts_null, own.order) if own else Field(guessed, dtype, shape)
 
     order = {name: position for position, name in enumerate(stored)}  # the signature's is alphabetic
     inputs = {
@@ -241,7 +241,7 @@ def _fields(manifest: Manifest) -> dict[str, Field]:
     inputs = {}
     for name, one in manifest.all_inputs.items():
         dtype = np.dtype(object if TYPES[one.kind] == "string" else TYPES[one.kind])
-        inputs[signature_name(name, one)] = Field(one.kind, dtype, one.stored_shape, one.accepts_null)
+        inputs[signature_name(name, one)] = Field(one.kind, dtype, one.stored_shape, one.accepts_null, one.order)
     return inputs
 
 

@@ -150,7 +150,7 @@ def _values(each: Field, column: pyarrow.StringArray, read: Callable[[str], byte
     """Return the values of an input's cells."""
     if each.is_image:
         return _one_by_one(each, column, read)
-    if each.dtype == object and not each.shape:
+    if each.dtype == object and not each.shape and each.kind != "date":
         return column.cast(pyarrow.binary()).to_numpy(zero_copy_only=False), {}
     if each.dtype.kind in "fiu" and not each.shape:
         return _numbers(each, column)

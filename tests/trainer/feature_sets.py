@@ -89,6 +89,10 @@ def _input(column: Column, train: slice) -> Input:
         return Input(kind="image", shape=(*values.shape[1:3], 1))
     if column.kind == "category":
         return Input(kind="category", vocabulary=tuple(sorted(set(values[train].tolist()))))
+    if column.kind == "text":
+        return Input(kind="text", shape=(5,), vocabulary=("a", "of", "dry", "hot"))
+    if column.kind == "date":
+        return Input(kind="date", shape=(8,), mean=(18_000.0,), deviation=(300.0,), nullable=True, order="dmy")
     if column.kind == "integer":
         return Input(kind="integer", shape=values.shape[1:], maximum=int(values[train].max()))
     known = values[train].astype(np.float64)
@@ -109,7 +113,7 @@ def _feature(column: Column, index: int) -> Any:
     value = column.values[index]
     if column.kind == "image":
         return _texts([encode(value)])
-    if column.kind == "category":
+    if column.kind in ("category", "text", "date"):
         return _texts([str(value).encode()])
     if column.kind == "integer":
         return tf.train.Feature(int64_list=tf.train.Int64List(value=np.ravel(value).tolist()))
@@ -151,6 +155,8 @@ def every_kind(folder: Path, task: str, count: int = 160) -> Manifest:
         "tokens": Column("integer", tokens),
         "income": Column("number", income),
         "second": Column("image", second),
+        "report": Column("text", [" ".join(random.choice(["A", "of", "dry,", "unseen"], 4)) for _ in range(count)]),
+        "day": Column("date", ["" if index % 7 == 0 else f"{index % 28 + 1}.03.2019" for index in range(count)]),
     }
     columns = {"image": columns.pop("image"), **columns}  # the image is the first input
     value = (age - 50) / 9 + (track[:, 1] + 100) / 30 + (place == "Bern") * 2.0 + images[:, :4].mean(axis=(1, 2)) / 100

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from slipway.core.manifest import Input, Manifest, signature_name
 from slipway.trainer.data.images import decode_images, decode_prepared, scale
+from slipway.trainer.data.texts import date_features, word_ids
 
 # A batch's inputs, or those of a whole split: [examples, …].
 Inputs: TypeAlias = NDArray[Any] | dict[str, NDArray[Any]]
@@ -26,7 +27,10 @@ Labels: TypeAlias = NDArray[Any]
 Tensors: TypeAlias = Any
 
 One = TypeVar("One")
-_STORED = {"image": tf.string, "number": tf.float32, "integer": tf.int64, "category": tf.string}
+_STORED = {
+    "image": tf.string, "number": tf.float32, "integer": tf.int64, "category": tf.string, "date": tf.string,
+    "text": tf.string,
+}  # fmt: skip
 
 
 def each(function: Callable[..., Any], *inputs: Any) -> Any:
@@ -79,15 +83,13 @@ def specs(manifest: Manifest, examples: int | None, *, decoded: bool) -> tuple[T
 class Features:
     """The conversion of a data set's features, with the statistics and vocabularies of its training split.
 
-    `tables` are the lookup tables of categories by name; a tf.Module that is saved must hold them.
+    `tables` are the lookup tables of categories and words by name; a tf.Module that is saved must hold them.
     """
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
         with tf.device("CPU:0"):
-            self.tables = {
-                name: _table(one.vocabulary) for name, one in manifest.all_inputs.items() if one.kind == "category"
-            }
+            self.tables = {name: _table(one) for name, one in manifest.all_inputs.items() if one.first_position}
 
     def parse(self, raw: tf.Tensor, encoded: Collection[str] = ()) -> tuple[Tensors, tf.Tensor]:
         """Parse serialized records, string [n] with static n, to decoded inputs and labels.
@@ -149,6 +151,10 @@ class Features:
                 found[name] = decode(raw, _as_image(self._manifest, name))
             elif one.kind == "category":
                 found[name] = self.tables[name].lookup(raw)
+            elif one.kind == "text":
+                found[name] = word_ids(raw, self.tables[name], *one.shape)
+            elif one.kind == "date":
+                found[name] = date_features(raw, one)
             elif one.kind == "integer":
                 found[name] = tf.cast(raw, tf.int32)
             else:
@@ -197,8 +203,8 @@ def _as_image(manifest: Manifest, name: str) -> Manifest:
     return manifest.model_copy(update={"image_size": (height, width), "channels": channels, "resize": one.resize})
 
 
-def _table(vocabulary: tuple[str, ...]) -> tf.lookup.StaticHashTable:
-    """Return the table from a category to its position plus 1; 0 for all others."""
-    positions = tf.range(1, len(vocabulary) + 1, dtype=tf.int32)
-    rows = tf.lookup.KeyValueTensorInitializer(tf.constant(vocabulary, tf.string), positions)
-    return tf.lookup.StaticHashTable(rows, default_value=0)
+def _table(one: Input) -> tf.lookup.StaticHashTable:
+    """Return the table from a category or a word to what the network receives."""
+    positions = tf.range(one.first_position, one.values, dtype=tf.int32)
+    rows = tf.lookup.KeyValueTensorInitializer(tf.constant(one.vocabulary, tf.string), positions)
+    return tf.lookup.StaticHashTable(rows, default_value=one.first_position - 1)

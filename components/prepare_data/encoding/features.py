@@ -1,9 +1,9 @@
 """The kinds of additional features: how their values are encoded and described to TensorFlow Datasets.
 
-A kind is `text`, `category`, `integer`, `number`, `image` or `bounding_box`, followed by `[]` for a list of any length
-or by a shape, as in `number[3]` or `integer[2,2]`. A number is a float32, an integer is an int64, a category is text of
-which the data set has few different ones, and a bounding box is four numbers from 0 to 1: ymin, xmin, ymax and xmax as
-fractions of height and width.
+A kind is one of `NAMES`, followed by `[]` for a list of any length or by a shape, as in `number[3]` or `integer[2,2]`.
+A number is a float32, an integer is an int64, a category is text of which the data set has few different ones, a date
+is text with year, month and day, or day, month and year (`date_dmy`), or month, day and year (`date_mdy`), and a
+bounding box is four numbers from 0 to 1: ymin, xmin, ymax and xmax as fractions of height and width.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from slipway.components.prepare_data.encoding.messages import (
 from slipway.components.prepare_data.examples import Unusable
 from slipway.core.values import JsonObject
 
-NAMES = ("text", "category", "integer", "number", "image", "bounding_box")
+# Kinds whose values are text.
+TEXTS = ("text", "category", "date", "date_dmy", "date_mdy")
+NAMES = (*TEXTS, "integer", "number", "image", "bounding_box")
 ALLOWED = ", ".join(NAMES) + "; a list as in text[]; a fixed shape as in number[3]"
-PATTERN = re.compile(r"^(text|category|integer|number|image|bounding_box)(?:\[(\d+(?:,\d+)*)?\])?$")
+PATTERN = re.compile(rf"^({'|'.join(NAMES)})(?:\[(\d+(?:,\d+)*)?\])?$")
 BOX = 4
 LARGEST_FLOAT = 3.4028235677973366e38
 CLASS = "tensorflow_datasets.core.features."
@@ -52,7 +54,7 @@ class Kind:
             raise ValueError(f"there is no kind of feature {text!r}")
         shape = tuple(int(size) for size in found[2].split(",")) if found[2] else ()
         is_list = "[" in text and not shape
-        if (shape and (found[1] not in ("integer", "number") or 0 in shape)) or (is_list and found[1] == "category"):
+        if (shape and (found[1] not in ("integer", "number") or 0 in shape)) or (is_list and found[1] in TEXTS[1:]):
             raise ValueError(f"the kind of feature {text!r} has an invalid shape")
         return cls(found[1], is_list=is_list, shape=shape)
 
@@ -88,7 +90,7 @@ class Kind:
         return {"pythonClassName": f"{CLASS}sequence_feature.Sequence", "sequence": {"feature": one, "length": "-1"}}
 
     def _one(self) -> JsonObject:
-        if self.name in ("text", "category"):
+        if self.name in TEXTS:
             return {"pythonClassName": f"{CLASS}text_feature.Text", "text": {}}
         if self.name == "image":
             shape = {"dimensions": ["-1", "-1", "3"]}
@@ -109,7 +111,7 @@ class Kind:
         """
         if self.name == "image":
             return text.split() if self.is_list else [text]
-        if self.name in ("text", "category"):
+        if self.name in TEXTS:
             return text.split() if self.is_list else text
         read = int if self.name == "integer" else float
         try:
@@ -130,7 +132,7 @@ class Kind:
         found = list(_flat(value)) if self.is_list or self.shape or self.name == "bounding_box" else [value]
         if self.shape and len(found) != math.prod(self.shape):
             raise Unusable(f"{_short(value)} has {len(found)} values; {self} has {math.prod(self.shape)}")
-        if self.name in ("text", "category", "image"):
+        if self.name in (*TEXTS, "image"):
             return bytes_feature(self._bytes(part) for part in found)
         if self.name == "integer":
             return integer_feature(self._integer(part) for part in found)

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, cast
 
-from slipway.components.prepare_data.encoding.features import BOX, Kind
+from slipway.components.prepare_data.encoding.features import BOX, TEXTS, Kind
 from slipway.components.prepare_data.encoding.image import Inspector
 from slipway.components.prepare_data.encoding.messages import values
+from slipway.components.prepare_data.encoding.texts import count_words, days_of, is_date, order_of
 from slipway.components.prepare_data.examples import Unusable, readable, stored_name
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.core.errors import UserError, nearest
@@ -37,10 +38,18 @@ BITS = 149
 ADDED, SPREAD = 8192, 15
 # Kinds of `features.json` that are inputs, by the kind that they are for the network.
 SAME_AS = {
-    "text": "category", "class": "integer", "float64": "number", "float16": "number", "bfloat16": "number",
+    "class": "integer", "float64": "number", "float16": "number", "bfloat16": "number",
     **dict.fromkeys(("bool", "int8", "int16", "int32", "uint8", "uint16", "uint32"), "integer"),
 }  # fmt: skip
-ALLOWED = "features of the kinds number, integer, category, text and image, and fixed shapes as in number[3]"
+ALLOWED = "features of the kinds number, integer, category, date, text and image, and fixed shapes as in number[3]"
+# At most this many different words of a text are counted in a shard and in a split.
+MAX_WORDS = 500_000
+# A text's vocabulary has the words that occur at least this often.
+FEWEST_OF_WORD = 2
+# The network receives this fraction of the texts whole, if they have at most this many words.
+WHOLE_TEXTS, MAX_LENGTH = 0.95, 256
+# A date input has the days since 1970, and the sines and cosines of three positions.
+DATE_FEATURES = 7
 
 
 @dataclass
@@ -54,7 +63,8 @@ class InputStatistics:
         squares: The sum of the squares of each element of a number, in units of 2**-298.
         minimum: The smallest element.
         maximum: The largest element.
-        categories: The number of examples of each category.
+        categories: The number of examples of each category, or how often each word occurs in texts.
+        lengths: The number of texts that have each number of words.
         sizes: The first two different sizes [height, width] of images.
         color: Whether any image is not grayscale.
     """
@@ -66,6 +76,7 @@ class InputStatistics:
     minimum: float | None = None
     maximum: float | None = None
     categories: dict[str, int] = field(default_factory=dict)
+    lengths: dict[int, int] = field(default_factory=dict)
     sizes: list[tuple[int, int]] = field(default_factory=list)
     color: bool = False
 
@@ -117,6 +128,10 @@ class InputStatistics:
             self._extend(other.minimum, other.maximum)
         for text, count in other.categories.items():
             self.categories[text] = self.categories.get(text, 0) + count
+        for length, count in other.lengths.items():
+            self.lengths[length] = self.lengths.get(length, 0) + count
+        if self.lengths and len(self.categories) > MAX_WORDS:
+            self.categories = dict(by_frequency(self.categories)[: MAX_WORDS // 2])
         self.sizes = sorted({*self.sizes, *other.sizes})[:2]
         self.color |= other.color
 
@@ -134,6 +149,11 @@ class InputStatistics:
 
 
 Statistics = dict[str, InputStatistics]
+
+
+def by_frequency(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Return words with their counts, the most frequent first."""
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 
 def combine_statistics(shards: Iterable[Statistics]) -> Statistics:
@@ -156,11 +176,12 @@ def check_categories(name: str, found: InputStatistics) -> None:
     Raises:
         UserError: It has more than `MAX_CATEGORIES`.
     """
-    if len(found.categories) > MAX_CATEGORIES:
+    if len(found.categories) > MAX_CATEGORIES and not found.lengths:
         raise UserError(
             f"The input {name} has more than {MAX_CATEGORIES:,} different categories.",
             setting="data.inputs",
-            fix="name the inputs without it: --set data.inputs=[NAME, …]",
+            fix=f"declare it as a text, --set data.features.{name}=text, or name the inputs without it: "
+            "--set 'data.inputs=[NAME, …]'",
         )
 
 
@@ -195,6 +216,8 @@ class InputCounter:
         counted = self.statistics[name]
         if not value:
             counted.missing += examples
+        elif _is_read(kind):
+            self._count_texts(name, kind, [cast("list[bytes]", value)[0].decode()] * examples)
         elif kind.name in ("number", "bounding_box"):
             counted.add_numbers(cast("list[float]", value), examples)
         elif kind.name == "integer":
@@ -205,6 +228,11 @@ class InputCounter:
         else:
             seen = self._inspect(cast("list[bytes]", value)[0])
             counted.add_image((seen.height, seen.width), color=not seen.gray)
+
+    def _count_texts(self, name: str, kind: Kind, texts: Sequence[str]) -> None:
+        counted = self.statistics[name]
+        counted.merge(text_statistics(kind, texts))
+        check_categories(name, counted)
 
     def add_rows(self, rows: Rows) -> None:
         """Count rows of a table.
@@ -224,8 +252,14 @@ class InputCounter:
         ]
         for name, column in numbers:
             self.statistics[name].merge(number_statistics(column))
+        read: dict[tuple[str, Kind], list[str]] = {}
         for name, kind, value, count in coded:
-            self._count(name, kind, value, count)
+            if value and _is_read(kind):
+                read.setdefault((name, kind), []).extend([cast("list[bytes]", value)[0].decode()] * count)
+            else:
+                self._count(name, kind, value, count)
+        for (name, kind), texts in read.items():
+            self._count_texts(name, kind, texts)
 
     def _values(self, name: str, kind: Kind, feature: bytes | None) -> Values:
         """Return the values of an input; none if its number is missing."""
@@ -248,6 +282,22 @@ def _are_unusable(column: NDArray[np.float32], *, gaps: bool) -> bool:
     import numpy as np
 
     return bool((np.isinf(column) if gaps else ~np.isfinite(column)).any())
+
+
+def _is_read(kind: Kind) -> bool:
+    """Whether values of the kind are texts of which words or days are counted, many at a time."""
+    return is_date(kind) or kind.name == "text"
+
+
+def text_statistics(kind: Kind, column: Sequence[str]) -> InputStatistics:
+    """Return the statistics of texts or dates."""
+    import pyarrow
+
+    texts = pyarrow.array(column, pyarrow.string())
+    if is_date(kind):
+        return number_statistics(days_of(texts, order_of(kind)))
+    words, lengths = count_words(texts)
+    return InputStatistics(len(column), categories=words, lengths=lengths)
 
 
 def number_statistics(column: NDArray[np.float32]) -> InputStatistics:
@@ -309,11 +359,11 @@ def _in_units(number: float, bits: int) -> int:
 
 def _problem(kind: Kind, value: bytes | float | int) -> str | None:
     """Return why a value is not of its kind, or None."""
-    if kind.name in ("image", "category"):
+    if kind.name in ("image", *TEXTS):
         if not isinstance(value, bytes):
             return f"is not {'an image' if kind.name == 'image' else 'text'}"
         try:
-            if kind.name == "category":
+            if kind.name != "image":
                 value.decode()
         except UnicodeDecodeError:
             return "is not UTF-8"
@@ -439,13 +489,60 @@ def as_input(
         return Input(kind="image", shape=(*size, channels), resize=everything.sizes != [size])
     if kind.name == "category":
         return Input(kind="category", vocabulary=tuple(sorted(train.categories)))
+    if kind.name == "text":
+        return _as_text(train, settings)
+    if is_date(kind):
+        _check_dates(name, kind, everything, settings)
     if kind.name == "integer":
         return Input(kind="integer", shape=kind.shape, maximum=int(everything.maximum or 0))
     nullable = everything.missing > 0
+    if is_date(kind):
+        shape: tuple[int, ...] = (DATE_FEATURES + nullable,)
+    else:
+        shape = (2,) if nullable else (BOX,) if kind.name == "bounding_box" else kind.shape
     return Input(
-        kind="number",
-        shape=(2,) if nullable else (BOX,) if kind.name == "bounding_box" else kind.shape,
+        kind="date" if is_date(kind) else "number",
+        shape=shape,
         mean=tuple(train.means) or (0.0,),  # none, if all are missing
         deviation=tuple(found or 1.0 for found in train.deviations) or (1.0,),
         nullable=nullable,
+        order=order_of(kind),
     )
+
+
+def _as_text(train: InputStatistics, settings: DataSettings) -> Input:
+    """Return the description of a text: its vocabulary, and how many words the network receives."""
+    known = [word for word, count in by_frequency(train.categories) if count >= FEWEST_OF_WORD]
+    length, whole = 1, 0
+    for length in sorted(train.lengths):
+        whole += train.lengths[length]
+        if whole >= WHOLE_TEXTS * train.count or length >= MAX_LENGTH:
+            break
+    length = settings.text.length or max(1, min(length, MAX_LENGTH))
+    return Input(kind="text", shape=(length,), vocabulary=tuple(known[: settings.text.words]))
+
+
+def _check_dates(name: str, kind: Kind, found: InputStatistics, settings: DataSettings) -> None:
+    """Refuse a column of which most texts are no dates, or which has gaps although data.missing refuses them.
+
+    Raises:
+        UserError: It is such a column.
+    """
+    written = {"y": "year", "m": "month", "d": "day"}
+    parts = "-".join(written[part] for part in order_of(kind))
+    if found.missing > found.count:
+        raise UserError(
+            f"Only {found.count:,} of {found.count + found.missing:,} texts of {name} are dates in the order {parts}.",
+            setting=f"data.features.{name}",
+            value=str(kind),
+            allowed="date (2026-11-25), date_dmy (25.11.2026), date_mdy (11/25/2026), each also with a time; text; "
+            "category",
+            fix=f"--set data.features.{name}=category",
+        )
+    if found.missing and not settings.has_gaps:
+        raise UserError(
+            f"{found.missing:,} dates of {name} are missing.",
+            setting="data.missing",
+            value=settings.missing,
+            fix="--set data.missing=mean",
+        )

@@ -14,7 +14,7 @@ from slipway.components.prepare_data.examples import SPLITS, Group
 from slipway.components.prepare_data.listing import split as splitting
 from slipway.components.prepare_data.listing.index import Summary
 from slipway.components.prepare_data.listing.split import Amount
-from slipway.components.prepare_data.settings import DataSettings
+from slipway.components.prepare_data.settings import DataSettings, TextSettings
 from slipway.components.prepare_data.sources.source import Source
 from slipway.components.prepare_data.validation.sampling import check_for
 from slipway.core.errors import UserError
@@ -179,6 +179,8 @@ def stored_settings(settings: DataSettings, name: str, images: int) -> JsonObjec
         del found["truncated"]
     if found["missing"] == "mean":
         del found["missing"]
+    if settings.text == TextSettings():
+        del found["text"]
     return {name: value for name, value in found.items() if value is not None or name not in DESCRIBING} | {
         "name": name
     }

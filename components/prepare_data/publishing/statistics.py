@@ -5,12 +5,15 @@ from __future__ import annotations
 import base64
 import io
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from slipway.components import page
-from slipway.components.prepare_data.encoding.inputs import InputStatistics
+from slipway.components.prepare_data.encoding.inputs import InputStatistics, by_frequency
 from slipway.components.prepare_data.encoding.messages import values
 from slipway.components.prepare_data.encoding.records import read_examples, stored_parts
 from slipway.components.prepare_data.examples import readable
@@ -137,13 +140,23 @@ def input_rows(manifest: Manifest, statistics: Mapping[str, InputStatistics]) ->
         given = f"{found.minimum:.4g} to {found.maximum:.4g}" if found.minimum is not None else ""
         if found.missing:
             given = ", ".join(filter(None, (given, f"{found.missing:,} missing")))
-        if about.kind == "category":
-            common = sorted(found.categories.items(), key=lambda item: (-item[1], item[0]))[:COMMON]
-            given = f"{len(found.categories):,} different: " + ", ".join(
+        if about.kind == "date":
+            size, mean, deviation, given = "", "", f"{about.deviation[0]:.4g} days", dates_between(found)
+        if about.vocabulary:
+            common = by_frequency(found.categories)[:COMMON]
+            given = f"{len(found.categories):,} different{' words' * (about.kind == 'text')}: " + ", ".join(
                 f"{text or 'missing'} ({count:,})" for text, count in common
             )
             given += ", …" if len(found.categories) > COMMON else ""
         yield InputRow("target" if name == "label" else name, about.kind + size, mean, deviation, given)
+
+
+def dates_between(found: InputStatistics) -> str:
+    """Return the first and the last of dates, whose statistics are those of the days since 1970."""
+    if found.minimum is None or found.maximum is None:
+        return "all missing"
+    first, last = (np.datetime64(math.floor(days), "D") for days in (found.minimum, found.maximum))
+    return f"{first} to {last}" + (f", {found.missing:,} missing" if found.missing else "")
 
 
 def samples(folder: Path, manifest: Manifest) -> Iterator[Sample]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow
@@ -11,17 +13,124 @@ import pyarrow.compute
 from numpy.typing import NDArray
 
 from slipway.components.prepare_data.encoding.features import Kind
+from slipway.components.prepare_data.encoding.texts import date_parts, missing_cells
 from slipway.components.prepare_data.sources.images import is_image
 from slipway.components.prepare_data.sources.values import is_number
+from slipway.core.dates import DAYS, MONTHS, PATTERNS, Order
 from slipway.core.tables.batch import Batch, Mistake
-from slipway.core.values import MISSING, is_missing
+from slipway.core.values import is_missing
 
-# A column with more different texts than this is a key or free text rather than a category, unless it is declared.
+# A column of texts with more different ones is free text or a key rather than a category, unless it is declared.
 MAX_INFERRED = 1000
+# The different texts that are counted.
+MAX_COUNTED = 20_000
+# A key has a different text in nearly every row; texts have this many words on average.
+KEY, MIN_KEYS = 0.95, 20
+MIN_WORDS = 4
+IDENTIFIER = re.compile(r"(^|[_\W])(id|ID|Id)$|[a-z]I[dD]$")
+LEADING_ZERO = "^0[0-9]+$"
 
 
-def infer_kinds(batches: Iterable[Batch], columns: Mapping[str, int], mistake: Mistake) -> dict[str, Kind]:
-    """Infer the kinds of columns from all rows: number if every cell is a number or missing, else category.
+@dataclass
+class InferredColumn:
+    """A column's kind, by its cells, and why it is no input unless data.inputs names it; "" if it is one.
+
+    `examples` are up to three of its different texts, `missing` counts its cells without a value.
+    """
+
+    kind: Kind
+    excluded: str
+    examples: list[str]
+    missing: int
+    rows: int
+
+
+class _Cells:
+    """What the cells of a column have in common."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._numeric, self._any_number, self._zeros = True, False, False
+        self._orders = dict.fromkeys(PATTERNS, True)
+        self._dot = False
+        self._texts: dict[str, None] = {}
+        self._rows, self._missing, self._counted_rows, self._words = 0, 0, 0, 0
+
+    def add(self, column: pyarrow.StringArray) -> None:
+        """Count a batch of cells."""
+        self._rows += len(column)
+        self._missing += pyarrow.compute.sum(missing_cells(column)).as_py() or 0
+        if self._numeric:
+            self._numeric, any_number = _are_numbers(column)
+            self._any_number |= any_number
+        if len(self._texts) > (MAX_INFERRED if self._numeric else MAX_COUNTED):
+            return
+        different = column.unique()
+        given = different.filter(pyarrow.compute.invert(missing_cells(different)))
+        self._texts |= dict.fromkeys(given.to_pylist())
+        self._counted_rows = self._rows - self._missing
+        if self._numeric:
+            zeros = pyarrow.compute.match_substring_regex(given, LEADING_ZERO)
+            self._zeros |= bool(pyarrow.compute.any(zeros).as_py())
+            return
+        words = pyarrow.compute.list_value_length(pyarrow.compute.utf8_split_whitespace(given))
+        self._words += pyarrow.compute.sum(words).as_py() or 0
+        for order, possible in self._orders.items():
+            self._orders[order] = possible and self._are_dates(given, order)
+
+    def _are_dates(self, texts: pyarrow.StringArray, order: Order) -> bool:
+        parts = date_parts(texts, order)
+        if parts is None:
+            return False
+        self._dot |= any("." in text for text in texts[:1].to_pylist())
+        return bool((parts["month"] <= MONTHS).all() and (parts["day"] <= DAYS).all())
+
+    @property
+    def _date(self) -> Kind | None:
+        """The kind of a column of dates; a day that could be a month is before it if points separate them."""
+        possible = [order for order, are_dates in self._orders.items() if are_dates and self._texts]
+        if self._numeric or not possible:
+            return None
+        order = "mdy" if "mdy" in possible and ("dmy" not in possible or not self._dot) else possible[0]
+        return Kind("date" if order == "ymd" else f"date_{order}")
+
+    @property
+    def _kind(self) -> tuple[Kind | None, str]:
+        """The kind, None if the texts are paths of images, and why the column is no input."""
+        different, rows = len(self._texts), max(self._counted_rows, 1)
+        are_keys = different >= max(KEY * rows, MIN_KEYS)
+        if self._numeric and self._any_number:
+            if self._zeros:
+                return Kind("category"), ""
+            is_key = are_keys and IDENTIFIER.search(self._name) and all(text.strip().isdigit() for text in self._texts)
+            return Kind("number"), "is probably an identifier: nearly every row has another one" if is_key else ""
+        if date := self._date:
+            return date, ""
+        if self._texts and all(is_image(text.encode()) for text in self._texts):
+            return None, ""
+        if self._words >= MIN_WORDS * different and (different > MAX_INFERRED or different > rows / 2) and different:
+            return Kind("text"), ""
+        if are_keys:
+            return Kind("text"), "is probably an identifier: nearly every row has another text"
+        return Kind("category" if different <= MAX_INFERRED or different < rows / 2 else "text"), ""
+
+    def inferred(self, mistake: Mistake) -> InferredColumn:
+        """Return what the cells show."""
+        kind, excluded = self._kind
+        if kind is None:
+            raise mistake(
+                f"The column {self._name} has paths of images.",
+                fix=f"--set data.image={self._name}, or name the inputs without it: --set 'data.inputs=[COLUMN, …]'",
+            )
+        examples = list(itertools.islice(self._texts, 3))
+        return InferredColumn(kind, excluded, examples, self._missing, self._rows)
+
+
+def infer_kinds(batches: Iterable[Batch], columns: Mapping[str, int], mistake: Mistake) -> dict[str, InferredColumn]:
+    """Infer the kinds of columns from all rows.
+
+    A column is numbers, if every cell is a number or missing and none has a leading zero, such as a zip code; else
+    dates, texts of several words, or categories. One with another text in nearly every row is probably a key.
 
     Args:
         batches: The rows.
@@ -29,39 +138,13 @@ def infer_kinds(batches: Iterable[Batch], columns: Mapping[str, int], mistake: M
         mistake: Returns the error with a message, and `fix`.
 
     Raises:
-        UserError: A column is neither.
+        UserError: A column has paths of images.
     """
-    numeric = dict.fromkeys(columns, True)
-    some = dict.fromkeys(columns, False)
-    texts: dict[str, dict[str, None]] = {name: {} for name in columns}
+    cells = {name: _Cells(name) for name in columns}
     for batch in batches:
         for name, index in columns.items():
-            column = batch.columns[index]
-            if numeric[name]:
-                numeric[name], any_number = _are_numbers(column)
-                some[name] |= any_number
-            if len(texts[name]) <= MAX_INFERRED:
-                texts[name].update(dict.fromkeys(column.unique().to_pylist()))
-                texts[name] = dict.fromkeys(itertools.islice(texts[name], MAX_INFERRED + 1))
-    found = {}
-    for name in columns:
-        if numeric[name] and some[name]:
-            found[name] = Kind("number")
-            continue
-        given = texts[name].keys() - {""}
-        if given and all(is_image(text.encode()) for text in given):
-            raise mistake(
-                f"The column {name} has paths of images.",
-                fix=f"--set data.image={name}, or name the inputs without it: --set 'data.inputs=[COLUMN, …]'",
-            )
-        if len(texts[name]) > MAX_INFERRED:
-            raise mistake(
-                f"The column {name} has more than {MAX_INFERRED:,} different texts; a category has fewer.",
-                fix=f"name the inputs without it, --set 'data.inputs=[COLUMN, …]', or "
-                f"--set data.features.{name}=category",
-            )
-        found[name] = Kind("category")
-    return found
+            cells[name].add(batch.columns[index])
+    return {name: found.inferred(mistake) for name, found in cells.items()}
 
 
 def _are_numbers(column: pyarrow.StringArray) -> tuple[bool, bool]:
@@ -97,7 +180,7 @@ def _plain_numbers(column: pyarrow.StringArray, *, gaps: bool) -> NDArray[np.flo
     except pyarrow.ArrowInvalid:
         if not gaps:
             return None
-    missing = pyarrow.compute.is_in(pyarrow.compute.utf8_lower(column), pyarrow.array(sorted(MISSING)))
+    missing = missing_cells(column)
     try:
         given = pyarrow.compute.if_else(missing, None, column)
         return pyarrow.compute.cast(given, pyarrow.float64()).to_numpy(zero_copy_only=False)

@@ -1,8 +1,8 @@
 """The sources `csv:FILE` and `parquet:FILE`: a streamed list of examples with their labels, images and splits.
 
 Other columns become additional features, of the kind text unless data.features specifies another one. Without a column
-for images, the file is a table, whose columns are inputs: numbers, or else categories. The values are spooled to a file
-while the list is read, because rows cannot be accessed by number. The key of an image is its path, of a table's
+for images, the file is a table, whose columns are inputs, of the kinds that their cells show. Values are spooled to a
+file while the list is read, because rows cannot be accessed by number. The key of an image is its path, of a table's
 row a hash of its values: a row is the same one in whatever order the rows are.
 """
 
@@ -85,6 +85,7 @@ class ManifestSource(Source):
         }
         self._image_is_named = settings.image is not None
         self._described = additional_kinds(settings)
+        self._excluded: dict[str, str] = {}
         try:
             with self.path.open("rb") as file:
                 table = self._open(file)
@@ -102,8 +103,9 @@ class ManifestSource(Source):
             settings,
             {name: str(kind) for name, kind in self._kinds.items()},
             image=header.names[header.columns["image"]] if self.has_image else None,
-            but=(group_column or "",),
+            but=(group_column or "", *self._excluded),
         )
+        self.notes = [f"The column {name} is no input: it {why}." for name, why in self._excluded.items()]
         self._layout = self._table_layout()
         if self._layout is not None:
             self.spooled = (SPOOL, features_beside(Path(SPOOL)).name)
@@ -131,7 +133,10 @@ class ManifestSource(Source):
         inferred = {
             name: index for name, index in header.additional.items() if name in wanted and name not in self._described
         }
-        found = infer_kinds(batches, inferred, self._mistake) if inferred else {}
+        self.inferred = infer_kinds(batches, inferred, self._mistake) if inferred else {}
+        if settings.inputs is None:
+            self._excluded = {name: column.excluded for name, column in self.inferred.items() if column.excluded}
+        found = {name: column.kind for name, column in self.inferred.items()}
         return {name: self._described.get(name) or found.get(name) or Kind("text") for name in header.additional}
 
     def _table_layout(self) -> TableLayout | None:

@@ -172,6 +172,7 @@ class Source(ABC):
         features: The additional features by name, in the format of `features.json`.
         class_names: The class names of the additional features that are labels, by feature name.
         spooled: The files that listing leaves in its folder for the readers.
+        notes: Sentences for the user about how the source is read.
     """
 
     name: str
@@ -184,6 +185,7 @@ class Source(ABC):
     features: dict[str, JsonObject] = {}  # noqa: RUF012
     class_names: dict[str, list[str]] = {}  # noqa: RUF012
     spooled: Sequence[str] = ()
+    notes: Sequence[str] = ()
 
     @property
     def item(self) -> str:

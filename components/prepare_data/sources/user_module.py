@@ -201,7 +201,7 @@ class ModuleSource(Source):
             if name in (self._image, self._label, "key", "split"):
                 continue
             try:
-                found_kinds[name] = described.pop(name) if name in described else Kind.of(value)
+                found_kinds[name] = described.pop(name) if name in described else inferred(value)
             except Unusable as reason:
                 raise self._mistake(
                     f"Cannot infer the kind of the feature {name} from the first example: {reason}.",
@@ -341,3 +341,13 @@ def print_digests() -> NoReturn:
     with suppress(OSError):  # the reader may have stopped early
         output.close()
     os._exit(status)  # unlike sys.exit, does not wait for threads that the function left running
+
+
+def inferred(value: object) -> Kind:
+    """Infer the kind of a feature from a value, of which a text is a category.
+
+    Raises:
+        Unusable: No kind matches the value.
+    """
+    kind = Kind.of(value)
+    return Kind("category") if kind == Kind("text") else kind

@@ -25,6 +25,7 @@ FEWEST_OTHERS = 10
 FEWEST_OF_CATEGORY = 5
 CORRELATION = 0.9999
 MAX_NAMED = 5
+COMPARED = ("number", "integer", "category")
 
 Value: TypeAlias = bytes | float | int
 
@@ -36,7 +37,7 @@ def leak_notes(folder: Path, manifest: Manifest) -> list[str]:
         folder: The folder of the shards.
         manifest: The data set's manifest.
     """
-    names = [name for name, each in manifest.inputs.items() if each.kind != "image" and not each.stored_shape]
+    names = [name for name, each in manifest.inputs.items() if each.kind in COMPARED and not each.stored_shape]
     if not names or manifest.task == "multilabel":
         return []
     most = min(MAX_EXAMPLES, max(FEWEST_EXAMPLES, MAX_VALUES // len(names)))

@@ -359,12 +359,15 @@ class SetWriter:
             encodings=list(tally.encodings),
             splits=splits,
             features={
-                name: "category" if source.inputs.get(name) == Kind("category") else described(about)
+                name: str(source.inputs[name])
+                if name in source.inputs and described(about) == "text"
+                else described(about)
                 for name, about in source.features.items()
             },
             **({"written_by": written_by(self._beam)} if self._beam else {}),
             checked=self._checked() if source.has_image else None,
             notes=[
+                *source.notes,
                 *notes(classes, tally),
                 *self._skipped.notes(),
                 *(missing_labels(splits) if source.task == "multilabel" else ()),

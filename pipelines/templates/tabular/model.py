@@ -25,7 +25,10 @@ def build(inputs: dict[str, Any], outputs: int, *, width: int = 32) -> keras.Mod
         if column.kind == "category":
             encoding = layers.CategoryEncoding(column.values, output_mode="one_hot")
             parts.append(encoding(layers.Reshape((1,))(columns[name])))
-        else:  # a number, standardized
+        elif column.kind == "text":  # the mean of its words
+            words = layers.Embedding(column.values, width, mask_zero=True)(columns[name])
+            parts.append(layers.GlobalAveragePooling1D()(words))
+        else:  # numbers, standardized
             parts.append(layers.Reshape((-1,))(columns[name]))
     x = layers.Concatenate()(parts)
     for _ in range(2):

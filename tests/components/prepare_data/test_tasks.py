@@ -264,7 +264,7 @@ NUMBERS_ROWS = [f"{n},{n / 2}" for n in range(40)]
         ("regression", "x,label", NUMBERS_ROWS[:2], {}, "data.source", "The source has 2 examples; train", ""),
         ("regression", "x,label", [], {}, "data.source", "lists no examples", ""),
         ("regression", "name,label", [f"n{n},{n}" for n in range(1100)], {}, "data.source",
-         "column name has more than 1,000 different texts", "data.inputs"),
+         "neither images nor features for the network; it has name: text", "data.features.NAME=KIND"),
         ("regression", "scan,label", [f"{n}.png,{n}" for n in range(9)], {}, "data.source",
          "column scan has paths of images", "--set data.image=scan"),
         ("regression", "x,label", NUMBERS_ROWS, {"image_size": [8, 8]}, "data.image_size", "has no images", "remove"),

@@ -43,7 +43,12 @@ def test_the_network_of_a_table_is_reloaded_without_a_warning(tmp_path: Path):
 
     from slipway.pipelines.templates.tabular import model
 
-    columns = {"a b": Input(kind="number"), "city": Input(kind="category", vocabulary=["Bern", "Basel"])}
+    columns = {
+        "a b": Input(kind="number"),
+        "city": Input(kind="category", vocabulary=["Bern", "Basel"]),
+        "sold": Input(kind="date", shape=(7,)),
+        "about": Input(kind="text", shape=(9,), vocabulary=["a", "house"]),
+    }
     model.build(columns, 2).save(tmp_path / "model.keras")
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -100,7 +100,7 @@ def test_values_that_no_network_can_use_are_unusable(kind: Kind, value: object, 
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
-        ("number[3]", "number[3]"), ("integer[16]", "integer[16]"), ("text", "category"), ("class", "integer"),
+        ("number[3]", "number[3]"), ("integer[16]", "integer[16]"), ("text", "text"), ("class", "integer"),
         ("float64", "number"), ("uint8[2,2]", "integer[2,2]"), ("bounding_box", "bounding_box"), ("image", "image"),
         ("number[]", None), ("text[]", None), ("number[-1,3]", None), ("{a: number}", None), ("Video", None),
         ("class[4]", "integer[4]"), ("text[4]", None),

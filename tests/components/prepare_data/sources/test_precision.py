@@ -30,7 +30,7 @@ def write(path: Path, **columns: list[object]) -> str:
     ("column", "numbers"),
     [
         ("milliseconds", [1_700_000_000_000 + 1000 * number for number in range(60)]),
-        ("id", [2_000_000_001 + number for number in range(60)]),
+        ("serial", [2_000_000_001 + number for number in range(60)]),
         ("price", [1e9 + number / 8 for number in range(60)]),
     ],
 )

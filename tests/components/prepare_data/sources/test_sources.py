@@ -73,7 +73,7 @@ def test_a_new_row_is_in_the_messages(scans: SourceKind) -> None:
 
 def test_a_new_row_opens_and_is_checked(scans: SourceKind, make_settings: Callable[..., DataSettings]) -> None:
     settings = make_settings("scans:study", group_by="column:patient")
-    open_source(settings)
+    opened = open_source(settings)
     assert isinstance(opened, ScansSource)
     assert (opened.argument, opened.column) == ("study", "patient")
     assert check_source(settings) == "scans:study"

@@ -55,9 +55,10 @@ def raw(data: Path, split: str = "validation") -> tuple[dict[str, Any], Any]:
 
     manifest = manifests.read(data)
     paths = [str(data / shard.file) for shard in manifest.splits[split].shards]
-    kinds = {"image": tf.string, "number": tf.float32, "integer": tf.int64, "category": tf.string}
+    kinds = {"number": tf.float32, "integer": tf.int64}
     described = {
-        name: tf.io.FixedLenFeature(one.stored_shape, kinds[one.kind]) for name, one in manifest.all_inputs.items()
+        name: tf.io.FixedLenFeature(one.stored_shape, kinds.get(one.kind, tf.string))
+        for name, one in manifest.all_inputs.items()
     }
     shape = (3,) if manifest.task == "multilabel" else ()
     described["label"] = tf.io.FixedLenFeature(shape, tf.float32 if manifest.target else tf.int64)

@@ -1,0 +1,86 @@
+"""The kinds of a table's columns, from their cells, and what a data set of dates and texts is."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pyarrow
+import pytest
+
+from slipway.components.prepare_data.prepare import prepare
+from slipway.components.prepare_data.settings import DataSettings
+from slipway.components.prepare_data.sources.csv_batches import infer_kinds
+from slipway.core.errors import UserError
+from slipway.core.tables.batch import Batch
+
+MakeSettings = Callable[..., DataSettings]
+REVIEWS = [f"A {size} house with {rooms} rooms, near lake {rooms}" for size in ("big", "small") for rooms in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("name", "cells", "kind", "excluded"),
+    [
+        ("x", ["1", "2.5", "NA"], "number", False),
+        ("zip", ["01067", "80331", "", "10115"], "category", False),
+        ("day", ["2024-01-31", "", "2024-02-01 12:30"], "date", False),
+        ("day", ["31.01.2024", "01.02.2024"], "date_dmy", False),
+        ("day", ["01.02.2024", "03.02.2024"], "date_dmy", False),
+        ("day", ["1/2/2024", "3/2/2024"], "date_mdy", False),
+        ("day", ["1/2/2024", "31/12/2024"], "date_dmy", False),
+        ("day", ["2024-13-31", "2024-02-01"], "category", False),
+        ("year", ["2023", "2024"], "number", False),
+        ("city", ["Bern", "Basel", ""] * 9, "category", False),
+        ("about", REVIEWS, "text", False),
+        ("about", ["as good as new"] * 39 + ["old"], "category", False),
+        ("customer", [f"C-{number:04}" for number in range(40)], "text", True),
+        ("customer_id", [str(number) for number in range(40)], "number", True),
+        ("paid", [str(number) for number in range(40)], "number", False),
+        ("userId", [str(number) for number in range(40)], "number", True),
+    ],
+)
+def test_kinds(name: str, cells: Sequence[str], kind: str, excluded: bool) -> None:
+    def batches() -> list[Batch]:
+        middle = len(cells) // 2
+        return [
+            Batch(range(len(part)), [pyarrow.array(part, pyarrow.string())], simple=False)
+            for part in (cells[:middle], cells[middle:])
+        ]
+
+    (found,) = infer_kinds(batches(), {name: 0}, lambda message, **_: UserError(message)).values()
+    assert (str(found.kind), bool(found.excluded)) == (kind, excluded)
+    assert found.missing == sum(cell in ("", "NA") for cell in cells)
+
+
+def table(path: Path, rows: int = 400) -> Path:
+    rng = random.Random(1)
+    lines = ["customer,sold,about,label"]
+    for row in range(rows):
+        day = f"{rng.randrange(2019, 2024)}-{rng.randrange(1, 13):02}-{rng.randrange(1, 29):02}" if row % 9 else ""
+        words = " ".join(rng.choice(["old", "new", "big", "lake"]) for _ in range(rng.randrange(5, 12)))
+        lines.append(f"C-{row:04},{day},{words} {row},{rng.choice(['a', 'b'])}")
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_dates_and_texts_are_inputs_and_keys_are_not(tmp_path: Path, make_settings: MakeSettings) -> None:
+    settings = make_settings(f"csv:{table(tmp_path / 't.csv')}", text={"words": 3})
+    found = prepare(settings, 1).manifest
+    sold, about = found.inputs["sold"], found.inputs["about"]
+    assert list(found.inputs) == ["sold", "about"]
+    assert (sold.kind, sold.shape, sold.order) == ("date", (8,), "ymd")
+    assert 17_897 < sold.mean[0] < 19_724  # days of 2019 to 2023
+    assert (about.kind, len(about.vocabulary), about.shape) == ("text", 3, (12,))
+    assert set(about.vocabulary) < {"old", "new", "big", "lake"}
+    assert "customer is no input: it is probably an identifier" in found.notes[0]
+    named = make_settings(settings.source, inputs=["customer", "sold"], features={"customer": "category"})
+    assert list(prepare(named, 1).manifest.inputs) == ["customer", "sold"]
+
+
+def test_a_declared_date_that_is_none_is_refused(tmp_path: Path, make_settings: MakeSettings) -> None:
+    source = f"csv:{table(tmp_path / 't.csv')}"
+    with pytest.raises(UserError, match=r"Only 0 of \d+ texts of about are dates in the order day-month-year"):
+        prepare(make_settings(source, features={"about": "date_dmy"}), 1)
+    with pytest.raises(UserError, match=r"\d+ dates of sold are missing"):
+        prepare(make_settings(source, missing="refuse"), 1)
