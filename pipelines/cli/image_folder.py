@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from slipway.components.prepare_data.examples import readable
 from slipway.components.prepare_data.validation.tally import usual_side
+from slipway.pipelines.cli.scanned import aligned, balance, counted, imbalance, lines, quoted
 
 if TYPE_CHECKING:
     from slipway.components.prepare_data.scan import Scan
 
-LABEL_WIDTH = 12
-MAX_LABELS = 8
 MAX_NAMED = 3
 BATCH = 32
 # Photographs are trained on for fewer epochs than the small images of the template.
@@ -22,31 +20,21 @@ EPOCHS = 20
 
 def summary(name: str, scan: Scan) -> str:
     """Return what a scan found, one line for each subject."""
-    rows = dict(_rows(scan))
-    lines = [f"{title.ljust(LABEL_WIDTH)}{text}" for title, text in rows.items() if text]
-    return "\n".join([f"{name}: {scan.images:,} images, {scan.bytes / 1e6:,.1f} MB", *lines])
+    return "\n".join([f"{name}: {scan.images:,} images, {scan.bytes / 1e6:,.1f} MB", *lines(_rows(scan))])
 
 
 def _rows(scan: Scan) -> Iterator[tuple[str, str]]:
     tally = scan.tally
-    yield "formats", _counted(tally.formats)
+    yield "formats", counted(tally.formats)
     yield "sizes", _sizes(scan)
     yield "converted", "; ".join(f"{count:,} {how}" for how, count in tally.converted.items())
     yield "gray", f"{tally.gray:,} of the images" if tally.gray else ""
     yield "unusable", _named(tally.skipped_count, [f"{readable(key)} ({why})" for key, why in tally.skipped])
     yield "damaged", f"{tally.damaged:,} decode with warnings, and are used" if tally.damaged else ""
     yield "copies", _named(scan.copies, [f"{copy} = {first}" for copy, first in scan.copies_named]) or "none"
-    yield "labels", f"{len(scan.labels):,}: {_balance(scan.labels)}"
-    yield "splits", _counted(scan.splits) or "none; Slipway divides each class: 80 % train, 10 % validation, 10 % test"
+    yield "labels", f"{len(scan.labels):,}: {balance(scan.labels)}"
+    yield "splits", counted(scan.splits) or "none; Slipway divides each class: 80 % train, 10 % validation, 10 % test"
     yield "ignored", f"{scan.ignored:,} files that are not images" if scan.ignored else ""
-
-
-def _counted(counts: dict[str, int]) -> str:
-    return _listed(sorted(counts.items(), key=lambda item: -item[1]))
-
-
-def _listed(counts: Iterable[tuple[str, int]]) -> str:
-    return ", ".join(f"{name} {count:,}" for name, count in counts)
 
 
 def _sizes(scan: Scan) -> str:
@@ -69,17 +57,9 @@ def _named(count: int, named: Iterable[str]) -> str:
     return f"{count:,}: {'; '.join(shown)}{more}"
 
 
-def _balance(labels: dict[str, int]) -> str:
-    """Return the labels with their numbers of images, the most frequent first."""
-    ordered = sorted(labels.items(), key=lambda item: (-item[1], item[0]))
-    if len(ordered) <= MAX_LABELS:
-        return _listed(ordered)
-    return f"{_listed(ordered[: MAX_LABELS // 2])}, …, {_listed(ordered[-MAX_LABELS // 2 :])}"
-
-
 def configuration(name: str, source: str, scan: Scan) -> str:
     """Return a configuration, with comments, that trains on the images without another setting."""
-    data = [("source", _quoted(f"images:{source}"), f"{scan.images:,} images in {len(scan.labels):,} classes")]
+    data = [("source", quoted(f"images:{source}"), f"{scan.images:,} images in {len(scan.labels):,} classes")]
     if scan.image_size is not None:
         about = "[height, width] that the network sees"
         data.append(("image_size", str(list(scan.image_size)), about))
@@ -89,15 +69,15 @@ def configuration(name: str, source: str, scan: Scan) -> str:
     if scan.copies:
         about = f"of {scan.copies:,} copies, those in another split than the original"
         data.append(("duplicates", "drop", about))
-    lines = [
+    settings = [
         "# yaml-language-server: $schema=schema.json",
         f"name: {name}",
         "data:",
-        *_aligned(data),
+        *aligned(data),
         "model:",
         "  builder: model:build  # the function build in model.py",
         "train:",
-        *_aligned(
+        *aligned(
             [
                 ("epochs", str(EPOCHS), "at most"),
                 ("batch_size", str(BATCH), ""),
@@ -105,7 +85,7 @@ def configuration(name: str, source: str, scan: Scan) -> str:
                 ("early_stop", "{patience: 5}", "ends when the validation loss has not improved in 5 epochs"),
                 ("export", "best", "the weights with the lowest validation loss"),
                 ("augment", "{flip: true}", "remove it if left and right matter"),
-                *([("class_weights", "balanced", _imbalance(scan.labels))] if _imbalance(scan.labels) else []),
+                *([("class_weights", "balanced", imbalance(scan.labels))] if imbalance(scan.labels) else []),
             ]
         ),
         "evaluate:",
@@ -113,27 +93,4 @@ def configuration(name: str, source: str, scan: Scan) -> str:
         "    metric: accuracy  # promoted is what beats the most frequent class and the champion",
         "    # minimum: 0.9    # and reaches this, if you set it",
     ]
-    return "\n".join(lines) + "\n"
-
-
-def _imbalance(labels: dict[str, int]) -> str:
-    """Return a comment if one label is much more frequent than another one."""
-    ordered = sorted(labels, key=lambda label: labels[label])
-    least, most = ordered[0], ordered[-1]
-    if labels[most] < 3 * labels[least]:
-        return ""
-    return f"{most} has {labels[most]:,} images, {least} only {labels[least]:,}"
-
-
-def _aligned(settings: list[tuple[str, str, str]]) -> list[str]:
-    """Return lines of settings, with their comments below each other."""
-    width = max(len(f"{name}: {value}") for name, value, _ in settings)
-    return [
-        f"  {f'{name}: {value}'.ljust(width)}  # {about}" if about else f"  {name}: {value}"
-        for name, value, about in settings
-    ]
-
-
-def _quoted(text: str) -> str:
-    """Return a text as a YAML scalar, in quotes."""
-    return json.dumps(text, ensure_ascii=False)
+    return "\n".join(settings) + "\n"

@@ -1,4 +1,4 @@
-"""Commands to prepare for runs: `slipway doctor`, `setup`, `hardware`, `migrate` and `data get`."""
+"""Commands to prepare for runs: `slipway doctor`, `setup`, `hardware`, `migrate` and `data`."""
 
 from __future__ import annotations
 
@@ -194,7 +194,32 @@ def migrate(
     console.print(f"  slipway doctor -c {output} --target vertex", highlight=False, soft_wrap=True)
 
 
-data = command_group("Download data sets.")
+data = command_group("Check and download data sets.")
+
+
+@data.command(epilog="[bold]Example[/]\n\nslipway data check -c my.yaml")
+@user_errors
+def check(
+    file: ConfigurationFile = None,
+    config: Configuration = None,
+    overrides: Overrides = None,
+) -> None:
+    """Read the data of a configuration as a run does, without keeping anything; say what there is."""
+    from slipway.components.prepare_data import scan as images
+    from slipway.components.prepare_data import scan_table
+    from slipway.pipelines.cli import image_folder, table_file
+    from slipway.pipelines.config.config import load
+
+    configuration = load(configuration_path(file, config), overrides or ())
+    settings = configuration.prepared
+    if settings is None:
+        raise UserError("The configuration has no data that Slipway prepares.", fix="slipway data check -c FILE")
+    with console.status(f"reading {settings.source}"):
+        if settings.source.startswith("images:") and configuration.task == "classification":
+            said = image_folder.summary(settings.source, images.scan(settings))
+        else:
+            said = table_file.summary(settings.source, scan_table.scan(settings, configuration.task))
+    console.print(said, highlight=False, markup=False, soft_wrap=True)
 
 
 @data.command(epilog="[bold]Examples[/]\n\nslipway data get mnist\n\nslipway data get flowers photographs")

@@ -52,20 +52,41 @@ def init(
             "configuration that trains on it.",
         ),
     ] = None,
+    table: Annotated[
+        Path | None,
+        typer.Option(
+            "--table",
+            "--text",
+            metavar="FILE",
+            help="Scan a CSV or Parquet file of columns or texts; say what it has, and write the configuration that "
+            "trains on it.",
+        ),
+    ] = None,
+    label: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="The column of the table that is to be predicted.")
+    ] = None,
 ) -> None:
     """Write a small project that `slipway run` trains at once, to begin your own from."""
     from slipway.pipelines.config.config import RunConfig
     from slipway.pipelines.config.schema import schema_text
 
     require_utf8(folder.resolve())
-    if images is not None and template is not Template.images:
+    if template is not Template.images and (images or table):
+        option, path = ("--images", images) if images else ("--table", table)
         raise UserError(
-            f"--images trains a network on images; the template {template.value} has none.",
+            f"{option} chooses the template itself.",
             setting="--template",
             value=template.value,
-            fix=f"slipway init {shlex.quote(str(folder))} --images {shlex.quote(str(images))}",
+            fix=f"slipway init {shlex.quote(str(folder))} {option} {shlex.quote(str(path))}",
         )
+    scanned = ""
+    if images is not None:
+        scanned = _on_images(images, folder)
+    elif table is not None:
+        scanned, template = _on_table(table, label, folder)
     content = _content(template)
+    if scanned:  # on data of the user's
+        content = {name: text for name, text in content.items() if not name.endswith(".csv")}
     content["slipway.yaml"] = content["slipway.yaml"].replace("name: project\n", f"name: {_name(folder)}\n")
     content[SCHEMA] = schema_text(RunConfig)
     existing = [name for name in content if os.path.lexists(folder / name)]  # also a link to nothing
@@ -75,8 +96,7 @@ def init(
             allowed="a folder without these files",
             fix="slipway init NEW_FOLDER",
         )
-    if images is not None:
-        content["slipway.yaml"] = _on_images(images, folder)
+    content["slipway.yaml"] = scanned or content["slipway.yaml"]
     for name, text in content.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -106,8 +126,28 @@ def _on_images(images: Path, folder: Path) -> str:
         ) from None
     console.print(summary(str(images), found), highlight=False, markup=False, soft_wrap=True)
     console.print()
-    inside = source.is_relative_to(folder.resolve())
-    return configuration(_name(folder), str(source.relative_to(folder.resolve()) if inside else source), found)
+    return configuration(_name(folder), _seen_from(folder, source), found)
+
+
+def _on_table(table: Path, label: str | None, folder: Path) -> tuple[str, Template]:
+    """Scan a table, say what there is, and return the configuration and the template with its network."""
+    from slipway.components.prepare_data.scan_table import scan_table
+    from slipway.pipelines.cli.table_file import configuration, summary
+
+    path = table.expanduser().resolve()
+    with console.status(f"scanning {table}"):
+        found = scan_table(path, label)
+    console.print(summary(str(table), found), highlight=False, markup=False, soft_wrap=True)
+    console.print()
+    has_text = any(each.kind == "text" for each in found.manifest.inputs.values())
+    source = f"{path.suffix.lower()[1:]}:{_seen_from(folder, path)}"
+    return configuration(_name(folder), source, found), Template.text if has_text else Template.tabular
+
+
+def _seen_from(folder: Path, path: Path) -> str:
+    """Return a path as the project's configuration has it: relative, if it is in the project's folder."""
+    inside = path.is_relative_to(folder.resolve())
+    return str(path.relative_to(folder.resolve()) if inside else path)
 
 
 def _content(template: Template) -> dict[str, str]:

@@ -104,12 +104,10 @@ def of_cell(each: Field, text: str) -> Any:
 
 
 def _of_text(each: Field, text: str) -> Any:
-    if each.dtype == object and each.kind != "date":
+    if each.dtype == object:
         return text
     if each.nullable and is_missing(text):
         return None
-    if each.dtype == object:
-        return text
     # Python also reads 5_9, and the digits of other scripts.
     if "_" in text or not text.isascii() or math.isnan(value := float(text)):
         raise ValueError
@@ -230,6 +228,8 @@ def _date(each: Field, value: Any) -> bytes:
     written = EPOCH[each.order]
     if not isinstance(value, str):
         _refuse(value, f"a date: {written}")
+    if each.nullable and is_missing(value):
+        return b""
     if re.fullmatch(PATTERNS[each.order], value, re.ASCII) is None:
         raise ValueError(f"{value!r:.40} is not a date as the training data has them: {written}, or {written} 12:30")
     return value.encode()

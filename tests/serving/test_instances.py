@@ -17,7 +17,7 @@ from slipway.core.errors import UserError
 from slipway.core.manifest import Input
 from slipway.serving import instances, model
 from slipway.serving.instances import BadRequest
-from slipway.serving.kinds import image_fault
+from slipway.serving.kinds import Field, checked, image_fault
 from slipway.serving.model import Model
 from tests.serving.conftest import HOUSE, HOUSE_PRICE
 
@@ -200,3 +200,25 @@ def test_a_saved_model_without_a_task_answers_its_outputs_by_name(tmp_path: Path
 )
 def test_an_example_is_a_usual_value(stored: dict[str, Any], value: Any) -> None:
     assert instances.example(Input.model_validate(stored)) == value
+
+
+@pytest.mark.parametrize(
+    ("value", "nullable", "expected"),
+    [
+        ("28.2.2024", True, b"28.2.2024"),
+        ("28.02.2024 12:30:00", False, b"28.02.2024 12:30:00"),
+        (None, True, b""),
+        ("NA", True, b""),
+        ("2024-02-28", True, "is not a date as the training data has them: 01.01.1970"),
+        ("", False, "is not a date"),
+        (20240228, True, "The value is a number, not a date: 01.01.1970"),
+        (None, False, "The value is null, not a date"),
+    ],
+)
+def test_dates_in_requests(value: object, nullable: bool, expected: bytes | str):
+    field = Field("date", np.dtype(object), nullable=nullable, order="dmy")
+    if isinstance(expected, bytes):
+        assert checked(field, value, ()) == expected
+        return
+    with pytest.raises(ValueError, match=expected):
+        checked(field, value, ())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -35,12 +34,12 @@ LEADING_ZERO = "^0[0-9]+$"
 class InferredColumn:
     """A column's kind, by its cells, and why it is no input unless data.inputs names it; "" if it is one.
 
-    `examples` are up to three of its different texts, `missing` counts its cells without a value.
+    `texts` are its different ones, in order of appearance, up to a limit; `missing` counts its cells without a value.
     """
 
     kind: Kind
     excluded: str
-    examples: list[str]
+    texts: list[str]
     missing: int
     rows: int
 
@@ -103,7 +102,7 @@ class _Cells:
             if self._zeros:
                 return Kind("category"), ""
             is_key = are_keys and IDENTIFIER.search(self._name) and all(text.strip().isdigit() for text in self._texts)
-            return Kind("number"), "is probably an identifier: nearly every row has another one" if is_key else ""
+            return Kind("number"), "is probably an identifier, since nearly every row has another one" if is_key else ""
         if date := self._date:
             return date, ""
         if self._texts and all(is_image(text.encode()) for text in self._texts):
@@ -111,7 +110,7 @@ class _Cells:
         if self._words >= MIN_WORDS * different and (different > MAX_INFERRED or different > rows / 2) and different:
             return Kind("text"), ""
         if are_keys:
-            return Kind("text"), "is probably an identifier: nearly every row has another text"
+            return Kind("text"), "is probably an identifier, since nearly every row has another text"
         return Kind("category" if different <= MAX_INFERRED or different < rows / 2 else "text"), ""
 
     def inferred(self, mistake: Mistake) -> InferredColumn:
@@ -122,8 +121,7 @@ class _Cells:
                 f"The column {self._name} has paths of images.",
                 fix=f"--set data.image={self._name}, or name the inputs without it: --set 'data.inputs=[COLUMN, …]'",
             )
-        examples = list(itertools.islice(self._texts, 3))
-        return InferredColumn(kind, excluded, examples, self._missing, self._rows)
+        return InferredColumn(kind, excluded, list(self._texts), self._missing, self._rows)
 
 
 def infer_kinds(batches: Iterable[Batch], columns: Mapping[str, int], mistake: Mistake) -> dict[str, InferredColumn]:

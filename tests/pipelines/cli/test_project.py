@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import random
+import re
 import warnings
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import yaml
 from typer.testing import CliRunner
 
 from slipway.components.prepare_data.prepare import prepare
+from slipway.components.prepare_data.scan_table import scan_table
 from slipway.core.errors import UserError
 from slipway.core.manifest import Input
 from slipway.pipelines.cli.app import app
@@ -184,6 +187,72 @@ def test_mistakes_of_images_are_said_before_anything_is_written(tmp_path: Path, 
         (["--images", "image"], f"fix:      slipway init project --images {tmp_path}/images"),
         (["--images", "images"], f"error: there are no class folders in {tmp_path}/images."),
         (["--images", "images", "--template", "tabular"], "slipway init project --images images"),
+    ):
+        result = CliRunner().invoke(app, ["init", "project", *arguments])
+        assert result.exit_code == 2, result.output
+        assert says in result.stderr
+    assert not (tmp_path / "project").exists()
+
+
+def write_table(path: Path) -> None:
+    """Write a table of flats, with gaps, a key, dates, zip codes and notes."""
+    rng = random.Random(4)
+    rows = ["flat,built,zip,rooms,notes,price"]
+    for row in range(300):
+        rooms = rng.randrange(1, 6)
+        built = f"{rng.randrange(1, 29)}.{rng.randrange(1, 13)}.{rng.randrange(1990, 2020)}" if row % 8 else ""
+        notes = " ".join(rng.choice(["near", "lake", "noisy", "quiet", "old"]) for _ in range(6))
+        price = f"{100 * rooms + rng.random():.3f}" if row != 7 else ""
+        rows.append(f"F{row:03},{built},0{rng.randrange(1000, 1009)},{rooms if row % 5 else '?'},{notes} {row},{price}")
+    path.write_text("\n".join(rows) + "\n")
+
+
+@pytest.mark.slow
+def test_a_table_is_scanned_and_its_configuration_prepares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write_table(tmp_path / "flats.csv")
+    monkeypatch.chdir(tmp_path)
+    said = on_images("project", "--table", "flats.csv", "--label", "price")
+    assert "flats.csv: 300 rows\nlabel       price, for the task regression\n" in said
+    assert re.search(r"built +date +[0-9.]+, [0-9.]+, [0-9.]+; 38 missing", said)
+    assert re.search(r"flat +no input +F000, F001, F002", said)
+    assert "The column flat is no input: it is probably an identifier" in said
+    config = load(tmp_path / "project" / "slipway.yaml")
+    assert (config.task, config.data.skip_corrupt) == ("regression", pytest.approx(1 / 300, abs=1e-4))
+    assert config.data.inputs == ["built", "zip", "rooms", "notes"]
+    inputs = prepare(config.data, 1, task=config.task).manifest.inputs
+    assert [each.kind for each in inputs.values()] == ["date", "category", "number", "text"]
+    assert "class Words" in (tmp_path / "project" / "model.py").read_text()  # as one input is a text
+    assert not list((tmp_path / "project").glob("*.csv"))
+    checked = CliRunner().invoke(app, ["data", "check", "project/slipway.yaml"])
+    assert checked.exit_code == 0, checked.output
+    assert [line.split()[-1] for line in checked.output.splitlines() if "splits" in line] == ["30"]
+
+
+@pytest.mark.parametrize(
+    ("cells", "task"),
+    [
+        (["1", "2", "3"] * 20, "classification"),
+        ([str(number) for number in range(60)], "regression"),
+        (["0.5", "1.5"] * 30, "regression"),
+        (["sea|sun", "sun", ""] * 20, "multilabel"),
+        (["yes", "no"] * 30, "classification"),
+    ],
+)
+def test_the_label_shows_the_task(tmp_path: Path, cells: list[str], task: str):
+    table = tmp_path / "t.csv"
+    table.write_text("x,label\n" + "".join(f"{number}.5,{cell}\n" for number, cell in enumerate(cells)))
+    assert scan_table(table, None).manifest.task == task
+
+
+def test_mistakes_of_tables_are_said_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.csv").write_text("age,income\n1,2\n")
+    for arguments, says in (
+        (["--table", "t.csv"], "is to be predicted?\n  setting:  --label = None\n  allowed:  age, income\n"),
+        (["--table", "t.csv", "--label", "incom"], "closest:  income\n  fix:      --label income"),
+        (["--table", "u.csv"], "u.csv cannot be read: No such file or directory."),
+        (["--text", "t.txt"], "t.txt is no table."),
+        (["--table", "t.csv", "--template", "text"], "--table chooses the template itself."),
     ):
         result = CliRunner().invoke(app, ["init", "project", *arguments])
         assert result.exit_code == 2, result.output

@@ -73,7 +73,7 @@ def test_dates_and_texts_are_inputs_and_keys_are_not(tmp_path: Path, make_settin
     assert 17_897 < sold.mean[0] < 19_724  # days of 2019 to 2023
     assert (about.kind, len(about.vocabulary), about.shape) == ("text", 3, (12,))
     assert set(about.vocabulary) < {"old", "new", "big", "lake"}
-    assert "customer is no input: it is probably an identifier" in found.notes[0]
+    assert "customer is no input: it is probably an identifier, since" in found.notes[0]
     named = make_settings(settings.source, inputs=["customer", "sold"], features={"customer": "category"})
     assert list(prepare(named, 1).manifest.inputs) == ["customer", "sold"]
 

@@ -1,0 +1,114 @@
+"""Scan a table without keeping a data set: what `slipway init --table` and `slipway data check` say and decide by."""
+
+from __future__ import annotations
+
+import math
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from slipway.components.prepare_data.prepare import prepare
+from slipway.components.prepare_data.settings import DataSettings
+from slipway.components.prepare_data.sources import open_source
+from slipway.components.prepare_data.sources.csv_batches import InferredColumn, infer_kinds
+from slipway.components.prepare_data.sources.csv_file import LABEL_COLUMNS
+from slipway.components.prepare_data.sources.values import SEPARATOR
+from slipway.core.errors import UserError, nearest
+from slipway.core.manifest import Manifest, TaskName
+from slipway.core.tables.formats import FORMATS, open_table
+
+# A label with more different whole numbers is a target rather than a class.
+MAX_NUMBERED_CLASSES = 20
+
+
+@dataclass(frozen=True)
+class TableScan:
+    """What a source of examples has.
+
+    Attributes:
+        settings: The settings with which it was read.
+        manifest: The manifest of the data set that it becomes.
+        columns: Its columns, if it is a table, without those whose kind is declared.
+    """
+
+    settings: DataSettings
+    manifest: Manifest
+    columns: Mapping[str, InferredColumn] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        """The number of examples, including those that are skipped."""
+        return sum(split.examples for split in self.manifest.splits.values()) + self.manifest.skipped_count
+
+
+def scan(settings: DataSettings, task: TaskName) -> TableScan:
+    """Prepare a data set from a source in a temporary folder, and return what it has.
+
+    Raises:
+        UserError: A run with these settings would stop for the same reason.
+    """
+    source = open_source(settings, task)
+    with tempfile.TemporaryDirectory(prefix="slipway-scan-") as folder:
+        scratch = settings.model_copy(update={"store": folder, "beam": None})
+        manifest = prepare(scratch, replicas=1, task=task).manifest
+    return TableScan(settings, manifest, getattr(source, "inferred", {}))
+
+
+def scan_table(path: Path, label: str | None) -> TableScan:
+    """Scan a CSV or Parquet file; its task is found by the column of the label.
+
+    Raises:
+        UserError: It cannot be read, or has no such column.
+    """
+    ending = path.suffix.lower()
+    if ending not in FORMATS:
+        raise UserError(
+            f"{path} is no table.", setting="--table", value=str(path),
+            allowed=f"a file whose name ends with {' or '.join(FORMATS)}",
+        )  # fmt: skip
+    found = columns_of(path, ending)
+    if label is None:
+        label = next((name for name in found if name in (*LABEL_COLUMNS, "target")), None)
+    if label not in found:
+        near = nearest(label, found) if label else None
+        raise UserError(
+            f"{path} has no column {label}." if label else f"Which column of {path} is to be predicted?",
+            setting="--label",
+            value=label,
+            allowed=", ".join(found),
+            nearest=near,
+            fix=f"--label {near or list(found)[-1]}",
+        )
+    column = found[label]
+    task = task_of(column)
+    settings: dict[str, object] = {"source": f"{ending[1:]}:{path}", "label": label}
+    if task == "regression" and column.missing:
+        settings["skip_corrupt"] = math.ceil(column.missing / column.rows * 10_000) / 10_000
+    return scan(DataSettings.model_validate(settings), task)
+
+
+def columns_of(path: Path, ending: str) -> dict[str, InferredColumn]:
+    """Return all columns of a table."""
+
+    def mistake(message: str, *, fix: str | None = None) -> UserError:
+        return UserError(message, setting="--table", value=str(path), fix=fix)
+
+    try:
+        with path.open("rb") as file:
+            table = open_table(file, path, ending, mistake)
+            places = {name: index for index, name in enumerate(table.names)}
+            return infer_kinds(table.batches(), places, mistake)
+    except OSError as error:
+        raise mistake(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def task_of(label: InferredColumn) -> TaskName:
+    """Return the task that learns a column."""
+    if any(SEPARATOR in text for text in label.texts):
+        return "multilabel"
+    whole = all(re.fullmatch(r"[+-]?\d+", text) for text in label.texts)
+    if str(label.kind) == "number" and (len(label.texts) > MAX_NUMBERED_CLASSES or not whole):
+        return "regression"
+    return "classification"

@@ -1,0 +1,117 @@
+"""What `slipway init --table` and `slipway data check` say about a table, and the configuration that init writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from slipway.pipelines.cli.scanned import aligned, balance, imbalance, lines, listed, quoted
+
+if TYPE_CHECKING:
+    from slipway.components.prepare_data.scan_table import TableScan
+
+MAX_COLUMNS = 40
+MAX_CHARACTERS = 24
+MAX_WIDTH = 30
+EXAMPLES = 3
+# Settings of training, by whether an input is a text: epochs, batch size, learning rate and patience.
+TRAINING = {False: (200, 64, 0.002, 15), True: (30, 32, 0.002, 5)}
+METRICS = {
+    "classification": ("accuracy", "minimum: 0.9"),
+    "multilabel": ("macro_average_precision", "minimum: 0.9"),
+    "regression": ("rmse", "maximum: 1"),
+}
+
+
+def summary(name: str, scan: TableScan) -> str:
+    """Return what a scan found, one line for each subject."""
+    return "\n".join([f"{name}: {scan.rows:,} rows", *lines(_rows(scan))])
+
+
+def _rows(scan: TableScan) -> Iterator[tuple[str, str]]:
+    about = scan.manifest
+    yield "label", f"{scan.settings.label or 'label'}, for the task {about.task}"
+    labels = _labels(scan)
+    yield "labels", f"{len(labels):,}: {balance(labels)}" if labels else ""
+    if about.target:
+        yield "target", f"mean {about.target.mean[0]:.4g}, standard deviation {about.target.deviation[0]:.4g}"
+    yield "splits", listed((split, found.examples) for split, found in about.splits.items())
+    yield "skipped", about.skipped_text
+    names = list(dict.fromkeys([*about.inputs, *scan.columns]))
+    width = min(max(map(len, names), default=0), MAX_WIDTH)
+    for position, name in enumerate(names[:MAX_COLUMNS]):
+        yield "" if position else "columns", f"{name.ljust(width)}  {_column(name, scan)}"
+    yield "", f"and {len(names) - MAX_COLUMNS:,} more" if len(names) > MAX_COLUMNS else ""
+    for note in about.notes:
+        yield "note", note
+
+
+def _labels(scan: TableScan) -> dict[str, int]:
+    splits = scan.manifest.splits.values()
+    return {label: sum(split.classes[label] for split in splits) for label in scan.manifest.classes}
+
+
+def _column(name: str, scan: TableScan) -> str:
+    """Return a column's kind, examples and gaps."""
+    found, used = scan.columns.get(name), scan.manifest.inputs.get(name)
+    kind = used.kind if used else "no input"
+    if found is None:
+        return kind
+    shown = [text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}…" for text in found.texts[:EXAMPLES]]
+    parts = [kind.ljust(8), ", ".join(" ".join(text.split()) for text in shown)]
+    return "  ".join(parts) + (f"; {found.missing:,} missing" if found.missing else "")
+
+
+def configuration(name: str, source: str, scan: TableScan) -> str:
+    """Return a configuration, with comments, that trains on the table without another setting."""
+    about, labels = scan.manifest, _labels(scan)
+    has_text = any(each.kind == "text" for each in about.inputs.values())
+    epochs, batch, rate, patience = TRAINING[has_text]
+    data = [("source", quoted(source), f"{scan.rows:,} rows"), ("label", quoted(scan.settings.label or "label"), "")]
+    if scan.settings.skip_corrupt:
+        data.append(("skip_corrupt", f"{scan.settings.skip_corrupt:.4g}", "allowed fraction of rows without a target"))
+    unequal = imbalance(labels) if about.task == "classification" else ""
+    metric, limit = METRICS[about.task]
+    beaten = "the mean" if about.task == "regression" else "the most frequent class"
+    return "\n".join(
+        [
+            "# yaml-language-server: $schema=schema.json",
+            f"name: {name}",
+            f"task: {about.task}",
+            "data:",
+            *aligned(data),
+            "  inputs:",
+            *(_input(column, scan) for column in dict.fromkeys([*about.inputs, *scan.columns])),
+            "model:",
+            "  builder: model:build  # the function build in model.py",
+            "train:",
+            *aligned(
+                [
+                    ("epochs", str(epochs), "at most"),
+                    ("batch_size", str(batch), ""),
+                    ("learning_rate", str(rate), ""),
+                    (
+                        "early_stop",
+                        f"{{patience: {patience}}}",
+                        f"ends when the validation loss has not improved in {patience} epochs",
+                    ),
+                    ("export", "best", "the weights with the lowest validation loss"),
+                    *([("class_weights", "balanced", unequal)] if unequal and metric != "accuracy" else []),
+                ]
+            ),
+            "evaluate:",
+            "  gate:",
+            f"    metric: {metric}  # promoted is what beats {beaten} and the champion",
+            f"    # {limit}  # and reaches this, if you set it",
+        ]
+    ) + "\n"  # fmt: skip
+
+
+def _input(column: str, scan: TableScan) -> str:
+    """Return the line of a column among the inputs; one that is no input is a comment."""
+    about = " ".join(_column(column, scan).split())
+    return (
+        f"    - {quoted(column)}  # {about}"
+        if column in scan.manifest.inputs
+        else f"    # - {quoted(column)}  # {about}"
+    )
