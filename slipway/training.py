@@ -38,7 +38,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, NoReturn, SupportsFloat
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsFloat
 
 from slipway.core import errors, events
 from slipway.core import manifest as manifests
@@ -59,8 +59,10 @@ from slipway.trainer.metrics.history import KINDS, METRICS_FILE, Metrics
 
 if TYPE_CHECKING:
     import keras
+    import numpy as np
     import tensorflow as tf
     import torch
+    from numpy.typing import NDArray
 
 __all__ = [
     "Cluster",
@@ -80,6 +82,7 @@ __all__ = [
 FINISHED_FILE = "finished"
 PROGRESS_SECONDS = 0.5
 READ_TOGETHER = 64  # examples
+ROWS_TOGETHER = 1024
 # How long the other replicas wait for the chief's `finish`, while it exports and evaluates.
 FINISH_SECONDS = 1800.0
 FINISH_POLL_SECONDS = 0.1
@@ -140,6 +143,33 @@ class Data:
 
         batches = tf.data.TFRecordDataset(files).batch(READ_TOGETHER)
         return batches.map(as_it_is(parse), num_parallel_calls=tf.data.AUTOTUNE).unbatch()
+
+    def table(self, split: str) -> tuple[NDArray[np.float32], NDArray[Any]]:
+        """Return a split of a prepared table: its inputs as columns, float32 [examples, columns], and the labels.
+
+        A category is a column of 0 and 1 for each of its values, a missing number the mean and a column of 1. Labels
+        are positions in the manifest's classes, or the standardized target.
+
+        Raises:
+            UserError: Slipway has not prepared the data, or they have no such split.
+        """
+        prepared, files = _prepared(self, "columns"), [str(path) for path in self.files(split)]
+        _import_tensorflow()
+        import numpy as np
+        import tensorflow as tf
+
+        from slipway.trainer.data.features import Features, matrix
+        from slipway.trainer.data.images import as_it_is
+
+        features = Features(prepared)
+
+        def parse(records: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            inputs, labels = features.parse(records)
+            return matrix(inputs, prepared), labels
+
+        batches = tf.data.TFRecordDataset(files).batch(ROWS_TOGETHER).map(as_it_is(parse)).as_numpy_iterator()
+        columns, labels = zip(*batches, strict=True)
+        return np.concatenate(columns), np.concatenate(labels)
 
 
 def cluster() -> Cluster:
@@ -270,12 +300,13 @@ def stop() -> NoReturn:
     leave(STOPPED)
 
 
-def export(model: keras.Model | torch.nn.Module, *, from_logits: bool = True, scale: float = 1 / 255) -> None:
+def export(model: keras.Model | torch.nn.Module | Any, *, from_logits: bool = True, scale: float = 1 / 255) -> None:
     """Write the model to AIP_MODEL_DIR with the serving interface of Slipway's own models. Call it on the chief.
 
     A Keras model on the tensorflow or jax backend becomes a SavedModel that accepts encoded images and returns class
     names and probabilities, with Keras's own file beside it. A Keras model on the torch backend, or a torch.nn.Module,
-    becomes a torch.export program. The folder's previous content is deleted.
+    becomes a torch.export program. A HistGradientBoosting estimator of scikit-learn, fitted to `Data.table`, becomes a
+    SavedModel that accepts the table's rows. The folder's previous content is deleted.
 
     Args:
         model: Maps float32 images [batch, height, width, channels] to one output per class, [batch, classes]. A
@@ -284,7 +315,7 @@ def export(model: keras.Model | torch.nn.Module, *, from_logits: bool = True, sc
         scale: Factor from pixels of 0 to 255 to the model's input; 1 for a model that scales them itself.
 
     Raises:
-        UserError: The run has no data set of images prepared by Slipway, or another number of classes than the model.
+        UserError: The run has no data set prepared by Slipway, or another number of classes than the model.
     """
     from slipway.trainer.export.export import export_custom
 

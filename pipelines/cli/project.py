@@ -28,6 +28,7 @@ class Template(StrEnum):
     images = "images"
     tabular = "tabular"
     text = "text"
+    trees = "trees"
     program = "program"
 
 
@@ -40,8 +41,8 @@ def init(
         Template,
         typer.Option(
             metavar="NAME",
-            help="images, tabular, text: train a network of your own on images, a table or texts; program: run a "
-            "training program.",
+            help="images, tabular, text: train a network of your own on images, a table or texts; trees: "
+            "gradient-boosted trees on a table; program: run a training program.",
         ),
     ] = Template.images,
     images: Annotated[

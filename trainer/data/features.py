@@ -7,6 +7,7 @@ other inputs are held as the network receives them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeAlias, TypeVar
 
@@ -27,6 +28,8 @@ Labels: TypeAlias = NDArray[Any]
 Tensors: TypeAlias = Any
 
 One = TypeVar("One")
+# A category with more values is one column of positions in a matrix.
+MAX_INDICATORS = 32
 _STORED = {
     "image": tf.string, "number": tf.float32, "integer": tf.int64, "category": tf.string, "date": tf.string,
     "text": tf.string,
@@ -165,6 +168,21 @@ class Features:
         if self._manifest.target is not None:
             return standardize(stored, self._manifest.target)
         return tf.cast(stored, tf.int32 if self._manifest.task == "classification" else tf.float32)
+
+
+def matrix(inputs: Tensors, manifest: Manifest) -> tf.Tensor:
+    """Return a table's decoded inputs as columns, float32 [batch, columns].
+
+    A number has one column, or two if it is nullable; a category one for each of its values, 0 or 1, up to
+    `MAX_INDICATORS`, else one of positions.
+    """
+    columns = []
+    for name, one in manifest.all_inputs.items():
+        values = tf.convert_to_tensor(inputs[name])
+        if one.kind == "category" and one.values <= MAX_INDICATORS:
+            values = tf.one_hot(values, one.values)
+        columns.append(tf.reshape(tf.cast(values, tf.float32), [tf.shape(values)[0], math.prod(values.shape[1:])]))
+    return tf.concat(columns, axis=1)
 
 
 def standardize(values: Any, one: Input) -> Any:

@@ -142,7 +142,7 @@ def export_custom(
     Args:
         folder: The output folder (AIP_MODEL_DIR).
         model: A keras.Model or torch.nn.Module from images to one output per class. A Module receives the images
-            channels first.
+            channels first. Or scikit-learn's HistGradientBoosting from a table.
         manifest: Manifest of the data set, for class names and image shape.
         scale: Factor from pixels of 0 to 255 to the model's input.
         from_logits: Whether the outputs are logits rather than probabilities.
@@ -151,6 +151,13 @@ def export_custom(
     Raises:
         UserError: The model's outputs do not match the data set's classes.
     """
+    from slipway.trainer.export import trees
+
+    if trees.is_boosted(model):
+        with replaced(folder) as path:
+            digest = trees.write_custom(path, model, manifest)
+            _seal_custom(path, manifest, "tensorflow", digest, steps)
+        return digest
     if not manifest.is_image_only or manifest.task != "classification":
         what = f"the task {manifest.task}" if manifest.is_image_only else "other inputs than an image"
         raise UserError(
@@ -163,16 +170,20 @@ def export_custom(
     engine = next(name for name, row in ENGINES.items() if row.keras_backend == backend)
     engines_export = importlib.import_module(f"slipway.trainer.engines.{engine}.export")
     with replaced(folder) as path:
-        digest: str = engines_export.write_custom(path, model, manifest, scale, from_logits=from_logits)
-        record = {
-            **inputs_and_classes(manifest),
-            "engine": engine,
-            "weights_checksum": digest,
-            "data_fingerprint": manifest.fingerprint,
-        }
-        record |= {} if steps is None else {"steps": steps}
-        integrity.seal(path, record)
+        digest = str(engines_export.write_custom(path, model, manifest, scale, from_logits=from_logits))
+        _seal_custom(path, manifest, engine, digest, steps)
     return digest
+
+
+def _seal_custom(folder: Path, manifest: Manifest, engine: str, digest: str, steps: int | None) -> None:
+    """Write model.json of a custom program's model."""
+    record = {
+        **inputs_and_classes(manifest),
+        "engine": engine,
+        "weights_checksum": digest,
+        "data_fingerprint": manifest.fingerprint,
+    }
+    integrity.seal(folder, record | ({} if steps is None else {"steps": steps}))
 
 
 def check_outputs(shape: Any, manifest: Manifest) -> None:

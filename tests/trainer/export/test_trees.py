@@ -1,0 +1,79 @@
+"""Boosted trees of scikit-learn as a SavedModel: their own predictions, from rows as they are in the source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slipway import training
+from slipway.core.errors import UserError
+from slipway.core.manifest import Manifest
+from slipway.serving import model as served
+from slipway.trainer.export.export import export_custom
+from tests.trainer import feature_sets
+from tests.trainer.feature_sets import Column
+
+CLASSES = {"two": ["no", "yes"], "three": ["a", "b", "c"], "target": []}
+ROWS = 300
+
+
+def table(folder: Path, outputs: str) -> tuple[training.Data, dict[str, Any]]:
+    random = np.random.default_rng(2)
+    size = random.normal(90, 20, ROWS).astype(np.float32)
+    rooms = np.where(random.random(ROWS) < 0.2, np.nan, random.integers(1, 6, ROWS)).astype(np.float32)
+    city = random.choice(["Bern", "Zürich", "Genf"], ROWS)
+    built = [f"{day}.03.{year}" for day, year in random.integers([1, 1950], [28, 2020], (ROWS, 2))]
+    columns = {"size": size, "rooms": rooms, "city": city, "built": built}
+    kinds = {"size": "number", "rooms": "number", "city": "category", "built": "date"}
+    value = size / 20 + np.nan_to_num(rooms, nan=4) + 2 * (city == "Bern") + random.normal(0, 0.3, ROWS)
+    classes = CLASSES[outputs]
+    limits = np.quantile(value, np.arange(1, len(classes)) / max(len(classes), 1))
+    labels = np.digitize(value, limits) if classes else 1000 * value
+    about = feature_sets.write(
+        folder, "classification" if classes else "regression",
+        {name: Column(kinds[name], columns[name]) for name in columns}, labels, classes, validation=60, shards=2,
+    )  # fmt: skip
+    return training.Data(str(folder), folder, about), columns
+
+
+def estimator(outputs: str) -> Any:
+    from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+
+    kind = HistGradientBoostingClassifier if CLASSES[outputs] else HistGradientBoostingRegressor
+    return kind(max_iter=30, min_samples_leaf=5, random_state=0)
+
+
+@pytest.mark.parametrize("outputs", CLASSES)
+def test_the_exported_trees_predict_from_rows_what_they_learned(tmp_path: Path, outputs: str) -> None:
+    data, rows = table(tmp_path / "data", outputs)
+    assert data.manifest is not None
+    x, y = data.table("train")
+    held_out, expected = data.table("validation")
+    assert x.shape == (240, 1 + 2 + 4 + 8)
+    fitted = estimator(outputs).fit(x, y)
+    assert fitted.score(held_out, expected) > 0.7
+    export_custom(tmp_path / "model", fitted, data.manifest, 1 / 255, from_logits=True, steps=None)
+    model = served.load(tmp_path / "model")
+    arrays = {name: np.array(values[-60:]) for name, values in rows.items()}
+    for name in ("city", "built"):
+        arrays[name] = np.array([text.encode() for text in arrays[name].tolist()], object)
+    answers = model.predict(arrays)[model.values]
+    if data.manifest.target is not None:
+        own = fitted.predict(held_out) * data.manifest.target.deviation[0] + data.manifest.target.mean[0]
+        np.testing.assert_allclose(answers, own, rtol=1e-5)
+    else:
+        np.testing.assert_allclose(answers, fitted.predict_proba(held_out), atol=1e-6)
+        assert model.names == CLASSES[outputs]
+
+
+def test_an_estimator_of_something_else_is_refused(tmp_path: Path) -> None:
+    data, _ = table(tmp_path / "data", "two")
+    assert isinstance(data.manifest, Manifest)
+    x, _ = data.table("train")
+    other = estimator("three").fit(x, np.arange(len(x)) % 3)
+    with pytest.raises(UserError, match="The estimator has 3 outputs, but the data set has 2"):
+        export_custom(tmp_path / "model", other, data.manifest, 1, from_logits=True, steps=None)
+    assert not (tmp_path / "model").exists()
