@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import (
     ConfigDict,
@@ -293,6 +293,12 @@ class TrainSettings(Settings):
     export: Literal["last", "best"] = Field(
         default="last",
         description="Weights to export: the last ones, or those with the best `monitor` at the end of an epoch.",
+    )
+    threshold: Literal["f1", "youden"] | Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        default=None,
+        description="With two classes, the probability of the second one from which it is predicted, as part of the "
+        "exported model: a number, or the one with the highest F1 score (f1) or the highest difference of the true and "
+        "the false positive rate (youden) on the validation split. null: the more probable class is predicted.",
     )
     profile_steps: NonNegativeInt = Field(
         default=0, description="Number of steps to profile for TensorBoard, shortly after the start; 0: none."

@@ -133,6 +133,8 @@ TASKS: dict[TaskName, Task] = {
     ),
 }
 
+# The number of classes between which a threshold decides.
+PAIR = 2
 # What `train.monitor` can be, and which values are better.
 MONITORS: dict[str, Direction] = {"loss": "minimize", **{task.metric: task.direction for task in TASKS.values()}}
 
@@ -195,6 +197,15 @@ def check_inputs(train: TrainSettings, manifest: Manifest) -> None:
                 allowed="names that differ in their letters and digits",
                 fix="rename one of them in the source, or list the others in data.inputs",
             )
+    if train.threshold is not None and (manifest.task != "classification" or len(manifest.classes) != PAIR):
+        raise UserError(
+            f"A threshold decides between two classes; {manifest.name} has {len(manifest.classes)}, for the task "
+            f"{manifest.task}.",
+            setting="train.threshold",
+            value=train.threshold,
+            allowed="only with the task classification and two classes",
+            fix="--set train.threshold=null",
+        )
     if train.augment.is_on and not manifest.has_image:
         raise UserError(
             f"Augmentation changes images, and the inputs of {manifest.name} have no image.",

@@ -59,6 +59,7 @@ class ServedModel:
             self._compared = measures(data, int(compared.sum()))
             self._measures = self._compared if is_champion else self._measures
         self.model = self._load()
+        self._measures.threshold = self._compared.threshold = self.model.threshold
         classes = read_json(folder / RECORD_FILE).get("classes") or []
         if is_champion and classes and data.classes and not set(classes) & set(data.classes):
             raise OtherData(f"has none of the data set's {self._outputs.names}, but {_few(classes)}")

@@ -23,7 +23,7 @@ def listed(counts: Iterable[tuple[str, int]]) -> str:
 
 
 def balance(labels: dict[str, int]) -> str:
-    """Return the labels with their numbers of images, the most frequent first."""
+    """Return the labels with their numbers of examples, the most frequent first."""
     ordered = sorted(labels.items(), key=lambda item: (-item[1], item[0]))
     if len(ordered) <= MAX_LABELS:
         return listed(ordered)
@@ -36,7 +36,7 @@ def imbalance(labels: dict[str, int]) -> str:
     least, most = ordered[0], ordered[-1]
     if labels[most] < 3 * labels[least]:
         return ""
-    return f"{most} has {labels[most]:,} images, {least} only {labels[least]:,}"
+    return f"{most} has {labels[most]:,} examples, {least} only {labels[least]:,}"
 
 
 def aligned(settings: list[tuple[str, str, str]]) -> list[str]:

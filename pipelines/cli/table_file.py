@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from slipway.pipelines.cli.scanned import aligned, balance, imbalance, lines, listed, quoted
+from slipway.trainer.tasks import PAIR
 
 if TYPE_CHECKING:
     from slipway.components.prepare_data.scan_table import TableScan
@@ -72,6 +73,9 @@ def configuration(name: str, source: str, scan: TableScan) -> str:
         data.append(("skip_corrupt", f"{scan.settings.skip_corrupt:.4g}", "allowed fraction of rows without a target"))
     unequal = imbalance(labels) if about.task == "classification" else ""
     metric, limit = METRICS[about.task]
+    is_rare = bool(unequal) and len(labels) == PAIR
+    if unequal:
+        metric = "macro_f1"
     beaten = "the mean" if about.task == "regression" else "the most frequent class"
     return "\n".join(
         [
@@ -96,7 +100,7 @@ def configuration(name: str, source: str, scan: TableScan) -> str:
                         f"ends when the validation loss has not improved in {patience} epochs",
                     ),
                     ("export", "best", "the weights with the lowest validation loss"),
-                    *([("class_weights", "balanced", unequal)] if unequal and metric != "accuracy" else []),
+                    *([("threshold", "f1", unequal)] if is_rare else []),
                 ]
             ),
             "evaluate:",

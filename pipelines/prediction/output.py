@@ -131,7 +131,7 @@ def _json_predictions(outputs: Outputs, model: Model) -> list[str]:
         match model.task:
             case "classification" if model.names:
                 starts = [f'{{"label": {_encode(name)}, "classes": {names}, "probabilities": [' for name in model.names]
-                best = outputs["probabilities"].argmax(axis=-1).tolist()
+                best = model.best(outputs["probabilities"]).tolist()
                 rows = _json_rows(outputs["probabilities"])
                 return [f"{starts[top]}{row}]}}" for top, row in zip(best, rows, strict=True)]
             case "multilabel" if model.names:
@@ -165,7 +165,7 @@ def _csv_columns(outputs: Outputs, model: Model) -> list[Sequence[Any]]:
     match model.task:
         case "classification":
             names = [_cell(name) for name in model.names]
-            best = outputs["probabilities"].argmax(axis=-1).tolist()
+            best = model.best(outputs["probabilities"]).tolist()
             return [[names[top] for top in best], *outputs["probabilities"].T.tolist()]
         case "multilabel":
             rows = (outputs["probabilities"] >= PREDICTED).tolist()

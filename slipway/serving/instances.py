@@ -367,7 +367,7 @@ def in_words(model: Model, outputs: Outputs) -> list[Any]:
     names = model.names
     match model.task:
         case "classification" if names:
-            best = outputs["probabilities"].argmax(axis=-1).tolist()
+            best = model.best(outputs["probabilities"]).tolist()
             rows = outputs["probabilities"].tolist()
             found: list[dict[str, Any]] = [
                 {LABEL: names[top], "classes": names, "probabilities": row} for top, row in zip(best, rows, strict=True)

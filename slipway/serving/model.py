@@ -81,6 +81,17 @@ class Model:
         return TASKS[self.task].values if self.task else None
 
     @property
+    def threshold(self) -> float | None:
+        """The probability of the second of two classes from which it is predicted; None: if it is the higher one."""
+        return self.description.get("threshold")
+
+    def best(self, probabilities: NDArray[Any]) -> NDArray[np.int64]:
+        """Return the index of the class that is predicted, [batch], from the probabilities [batch, classes]."""
+        if self.threshold is None:
+            return probabilities.argmax(axis=-1)
+        return (probabilities[:, 1] >= np.float32(self.threshold)).astype(np.int64)
+
+    @property
     def is_custom(self) -> bool:
         """Whether a custom function predicts, which receives instances as they are."""
         return INSTANCES in self.inputs and self.task is None

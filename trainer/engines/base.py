@@ -175,11 +175,11 @@ class Engine(Protocol):
     def weights_checksum(self) -> str:
         """Return the SHA-256 (hex) of all weights in order."""
 
-    def export(self, folder: Path, job: JobConfig, manifest: Manifest) -> None:
+    def export(self, folder: Path, job: JobConfig, manifest: Manifest) -> float | None:
         """Write the model into `folder`, ready to serve, and model.keras for a Keras network. On the chief only.
 
         A SavedModel at the root of `folder` (`slipway.trainer.export.saved_model`), or the engine's own format
-        (`EngineRow.model_file`).
+        (`EngineRow.model_file`). Returns its decision threshold, if it has one (`slipway.trainer.export.threshold`).
         """
 
     def close(self, wait_for_others: Callable[[], None], /) -> None:

@@ -57,12 +57,13 @@ def export(
     record = _record(job, manifest, checksum, steps, weights_step)
     record |= {f"{name}_bytes": size for name, size in asdict(engine.size()).items()}
     record |= {"went_back": list(went_back)} if went_back else {}
-    if _read_record(folder) == json.loads(json.dumps(record)):
+    if (_read_record(folder) or {}) | {"threshold": None} == json.loads(json.dumps(record)) | {"threshold": None}:
         logger.info("the model in %s already has these weights", folder)
         _remove_leftovers(folder)
         return
     with replaced(folder) as path:
-        engine.export(path, job, manifest)
+        if (threshold := engine.export(path, job, manifest)) is not None:
+            record["threshold"] = threshold
         shutil.copyfile(metrics, path / METRICS_FILE)
         base = weights.find(job.model.weights).parent if job.model.weights else None
         seen.write_seen(local_path(job.data), manifest, path, base)

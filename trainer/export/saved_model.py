@@ -19,7 +19,13 @@ from slipway.trainer.export.export import check_outputs
 Outputs: TypeAlias = Callable[[Any], tf.Tensor]
 
 
-def write(folder: Path, network: Outputs, variables: Sequence[tf.Variable], manifest: Manifest) -> None:
+def write(
+    folder: Path,
+    network: Outputs,
+    variables: Sequence[tf.Variable],
+    manifest: Manifest,
+    threshold: float | None = None,
+) -> None:
     """Write a SavedModel to `folder`.
 
     The signature `serving_default` accepts the inputs by name (`Features.requests`): images as `image_bytes` or
@@ -36,6 +42,7 @@ def write(folder: Path, network: Outputs, variables: Sequence[tf.Variable], mani
         network: Maps the network's inputs to its outputs, [batch, outputs]. Any function that TensorFlow can trace.
         variables: The tf.Variables that `network` uses.
         manifest: Manifest of the data set, for the inputs with their statistics, and the names of the outputs.
+        threshold: The probability of the second of two classes from which it is the label.
     """
     features = Features(manifest)
     module = tf.Module()
@@ -44,7 +51,7 @@ def write(folder: Path, network: Outputs, variables: Sequence[tf.Variable], mani
 
     def serve(requests: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         outputs = tf.cast(network(scaled(features.decode(requests))), tf.float32)
-        return _answers(outputs, manifest)
+        return _answers(outputs, manifest, threshold)
 
     function = traced(serve).get_concrete_function(features.requests())
     tf.saved_model.save(module, str(folder), signatures={"serving_default": function})
@@ -75,7 +82,7 @@ def write_custom(
     return checksum(model)
 
 
-def _answers(outputs: tf.Tensor, manifest: Manifest) -> dict[str, tf.Tensor]:
+def _answers(outputs: tf.Tensor, manifest: Manifest, threshold: float | None) -> dict[str, tf.Tensor]:
     if manifest.target is not None:
         mean, deviation = statistics(manifest.target)
         return {"prediction": outputs[:, 0] * deviation + mean}
@@ -84,5 +91,8 @@ def _answers(outputs: tf.Tensor, manifest: Manifest) -> dict[str, tf.Tensor]:
     if manifest.task == "multilabel":
         return {"labels": of_each, "probabilities": tf.sigmoid(outputs)}
     probabilities = tf.nn.softmax(outputs)
-    label = tf.gather(names, tf.argmax(probabilities, axis=-1))
+    best = tf.argmax(probabilities, axis=-1)
+    if threshold is not None:
+        best = tf.cast(probabilities[:, 1] >= threshold, tf.int64)
+    label = tf.gather(names, best)
     return {"classes": of_each, "probabilities": probabilities, "label": label}

@@ -90,6 +90,9 @@ class Measures(ABC, Generic[P]):
     # A single confident error changes these by more than all that is observed without it.
     without_interval: frozenset[str] = frozenset()
 
+    # The model's, from which the second of two classes is predicted; see `slipway.serving.model.Model.best`.
+    threshold: float | None = None
+
     def __init__(self, worst: int) -> None:
         self.worst = WorstExamples(worst)
         self.examples = 0

@@ -258,3 +258,12 @@ def test_mistakes_of_tables_are_said_before_anything_is_written(tmp_path: Path, 
         assert result.exit_code == 2, result.output
         assert says in result.stderr
     assert not (tmp_path / "project").exists()
+
+
+def test_a_rare_class_has_a_threshold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    lines = [f"{row}.5,{'rare' if row % 10 == 0 else 'usual'}" for row in range(200)]
+    (tmp_path / "t.csv").write_text("\n".join(["x,label", *lines]) + "\n")
+    monkeypatch.chdir(tmp_path)
+    assert "labels      2: usual 180, rare 20\n" in on_images("project", "--table", "t.csv")
+    config = load(tmp_path / "project" / "slipway.yaml")
+    assert (config.train.threshold, config.evaluate.gate.name) == ("f1", "macro_f1")

@@ -34,7 +34,7 @@ from slipway.trainer.engines.jax.step import CLASSIFICATION, Arrays, Program, St
 from slipway.trainer.engines.keras import model as keras_model
 from slipway.trainer.engines.keras import normalization, optimizer
 from slipway.trainer.engines.keras.objective import objective
-from slipway.trainer.export import examples, saved_model
+from slipway.trainer.export import examples, saved_model, threshold
 from slipway.trainer.hyperparameters import Precision
 from slipway.trainer.stages import Stage, check_patterns, stage_of
 
@@ -205,12 +205,15 @@ class JaxEngine:
         self._into_model()
         return keras_model.checksum(self._model)
 
-    def export(self, folder: Path, job: JobConfig, manifest: Manifest) -> None:
+    def export(self, folder: Path, job: JobConfig, manifest: Manifest) -> float | None:
         self._into_model()
         model = self._model
-        saved_model.write(folder, *export.as_function(model, manifest), manifest)
+        predict = functools.partial(export.on_cpu, model)
+        decided = threshold.choose(job, manifest, predict)
+        saved_model.write(folder, *export.as_function(model, manifest), manifest, decided)
         keras_model.save(model, folder)
-        examples.write(folder, local_path(job.data), manifest, functools.partial(export.on_cpu, model))
+        examples.write(folder, local_path(job.data), manifest, predict)
+        return decided
 
     def close(self, wait_for_others: Callable[[], None]) -> None:
         if self._devices.cluster.is_chief:  # the runtime aborts a process that leaves after the chief

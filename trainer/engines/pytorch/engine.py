@@ -35,7 +35,7 @@ from slipway.trainer.engines.pytorch.devices import Devices, errors_named
 from slipway.trainer.engines.pytorch.export import Tensors, tensors
 from slipway.trainer.engines.pytorch.network import Network, freezer
 from slipway.trainer.engines.pytorch.step import CLASSIFICATION, Step
-from slipway.trainer.export import examples
+from slipway.trainer.export import examples, threshold
 from slipway.trainer.hyperparameters import Precision
 from slipway.trainer.stages import Stage, check_patterns, stage_of
 
@@ -235,7 +235,7 @@ class PyTorchEngine:
     def weights_checksum(self) -> str:
         return self._network.checksum()
 
-    def export(self, folder: Path, job: JobConfig, manifest: Manifest) -> None:
+    def export(self, folder: Path, job: JobConfig, manifest: Manifest) -> float | None:
         with keras.device("cpu"):
             network = pytorch_network.build_network(job.model, manifest)
         trained = self._network.variables()
@@ -243,7 +243,10 @@ class PyTorchEngine:
             for name, tensor in network.variables().items():
                 tensor.copy_(trained[name])
         export.write(folder, network, manifest)
-        examples.write(folder, local_path(job.data), manifest, functools.partial(export.outputs, network))
+        predict = functools.partial(export.outputs, network)
+        decided = threshold.choose(job, manifest, predict)
+        examples.write(folder, local_path(job.data), manifest, predict)
+        return decided
 
     def close(self, _wait_for_others: Callable[[], None]) -> None:
         self._devices.leave()

@@ -49,7 +49,7 @@ from slipway.trainer.engines.tensorflow import network, optimizer, tpu
 from slipway.trainer.engines.tensorflow.export import as_function
 from slipway.trainer.engines.tensorflow.loop import Call, Layout, StepLoop
 from slipway.trainer.engines.tensorflow.step import CLASSIFICATION, TrainingStep
-from slipway.trainer.export import examples, saved_model
+from slipway.trainer.export import examples, saved_model, threshold
 from slipway.trainer.hyperparameters import Precision
 from slipway.trainer.stages import ALL, Stage, check_patterns, stage_of
 
@@ -235,7 +235,7 @@ class TensorFlowEngine:
     def weights_checksum(self) -> str:
         return keras_model.checksum(self._model)
 
-    def export(self, folder: Path, job: JobConfig, manifest: Manifest) -> None:
+    def export(self, folder: Path, job: JobConfig, manifest: Manifest) -> float | None:
         if not self._is_distributed and self._precision == "float32":
             self._freeze_others(ALL)  # model.keras has the layers as the builder made them
             model, predict = self._model, self._predict
@@ -247,9 +247,12 @@ class TensorFlowEngine:
                 model = predict = keras_model.build_network(job.model, manifest)
             for own, trained in zip(model.weights, self._model.weights, strict=True):
                 own.assign(trained.numpy())
-        saved_model.write(folder, predict, [variable.value for variable in model.variables], manifest)
+        outputs = as_function(model)[0]
+        decided = threshold.choose(job, manifest, outputs)
+        saved_model.write(folder, predict, [variable.value for variable in model.variables], manifest, decided)
         keras_model.save(model, folder)
-        examples.write(folder, local_path(job.data), manifest, as_function(model)[0])
+        examples.write(folder, local_path(job.data), manifest, outputs)
+        return decided
 
     def close(self, _wait_for_others: Callable[[], None]) -> None:
         """Do nothing: TensorFlow's server ends with the process."""

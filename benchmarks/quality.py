@@ -1,0 +1,235 @@
+"""Models of tables and texts with Slipway's defaults, beside scikit-learn's: `python -m benchmarks.quality`.
+
+Six tables: scikit-learn's iris, wine, breast cancer, digits (64 columns) and diabetes, and a generated one with gaps,
+dates, zip codes and a key, `adult-like`, whose class depends on all columns but the key and one other. One set of
+texts: the first paragraphs of the docstrings of installed packages, labeled with the package.
+
+Each set becomes a CSV file with a random split of its own, 60 % training, 15 % validation, 25 % test. Slipway's
+networks are what `slipway init --table` writes and `slipway run` trains, unchanged; its trees are the template's
+program with the same section `data`. Beside them, fitted to the training and the validation split: logistic regression
+or ridge, standardized, with means in place of missing numbers and a column for each category; and
+HistGradientBoosting, with days in place of dates. For texts: logistic regression on TF-IDF of words. Accuracy, or RMSE
+of diabetes, on the test split; the mean of `--rounds` splits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+SPLITS = {"train": 0.6, "validation": 0.15, "test": 0.25}
+PACKAGES = ("sklearn", "scipy", "numpy", "pandas", "keras", "matplotlib")
+MAX_TEXTS = 1000
+ROWS = 3000
+TEXT = "docstrings"
+
+
+def main() -> None:
+    """Compare on all sets, or on those named."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("sets", nargs="*", choices=[[], *SETS], default=[])
+    arguments = parser.parse_args()
+    rows = []
+    for name in arguments.sets or SETS:
+        found: dict[str, list[float]] = {}
+        for seed in range(arguments.rounds):
+            with tempfile.TemporaryDirectory() as folder:
+                for model, metric in compared(name, Path(folder), seed).items():
+                    found.setdefault(model, []).append(metric)
+        rows.append((name, {model: mean(metrics) for model, metrics in found.items()}))
+        print(name, {model: f"{metric:.4f}" for model, metric in rows[-1][1].items()}, flush=True)
+    show(rows)
+
+
+def compared(name: str, folder: Path, seed: int) -> dict[str, float]:
+    """Return the metric of each model on the test split."""
+    table = SETS[name]()
+    rng = np.random.default_rng(seed)
+    table["split"] = rng.choice(list(SPLITS), len(table), p=list(SPLITS.values()))
+    path = folder / "table.csv"
+    table.to_csv(path, index=False)
+    found = {"network": slipway(folder, path)}
+    if name != TEXT:
+        found["trees"] = slipway(folder, path, trees=True)
+    given = pd.read_csv(path, dtype={"zip": str})
+    used = given["split"] == "test"
+    return found | (of_texts if name == TEXT else of_tables)(given[~used], given[used])
+
+
+def slipway(folder: Path, table: Path, *, trees: bool = False) -> float:
+    """Train on a table as `slipway init` says, or the template's trees on the same data; return the test metric."""
+    project = folder / "network"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).absolute().parents[1]), "TF_CPP_MIN_LOG_LEVEL": "3"}
+
+    def run(*arguments: str, where: Path = folder) -> None:
+        command = [sys.executable, "-m", "slipway", *arguments]
+        subprocess.run(command, cwd=where, env=environment, check=True, stdout=subprocess.DEVNULL)
+
+    if not trees:
+        run("init", str(project), "--table", str(table), "--label", "target")
+    else:
+        network, project = project, folder / "trees"
+        run("init", str(project), "--template", "trees")
+        text = (network / "slipway.yaml").read_text()
+        about = text[text.index("task:") : text.index("model:")]
+        program = 'name: trees\ntrain:\n  module: program\n  arguments: ["--iterations", "500"]\n'
+        (project / "slipway.yaml").write_text(program + about + text[text.index("evaluate:") :])
+        shutil.copytree(network / "datasets", project / "datasets")
+    run("run", where=project)
+    metrics = json.loads((project / "runs" / "latest" / "run.json").read_text())["metrics"]
+    return float(metrics["rmse"] if "rmse" in metrics else metrics["accuracy"])
+
+
+def of_tables(train: pd.DataFrame, test: pd.DataFrame) -> dict[str, float]:
+    """Return the metrics of scikit-learn's models of a table."""
+    from sklearn.compose import ColumnTransformer
+    from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+    from sklearn.impute import SimpleImputer
+    from sklearn.linear_model import LogisticRegression, Ridge
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+    x, held_out = (columns(each) for each in (train, test))
+    is_target = train["target"].dtype.kind == "f"
+    texts = [name for name in x if x[name].dtype == "category"]
+    numbers = [name for name in x if name not in texts]
+    prepared = ColumnTransformer(
+        [
+            ("numbers", make_pipeline(SimpleImputer(add_indicator=True), StandardScaler()), numbers),
+            ("texts", OneHotEncoder(handle_unknown="ignore"), texts),
+        ]
+    )
+    linear = make_pipeline(prepared, Ridge() if is_target else LogisticRegression(max_iter=2000))
+    boosted = (HistGradientBoostingRegressor if is_target else HistGradientBoostingClassifier)(
+        categorical_features="from_dtype", random_state=0
+    )
+    return {
+        name: score(model.fit(x, train["target"]).predict(held_out), test["target"], is_target)
+        for name, model in {"linear": linear, "boosting": boosted}.items()
+    }
+
+
+def columns(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the columns as an expert would pass them to scikit-learn."""
+    found = table.drop(columns=["target", "split", "person"], errors="ignore")
+    for name in found:
+        if name == "hired":
+            found[name] = (pd.to_datetime(found[name], format="%d.%m.%Y") - pd.Timestamp(0)).dt.days
+        elif not pd.api.types.is_numeric_dtype(found[name]):
+            found[name] = found[name].fillna("missing").astype("category")
+    return found
+
+
+def of_texts(train: pd.DataFrame, test: pd.DataFrame) -> dict[str, float]:
+    """Return the accuracy of logistic regression on TF-IDF."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+
+    model = make_pipeline(TfidfVectorizer(sublinear_tf=True), LogisticRegression(C=10, max_iter=2000))
+    model.fit(train["text"], train["target"])
+    return {"linear": float(model.score(test["text"], test["target"]))}
+
+
+def score(predicted: Any, expected: pd.Series, is_target: bool) -> float:
+    """Return the RMSE, or the accuracy."""
+    if is_target:
+        return float(np.sqrt(np.mean((predicted - expected) ** 2)))
+    return float((predicted == expected).mean())
+
+
+def shipped(load: str) -> Callable[[], pd.DataFrame]:
+    """Return the function of a set that scikit-learn ships, with a column target."""
+
+    def table() -> pd.DataFrame:
+        import sklearn.datasets
+
+        arguments = {"scaled": False} if load == "load_diabetes" else {}
+        found = getattr(sklearn.datasets, load)(as_frame=True, **arguments)
+        frame = found.frame.rename(columns=lambda name: str(name).replace("/", " per "))
+        if load != "load_diabetes":
+            frame["target"] = [f"class {label}" for label in found.target]
+        return frame
+
+    return table
+
+
+def adult_like() -> pd.DataFrame:
+    """Return a generated table with gaps, dates, zip codes and a key."""
+    rng = random.Random(0)
+    bonus = {"school": -1.0, "college": 0.5, "master": 2.0, "": 0.0}
+    rows = []
+    for number in range(ROWS):
+        age, education = rng.randrange(18, 80), rng.choice(list(bonus))
+        hours, region, year = rng.choice([20, 40, 40, 50]), rng.choice(["01", "02", "10"]), rng.randrange(1990, 2024)
+        day = f"{rng.randrange(1, 29):02}.{rng.randrange(1, 13):02}.{year}"
+        value = (age - 40) / 12 + bonus[education] + (hours - 40) / 8 - (year - 2007) / 8 + (region == "10")
+        rows.append(
+            {
+                "person": f"P{number:05}",
+                "age": age if rng.random() > 0.1 else None,
+                "zip": f"{region}{rng.randrange(100, 110)}",
+                "hired": day if rng.random() > 0.1 else None,
+                "education": education or None,
+                "hours": hours if rng.random() > 0.2 else None,
+                "remark": rng.choice(["ok", "see file", None]),
+                "target": ">50K" if value + rng.gauss(0, 1) > 1.5 else "<=50K",
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def docstrings() -> pd.DataFrame:
+    """Return the first paragraphs of docstrings of installed packages, at most `MAX_TEXTS` of each."""
+    site, rng, rows = Path(sysconfig.get_path("purelib")), random.Random(0), []
+    for package in PACKAGES:
+        texts: set[str] = set()
+        for path in sorted((site / package).rglob("*.py")):
+            nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if "test" not in str(path) else ()
+            for node in nodes:
+                if isinstance(node, ast.FunctionDef | ast.ClassDef) and (text := ast.get_docstring(node)):
+                    texts.add(" ".join(text.split("\n\n")[0].split()))
+        listed = sorted(text for text in texts if len(text.split()) > 3)
+        rows += [{"text": text, "target": package} for text in rng.sample(listed, min(MAX_TEXTS, len(listed)))]
+    return pd.DataFrame(rows).drop_duplicates("text").sample(frac=1, random_state=0)
+
+
+SETS: dict[str, Callable[[], pd.DataFrame]] = {
+    **{name: shipped(f"load_{name}") for name in ("iris", "wine", "breast_cancer", "digits", "diabetes")},
+    "adult-like": adult_like,
+    TEXT: docstrings,
+}
+
+
+def show(rows: list[tuple[str, dict[str, float]]]) -> None:
+    """Print the metrics."""
+    from rich.console import Console
+    from rich.table import Table
+
+    headings = {"network": "Slipway's network", "trees": "its trees", "linear": "linear", "boosting": "boosting"}
+    table = Table()
+    for heading in ("", *headings.values()):
+        table.add_column(heading, justify="right" if heading else "left")
+    for name, metrics in rows:
+        table.add_row(name, *(f"{metrics[model]:.4g}" if model in metrics else "" for model in headings))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
