@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import functools
-import math
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 
+from slipway.components import figures
+
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
 
+LONG_PAGE = 4  # headings
+CONTENTS = "<!-- contents -->"
+
 
 def render(template: Path, **content: object) -> str:
-    """Render a template that extends `page.html`."""
-    return load(template).render(**content)
+    """Render a template that extends `page.html`; its headings have ids, and a contents above them if they are many."""
+    titles: dict[str, str] = {}
+
+    def with_id(found: re.Match[str]) -> str:
+        name = re.sub(r"\W+", "-", found[1].lower()).strip("-")
+        name = name if name not in titles else f"{name}-{len(titles)}"
+        titles[name] = found[1]
+        return f'<h2 id="{name}">{found[1]}</h2>'
+
+    html = re.sub(r"<h2>(.*?)</h2>", with_id, load(template).render(**content))
+    links = " ".join(f'<a href="#{name}">{title}</a>' for name, title in titles.items())
+    contents = f'<nav aria-label="Contents">{links}</nav>' if len(titles) >= LONG_PAGE else ""
+    return html.replace(CONTENTS, contents, 1)
 
 
 def load(template: Path) -> Template:
@@ -36,8 +52,11 @@ def _environment(folder: Path) -> Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        number=number,
-        short=lambda value: number(value, 3),
+        number=figures.number,
+        short=lambda value: figures.number(value, digits=3),
+        brief=figures.brief,
+        interval=lambda ends, places=None: figures.interval(ends[0], ends[1], places),
+        size=figures.size,
         count="{:,}".format,
         percent=lambda value, decimals=1: f"{value:.{decimals}%}",
         confidence=_confidence,
@@ -45,15 +64,6 @@ def _environment(folder: Path) -> Environment:
         counted=_counted,
     )
     return environment
-
-
-def number(value: float | None, decimals: int = 4) -> str:
-    """Format a number with so many decimals, with fewer if it is large, and with as many digits if it is tiny."""
-    if value is None or math.isnan(value):
-        return "–"
-    if 0 < abs(value) < 0.5 * 10**-decimals:
-        return f"{value:.{decimals}g}"
-    return f"{value:,.{decimals if abs(value) < 1000 else 1 if abs(value) < 100_000 else 0}f}"
 
 
 def _confidence(value: float) -> str:

@@ -68,6 +68,7 @@ def training_steps(
         settings=gate,
         champion=champion.uri,
         serve_module=config.serve.module,
+        run=run_id,
     )
     if platform.registers:
         with dsl.If(evaluation.outputs["Output"] == PROMOTE):

@@ -224,6 +224,7 @@ def evaluate(
     settings: EvaluateSettings | Fields | None = None,
     champion: Text = "none",
     serve_module: str | None = None,
+    run: Text = "",
     image: Place = "",
 ) -> PipelineTask:
     """Measure a model, by default on the test split, and apply the gate.
@@ -239,6 +240,7 @@ def evaluate(
         champion: Folder or gs:// URI of the registered model to beat; "" or "none" for none.
         serve_module: What loads a custom program's model for serving, as module:function; a model that it cannot serve
             is rejected.
+        run: The run's id, which the report names.
         image: The container image of the task.
     """
     from slipway.components.evaluate.settings import EvaluateSettings
@@ -252,6 +254,7 @@ def evaluate(
         dataset=dataset,
         champion=champion,
         serve_module=serve_module or "",
+        run=run,
     )
 
 

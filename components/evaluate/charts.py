@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from html import escape
 from pathlib import Path
 
 import numpy as np
 
 from slipway.components.evaluate.measures.classification import Calibration
 from slipway.components.evaluate.measures.scores import Scores
-from slipway.components.evaluate.measures.significance import Counts, Floats
-from slipway.components.evaluate.plot import ACCENT, LINE, MUTED, SECOND, Axis, Panel, draw
+from slipway.components.evaluate.measures.significance import Floats
+from slipway.components.evaluate.plot import ACCENT, MUTED, SECOND, Axis, Panel, draw
 from slipway.core.atomic import json_lines
 from slipway.core.values import JsonObject
-from slipway.trainer.tasks import TASKS
+from slipway.trainer.tasks import TASKS, in_words
 
 POINTS = 400  # of a learning curve
-CURVE_POINTS = 300
+CURVE_POINTS, CLASS_POINTS = 300, 80  # of a mean curve, and of each class
 CURVES = 20  # for at most so many classes, each has its own ROC and precision-recall curve
+MEAN = "mean of all"
 _SQUARE = (245, 230)  # three of these are side by side
 _WIDE = (331, 198)
 _SHARE = Axis(-0.02, 1.02)
 _RADIUS = 1.6  # of a scatter plot's dots
-_CELL, _NAME_LENGTH = 10.0, 24  # of a confusion matrix: the side of a cell, and the longest name at its axes
-# Cell colors of the confusion matrix plot, readable on light and dark backgrounds.
-_RIGHT, _WRONG = (58, 110, 224), (214, 84, 20)
+SMOOTHED = 100  # from so many points on, a learning curve is smoothed above its points
+FEWEST_IN_BIN = 10  # of the calibration; smaller bins are merged with the next
 
 
 @dataclass(frozen=True)
@@ -95,76 +92,89 @@ def _learning_curve(history: History, metric: str) -> str | None:
         Axis.around(steps, validated, margin=0.02, label="step", whole=True),
         Axis.around(every, logarithmic=logarithmic),
     )
+    if len(steps) >= SMOOTHED:
+        panel.line(steps, values, ACCENT, 0.8, opacity=0.3)
+        window = len(steps) // 20
+        counts = np.convolve(np.ones(len(steps)), np.ones(window), "same")
+        values = np.convolve(values, np.ones(window), "same") / counts
     if len(steps):
-        panel.line(steps, values, ACCENT, opacity=0.85, name="training")
+        panel.line(steps, values, ACCENT, opacity=0.85, dots=3 if len(steps) == 1 else 0, name="training")
     if len(validated):
-        panel.line(validated, validations, SECOND, 1.6, dots=len(validated) <= 40, name="validation")
-    name = metric.replace("_", " ")
-    return draw([panel], _WIDE, f"{name} by step, in training and in validation", name)
+        radius = 3 if len(validated) == 1 else 1.75 if len(validated) <= 40 else 0
+        panel.line(validated, validations, SECOND, 1.6, dots=radius, name="validation")
+    name = in_words(metric)
+    title = f"{name}, logarithmic" if logarithmic else f"{name}, smoothed" if len(steps) >= SMOOTHED else name
+    return draw([panel], _WIDE, f"{name} by step, in training and in validation", title)
 
 
-def roc_curves(scored: Scores) -> str | None:
+def roc_curves(scored: Scores, names: Sequence[str]) -> str | None:
     """Plot the average ROC curve, above the classes' own if they are few; None if no class has one."""
-    average, classes = scored.average_curve(), len(scored.support)
+    average, classes = scored.average_curve(), len(names)
     if average is None:
         return None
-    found = [curve for index in range(classes if classes <= CURVES else 0) if (curve := scored.curve(index))]
-    lines = [
-        (thin.false_positive_rate, thin.true_positive_rate)
-        for thin in (curve.thinned(CURVE_POINTS) for curve in (average, *found))
-    ]
+    curves = {names[index]: scored.curve(index) for index in range(classes if classes <= CURVES else 0)}
+    lines = {
+        name: (thin.false_positive_rate, thin.true_positive_rate)
+        for name, curve in {MEAN: average, **curves}.items()
+        if curve is not None and (thin := curve.thinned(CURVE_POINTS if name == MEAN else CLASS_POINTS))
+    }
     return _rates(lines, "false positive rate", "true positive rate", "ROC curve", diagonal=True)
 
 
-def precision_recall_curves(scored: Scores) -> str | None:
+def precision_recall_curves(scored: Scores, names: Sequence[str]) -> str | None:
     """Plot the mean of the classes' interpolated precision by recall, above their own if they are few."""
-    recalls, classes = np.linspace(0, 1, CURVE_POINTS), len(scored.support)
-    found = [scored.precision_at(index, recalls) for index in range(classes)]
-    curves = [each for each in found if each is not None]
+    recalls = np.linspace(0, 1, CURVE_POINTS)
+    found = {name: scored.precision_at(index, recalls) for index, name in enumerate(names)}
+    curves = {name: each for name, each in found.items() if each is not None}
     if not curves:
         return None
-    shown = [np.mean(curves, axis=0), *(curves if classes <= CURVES else [])]
-    return _rates([(recalls, each) for each in shown], "recall", "precision", "precision-recall curve", diagonal=False)
+    shown = {MEAN: np.mean(list(curves.values()), axis=0), **(curves if len(names) <= CURVES else {})}
+    kept = np.linspace(0, CURVE_POINTS - 1, CLASS_POINTS).round().astype(int)
+    lines = {name: (recalls, each) if name == MEAN else (recalls[kept], each[kept]) for name, each in shown.items()}
+    return _rates(lines, "recall", "precision", "precision-recall curve", diagonal=False)
 
 
-def _rates(lines: list[tuple[Floats, Floats]], x: str, y: str, name: str, *, diagonal: bool) -> str:
-    """Plot rates between 0 and 1: the average, which is the first of `lines`, above those of the classes."""
+def _rates(lines: dict[str, tuple[Floats, Floats]], x: str, y: str, name: str, *, diagonal: bool) -> str:
+    """Plot rates between 0 and 1: the mean, which is the first of `lines`, above those of the classes."""
     panel = Panel(replace(_SHARE, label=x), replace(_SHARE, label=y))
-    for line in lines[1:]:
-        panel.line(*line, MUTED, 0.6, opacity=0.55)
     if diagonal:
         panel.line([0, 1], [0, 1], MUTED, 0.8, dashed=True)
-    panel.line(*lines[0], ACCENT, 1.8)
-    return draw([panel], _SQUARE, f"{name} of each class against the rest, and their average")
+    for each, (xs, ys) in reversed(lines.items()):
+        color, width, opacity = (ACCENT, 1.8, 1.0) if each == MEAN else (MUTED, 0.6, 0.55)
+        panel.line(xs, ys, color, width, opacity=opacity, name=each, legend=False)
+    return draw([panel], _SQUARE, f"{name} of each against the rest, and their mean")
 
 
 def calibration_diagram(calibration: Calibration, examples: str) -> str:
     """Plot a reliability diagram: accuracy by confidence, and a histogram of the `examples`' confidence below it."""
     bins = len(calibration.examples)
-    centers = (np.arange(bins) + 0.5) / bins
-    used = calibration.examples > 0
-    upper = Panel(Axis(0, 1), Axis(0, 1.03, "accuracy"), height=4)
+    edges = np.arange(bins + 1) / bins
+    merged = calibration.merged(FEWEST_IN_BIN)
+    upper = Panel(Axis(0, 1, "confidence"), Axis(0, 1.03, "accuracy"), height=4)
     upper.line([0, 1], [0, 1], MUTED, 0.8, dashed=True)
-    half = 0.4 / bins
-    upper.bars(centers[used] - half, centers[used] + half, calibration.accuracy[used], ACCENT, 0.4)
-    upper.line(calibration.confidence[used], calibration.accuracy[used], ACCENT, dots=True)
-    lower = Panel(Axis(0, 1, "confidence"), Axis(0, 1.05 * float(calibration.examples.max()), examples, ticks=0))
-    lower.bars(centers - half, centers + half, calibration.examples.astype(np.float64), MUTED, 0.6)
+    upper.bars(edges[merged.starts], edges[merged.ends], merged.accuracy, ACCENT, 0.4)
+    upper.line(merged.confidence, merged.accuracy, ACCENT, dots=1.75, name="accuracy", legend=False)
+    heights = calibration.examples.astype(np.float64)
+    lower = Panel(Axis(0, 1, "confidence"), Axis(0, 1.05 * float(heights.max()), examples, ticks=1, whole=True))
+    lower.bars(edges[:-1], edges[1:], heights, MUTED, 0.6, name=examples)
     return draw([upper, lower], _SQUARE, "accuracy by confidence")
 
 
-def predicted_actual(actual: Floats, predicted: Floats) -> str:
+def predicted_actual(actual: Floats, predicted: Floats, name: str) -> str:
     """Plot predicted by actual values, with the diagonal on which both are equal."""
-    panel = Panel(Axis.around(actual, predicted, label="actual"), Axis.around(actual, predicted, label="predicted"))
+    panel = Panel(
+        Axis.around(actual, predicted, label=f"actual {name}"),
+        Axis.around(actual, predicted, label=f"predicted {name}"),
+    )
     ends = [float(min(actual.min(), predicted.min())), float(max(actual.max(), predicted.max()))]
     panel.line(ends, ends, MUTED, 0.8, dashed=True)
     panel.dots(actual, predicted, ACCENT, _RADIUS, _opacity(len(actual)))
     return draw([panel], _SQUARE, "predicted by actual values")
 
 
-def residual_plot(predicted: Floats, residuals: Floats) -> str:
+def residual_plot(predicted: Floats, residuals: Floats, name: str) -> str:
     """Plot residuals by predicted values."""
-    x = Axis.around(predicted, label="predicted")
+    x = Axis.around(predicted, label=f"predicted {name}")
     panel = Panel(x, Axis.around(residuals, [0.0], label="residual"))
     panel.line([x.low, x.high], [0, 0], MUTED, 0.8, dashed=True)
     panel.dots(predicted, residuals, ACCENT, _RADIUS, _opacity(len(predicted)))
@@ -174,9 +184,9 @@ def residual_plot(predicted: Floats, residuals: Floats) -> str:
 def residual_histogram(residuals: Floats) -> str:
     """Plot how many examples have which residual."""
     counts, edges = np.histogram(residuals, bins=min(40, max(8, round(math.sqrt(len(residuals))))))
-    y = Axis.around(counts, zero=True, label="examples")
+    y = Axis.around(counts, zero=True, label="examples", whole=True)
     panel = Panel(Axis.around(edges, [0.0], label="residual"), y)
-    panel.bars(edges[:-1], edges[:-1] + 0.9 * np.diff(edges), counts, ACCENT, 0.6)
+    panel.bars(edges[:-1], edges[1:], counts, ACCENT, 0.6, name="examples")
     panel.line([0, 0], [y.low, y.high], MUTED, 0.8, dashed=True)
     return draw([panel], _SQUARE, "number of examples by residual")
 
@@ -184,56 +194,3 @@ def residual_histogram(residuals: Floats) -> str:
 def _opacity(points: int) -> float:
     """Return the opacity of a scatter plot's dots, lower for more points."""
     return float(np.clip(12 / math.sqrt(points), 0.25, 0.8))
-
-
-def confusion_map(counts: Counts, rows: Sequence[str], columns: Sequence[str]) -> str:
-    """Draw a confusion matrix as an <svg> element with the classes at both axes; pointing at a cell shows its count.
-
-    The diagonal is blue, the rest orange, as in `confusion_plot`.
-    """
-    opacities = np.sqrt(counts / np.maximum(counts.sum(axis=1, keepdims=True), 1))
-    edge = _CELL * (0.5 * min(_NAME_LENGTH, max(map(len, columns))) + 1)
-    width, height = edge + _CELL * len(columns), edge + _CELL * len(rows)
-    lines = [f"M{edge:g},{edge + _CELL * index:g}H{width:g}" for index in range(len(rows) + 1)]
-    lines += [f"M{edge + _CELL * index:g},{edge:g}V{height:g}" for index in range(len(columns) + 1)]
-    parts = [f'<path d="{"".join(lines)}" stroke="{LINE}" stroke-width=".4"/>']
-
-    def write(x: float, y: float, name: str, style: str) -> None:
-        short = name if len(name) <= _NAME_LENGTH else name[: _NAME_LENGTH - 1] + "…"
-        parts.append(f'<text x="{x:g}" y="{y:g}" {style}><title>{escape(name)}</title>{escape(short)}</text>')
-
-    for index, name in enumerate(rows):
-        write(edge - 3, edge + _CELL * (index + 0.8), name, 'text-anchor="end"')
-    for index, name in enumerate(columns):
-        left = edge + _CELL * (index + 0.8)
-        write(left, edge - 3, name, f'transform="rotate(-90 {left:g} {edge - 3:g})"')
-    for row, column in np.argwhere(counts).tolist():
-        title = f"{rows[row]}, predicted as {columns[column]}: {counts[row, column]:,}"
-        parts.append(
-            f'<rect x="{edge + _CELL * column:g}" y="{edge + _CELL * row:g}" width="{_CELL:g}" height="{_CELL:g}" '
-            f'fill="{ACCENT if row == column else SECOND}" fill-opacity="{max(opacities[row, column], 0.25):.2f}">'
-            f"<title>{escape(title)}</title></rect>"
-        )
-    return (
-        f'<svg class="chart" viewBox="0 0 {width:g} {height:g}" font-size="{_CELL * 0.85:g}" fill="{MUTED}" role="img" '
-        f'style="max-width: {1.6 * width:.0f}px" aria-label="confusion matrix of {len(rows)} classes">'
-        f"{''.join(parts)}</svg>"
-    )
-
-
-def confusion_plot(counts: Counts) -> str:
-    """Draw a confusion matrix [n, n or more] as the data URI of a PNG with one pixel per cell.
-
-    The diagonal is blue, the rest orange. Opacity grows with the square root of the cell's fraction of its row, so that
-    rare confusions stay visible.
-    """
-    from PIL import Image
-
-    opacities = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    pixels = np.zeros((*counts.shape, 4), np.uint8)
-    pixels[..., :3] = _WRONG
-    pixels[np.arange(len(counts)), np.arange(len(counts)), :3] = _RIGHT
-    pixels[..., 3] = np.where(counts > 0, np.clip(70 + 185 * np.sqrt(opacities), 0, 255), 0)
-    buffer = io.BytesIO()
-    Image.fromarray(pixels, mode="RGBA").save(buffer, "PNG")
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

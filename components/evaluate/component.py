@@ -14,6 +14,7 @@ def evaluate(
     report: Output[HTML],
     uri: str = "",
     serve_module: str = "",
+    run: str = "",
     dataset: Input[Dataset] = None,
 ) -> str:
     """Return the gate's decision: "promote", "reject", "unchanged" or "not comparable".
@@ -27,6 +28,7 @@ def evaluate(
         report: The HTML report.
         uri: The data of a custom program, for evaluate.module, if no data set is prepared; "" for none.
         serve_module: What loads a custom program's model for serving (serve.module); "" for none.
+        run: The run's id, which the report names.
         dataset: The prepared data set, whose test split Slipway's evaluation uses; None if there is none.
     """
     from pathlib import Path
@@ -49,7 +51,7 @@ def evaluate(
 
         log_classification(evaluation, classification)
         Path(report.path).parent.mkdir(parents=True, exist_ok=True)
-        Path(report.path).write_text(render(evaluation), encoding="utf-8")
+        Path(report.path).write_text(render(evaluation, run), encoding="utf-8")
         for name, value in evaluation.model.metrics.items():
             metrics.log_metric(name, value)
         verdict = evaluation.verdict

@@ -30,7 +30,7 @@ from slipway.components.evaluate.measured import (
     unseen_by,
 )
 from slipway.components.evaluate.measures import EVALUATED, Baseline
-from slipway.components.evaluate.measures.base import compare
+from slipway.components.evaluate.measures.base import comparisons
 from slipway.components.evaluate.served_model import OtherData, ServedModel
 from slipway.components.evaluate.settings import EvaluateSettings, GateSettings
 from slipway.core import events, manifest, seen
@@ -290,7 +290,7 @@ def _as_opponent(champion: Measured, model: Measured, metric: str, *, caveat: st
         champion.name,
         champion.metrics,
         champion.has_weights_of(model),
-        compare(metric, model.compared, champion.measures),
+        comparisons(model.compared, champion.measures).get(metric),
         champion.unknown,
         champion.foreign,
         incomparable=missing,

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from slipway.components.evaluate.settings import GateSettings, known, no_test
+from slipway.components.figures import number, told_apart
 from slipway.core.errors import UserError, nearest
 from slipway.core.values import JsonObject
 
@@ -60,7 +61,7 @@ class Opponent:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The gate's decision and the reasons for it, one sentence each.
+    """The gate's decision and the reasons for it, one sentence each, of which the first `failed` are why it rejects.
 
     `checked` is false if there was nothing to compare with: no limit is set, and no champion or baseline was there.
     """
@@ -68,13 +69,14 @@ class Verdict:
     decision: Decision
     reasons: list[str]
     checked: bool = True
+    failed: int = 0
 
     def as_dict(self) -> JsonObject:
         return asdict(self)
 
     def unless(self, fault: str | None) -> Verdict:
         """Return a rejection for the reason `fault`, or this verdict if it is None."""
-        return self if fault is None else Verdict("reject", [*self.reasons, fault])
+        return self if fault is None else Verdict("reject", [fault, *self.reasons], failed=self.failed + 1)
 
 
 def decide(
@@ -116,14 +118,15 @@ def decide(
         decision = "unchanged" if champion.identical else "not comparable"
     if not all(passed):
         decision = "reject"
-    return Verdict(decision, [reason for _, reason in judged if reason], bool(passed) or decision != "promote")
+    reasons = [reason for holds, reason in sorted(judged, key=lambda each: each[0] is not False) if reason]
+    return Verdict(decision, reasons, bool(passed) or decision != "promote", passed.count(False))
 
 
 def _against_limit(
     gate: GateSettings, value: float, champion: Opponent | None, trivial: float | None, measured: str
 ) -> Iterator[Judged]:
     if gate.limit is not None:
-        shown, limit_shown = _told_apart(value, gate.limit)
+        shown, limit_shown = told_apart(value, gate.limit, ROUNDING)
         if gate.minimized:
             holds = value <= gate.limit + ROUNDING
             relation = f"is {'within' if holds else 'above'} the maximum of {limit_shown}"
@@ -132,7 +135,7 @@ def _against_limit(
             relation = f"{'meets' if holds else 'is below'} the minimum of {limit_shown}"
         yield holds, f"The {gate.label} {measured}, {shown}, {relation}."
     elif champion is None:
-        beating = f" better than the baseline's, {trivial:.4f}," if gate.baseline and trivial is not None else ""
+        beating = f" better than the baseline's, {number(trivial)}," if gate.baseline and trivial is not None else ""
         setting = f"evaluate.gate.{gate.limit_name}"
         yield None, f"No {gate.limit_name} is set ({setting}): any {gate.label}{beating} passes."
 
@@ -174,7 +177,7 @@ def _against_baseline(gate: GateSettings, value: float, trivial: float | None) -
         return
     better, reason = (trivial - value if gate.minimized else value - trivial) > ROUNDING, ""
     if not better:
-        ours, theirs = _told_apart(value, trivial)
+        ours, theirs = told_apart(value, trivial, ROUNDING)
         reason = (
             f"The {gate.label}, {ours}, is no better than the baseline's, {theirs}: that of a constant prediction, "
             "learned from the targets of the training split alone."
@@ -195,17 +198,19 @@ def _comparison(gate: GateSettings, value: float, champion: Opponent) -> Judged:
     theirs = champion.metrics[gate.name]
     gain = theirs - value if gate.minimized else value - theirs
     beaten = gain >= gate.margin - ROUNDING
-    ours_shown, theirs_shown = _told_apart(value, theirs)
+    ours_shown, theirs_shown = told_apart(value, theirs, ROUNDING)
     relation = "equals"
     if abs(gain) > ROUNDING:  # with enough decimals to distinguish the difference from the margin
-        difference = _told_apart(abs(gain), abs(gate.margin))[0]
-        relation = f"is {'better' if gain > 0 else 'worse'} by {difference} than"
-    margin = "at least as good"
+        size = told_apart(abs(gain), abs(gate.margin), ROUNDING)[0]
+        relation = f"is {'better' if gain > 0 else 'worse'} by {size} than"
+    margin = "at least as good" if gate.significance is None else "better"
     if gate.margin:
         margin = f"at least {gate.margin:g} better" if gate.margin > 0 else f"at most {-gate.margin:g} worse"
+    judged = ""  # with a significance, a difference in the right direction is half of what the gate requires
+    if not beaten or gate.significance is None:
+        judged = f" This {'meets' if beaten else 'does not meet'} the gate: {margin}."
     return beaten, (
-        f"The {gate.label}, {ours_shown}, {relation} the champion's ({champion.name}), {theirs_shown}. "
-        f"This {'meets' if beaten else 'does not meet'} the gate: {margin}."
+        f"The {gate.label}, {ours_shown}, {relation} the champion's ({champion.name}), {theirs_shown}.{judged}"
     )
 
 
@@ -217,8 +222,8 @@ def _significance(gate: GateSettings, comparison: Comparison) -> Judged:
     holds = comparison.p_value <= gate.significance
     relation = "at most" if holds else "above"
     return holds, (
-        f"The difference is {'' if holds else 'not '}significant: its p-value, {value}, is {relation} "
-        f"{gate.significance:g} {basis}."
+        f"The difference from the champion's {gate.label} is {'' if holds else 'not '}significant: its p-value, "
+        f"{value}, is {relation} {gate.significance:g} {basis}."
     )
 
 
@@ -226,12 +231,3 @@ def _listed(names: tuple[str, ...]) -> str:
     shown = ", ".join(names[:5])
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return f"the class{'es' if len(names) > 1 else ''} {shown}{more}"
-
-
-def _told_apart(first: float, second: float) -> tuple[str, str]:
-    """Format two numbers with four decimals, or with as many more as show that they differ."""
-    for decimals in range(4, 10):
-        texts = (f"{first:.{decimals}f}", f"{second:.{decimals}f}")
-        if texts[0] != texts[1] or abs(first - second) <= ROUNDING:
-            break
-    return texts

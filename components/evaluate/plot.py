@@ -1,5 +1,6 @@
 """Plots as inline SVG elements in the colors and the font of the page: lines, bars and dots above a grid.
 
+Pointing at a mark shows its values; a table to unfold below the plot has them for keyboards and screen readers.
 Drawn here and not by matplotlib, whose import and layout took longer than the evaluation of a small model.
 """
 
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from slipway.components.evaluate.measures.significance import Floats
+from slipway.components.figures import brief, interval, number
 
 INK, MUTED, LINE, ACCENT, SECOND = (f"var(--{name})" for name in ("ink", "muted", "line", "accent", "second"))
 # Lengths are in units of the viewBox.
@@ -22,6 +24,8 @@ DIGIT = 0.56 * FONT  # the usual width of a digit
 GAP = 5.0  # between labels and what they belong to
 LINE_HEIGHT = 1.5 * FONT
 _MAX_DECADES = 6  # with a label each
+SCALE = 1.35  # pixels of a unit at most, so that the text of all plots has one size
+LISTED, LISTED_OF_MANY, MANY = 24, 10, 3  # points of a line in the table; of each of more than so many lines
 
 
 @dataclass(frozen=True)
@@ -61,14 +65,14 @@ class Axis:
             low, high = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
             powers = [10.0**power for power in range(low, high + 1, 1 + (high - low) // _MAX_DECADES)]
             values = [factor * power for power in powers for factor in ((1, 2, 5) if high - low <= 2 else (1,))]
-            return [(value, f"{value:g}") for value in values if self.low <= value <= self.high]
+            return [(value, brief(value)) for value in values if self.low <= value <= self.high]
         step = self._step()
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
-        values = [number * step for number in range(first, last + 1)]
+        values = [count * step for count in range(first, last + 1)]
         if max(map(abs, values), default=0) >= 1e7 or step < 1e-5:
-            return [(value, f"{value:g}") for value in values]
+            return [(value, brief(value)) for value in values]
         digits = next(digits for digits in range(8) if abs(round(step, digits) - step) < 1e-9 * step)
-        return [(value, f"{value + 0.0:,.{digits}f}") for value in values]
+        return [(value, number(value, digits)) for value in values]
 
     def _scaled(self, values: ArrayLike) -> Floats:
         found: Floats = np.asarray(values, np.float64)
@@ -91,12 +95,15 @@ class Panel:
         # x and y values, how to draw each of them from its position, and the attributes of them all.
         self._marks: list[tuple[ArrayLike, ArrayLike, Callable[[list[list[float]]], str], str]] = []
         self.legend: list[tuple[str, str]] = []
+        # Of each named line and all bars: its name, and the x and y values as texts.
+        self.listed: list[tuple[str, list[tuple[str, str]]]] = []
+        self._lines: list[tuple[str, Floats, Floats]] = []
 
     def line(
         self, x: ArrayLike, y: ArrayLike, color: str, width: float = 1.2, *, opacity: float = 1.0,
-        dashed: bool = False, dots: bool = False, name: str = "",
+        dashed: bool = False, dots: float = 0, name: str = "", legend: bool = True,
     ) -> None:  # fmt: skip
-        """Draw a line through points, with `dots` on them; a `name` appears in the legend."""
+        """Draw a line through points, with `dots` of that radius on them; a `name` is shown, and in the legend."""
 
         def drawn(points: list[list[float]]) -> str:
             return f'<polyline points="{" ".join(f"{left:.1f},{top:.1f}" for left, top in points)}"/>'
@@ -104,9 +111,35 @@ class Panel:
         style = f'fill="none" stroke="{color}" stroke-width="{width:g}" opacity="{opacity:g}"'
         self._marks.append((x, y, drawn, style + (' stroke-dasharray="4 4"' if dashed else "")))
         if dots:
-            self.dots(x, y, color, 1.75)
+            self.dots(x, y, color, dots)
         if name:
+            self._lines.append((name, np.asarray(x, np.float64), np.asarray(y, np.float64)))
+        if name and legend:
             self.legend.append((name, color))
+
+    def list_lines(self) -> None:
+        """Let points of the named lines show their values, and list them for the table."""
+        most = LISTED if len(self._lines) <= MANY else LISTED_OF_MANY
+        for name, x, y in self._lines:
+            kept = np.unique(np.linspace(0, len(x) - 1, min(most, len(x))).round().astype(int))
+            texts = [
+                (brief(each), number(value)) for each, value in zip(x[kept].tolist(), y[kept].tolist(), strict=True)
+            ]
+            self.listed.append((name, texts))
+            titles = [f"{name}: {self.x.label} {each}, {self.y.label} {value}" for each, value in texts]
+            self._targets(x[kept], y[kept], titles)
+        self._lines = []
+
+    def _targets(self, x: Floats, y: Floats, titles: list[str]) -> None:
+        """Let invisible circles around points show titles."""
+
+        def drawn(points: list[list[float]]) -> str:
+            return "".join(
+                f'<circle cx="{left:.1f}" cy="{top:.1f}" r="6"><title>{escape(title)}</title></circle>'
+                for (left, top), title in zip(points, titles, strict=True)
+            )
+
+        self._marks.append((x, y, drawn, 'fill="transparent"'))
 
     def dots(self, x: ArrayLike, y: ArrayLike, color: str, radius: float, opacity: float = 1.0) -> None:
         """Draw a dot at each point."""
@@ -116,14 +149,19 @@ class Panel:
 
         self._marks.append((x, y, drawn, f'fill="{color}" fill-opacity="{opacity:g}"'))
 
-    def bars(self, left: Floats, right: Floats, heights: Floats, color: str, opacity: float) -> None:
-        """Draw bars from 0, each between two x values."""
+    def bars(self, left: Floats, right: Floats, heights: Floats, color: str, opacity: float, name: str = "") -> None:
+        """Draw bars from 0, each between two x values; they are listed under `name`, if they have one."""
+        ranges = [interval(*ends, digits=3) for ends in zip(left.tolist(), right.tolist(), strict=True)]
+        texts = [(ends, brief(height)) for ends, height in zip(ranges, heights.tolist(), strict=True)]
+        if name:
+            self.listed.append((name, texts))
 
         def drawn(points: list[list[float]]) -> str:
-            corners = zip(points[: len(left)], points[len(left) :], strict=True)
+            corners = zip(points[: len(left)], points[len(left) :], texts, strict=True)
             return "".join(
-                f'<rect x="{start:.1f}" y="{top:.1f}" width="{end - start:.1f}" height="{base - top:.1f}"/>'
-                for (start, top), (end, base) in corners
+                f'<rect x="{start:.1f}" y="{top:.1f}" width="{max(0.6, 0.94 * (end - start)):.1f}" '
+                f'height="{base - top:.1f}"><title>{text[0]}: {text[1]}</title></rect>'
+                for (start, top), (end, base), text in corners
             )
 
         x, y = np.concatenate([left, right]), np.concatenate([heights, np.zeros(len(right))])
@@ -153,15 +191,17 @@ class Panel:
 
 
 def draw(panels: Sequence[Panel], size: tuple[float, float], description: str, title: str = "") -> str:
-    """Return an <svg> element as wide as its container.
+    """Return an <svg> element as wide as its container, up to a limit, and the table of its values.
 
     Args:
         panels: The panels, one below the other. Only the lowest one's x axis has labels.
-        size: Width and height, in units of the font size of `FONT`.
+        size: Width and height, in units of the font size of `FONT`, at most `SCALE` pixels each.
         description: What the plot shows, for screen readers.
         title: Its title, left of the legend; "" for neither.
     """
     width, height = size
+    for panel in panels:
+        panel.list_lines()
     longest = max((len(text) for panel in panels for _, text in panel.y.labeled()), default=0)
     left = longest * DIGIT + GAP + (LINE_HEIGHT + 2 if any(panel.y.label for panel in panels) else 2)
     right, top = width - 12, 2 * LINE_HEIGHT if title else 0.5 * FONT
@@ -184,8 +224,29 @@ def draw(panels: Sequence[Panel], size: tuple[float, float], description: str, t
         parts.append(_text(FONT, middle, panel.y.label, "middle", turned))
         top = end + GAP
     parts.append(_text((left + right) / 2, height - 0.4 * FONT, panels[-1].x.label, "middle"))
-    box = f'viewBox="0 0 {width:g} {height:g}" font-size="{FONT}" fill="{MUTED}"'
-    return f'<svg class="chart" {box} role="img" aria-label="{escape(description)}">{"".join(parts)}</svg>'
+    box = (
+        f'viewBox="0 0 {width:g} {height:g}" font-size="{FONT}" fill="{MUTED}" style="max-width: {SCALE * width:.0f}px"'
+    )
+    drawn = f'<svg class="chart" {box} role="img" aria-label="{escape(description)}">{"".join(parts)}</svg>'
+    return drawn + _table(panels, description)
+
+
+def _table(panels: Sequence[Panel], description: str) -> str:
+    """Return the values of the panels' marks as a table to unfold, "" if they list none."""
+    rows = "".join(
+        f'<tr><th scope="row" class="break">{escape(name)}</th><td>{x}</td><td>{y}</td></tr>'
+        for panel in panels
+        for name, texts in panel.listed
+        for x, y in texts
+    )
+    if not rows:
+        return ""
+    head = "".join(f'<th scope="col">{each}</th>' for each in ("Series", escape(panels[-1].x.label), "Value"))
+    return (
+        '<details class="values"><summary>Values</summary><div class="box"><table>'
+        f"<caption>{escape(description)}</caption>"
+        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></details>"
+    )
 
 
 def _rule(left: float, right: float, top: float, bottom: float, color: str = LINE) -> str:

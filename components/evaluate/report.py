@@ -5,20 +5,22 @@ from __future__ import annotations
 import base64
 import io
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from slipway.components import page
+from slipway.components import figures, page
 from slipway.components.evaluate import charts
 from slipway.components.evaluate.charts import History, read_history
 from slipway.components.evaluate.evaluate import Evaluation
 from slipway.components.evaluate.measured import Measured, Unseen
+from slipway.components.evaluate.measures.base import comparisons
 from slipway.components.evaluate.measures.classification import ClassificationMeasures
 from slipway.components.evaluate.sections import SECTIONS
 from slipway.components.evaluate.settings import GateSettings, known
-from slipway.components.page import number
+from slipway.components.step import LOGS_VARIABLE
 from slipway.core.manifest import Manifest
 from slipway.core.values import JsonObject
 from slipway.trainer.metrics.history import METRICS_FILE
@@ -29,6 +31,9 @@ TEMPLATE = Path(__file__).with_name("report.html")
 LARGEST_MATRIX = 100
 CURVE_POINTS = 100
 UNSEEN_SHOWN = 10
+INPUTS_NAMED = 12
+TABLE_ROWS = 50  # of a custom evaluation's table
+SIGNIFICANCE = 0.05  # of a difference that is in color, if the gate has none
 # Images with a longer side are downscaled to this size before they are embedded.
 EMBEDDED_PIXELS = 192
 PIXELATED_PIXELS = 64
@@ -43,7 +48,7 @@ _MODEL = {
     "weights_checksum": "Weights checksum",
 }
 # Entries that the data set describes, or that are of no interest.
-_OF_DATA = ("task", "classes", "inputs", "target", "job_checksum")
+_OF_DATA = ("task", "classes", "inputs", "target", "target_name", "job_checksum", "data_fingerprint")
 _TRAINING = {
     "steps": "Steps",
     "planned_steps": "Planned steps",
@@ -83,12 +88,15 @@ def log_classification(evaluation: Evaluation, classification: Classification) -
         )
 
 
-def render(evaluation: Evaluation) -> str:
-    """Return the report of an evaluation as HTML."""
+def render(evaluation: Evaluation, run: str = "") -> str:
+    """Return the report of an evaluation as HTML; `run` is the run's id."""
     model, history = evaluation.model, read_history(evaluation.model.folder / "metrics.jsonl")
     content: JsonObject = {
+        "run": run,
+        "links": _links(evaluation),
+        "commands": _commands(run, evaluation.manifest),
         "verdict": evaluation.verdict,
-        "gate": gate_text(evaluation.settings.gate),
+        "gate": gate_text(evaluation.settings.gate, has_champion=evaluation.opponent is not None),
         "manifest": evaluation.manifest,
         "metrics": model.metrics,
         "champion": evaluation.champion,
@@ -107,8 +115,14 @@ def _of_split(evaluation: Evaluation, manifest: Manifest, history: History) -> J
     assert model.measures is not None
     assert model.compared is not None
     value, validation = model.metrics[gate.name], history.validation(model.description.get("weights_step"))
+    ends = model.intervals.get(gate.name)
+    is_percent = gate.name == "accuracy"
+    shown = f"{ends[0]:.1%} to {ends[1]:.1%}" if ends and is_percent else ends and figures.interval(*ends)
     return {
-        "headline": f"{gate.label} {f'{value:.2%}' if gate.name == 'accuracy' else number(value)}",
+        "headline": f"{gate.label} {f'{value:.2%}' if is_percent else figures.number(value)}",
+        "gate_label": gate.label,
+        "gate_interval": shown,
+        "significance": gate.significance or SIGNIFICANCE,
         "noun": manifest.noun,
         "sections": f"sections/{manifest.task}.html",
         "untrained": model.description.get("trainable_bytes") == 0,
@@ -137,12 +151,16 @@ def _of_custom(evaluation: Evaluation) -> JsonObject:
         "Weights checksum": str(model.weights_checksum or ""),
     }
     return {
-        "headline": f"{gate.label} {model.metrics[gate.name]:.5g}",
+        "headline": f"{gate.label} {figures.number(model.metrics[gate.name])}",
         "source": module or "the metrics that the program reported",
         "sections": "sections/custom.html",
         "metric_rows": list(_rows_of_custom(evaluation)),
         "plots": [(title, *_embedded(plot)) for title, plot in model.plots.items()],
-        "tables": model.tables,
+        "tables": [
+            (title, list(rows[0]), [_cells(row, rows[0]) for row in rows[:TABLE_ROWS]], max(0, len(rows) - TABLE_ROWS))
+            for title, rows in model.tables.items()
+            if rows
+        ],
         "provenance": [("", [(label, value) for label, value in provenance.items() if value])],
     }
 
@@ -161,28 +179,33 @@ def _rows_of_split(evaluation: Evaluation, manifest: Manifest) -> Iterator[JsonO
     assert model.compared is not None
     theirs, intervals = (champion.metrics, champion.intervals) if champion else ({}, {})
     compared, without_interval = model.compared.metrics(), model.measures.without()
+    tested = comparisons(model.compared, champion.measures) if champion and champion.measures else {}
+    alpha = evaluation.settings.gate.significance or SIGNIFICANCE
     for name, metric in TASKS[manifest.task].metrics.items():
         if name not in model.metrics:
             continue
-        difference, trend = "–", ""
-        if name in theirs and name in compared:
-            gain = compared[name] - theirs[name]
-            difference = f"{'+' if gain >= 0 else '−'}{number(abs(gain))}"
-            trend = "better" if (gain < 0) == (metric.direction == "minimize") else "worse"
-            if number(compared[name]) == number(theirs[name]):
-                difference, trend = "0.0000", "same"
-        yield {
+        shown = [model.metrics[name], evaluation.baseline.get(name), theirs.get(name)]
+        places = figures.decimals(*shown)
+        value, trivial, beaten = (figures.number(each, places) for each in shown)
+        ends, their_ends = (
+            found and figures.interval(*found, places)
+            for found in (each.get(name) for each in (model.intervals, intervals))
+        )
+        test = tested.get(name)
+        row = {
             "label": metric.title[0].upper() + metric.title[1:],
             "meaning": metric.meaning,
-            "value": number(model.metrics[name]),
-            "interval": model.intervals.get(name),
+            "value": value,
+            "interval": ends,
             "no_interval": without_interval.get(name),
-            "baseline": number(evaluation.baseline.get(name)),
-            "champion": number(theirs.get(name)),
-            "champion_interval": intervals.get(name),
-            "difference": difference,
-            "trend": trend,
+            "baseline": trivial,
+            "champion": beaten,
+            "champion_interval": their_ends,
+            "significant": test is not None and test.p_value <= alpha,
+            "doubt": "not significantly" if test else "not tested",
         }
+        minimized = metric.direction == "minimize"
+        yield row | _difference(compared.get(name), theirs.get(name), places, minimized=minimized)
 
 
 def _rows_of_custom(evaluation: Evaluation) -> Iterator[JsonObject]:
@@ -190,29 +213,69 @@ def _rows_of_custom(evaluation: Evaluation) -> Iterator[JsonObject]:
     gate, ours = evaluation.settings.gate, evaluation.model.metrics
     theirs = evaluation.champion.metrics if evaluation.champion else {}
     for name in sorted(ours, key=lambda name: name != gate.name):
-        row: JsonObject = {"label": name, "value": f"{ours[name]:.5g}", "interval": None, "champion_interval": None}
-        row |= {"champion": "–", "difference": "–", "trend": ""}
-        metric = known(name)
-        if name in theirs:
-            gain = ours[name] - theirs[name]
-            row |= {"champion": f"{theirs[name]:.5g}", "difference": f"{gain:+.5g}"}
-            if name == gate.name or metric:
-                minimized = gate.minimized if metric is None or name == gate.name else metric.direction == "minimize"
-                row["trend"] = "same" if not gain else "better" if (gain < 0) == minimized else "worse"
-        yield row
+        places, metric = figures.decimals(ours[name], theirs.get(name)), known(name)
+        row: JsonObject = {"label": name, "meaning": "", "value": figures.number(ours[name], places), "interval": None}
+        row |= {"champion": figures.number(theirs.get(name), places), "champion_interval": None}
+        row |= {"significant": False, "doubt": ""}
+        minimized = None if metric is None else metric.direction == "minimize"
+        if name == gate.name:
+            minimized = gate.minimized
+        yield row | _difference(ours[name], theirs.get(name), places, minimized=minimized)
 
 
-def gate_text(gate: GateSettings) -> str:
+def _difference(ours: float | None, theirs: float | None, places: int, *, minimized: bool | None) -> JsonObject:
+    """Return the difference of a metric from the champion's, and whether it is better, "" if nobody knows."""
+    if ours is None or theirs is None:
+        return {"difference": "–", "trend": ""}
+    gain = figures.difference(ours, theirs, places)
+    trend = "same" if gain[0] not in f"+{figures.MINUS}" else "better" if (gain[0] == "+") != minimized else "worse"
+    return {"difference": gain, "trend": "" if minimized is None else trend}
+
+
+def _links(evaluation: Evaluation) -> list[tuple[str, str]]:
+    """Return titles and addresses of what is beside the report in the run's folder, if this machine has one."""
+    logs = os.environ.get(LOGS_VARIABLE)
+    if not logs:
+        return []
+    found = [("Configuration", "config.yaml"), ("log of the evaluation", "logs/evaluate.log")]
+    if evaluation.manifest is not None:
+        found.insert(0, ("Statistics of the data set", "statistics.html"))
+    theirs = str((evaluation.champion.registration if evaluation.champion else {}).get("run_id") or "")
+    if theirs and (Path(logs).parents[1] / theirs / "report.html").is_file():
+        found.append((f"the champion’s report ({theirs})", f"../{theirs}/report.html"))
+    return found
+
+
+def _commands(run: str, manifest: Manifest | None) -> list[str]:
+    """Return the commands that use a run's model, and the one that starts the same run."""
+    inputs = "FOLDER" if manifest and manifest.is_image_only else "FILE.csv" if manifest and manifest.inputs else "FILE"
+    return [
+        f"slipway predict {run} {inputs} -o predictions.csv",
+        f"slipway serve {run}",
+        f"slipway run -c runs/{run}/config.yaml",
+    ]
+
+
+def _cells(row: Mapping[str, object], columns: Mapping[str, object]) -> list[str]:
+    """Return a row of a custom evaluation's table as texts."""
+    values = (row.get(column, "") for column in columns)
+    return [figures.number(value) if isinstance(value, float) else str(value) for value in values]
+
+
+def gate_text(gate: GateSettings, *, has_champion: bool) -> str:
     """Return the gate's condition in words."""
-    name = gate.label
     limit = "at most" if gate.minimized else "at least"
-    minimum = f", no {gate.limit_name} set," if gate.limit is None else f" {limit} {gate.limit:g},"
-    significant = "" if gate.significance is None else f", significantly (p at most {gate.significance:g})"
-    if gate.margin > 0:
-        return f"{name}{minimum} better than the champion’s by at least {gate.margin:g}{significant}"
-    if gate.margin < 0:
-        return f"{name}{minimum} worse than the champion’s by no more than {-gate.margin:g}"
-    return f"{name}{minimum} {'better than' if significant else 'at least as good as'} the champion’s{significant}"
+    minimum = f"no {gate.limit_name} set" if gate.limit is None else f"{limit} {gate.limit:g}"
+    parts = [f"{gate.label}, {minimum}" if gate.limit is None else f"{gate.label} {minimum}"]
+    if has_champion and gate.margin > 0:
+        parts.append(f"better than the champion’s by at least {gate.margin:g}")
+    elif has_champion and gate.margin < 0:
+        parts.append(f"worse than the champion’s by no more than {-gate.margin:g}")
+    elif has_champion:
+        parts.append(f"{'at least as good as' if gate.significance is None else 'better than'} the champion’s")
+    if has_champion and gate.significance is not None:
+        parts.append(f"significantly (p at most {gate.significance:g})")
+    return ", ".join(parts)
 
 
 def _embedded(plot: Any) -> tuple[str, str]:
@@ -255,6 +318,7 @@ def _provenance(model: Measured, manifest: Manifest) -> list[tuple[str, list[tup
     about = {key: value for key, value in model.description.items() if key not in _OF_DATA}
     if not any(size := about.pop("image_size", None) or []):
         about.pop("channels", None)
+        about.pop("resize_mode", None)
     else:
         channels = {1: ", grayscale", 3: ", color"}.get(about.pop("channels", None), "")
         about["image_size"] = f"{size[0]} × {size[1]} pixels{channels}"
@@ -262,7 +326,8 @@ def _provenance(model: Measured, manifest: Manifest) -> list[tuple[str, list[tup
         size, trainable = about.pop("variables_bytes"), about.pop("trainable_bytes", 0)
         about["weights"] = f"{size:,} bytes, {trainable / max(size, 1):.1%} trainable"
     others = {key: key.replace("_", " ").capitalize() for key in about if key not in (*_MODEL, *_TRAINING)}
-    others.pop("data_fingerprint", None)  # the manifest's
+    inputs = [f"{name} ({each.kind})" for name, each in manifest.inputs.items()]
+    more = len(inputs) - INPUTS_NAMED
     data = {
         "Data set": manifest.name,
         "Source": manifest.source,
@@ -271,7 +336,8 @@ def _provenance(model: Measured, manifest: Manifest) -> list[tuple[str, list[tup
         "Labels" if manifest.task == "multilabel" else "Classes": f"{len(manifest.classes):,}"
         if manifest.classes
         else "",
-        "Inputs": ", ".join(f"{name} ({each.kind})" for name, each in manifest.inputs.items()),
+        "Target": manifest.target_name if manifest.target else "",
+        "Inputs": ", ".join(inputs[:INPUTS_NAMED]) + (f" and {more:,} more" if more > 0 else ""),
         "Encodings": ", ".join(manifest.encodings),
         f"Skipped {manifest.noun}s": manifest.skipped_text.replace(f" {manifest.noun}s skipped", ""),
         "Damaged images": f"{manifest.checked.damaged:,}" if manifest.checked and manifest.checked.damaged else "",
@@ -295,5 +361,5 @@ def _text(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(map(_text, value))
     if isinstance(value, float):
-        return f"{value:g}"
+        return figures.brief(value)
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -46,6 +46,8 @@ def summary(record: RunRecord) -> str:
         rows["model"] = short(record.model)
     if record.report:
         rows["report"] = short(record.report)
+    if record.statistics:
+        rows["data"] = short(record.statistics)
     if record.console:
         rows["console"] = record.console
     return "\n" + escape("\n".join(f"{name:<9}{text}" for name, text in rows.items()))

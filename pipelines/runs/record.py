@@ -102,6 +102,7 @@ class RunRecord(BaseModel):
     verdict: JsonObject | None = None
     model: str | None = None
     report: str | None = None
+    statistics: str | None = None
     error: ErrorRecord | None = None
 
     def step(self, name: str) -> StepRecord:
@@ -158,6 +159,7 @@ class RunFolder:
         self.image_file = self.path / "image"  # the name of the steps' image, if they run in containers
         self.events_file = self.path / "events.jsonl"
         self.report_file = self.path / "report.html"
+        self.statistics_file = self.path / "statistics.html"
         self.classification_file = self.path / "classification.json"  # of a run on another platform
         self.logs = self.path / "logs"
         self.artifacts = self.path / "artifacts"

@@ -207,6 +207,11 @@ class Manifest(BaseModel):
         return "image" if self.has_image else "example"
 
     @property
+    def target_name(self) -> str:
+        """What the number that a regression predicts is called in sentences."""
+        return str(self.settings.get("label") or "target")
+
+    @property
     def skipped_text(self) -> str:
         """A phrase about the skipped examples with reasons and counts; empty if none was skipped."""
         if not self.skipped_count:

@@ -125,11 +125,11 @@ class Chromium:
         for kind in ("dragEnter", "dragOver", "drop"):
             self.call("Input.dispatchDragEvent", type=kind, x=x, y=y, data=data)
 
-    def look(self, width: int, height: int = 800, *, dark: bool = False) -> None:
-        """Set the window's size and the color scheme."""
+    def look(self, width: int, height: int = 800, *, dark: bool = False, paper: bool = False) -> None:
+        """Set the window's size, the color scheme, and whether the page is printed."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.call("Emulation.setEmulatedMedia", features=[scheme])
+        self.call("Emulation.setEmulatedMedia", media="print" if paper else "", features=[scheme])
 
     def screenshot(self, path: Path) -> None:
         found = self.call("Page.captureScreenshot", captureBeyondViewport=True)

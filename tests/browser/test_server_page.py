@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("starlette")
 
 from tests.browser import stub
+from tests.browser.checks import PALE
 from tests.browser.chromium import Chromium
 from tests.browser.stub import BRIGHT, DARK, Stub
 from tests.serving.client import until
@@ -21,26 +22,6 @@ from tests.serving.client import until
 pytestmark = pytest.mark.browser
 FOCUSED = "(document.activeElement.name || document.activeElement.id || document.activeElement.tagName)"
 BUSY = "document.getElementById('result').getAttribute('aria-busy') === 'true'"
-# Texts with less contrast to the nearest opaque background than 4.5:1, https://www.w3.org/TR/WCAG22/#contrast-minimum
-PALE = """(() => {
-  const linear = value => value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
-  const luminance = color => {
-    const [r, g, b] = color.match(/[\\d.]+/g).map(Number).map(value => linear(value / 255));
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const opaque = color => !/^rgba\\(.*, 0\\)$|transparent/.test(color);
-  const found = [];
-  for (const element of document.querySelectorAll('body, body *')) {
-    const hasText = [...element.childNodes].some(node => node.nodeType === 3 && node.data.trim());
-    if (!(hasText || element.value) || !element.checkVisibility() || element.tagName === 'SCRIPT') continue;
-    let behind = element;
-    while (!opaque(getComputedStyle(behind).backgroundColor)) behind = behind.parentElement;
-    const values = [getComputedStyle(element).color, getComputedStyle(behind).backgroundColor].map(luminance);
-    const ratio = (Math.max(...values) + 0.05) / (Math.min(...values) + 0.05);
-    if (ratio < 4.5) found.push(`${element.tagName} ${element.textContent.slice(0, 30)}: ${ratio.toFixed(2)}`);
-  }
-  return found;
-})()"""
 
 
 @pytest.fixture

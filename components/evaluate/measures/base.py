@@ -27,6 +27,7 @@ from slipway.components.evaluate.measures.significance import (
     standard_error,
 )  # fmt: skip
 from slipway.components.evaluate.settings import KNOWN
+from slipway.components.figures import interval
 from slipway.core.manifest import Manifest
 
 # Machine epsilon of float32; smaller probabilities are clipped to it in a loss.
@@ -195,27 +196,26 @@ class Measures(ABC, Generic[P]):
         return number_interval(value, influences, 1)
 
 
-def compare(metric: str, model: Measures[P], champion: Measures[P]) -> Comparison | None:
-    """Test whether `metric` differs between two models that predicted the same examples.
+def comparisons(model: Measures[P], champion: Measures[P]) -> dict[str, Comparison]:
+    """Test whether metrics differ between two models that predicted the same examples.
 
     McNemar's exact test for the accuracy of predictions that are correct or not, else a t-test of the differences of
-    the influences, which is DeLong's test of an AUC.
-
-    Returns:
-        None if the metric is undefined for one of them, or has no influences.
+    the influences, which is DeLong's test of an AUC. Metrics that one of them does not have, or that have no
+    influences, are omitted.
     """
-    if metric == "accuracy" and model.correct is not None and champion.correct is not None:
+    found = {}
+    if model.correct is not None and champion.correct is not None:
         ours = int((model.correct & ~champion.correct).sum())
         theirs = int((champion.correct & ~model.correct).sum())
         counts = f"only this model is right on {ours:,} of {model.examples:,} examples, only the champion on {theirs:,}"
-        return Comparison("McNemar's exact test", mcnemar(ours, theirs), counts)
+        found["accuracy"] = Comparison("McNemar's exact test", mcnemar(ours, theirs), counts)
     observed, beaten = model.metrics(), champion.metrics()
     ours_found, theirs_found = model.influences(), champion.influences()
-    if metric not in observed or metric not in beaten or metric not in ours_found:
-        return None
-    gain, influences = observed[metric] - beaten[metric], ours_found[metric] - theirs_found[metric]
-    error, freedom = standard_error(influences)
-    half = quantile_95(freedom) * error
-    counts = f"{len(influences):,} examples, 95% interval of the difference {gain - half:.4g} to {gain + half:.4g}"
-    test = "DeLong's test" if metric == "macro_auc" else "paired t-test"
-    return Comparison(test, paired_p_value(gain, influences), counts)
+    for metric in ours_found.keys() & theirs_found.keys() & observed.keys() & beaten.keys():
+        gain, influences = observed[metric] - beaten[metric], ours_found[metric] - theirs_found[metric]
+        error, freedom = standard_error(influences)
+        half = quantile_95(freedom) * error
+        counts = f"{len(influences):,} examples, 95% interval of the difference {interval(gain - half, gain + half)}"
+        test = "DeLong's test" if metric == "macro_auc" else "paired t-test"
+        found[metric] = Comparison(test, paired_p_value(gain, influences), counts)
+    return found

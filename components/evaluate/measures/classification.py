@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from slipway.components.evaluate.measures.averages import ClassMeasures, CountAverages
 from slipway.components.evaluate.measures.base import SMALLEST_PROBABILITY
-from slipway.components.evaluate.measures.scores import ratio
 from slipway.components.evaluate.measures.significance import Counts, Floats
 
 CALIBRATION_BINS = 15
@@ -47,6 +46,16 @@ def in_top(batch: Predictions) -> NDArray[np.bool_]:
     return ahead.sum(axis=1) < TOP
 
 
+@dataclass(frozen=True)
+class MergedBins:
+    """Bins of the confidence: the index of each one's first, after that of its last; accuracy and mean confidence."""
+
+    starts: Counts
+    ends: Counts
+    accuracy: Floats
+    confidence: Floats
+
+
 class Calibration:
     """Calibration (reliability) of the predictions, in bins of equal width in confidence."""
 
@@ -62,15 +71,27 @@ class Calibration:
         np.add.at(self.correct, index, batch.correct)
         np.add.at(self._confidence, index, batch.confidence)
 
-    @property
-    def accuracy(self) -> Floats:
-        """[bins]: accuracy; 0 in an empty bin."""
-        return ratio(self.correct, self.examples)
-
-    @property
-    def confidence(self) -> Floats:
-        """[bins]: mean confidence; 0 in an empty bin."""
-        return ratio(self._confidence, self.examples)
+    def merged(self, fewest: int) -> MergedBins:
+        """Return bins of at least so many examples, each merged with the following ones until it has them."""
+        starts, ends, pending = [], [], 0
+        for index, count in enumerate(self.examples.tolist()):
+            if count and not pending:
+                starts.append(index)
+            pending += count
+            if pending >= fewest:
+                ends.append(index + 1)
+                pending = 0
+        if pending:  # too few remain: they belong to the last bin, if there is one
+            last = int(np.flatnonzero(self.examples)[-1]) + 1
+            starts, ends = (starts[:-1], [*ends[:-1], last]) if ends else (starts, [last])
+        pairs = list(zip(starts, ends, strict=True))
+        counts = [self.examples[start:end].sum() for start, end in pairs]
+        return MergedBins(
+            np.array(starts),
+            np.array(ends),
+            np.array([self.correct[start:end].sum() for start, end in pairs]) / counts,
+            np.array([self._confidence[start:end].sum() for start, end in pairs]) / counts,
+        )
 
     @property
     def expected_error(self) -> float:

@@ -13,7 +13,7 @@ from slipway.components.evaluate.measures.base import SMALLEST_PROBABILITY
 from slipway.components.evaluate.measures.significance import Counts, Floats
 
 THRESHOLD = 0.5
-NO_LABEL = "no label"
+MAX_LISTED = 12
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,14 @@ class MultilabelMeasures(ClassMeasures[LabelPredictions]):
         return np.where((batch.labels == batch.predicted).all(axis=1), -np.inf, batch.losses)
 
     def describe(self, batch: LabelPredictions, index: int) -> tuple[str, str]:
-        return self._listed(batch.labels[index]), self._listed(batch.predicted[index])
+        """Return only what differs: the labels that were not predicted, and those that are not true."""
+        labels, predicted = batch.labels[index], batch.predicted[index]
+        return self._listed(labels & ~predicted), self._listed(predicted & ~labels)
 
     def _listed(self, chosen: NDArray[np.bool_]) -> str:
-        return ", ".join(self._names[index] for index in np.flatnonzero(chosen)) or NO_LABEL
+        names = [self._names[index] for index in np.flatnonzero(chosen)]
+        more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+        return ", ".join(names[:MAX_LISTED]) + more or "none"
 
     @property
     def averages(self) -> CountAverages:

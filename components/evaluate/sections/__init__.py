@@ -9,21 +9,23 @@ import numpy as np
 
 from slipway.components.evaluate import charts
 from slipway.components.evaluate.measures.averages import CountAverages
-from slipway.components.evaluate.measures.classification import CALIBRATION_BINS, FOREIGN, ClassificationMeasures
+from slipway.components.evaluate.measures.classification import FOREIGN, ClassificationMeasures
 from slipway.components.evaluate.measures.multilabel import THRESHOLD, MultilabelMeasures
 from slipway.components.evaluate.measures.regression import RegressionMeasures
 from slipway.components.evaluate.measures.scores import AREA, AVERAGE_PRECISION, Scores
 from slipway.components.evaluate.measures.significance import Counts, proportion_interval
+from slipway.components.figures import difference, elided
 from slipway.core.manifest import Manifest, TaskName
 from slipway.core.values import JsonObject
 
-# Up to this many classes, the confusion matrix is a table and classes are listed in the data set's order.
+# Up to this many classes, classes are listed in the data set's order, and the confusion matrix has all of them; of
+# more, it has those that are confused most often.
 CLASSES_IN_FULL = 30
-CLASSES_WITH_NAMES = 100  # up to this many, the matrix has the classes' names at its axes
 CLASSES_BESIDE_LIST = 12  # up to this many, the list of confusions is beside the matrix, otherwise below it
 LABELS_IN_FULL = 50  # up to this many, all labels are listed in the data set's order
 WEAKEST_CLASSES = 20
-CONFUSIONS = 12
+CONFUSIONS, CONFUSIONS_OF_MANY = 12, 30
+LONGEST_NAME = 20  # at the matrix
 
 
 def classification(
@@ -31,34 +33,34 @@ def classification(
 ) -> JsonObject:
     """Return the confusion matrix, the metrics of each class, calibration and curves."""
     names, counts, averages = manifest.classes, measures.confusion, measures.averages
-    classes, wrong = len(names), measures.examples - int(averages.hits.sum())
-    in_full, with_names = classes <= CLASSES_IN_FULL, classes <= CLASSES_WITH_NAMES
-    # Without the column of foreign classes if no example was predicted as one.
-    shown = counts if counts[:, -1].any() else counts[:, :-1]
-    layout = "full" if with_names else "even"
-    if in_full:
-        layout = "stacked" if classes > CLASSES_BESIDE_LIST else "" if wrong else "full"
+    wrong = measures.examples - int(averages.hits.sum())
+    confused = list(_confused(counts))
+    chosen = list(range(len(names)))
+    if len(names) > CLASSES_IN_FULL:
+        chosen = sorted(list(dict.fromkeys(each for pair in confused for each in pair))[:CLASSES_IN_FULL])
     recalls = [
         proportion_interval(hits, examples) if examples else None
         for hits, examples in zip(averages.hits.tolist(), averages.support.tolist(), strict=True)
     ]
     theirs = champion.averages if champion else None
+    most = CONFUSIONS if len(names) <= CLASSES_IN_FULL else CONFUSIONS_OF_MANY
     return {
         "wrong": wrong,
-        "interval": proportion_interval(measures.examples - wrong, measures.examples),
-        "cells": _cells(shown, averages.support) if in_full else None,
-        "foreign": bool(counts[:, -1].any()),
-        "confusion_map": charts.confusion_map(shown, names, [*names, "other"][: shown.shape[1]])
-        if with_names and not in_full
-        else None,
-        "confusion_plot": None if with_names else charts.confusion_plot(counts[:, :-1]),
-        "confusions": list(_confusions(names, counts)),
+        "matrix": _matrix(names, counts, chosen) if chosen else None,
+        "beside": 0 < len(chosen) <= CLASSES_BESIDE_LIST and wrong,
+        "confusions": [
+            {
+                "true": names[true],
+                "predicted": [*names, FOREIGN][predicted],
+                "count": int(counts[true, predicted]),
+                "fraction": counts[true, predicted] / counts[true].sum(),
+            }
+            for true, predicted in confused[:most]
+        ],
         **_each(names, averages, measures.scored, theirs, CLASSES_IN_FULL, recall_interval=recalls),
-        "long_names": max(map(len, names)) > 3,
-        "layout": layout,
+        "fewest": charts.FEWEST_IN_BIN,
         "calibration": charts.calibration_diagram(measures.calibration, f"{manifest.noun}s"),
-        "bins": CALIBRATION_BINS,
-        **_curves(measures.scored),
+        **_curves(measures.scored, names),
     }
 
 
@@ -71,17 +73,18 @@ def multilabel(manifest: Manifest, measures: MultilabelMeasures, champion: Multi
         "wrong": measures.examples - measures.hits()["exact_match"],
         **_each(manifest.classes, averages, scored, theirs, LABELS_IN_FULL, best=best),
         "threshold": THRESHOLD,
-        **_curves(scored),
+        **_curves(scored, manifest.classes),
     }
 
 
-def regression(_manifest: Manifest, measures: RegressionMeasures, _champion: RegressionMeasures | None) -> JsonObject:
+def regression(manifest: Manifest, measures: RegressionMeasures, _champion: RegressionMeasures | None) -> JsonObject:
     """Return plots of predicted against actual values, and of residuals."""
-    sample = measures.sample
+    sample, name = measures.sample, manifest.target_name
     return {
+        "target": name,
         "sampled": len(sample.actual),
-        "predicted_actual": charts.predicted_actual(sample.actual, sample.predicted),
-        "residual_plot": charts.residual_plot(sample.predicted, sample.residuals),
+        "predicted_actual": charts.predicted_actual(sample.actual, sample.predicted, name),
+        "residual_plot": charts.residual_plot(sample.predicted, sample.residuals, name),
         "residual_histogram": charts.residual_histogram(sample.residuals),
         "mean_error": measures.metrics()["mean_error"],
     }
@@ -115,6 +118,9 @@ def _each(
         "champion_f1": champion.f1.tolist() if champion else [None] * len(names),
         **more,
     }
+    if champion:
+        pairs = zip(averages.f1.tolist(), champion.f1.tolist(), strict=True)
+        columns["gain"] = [difference(ours, theirs, 3) for ours, theirs in pairs]
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     if len(rows) <= in_full:
         return {"rows": rows, "other_rows": []}
@@ -122,31 +128,47 @@ def _each(
     return {"rows": rows[:WEAKEST_CLASSES], "other_rows": rows[WEAKEST_CLASSES:]}
 
 
-def _curves(scored: Scores) -> JsonObject:
+def _curves(scored: Scores, names: Sequence[str]) -> JsonObject:
     """Return the ROC and precision-recall curves, and what the footer says of them."""
     sampled, examples = scored.sampled
     return {
-        "roc": charts.roc_curves(scored),
-        "precision_recall": charts.precision_recall_curves(scored),
+        "roc": charts.roc_curves(scored, names),
+        "precision_recall": charts.precision_recall_curves(scored, names),
         "thin": len(scored.support) <= charts.CURVES,
         "sampled_scores": sampled if sampled < examples else 0,
     }
 
 
-def _cells(counts: Counts, support: Counts) -> list[list[tuple[int, int]]]:
-    """Return the confusion matrix as (count, color strength in percent) pairs."""
-    fractions = counts / np.maximum(support[:, None], 1)
-    strengths = np.where(counts > 0, np.clip(np.sqrt(fractions) * 100, 18, 100), 0).round().astype(int)
-    return [list(zip(*row, strict=True)) for row in zip(counts.tolist(), strengths.tolist(), strict=True)]
+def _confused(counts: Counts) -> Iterator[tuple[int, int]]:
+    """Yield the pairs of true and predicted class that are confused, the most frequent first."""
+    true, predicted = np.nonzero(counts)
+    wrong = true != predicted
+    true, predicted = true[wrong], predicted[wrong]
+    order = np.argsort(-counts[true, predicted], kind="stable")
+    yield from zip(true[order].tolist(), predicted[order].tolist(), strict=True)
 
 
-def _confusions(classes: Sequence[str], counts: Counts) -> Iterator[JsonObject]:
-    """Yield the most frequent confusions in descending order, with their fractions of the true class."""
-    wrong = counts.copy()
-    np.fill_diagonal(wrong, 0)
-    names = [*classes, FOREIGN]
-    for cell in np.argsort(-wrong, axis=None, kind="stable")[:CONFUSIONS]:
-        true, predicted = np.unravel_index(cell, wrong.shape)
-        if count := int(wrong[true, predicted]):
-            fraction = count / counts[true].sum()
-            yield {"true": names[true], "predicted": names[predicted], "count": count, "fraction": fraction}
+def _matrix(names: Sequence[str], counts: Counts, chosen: Sequence[int]) -> JsonObject:
+    """Return the confusion matrix of the chosen classes.
+
+    A row has the short and the full name of its class, and cells: count, strength of the color in percent, in words,
+    and kind. A last column has the classes that the data set does not have, if any was predicted.
+    """
+    rows = [index for index in chosen if index < len(names)]
+    columns = [*rows, len(names)] if counts[:, -1].any() else rows
+    full = [*names, "other"]
+    short = dict(zip(columns, elided([full[index] for index in columns], LONGEST_NAME), strict=True))
+    fractions = counts[rows] / np.maximum(counts[rows].sum(axis=1, keepdims=True), 1)
+    strengths = np.clip(np.sqrt(fractions) * 100, 18, 100).round().astype(int)
+
+    def cells(position: int, row: int) -> Iterator[tuple[int, int, str, str]]:
+        for column in columns:
+            count = int(counts[row, column])
+            title = f"{full[row]}, predicted as {full[column]}: {count:,}"
+            yield count, int(strengths[position, column]), title, "right" if row == column else ""
+
+    return {
+        "longest": max(map(len, short.values())),
+        "columns": [(short[index], full[index]) for index in columns],
+        "rows": [(short[row], full[row], list(cells(position, row))) for position, row in enumerate(rows)],
+    }

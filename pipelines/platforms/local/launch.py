@@ -113,7 +113,7 @@ def run(folder: RunFolder, config: RunConfig, record: RunRecord, watcher: Watche
     try:
         with _stop_on_signals() as stop, session.temporary_folder(folder) as temporary:
             finished = _execute(folder, config, record, follower, stop, temporary)
-        follower.copy_report()
+        follower.copy_pages()
         _conclude(folder, record, finished, kills)
     except OSError as error:  # the file system of its folder fails
         follower.fail(error)
@@ -353,21 +353,22 @@ class _Follower:
                 self._warned = True
                 self.say(f"warning: cannot write {self._folder.record_file}: {error.strerror}; retrying")
 
-    def copy_report(self) -> None:
-        """Copy the report to the run's folder; if that fails twice, the record names that of the step."""
-        evaluation = self._record.step("evaluate")
-        if evaluation.status != "succeeded":
-            return
-        self._record.report = evaluation.outputs["report"]
-        target = self._folder.report_file
-        for last in (False, True):
+    def copy_pages(self) -> None:
+        """Copy the statistics page and the report to the run's folder."""
+        self._record.statistics = self._copied("prepare_data", "statistics", self._folder.statistics_file)
+        self._record.report = self._copied("evaluate", "report", self._folder.report_file)
+
+    def _copied(self, step: str, page: str, target: Path) -> str | None:
+        """Copy a step's page if there is one and return its path, the step's own if that fails twice."""
+        source = next((each.outputs.get(page) for each in self._record.steps if each.name == step), None)
+        for last in (False, True) if source else ():
             try:
-                replace_file(target, Path(evaluation.outputs["report"]).read_bytes())
-                self._record.report = str(target)
-                return
+                replace_file(target, Path(str(source)).read_bytes())
+                return str(target)
             except OSError as error:
                 if last:
-                    self.say(f"warning: cannot write {target}: {error.strerror}; the report is {self._record.report}")
+                    self.say(f"warning: cannot write {target}: {error.strerror}; the {page} is {source}")
+        return None if source is None else str(source)
 
     def finish(self) -> None:
         """Write the last record; a succeeded run's files are then on the disk. If that fails, so has the run."""

@@ -197,8 +197,14 @@ def test_calibration_of_known_bins() -> None:
     batch = Predictions(labels, np.zeros((7, 2)), np.zeros(7, np.int64), confidence)
     calibration = measured([batch], 2).calibration
     assert calibration.examples[-1] == 5
-    assert calibration.accuracy[-1] == pytest.approx(4 / 5)
-    assert calibration.confidence[-1] == pytest.approx((4 * 0.95 + 1) / 5)
+    each = calibration.merged(1)
+    assert (each.starts.tolist(), each.ends.tolist()) == ([8, 14], [9, 15])
+    assert each.accuracy == pytest.approx([0.5, 4 / 5])
+    assert each.confidence == pytest.approx([0.55, (4 * 0.95 + 1) / 5])
+    for fewest in (3, 7, 100):
+        merged = calibration.merged(fewest)
+        assert (merged.starts.tolist(), merged.ends.tolist()) == ([8], [15])
+        assert merged.accuracy == pytest.approx([5 / 7])
     expected = 5 / 7 * abs(4 / 5 - (4 * 0.95 + 1) / 5) + 2 / 7 * abs(0.5 - 0.55)
     assert calibration.expected_error == pytest.approx(expected)
 

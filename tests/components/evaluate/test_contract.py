@@ -48,7 +48,7 @@ def test_the_served_model_is_compared_with_the_trained_network(
     evaluation = judged(folder, data_set)
     assert evaluation.verdict.decision == decision
     if decision == "reject":
-        reason = evaluation.verdict.reasons[-1]
+        reason = evaluation.verdict.reasons[0]
         assert f"with {keys[2]} differs by 0.001 from the trained network's prediction, more than 0.0001" in reason
         assert "The model cannot be served" in render(evaluation)
 
@@ -64,7 +64,7 @@ def test_a_model_whose_requests_fail_is_rejected(
     monkeypatch.setattr(instances, "arrays", failing)
     verdict = judged(model_folder, data_set).verdict
     assert verdict.decision == "reject"
-    assert verdict.reasons[-1].startswith("The model cannot be served: a request with ")
+    assert verdict.reasons[0].startswith("The model cannot be served: a request with ")
 
 
 def test_without_the_networks_predictions_the_evaluations_are_compared(
@@ -78,7 +78,7 @@ def test_without_the_networks_predictions_the_evaluations_are_compared(
     monkeypatch.setattr(instances, "predictions", shuffled)
     verdict = judged(model_folder, data_set).verdict
     assert verdict.decision == "reject"
-    assert "from the evaluation's prediction" in verdict.reasons[-1]
+    assert "from the evaluation's prediction" in verdict.reasons[0]
 
 
 FUNCTION = """
@@ -123,8 +123,8 @@ def test_a_custom_model_is_loaded_by_its_function_and_predicts_its_programs_exam
     verdict = evaluate(settings, own, None, None, "own_serving:load").verdict
     assert verdict.decision == ("promote" if fault is None else "reject")
     if fault is not None:
-        assert verdict.reasons[-1].startswith("The model cannot be served: ")
-        assert fault in verdict.reasons[-1]
+        assert verdict.reasons[0].startswith("The model cannot be served: ")
+        assert fault in verdict.reasons[0]
 
 
 def test_a_function_that_fails_ends_the_step_with_what_to_fix(own: Path) -> None:
@@ -144,4 +144,4 @@ def test_a_function_replaces_slipways_own_serving_code(
     (folder / FILE_NAME).write_text(json.dumps({"instances": [{"area": 2}], "predictions": [{"price": 6}]}))
     verdict = evaluate(SETTINGS, folder, data_set, None, "own_serving:load").verdict
     assert verdict.decision == "reject"
-    assert verdict.reasons[-1].startswith("The model cannot be served: own_serving:load does not return")
+    assert verdict.reasons[0].startswith("The model cannot be served: own_serving:load does not return")

@@ -46,7 +46,12 @@ def test_a_loss_has_to_be_at_most_the_maximum(value: float, decision: str) -> No
 @pytest.mark.parametrize(("value", "decision"), [(9.5, "promote"), (9.4, "reject")])
 def test_the_direction_of_any_metric_can_be_set(value: float, decision: str) -> None:
     found = verdict(value, 9.5, metric="bleu", direction="maximize", minimum=9)
-    assert (found.decision, found.reasons[0].startswith("The bleu on the test split, 9.")) == (decision, True)
+    assert found.decision == decision
+    first = (
+        "The bleu on the test split, 9.5000, meets" if decision == "promote" else "The bleu, 9.4000, is worse by 0.1"
+    )
+    assert found.reasons[0].startswith(first)
+    assert found.failed == (decision == "reject")
 
 
 @pytest.mark.parametrize(
@@ -180,8 +185,10 @@ def test_with_a_significance_only_a_significantly_better_model_is_promoted(p_val
     assert found.decision == decision
     negation = "" if decision == "promote" else "not "
     relation = "at most" if decision == "promote" else "above"
-    assert found.reasons[1] == (
-        f"The difference is {negation}significant: its p-value, {p_value:g}, is {relation} 0.05 "
+    assert "This meets the gate" not in " ".join(found.reasons)
+    assert found.reasons[1 - found.failed] == (
+        f"The difference from the champion's accuracy is {negation}significant: "
+        f"its p-value, {p_value:g}, is {relation} 0.05 "
         "(McNemar's exact test: only this model is right on 9 of 400 examples)."
     )
 
@@ -224,12 +231,12 @@ def test_a_model_no_better_than_a_constant_prediction_is_rejected(
 ) -> None:
     sentence = "is no better than the baseline's"
     found = decide(GateSettings(metric=metric), {metric: value}, None, NONE_YET, baseline={metric: baseline})
-    assert (found.decision, sentence in found.reasons[-1]) == ("promote" if beaten else "reject", not beaten)
-    assert found.checked
-    assert (
-        f": any {metric.replace('rmse', 'RMSE')} better than the baseline's, {baseline:.4f}, passes."
-        in found.reasons[0]
+    assert (found.decision, sentence in found.reasons[0]) == ("promote" if beaten else "reject", not beaten)
+    assert (found.checked, found.failed) == (True, int(not beaten))
+    shown = (
+        "RMSE better than the baseline's, 11.900" if metric == "rmse" else "accuracy better than the baseline's, 0.9440"
     )
+    assert f": any {shown}, passes." in found.reasons[found.failed]
     only_said = GateSettings(metric=metric, baseline=False)
     found = decide(only_said, {metric: value}, None, NONE_YET, baseline={metric: baseline})
     assert (found.decision, sentence in found.reasons[-1], found.checked) == ("promote", not beaten, False)

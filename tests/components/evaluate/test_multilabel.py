@@ -106,8 +106,16 @@ def test_labels_of_a_champion_in_another_order_are_matched_and_unknown_ones_are_
     order = np.array([2, 0, 4])  # tree, sky and one that the data set does not have
     batch = measures.predictions(np.array([[0, 0, 1, 0], [1, 1, 0, 0]]), values, order)
     np.testing.assert_allclose(batch.probabilities, [[0.1, 0, 0.9, 0], [0.7, 0, 0.2, 0]])
-    assert measures.describe(batch, 1) == ("sky, water", "sky")
+    assert measures.describe(batch, 1) == ("water", "none")
     assert measures.scores(batch)[0] == -np.inf
     assert measures.scores(batch)[1] > 0
-    none = LabelPredictions(np.zeros((1, 4), bool), np.full((1, 4), 0.9))
-    assert measures.describe(none, 0)[0] == "no label"
+
+
+def test_of_many_labels_only_what_differs_is_listed() -> None:
+    measures = MultilabelMeasures([f"label {index}" for index in range(80)], 1)
+    labels = np.arange(80)[None] < 40
+    probabilities = np.where(labels, 0.9, 0.1)
+    probabilities[0, 3], probabilities[0, 60:75] = 0.2, 0.7
+    missing, wrong = measures.describe(LabelPredictions(labels, probabilities), 0)
+    assert missing == "label 3"
+    assert wrong == ", ".join(f"label {index}" for index in range(60, 72)) + " and 3 more"

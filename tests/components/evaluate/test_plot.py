@@ -23,10 +23,10 @@ def labels(axis: Axis) -> list[str]:
         (Axis(-13, 687, whole=True), ["0", "200", "400", "600"]),
         (Axis(0.9, 3.1, whole=True), ["1", "2", "3"]),
         (Axis(11_000, 32_000), ["15,000", "20,000", "25,000", "30,000"]),
-        (Axis(-0.3, 0.25), ["-0.3", "-0.2", "-0.1", "0.0", "0.1", "0.2"]),
+        (Axis(-0.3, 0.25), ["−0.3", "−0.2", "−0.1", "0.0", "0.1", "0.2"]),
         (Axis(0.003, 4, logarithmic=True), ["0.01", "0.1", "1"]),
         (Axis(0.02, 0.9, logarithmic=True), ["0.02", "0.05", "0.1", "0.2", "0.5"]),
-        (Axis(0, 3e8), ["0", "5e+07", "1e+08", "1.5e+08", "2e+08", "2.5e+08", "3e+08"]),
+        (Axis(0, 3e8), ["0", *(f"{each}0,000,000" for each in (5, 10, 15, 20, 25, 30))]),
         (Axis(0, 1, ticks=0), []),
     ],
 )
@@ -65,6 +65,8 @@ def test_marks_are_where_the_axes_say() -> None:
     assert "a&lt;b" in page
     assert "x &amp; y" in page
     assert 'aria-label="the &quot;plot&quot;"' in page
+    assert "<title>a&lt;b:  5,  31.623</title>" in page
+    assert '<th scope="row" class="break">a&lt;b</th><td>10</td><td>1,000.0</td>' in page
 
 
 def test_panels_share_the_x_axis_and_the_height() -> None:

@@ -15,7 +15,7 @@ from slipway.components.evaluate import report
 from slipway.components.evaluate.evaluate import evaluate
 from slipway.components.evaluate.gate import Opponent, Verdict, decide
 from slipway.components.evaluate.measured import unseen_by
-from slipway.components.evaluate.measures.base import compare
+from slipway.components.evaluate.measures.base import comparisons
 from slipway.components.evaluate.measures.classification import ClassificationMeasures
 from slipway.components.evaluate.settings import EvaluateSettings, GateSettings
 from slipway.components.prepare_data.prepare import Prepared, prepare
@@ -107,7 +107,7 @@ def test_better_challengers_are_promoted_and_others_rejected_at_the_stated_rates
 def verdict(ours: np.ndarray, theirs: np.ndarray) -> Verdict:
     """The gate's verdict on models that are right on these examples."""
     model, champion = (measured(each) for each in (ours, theirs))
-    comparison = compare("accuracy", model, champion)
+    comparison = comparisons(model, champion)["accuracy"]
     opponent = Opponent("version 1", champion.metrics(), comparison=comparison, ours=model.metrics())
     return decide(GATE, model.metrics(), opponent, "")
 

@@ -21,6 +21,7 @@ import pytest
 from slipway.core.atomic import append_line
 from slipway.core.errors import UserError
 from slipway.core.memory import MemoryKills
+from slipway.pipelines.cli.display import summary
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.platforms.local import launch, session
 from slipway.pipelines.platforms.local.platform import LocalPlatform
@@ -270,13 +271,19 @@ def test_the_report_is_copied_at_the_second_attempt_or_its_other_path_is_said(
     evaluation, shown = record.step("evaluate"), Shown()
     evaluation.status, evaluation.outputs = "succeeded", {"report": str(tmp_path / "report")}
     monkeypatch.setattr(launch, "replace_file", refusing(errno.EIO, errno.EIO, errno.EIO))
-    launch._Follower(folder, record, shown).copy_report()
+    launch._Follower(folder, record, shown).copy_pages()
     assert record.report == str(tmp_path / "report")
     assert shown.messages == [
         f"warning: cannot write {folder.report_file}: Input/output error; the report is {record.report}"
     ]
-    launch._Follower(folder, record, shown).copy_report()
+    launch._Follower(folder, record, shown).copy_pages()
     assert (record.report, folder.report_file.read_text()) == (str(folder.report_file), "<html>")
+    assert record.statistics is None
+    (tmp_path / "statistics").write_text("<table>")
+    record.step("prepare_data").outputs["statistics"] = str(tmp_path / "statistics")
+    launch._Follower(folder, record, shown).copy_pages()
+    assert (record.statistics, folder.statistics_file.read_text()) == (str(folder.statistics_file), "<table>")
+    assert f"data     {folder.statistics_file}" in summary(record)
     assert len(shown.messages) == 1
 
 
