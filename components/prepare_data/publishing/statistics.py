@@ -6,17 +6,16 @@ import base64
 import io
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from slipway.components import page
-from slipway.components.prepare_data.encoding.inputs import InputStatistics, by_frequency
 from slipway.components.prepare_data.encoding.messages import values
 from slipway.components.prepare_data.encoding.records import read_examples, stored_parts
 from slipway.components.prepare_data.examples import readable
+from slipway.components.prepare_data.publishing.columns import Statistics, columns
 from slipway.components.prepare_data.sources.source import Ignored
 from slipway.components.prepare_data.validation.sampling import sentence
 from slipway.components.prepare_data.validation.tally import Tally
@@ -24,17 +23,26 @@ from slipway.core.manifest import Manifest, TaskName
 
 FILE_NAME = "statistics.html"
 TEMPLATE = Path(__file__).with_name(FILE_NAME)
-CLASSES_SHOWN = 30
+CLASSES_SHOWN = 30  # of more, the largest and the smallest
+COLUMNS_SHOWN = 60
 SIZES_SHOWN = 8  # more are a histogram
 BINS = 12
 # From this ratio of the largest to the smallest side on, the bins of the histogram are powers of two.
 WIDE_RANGE = 16
 SAMPLES = 32
 MAX_RECORDS_READ = 512
+# Ratios of width to height: the largest of a bin, and its name.
+RATIOS = (
+    (0.6, "upright, below 3:5"),
+    (0.9, "upright"),
+    (1.1, "about square"),
+    (1.6, "wide"),
+    (math.inf, "wide, above 8:5"),
+)
 LARGEST_INLINE = 8192
 THUMBNAIL = 96
 FEATURE_EXAMPLES = 4
-COMMON = 5
+FEATURES_NAMED = 12
 MAX_VALUES = 8
 MAX_CHARACTERS = 80
 
@@ -64,19 +72,7 @@ class AdditionalFeature(NamedTuple):
     images: list[str]
 
 
-class InputRow(NamedTuple):
-    """An input or the target on the page: name, kind, and its statistics over the training split."""
-
-    name: str
-    kind: str
-    mean: str
-    deviation: str
-    range: str
-
-
-def write_statistics(
-    folder: Path, manifest: Manifest, tally: Tally, ignored: Ignored, statistics: Mapping[str, InputStatistics]
-) -> None:
+def write_statistics(folder: Path, manifest: Manifest, tally: Tally, ignored: Ignored, statistics: Statistics) -> None:
     """Write `statistics.html` to the shards' folder: class balance, inputs, sizes, samples, features, skipped examples.
 
     Args:
@@ -84,12 +80,18 @@ def write_statistics(
         manifest: The data set's manifest.
         tally: The counts of its examples and images.
         ignored: What was ignored while listing the source.
-        statistics: The statistics of the inputs and of the target over the training split.
+        statistics: The statistics of the inputs and of the target in each split.
     """
     classes = class_counts(manifest)
     additional = [feature for feature in additional_features(folder, manifest) if feature.name not in manifest.inputs]
+    found, sampled = columns(folder, manifest, statistics)
+    half = CLASSES_SHOWN // 2
     content = page.render(
         TEMPLATE,
+        columns=found,
+        columns_shown=COLUMNS_SHOWN,
+        sampled=sampled,
+        ratios=list(ratio_bins(folder, manifest)) if manifest.has_image else [],
         manifest=manifest,
         tally=tally,
         ignored=ignored,
@@ -98,12 +100,14 @@ def write_statistics(
         category="label" if manifest.task == "multilabel" else "class",
         sides=list(side_bins(tally.sides)) if len(tally.sizes) > SIZES_SHOWN or tally.other_sizes else [],
         classes=classes,
+        shown=classes if len(classes) <= CLASSES_SHOWN else [*classes[:half], *classes[-half:]],
+        others=classes[half:-half] if len(classes) > CLASSES_SHOWN else [],
         largest=max((row.total for row in classes), default=0),
         smallest=min((row.total for row in classes), default=0),
-        shown=CLASSES_SHOWN,
-        inputs=list(input_rows(manifest, statistics)),
         samples=list(samples(folder, manifest)) if manifest.has_image else [],
         features=additional,
+        stored=list(manifest.features),
+        most_named=FEATURES_NAMED,
     )
     (folder / FILE_NAME).write_text(content, encoding="utf-8")
 
@@ -130,33 +134,17 @@ def side_bins(sides: Mapping[int, int]) -> Iterator[tuple[str, int]]:
             yield name, sum(count for side, count in sides.items() if start <= side < end)
 
 
-def input_rows(manifest: Manifest, statistics: Mapping[str, InputStatistics]) -> Iterator[InputRow]:
-    """Yield the target, if it is a number, and the inputs beside the image."""
-    target = {"label": manifest.target} if manifest.target else {}
-    for name, about in {**target, **manifest.inputs}.items():
-        found = statistics[name]
-        size = f"[{','.join(map(str, about.shape))}]" if about.shape and not about.nullable else ""
-        mean, deviation = (f"{values[0]:.4g}" if len(values) == 1 else "" for values in (about.mean, about.deviation))
-        given = f"{found.minimum:.4g} to {found.maximum:.4g}" if found.minimum is not None else ""
-        if found.missing:
-            given = ", ".join(filter(None, (given, f"{found.missing:,} missing")))
-        if about.kind == "date":
-            size, mean, deviation, given = "", "", f"{about.deviation[0]:.4g} days", dates_between(found)
-        if about.vocabulary:
-            common = by_frequency(found.categories)[:COMMON]
-            given = f"{len(found.categories):,} different{' words' * (about.kind == 'text')}: " + ", ".join(
-                f"{text or 'missing'} ({count:,})" for text, count in common
-            )
-            given += ", …" if len(found.categories) > COMMON else ""
-        yield InputRow("target" if name == "label" else name, about.kind + size, mean, deviation, given)
+def ratio_bins(folder: Path, manifest: Manifest) -> Iterator[tuple[str, int]]:
+    """Yield the histogram of width by height of the first images of the training split, if they differ."""
+    if not manifest.resize:
+        return
+    from slipway.serving.kinds import image_size  # imports NumPy
 
-
-def dates_between(found: InputStatistics) -> str:
-    """Return the first and the last of dates, whose statistics are those of the days since 1970."""
-    if found.minimum is None or found.maximum is None:
-        return "all missing"
-    first, last = (np.datetime64(math.floor(days), "D") for days in (found.minimum, found.maximum))
-    return f"{first} to {last}" + (f", {found.missing:,} missing" if found.missing else "")
+    counts: Counter[str] = Counter()
+    for features in _first_examples(folder, manifest, MAX_RECORDS_READ):
+        width, height = image_size(stored_parts(features)[0])
+        counts[next(name for largest, name in RATIOS if width <= largest * height)] += 1
+    yield from ((name, counts[name]) for _, name in RATIOS)
 
 
 def samples(folder: Path, manifest: Manifest) -> Iterator[Sample]:

@@ -316,7 +316,7 @@ class SetWriter:
                         hashes = (self._results / result.hashes.file).read_bytes()
                         file.write(hashes[: len(hashes) // 2])  # without the offsets
         write_dataset_info(self._set, about, self._source)
-        write_statistics(self._set, about, tally, self._listing.ignored, statistics["train"])
+        write_statistics(self._set, about, tally, self._listing.ignored, statistics)
         replace_file(self._set / manifest.FILE_NAME, about.model_dump_json(indent=1).encode())
         return about
 

@@ -146,12 +146,12 @@ def test_additional_columns_are_features(images: Path, make_settings: MakeSettin
             assert one["splits"] == (images / path_of(39 - number).strip('"')).read_bytes()
     assert seen == set(range(40))
     page = (prepared.folder / "statistics.html").read_text()
-    assert "<h2>Additional features</h2>" in page
+    assert ">Additional features</h2>" in page
     assert all(
-        f'<th scope="row">{name}</th><td class="text">{kind}</td>' in page
+        f'<th scope="row" class="break">{name}</th><td class="text break">{kind}</td>' in page
         for name, kind in prepared.manifest.features.items()
     )
-    assert re.search(r'<td class="text">note \d+</td>', page)
+    assert re.search(r'<td class="text break">note \d+</td>', page)
     assert page.count('<img class="thumbnail" src="data:image/png') == 4
     assert prepare(settings, 2).reused
     (images / "all.csv").write_text((images / "all.csv").read_text().replace("note 7", "another note"))

@@ -1,0 +1,189 @@
+"""The columns of a data set on its statistics page: the values of each in every split, beside each other."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from slipway.components.figures import brief, interval, number
+from slipway.components.prepare_data.encoding.inputs import InputStatistics, by_frequency
+from slipway.components.prepare_data.encoding.messages import values
+from slipway.components.prepare_data.encoding.records import read_examples
+from slipway.components.prepare_data.encoding.texts import days_of, words_of
+from slipway.core.manifest import Input, Manifest
+
+BINS = 12  # of a histogram; of categories, the most frequent of the first split
+# Histograms are those of the first examples of each split: at most so many, and so many values in all.
+MAX_EXAMPLES, MAX_VALUES = 5000, 300_000
+EXPLAINED = 40  # up to so many columns, pointing at a histogram shows its bins
+LABEL = "label"  # the name of the target in the records
+HEIGHT = 12
+COMMON_WORDS = 5  # of a text, named with their counts
+
+
+class Histogram(NamedTuple):
+    """A column in a split: the outline of its histogram, what pointing at it shows, and its statistics in words."""
+
+    outline: str
+    title: str
+    text: str
+
+
+class Column(NamedTuple):
+    """A column on the page: its name, what it is, and its histogram in each split."""
+
+    name: str
+    kind: str
+    splits: list[Histogram]
+
+
+Statistics = Mapping[str, Mapping[str, InputStatistics]]
+
+
+def columns(folder: Path, manifest: Manifest, statistics: Statistics) -> tuple[list[Column], int]:
+    """Return the target, if it is a number, and the inputs beside the image; and how many examples of a split the
+    histograms have, 0 for all.
+
+    Args:
+        folder: The folder of the shards.
+        manifest: The data set's manifest.
+        statistics: The statistics of each split's inputs and target.
+    """
+    target = {LABEL: manifest.target} if manifest.target else {}
+    chosen = {**target, **{name: each for name, each in manifest.inputs.items() if each.kind != "image"}}
+    if not chosen:
+        return [], 0
+    most = max(1, min(MAX_EXAMPLES, MAX_VALUES // (len(chosen) * len(manifest.splits))))
+    samples = {split: _sample(folder, manifest, split, list(chosen), most) for split in manifest.splits}
+    is_whole = most >= max(split.examples for split in manifest.splits.values())
+    found = []
+    for name, about in chosen.items():
+        sampled = [samples[split][name] for split in manifest.splits]
+        counts, bins = _histograms(about, sampled)
+        told = [_words(about, statistics[split].get(name)) for split in manifest.splits]
+        histograms = []
+        for each, text in zip(counts, told, strict=True):
+            pairs = (f"{one}: {count:,}" for one, count in zip(bins, each, strict=True) if count)
+            title = "\n".join(pairs) if len(chosen) <= EXPLAINED else ""
+            histograms.append(Histogram(outline(each), title, text))
+        different = f", {'' if is_whole else 'at least '}{len({each for part in sampled for each in part}):,} different"
+        size = f"[{','.join(map(str, about.stored_shape))}]" if about.stored_shape else ""
+        found.append(Column(manifest.target_name if name == LABEL else name, about.kind + size + different, histograms))
+    return found, 0 if is_whole else most
+
+
+def _sample(folder: Path, manifest: Manifest, split: str, names: Sequence[str], most: int) -> dict[str, list[Any]]:
+    """Return the values of the columns in the first examples of a split, without missing ones: numbers, or bytes."""
+    found: dict[str, list[Any]] = {name: [] for name in names}
+    shards = [folder / shard.file for shard in manifest.splits[split].shards]
+    for features in itertools.islice(read_examples(shards), most):
+        for name, kept in found.items():
+            given = values(features[name.encode()])
+            kept.extend(value for value in given if isinstance(value, bytes) or math.isfinite(value))
+    return found
+
+
+def _histograms(about: Input, sampled: Sequence[list[Any]]) -> tuple[list[list[int]], list[str]]:
+    """Return the counts of each split's values in bins, and the bins: of dates by day, of texts by number of words."""
+    if about.kind == "category":
+        return _categories(sampled)
+    if about.kind in ("number", "integer"):
+        return _bins(sampled)
+    import numpy as np
+    import pyarrow
+
+    texts = [pyarrow.array([text.decode("utf-8", "replace") for text in each], pyarrow.string()) for each in sampled]
+    if about.kind == "date":
+        days = [days_of(each, about.order) for each in texts]
+        return _bins([each[np.isfinite(each)].tolist() for each in days], named=_days)
+    return _bins([words_of(each).value_lengths().to_pylist() for each in texts], named=_numbers_of_words)
+
+
+def _days(low: float, high: float) -> str:
+    return f"{_day(low)} to {_day(high)}"
+
+
+def _day(days: float) -> str:
+    return (date(1970, 1, 1) + timedelta(days=math.floor(days))).isoformat()
+
+
+def _numbers_of_words(low: float, high: float) -> str:
+    return f"{interval(low, high, digits=3)} words"
+
+
+def _bins(
+    sampled: Sequence[list[Any]], named: Callable[[float, float], str] = lambda low, high: interval(low, high, digits=3)
+) -> tuple[list[list[int]], list[str]]:
+    """Return the counts of each split's numbers in bins between the smallest and the largest of all, and the bins."""
+    import numpy as np
+
+    everything = np.concatenate([np.asarray(each, np.float64) for each in sampled])
+    if not len(everything):
+        return [[] for _ in sampled], []
+    edges = np.histogram_bin_edges(everything, BINS)
+    counts = [np.histogram(np.asarray(each, np.float64), edges)[0].tolist() for each in sampled]
+    return counts, [named(low, high) for low, high in itertools.pairwise(edges.tolist())]
+
+
+def _categories(sampled: Sequence[list[Any]]) -> tuple[list[list[int]], list[str]]:
+    """Return the counts of the first split's most frequent categories in each split, and their names."""
+    counters = [Counter(each) for each in sampled]
+    common = [name for name, _ in sorted(counters[0].items(), key=lambda item: (-item[1], item[0]))[:BINS]]
+    names = [name.decode("utf-8", "replace") or "missing" if isinstance(name, bytes) else str(name) for name in common]
+    return [[counter[name] for name in common] for counter in counters], names
+
+
+def outline(counts: Sequence[int]) -> str:
+    """Return the path of a histogram's bars, 3 units wide each and at most `HEIGHT` high; "" without a value."""
+    largest = max(counts, default=0)
+    if not largest:
+        return ""
+    path, before = f"M0 {HEIGHT}", 0.0
+    for count in counts:
+        height = round(HEIGHT * count / largest, 1) or (0.4 if count else 0.0)
+        path += f"v{before - height:.3g}h3" if height != before else "h3"
+        before = height
+    return f"{path}v{before:.3g}z"
+
+
+def _words(about: Input, found: InputStatistics | None) -> str:
+    """Return the statistics of a column in a split as people say them."""
+    if found is None or not found.count:
+        return f"{found.missing:,} missing" if found and found.missing else "no values"
+    parts = list(_OF.get(about.kind, _of_numbers)(found))
+    return "; ".join([*parts, f"{found.missing:,} missing"] if found.missing else parts)
+
+
+def _of_numbers(found: InputStatistics) -> Iterator[str]:
+    if found.minimum is not None and found.maximum is not None:
+        constant = found.minimum == found.maximum
+        yield f"always {brief(found.minimum)}" if constant else f"{brief(found.minimum)} to {brief(found.maximum)}"
+    if len(found.sums) == len(found.squares) == 1:
+        yield f"mean {number(found.means[0], digits=3)} ± {number(found.deviations[0], digits=3)}"
+
+
+def _of_categories(found: InputStatistics) -> Iterator[str]:
+    given = {name: count for name, count in found.categories.items() if name}
+    if given:
+        name, count = min(given.items(), key=lambda item: (-item[1], item[0]))
+        yield f"mostly {name} ({count / found.count:.0%})" if len(given) > 1 else f"always {name}"
+    if empty := found.categories.get("", 0):
+        yield f"{empty:,} missing"
+
+
+def _of_dates(found: InputStatistics) -> Iterator[str]:
+    if found.minimum is not None and found.maximum is not None:
+        yield _days(found.minimum, found.maximum)
+
+
+def _of_texts(found: InputStatistics) -> Iterator[str]:
+    common = by_frequency(found.categories)[:COMMON_WORDS]
+    yield f"{len(found.categories):,} different words: " + ", ".join(f"{word} ({count:,})" for word, count in common)
+
+
+_OF = {"category": _of_categories, "date": _of_dates, "text": _of_texts}
