@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.components.evaluate import contract, custom
+from slipway.components.evaluate import contract, custom, slices
 from slipway.components.evaluate.gate import INTERVALS, Opponent, Verdict, decide
 from slipway.components.evaluate.measured import (
     SPLIT,
@@ -67,6 +67,10 @@ class Evaluation(Measurement):
         if self.manifest is not None:
             found[INTERVALS] = {name: list(interval) for name, interval in self.model.intervals.items()}
             found["baseline_metrics"] = dict(self.baseline)
+            found["slices"] = {
+                each.name: {"metrics": each.measures.metrics(), INTERVALS: each.measures.intervals()}
+                for each in self.model.slices
+            }
         return found
 
 
@@ -93,7 +97,9 @@ def evaluate(
         found = measure_on_split(settings, model, data, opponent)
     else:
         found = custom.measure(settings, model, data, opponent)
-    verdict = decide(found.settings.gate, found.model.metrics, found.opponent, without, found.how, found.baseline)
+    verdict = decide(
+        found.settings.gate, found.model.metrics, found.opponent, without, found.how, found.baseline, found.slices
+    )
     if serve_module:
         verdict = verdict.unless(contract.module_fault(model, serve_module))
     elif found.sample:
@@ -124,12 +130,16 @@ def measure_on_split(settings: EvaluateSettings, model: Path, data: Path, champi
     events.phase("loading the model")
     hashes = seen.of_split(data, description, SPLIT)
     compared = None if champion is None else unseen_by(hashes, model, champion)
-    challenger = ServedModel(model, description, split.examples, settings.worst_examples, compared, is_champion=False)
+    shards = [data / shard.file for shard in split.shards]
+    parts = slices.find(settings.slices, description, lambda: batches(shards, description, settings.batch_size))
+    challenger = ServedModel(
+        model, description, split.examples, settings.worst_examples, compared, parts, is_champion=False
+    )
     served, opponent = None, None
     if champion is not None:
         try:
             _check_enough(compared)
-            served = ServedModel(champion, description, split.examples, 0, compared, is_champion=True)
+            served = ServedModel(champion, description, split.examples, 0, compared, parts, is_champion=True)
         except OtherData as reason:
             opponent = Opponent(Measured(champion, {}, {}).name, {}, incomparable=str(reason))
     events.phase("compiling the model")  # TensorFlow compiles on the first batch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -60,6 +60,17 @@ class Opponent:
 
 
 @dataclass(frozen=True)
+class SliceValues:
+    """The gate's metric on a slice: the model's on all its examples, and both models' where they are compared."""
+
+    name: str
+    examples: int
+    value: float
+    ours: float | None = None
+    theirs: float | None = None
+
+
+@dataclass(frozen=True)
 class Verdict:
     """The gate's decision and the reasons for it, one sentence each, of which the first `failed` are why it rejects.
 
@@ -86,6 +97,7 @@ def decide(
     without_champion: str,
     measured: str = "on the test split",
     baseline: Mapping[str, float] | None = None,
+    slices: Sequence[SliceValues] = (),
 ) -> Verdict:
     """Return the verdict on a model.
 
@@ -96,6 +108,7 @@ def decide(
         without_champion: The sentence that says why there is no champion.
         measured: How the metrics were measured, after "The accuracy".
         baseline: The metrics of a constant prediction, if there are any.
+        slices: The gate's metric on each slice, the worst first.
 
     Raises:
         UserError: The model or the champion does not have the gate's metric.
@@ -111,6 +124,7 @@ def decide(
         *_against_limit(gate, metrics[gate.name], champion, trivial, measured),
         *_against_champion(gate, metrics, champion, without_champion, measured),
         *_against_baseline(gate, metrics[gate.name], trivial),
+        *_on_slices(gate, slices),
     ]
     passed = [holds for holds, _ in judged if holds is not None]
     decision: Decision = "promote"
@@ -183,6 +197,35 @@ def _against_baseline(gate: GateSettings, value: float, trivial: float | None) -
             "learned from the targets of the training split alone."
         )
     yield (better if gate.baseline else None), reason
+
+
+def _on_slices(gate: GateSettings, slices: Sequence[SliceValues]) -> Iterator[Judged]:
+    large = [each for each in slices if each.examples >= gate.slice_examples]
+    where = f"of at least {gate.slice_examples:,} examples"
+    sign = -1 if gate.minimized else 1
+    if (limit := gate.slice_limit) is not None:
+        failing = [each for each in large if sign * (each.value - limit) < -ROUNDING]
+        relation = "above" if gate.minimized else "below"
+        yield not failing, _told(gate, failing, large, where, f"{relation} the limit of slices, {limit:g}")
+    if gate.slice_margin is not None:
+        gains = [(sign * (each.ours - each.theirs), each) for each in large if None not in (each.ours, each.theirs)]  # type: ignore[operator]
+        worse = [each for gain, each in sorted(gains, key=lambda pair: pair[0]) if gain < gate.slice_margin - ROUNDING]
+        if gains:
+            yield not worse, _told(gate, worse, [each for _, each in gains], where, "too far behind the champion's")
+
+
+def _told(
+    gate: GateSettings, failing: Sequence[SliceValues], judged: Sequence[SliceValues], where: str, fault: str
+) -> str:
+    """Return the sentence on the slices that fail, of which the first is the worst, or on all if none does."""
+    if not failing:
+        return f"On none of the {len(judged):,} slices {where} is the {gate.label} {fault}."
+    worst = failing[0]
+    behind = fault.startswith("too")
+    shown = (worst.ours, worst.theirs) if behind else (worst.value, None)
+    value = " against ".join(number(each) for each in shown if each is not None)
+    more = f"; so it is on {len(failing) - 1:,} more of the {len(judged):,} slices {where}" if len(failing) > 1 else ""
+    return f"On the slice {worst.name} ({worst.examples:,} examples), the {gate.label}, {value}, is {fault}{more}."
 
 
 def _comparison(gate: GateSettings, value: float, champion: Opponent) -> Judged:

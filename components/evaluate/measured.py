@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.components.evaluate.gate import Opponent
+from slipway.components.evaluate.gate import Opponent, SliceValues
 from slipway.components.evaluate.measures.base import Measures
 from slipway.components.evaluate.settings import EvaluateSettings
 from slipway.core import seen
@@ -49,12 +49,22 @@ class Batch:
 
 
 @dataclass(frozen=True)
+class MeasuredSlice:
+    """A model's measures on a slice, and on those of its examples on which it is compared with another model."""
+
+    name: str
+    measures: Measures[Any]
+    compared: Measures[Any]
+
+
+@dataclass(frozen=True)
 class Measured:
     """A model's folder and its metrics. `description` is its model.json, {} if there is none.
 
     Slipway's evaluation has `measures` on all examples (of the champion, on those of `compared`); `compared` are those
     on the examples on which the champion and its challenger are compared: those that neither has seen. `unknown` are
     the data set's classes that it does not have, `foreign` its classes that the data set does not have.
+    `slices` are the measures on each slice.
     A custom evaluation may have `plots` (files, or Figures of matplotlib) and `tables` (rows) by title.
     """
 
@@ -63,6 +73,7 @@ class Measured:
     metrics: dict[str, float]
     measures: Measures[Any] | None = None
     compared: Measures[Any] | None = None
+    slices: Sequence[MeasuredSlice] = ()
     unknown: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
     plots: Mapping[str, Any] = field(default_factory=dict)
@@ -114,6 +125,24 @@ class Measurement:
     sample: tuple[Model, Batch] | None = None
     unseen: list[Unseen] = field(default_factory=list)
     baseline: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def slices(self) -> list[SliceValues]:
+        """The gate's metric on each slice where it is defined, the worst first."""
+        name, theirs = self.settings.gate.name, {}
+        if self.champion:
+            theirs = {each.name: _value(each.measures, name) for each in self.champion.slices}
+        found = [
+            SliceValues(each.name, each.measures.examples, value, _value(each.compared, name), theirs.get(each.name))
+            for each in self.model.slices
+            if (value := _value(each.measures, name)) is not None
+        ]
+        return sorted(found, key=lambda each: each.value, reverse=self.settings.gate.minimized)
+
+
+def _value(measures: Measures[Any], metric: str) -> float | None:
+    """Return a metric, None where it is undefined, as without an example."""
+    return measures.metrics().get(metric) if measures.examples else None
 
 
 @dataclass(frozen=True)

@@ -129,6 +129,7 @@ def _of_split(evaluation: Evaluation, manifest: Manifest, history: History) -> J
         "unseen": [(each, _few(each)) for each in evaluation.unseen],
         "compared": model.compared.examples,
         "metric_rows": list(_rows_of_split(evaluation, manifest)),
+        "slice_metrics": list(_slice_metrics(evaluation, manifest)),
         "validated": [
             (row.metrics[name].title, validation[name]) for name in ("loss", row.metric) if name in validation
         ],
@@ -193,7 +194,7 @@ def _rows_of_split(evaluation: Evaluation, manifest: Manifest) -> Iterator[JsonO
         )
         test = tested.get(name)
         row = {
-            "label": metric.title[0].upper() + metric.title[1:],
+            "label": _capitalized(metric.title),
             "meaning": metric.meaning,
             "value": value,
             "interval": ends,
@@ -206,6 +207,40 @@ def _rows_of_split(evaluation: Evaluation, manifest: Manifest) -> Iterator[JsonO
         }
         minimized = metric.direction == "minimize"
         yield row | _difference(compared.get(name), theirs.get(name), places, minimized=minimized)
+
+
+def _slice_metrics(evaluation: Evaluation, manifest: Manifest) -> Iterator[JsonObject]:
+    """Yield each metric with its rows by slice, the worst first; the gate's metric is the first one."""
+    alpha, champion = evaluation.settings.gate.significance or SIGNIFICANCE, evaluation.champion
+    theirs = {each.name: each.measures for each in champion.slices} if champion else {}
+    tested = {
+        each.name: comparisons(each.compared, theirs[each.name])
+        for each in evaluation.model.slices
+        if each.name in theirs and each.compared.examples
+    }
+    metrics = TASKS[manifest.task].metrics
+    for name in sorted(metrics, key=lambda name: name != evaluation.settings.gate.name):
+        minimized, rows = metrics[name].direction == "minimize", []
+        for each in evaluation.model.slices:
+            value = each.measures.metrics().get(name)
+            if value is None:
+                continue
+            beaten = theirs[each.name].metrics().get(name) if each.name in tested else None
+            places, ends = figures.decimals(value, beaten), each.measures.intervals().get(name)
+            test = tested.get(each.name, {}).get(name)
+            ours = each.compared.metrics().get(name) if each.compared.examples else None
+            row: JsonObject = {"name": each.name, "examples": each.measures.examples, "sorted": value}
+            row |= {"value": figures.number(value, places), "interval": ends and figures.interval(*ends, places)}
+            row |= {"champion": figures.number(beaten, places)}
+            row |= {"significant": test is not None and test.p_value <= alpha}
+            rows.append(row | _difference(ours, beaten, places, minimized=minimized))
+        rows.sort(key=lambda row: row["sorted"], reverse=minimized)
+        if rows:
+            yield {"label": _capitalized(metrics[name].title), "rows": rows}
+
+
+def _capitalized(title: str) -> str:
+    return title[0].upper() + title[1:]
 
 
 def _rows_of_custom(evaluation: Evaluation) -> Iterator[JsonObject]:
@@ -318,10 +353,11 @@ def _provenance(model: Measured, manifest: Manifest) -> list[tuple[str, list[tup
     about = {key: value for key, value in model.description.items() if key not in _OF_DATA}
     if not any(size := about.pop("image_size", None) or []):
         about.pop("channels", None)
-        about.pop("resize_mode", None)
     else:
         channels = {1: ", grayscale", 3: ", color"}.get(about.pop("channels", None), "")
         about["image_size"] = f"{size[0]} × {size[1]} pixels{channels}"
+    if not manifest.resize:
+        about.pop("resize_mode", None)
     if "variables_bytes" in about:
         size, trainable = about.pop("variables_bytes"), about.pop("trainable_bytes", 0)
         about["weights"] = f"{size:,} bytes, {trainable / max(size, 1):.1%} trainable"

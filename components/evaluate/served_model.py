@@ -6,14 +6,16 @@ import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.components.evaluate.measured import Batch, Features, Mask, Measured
+from slipway.components.evaluate.measured import Batch, Features, Mask, Measured, MeasuredSlice
 from slipway.components.evaluate.measures import EVALUATED
-from slipway.components.evaluate.measures.base import Example
+from slipway.components.evaluate.measures.base import Example, Measures
 from slipway.components.evaluate.measures.significance import Counts, Floats
+from slipway.components.evaluate.slices import Slice
 from slipway.core.errors import UserError
 from slipway.core.integrity import unsealed, verify
 from slipway.core.manifest import Manifest, signature_name
@@ -40,6 +42,7 @@ class ServedModel:
         examples: The number of examples.
         worst: The number of worst examples to keep.
         compared: Whether each example is one on which champion and challenger are compared, [examples]; None for all.
+        slices: The slices of the split to measure.
         is_champion: Whether it is the champion, which is measured only on these.
 
     Raises:
@@ -48,16 +51,16 @@ class ServedModel:
     """
 
     def __init__(
-        self, folder: Path, data: Manifest, examples: int, worst: int, compared: Mask | None, *, is_champion: bool
-    ) -> None:
+        self, folder: Path, data: Manifest, examples: int, worst: int, compared: Mask | None,
+        slices: Sequence[Slice] = (), *, is_champion: bool,
+    ) -> None:  # fmt: skip
         self._folder, self._data, self._is_champion = folder, data, is_champion
         self._outputs = TASKS[data.task]
-        measures = EVALUATED[data.task].of
-        self._measures = self._compared = measures(data, examples, worst)
-        self._mask, self._done = compared, 0
-        if compared is not None:
-            self._compared = measures(data, int(compared.sum()))
-            self._measures = self._compared if is_champion else self._measures
+        # What is measured, each on the examples of its mask; and how many examples are done.
+        self._parts: list[tuple[Mask, Measures[Any]]] = []
+        self._done = 0
+        self._measures, self._compared = self._part(np.ones(examples, bool), compared, worst)
+        self._slices = [MeasuredSlice(each.name, *self._part(each.mask, compared)) for each in slices]
         self.model = self._load()
         self._measures.threshold = self._compared.threshold = self.model.threshold
         classes = read_json(folder / RECORD_FILE).get("classes") or []
@@ -67,6 +70,13 @@ class ServedModel:
         self.sample: Batch | None = None
         # The index in the data set of each of the model's classes or labels; known after the first batch.
         self._order: Counts = np.zeros(0, np.int64)
+
+    def _part(self, mask: Mask, compared: Mask | None, worst: int = 0) -> tuple[Measures[Any], Measures[Any]]:
+        """Return new measures of the examples of a mask, and of those among them that are compared."""
+        masks = [mask] if compared is None else [mask & compared] if self._is_champion else [mask, mask & compared]
+        found = [EVALUATED[self._data.task].of(self._data, int(each.sum()), worst) for each in masks]
+        self._parts += zip(masks, found, strict=True)
+        return found[0], found[-1]
 
     def predict(self, batch: Batch) -> NDArray[np.float32]:
         """Return the model's values for a batch, [batch, names] or [batch]; several threads may call this at once."""
@@ -82,13 +92,13 @@ class ServedModel:
             self.sample, self._order = batch.part(0, EXAMPLES), self._align(self.model.names)
         values = self._checked(batch, answers)
         predictions = self._measures.predictions(batch.labels, values, self._order)
-        if self._mask is not None:
-            kept = self._mask[self._done : self._done + len(batch.labels)]
-            self._done += len(batch.labels)
-            if kept.any():
-                self._compared.update(self._compared.predictions(batch.labels[kept], values[kept], self._order))
-        if self._measures is not self._compared or self._mask is None:
-            self._measures.update(predictions)
+        for mask, measures in self._parts:
+            kept = mask[self._done : self._done + len(batch.labels)]
+            if kept.all():
+                measures.update(predictions)
+            elif kept.any():
+                measures.update(measures.predictions(batch.labels[kept], values[kept], self._order))
+        self._done += len(batch.labels)
         worst, scores = self._measures.worst, self._measures.scores(predictions)
         examples = []
         for index in worst.candidates(scores).tolist():
@@ -105,6 +115,7 @@ class ServedModel:
             metrics=self._measures.metrics(),
             measures=self._measures,
             compared=self._compared,
+            slices=self._slices,
             unknown=_without(self._data.classes, self.model.names),
             foreign=_without(self.model.names, self._data.classes),
         )

@@ -71,6 +71,19 @@ class GateSettings(Settings):
         "DeLong's for AUC, a t-test for other metrics of Slipway's evaluation. null: any difference counts.",
     )
 
+    slice_limit: float | None = Field(
+        default=None,
+        description="Worst value of `metric` accepted on each of `evaluate.slices`, a minimum or a maximum as its "
+        "direction says; null: any value.",
+    )
+    slice_margin: float | None = Field(
+        default=None,
+        description="Smallest improvement over the champion on each of `evaluate.slices`; a negative value accepts "
+        "slices that are slightly worse. null: slices are not compared.",
+    )
+    slice_examples: PositiveInt = Field(
+        default=30, description="Number of examples from which on a slice counts for the gate; all are in the report."
+    )
     baseline: bool = Field(
         default=True,
         description="Whether to reject a model that is no better than a baseline, which predicts the training split's "
@@ -200,6 +213,13 @@ class EvaluateSettings(Settings):
     )
     batch_size: PositiveInt = Field(default=256, description="Examples per batch. Does not affect the metrics.")
     gate: GateSettings = Field(default=GateSettings(), description="When a model is promoted.")
+    slices: list[str] = Field(
+        default=[],
+        description="Parts of the test split on which all metrics are measured, too: a column (a slice for each "
+        "category or integer, or for each quarter of the numbers), a condition such as `age>65` or `city==Bern`, "
+        "or module:function, which receives an example's inputs as a dict and returns the name of its slice, or None. "
+        "`width` and `height` are those of the image.",
+    )
     champion: Literal["registered", "none"] = Field(
         default="registered",
         description="Model to compare with: the registered champion, or none (only the gate's limit decides).",
@@ -213,11 +233,24 @@ class EvaluateSettings(Settings):
     )
 
     @model_validator(mode="after")
+    def _gate_of_slices(self) -> EvaluateSettings:
+        name = next((name for name in ("slice_limit", "slice_margin") if getattr(self.gate, name) is not None), None)
+        if name is not None and not self.slices:
+            raise UserError(
+                f"evaluate.gate.{name} is about slices, and evaluate.slices names none.",
+                setting=f"evaluate.gate.{name}",
+                value=getattr(self.gate, name),
+                allowed="null without evaluate.slices",
+                fix="--set evaluate.slices='[COLUMN]'; or remove it",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _of_module(self) -> EvaluateSettings:
         if self.module is not None and self.gate.significance is not None:
             raise no_test(f"{self.module} returns metrics", self.gate.significance)
         for name in self.changed() if self.module is not None else ():
-            if name in ("batch_size", "worst_examples"):
+            if name in ("batch_size", "worst_examples", "slices"):
                 raise UserError(
                     f"evaluate.{name} applies only to Slipway's evaluation; {self.module} evaluates here.",
                     setting=f"evaluate.{name}",

@@ -12,7 +12,7 @@ import pytest
 
 from slipway.components.evaluate.evaluate import Evaluation, _as_opponent
 from slipway.components.evaluate.gate import decide
-from slipway.components.evaluate.measured import Measured, Unseen
+from slipway.components.evaluate.measured import Measured, MeasuredSlice, Unseen
 from slipway.components.evaluate.measures import EVALUATED
 from slipway.components.evaluate.measures.base import Example, Measures
 from slipway.components.evaluate.report import render
@@ -29,6 +29,7 @@ MACULAR = [f"Age-related macular degeneration, {each}" for each in ("dry", "wet"
 OCCLUSIONS = [f"{each} occlusion" for each in ("Central vein", "Branch vein", "Central artery", "Branch artery")]
 LONG = [*ALIKE, *MACULAR, *OCCLUSIONS, "Macular hole", "Normal"]
 UNBROKEN = ["x" * 100, "Donaudampfschifffahrtsgesellschaft" * 2, '<b>tag</b> & "quotes"', "short"]
+SLICES = [*(f"city={name}" for name in ("Bern", "Genf", "Zug")), "age>65", "y" * 60]
 
 
 def data_set(task: TaskName, classes: Sequence[str] = (), inputs: int = 0, **about: Any) -> Manifest:
@@ -87,7 +88,13 @@ def measured(data: Manifest, values: np.ndarray, labels: np.ndarray, folder: Pat
         "arguments": {"filters": [32, 64]},
         "learning_rate": 0.002,
     }
-    return Measured(folder, description, measures.metrics(), measures, measures)
+    slices = []
+    for number, name in enumerate(SLICES if data.inputs else []):
+        mask = np.arange(len(labels)) % len(SLICES) == number
+        part: Measures[Any] = EVALUATED[data.task].of(data, int(mask.sum()))
+        part.update(part.predictions(labels[mask], values[mask], order))
+        slices.append(MeasuredSlice(name, part, part))
+    return Measured(folder, description, measures.metrics(), measures, measures, slices)
 
 
 def evaluation(

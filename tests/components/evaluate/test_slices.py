@@ -1,0 +1,185 @@
+"""Slices: which examples belong to each, their metrics recomputed by scikit-learn, and the gate on them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn import metrics as reference
+
+from slipway.components.evaluate.evaluate import Evaluation, evaluate
+from slipway.components.evaluate.gate import SliceValues, decide
+from slipway.components.evaluate.report import render
+from slipway.components.evaluate.settings import EvaluateSettings, GateSettings
+from slipway.core.errors import UserError
+from tests.components.evaluate.tables import rows, write_model, write_table
+
+KINDS = ["flat", "house", "hut"]
+OWN = """
+def by_place(inputs):
+    x, y = inputs["place"]
+    return "east" if x > 0.5 else "north" if y > 1 else None
+
+def failing(inputs):
+    return inputs["nothing"]
+"""
+
+
+@pytest.fixture(scope="module")
+def table() -> dict[str, Any]:
+    return rows(400, seed=3)
+
+
+@pytest.fixture(scope="module")
+def kinds(table: dict[str, Any]) -> np.ndarray:
+    generator = np.random.default_rng(4)
+    scores = np.stack([-table["size"] / 20 + 2.5, table["size"] / 20 - 2.5, table["place"][:, 0]], axis=1)
+    found: np.ndarray = (scores + generator.normal(0, 1, scores.shape)).argmax(axis=1)
+    return found
+
+
+@pytest.fixture(scope="module")
+def data(table: dict[str, Any], kinds: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_table(tmp_path_factory.mktemp("data") / "homes", "classification", table, kinds, KINDS)
+
+
+def model(folder: Path, scale: float) -> Path:
+    import tensorflow as tf
+
+    def predict(values: dict[str, Any]) -> dict[str, Any]:
+        size = values["size"] / 20 - 2.5
+        scores = tf.stack([-size, size, scale * values["place"][:, 0]], axis=1)
+        names = tf.broadcast_to(tf.constant(KINDS), tf.shape(scores))
+        return {"classes": names, "probabilities": tf.nn.softmax(scores)}
+
+    return write_model(folder, predict, ["size", "place"], task="classification", classes=KINDS, weights_checksum=scale)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    return model(folder / "new", 1.0), model(folder / "3", -0.5)
+
+
+SLICES = ["city", "size>55", "city != Bern", "size", "own_slices:by_place"]
+
+
+@pytest.fixture(scope="module")
+def evaluation(data: Path, folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    project = tmp_path_factory.mktemp("project")
+    (project / "own_slices.py").write_text(OWN)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(project)
+        patch.syspath_prepend(str(project))
+        settings = EvaluateSettings(slices=SLICES, batch_size=64, worst_examples=0)
+        yield evaluate(settings, folders[0], data, folders[1])
+
+
+def expected_masks(table: dict[str, Any]) -> dict[str, np.ndarray]:
+    size, place, city = table["size"], table["place"], table["city"]
+    edges = np.quantile(size, [0, 0.25, 0.5, 0.75, 1])
+    masks = {f"city={name}": city == name for name in np.unique(city)}
+    masks |= {"size>55": size > 55, "city != Bern": city != "Bern"}
+    masks |= {f"quarter {index}": (size >= edges[index]) & (size < edges[index + 1]) for index in range(3)}
+    masks["quarter 3"] = size >= edges[3]
+    east = place[:, 0] > 0.5
+    return masks | {"own_slices:by_place=east": east, "own_slices:by_place=north": ~east & (place[:, 1] > 1)}
+
+
+def test_the_metrics_of_each_slice_are_those_of_scikit_learn(
+    evaluation: Evaluation, table: dict[str, Any], kinds: np.ndarray
+) -> None:
+    masks = expected_masks(table)
+    found = {each.name: each for each in evaluation.model.slices}
+    quarters = [name for name in found if name.startswith("size ")]
+    named = {
+        **{name: name for name in masks},
+        **dict(zip((f"quarter {index}" for index in range(4)), quarters, strict=True)),
+    }
+    assert found.keys() == set(named.values())
+    for models, scale in ((evaluation.model, np.float32(1.0)), (evaluation.champion, np.float32(-0.5))):
+        scored = models.measures.scored.values.astype(np.float64)
+        predicted = scored.argmax(axis=1)
+        assert len(np.unique(predicted)) == 3, scale
+        slices = {each.name: each.measures for each in models.slices}
+        for name, mask in masks.items():
+            metrics, truth, guess = slices[named[name]].metrics(), kinds[mask], predicted[mask]
+            assert metrics["examples"] == mask.sum()
+            assert metrics["accuracy"] == pytest.approx(reference.accuracy_score(truth, guess), abs=1e-12)
+            present = np.unique(truth)
+            for metric in ("f1", "precision", "recall"):
+                score = getattr(reference, f"{metric}_score")
+                value = score(truth, guess, labels=present, average="macro", zero_division=0)
+                assert metrics[f"macro_{metric}"] == pytest.approx(value, abs=1e-12)
+            areas = [reference.roc_auc_score(truth == index, scored[mask][:, index]) for index in present]
+            assert metrics["macro_auc"] == pytest.approx(np.mean(areas), abs=1e-12)
+
+
+def test_slices_are_in_the_record_and_in_the_report_the_worst_first(evaluation: Evaluation) -> None:
+    stored = evaluation.as_dict()["slices"]
+    assert stored["size>55"]["metrics"]["accuracy"] == next(
+        each.measures.metrics()["accuracy"] for each in evaluation.model.slices if each.name == "size>55"
+    )
+    low, high = stored["size>55"]["intervals"]["accuracy"]
+    assert low < stored["size>55"]["metrics"]["accuracy"] < high
+    html = render(evaluation).partition(">Slices</h2>")[2]
+    order = sorted(stored, key=lambda name: stored[name]["metrics"]["accuracy"])
+    positions = [html.index(f'class="break">{name.replace(">", "&gt;").replace("_", "_<wbr>")}<') for name in order]
+    assert positions == sorted(positions)
+
+
+def gated(values: list[tuple[int, float, float | None]], **gate: object) -> Any:
+    slices = [
+        SliceValues(f"part {index}", count, ours, ours, theirs) for index, (count, ours, theirs) in enumerate(values)
+    ]
+    return decide(GateSettings(**gate), {"accuracy": 0.9}, None, "There is no champion yet.", slices=slices)
+
+
+def test_no_slice_may_fall_below_the_limit() -> None:
+    found = gated([(40, 0.7, None), (50, 0.75, None), (29, 0.1, None), (60, 0.95, None)], slice_limit=0.8)
+    assert (found.decision, found.failed) == ("reject", 1)
+    assert found.reasons[0] == (
+        "On the slice part 0 (40 examples), the accuracy, 0.7000, is below the limit of slices, 0.8; so it is on 1 "
+        "more of the 3 slices of at least 30 examples."
+    )
+    passing = gated([(40, 0.8, None), (29, 0.1, None)], slice_limit=0.8)
+    assert passing.decision == "promote"
+    assert passing.checked
+    assert gated([(29, 0.1, None)], slice_limit=0.8, slice_examples=29).decision == "reject"
+
+
+def test_no_slice_may_fall_behind_the_champion_by_more_than_the_margin() -> None:
+    found = gated([(40, 0.7, 0.69), (40, 0.8, 0.9), (40, 0.9, None)], slice_margin=-0.05)
+    assert found.decision == "reject"
+    assert found.reasons[0] == (
+        "On the slice part 1 (40 examples), the accuracy, 0.8000 against 0.9000, is too far behind the champion's."
+    )
+    assert gated([(40, 0.7, 0.69), (40, 0.8, 0.85)], slice_margin=-0.05).decision == "promote"
+
+
+@pytest.mark.parametrize(
+    ("slices", "message"),
+    [
+        (["citty"], "has no column citty"),
+        (["place"], "has no column place of one value"),
+        (["size>big"], "'big' is not a number"),
+        (["width>3"], "has no column width"),
+        (["own_slices:failing"], "own_slices:failing"),
+        (["own_slices:absent"], "absent"),
+    ],
+)
+def test_a_mistake_in_the_slices_is_one_error(
+    slices: list[str], message: str, data: Path, folders: tuple[Path, Path], tmp_path: Path, monkeypatch: Any
+) -> None:
+    (tmp_path / "own_slices.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=message) as caught:
+        evaluate(EvaluateSettings(slices=slices), folders[0], data, None)
+    assert caught.value.setting == "evaluate.slices"
+
+
+def test_a_gate_on_slices_needs_slices() -> None:
+    with pytest.raises(UserError, match=r"evaluate\.slices names none"):
+        EvaluateSettings(gate={"slice_limit": 0.5})
