@@ -56,9 +56,9 @@ def difference(value: float, other: float, places: int) -> str:
     return f"+{text}" if gain > 0 and text.strip("0.,") else text
 
 
-def told_apart(first: float, second: float, rounding: float) -> tuple[str, str]:
-    """Format two values with the same decimals, more than usual if only these show that they differ."""
-    fewest = decimals(first, second)
+def told_apart(first: float, second: float, rounding: float, fewest: int | None = None) -> tuple[str, str]:
+    """Format two values with `fewest` decimals, or as usual; with more if only these show that they differ."""
+    fewest = decimals(first, second) if fewest is None else fewest
     for places in range(fewest, fewest + 6):
         texts = number(first, places), number(second, places)
         if texts[0] != texts[1] or abs(first - second) <= rounding:

@@ -103,7 +103,7 @@ def _learning_curve(history: History, metric: str) -> str | None:
         radius = 3 if len(validated) == 1 else 1.75 if len(validated) <= 40 else 0
         panel.line(validated, validations, SECOND, 1.6, dots=radius, name="validation")
     name = in_words(metric)
-    title = f"{name}, logarithmic" if logarithmic else f"{name}, smoothed" if len(steps) >= SMOOTHED else name
+    title = f"{name}{', log scale' * logarithmic}{', smoothed' * (len(steps) >= SMOOTHED)}"
     return draw([panel], _WIDE, f"{name} by step, in training and in validation", title)
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from slipway.components.evaluate.settings import GateSettings, known, no_test
-from slipway.components.figures import number, told_apart
+from slipway.components.figures import decimals, number, told_apart
 from slipway.core.errors import UserError, nearest
 from slipway.core.values import JsonObject
 
@@ -244,7 +244,7 @@ def _comparison(gate: GateSettings, value: float, champion: Opponent) -> Judged:
     ours_shown, theirs_shown = told_apart(value, theirs, ROUNDING)
     relation = "equals"
     if abs(gain) > ROUNDING:  # with enough decimals to distinguish the difference from the margin
-        size = told_apart(abs(gain), abs(gate.margin), ROUNDING)[0]
+        size = told_apart(abs(gain), abs(gate.margin), ROUNDING, decimals(value, theirs))[0]
         relation = f"is {'better' if gain > 0 else 'worse'} by {size} than"
     margin = "at least as good" if gate.significance is None else "better"
     if gate.margin:

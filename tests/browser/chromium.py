@@ -131,9 +131,9 @@ class Chromium:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", media="print" if paper else "", features=[scheme])
 
-    def screenshot(self, path: Path) -> None:
-        found = self.call("Page.captureScreenshot", captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(found["data"]))
+    def shot(self) -> bytes:
+        """Return what the window shows, as a PNG."""
+        return base64.b64decode(self.call("Page.captureScreenshot")["data"])
 
 
 class Browser:
