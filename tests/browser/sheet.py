@@ -56,9 +56,12 @@ def rows(browser: Browser, folder: Path) -> Iterator[Image.Image]:
 
 def main(target: Path) -> None:
     program = os.environ.get("SLIPWAY_CHROMIUM", "chromium")
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as profile:
-        with running(program, Path(profile)) as browser:
-            found = list(rows(browser, Path(folder)))
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryDirectory() as profile,
+        running(program, Path(profile)) as browser,
+    ):
+        found = list(rows(browser, Path(folder)))
     sheet = Image.new("RGB", (found[0].width, sum(each.height + GAP for each in found)), "white")
     for index, each in enumerate(found):
         sheet.paste(each, (0, index * (each.height + GAP)))
