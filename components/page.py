@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 
-from slipway.components import figures
+from slipway.components import formatting
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
@@ -52,11 +52,11 @@ def _environment(folder: Path) -> Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        number=figures.number,
-        short=lambda value: figures.number(value, digits=3),
-        brief=figures.brief,
-        interval=lambda ends, places=None: figures.interval(ends[0], ends[1], places),
-        size=figures.size,
+        number=formatting.number,
+        short=lambda value: formatting.number(value, digits=3),
+        brief=formatting.brief,
+        interval=lambda ends, places=None: formatting.interval(ends[0], ends[1], places),
+        size=formatting.size,
         count="{:,}".format,
         percent=lambda value, decimals=1: f"{value:.{decimals}%}",
         confidence=_confidence,

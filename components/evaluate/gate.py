@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from slipway.components.evaluate.settings import GateSettings, known, no_test
-from slipway.components.figures import decimals, number, told_apart
+from slipway.components.formatting import decimals, number, told_apart
 from slipway.core.errors import UserError, nearest
 from slipway.core.values import JsonObject
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from slipway.components import figures, page
+from slipway.components import formatting, page
 from slipway.components.evaluate import charts
 from slipway.components.evaluate.charts import History, read_history
 from slipway.components.evaluate.evaluate import Evaluation
@@ -117,9 +117,9 @@ def _of_split(evaluation: Evaluation, manifest: Manifest, history: History) -> J
     value, validation = model.metrics[gate.name], history.validation(model.description.get("weights_step"))
     ends = model.intervals.get(gate.name)
     is_percent = gate.name == "accuracy"
-    shown = f"{ends[0]:.1%} to {ends[1]:.1%}" if ends and is_percent else ends and figures.interval(*ends)
+    shown = f"{ends[0]:.1%} to {ends[1]:.1%}" if ends and is_percent else ends and formatting.interval(*ends)
     return {
-        "headline": f"{gate.label} {f'{value:.2%}' if is_percent else figures.number(value)}",
+        "headline": f"{gate.label} {f'{value:.2%}' if is_percent else formatting.number(value)}",
         "gate_label": gate.label,
         "gate_interval": shown,
         "significance": gate.significance or SIGNIFICANCE,
@@ -152,7 +152,7 @@ def _of_custom(evaluation: Evaluation) -> JsonObject:
         "Weights checksum": str(model.weights_checksum or ""),
     }
     return {
-        "headline": f"{gate.label} {figures.number(model.metrics[gate.name])}",
+        "headline": f"{gate.label} {formatting.number(model.metrics[gate.name])}",
         "source": module or "the metrics that the program reported",
         "sections": "sections/custom.html",
         "metric_rows": list(_rows_of_custom(evaluation)),
@@ -186,10 +186,10 @@ def _rows_of_split(evaluation: Evaluation, manifest: Manifest) -> Iterator[JsonO
         if name not in model.metrics:
             continue
         shown = [model.metrics[name], evaluation.baseline.get(name), theirs.get(name)]
-        places = figures.decimals(*shown)
-        value, trivial, beaten = (figures.number(each, places) for each in shown)
+        places = formatting.decimals(*shown)
+        value, trivial, beaten = (formatting.number(each, places) for each in shown)
         ends, their_ends = (
-            found and figures.interval(*found, places)
+            found and formatting.interval(*found, places)
             for found in (each.get(name) for each in (model.intervals, intervals))
         )
         test = tested.get(name)
@@ -226,12 +226,12 @@ def _slice_metrics(evaluation: Evaluation, manifest: Manifest) -> Iterator[JsonO
             if value is None:
                 continue
             beaten = theirs[each.name].metrics().get(name) if each.name in tested else None
-            places, ends = figures.decimals(value, beaten), each.measures.intervals().get(name)
+            places, ends = formatting.decimals(value, beaten), each.measures.intervals().get(name)
             test = tested.get(each.name, {}).get(name)
             ours = each.compared.metrics().get(name) if each.compared.examples else None
             row: JsonObject = {"name": each.name, "examples": each.measures.examples, "sorted": value}
-            row |= {"value": figures.number(value, places), "interval": ends and figures.interval(*ends, places)}
-            row |= {"champion": figures.number(beaten, places)}
+            row |= {"value": formatting.number(value, places), "interval": ends and formatting.interval(*ends, places)}
+            row |= {"champion": formatting.number(beaten, places)}
             row |= {"significant": test is not None and test.p_value <= alpha}
             rows.append(row | _difference(ours, beaten, places, minimized=minimized))
         rows.sort(key=lambda row: row["sorted"], reverse=minimized)
@@ -248,9 +248,14 @@ def _rows_of_custom(evaluation: Evaluation) -> Iterator[JsonObject]:
     gate, ours = evaluation.settings.gate, evaluation.model.metrics
     theirs = evaluation.champion.metrics if evaluation.champion else {}
     for name in sorted(ours, key=lambda name: name != gate.name):
-        places, metric = figures.decimals(ours[name], theirs.get(name)), known(name)
-        row: JsonObject = {"label": name, "meaning": "", "value": figures.number(ours[name], places), "interval": None}
-        row |= {"champion": figures.number(theirs.get(name), places), "champion_interval": None}
+        places, metric = formatting.decimals(ours[name], theirs.get(name)), known(name)
+        row: JsonObject = {
+            "label": name,
+            "meaning": "",
+            "value": formatting.number(ours[name], places),
+            "interval": None,
+        }
+        row |= {"champion": formatting.number(theirs.get(name), places), "champion_interval": None}
         row |= {"significant": False, "doubt": ""}
         minimized = None if metric is None else metric.direction == "minimize"
         if name == gate.name:
@@ -262,8 +267,8 @@ def _difference(ours: float | None, theirs: float | None, places: int, *, minimi
     """Return the difference of a metric from the champion's, and whether it is better, "" if nobody knows."""
     if ours is None or theirs is None:
         return {"difference": "–", "trend": ""}
-    gain = figures.difference(ours, theirs, places)
-    trend = "same" if gain[0] not in f"+{figures.MINUS}" else "better" if (gain[0] == "+") != minimized else "worse"
+    gain = formatting.difference(ours, theirs, places)
+    trend = "same" if gain[0] not in f"+{formatting.MINUS}" else "better" if (gain[0] == "+") != minimized else "worse"
     return {"difference": gain, "trend": "" if minimized is None else trend}
 
 
@@ -294,7 +299,7 @@ def _commands(run: str, manifest: Manifest | None) -> list[str]:
 def _cells(row: Mapping[str, object], columns: Mapping[str, object]) -> list[str]:
     """Return a row of a custom evaluation's table as texts."""
     values = (row.get(column, "") for column in columns)
-    return [figures.number(value) if isinstance(value, float) else str(value) for value in values]
+    return [formatting.number(value) if isinstance(value, float) else str(value) for value in values]
 
 
 def gate_text(gate: GateSettings, *, has_champion: bool) -> str:
@@ -397,5 +402,5 @@ def _text(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(map(_text, value))
     if isinstance(value, float):
-        return figures.brief(value)
+        return formatting.brief(value)
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway.components.evaluate.measured import Batch, Mask
-from slipway.components.figures import brief
+from slipway.components.formatting import brief
 from slipway.core.errors import UserError, nearest
 from slipway.core.manifest import Manifest, signature_name
 from slipway.serving.kinds import image_size

@@ -10,7 +10,7 @@ from datetime import date, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from slipway.components.figures import brief, interval, number
+from slipway.components.formatting import brief, interval, number
 from slipway.components.prepare_data.encoding.inputs import InputStatistics, by_frequency
 from slipway.components.prepare_data.encoding.messages import values
 from slipway.components.prepare_data.encoding.records import read_examples

@@ -1,4 +1,4 @@
-"""The columns on the statistics page: histograms and figures of every split, recomputed from the source."""
+"""The columns on the statistics page: histograms and statistics of every split, recomputed from the source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures: what people write, and the same digits wherever values stand side by side."""
+"""Numbers as people write them, and the same digits wherever values stand side by side."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from slipway.components.figures import brief, decimals, difference, elided, interval, number, size, told_apart
+from slipway.components.formatting import brief, decimals, difference, elided, interval, number, size, told_apart
 
 USUAL = st.floats(-1e12, 1e12).filter(lambda value: not value or abs(value) >= 1e-6)
 

@@ -1,4 +1,4 @@
-"""Figures as people write them: the formatter of all pages and of the gate's sentences."""
+"""Numbers as people write them: the formatter of all pages and of the gate's sentences."""
 
 from __future__ import annotations
 
