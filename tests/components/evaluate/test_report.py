@@ -90,6 +90,46 @@ def test_the_page_says_the_verdict_its_reasons_and_both_models_metrics(html: str
     assert str(evaluation.model.weights_checksum) in text
 
 
+def test_the_page_names_its_run_with_commands_and_links_to_what_is_beside_it(
+    html: str, evaluation: Evaluation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "This run" not in html
+    found = render(evaluation, "digits-1")
+    assert "<title>digits-1: promote, accuracy " in found
+    assert "slipway predict digits-1 FOLDER -o predictions.csv\nslipway serve digits-1\n" in found
+    assert "slipway run -c runs/digits-1/config.yaml" in found
+    beside = ["statistics.html", "config.yaml", "logs/evaluate.log"]
+    assert not any(f'href="{address}"' in found for address in beside), "elsewhere, there is no run's folder"
+    (tmp_path / "digits-0").mkdir()
+    (tmp_path / "digits-0" / "report.html").touch()
+    monkeypatch.setenv("SLIPWAY_LOGS", str(tmp_path / "digits-1" / "logs"))
+    registered = dataclasses.replace(evaluation.champion)
+    registered.__dict__["registration"] = {"version": 3, "run_id": "digits-0"}
+    page = Page(render(dataclasses.replace(evaluation, champion=registered), "digits-1"))
+    assert [address for address in page.addresses if not address.startswith(("data:", "#"))] == [
+        *beside,
+        "../digits-0/report.html",
+    ]
+
+
+def test_only_significant_differences_are_in_color(evaluation: Evaluation) -> None:
+    html = render(evaluation)
+    assert '<td class="better">' in html
+    same = dataclasses.replace(
+        evaluation.champion, measures=evaluation.model.compared, metrics=evaluation.model.metrics
+    )
+    small = dict(same.metrics) | {"accuracy": same.metrics["accuracy"] - 0.0003}
+    html = render(dataclasses.replace(evaluation, champion=dataclasses.replace(same, metrics=small)))
+    assert "+0.0003<small>better, not significantly</small>" in html
+    assert not re.search(r'<td class="(better|worse)">', html)
+
+
+def test_without_a_champion_the_gate_does_not_speak_of_one(evaluation: Evaluation) -> None:
+    alone = dataclasses.replace(evaluation, champion=None, opponent=None)
+    assert "Gate: accuracy at least 0.9." in Page(render(alone)).text
+    assert "Gate: accuracy at least 0.9, at least as good as the champion’s." in Page(render(evaluation)).text
+
+
 def test_the_baseline_is_beside_each_metric_that_it_has(html: str, evaluation: Evaluation) -> None:
     text = Page(render(dataclasses.replace(evaluation, baseline={"accuracy": 0.1234}))).text
     assert "0.1234" in text
