@@ -48,6 +48,14 @@ def measure(settings: EvaluateSettings, model: Path, data: Data, champion: Path 
         UserError: A model is damaged; a function cannot be called, fails, or returns no finite metrics; metrics.json
             is missing or malformed.
     """
+    if settings.slices:
+        raise UserError(
+            "evaluate.slices needs Slipway's own evaluation of a prepared test split, and this model has another one.",
+            setting="evaluate.slices",
+            value=settings.slices,
+            allowed=f"[] with {settings.module or METRICS_FILE}",
+            fix="--set evaluate.slices='[]'; report the metrics of slices beside the others",
+        )
     for folder in filter(None, (model, champion)):
         integrity.verify(folder)
     module, beaten = settings.module, None

@@ -19,7 +19,7 @@ from slipway.core.manifest import Input, Manifest
 
 BINS = 12  # of a histogram; of categories, the most frequent of the first split
 # Histograms are those of the first examples of each split: at most so many, and so many values in all.
-MAX_EXAMPLES, MAX_VALUES = 5000, 300_000
+MAX_EXAMPLES, MAX_VALUES = 2000, 300_000
 EXPLAINED = 40  # up to so many columns, pointing at a histogram shows its bins
 LABEL = "label"  # the name of the target in the records
 HEIGHT = 12

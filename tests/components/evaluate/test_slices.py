@@ -180,6 +180,13 @@ def test_a_mistake_in_the_slices_is_one_error(
     assert caught.value.setting == "evaluate.slices"
 
 
+def test_metrics_that_a_program_reports_have_no_slices(tmp_path: Path) -> None:
+    (tmp_path / "metrics.json").write_text('{"accuracy": 0.9}')
+    with pytest.raises(UserError, match=r"evaluate\.slices needs Slipway's own evaluation") as caught:
+        evaluate(EvaluateSettings(slices=["city"]), tmp_path, "s3://rows", None)
+    assert caught.value.fix.startswith("--set evaluate.slices='[]'")
+
+
 def test_a_gate_on_slices_needs_slices() -> None:
     with pytest.raises(UserError, match=r"evaluate\.slices names none"):
         EvaluateSettings(gate={"slice_limit": 0.5})
