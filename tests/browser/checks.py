@@ -31,6 +31,11 @@ CUT = """[document.documentElement, ...document.querySelectorAll('.box, td, th, 
   .map(each => `${each.tagName} ${each.className} by ${each.scrollWidth - each.clientWidth}: ${each.innerText}`)
 """
 
+# What is folded up and cannot be seen.
+FOLDED = """[...document.querySelectorAll('details:not(.values)')]
+  .filter(each => each.querySelector('table').getBoundingClientRect().height < 20)
+  .map(each => each.innerText)"""
+
 # Names of rows or columns in one table that look the same.
 SAME_NAMES = """[...document.querySelectorAll('table:not(.values table)')].flatMap(table =>
   ['tbody th', 'thead th'].flatMap(kind => {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.browser.checks import CUT, PALE, SAME_NAMES, UNNAMED
+from tests.browser.checks import CUT, FOLDED, PALE, SAME_NAMES, UNNAMED
 from tests.browser.chromium import Chromium
 from tests.browser.pages import REPORTS, STATISTICS, pages
 
@@ -33,6 +33,7 @@ def test_a_page_fits_at_every_width_and_on_paper(name: str, pages: dict[str, Pat
         assert page.run("document.documentElement.scrollHeight") < TALLEST
     page.look(A4[0], A4[1], paper=True)
     assert ("A4", page.run(CUT)) == ("A4", [])
+    assert page.run(FOLDED) == [], "a fold cannot be opened on paper"
     assert page.requests == []
     assert page.console == []
 
