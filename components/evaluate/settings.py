@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Literal
 
@@ -231,6 +232,11 @@ class EvaluateSettings(Settings):
         description="Number of examples in the report on which the model is worst: misclassified ones, most confident "
         "first; or those with the highest loss (multilabel) or the largest residual (regression).",
     )
+
+    @property
+    def slice_functions(self) -> list[str]:
+        """The entries of `slices` that are functions of the user, as module:function."""
+        return [each for each in self.slices if re.fullmatch(FUNCTION_PATTERN, each)]
 
     @model_validator(mode="after")
     def _gate_of_slices(self) -> EvaluateSettings:

@@ -39,16 +39,24 @@ def model_builder(context: Context) -> str:
 
 
 def evaluation(context: Context) -> str:
-    """The function of `evaluate.module` exists and accepts a model and data."""
-    module = context.config.evaluate.module
-    if module is None:
-        raise NotApplicableError("evaluate.module is not set")
-    from slipway.components.evaluate import custom  # imports numpy
+    """The functions of `evaluate.module` and `evaluate.slices` exist and accept what they are called with."""
+    settings = context.config.evaluate
+    if settings.module is None and not settings.slice_functions:
+        raise NotApplicableError("neither evaluate.module nor a function of evaluate.slices is set")
+    from slipway.components.evaluate import custom, slices  # imports numpy
 
-    source, signature = _function(module, "evaluate.module", context.folder)
-    if signature is not None:
-        custom.check_signature(module, signature)
-    return f"{module} in {source}"
+    found = []
+    for name in settings.slice_functions:
+        source, signature = _function(name, slices.SETTING, context.folder)
+        if signature is not None:
+            hooks.check_call(slices.SETTING, name, signature, ("inputs",), slices.CONTRACT)
+        found.append(f"{name} in {source}")
+    if settings.module:
+        source, signature = _function(settings.module, "evaluate.module", context.folder)
+        if signature is not None:
+            custom.check_signature(settings.module, signature)
+        found.append(f"{settings.module} in {source}")
+    return ", ".join(found)
 
 
 def serving(context: Context) -> str:

@@ -30,6 +30,7 @@ def imports(context: Context) -> str:
         "model.builder": config.model.builder if config.model else None,
         **functions,
         "evaluate.module": config.evaluate.module,
+        **{f"evaluate.slices.{index}": name for index, name in enumerate(config.evaluate.slice_functions)},
         "serve.module": config.serve.module,
     }
     if config.prepared and ":" in config.prepared.source and not source_kind(config.prepared.source).prefix:

@@ -303,7 +303,8 @@ def own_code(config: RunConfig) -> dict[str, Path]:
     """Return the user's packages and modules that a run imports, by name: a folder or a .py file."""
     trained = None if config.train.image else config.train.module  # an image of one's own contains it
     programs = (config.model and config.model.builder, trained, config.evaluate.module, config.serve.module)
-    names = [name for name in (*programs, *functions(config.train).values()) if name]
+    used = (*programs, *functions(config.train).values(), *config.evaluate.slice_functions)
+    names = [name for name in used if name]
     if config.prepared and not source_kind(config.prepared.source).prefix:
         names.append(config.prepared.source)
     found = {}

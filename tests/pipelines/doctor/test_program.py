@@ -123,3 +123,24 @@ def test_the_function_that_evaluates_is_found_without_training(
     with pytest.raises(UserError, match=problem) as error:
         model_builder.evaluation(own)
     assert error.value.setting == "evaluate.module"
+
+
+@pytest.mark.parametrize(
+    ("reference", "problem"),
+    [
+        ("parts:camera", None),
+        ("parts:camra", "The module parts has no camra"),
+        ("parts:wrong", r"The function parts:wrong cannot be called with \(inputs\)"),
+    ],
+)
+def test_the_function_that_names_slices_is_found_without_training(
+    tmp_path: Path, reference: str, problem: str | None
+) -> None:
+    (tmp_path / "parts.py").write_text("def camera(inputs): ...\ndef wrong(inputs, label): ...\n")
+    own = subject(tmp_path, evaluate={"slices": ["city", reference]})
+    if problem is None:
+        assert model_builder.evaluation(own) == f"parts:camera in {tmp_path / 'parts.py'}"
+        return
+    with pytest.raises(UserError, match=problem) as error:
+        model_builder.evaluation(own)
+    assert error.value.setting == "evaluate.slices"

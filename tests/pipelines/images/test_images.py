@@ -371,6 +371,8 @@ def test_the_users_own_modules_are_found(project: FakeGoogle, tmp_path: Path, mo
     assert own_code(RunConfig.model_validate(values)) == {}
     hooked = {**values, "train": {**values["train"], "loss": "samples:loss", "metrics": {"far": "nets.small:far"}}}
     assert own_code(RunConfig.model_validate(hooked)) == found
+    sliced = {**values, "evaluate": {"slices": ["width>5", "samples:camera"]}}
+    assert own_code(RunConfig.model_validate(sliced)) == {"samples": tmp_path / "samples.py"}
     own = {"module": "only.in_the_image", "image": "registry/own:1"}
     program = {**values, "model": None, "train": own, "evaluate": {"module": "samples:score"}}
     assert own_code(RunConfig.model_validate(program)) == {"samples": tmp_path / "samples.py"}
