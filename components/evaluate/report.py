@@ -6,20 +6,19 @@ import base64
 import io
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
 from slipway.components import formatting, page
-from slipway.components.evaluate import charts
+from slipway.components.evaluate import charts, rows
 from slipway.components.evaluate.charts import History, read_history
 from slipway.components.evaluate.evaluate import Evaluation
 from slipway.components.evaluate.measured import Measured, Unseen
-from slipway.components.evaluate.measures.base import comparisons
 from slipway.components.evaluate.measures.classification import ClassificationMeasures
 from slipway.components.evaluate.sections import SECTIONS
-from slipway.components.evaluate.settings import GateSettings, known
+from slipway.components.evaluate.settings import GateSettings
 from slipway.components.step import LOGS_VARIABLE
 from slipway.core.manifest import Manifest
 from slipway.core.values import JsonObject
@@ -33,7 +32,6 @@ CURVE_POINTS = 100
 UNSEEN_SHOWN = 10
 INPUTS_NAMED = 12
 TABLE_ROWS = 50  # of a custom evaluation's table
-SIGNIFICANCE = 0.05  # of a difference that is in color, if the gate has none
 # Images with a longer side are downscaled to this size before they are embedded.
 EMBEDDED_PIXELS = 192
 PIXELATED_PIXELS = 64
@@ -122,14 +120,14 @@ def _of_split(evaluation: Evaluation, manifest: Manifest, history: History) -> J
         "headline": f"{gate.label} {f'{value:.2%}' if is_percent else formatting.number(value)}",
         "gate_label": gate.label,
         "gate_interval": shown,
-        "significance": gate.significance or SIGNIFICANCE,
+        "significance": gate.significance or rows.SIGNIFICANCE,
         "noun": manifest.noun,
         "sections": f"sections/{manifest.task}.html",
         "untrained": model.description.get("trainable_bytes") == 0,
         "unseen": [(each, _few(each)) for each in evaluation.unseen],
         "compared": model.compared.examples,
-        "metric_rows": list(_rows_of_split(evaluation, manifest)),
-        "slice_metrics": list(_slice_metrics(evaluation, manifest)),
+        "metric_rows": list(rows.of_split(evaluation, manifest)),
+        "slice_metrics": list(rows.by_slice(evaluation, manifest)),
         "validated": [
             (row.metrics[name].title, validation[name]) for name in ("loss", row.metric) if name in validation
         ],
@@ -155,12 +153,17 @@ def _of_custom(evaluation: Evaluation) -> JsonObject:
         "headline": f"{gate.label} {formatting.number(model.metrics[gate.name])}",
         "source": module or "the metrics that the program reported",
         "sections": "sections/custom.html",
-        "metric_rows": list(_rows_of_custom(evaluation)),
+        "metric_rows": list(rows.of_custom(evaluation)),
         "plots": [(title, *_embedded(plot)) for title, plot in model.plots.items()],
         "tables": [
-            (title, list(rows[0]), [_cells(row, rows[0]) for row in rows[:TABLE_ROWS]], max(0, len(rows) - TABLE_ROWS))
-            for title, rows in model.tables.items()
-            if rows
+            (
+                title,
+                list(table[0]),
+                [_cells(row, table[0]) for row in table[:TABLE_ROWS]],
+                max(0, len(table) - TABLE_ROWS),
+            )
+            for title, table in model.tables.items()
+            if table
         ],
         "provenance": [("", [(label, value) for label, value in provenance.items() if value])],
     }
@@ -171,105 +174,6 @@ def _few(unseen: Unseen) -> str:
     shown = [f"{name or '(empty)'} ({count:,})" for name, count in unseen.categories[:UNSEEN_SHOWN]]
     more = len(unseen.categories) - len(shown)
     return ", ".join(shown) + (f" and {more:,} more" if more else "")
-
-
-def _rows_of_split(evaluation: Evaluation, manifest: Manifest) -> Iterator[JsonObject]:
-    """Yield the rows of the metrics table: this model, the baseline, the champion, the difference and its trend."""
-    model, champion = evaluation.model, evaluation.champion
-    assert model.measures is not None
-    assert model.compared is not None
-    theirs, intervals = (champion.metrics, champion.intervals) if champion else ({}, {})
-    compared, without_interval = model.compared.metrics(), model.measures.without()
-    tested = comparisons(model.compared, champion.measures) if champion and champion.measures else {}
-    alpha = evaluation.settings.gate.significance or SIGNIFICANCE
-    for name, metric in TASKS[manifest.task].metrics.items():
-        if name not in model.metrics:
-            continue
-        shown = [model.metrics[name], evaluation.baseline.get(name), theirs.get(name)]
-        places = formatting.decimals(*shown)
-        value, trivial, beaten = (formatting.number(each, places) for each in shown)
-        ends, their_ends = (
-            found and formatting.interval(*found, places)
-            for found in (each.get(name) for each in (model.intervals, intervals))
-        )
-        test = tested.get(name)
-        row = {
-            "label": _capitalized(metric.title),
-            "meaning": metric.meaning,
-            "value": value,
-            "interval": ends,
-            "no_interval": without_interval.get(name),
-            "baseline": trivial,
-            "champion": beaten,
-            "champion_interval": their_ends,
-            "significant": test is not None and test.p_value <= alpha,
-            "doubt": "not significantly" if test else "not tested",
-        }
-        minimized = metric.direction == "minimize"
-        yield row | _difference(compared.get(name), theirs.get(name), places, minimized=minimized)
-
-
-def _slice_metrics(evaluation: Evaluation, manifest: Manifest) -> Iterator[JsonObject]:
-    """Yield each metric with its rows by slice, the worst first; the gate's metric is the first one."""
-    alpha, champion = evaluation.settings.gate.significance or SIGNIFICANCE, evaluation.champion
-    theirs = {each.name: each.measures for each in champion.slices} if champion else {}
-    tested = {
-        each.name: comparisons(each.compared, theirs[each.name])
-        for each in evaluation.model.slices
-        if each.name in theirs and each.compared.examples
-    }
-    metrics = TASKS[manifest.task].metrics
-    for name in sorted(metrics, key=lambda name: name != evaluation.settings.gate.name):
-        minimized, rows = metrics[name].direction == "minimize", []
-        for each in evaluation.model.slices:
-            value = each.measures.metrics().get(name)
-            if value is None:
-                continue
-            beaten = theirs[each.name].metrics().get(name) if each.name in tested else None
-            places, ends = formatting.decimals(value, beaten), each.measures.intervals().get(name)
-            test = tested.get(each.name, {}).get(name)
-            ours = each.compared.metrics().get(name) if each.compared.examples else None
-            row: JsonObject = {"name": each.name, "examples": each.measures.examples, "sorted": value}
-            row |= {"value": formatting.number(value, places), "interval": ends and formatting.interval(*ends, places)}
-            row |= {"champion": formatting.number(beaten, places)}
-            row |= {"significant": test is not None and test.p_value <= alpha}
-            rows.append(row | _difference(ours, beaten, places, minimized=minimized))
-        rows.sort(key=lambda row: row["sorted"], reverse=minimized)
-        if rows:
-            yield {"label": _capitalized(metrics[name].title), "rows": rows}
-
-
-def _capitalized(title: str) -> str:
-    return title[0].upper() + title[1:]
-
-
-def _rows_of_custom(evaluation: Evaluation) -> Iterator[JsonObject]:
-    """Yield the rows of the metrics table, the gate's metric first; only known directions have a trend."""
-    gate, ours = evaluation.settings.gate, evaluation.model.metrics
-    theirs = evaluation.champion.metrics if evaluation.champion else {}
-    for name in sorted(ours, key=lambda name: name != gate.name):
-        places, metric = formatting.decimals(ours[name], theirs.get(name)), known(name)
-        row: JsonObject = {
-            "label": name,
-            "meaning": "",
-            "value": formatting.number(ours[name], places),
-            "interval": None,
-        }
-        row |= {"champion": formatting.number(theirs.get(name), places), "champion_interval": None}
-        row |= {"significant": False, "doubt": ""}
-        minimized = None if metric is None else metric.direction == "minimize"
-        if name == gate.name:
-            minimized = gate.minimized
-        yield row | _difference(ours[name], theirs.get(name), places, minimized=minimized)
-
-
-def _difference(ours: float | None, theirs: float | None, places: int, *, minimized: bool | None) -> JsonObject:
-    """Return the difference of a metric from the champion's, and whether it is better, "" if nobody knows."""
-    if ours is None or theirs is None:
-        return {"difference": "–", "trend": ""}
-    gain = formatting.difference(ours, theirs, places)
-    trend = "same" if gain[0] not in f"+{formatting.MINUS}" else "better" if (gain[0] == "+") != minimized else "worse"
-    return {"difference": gain, "trend": "" if minimized is None else trend}
 
 
 def _links(evaluation: Evaluation) -> list[tuple[str, str]]:

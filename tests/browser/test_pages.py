@@ -94,3 +94,10 @@ def test_links_lead_to_sections(pages: dict[str, Path], page: Chromium) -> None:
     targets = page.run("[...document.querySelectorAll('nav a')].map(each => each.getAttribute('href'))")
     assert "#metrics" in targets and "#confusion-matrix" in targets
     assert page.run("[...document.querySelectorAll('nav a')].every(each => document.querySelector(each.hash))")
+
+
+def test_a_custom_table_is_limited_and_has_few_digits(pages: dict[str, Path], page: Chromium) -> None:
+    page.open(pages["custom"].as_uri())
+    page.says("150 more.")
+    page.says("−0.9232")
+    assert page.run("document.querySelectorAll('#errors-by-store ~ .box tbody tr').length") == 50

@@ -1,0 +1,114 @@
+"""The rows of the report's tables of metrics: this model's, the baseline's, the champion's, and their difference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from slipway.components import formatting
+from slipway.components.evaluate.evaluate import Evaluation
+from slipway.components.evaluate.measures.base import comparisons
+from slipway.components.evaluate.settings import known
+from slipway.core.manifest import Manifest
+from slipway.core.values import JsonObject
+from slipway.trainer.tasks import TASKS
+
+SIGNIFICANCE = 0.05  # of a difference that is in color, if the gate has none
+
+
+def of_split(evaluation: Evaluation, manifest: Manifest) -> Iterator[JsonObject]:
+    """Yield the rows of the metrics table: this model, the baseline, the champion, the difference and its trend."""
+    model, champion = evaluation.model, evaluation.champion
+    assert model.measures is not None
+    assert model.compared is not None
+    theirs, intervals = (champion.metrics, champion.intervals) if champion else ({}, {})
+    compared, without_interval = model.compared.metrics(), model.measures.without()
+    tested = comparisons(model.compared, champion.measures) if champion and champion.measures else {}
+    alpha = evaluation.settings.gate.significance or SIGNIFICANCE
+    for name, metric in TASKS[manifest.task].metrics.items():
+        if name not in model.metrics:
+            continue
+        shown = [model.metrics[name], evaluation.baseline.get(name), theirs.get(name)]
+        places = formatting.decimals(*shown)
+        value, trivial, beaten = (formatting.number(each, places) for each in shown)
+        ends, their_ends = (
+            found and formatting.interval(*found, places)
+            for found in (each.get(name) for each in (model.intervals, intervals))
+        )
+        test = tested.get(name)
+        row = {
+            "label": _capitalized(metric.title),
+            "meaning": metric.meaning,
+            "value": value,
+            "interval": ends,
+            "no_interval": without_interval.get(name),
+            "baseline": trivial,
+            "champion": beaten,
+            "champion_interval": their_ends,
+            "significant": test is not None and test.p_value <= alpha,
+            "doubt": "not significantly" if test else "not tested",
+        }
+        minimized = metric.direction == "minimize"
+        yield row | _difference(compared.get(name), theirs.get(name), places, minimized=minimized)
+
+
+def by_slice(evaluation: Evaluation, manifest: Manifest) -> Iterator[JsonObject]:
+    """Yield each metric with its rows by slice, the worst first; the gate's metric is the first one."""
+    alpha, champion = evaluation.settings.gate.significance or SIGNIFICANCE, evaluation.champion
+    theirs = {each.name: each.measures for each in champion.slices} if champion else {}
+    tested = {
+        each.name: comparisons(each.compared, theirs[each.name])
+        for each in evaluation.model.slices
+        if each.name in theirs and each.compared.examples
+    }
+    metrics = TASKS[manifest.task].metrics
+    for name in sorted(metrics, key=lambda name: name != evaluation.settings.gate.name):
+        minimized, rows = metrics[name].direction == "minimize", []
+        for each in evaluation.model.slices:
+            value = each.measures.metrics().get(name)
+            if value is None:
+                continue
+            beaten = theirs[each.name].metrics().get(name) if each.name in tested else None
+            places, ends = formatting.decimals(value, beaten), each.measures.intervals().get(name)
+            test = tested.get(each.name, {}).get(name)
+            ours = each.compared.metrics().get(name) if each.compared.examples else None
+            row: JsonObject = {"name": each.name, "examples": each.measures.examples, "sorted": value}
+            row |= {"value": formatting.number(value, places), "interval": ends and formatting.interval(*ends, places)}
+            row |= {"champion": formatting.number(beaten, places)}
+            row |= {"significant": test is not None and test.p_value <= alpha}
+            rows.append(row | _difference(ours, beaten, places, minimized=minimized))
+        rows.sort(key=lambda row: row["sorted"], reverse=minimized)
+        if rows:
+            yield {"label": _capitalized(metrics[name].title), "rows": rows}
+
+
+def _capitalized(title: str) -> str:
+    return title[0].upper() + title[1:]
+
+
+def of_custom(evaluation: Evaluation) -> Iterator[JsonObject]:
+    """Yield the rows of the metrics table, the gate's metric first; only known directions have a trend."""
+    gate, ours = evaluation.settings.gate, evaluation.model.metrics
+    theirs = evaluation.champion.metrics if evaluation.champion else {}
+    for name in sorted(ours, key=lambda name: name != gate.name):
+        places, metric = formatting.decimals(ours[name], theirs.get(name)), known(name)
+        row: JsonObject = {
+            "label": name,
+            "meaning": "",
+            "value": formatting.number(ours[name], places),
+            "interval": None,
+        }
+        row |= {"champion": formatting.number(theirs.get(name), places), "champion_interval": None}
+        row |= {"significant": False, "doubt": ""}
+        minimized = None if metric is None else metric.direction == "minimize"
+        if name == gate.name:
+            minimized = gate.minimized
+        yield row | _difference(ours[name], theirs.get(name), places, minimized=minimized)
+
+
+def _difference(ours: float | None, theirs: float | None, places: int, *, minimized: bool | None) -> JsonObject:
+    """Return the difference of a metric from the champion's, and whether it is better, "" if nobody knows."""
+    if ours is None or theirs is None:
+        return {"difference": "–", "trend": ""}
+    gain = formatting.difference(ours, theirs, places)
+    trend = "same" if gain[0] not in f"+{formatting.MINUS}" else "better" if (gain[0] == "+") != minimized else "worse"
+    return {"difference": gain, "trend": "" if minimized is None else trend}
