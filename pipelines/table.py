@@ -44,6 +44,7 @@ class Step:
         tasks: Its tasks, the last one ending the step; None if only the platforms of `on` have it.
         on: Other tasks by platform; an empty tuple if it runs outside the pipeline there.
         starts_machines: Whether it starts machines on a cloud platform, which cost money; it waits for setup_access.
+        settings: The sections of the configuration that it reads, if it can be run again from an earlier run.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Step:
     tasks: tuple[Task, ...] | None = field(default=None, repr=False)
     on: Mapping[str, tuple[Task, ...]] = field(default_factory=dict, repr=False)
     starts_machines: bool = False
+    settings: tuple[str, ...] = ()
 
     def is_on(self, platform: str) -> bool:
         """Return whether a platform has the step, in its pipeline or outside of it."""
@@ -85,6 +87,7 @@ STEPS: Mapping[str, Step] = {
             outputs=("dataset", "statistics"),
             # The step finds an existing data set, and notices that it was deleted.
             tasks=(Task("prepare-data", cached=False),),
+            settings=("data", "task"),
         ),
         Step(
             "plan_training",
@@ -102,6 +105,7 @@ STEPS: Mapping[str, Step] = {
                 "vertex": (Task("custom-training-job", image="trainer", retried=False), Task("collect-model")),
             },
             starts_machines=True,
+            settings=("train", "model", "hardware"),
         ),
         Step(
             "evaluate",
@@ -112,6 +116,7 @@ STEPS: Mapping[str, Step] = {
                 "vertex": (Task("find-champion", concurrent=True), _EVALUATE),
                 "kubeflow": (Task("find-champion-folder", concurrent=True), _EVALUATE),
             },
+            settings=("evaluate", "serve"),
         ),
         Step(
             "register_model",
@@ -121,6 +126,7 @@ STEPS: Mapping[str, Step] = {
             # once.
             tasks=(Task("register-model", cached=False),),
             on={"vertex": (Task("register-version"),)},
+            settings=("register", "serve"),
         ),
         Step(
             "deploy",

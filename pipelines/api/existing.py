@@ -261,6 +261,39 @@ class Run:
             start(ready)
         return self._waited() if wait else self
 
+    @public
+    def rerun(
+        self,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        only: str | None = None,
+        from_step: str | None = None,
+        wait: bool = True,
+    ) -> Run:
+        """Start a new run of one step of this run, or of all from one on, on what this run has of the steps before.
+
+        Args:
+            settings: Settings of these steps to override, such as {"evaluate.gate.minimum": 0.9}.
+            only: The step, such as "evaluate".
+            from_step: The first of the steps.
+            wait: Whether to show it until it has ended; a KeyboardInterrupt then stops it.
+
+        Returns:
+            The new run.
+
+        Raises:
+            UserError: The run is on another platform, has no such step, or has not what the step needs.
+            RunFailed: The new run failed.
+        """
+        from slipway.pipelines.api.functions import overrides
+
+        if only is None and from_step is None:
+            only = "evaluate"
+        with starting.rerun(self._folder, only, from_step, overrides(settings), None) as ready:
+            start(ready)
+            new = Run(ready.folder)
+        return new._waited() if wait else new
+
     def _waited(self) -> Run:
         """Wait; a KeyboardInterrupt stops a run on this machine, whose caller has started it."""
         try:

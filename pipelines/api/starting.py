@@ -97,6 +97,58 @@ def new(
 
 
 @contextlib.contextmanager
+def rerun(
+    source: RunFolder,
+    only: str | None,
+    from_step: str | None,
+    overrides: Iterable[str],
+    hardware: str | None,
+    *,
+    runner: Literal["process", "docker"] = "process",
+) -> Iterator[Ready]:
+    """Return a context with a new run that executes one step of the run in `source`, or all from one on.
+
+    Raises:
+        UserError: The run is on another platform, or it has not what the step needs, or not with these settings.
+    """
+    from slipway.pipelines.platforms.local import earlier, launch
+    from slipway.pipelines.runs import record as runs
+    from slipway.pipelines.runs.continuing import part_configuration, part_of
+
+    record = source.read()
+    platform = platform_of(record.platform)
+    if not platform.trains_here:
+        raise UserError(
+            f"Single steps can be run only of runs on this machine; {record.run_id} was on {platform.title}.",
+            setting="--from",
+            value=record.run_id,
+            fix=f"slipway run --resume {record.run_id} --set evaluate.…=…, which repeats the steps after the training",
+        )
+    part = part_of(record, only, from_step)
+    configuration = part_configuration(source, part, overrides, hardware)
+    if part.last == "train" or part.first in ("prepare_data", "plan_training"):
+        check(configuration, record.platform, runner=runner)
+    folder = runs.create(configuration)
+    with folder.held():
+        started = launch.new_record(folder, configuration, runner=runner, platform=record.platform)
+        started.part = part
+        try:
+            earlier.copy_outputs(source, folder, started)
+        except BaseException:
+            runs.discard(folder)
+            raise
+        for index, step in enumerate(record.steps):
+            if step.name == part.first:
+                break
+            started.steps[index] = step.model_copy(update={"reused": True})
+        started.adopt_results()
+        if part.first == "register_model":
+            started.champion = record.champion
+        folder.write(started)
+        yield Ready(folder, configuration, started)
+
+
+@contextlib.contextmanager
 def resumed(
     folder: RunFolder, overrides: Iterable[str], hardware: str | None, say: Say, *, runner: Runner = Runner.process
 ) -> Iterator[Ready]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -46,6 +47,21 @@ def run(
         str | None,
         typer.Option(metavar="RUN", help="Continue this run (its id, or latest).", autocompletion=complete_run),
     ] = None,
+    only: Annotated[
+        str | None, typer.Option("--only", metavar="STEP", help="Run this step alone, on the inputs of an earlier run.")
+    ] = None,
+    from_step: Annotated[
+        str | None, typer.Option("--from-step", metavar="STEP", help="Run the steps from this one on, likewise.")
+    ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="RUN",
+            help="The earlier run of --only and --from-step; default: latest.",
+            autocompletion=complete_run,
+        ),
+    ] = None,
     require_promotion: Annotated[
         bool,
         typer.Option(
@@ -74,6 +90,12 @@ def run(
             setting="--timings",
             fix="remove --timings",
         )
+    if source or only or from_step:
+        _check_part(given=file or config, source=source, has_step=bool(only or from_step), resume=resume, target=target)
+        of = runs.find(source or "latest")
+        with starting.rerun(of, only, from_step, overrides or (), hardware, runner=runner.value) as ready:
+            outcome.of_local(ready)
+        return
     if resume is None:
         configuration = load(configuration_path(file, config), overrides or (), hardware)
         check_runner_on(target, runner)
@@ -93,6 +115,35 @@ def run(
             outcome.of_remote(elsewhere.resume(ready.folder, outcome.say), wait=not no_wait)
         else:
             outcome.of_local(ready)
+
+
+def _check_part(*, given: Path | None, source: str | None, has_step: bool, resume: str | None, target: str) -> None:
+    """Refuse options that do not fit --only and --from-step."""
+    if not has_step:
+        raise UserError(
+            "--from needs a step.", setting="--from", value=source, fix=f"slipway run --from {source} --only evaluate"
+        )
+    if given is not None:
+        raise UserError(
+            "A run of single steps uses the configuration of the earlier run.",
+            setting="-c",
+            value=str(given),
+            fix=f"remove {given}; --set changes settings",
+        )
+    if resume is not None:
+        raise UserError(
+            "A resumed run repeats no finished steps.",
+            setting="--resume",
+            value=resume,
+            fix="--from in place of --resume",
+        )
+    if not platform_of(target).trains_here:
+        raise UserError(
+            f"--only and --from-step apply only to runs on this machine, not to a run on {target}.",
+            setting="--target",
+            value=target,
+            fix=f"remove --target {target}",
+        )
 
 
 @user_errors

@@ -43,10 +43,12 @@ class PlatformSteps(ABC):
     """How one platform runs the steps. The methods here are for platforms whose storage and registry are folders.
 
     Attributes:
+        last: The step after which the pipeline ends, if it is a part of one; see `slipway run --only`.
         registers: Whether promoted models are registered.
         memory: Memory in bytes to which the plan reduces the batch size; 0 for no limit.
     """
 
+    last: str | None = None
     registers: bool = True
     memory: int = 0
 

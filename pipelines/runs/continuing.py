@@ -1,4 +1,4 @@
-"""How a run is continued: what may change when it is resumed, and the command to type after it has failed."""
+"""How a run is continued, as a whole or by some of its steps: what may change, and the command after a failure."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import shlex
 from collections.abc import Iterable
 
 from slipway.core.atomic import replace_file
-from slipway.core.errors import UserError
+from slipway.core.errors import UserError, nearest
 from slipway.pipelines.config.config import RunConfig, load
-from slipway.pipelines.runs.record import LOCAL, ROOT, RunFolder, RunRecord
+from slipway.pipelines.runs.record import LOCAL, ROOT, Part, RunFolder, RunRecord
+from slipway.pipelines.table import STEPS
 
 # Sections that may change when a run is resumed, because neither the data nor the checkpoints depend on them.
 CHANGEABLE = ("data.workers", "evaluate", "register", "train.restarts", "train.export", "tpu")
@@ -109,3 +110,71 @@ def resumed_configuration(
         replace_file(folder.configuration_file, configuration.as_yaml().encode())
         record.champion = None  # the registry may have changed
     return configuration
+
+
+def part_of(record: RunRecord, only: str | None, from_step: str | None) -> Part:
+    """Return which steps of a run are executed again: one, or all from one on. Training includes its plan.
+
+    Raises:
+        UserError: There is no such step, or the run has not what the step needs.
+    """
+    option, step = ("--only", only) if only else ("--from-step", from_step)
+    assert step is not None
+    steps = [each.name for each in record.steps if STEPS[each.name].settings]
+    if step not in steps or (only and from_step):
+        raise UserError(
+            "--only and --from-step cannot be used together." if only and from_step else f"A run has no step {step}.",
+            setting=option,
+            value=step,
+            allowed=", ".join(steps),
+            nearest=nearest(step, steps),
+            fix=f"slipway run {option} {nearest(step, steps) or steps[-1]} --from {record.run_id}",
+        )
+    if record.rehearsal:
+        raise UserError(
+            f"{record.run_id} is a rehearsal, which has no results for {option}.", setting="--from", fix="slipway run"
+        )
+    first = "plan_training" if step == "train" else step
+    for each in record.steps[: [each.name for each in record.steps].index(first)]:
+        if each.name != "build_image" and each.status != "succeeded":
+            raise UserError(
+                f"The step {step} needs the result of {each.name}, which is {each.status} in run {record.run_id}.",
+                setting="--from",
+                value=record.run_id,
+                fix=f"slipway run --resume {record.run_id}",
+            )
+    verdict = record.verdict or {}
+    if step == "register_model" and verdict.get("decision") != "promote":
+        raise UserError(
+            f"The model of run {record.run_id} is not registered: {' '.join(verdict['reasons'])}",
+            setting=option,
+            value=step,
+            fix=f"slipway run --from-step evaluate --from {record.run_id}, with another gate (--set evaluate.gate.…)",
+        )
+    return Part(source=record.run_id, first=first, last=only or steps[-1])
+
+
+def part_configuration(folder: RunFolder, part: Part, overrides: Iterable[str], hardware: str | None) -> RunConfig:
+    """Return the configuration of a run that executes some steps of the one in `folder`.
+
+    Raises:
+        UserError: An override would change a step that is not executed.
+    """
+    overrides = list(overrides)
+    names = list(STEPS)
+    executed = names[names.index(part.first) : names.index(part.last) + 1]
+    sections = [section for name in executed for section in STEPS[name].settings]
+    changed = [*overrides, *([f"hardware={hardware}"] if hardware else [])]
+    for text in changed:
+        setting, _, value = text.partition("=")
+        if not _is_in(setting, tuple(sections)):
+            section = setting.partition(".")[0]
+            earlier = next((name for name in names if section in STEPS[name].settings), None)
+            raise UserError(
+                f"{setting} does not change the steps that are executed: {', '.join(executed)}.",
+                setting=setting,
+                value=value,
+                allowed=", ".join(f"{each}.*" for each in dict.fromkeys(sections)),
+                fix=f"slipway run --from-step {earlier} --from {part.source}" if earlier else "slipway run",
+            )
+    return load(folder.configuration_file, overrides, hardware)

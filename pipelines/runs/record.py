@@ -68,6 +68,15 @@ class ErrorRecord(BaseModel):
     replica: str | None = None
 
 
+class Part(BaseModel):
+    """The steps that a run executes, from `first` to `last`, on what `source`, an earlier run, has of those before."""
+
+    model_config = ConfigDict(extra="forbid")
+    source: str
+    first: str
+    last: str
+
+
 class RunRecord(BaseModel):
     """The record of a run.
 
@@ -76,7 +85,7 @@ class RunRecord(BaseModel):
     started, in seconds since 1970; both None on a remote platform. `job` is the run's name on a remote platform (on
     Vertex AI, the job's resource name), `console` the URL of its page. Each resume of a remote run creates a new job;
     `tries` counts the jobs, and `trained` says whether an earlier one finished the training. `rehearsal` is the number
-    of steps of a rehearsal, 0 for a run.
+    of steps of a rehearsal, 0 for a run. `part` is set if it executes only some steps, on the inputs of an earlier run.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -85,6 +94,7 @@ class RunRecord(BaseModel):
     platform: str
     hardware: str
     rehearsal: int = 0
+    part: Part | None = None
     runner: Literal["process", "docker"] = "process"
     status: Status = "running"
     created: datetime

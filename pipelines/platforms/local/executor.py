@@ -33,6 +33,7 @@ def execute(folder: RunFolder, output: Path, champion: str, *, rehearsal: bool, 
 
     from slipway.pipelines.config.config import load
     from slipway.pipelines.platforms.local.containers import run_arguments, run_container
+    from slipway.pipelines.platforms.local.earlier import fill_cache, tasks_before
     from slipway.pipelines.platforms.local.steps import pipeline
 
     config = load(folder.configuration_file)
@@ -44,13 +45,18 @@ def execute(folder: RunFolder, output: Path, champion: str, *, rehearsal: bool, 
 
         docker_task_handler.run_docker_container = run_container
         runner = local.DockerRunner(**run_arguments(folder, config))
-    platform = platform_of(folder.read().platform)
+    record = folder.read()
+    platform, part = platform_of(record.platform), record.part
+    earlier = tasks_before(part.first, record.platform) if part else []
     if platform.builds_trainer:
         training = pipeline(config, platform=platform.steps(folder.image_file.read_text()))
     else:
-        training = pipeline(config, rehearsal=rehearsal, image=folder.image_file.read_text() if containers else "")
+        image = folder.image_file.read_text() if containers else ""
+        training = pipeline(config, rehearsal=rehearsal, image=image, earlier=earlier, last=part.last if part else None)
     compiler.Compiler().compile(training, str(folder.specification_file))
     finished = folder.artifacts / ".finished"
+    if earlier:
+        fill_cache(finished, folder, earlier, training.pipeline_spec)
     forget_damaged(finished)
     local.init(runner=runner, pipeline_root=str(folder.artifacts), enable_caching=True, cache_root=str(finished))
     try:

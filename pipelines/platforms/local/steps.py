@@ -4,6 +4,7 @@ kfp reads a pipeline's annotations as objects, so they are not postponed here.
 """
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -31,11 +32,22 @@ class LocalSteps(PlatformSteps):
 
     No permissions are checked. A rehearsal registers no model, and evaluates none of a custom program. In containers,
     a program with an image of its own (`own_image`) is started from a process, which runs a container for each replica.
+    The results of the tasks `earlier` are in kfp's cache.
     """
 
-    def __init__(self, *, rehearsal: bool = False, image: str = "", own_image: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        rehearsal: bool = False,
+        image: str = "",
+        own_image: bool = False,
+        earlier: Sequence[str] = (),
+        last: str | None = None,
+    ) -> None:
         self.rehearsal = rehearsal
-        self.registers = not rehearsal
+        self.last = last
+        self.registers = not rehearsal and last != "evaluate"
+        self._earlier = frozenset(earlier)
         self.memory = int(psutil.virtual_memory().available * MEMORY_SHARE) if rehearsal else 0
         self._image = image
         self._hosts_training = bool(image) and own_image
@@ -53,9 +65,14 @@ class LocalSteps(PlatformSteps):
         return config.train.model_copy(update={"image": None}) if runs_here else config.train
 
     def configure(self, task: dsl.PipelineTask, row: Task) -> dsl.PipelineTask:
-        return super().configure(task, row).set_caching_options(row.cached)
+        configured = super().configure(task, row)
+        if row.name in self._earlier:
+            return configured.set_caching_options(True, row.name)
+        return configured.set_caching_options(row.cached)
 
     def evaluates(self, config: RunConfig) -> bool:
+        if self.last == "train":
+            return False
         return not self.rehearsal or config.train.program is None  # a rehearsed program may not have exported a model
 
     def readers(self, config: RunConfig) -> int:
@@ -71,14 +88,22 @@ class LocalSteps(PlatformSteps):
 
 
 def pipeline(
-    config: RunConfig, *, rehearsal: bool = False, image: str = "", platform: PlatformSteps | None = None
+    config: RunConfig,
+    *,
+    rehearsal: bool = False,
+    image: str = "",
+    earlier: Sequence[str] = (),
+    last: str | None = None,
+    platform: PlatformSteps | None = None,
 ) -> BaseComponent:
     """Return the pipeline for this machine, in containers of `image` if it is set, or for `platform`.
 
-    Its parameters are the run's id, its training output, the champion's folder and those of the configuration.
+    It ends after the step `last`; kfp's cache has the results of the tasks `earlier`. Its parameters are the run's id,
+    its training output, the champion's folder and those of the configuration.
     """
     if platform is None:
-        platform = LocalSteps(rehearsal=rehearsal, image=image, own_image=config.train.image is not None)
+        own_image = config.train.image is not None
+        platform = LocalSteps(rehearsal=rehearsal, image=image, own_image=own_image, earlier=earlier, last=last)
 
     @dsl.pipeline(name=config.name, description=f"Slipway: {config.title}")
     @with_parameters(config)

@@ -1,0 +1,106 @@
+"""Single steps of a finished run, run again on what it has: the same model at another gate, under another name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.workspace import FinishedRun, Workspace, steps
+
+
+@pytest.fixture(scope="module")
+def workspace(finished: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    return _with_run(finished, tmp_path_factory.mktemp("a workspace"))
+
+
+def _with_run(finished: FinishedRun, path: Path) -> Workspace:
+    """Return a workspace with a copy of the finished run, whose record names the files of the original."""
+    workspace = finished.copy(path)
+    shutil.copytree(finished.path / "runs", path / "runs", symlinks=True)
+    return workspace
+
+
+@pytest.fixture(scope="module")
+def rejected(workspace: Workspace) -> subprocess.CompletedProcess[str]:
+    """The evaluation of the finished run, with a gate that no model passes."""
+    return workspace.slipway("run", "--only", "evaluate", "--set", "evaluate.gate={metric: loss, maximum: 1.0e-9}")
+
+
+def test_only_the_evaluation_is_executed(
+    finished: FinishedRun, workspace: Workspace, rejected: subprocess.CompletedProcess[str]
+) -> None:
+    assert rejected.returncode == 0, rejected.stdout + rejected.stderr
+    record, before = workspace.record(), finished.record
+    assert [line.split()[1] for line in rejected.stdout.splitlines() if line.startswith("✓")] == ["evaluate"]
+    assert record["part"] == {"source": before["run_id"], "first": "evaluate", "last": "evaluate"}
+    assert {step["name"]: step["status"] for step in record["steps"]} == {
+        **dict.fromkeys(("prepare_data", "plan_training", "train", "evaluate"), "succeeded"),
+        "register_model": "skipped",
+    }
+    assert [step["name"] for step in record["steps"] if step["reused"]] == ["prepare_data", "plan_training", "train"]
+    assert record["verdict"]["decision"] == "reject"
+    assert record["metrics"]["loss"] == before["metrics"]["loss"]
+    assert steps(record)["train"]["outputs"] == steps(before)["train"]["outputs"]
+    folder = workspace.path / "runs" / record["run_id"]
+    assert not (folder / "train").exists()
+    assert record["report"] == str(folder / "report.html")
+
+
+def test_the_steps_after_the_training_follow_one_another_on_the_model_of_a_run_of_a_run(
+    workspace: Workspace, rejected: subprocess.CompletedProcess[str]
+) -> None:
+    options = ("--set", "register.model=twin", "--set", "evaluate.gate={metric: accuracy, minimum: 0.9}")
+    result = workspace.slipway("run", "--from-step", "evaluate", "--from", "latest", *options)
+    assert result.returncode == 0, result.stdout + result.stderr
+    record = workspace.record()
+    version = workspace.path / "models" / "twin" / "1"
+    assert record["model"] == str(version)
+    assert json.loads((version / "metadata.json").read_text())["run_id"] == record["run_id"]
+    trained = Path(steps(record)["train"]["outputs"]["model"])
+    assert (version / "model.json").read_bytes() == (trained / "model.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--only", "evalute"), "fix:      slipway run --only evaluate --from"),
+        (("--only", "plan_training"), "allowed:  prepare_data, train, evaluate, register_model"),
+        (("--only", "evaluate", "--set", "train.epochs=3"), "fix:      slipway run --from-step train --from"),
+        (("--only", "evaluate", "--hardware", "cpu*2"), "hardware does not change the steps that are executed: eval"),
+        (("--only", "evaluate", "--set", "name=other"), "allowed:  evaluate.*, serve.*"),
+        (("--only", "evaluate", "--target", "vertex"), "fix:      remove --target vertex"),
+        (("--only", "evaluate", "-c", "configs/digits.yaml"), "fix:      remove configs/digits.yaml"),
+        (("--only", "evaluate", "--from-step", "train"), "cannot be used together"),
+        (("--only", "evaluate", "--resume", "latest"), "--from in place of --resume"),
+        (("--from", "latest"), "slipway run --from latest --only evaluate"),
+    ],
+)
+def test_what_cannot_be_run_again(
+    workspace: Workspace, rejected: subprocess.CompletedProcess[str], arguments: tuple[str, ...], said: str
+) -> None:
+    before = workspace.runs()
+    result = workspace.call("run", *arguments)
+    assert result.returncode == 2
+    assert said in result.stderr
+    assert workspace.runs() == before
+
+
+def test_a_rejected_model_is_not_registered_alone(
+    workspace: Workspace, rejected: subprocess.CompletedProcess[str]
+) -> None:
+    record = next(each for each in map(workspace.record, (path.name for path in workspace.runs())) if each["part"])
+    result = workspace.call("run", "--only", "register_model", "--from", record["run_id"])
+    assert (result.returncode, "--from-step evaluate" in result.stderr) == (2, True)
+
+
+def test_a_result_that_no_longer_exists_is_named(finished: FinishedRun, tmp_path: Path) -> None:
+    copy = _with_run(finished, tmp_path / "copy")
+    run = copy.path / "runs" / finished.record["run_id"]
+    output = next(run.glob("artifacts/*/train/executor_output.json"))
+    output.write_text(output.read_text().replace(str(finished.path), "/gone"))
+    result = copy.call("run", "--only", "evaluate")
+    assert (result.returncode, "/gone/runs" in result.stderr, len(copy.runs())) == (2, True, 1)
