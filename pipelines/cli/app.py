@@ -10,7 +10,7 @@ from typer.core import TyperArgument
 from slipway.pipelines.cli.artifacts import build, compile_, verify
 from slipway.pipelines.cli.batch import batch
 from slipway.pipelines.cli.configuration import config as config_group
-from slipway.pipelines.cli.existing_runs import cancel, explain, list_, logs, status
+from slipway.pipelines.cli.existing_runs import cancel, compare, explain, list_, logs, open_, status
 from slipway.pipelines.cli.preparation import data as data_group
 from slipway.pipelines.cli.preparation import doctor, hardware_, migrate, setup
 from slipway.pipelines.cli.project import init
@@ -57,7 +57,9 @@ COMMANDS = (
     ("Use models", "serve", serve, ("slipway serve", "slipway serve digits --port 9000")),
     ("Use models", "deploy", user_errors(deploy), ("slipway deploy", "slipway deploy --endpoint digits --version 3")),
     ("Use models", "rollback", user_errors(rollback), ("slipway rollback --endpoint digits",)),
-    ("Follow runs", "list", list_, ("slipway list",)),
+    ("Follow runs", "list", list_, ("slipway list", "slipway list --where 'accuracy>0.97' --sort seconds")),
+    ("Follow runs", "compare", compare, ("slipway compare RUN RUN", "slipway compare --where train.engine=jax")),
+    ("Follow runs", "open", open_, ("slipway open", "slipway open latest")),
     ("Follow runs", "status", status, ("slipway status", "slipway status --follow RUN", "slipway status --json")),
     ("Follow runs", "logs", logs, ("slipway logs --step train", "slipway logs --follow")),
     ("Follow runs", "explain", explain, ("slipway explain", "slipway explain RUN --json")),

@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
-from slipway.core.values import leaves
+from slipway.pipelines.comparison import selection
 from slipway.pipelines.runs.progress import short
 from slipway.pipelines.runs.record import RunRecord
 
@@ -151,7 +151,7 @@ def explanation(record: RunRecord, *, with_traceback: bool = True) -> str:
     return "\n".join(lines)
 
 
-def run_lines(records: list[RunRecord], configurations: list[Mapping[str, object]]) -> list[str]:
+def run_lines(records: list[RunRecord], settings: Sequence[Mapping[str, object]]) -> list[str]:
     """Return the list of runs: a line of columns for each, and below it the settings that differ between the runs.
 
     Lines are as long as they have to be: ids, which contain the start time, are copied. A metric that all runs share is
@@ -159,7 +159,7 @@ def run_lines(records: list[RunRecord], configurations: list[Mapping[str, object
 
     Args:
         records: The runs.
-        configurations: The configuration of each.
+        settings: The settings of each, by dotted name.
     """
     measured = [
         record.step("evaluate").outputs.get("metric", "accuracy") if record.metrics else "" for record in records
@@ -179,20 +179,15 @@ def run_lines(records: list[RunRecord], configurations: list[Mapping[str, object
         ))  # fmt: skip
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     header, *lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
-    below = [f"\n  [dim]{escape(text)}[/]" if text else "" for text in differences(configurations)]
+    below = [f"\n  [dim]{escape(text)}[/]" if text else "" for text in differences(settings)]
     return [f"[bold]{header}[/]", *(escape(line) + more for line, more in zip(lines, below, strict=True))]
 
 
-def differences(configurations: list[Mapping[str, object]]) -> list[str]:
+def differences(settings: Sequence[Mapping[str, object]]) -> list[str]:
     """Return for each configuration the settings that are not the same in all of them, such as "train.epochs=5"."""
-    flat = [{".".join(key): value for key, value in leaves(each) if value != {}} for each in configurations]
-    different = [
-        name
-        for name in sorted({name for each in flat for name in each} - {"hardware"})
-        if len({repr(each.get(name)) for each in flat}) > 1
-    ]
+    different = [name for name in selection.differences(settings) if name != "hardware"]
     found = []
-    for each in flat:
+    for each in settings:
         values = {name: each[name] for name in different if each.get(name) is not None}
         shown = [f"{name}={f'{value:g}' if isinstance(value, float) else value}" for name, value in values.items()]
         more = f" and {len(shown) - MAX_SETTINGS} more" if len(shown) > MAX_SETTINGS else ""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -13,8 +14,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from slipway.core.errors import UserError, lowered
-from slipway.pipelines.options import Json, Run, Timings
+from slipway.pipelines.options import Json, Run, Timings, complete_run
 from slipway.pipelines.platforms.table import platform_of
+from slipway.pipelines.runs.progress import short
 from slipway.pipelines.terminal import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -31,7 +33,11 @@ from slipway.pipelines.terminal import (
 MAX_LISTED = 20
 
 if TYPE_CHECKING:
+    from slipway.pipelines.comparison.selection import Row
     from slipway.pipelines.runs.record import RunFolder, RunRecord
+
+# Runs that `compare` shows in the terminal.
+SHOWN = 20
 
 
 @user_errors
@@ -71,36 +77,120 @@ def status(
         console.print(f"\n{escape(display.explanation(record, with_traceback=False))}", highlight=False, soft_wrap=True)
 
 
+Where = Annotated[
+    list[str] | None,
+    typer.Option("--where", metavar="CONDITION", help="Only runs with, e.g., 'accuracy>0.97'. Can be repeated."),
+]
+Sort = Annotated[
+    str | None, typer.Option("--sort", metavar="NAME", help="A metric or setting; -accuracy: the highest first.")
+]
+
+
 @user_errors
 def list_(
-    every: Annotated[bool, typer.Option("--all", help=f"List all runs, not only the newest {MAX_LISTED}.")] = False,
+    where: Where = None,
+    sort: Sort = None,
+    every: Annotated[bool, typer.Option("--all", help=f"List all runs, not only the first {MAX_LISTED}.")] = False,
     as_json: Json = False,
 ) -> None:
-    """List the newest runs, with the settings that differ between them."""
-    from slipway.core.yaml_loader import load_yaml
+    """List runs, newest first, with the settings that differ between them."""
     from slipway.pipelines.cli import display
     from slipway.pipelines.runs import record as runs
 
-    records, configurations = [], []
-    found = list(runs.folders())
-    listed = found if every else found[:MAX_LISTED]
-    for folder in listed:
-        try:
-            file = folder.configuration_file
-            configuration = load_yaml(file.read_text(), str(file)) if file.is_file() else {}
-            records.append(current(folder))
-            configurations.append(configuration)
-        except UserError as error:
-            error_console.print(f"skipped: {escape(lowered(error.message))}", highlight=False, soft_wrap=True)
+    folders = list(runs.folders())
+    is_short = not (every or where or sort)  # then, the others need not be read
+    rows = _selected(where, sort, folders[:MAX_LISTED] if is_short else folders)
+    more = len(folders) - MAX_LISTED if is_short else len(rows) - MAX_LISTED
+    rows = rows if every else rows[:MAX_LISTED]
+    records, configurations = [row.record for row in rows], [row.settings for row in rows]
     if as_json:
         sys.stdout.write(json.dumps([record.model_dump(mode="json") for record in records], indent=2) + "\n")
     elif not records:
-        console.print("No runs yet. To start one: slipway run", highlight=False)
+        none = "No run meets the conditions." if where else "No runs yet. To start one: slipway run"
+        console.print(none, highlight=False)
     else:
         for line in display.run_lines(records, configurations):
             console.print(line, highlight=False, soft_wrap=True)
-    if older := len(found) - len(listed):
-        error_console.print(f"{older:,} older run{'s' * (older > 1)}: slipway list --all", highlight=False)
+    if more > 0 and not every:
+        error_console.print(f"{more:,} more run{'s' * (more > 1)}: --all", highlight=False)
+
+
+def _selected(where: list[str] | None, sort: str | None, folders: Iterable[RunFolder]) -> list[Row]:
+    """Return the runs in these folders that meet the conditions, without those whose record cannot be read."""
+    from slipway.pipelines.comparison import selection
+
+    rows = []
+    for folder in folders:
+        try:
+            rows.append(selection.read(folder, current(folder)))
+        except UserError as error:
+            error_console.print(f"skipped: {escape(lowered(error.message))}", highlight=False, soft_wrap=True)
+    return selection.select(rows, where or (), sort)
+
+
+@user_errors
+def compare(
+    run_ids: Annotated[
+        list[str] | None, typer.Argument(metavar="[RUN]...", help="Runs; default: all.", autocompletion=complete_run)
+    ] = None,
+    where: Where = None,
+    sort: Sort = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: runs/comparison.html.")
+    ] = None,
+) -> None:
+    """Write a page that compares runs: metrics, settings that differ, learning curves, data, code and time."""
+    from slipway.pipelines.cli import display
+    from slipway.pipelines.runs import record as runs
+
+    rows = _selected(where, sort, map(runs.find, run_ids) if run_ids else runs.folders())
+    if not rows:
+        raise UserError("No run meets the conditions." if where else "There are no runs yet.", fix="slipway list")
+    page = _write_comparison(rows, output)
+    for line in display.run_lines([row.record for row in rows[:SHOWN]], [row.settings for row in rows[:SHOWN]]):
+        console.print(line, highlight=False, soft_wrap=True)
+    console.print(f"\npage: {short(str(page))}", highlight=False, soft_wrap=True)
+
+
+@user_errors
+def open_(
+    run_id: Annotated[
+        str | None,
+        typer.Argument(metavar="[RUN]", help="A run's id, or latest; default: all runs.", autocompletion=complete_run),
+    ] = None,
+) -> None:
+    """Open the report of a run, or the comparison of all runs, in a browser."""
+    import webbrowser
+
+    from slipway.pipelines.runs import record as runs
+
+    if run_id is None:
+        rows = _selected(None, None, runs.folders())
+        if not rows:
+            raise UserError("There are no runs yet.", fix="slipway run")
+        page = _write_comparison(rows, None)
+    else:
+        record = current(runs.find(run_id))
+        if record.report is None or not Path(record.report).is_file():
+            raise UserError(
+                f"Run {record.run_id} has no report on this machine; its status is {record.status}.",
+                fix=f"slipway status {record.run_id}",
+            )
+        page = Path(record.report)
+    opened = webbrowser.open(page.absolute().as_uri())
+    console.print(f"{'opened' if opened else 'there is no browser here; open'} {page}", highlight=False, soft_wrap=True)
+
+
+def _write_comparison(rows: list[Row], output: Path | None) -> Path:
+    from slipway.core.atomic import replace_file
+    from slipway.pipelines.comparison.page import render
+    from slipway.pipelines.options import check_folder_of
+
+    if output is not None:
+        check_folder_of(output)
+    path = output or rows[0].folder.path.parent / "comparison.html"
+    replace_file(path, render(rows).encode())
+    return path
 
 
 @user_errors

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import shutil
@@ -242,6 +243,8 @@ class RunFolder:
 
 def create(config: RunConfig, root: Path = ROOT) -> RunFolder:
     """Create a new run's folder with its configuration; on failure, remove the folder."""
+    from slipway.pipelines.runs import provenance  # light commands create no runs
+
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     folder = RunFolder(root / f"{config.name}-{stamp}-{secrets.token_hex(2)}")
     latest = root / LATEST
@@ -255,6 +258,8 @@ def create(config: RunConfig, root: Path = ROOT) -> RunFolder:
         folder.logs.mkdir()
         folder.artifacts.mkdir()
         replace_file(folder.configuration_file, config.as_yaml().encode())
+        made_with = json.dumps(provenance.of_here(), indent=2).encode()
+        replace_file(folder.path / provenance.FILE_NAME, made_with, durable=False)
         for parent in (folder.path.parent, folder.path.parent.parent):  # both may be new
             sync(parent)
     except OSError:

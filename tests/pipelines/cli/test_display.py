@@ -24,9 +24,9 @@ from slipway.trainer.config import TrainSettings
 def test_the_settings_that_differ_are_shown_and_no_other() -> None:
     same = {"name": "digits", "hardware": "cpu"}
     runs = [
-        {**same, "train": {"epochs": 5.0, "learning_rate": 0.001}},
-        {**same, "train": {"epochs": 5.0, "learning_rate": 0.01}, "hardware": "cpu*2"},
-        {**same, "train": {"steps": 20, "epochs": None, "learning_rate": 0.001}},
+        {**same, "train.epochs": 5.0, "train.learning_rate": 0.001},
+        {**same, "train.epochs": 5.0, "train.learning_rate": 0.01, "hardware": "cpu*2"},
+        {**same, "train.steps": 20, "train.epochs": None, "train.learning_rate": 0.001},
     ]
     assert differences(runs) == [
         "train.epochs=5 train.learning_rate=0.001",

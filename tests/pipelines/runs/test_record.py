@@ -52,6 +52,7 @@ def test_the_record_is_replaced_atomically(tmp_path, config):
         "artifacts",
         "config.yaml",
         "logs",
+        "provenance.json",
         "run.json",
     ]
 

@@ -1,0 +1,1 @@
+"""Many runs at once: which ones, in which order, and how they differ."""
