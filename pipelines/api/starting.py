@@ -105,8 +105,11 @@ def rerun(
     hardware: str | None,
     *,
     runner: Literal["process", "docker"] = "process",
+    checked: bool = False,
 ) -> Iterator[Ready]:
     """Return a context with a new run that executes one step of the run in `source`, or all from one on.
+
+    The doctor's checks are made for a training, unless they were (`checked`).
 
     Raises:
         UserError: The run is on another platform, or it has not what the step needs, or not with these settings.
@@ -126,7 +129,7 @@ def rerun(
         )
     part = part_of(record, only, from_step)
     configuration = part_configuration(source, part, overrides, hardware)
-    if part.last == "train" or part.first in ("prepare_data", "plan_training"):
+    if not checked and part.first in ("prepare_data", "plan_training"):
         check(configuration, record.platform, runner=runner)
     folder = runs.create(configuration)
     with folder.held():

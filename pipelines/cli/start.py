@@ -83,7 +83,7 @@ def run(
     from slipway.pipelines.runs import record as runs
 
     shown = error_console if as_json else console
-    outcome = _Outcome(shown, as_json=as_json, require_promotion=require_promotion, timings=timings)
+    outcome = Outcome(shown, as_json=as_json, require_promotion=require_promotion, timings=timings)
     if timings and not platform_of(target).trains_here:
         raise UserError(
             f"--timings applies only to runs on this machine, not to a run on {target}.",
@@ -160,13 +160,13 @@ def rehearse(
 
     configuration = starting.rehearsed(configuration_path(file, config), overrides or (), hardware, steps)
     check_configuration(configuration, DEFAULT, rehearsal=True)
-    outcome = _Outcome(error_console if as_json else console, as_json=as_json)
+    outcome = Outcome(error_console if as_json else console, as_json=as_json)
     with starting.new(configuration, DEFAULT, outcome.say, rehearsal=steps) as ready:
         outcome.of_local(ready)
 
 
 @dataclass(frozen=True)
-class _Outcome:
+class Outcome:
     """Shows how a run proceeds and how it ended, and exits with the code for that."""
 
     shown: Console

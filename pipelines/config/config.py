@@ -23,6 +23,7 @@ from slipway.core.errors import UserError
 from slipway.core.manifest import TaskName
 from slipway.pipelines.config.errors import explain_validation
 from slipway.pipelines.config.program import check_evaluation, check_program
+from slipway.pipelines.config.tune import TuneSettings
 from slipway.pipelines.config.values import read_values
 from slipway.pipelines.platforms.kubeflow.settings import KubeflowSettings
 from slipway.pipelines.platforms.vertex.settings import VertexSettings
@@ -89,6 +90,7 @@ class RunConfig(Settings):
         default=RegisterSettings(), alias="register", description="Where model versions are registered."
     )
     serve: ServeSettings = Field(default=ServeSettings(), description="How the registered model is served.")
+    tune: TuneSettings | None = Field(default=None, description="What `slipway tune` searches for.")
     deploy: DeploySettings | None = Field(
         default=None, description="Where a promoted model is deployed after it was registered; null: nowhere."
     )

@@ -59,12 +59,7 @@ FIELDS = (
     JobField("encryptionConfig.kmsKeyName", setting="encryption_key", words="full key name"),
     JobField("runtimeVersion", "--runtime-version", dropped=IMAGE_DETERMINES),
     JobField("pythonVersion", "--python-version", dropped=IMAGE_DETERMINES),
-    JobField(
-        "hyperparameters",
-        kind="mapping",
-        dropped="kept as a comment at the end of the file, because tuning jobs are not supported; start one run per "
-        "trial, with --set train.arguments=[…]",
-    ),
+    JobField("hyperparameters", kind="mapping"),
     JobField(
         "useChiefInTfConfig", "--use-chief-in-tf-config", "switch", dropped="TF_CONFIG calls the first replica chief"
     ),

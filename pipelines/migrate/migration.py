@@ -14,6 +14,7 @@ from slipway.components.build_image.reference import ImageReference
 from slipway.components.cloud.policies import ACCOUNT_DOMAIN
 from slipway.pipelines.hardware import Hardware
 from slipway.pipelines.migrate.flags import read_flags
+from slipway.pipelines.migrate.hyperparameters import tune_section
 from slipway.pipelines.migrate.job import FIELDS, PREBUILT, ROLES, LegacyJob, LegacyReplica, parse_text, read_job
 from slipway.pipelines.migrate.legacy_machines import SHUTDOWN
 from slipway.pipelines.migrate.program import Program, find
@@ -74,10 +75,15 @@ def _migrate(job: LegacyJob, source: str) -> Migration:
         "train": train,
         "vertex": _vertex(job, hardware, notes),
     }
+    hyperparameters = job.values["hyperparameters"] or {}
+    if tune := tune_section(hyperparameters, notes):
+        configuration["tune"], hyperparameters = tune, {}
+    elif hyperparameters:
+        notes.dropped.append("hyperparameters: kept as a comment at the end of the file, because they have no params")
     unused = _unused_commands(job)
     for key in unused:
         notes.dropped.append(f"{key}.containerCommand and containerArgs: all replicas run the section train's program")
-    remains = {"hyperparameters": job.values["hyperparameters"], **unused}
+    remains = {"hyperparameters": hyperparameters, **unused}
     heading = [
         f"From {source}. AI Platform Training was shut down on {SHUTDOWN.isoformat()}; this run "
         "configuration replaces the job. Settings marked DECIDE hold placeholders or need a decision.",

@@ -70,10 +70,13 @@ class ErrorRecord(BaseModel):
 
 
 class Part(BaseModel):
-    """The steps that a run executes, from `first` to `last`, on what `source`, an earlier run, has of those before."""
+    """The steps that a run executes, from `first` to `last`, on what `source`, an earlier run, has of those before.
+
+    `source` is None if there are none before.
+    """
 
     model_config = ConfigDict(extra="forbid")
-    source: str
+    source: str | None = None
     first: str
     last: str
 

@@ -33,6 +33,7 @@ PACKAGES = {
     "pipelines": "the pipeline, its steps and parameters; checks, shared options and output",
     "pipelines/api": "the Python API: runs and models as objects, code from cells",
     "pipelines/cli": "the command line",
+    "pipelines/comparison": "many runs: which ones, in which order, and the page that compares them",
     "pipelines/config": "run configurations",
     "pipelines/doctor": "the checks for all platforms",
     "pipelines/hardware": "the catalogue, and choices of hardware",
@@ -49,6 +50,7 @@ PACKAGES = {
     "pipelines/prediction": "`slipway predict` and `batch`",
     "pipelines/runs": "records, logs and locks of runs",
     "pipelines/templates": "what `slipway init` writes",
+    "pipelines/tuning": "`slipway tune`: studies and their trials",
 }
 
 

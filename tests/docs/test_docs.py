@@ -122,7 +122,7 @@ def parse(line: str) -> tuple[Command, list[str]]:
     while words and isinstance(command, Group) and not words[0].startswith("-"):
         assert words[0] in command.commands, f"there is no command in: {line}"
         command = command.commands[words.pop(0)]
-    return command, [word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)]
+    return command, [word.partition("=")[0] for word in words if re.match(r"--[a-z]|-[a-z]$", word)]
 
 
 @page

@@ -48,6 +48,9 @@ FROZEN_CHECK_SECONDS = 2.0
 # With less free space than this, the disk is assumed to be full when a step ended without a result.
 FULL_DISK_BYTES = 2**20
 LOG_LINES = 12
+# Errors of a run whose processes did not say why they ended: they were probably killed.
+KILLED = "The step exited without a result; it was probably killed."
+FAILED_OUTSIDE = "The pipeline failed outside its steps."
 # What a launched process waits for on stdin: the record and the lock name it.
 READY = b"."
 # The setting with which a step needs less memory for the same result.
@@ -111,7 +114,7 @@ def run(folder: RunFolder, config: RunConfig, record: RunRecord, watcher: Watche
     folder.write(record)
     started, kills = time.monotonic(), MemoryKills()
     try:
-        with _stop_on_signals() as stop, session.temporary_folder(folder) as temporary:
+        with stop_on_signals() as stop, session.temporary_folder(folder) as temporary:
             finished = _execute(folder, config, record, follower, stop, temporary)
         follower.copy_pages()
         _conclude(folder, record, finished, kills)
@@ -264,7 +267,7 @@ class StopRequest:
 
 
 @contextlib.contextmanager
-def _stop_on_signals() -> Iterator[StopRequest]:
+def stop_on_signals() -> Iterator[StopRequest]:
     """Turn SIGINT, SIGTERM and SIGHUP into a stop request; repeated signals have no effect."""
     stop = StopRequest()
 
@@ -462,9 +465,7 @@ def _conclude(folder: RunFolder, record: RunRecord, finished: bool, kills: Memor
         log = folder.logs / (f"{running.name}.log" if running else "pipeline.log")
         record.error = ErrorRecord(
             step=running.name if running else None,
-            message="The step exited without a result; it was probably killed."
-            if running
-            else "The pipeline failed outside its steps.",
+            message=KILLED if running else FAILED_OUTSIDE,
             fix=f"slipway run --resume {record.run_id}",
             traceback=last_lines(log),
         )

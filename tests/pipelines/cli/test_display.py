@@ -60,7 +60,7 @@ def test_the_list_never_cuts_an_id(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(existing_runs, "MAX_LISTED", 1)
     newest, every = (CliRunner().invoke(app, ["list", "--json", *more]) for more in ((), ("--all",)))
     assert [run["run_id"] for run in json.loads(newest.stdout)] == ids[1:]
-    assert newest.stderr == "1 older run: slipway list --all\n"
+    assert newest.stderr == "1 more run: --all\n"
     assert [run["run_id"] for run in json.loads(every.stdout)] == ids[::-1]
 
 

@@ -611,3 +611,44 @@ def test_no_text_crashes_the_migration(text):
         check(migrate(text, source="config.yaml"))
     except UserError as error:
         assert error.message
+
+
+HYPERPARAMETERS = {
+    "goal": "MINIMIZE",
+    "maxTrials": "12",
+    "maxParallelTrials": 3,
+    "maxFailedTrials": 2,
+    "hyperparameterMetricTag": "rmse",
+    "enableTrialEarlyStopping": True,
+    "algorithm": "RANDOM_SEARCH",
+    "params": [
+        {"parameterName": "rate", "type": "DOUBLE", "minValue": 0.0001, "maxValue": "1", "scaleType": "UNIT_LOG_SCALE"},
+        {"parameterName": "units", "type": "INTEGER", "minValue": 8, "maxValue": 64, "scaleType": "UNIT_LINEAR_SCALE"},
+        {"parameterName": "batch", "type": "DISCRETE", "discreteValues": [32, 64.5]},
+        {"parameterName": "optimizer", "type": "CATEGORICAL", "categoricalValues": ["sgd", "adam"]},
+    ],
+}
+
+
+def test_hyperparameters_become_the_section_tune():
+    migration = migrate(json.dumps({**EVERYTHING, "trainingInput": {
+        **EVERYTHING["trainingInput"], "hyperparameters": HYPERPARAMETERS}}), source="job.json")  # fmt: skip
+    tune = check(migration).tune
+    assert (tune.metric, tune.direction, tune.trials, tune.parallel, tune.failures, tune.pruning) == (
+        "rmse", "minimize", 12, 3, 2, "median"
+    )  # fmt: skip
+    parameters = tune.parameters
+    assert (parameters["--rate"].low, parameters["--rate"].high, parameters["--rate"].scale) == (0.0001, 1.0, "log")
+    assert repr(parameters["--units"].high) == "64"  # a whole number, unlike the rate's
+    assert parameters["--batch"].choices == [32, 64.5]
+    assert parameters["--optimizer"].choices == ["sgd", "adam"]
+    assert said(migration.decisions, "tune", "slipway.training.report", "rmse")
+    assert said(migration.dropped, "hyperparameters.algorithm")
+    assert "Old settings without" not in migration.yaml
+
+
+def test_a_parameter_without_a_range_is_refused():
+    values = {**HYPERPARAMETERS, "params": [{"parameterName": "rate", "type": "DOUBLE", "minValue": 1}]}
+    job = {**EVERYTHING, "trainingInput": {**EVERYTHING["trainingInput"], "hyperparameters": values}}
+    with pytest.raises(UserError, match="hyperparameters"):
+        migrate(json.dumps(job), source="job.json")

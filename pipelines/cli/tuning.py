@@ -1,0 +1,112 @@
+"""`slipway tune`: search for better settings, then evaluate and register the best model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+from rich.markup import escape
+
+from slipway.core.errors import UserError
+from slipway.pipelines.cli.start import Outcome
+from slipway.pipelines.cli.targets import check_configuration
+from slipway.pipelines.options import Configuration, ConfigurationFile, Hardware, Json, Overrides, configuration_path
+from slipway.pipelines.platforms.table import DEFAULT
+from slipway.pipelines.terminal import EXIT_INTERRUPTED, console, error_console, user_errors
+
+if TYPE_CHECKING:
+    import optuna
+
+    from slipway.pipelines.config.tune import TuneSettings
+    from slipway.pipelines.tuning.trials import Ended
+
+
+@user_errors
+def tune(
+    file: ConfigurationFile = None,
+    config: Configuration = None,
+    hardware: Hardware = None,
+    overrides: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """Train with different settings (section tune) on this machine; evaluate and register the best model.
+
+    The same command continues a search that was stopped, or adds trials if tune.trials is raised.
+    """
+    from slipway.pipelines.api import starting
+    from slipway.pipelines.config.config import load
+    from slipway.pipelines.platforms.local.launch import stop_on_signals
+    from slipway.pipelines.runs import record as runs
+    from slipway.pipelines.tuning import study as studies
+    from slipway.pipelines.tuning import trials
+
+    path = configuration_path(file, config)
+    configuration = load(path, overrides or (), hardware)
+    settings = studies.settings_of(configuration)
+    for end in (0, 1):  # whether the ends of the ranges are valid
+        values = {name: each.ends[end] for name, each in settings.parameters.items()}
+        load(path, [*(overrides or ()), *studies.overrides(values, configuration.train.arguments)], hardware)
+    check_configuration(configuration, DEFAULT)
+    outcome = Outcome(error_console if as_json else console, as_json=as_json)
+    study = studies.open_study(configuration, settings)
+    with studies.locked(configuration), stop_on_signals() as stop:
+        base = trials.prepare(configuration, study, outcome.say)
+        search = trials.Trials(study, base, configuration, settings)
+        done = sum(trial.state.is_finished() for trial in study.get_trials(deepcopy=False))
+        outcome.say(f"{settings.trials} trials, {settings.parallel} at once, data of run {base.run_id}" + (
+            f"; {done} were executed before" if done else ""))  # fmt: skip
+        for ended in search.execute(lambda: stop.requested):
+            outcome.say(_line(ended, settings))
+    if stop.requested:
+        outcome.say("stopped; the same command continues it, and each trial from its checkpoint")
+        raise typer.Exit(EXIT_INTERRUPTED)
+    _check_finished(study, search.failed(), settings)
+    best = study.best_trial
+    outcome.say(f"\nbest trial {best.number}: validation {settings.metric} {best.value:.4f}")
+    for name, value in best.params.items():
+        outcome.say(f"  {name} = {value}")
+    _say_importance(outcome, study)
+    with starting.rerun(runs.find(best.user_attrs[trials.RUN]), None, "evaluate", (), None) as ready:
+        outcome.of_local(ready)
+
+
+def _line(ended: Ended, settings: TuneSettings) -> str:
+    """Return the line about a trial that has ended."""
+    values = " ".join(
+        f"{name}={f'{value:.4g}' if isinstance(value, float) else value}" for name, value in ended.values.items()
+    )
+    result = {
+        "COMPLETE": f"{settings.metric} {ended.value:.4f}" if ended.value is not None else "",
+        "PRUNED": "pruned",
+        "FAIL": "failed",
+    }[ended.state]
+    error = f"\n  {ended.error}" if ended.error else ""
+    return f"trial {ended.number:>3}  {ended.seconds or 0:>6.1f} s  {result:<16} {values}{error}"
+
+
+def _check_finished(study: optuna.Study, failed: int, settings: TuneSettings) -> None:
+    """Raise UserError if too many trials failed, or none succeeded."""
+    succeeded = any(trial.state.name == "COMPLETE" for trial in study.get_trials(deepcopy=False))
+    if failed <= settings.failures and succeeded:
+        return
+    last = next((trial for trial in reversed(study.get_trials()) if trial.state.name == "FAIL"), None)
+    raise UserError(
+        f"{failed} trials failed, and at most {settings.failures} may; the last one: {last.user_attrs.get('error')}"
+        if last
+        else "No trial succeeded: all were pruned.",
+        setting="tune.failures",
+        value=settings.failures,
+        fix="slipway list, then slipway explain RUN",
+    )
+
+
+def _say_importance(outcome: Outcome, study: optuna.Study) -> None:
+    """Say how much each parameter matters, which needs two of them and some trials that differ."""
+    from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+
+    try:
+        found = get_param_importances(study, evaluator=PedAnovaImportanceEvaluator())
+    except (ValueError, RuntimeError):  # too few trials
+        return
+    if len(found) > 1:
+        outcome.say("importance: " + ", ".join(f"{escape(name)} {value:.2f}" for name, value in found.items()))

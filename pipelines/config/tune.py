@@ -1,0 +1,84 @@
+"""The section `tune`: which settings are tuned, in which ranges, by which metric, and how many trials."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
+
+from slipway.core.errors import UserError
+from slipway.trainer.settings import Settings, Untyped
+
+# Sections whose settings a trial can change: the data are prepared once, and the gate judges the best trial.
+SECTIONS = ("train", "model", "hardware")
+
+
+class ParameterSettings(Settings):
+    """A parameter: a range from `low` to `high`, or `choices`. A range of two whole numbers has whole numbers only."""
+
+    low: int | float | None = Field(default=None, description="Lowest value.")
+    high: int | float | None = Field(default=None, description="Highest value.")
+    step: int | float | None = Field(default=None, gt=0, description="Distance between values; null: any value.")
+    scale: Literal["linear", "log"] = Field(
+        default="linear", description="Whether values are drawn uniformly, or their logarithms."
+    )
+    choices: list[Untyped] | None = Field(default=None, min_length=1, description="The values, in place of a range.")
+
+    @model_validator(mode="after")
+    def _is_range_or_choices(self) -> ParameterSettings:
+        if self.choices is not None:
+            if self.changed() != ["choices"]:
+                raise ValueError("has choices, so low, high, step and scale do not apply")
+            return self
+        if self.low is None or self.high is None:
+            raise ValueError("needs low and high, or choices")
+        if self.low >= self.high:
+            raise ValueError(f"low must be below high; got {self.low:g} and {self.high:g}")
+        if self.scale == "log" and (self.low <= 0 or self.step is not None):
+            raise ValueError("with scale log needs a low above 0, and no step")
+        return self
+
+    @property
+    def ends(self) -> tuple[object, object]:
+        """The lowest and the highest value, or the first and the last choice."""
+        return (self.choices[0], self.choices[-1]) if self.choices else (self.low, self.high)
+
+
+class TuneSettings(Settings):
+    """How `slipway tune` searches for better settings."""
+
+    parameters: dict[str, ParameterSettings] = Field(
+        min_length=1,
+        description="The parameters by the dotted name of a setting of train or model, such as train.learning_rate or "
+        "model.arguments.width, or `hardware`; or by an option of a custom program, such as --learning-rate, which is "
+        "added to train.arguments.",
+    )
+    metric: str | None = Field(
+        default=None,
+        description="Metric on the validation split that decides, such as accuracy or loss, or one that a custom "
+        "program reports (slipway.training.report, kind validation). null: the task's own, of a program the loss.",
+    )
+    direction: Literal["maximize", "minimize"] | None = Field(
+        default=None, description="Which values of `metric` are better. null: as usual for a known metric."
+    )
+    trials: PositiveInt = Field(default=20, description="Number of trials.")
+    parallel: PositiveInt = Field(default=1, description="Number of trials at once.")
+    failures: NonNegativeInt = Field(default=3, description="Number of trials that may fail before the search stops.")
+    pruning: Literal["none", "median", "halving"] = Field(
+        default="none",
+        description="Which trials stop early: none, those worse than the median of the others at the same epoch, or by "
+        "successive halving.",
+    )
+
+    @field_validator("parameters")
+    @classmethod
+    def _are_of_the_training(cls, parameters: dict[str, ParameterSettings]) -> dict[str, ParameterSettings]:
+        for name in parameters:
+            if not name.startswith("--") and name.partition(".")[0] not in SECTIONS:
+                raise UserError(
+                    f"{name} cannot be tuned: trials share the prepared data, and only the best one is evaluated.",
+                    setting="tune.parameters",
+                    value=name,
+                    allowed="train.*, model.*, hardware, or an option of a custom program, such as --learning-rate",
+                )
+        return parameters

@@ -1,0 +1,83 @@
+"""The section `tune` for the hyperparameters of an AI Platform Training job (HyperparameterSpec)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from slipway.core.errors import UserError
+
+if TYPE_CHECKING:
+    from slipway.pipelines.migrate.replacement import Notes
+
+METRIC = "training/hptuning/metric"  # of a job that names none
+SCALES = {"UNIT_LINEAR_SCALE": "linear", "NONE": "linear", "UNIT_LOG_SCALE": "log", "UNIT_REVERSE_LOG_SCALE": "linear"}
+
+
+def tune_section(values: Mapping[str, object], notes: Notes) -> dict[str, object] | None:
+    """Return the section; None if the job tunes no parameters.
+
+    Raises:
+        UserError: A parameter has no name, or no range and no values.
+    """
+    parameters = values.get("params")
+    if not isinstance(parameters, list) or not parameters:
+        return None
+    metric = str(values.get("hyperparameterMetricTag") or METRIC)
+    section: dict[str, object] = {
+        "metric": metric,
+        "direction": "minimize" if values.get("goal") == "MINIMIZE" else "maximize",
+        "trials": int(str(values.get("maxTrials") or 1)),
+        "parallel": int(str(values.get("maxParallelTrials") or 1)),
+    }
+    if failures := values.get("maxFailedTrials"):
+        section["failures"] = int(str(failures))
+    if str(values.get("enableTrialEarlyStopping")).lower() == "true":
+        section["pruning"] = "median"
+    section["parameters"] = dict(_parameter(each, notes) for each in parameters)
+    notes.changed.append("hyperparameters became tune, for slipway tune on this machine")
+    notes.decisions.append(
+        f'tune: the program reports the metric by slipway.training.report(step, kind="validation", '
+        f'**{{{{"{metric}": value}}}}), in place of hypertune or a summary.'
+    )
+    notes.dropped.extend(
+        f"hyperparameters.{key}: Optuna's TPE sampler chooses the values"
+        for key in ("algorithm", "resumePreviousJobId")
+        if values.get(key)
+    )
+    return section
+
+
+def _parameter(values: object, notes: Notes) -> tuple[str, dict[str, object]]:
+    """Return the option of a parameter, and its range or choices."""
+    found = values if isinstance(values, Mapping) else {}
+    name, kind = str(found.get("parameterName") or ""), str(found.get("type") or "")
+    choices = found.get("categoricalValues") or found.get("discreteValues")
+    try:
+        if not name:
+            raise ValueError("has no parameterName")
+        if kind in ("CATEGORICAL", "DISCRETE"):
+            if not isinstance(choices, list) or not choices:
+                raise ValueError("has no values")
+            return f"--{name}", {"choices": [_number(each) for each in choices] if kind == "DISCRETE" else choices}
+        low, high = _number(found.get("minValue")), _number(found.get("maxValue"))
+    except ValueError as error:
+        raise UserError(
+            f"A parameter of hyperparameters.params {error}.",
+            setting="hyperparameters.params",
+            value=str(values),
+            allowed="parameterName, type, and minValue and maxValue, categoricalValues or discreteValues",
+            fix="correct hyperparameters.params",
+        ) from None
+    scale = str(found.get("scaleType") or "NONE")
+    if scale == "UNIT_REVERSE_LOG_SCALE":
+        notes.changed.append(f"the scale of {name}, UNIT_REVERSE_LOG_SCALE, became linear")
+    ends: tuple[int | float, ...] = (low, high) if kind == "INTEGER" else (float(low), float(high))
+    section: dict[str, object] = {"low": ends[0], "high": ends[1]}
+    return f"--{name}", section | ({"scale": "log"} if SCALES.get(scale) == "log" else {})
+
+
+def _number(value: object) -> int | float:
+    """Return a number that may be written as text."""
+    number = float(str(value))
+    return int(number) if number.is_integer() else number

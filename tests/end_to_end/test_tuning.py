@@ -1,0 +1,120 @@
+"""`slipway tune` with a program without TensorFlow: trials survive kills, and the best one is registered."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import optuna
+import psutil
+import pytest
+
+from tests.end_to_end.workspace import Workspace, processes_of
+
+pytestmark = pytest.mark.timeout(300)
+# Counts its starts in the folder of its checkpoints; a trial waits until the file `go` exists.
+PROGRAM = """
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+rate = float(next(text for text in sys.argv if text.startswith("--rate=")).partition("=")[2])
+logs, model, checkpoints = (
+    Path(os.environ[name]) for name in ("AIP_TENSORBOARD_LOG_DIR", "AIP_MODEL_DIR", "AIP_CHECKPOINT_DIR")
+)
+for folder in (logs, model, checkpoints):
+    folder.mkdir(parents=True, exist_ok=True)
+with (checkpoints / "starts").open("a") as starts:
+    starts.write("x")
+while not Path("go").exists():
+    time.sleep(0.05)
+if rate > 0.9:
+    raise ValueError("diverged")
+score = 1 - abs(rate - 0.3)
+for folder in (logs, model):
+    (folder / "metrics.jsonl").write_text(json.dumps({"kind": "validation", "step": 1, "score": score}))
+(model / "metrics.json").write_text(json.dumps({"score": score}))
+"""
+CONFIGURATION = """
+name: tuned
+data: {uri: .}
+train: {module: program, restarts: {at_most: 0}}
+evaluate: {gate: {metric: score, direction: maximize, minimum: 0.1}}
+tune:
+  metric: score
+  direction: maximize
+  trials: 3
+  parameters:
+    --rate: {low: 0.0, high: 0.8}
+"""
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    space = Workspace(tmp_path)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "slipway.yaml").write_text(CONFIGURATION)
+    return space
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def starts(workspace: Workspace) -> list[int]:
+    """Return how often the program of each run was started."""
+    files = (folder / "train" / "checkpoints" / "starts" for folder in workspace.runs())
+    return sorted(file.stat().st_size for file in files if file.is_file())
+
+
+def trials(workspace: Workspace) -> list[optuna.trial.FrozenTrial]:
+    (database,) = workspace.path.glob("tuning/*.db")
+    storage = f"sqlite:///{database}"
+    return optuna.load_study(study_name=None, storage=storage).trials
+
+
+def test_a_killed_trial_continues_and_the_best_one_is_registered(workspace: Workspace) -> None:
+    command = workspace.start("tune")
+    until(lambda: starts(workspace) == [1])
+    command.kill()
+    command.communicate()
+    for process in processes_of(workspace.path):  # the run of the trial outlives the command
+        with_its_tree = [process, *process.children(recursive=True)]
+        for each in with_its_tree:
+            try:
+                os.kill(each.pid, signal.SIGKILL)
+            except (ProcessLookupError, psutil.NoSuchProcess):
+                continue
+    (workspace.path / "go").touch()
+    result = workspace.slipway("tune")
+    assert result.returncode == 0, result.stdout + result.stderr
+    found = trials(workspace)
+    assert [trial.state.name for trial in found] == ["COMPLETE"] * 3
+    assert starts(workspace) == [1, 1, 2]
+    best = max(found, key=lambda trial: trial.value or 0)
+    assert best.value == pytest.approx(1 - abs(best.params["--rate"] - 0.3))
+    record = workspace.record()
+    assert record["part"]["source"] == best.user_attrs["run"]
+    assert record["metrics"]["score"] == best.value
+    metadata = json.loads((Path(record["model"]) / "metadata.json").read_text())
+    assert metadata["run_id"] == record["run_id"]
+    assert f"best trial {best.number}: validation score {best.value:.4f}" in result.stdout
+
+
+def test_too_many_failed_trials_stop_the_search(workspace: Workspace) -> None:
+    (workspace.path / "go").touch()
+    ranges = "tune.parameters={--rate: {low: 0.95, high: 1.0}}"
+    result = workspace.slipway("tune", "--set", ranges, "--set", "tune.failures=0")
+    assert result.returncode == 2
+    assert "1 trials failed, and at most 0 may" in result.stderr
+    assert "diverged" in result.stdout + result.stderr
+    assert [trial.state.name for trial in trials(workspace)] == ["FAIL"]

@@ -1,0 +1,101 @@
+"""What is tuned: ranges and choices, the metric and its direction, and which study a configuration has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipway.core.errors import UserError
+from slipway.pipelines.config.config import RunConfig, validate
+from slipway.pipelines.tuning import study as studies
+
+
+def configuration(parameters: dict[str, Any], **fields: Any) -> RunConfig:
+    values = {
+        "name": "digits",
+        "data": {"source": "digits"},
+        "model": {"builder": "slipway.trainer.models.digits:build"},
+        "train": {"epochs": fields.pop("epochs", 3)},
+        "tune": {"parameters": parameters, **fields},
+    }
+    return validate(values, "test.yaml")
+
+
+RATE = {"train.learning_rate": {"low": 0.001, "high": 0.1, "scale": "log"}}
+
+
+def test_the_metric_is_the_tasks_own_and_its_direction_is_known() -> None:
+    found = studies.settings_of(configuration(RATE))
+    assert (found.metric, found.direction) == ("accuracy", "maximize")
+    assert studies.settings_of(configuration(RATE, metric="loss")).direction == "minimize"
+    with pytest.raises(UserError, match="score are better"):
+        studies.settings_of(configuration(RATE, metric="score"))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({"train.epochs": {"low": 1}}, "needs low and high, or choices"),
+        ({"train.epochs": {"low": 4, "high": 2}}, "low must be below high; got 4 and 2"),
+        ({"train.epochs": {"low": 0, "high": 2, "scale": "log"}}, "with scale log needs a low above 0"),
+        ({"train.epochs": {"choices": [1], "low": 1}}, "has choices"),
+        ({"data.seed": {"low": 1, "high": 2}}, "data.seed cannot be tuned"),
+        ({}, "at least 1 item"),
+    ],
+)
+def test_ranges_that_make_no_sense(parameters: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError) as refused:
+        configuration(parameters)
+    assert said in str(refused.value)
+
+
+def test_values_are_in_their_ranges_and_become_overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    parameters = {
+        **RATE,
+        "train.batch_size": {"choices": [32, 64]},
+        "train.epochs": {"low": 2, "high": 8, "step": 2},
+        "model.arguments": {"choices": [{"width": 8}, {"width": 16}]},
+        "--depth": {"low": 1, "high": 3},
+    }
+    config = configuration(parameters)
+    tune = studies.settings_of(config)
+    study = studies.open_study(config, tune)
+    for _ in range(8):
+        trial = study.ask()
+        values = studies.suggest(trial, tune.parameters)
+        assert 0.001 <= values["train.learning_rate"] <= 0.1
+        assert values["train.epochs"] in (2, 4, 6, 8)
+        assert values["model.arguments"] in ({"width": 8}, {"width": 16})
+        assert isinstance(values["--depth"], int)
+        study.tell(trial, values["train.learning_rate"])
+    fixed = {"train.learning_rate": 0.01, "model.arguments": {"width": 8}, "--depth": 2}
+    assert studies.overrides(fixed, ["--fast"]) == [
+        "train.learning_rate=0.01",
+        'model.arguments={"width": 8}',
+        'train.arguments=["--fast", "--depth=2"]',
+    ]
+
+
+def test_a_study_is_continued_unless_its_settings_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def name(**fields: Any) -> str:
+        config = configuration(RATE, **fields)
+        return studies.open_study(config, studies.settings_of(config)).study_name
+
+    first = name()
+    assert name(trials=99, parallel=4, failures=9) == first
+    assert len({first, name(metric="loss"), name(epochs=4), name(pruning="median")}) == 4
+
+
+def test_two_commands_do_not_tune_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / studies.FOLDER).mkdir()
+    config = configuration(RATE)
+    with studies.locked(config), pytest.raises(UserError, match="Another command tunes digits"), studies.locked(config):
+        pass
+    with studies.locked(config):
+        pass
