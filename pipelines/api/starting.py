@@ -78,8 +78,9 @@ def new(
     *,
     runner: Literal["process", "docker"] = "process",
     rehearsal: int = 0,
+    last: str | None = None,
 ) -> Iterator[Ready]:
-    """Return a context with a new run whose steps execute on this machine, in a folder of its own.
+    """Return a context with a new run whose steps execute on this machine, in a folder of its own, up to `last`.
 
     Raises:
         UserError: The trainer's image cannot be built.
@@ -90,6 +91,8 @@ def new(
     folder = runs.create(configuration)
     with folder.held():
         record = launch.new_record(folder, configuration, rehearsal=rehearsal, runner=runner, platform=target)
+        if last is not None:
+            record.part = runs.Part(first=record.steps[0].name, last=last)
         folder.write(record)
         ready = Ready(folder, configuration, record)
         _build_trainer(ready, say)

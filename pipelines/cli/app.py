@@ -15,7 +15,7 @@ from slipway.pipelines.cli.preparation import data as data_group
 from slipway.pipelines.cli.preparation import doctor, hardware_, migrate, setup
 from slipway.pipelines.cli.project import init
 from slipway.pipelines.cli.serving import predict, serve
-from slipway.pipelines.cli.start import rehearse, run
+from slipway.pipelines.cli.start import rehearse, reproduce, run
 from slipway.pipelines.cli.tuning import tune
 from slipway.pipelines.platforms.tpu.commands import app as tpu_app
 from slipway.pipelines.platforms.vertex.endpoints.commands import app as endpoints_app
@@ -40,6 +40,7 @@ COMMANDS = (
         ("slipway run", "slipway run -c my.yaml --set train.epochs=5", "slipway run --resume latest"),
     ),
     ("Train", "rehearse", rehearse, ("slipway rehearse --hardware 'l4x4*2' --steps 20",)),
+    ("Train", "reproduce", reproduce, ("slipway reproduce latest", "slipway reproduce RUN --verify")),
     ("Train", "tune", tune, ("slipway tune", "slipway tune -c my.yaml --set tune.trials=50")),
     (
         "Use models",

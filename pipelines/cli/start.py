@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from slipway.pipelines.options import (
     Hardware,
     Json,
     Overrides,
+    Run,
     Runner,
     StepRunner,
     Timings,
@@ -27,7 +29,7 @@ from slipway.pipelines.options import (
     configuration_path,
 )
 from slipway.pipelines.platforms.table import DEFAULT, platform_of, remote
-from slipway.pipelines.terminal import EXIT_INTERRUPTED, EXIT_REJECTED, console, error_console, user_errors
+from slipway.pipelines.terminal import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REJECTED, console, error_console, user_errors
 
 if TYPE_CHECKING:
     from slipway.pipelines.api.starting import Ready
@@ -163,6 +165,45 @@ def rehearse(
     outcome = Outcome(error_console if as_json else console, as_json=as_json)
     with starting.new(configuration, DEFAULT, outcome.say, rehearsal=steps) as ready:
         outcome.of_local(ready)
+
+
+@user_errors
+def reproduce(
+    run_id: Run = "latest",
+    verify: Annotated[bool, typer.Option("--verify", help="Exit with 1 unless data and weights are equal.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Prepare and train a run again from its record, and compare data, checkpoints and weights bit for bit."""
+    from slipway.pipelines.api import starting
+    from slipway.pipelines.comparison import reproduction, selection
+    from slipway.pipelines.config.config import load
+    from slipway.pipelines.runs import record as runs
+
+    original = selection.read(runs.find(run_id))
+    record, platform = original.record, platform_of(original.record.platform)
+    if not platform.trains_here or record.rehearsal or record.step("train").status != "succeeded":
+        raise UserError(
+            f"Run {record.run_id} cannot be reproduced: only runs that have trained on this machine can.",
+            setting="RUN",
+            value=f"{record.run_id} ({platform.title}, {record.status})",
+            fix="slipway list --where status=succeeded",
+        )
+    outcome = Outcome(error_console if as_json else console, as_json=False)
+    configuration = load(original.folder.configuration_file)
+    check_configuration(configuration, record.platform)
+    with starting.new(configuration, record.platform, outcome.say, runner=record.runner, last="train") as ready:
+        outcome.of_local(ready)
+    found = reproduction.compare(original, selection.read(ready.folder))
+    if as_json:
+        sys.stdout.write(json.dumps(found.as_dict(), indent=2) + "\n")
+    for each in found.compared:
+        mark = {True: "[green]=[/]", False: "[red]≠[/]", None: "[dim]–[/]"}[each.equal]
+        outcome.shown.print(f"{mark} {each.name:<12} {escape(each.detail)}", highlight=False, soft_wrap=True)
+    outcome.say(f"{found.again} is {'equal to' if found.equal else 'not equal to'} {found.original}")
+    if not found.equal:
+        outcome.say("likely cause: " + ("; ".join(found.causes) or "an operation that is not deterministic"))
+    if verify and not found.equal:
+        raise typer.Exit(EXIT_FAILED)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from slipway.components.evaluate.charts import History, read_history
 from slipway.components.evaluate.plot import LINE, Axis, Panel, draw
 from slipway.core.values import JsonObject
 from slipway.pipelines.comparison.selection import Row, differences
-from slipway.trainer.metrics.history import FILE_NAME
 
 TEMPLATE = Path(__file__).with_name("comparison.html")
 # More learning curves, or coordinates of more runs, could not be told apart.
@@ -93,19 +92,11 @@ def _text(value: object) -> str:
 
 def _curves(lines: Sequence[Line]) -> Iterator[str]:
     """Yield a plot for each metric of the validations, or of the training if nothing was validated."""
-    histories = [(line, _history(line.row)) for line in lines]
+    histories = [(line, read_history(line.row.history_file)) for line in lines]
     names = dict.fromkeys(name for _, history in histories for name in history.names())
     for name in names:
         if not any(word in name for word in _NOT_SHOWN) and (plot := _curve(histories, name)):
             yield plot
-
-
-def _history(row: Row) -> History:
-    """Return the history of a run's training, which another run may have executed."""
-    train = next((step.outputs for step in row.record.steps if step.name == "train"), {})
-    model = Path(str(train.get("model", "")))
-    files = (row.folder.path / "train" / "logs" / FILE_NAME, model / FILE_NAME)
-    return next((read_history(file) for file in files if file.is_file()), History([]))
 
 
 def _curve(histories: Sequence[tuple[Line, History]], name: str) -> str | None:

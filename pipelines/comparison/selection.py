@@ -6,6 +6,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -14,6 +15,7 @@ from slipway.core.errors import UserError, nearest
 from slipway.core.values import JsonObject, leaves
 from slipway.pipelines.runs import provenance
 from slipway.pipelines.runs.record import RunFolder, RunRecord
+from slipway.trainer.metrics.history import FILE_NAME
 
 # Longer operators first: they begin with a shorter one.
 OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
@@ -41,27 +43,27 @@ class Row:
     @property
     def metric(self) -> str:
         """The gate's metric; "" before the evaluation."""
-        return str(self._outputs("evaluate").get("metric", "accuracy")) if self.record.metrics else ""
+        return str(self.outputs("evaluate").get("metric", "accuracy")) if self.record.metrics else ""
 
     @property
     def intervals(self) -> dict[str, tuple[float, float]]:
         """The metrics' confidence intervals."""
-        return dict(self._outputs("evaluate").get("intervals") or {})
+        return dict(self.outputs("evaluate").get("intervals") or {})
 
     @property
     def validation(self) -> dict[str, float]:
         """The metrics on the validation split at the end of the training."""
-        return dict(self._outputs("train").get("validation") or {})
+        return dict(self.outputs("train").get("validation") or {})
 
     @property
     def data(self) -> str:
         """The start of the fingerprint of its data set; "" if it prepared none."""
-        return str(self._outputs("prepare_data").get("fingerprint", ""))[:12]
+        return str(self.outputs("prepare_data").get("fingerprint", ""))[:12]
 
     @property
     def weights(self) -> str:
         """The start of the checksum of its model's weights; "" if there is none."""
-        return str(self._outputs("train").get("weights_checksum") or "")[:12]
+        return str(self.outputs("train").get("weights_checksum") or "")[:12]
 
     @property
     def commit(self) -> str:
@@ -87,7 +89,14 @@ class Row:
             "commit": self.commit or None,
         }
 
-    def _outputs(self, step: str) -> JsonObject:
+    @property
+    def history_file(self) -> Path:
+        """The history of its training, which another run may have executed."""
+        own, model = self.folder.path / "train" / "logs" / FILE_NAME, str(self.outputs("train").get("model", ""))
+        return own if own.is_file() else Path(model) / FILE_NAME
+
+    def outputs(self, step: str) -> JsonObject:
+        """Return what a step returned; {} if it did not."""
         return next((each.outputs for each in self.record.steps if each.name == step), {})
 
 

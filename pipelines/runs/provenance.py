@@ -1,27 +1,38 @@
-"""What a run was made with: the commit of the project's code, Python, the processor, and the versions of packages."""
+"""What a run was made with: the project's commit and modules, Python, the processor, and the versions of packages."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
+import re
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slipway.components.build_image.project import git_commit
-from slipway.core.values import JsonObject
+from slipway.core.cores import available_cores
+from slipway.core.values import JsonObject, leaves
 from slipway.trainer.engines.installed import DISTRIBUTION
+
+if TYPE_CHECKING:
+    from slipway.pipelines.config.config import RunConfig
 
 FILE_NAME = "provenance.json"
 # The packages on which data and weights depend.
 PACKAGES = (DISTRIBUTION, "tensorflow", "keras", "jax", "torch", "numpy", "pyarrow", "pillow", "simplejpeg")
 
+MODULE = re.compile(r"[A-Za-z_][\w.]*(:[A-Za-z_]\w*)?")  # with a function
 
-def of_here() -> JsonObject:
+
+def of_here(config: RunConfig) -> JsonObject:
     """Return what a run that starts now on this machine is made with."""
     return {
         "commit": git_commit(Path.cwd()),
+        "files": {str(path): hashlib.sha256(path.read_bytes()).hexdigest()[:12] for path in _files(config)},
         "python": platform.python_version(),
         "processor": _processor(),
+        "cores": available_cores(),
         "packages": {name: version for name in PACKAGES if (version := _version(name))},
     }
 
@@ -33,6 +44,14 @@ def read(folder: Path) -> JsonObject:
     except (OSError, ValueError):
         return {}
     return found
+
+
+def _files(config: RunConfig) -> list[Path]:
+    """Return the project's modules that the configuration names, such as that of model.builder."""
+    texts = [value for _, value in leaves(config.model_dump(mode="json")) if isinstance(value, str)]
+    modules = [text.partition(":")[0] for text in texts if MODULE.fullmatch(text)]
+    files = (Path(*module.split(".")).with_suffix(".py") for module in modules)
+    return sorted({path for path in files if path.is_file()})
 
 
 def _version(name: str) -> str | None:

@@ -261,7 +261,7 @@ def create(config: RunConfig, root: Path = ROOT) -> RunFolder:
         folder.logs.mkdir()
         folder.artifacts.mkdir()
         replace_file(folder.configuration_file, config.as_yaml().encode())
-        made_with = json.dumps(provenance.of_here(), indent=2).encode()
+        made_with = json.dumps(provenance.of_here(config), indent=2).encode()
         replace_file(folder.path / provenance.FILE_NAME, made_with, durable=False)
         for parent in (folder.path.parent, folder.path.parent.parent):  # both may be new
             sync(parent)

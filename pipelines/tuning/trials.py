@@ -21,7 +21,7 @@ from slipway.pipelines.platforms.base import Say
 from slipway.pipelines.platforms.local import launch
 from slipway.pipelines.runs import following
 from slipway.pipelines.runs import record as runs
-from slipway.pipelines.runs.record import Part, RunFolder, RunRecord
+from slipway.pipelines.runs.record import RunFolder, RunRecord
 from slipway.pipelines.tuning import study as studies
 from slipway.trainer.metrics.history import FILE_NAME
 
@@ -62,9 +62,8 @@ def prepare(config: RunConfig, study: optuna.Study, say: Say) -> RunFolder:
     """Return the run that prepared the study's data; start it if there is none yet."""
     if (known := study.user_attrs.get(BASE)) is not None:
         return runs.find(known)
-    with starting.new(config, runs.LOCAL, say) as ready:
+    with starting.new(config, runs.LOCAL, say, last="prepare_data") as ready:
         record = ready.record
-        record.part = Part(first="prepare_data", last="prepare_data")
         if config.prepared is None:  # a program that reads its data itself
             record.status = "succeeded"
             ready.folder.write(record)

@@ -97,6 +97,19 @@ def test_a_rejected_model_is_not_registered_alone(
     assert (result.returncode, "--from-step evaluate" in result.stderr) == (2, True)
 
 
+def test_a_run_is_reproduced_bit_for_bit(finished: FinishedRun, workspace: Workspace) -> None:
+    result = workspace.slipway("reproduce", finished.record["run_id"], "--verify", "--json")
+    assert result.returncode == 0, result.stdout + result.stderr
+    found = json.loads(result.stdout)
+    assert found["original"] == finished.record["run_id"]
+    assert found["equal"] is True
+    assert [(each["name"], each["equal"]) for each in found["compared"]] == [
+        ("data", True), ("history", True), ("checkpoints", True), ("weights", True)
+    ]  # fmt: skip
+    record = workspace.record(found["again"])
+    assert {step["name"] for step in record["steps"] if step["status"] == "skipped"} == {"evaluate", "register_model"}
+
+
 def test_a_result_that_no_longer_exists_is_named(finished: FinishedRun, tmp_path: Path) -> None:
     copy = _with_run(finished, tmp_path / "copy")
     run = copy.path / "runs" / finished.record["run_id"]

@@ -91,7 +91,7 @@ def _options(function) -> Iterator[list[str]]:
 def test_the_shell_completes_commands_and_runs(tmp_path: Path):
     (tmp_path / "runs/digits-1").mkdir(parents=True)
     for words, expected in (
-        ("slipway re", "rehearse"),
+        ("slipway reh", "rehearse"),
         ("slipway logs di", "digits-1"),
         ("slipway run --res", "--resume"),
     ):
