@@ -108,9 +108,10 @@ def rerun(
     hardware: str | None,
     *,
     runner: Literal["process", "docker"] = "process",
+    last: str | None = None,
     checked: bool = False,
 ) -> Iterator[Ready]:
-    """Return a context with a new run that executes one step of the run in `source`, or all from one on.
+    """Return a context with a new run that executes one step of the run in `source`, or all from one on up to `last`.
 
     The doctor's checks are made for a training, unless they were (`checked`).
 
@@ -130,7 +131,7 @@ def rerun(
             value=record.run_id,
             fix=f"slipway run --resume {record.run_id} --set evaluate.…=…, which repeats the steps after the training",
         )
-    part = part_of(record, only, from_step)
+    part = part_of(record, only, from_step, last)
     configuration = part_configuration(source, part, overrides, hardware)
     if not checked and part.first in ("prepare_data", "plan_training"):
         check(configuration, record.platform, runner=runner)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -64,6 +64,9 @@ def run(
             autocompletion=complete_run,
         ),
     ] = None,
+    repeat: Annotated[
+        int, typer.Option("--repeat", metavar="COUNT", min=1, help="Also train with other seeds, COUNT in all.")
+    ] = 1,
     require_promotion: Annotated[
         bool,
         typer.Option(
@@ -92,6 +95,15 @@ def run(
             setting="--timings",
             fix="remove --timings",
         )
+    other = {"--resume": resume, "--only": only, "--from-step": from_step, "--from": source}
+    excluded = next((f"{option} {value}" for option, value in other.items() if value), None)
+    if repeat > 1 and (excluded or not platform_of(target).trains_here):
+        raise UserError(
+            "--repeat applies only to new runs on this machine.",
+            setting="--repeat",
+            value=repeat,
+            fix=f"remove {excluded or f'--target {target}'}",
+        )
     if source or only or from_step:
         _check_part(given=file or config, source=source, has_step=bool(only or from_step), resume=resume, target=target)
         of = runs.find(source or "latest")
@@ -101,12 +113,25 @@ def run(
     if resume is None:
         configuration = load(configuration_path(file, config), overrides or (), hardware)
         check_runner_on(target, runner)
+        if repeat > 1 and configuration.train.program:
+            raise UserError(
+                f"--repeat changes train.seed, which {configuration.train.program} does not receive.",
+                setting="--repeat",
+                value=repeat,
+                fix="start several runs with --set train.arguments=[…]",
+            )
         check_configuration(configuration, target, runner=runner, submitting=not no_check)
         if elsewhere := remote(target):
             outcome.of_remote(elsewhere.start(configuration, outcome.say), wait=not no_wait)
         else:
+            if repeat > 1:
+                outcome = replace(outcome, as_json=False, require_promotion=False)
             with starting.new(configuration, target, outcome.say, runner=runner.value) as ready:
-                outcome.of_local(ready)
+                record = outcome.of_local(ready)
+            if repeat > 1:
+                _repeat(ready, record, repeat, outcome, as_json=as_json)
+                if require_promotion and record.is_rejected:
+                    raise typer.Exit(EXIT_REJECTED)
         return
     if given := file or config:
         raise UserError(
@@ -117,6 +142,27 @@ def run(
             outcome.of_remote(elsewhere.resume(ready.folder, outcome.say), wait=not no_wait)
         else:
             outcome.of_local(ready)
+
+
+def _repeat(ready: Ready, first: RunRecord, count: int, outcome: Outcome, *, as_json: bool) -> None:
+    """Train and evaluate a run again with other seeds on the same data, and show its metrics over all seeds."""
+    from slipway.pipelines.api import starting
+    from slipway.pipelines.comparison.repeats import over_seeds
+
+    records = [first]
+    for number in range(1, count):
+        changes = (f"train.seed={ready.configuration.train.seed + number}", "evaluate.champion=none")
+        again = starting.rerun(ready.folder, None, "train", changes, None, last="evaluate", checked=True)
+        with again as repeated:
+            records.append(outcome.of_local(repeated))
+    found = over_seeds([record.metrics for record in records])
+    if as_json:
+        values = {name: asdict(each) for name, each in found.items()}
+        sys.stdout.write(json.dumps({"runs": [each.run_id for each in records], "metrics": values}, indent=2) + "\n")
+    outcome.say(f"\nmetrics over {count} seeds: mean, 95% confidence interval of the mean, lowest and highest")
+    for name, each in found.items():
+        interval = f"{each.low:.4f} – {each.high:.4f}"
+        outcome.say(f"  {name:<28} {each.mean:.4f}  {interval}  {each.lowest:.4f} … {each.highest:.4f}")
 
 
 def _check_part(*, given: Path | None, source: str | None, has_step: bool, resume: str | None, target: str) -> None:
@@ -230,8 +276,8 @@ class Outcome:
             sys.stdout.write(folder.record_file.read_text())
         self.say(f"  watch: slipway status --follow {record.run_id}")
 
-    def of_local(self, ready: Ready) -> None:
-        """Run in this process, and show it."""
+    def of_local(self, ready: Ready) -> RunRecord:
+        """Run in this process, show it, and return its record; exit if it did not succeed."""
         from slipway.pipelines.cli import display
         from slipway.pipelines.platforms.local import launch
         from slipway.pipelines.runs.notification import notify
@@ -258,10 +304,11 @@ class Outcome:
             hardware, compiled = configuration.parsed_hardware, self._compiled(configuration, record)
             ended = display.rehearsal_summary(record, hardware, configuration.train, compiled)
             self.shown.print(ended, highlight=False)
-            return
+            return record
         self.shown.print(display.summary(record), highlight=False, soft_wrap=True)
         if self.require_promotion and record.is_rejected:
             raise typer.Exit(EXIT_REJECTED)
+<<<<<<< HEAD
 
     def _compiled(self, configuration: RunConfig, record: RunRecord) -> list[str]:
         """Return what the TPU's compiler says of a rehearsed step; raise UserError if it does not fit."""
@@ -274,3 +321,6 @@ class Outcome:
         self.say(f"compiling the step for {compiled.title(hardware)}, up to a minute")
         job = compiled.job_of(model, configuration.train, local_path(record.step("prepare_data").outputs["dataset"]))
         return compiled.sentences(hardware, job, compiled.compiled(hardware, job))
+=======
+        return record
+>>>>>>> 9ed7c809 (slipway run --repeat: a training with several seeds, with the mean of each metric and its interval)

@@ -112,8 +112,10 @@ def resumed_configuration(
     return configuration
 
 
-def part_of(record: RunRecord, only: str | None, from_step: str | None) -> Part:
-    """Return which steps of a run are executed again: one, or all from one on. Training includes its plan.
+def part_of(record: RunRecord, only: str | None, from_step: str | None, last: str | None = None) -> Part:
+    """Return which steps of a run are executed again: one, or all from one on up to `last`.
+
+    Training includes its plan.
 
     Raises:
         UserError: There is no such step, or the run has not what the step needs.
@@ -151,7 +153,7 @@ def part_of(record: RunRecord, only: str | None, from_step: str | None) -> Part:
             value=step,
             fix=f"slipway run --from-step evaluate --from {record.run_id}, with another gate (--set evaluate.gate.…)",
         )
-    return Part(source=record.run_id, first=first, last=only or steps[-1])
+    return Part(source=record.run_id, first=first, last=only or last or steps[-1])
 
 
 def part_configuration(folder: RunFolder, part: Part, overrides: Iterable[str], hardware: str | None) -> RunConfig:

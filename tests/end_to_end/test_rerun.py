@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from slipway.core.yaml_loader import load_yaml
 from tests.end_to_end.workspace import FinishedRun, Workspace, steps
 
 
@@ -76,6 +77,9 @@ def test_the_steps_after_the_training_follow_one_another_on_the_model_of_a_run_o
         (("--only", "evaluate", "-c", "configs/digits.yaml"), "fix:      remove configs/digits.yaml"),
         (("--only", "evaluate", "--from-step", "train"), "cannot be used together"),
         (("--only", "evaluate", "--resume", "latest"), "--from in place of --resume"),
+        (("--repeat", "3", "--target", "vertex"), "fix:      remove --target vertex"),
+        (("--repeat", "3", "--resume", "latest"), "fix:      remove --resume latest"),
+        (("--repeat", "3", "--only", "train"), "fix:      remove --only train"),
         (("--from", "latest"), "slipway run --from latest --only evaluate"),
     ],
 )
@@ -108,6 +112,23 @@ def test_a_run_is_reproduced_bit_for_bit(finished: FinishedRun, workspace: Works
     ]  # fmt: skip
     record = workspace.record(found["again"])
     assert {step["name"] for step in record["steps"] if step["status"] == "skipped"} == {"evaluate", "register_model"}
+
+
+def test_a_repeated_run_trains_with_other_seeds_and_registers_only_the_first(
+    finished: FinishedRun, tmp_path: Path
+) -> None:
+    workspace = finished.copy(tmp_path)
+    few = ("--set", "train.epochs=3", "--set", "evaluate.gate.minimum=0.5", "--set", "register.model=repeated")
+    result = workspace.slipway("run", "--repeat", "2", "--json", *few)
+    assert result.returncode == 0, result.stdout + result.stderr
+    found = json.loads(result.stdout)
+    records = [workspace.record(run_id) for run_id in found["runs"]]
+    seeds = [workspace.path / "runs" / record["run_id"] / "config.yaml" for record in records]
+    assert [load_yaml(file.read_text(), "")["train"]["seed"] for file in seeds] == [0, 1]
+    assert len({steps(record)["train"]["outputs"]["weights_checksum"] for record in records}) == 2
+    assert [record["model"] for record in records] == [str(workspace.path / "models" / "repeated" / "1"), None]
+    losses = [record["metrics"]["loss"] for record in records]
+    assert found["metrics"]["loss"]["mean"] == pytest.approx(sum(losses) / 2)
 
 
 def test_a_result_that_no_longer_exists_is_named(finished: FinishedRun, tmp_path: Path) -> None:

@@ -1,0 +1,35 @@
+"""The metrics of a training that was repeated with other seeds."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class OverSeeds:
+    """A metric over several seeds: its mean with the confidence interval (Student's t), and its range."""
+
+    mean: float
+    low: float
+    high: float
+    lowest: float
+    highest: float
+
+
+def over_seeds(metrics: Sequence[Mapping[str, float]]) -> dict[str, OverSeeds]:
+    """Return the metrics that all of at least two trainings have, without the number of test examples."""
+    from scipy.special import stdtrit
+
+    found = {}
+    names = [name for name in metrics[0] if all(name in each for each in metrics) and name != "examples"]
+    for name in names:
+        values = [each[name] for each in metrics]
+        mean = statistics.fmean(values)
+        half = float(stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2)) * statistics.stdev(values) / math.sqrt(len(values))
+        found[name] = OverSeeds(mean, mean - half, mean + half, min(values), max(values))
+    return found
