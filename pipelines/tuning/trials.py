@@ -150,7 +150,7 @@ class Trials:
         self._report(running)
         if record.status == "running":
             return None
-        seconds = sum(step.seconds or 0 for step in record.steps if step.name == "train")
+        seconds = record.step("train").seconds or record.seconds or 0.0
         if record.status == "succeeded":
             value = record.step("train").outputs["validation"].get(self._metric)
             if value is None or not math.isfinite(value):

@@ -1,0 +1,160 @@
+"""Trials without processes: their runs are folders in which the test plays the training."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipway.core.errors import UserError
+from slipway.pipelines.api import starting
+from slipway.pipelines.platforms.local import launch
+from slipway.pipelines.runs import record as runs
+from slipway.pipelines.runs.record import ErrorRecord, RunFolder, RunRecord, StepRecord
+from slipway.pipelines.tuning import study as studies
+from slipway.pipelines.tuning import trials
+from slipway.pipelines.tuning.trials import Ended, Trials
+from tests.pipelines.tuning.test_study import RATE, configuration
+
+Play = Callable[[RunRecord, float], None]
+
+
+class Machine:
+    """Starts runs by calling `play` with the record and the learning rate; counts starts and resumes."""
+
+    def __init__(self, root: Path, play: Play) -> None:
+        self.root, self.play = root, play
+        self.started: list[str] = []
+        self.resumed: list[str] = []
+
+    @contextlib.contextmanager
+    def rerun(self, _base: RunFolder, _only: str, _from: None, changes: list[str], *_: Any, **__: Any) -> Iterator[Any]:
+        earlier = len([path for path in (self.root / "runs").iterdir() if not path.is_symlink()])
+        rate = float(changes[0].partition("=")[2])
+        if rate > 0.09:
+            raise UserError("the rate is too high")
+        folder = RunFolder(self.root / "runs" / f"trial-{earlier}")
+        folder.path.mkdir()
+        record = RunRecord(
+            run_id=folder.run_id, name="digits", platform="local", hardware="cpu", created=datetime.now(UTC),
+            steps=[StepRecord(name="train", outputs={"rate": rate})],
+        )  # fmt: skip
+        folder.write(record)
+        yield starting.Ready(folder, None, record)  # type: ignore[arg-type]
+
+    @contextlib.contextmanager
+    def resume(self, folder: RunFolder, *_: Any) -> Iterator[Any]:
+        self.resumed.append(folder.run_id)
+        yield starting.Ready(folder, None, folder.read())  # type: ignore[arg-type]
+
+    def start(self, folder: RunFolder, record: RunRecord) -> None:
+        self.started.append(folder.run_id)
+        rate = record.steps[0].outputs["rate"]
+        record.status, record.error = "succeeded", None
+        self.play(record, rate)
+        if record.status == "succeeded":
+            record.steps[0].outputs["validation"] = {"accuracy": rate}
+        folder.write(record)
+
+
+def report(root: Path, record: RunRecord, value: float) -> None:
+    """Write the validations of three epochs."""
+    logs = root / "runs" / record.run_id / "train" / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    lines = [{"kind": "validation", "step": 9 * epoch, "epoch": epoch, "accuracy": value} for epoch in (1, 2, 3)]
+    (logs / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+Execute = Callable[..., list[Ended]]
+
+
+@pytest.fixture
+def execute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Execute:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    monkeypatch.setattr(trials, "POLL_SECONDS", 0)
+
+    def executed(play: Play, stop: Callable[[], bool] = lambda: False, **fields: Any) -> list[Ended]:
+        machine = executed.machine = Machine(tmp_path, play)  # type: ignore[attr-defined]
+        monkeypatch.setattr(starting, "rerun", machine.rerun)
+        monkeypatch.setattr(starting, "resumed", machine.resume)
+        monkeypatch.setattr(launch, "start", machine.start)
+        config = configuration(RATE, **fields)
+        tune = studies.settings_of(config)
+        study = executed.study = studies.open_study(config, tune)  # type: ignore[attr-defined]
+        return list(Trials(study, RunFolder(tmp_path / "base"), config, tune).execute(stop))
+
+    return executed  # type: ignore[return-value]
+
+
+def test_each_trial_is_one_run_and_its_value_the_validation_metric(execute: Any) -> None:
+    ended = execute(lambda _record, _rate: None, trials=5, failures=5, parallel=2)
+    assert [each.number for each in ended] == [0, 1, 2, 3, 4]
+    done = [each for each in ended if each.state == "COMPLETE"]
+    assert [each.value for each in done] == [each.values["train.learning_rate"] for each in done]
+    assert execute.machine.started == [f"trial-{number}" for number in range(len(done))]
+    assert {each.error for each in ended if each.state == "FAIL"} <= {"the rate is too high"}
+
+
+def test_a_killed_run_is_resumed_a_failed_one_is_not(execute: Any) -> None:
+    def play(record: RunRecord, _rate: float) -> None:
+        if execute.machine.started.count(record.run_id) == 1:
+            killed = record.run_id == "trial-0"
+            record.status = "failed"
+            record.error = ErrorRecord(step="train", message=launch.KILLED if killed else "ValueError: diverged")
+
+    ended = execute(play, trials=2, failures=9)
+    states = {each.number: each.state for each in ended}
+    assert states == {0: "COMPLETE", 1: "FAIL"}
+    assert execute.machine.resumed == ["trial-0"]
+    assert "diverged" in ended[1].error
+
+
+def test_a_run_that_is_always_killed_fails_at_last(execute: Any) -> None:
+    def play(record: RunRecord, _rate: float) -> None:
+        record.status, record.error = "failed", ErrorRecord(step="train", message=launch.KILLED)
+
+    (ended,) = execute(play, trials=1)
+    assert ended.state == "FAIL"
+    assert len(execute.machine.resumed) == trials.MAX_RESUMES
+
+
+def test_the_search_stops_when_too_many_trials_fail(execute: Any) -> None:
+    def play(record: RunRecord, _rate: float) -> None:
+        record.status, record.error = "failed", ErrorRecord(step="train", message="out of memory")
+
+    ended = execute(play, trials=20, failures=2)
+    assert [each.state for each in ended] == ["FAIL"] * 3
+
+
+def test_a_trial_that_is_worse_than_the_median_is_pruned(execute: Any, tmp_path: Path) -> None:
+    def play(record: RunRecord, _rate: float) -> None:
+        number = int(record.run_id.removeprefix("trial-"))
+        report(tmp_path, record, 0.1 if number == 5 else 0.5 + number / 100)
+        if number == 5:  # its run is stopped
+            record.status = "cancelled"
+
+    ended = execute(play, trials=7, failures=7, pruning="median")
+    runs_of = {trial.user_attrs.get("run"): trial.state.name for trial in execute.study.trials}
+    assert runs_of["trial-5"] == "PRUNED"
+    assert execute.machine.resumed == []
+    assert len(ended) == 7
+
+
+def test_unfinished_trials_are_continued_with_their_runs(execute: Any) -> None:
+    def play(record: RunRecord, _rate: float) -> None:
+        record.status = "cancelled"  # by the stopped command
+
+    calls = iter([False, True])
+    assert execute(play, stop=lambda: next(calls), trials=3, failures=9) == []
+    assert [trial.state.name for trial in execute.study.trials] == ["RUNNING"]
+    first = execute.study.trials[0]
+    assert runs.find(first.user_attrs["run"]).run_id == "trial-0"
+    ended = execute(lambda _record, _rate: None, trials=3, failures=9)
+    assert sorted(each.number for each in ended) == [0, 1, 2]
+    assert execute.machine.resumed == ["trial-0"]
