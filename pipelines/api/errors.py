@@ -20,6 +20,7 @@ Result = TypeVar("Result")
 # The value of an option in a fix, quoted or not; what follows its last character is punctuation.
 _VALUE = r"(?:'[^']*'|[^\s']*[^\s',;.:)])"
 _OPTIONS = rf"(?:--(?:set|hardware|target|runner|steps) {_VALUE})"
+_RERUN = re.compile(rf"slipway run --(only|from-step) ([\w-]+) --from ({_VALUE})((?: {_OPTIONS})*)")
 _START = re.compile(rf"slipway (run|rehearse)(?! --resume)((?: -c {_VALUE}| {_OPTIONS})*)")
 _OPTION = re.compile(rf"{_OPTIONS}(?: {_OPTIONS})*")
 _RUN = re.compile(rf"slipway (run --resume|status|cancel|explain) ({_VALUE})")
@@ -43,8 +44,15 @@ def in_python(text: str | None) -> str | None:
     if text is None:
         return None
     text = _RUN.sub(lambda found: f'slipway.runs()["{_unquoted(found[2])}"]{_METHODS[found[1]]}', text)
+    text = _RERUN.sub(_rerun, text)
     text = _START.sub(lambda found: f"slipway.{found[1]}({_arguments(found[2])})", text)
     return _OPTION.sub(lambda found: _arguments(found[0]), text)
+
+
+def _rerun(found: re.Match[str]) -> str:
+    step = f'{found[1].replace("-", "_")}="{found[2]}"'
+    arguments = ", ".join(filter(None, (_arguments(found[4]), step)))
+    return f'slipway.runs()["{_unquoted(found[3])}"].rerun({arguments})'
 
 
 def _unquoted(text: str) -> str:

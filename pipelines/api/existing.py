@@ -288,7 +288,7 @@ class Run:
         from slipway.pipelines.api.functions import overrides
 
         if only is None and from_step is None:
-            only = "evaluate"
+            raise UserError("rerun needs only or from_step.", fix='run.rerun(only="evaluate")')
         with starting.rerun(self._folder, only, from_step, overrides(settings), None) as ready:
             start(ready)
             new = Run(ready.folder)

@@ -14,6 +14,7 @@ from slipway.core.errors import UserError
 from slipway.core.paths import in_project
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.config.tune import ParameterSettings, TuneSettings
+from slipway.trainer.engines.installed import verify_extra
 from slipway.trainer.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -61,10 +62,8 @@ def open_study(config: RunConfig, tune: TuneSettings) -> optuna.Study:
     Raises:
         UserError: Optuna is not installed.
     """
-    try:
-        import optuna
-    except ImportError:
-        raise UserError("slipway tune needs Optuna.", fix="pip install 'slipway-ml[tune]'") from None
+    verify_extra("tune")
+    import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     folder = in_project(FOLDER)

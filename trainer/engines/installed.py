@@ -27,6 +27,7 @@ _EXTRAS = {
     "heic": ("pillow_heif",),
     "notebook": ("pandas",),
     "serving": ("httptools", "prometheus_client", "starlette", "uvicorn", "uvloop"),
+    "tune": ("optuna",),
 }  # fmt: skip
 
 

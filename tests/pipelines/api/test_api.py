@@ -286,3 +286,16 @@ def test_a_training_function_of_a_cell_is_a_program(kernel: Kernel, project: Pat
     assert kernel.execute('ended = slipway.run("own.yaml", program=train)', timeout=120).error is None
     assert value(kernel, "[ended.verdict, ended.metrics['accuracy']]") == ["promote", 0.75]
     assert value(kernel, "(ended.model.folder / 'model.txt').read_text()") == "width 4"
+
+
+def test_one_step_is_run_again_as_a_new_run(kernel: Kernel, first: Cell) -> None:
+    cell = kernel.execute('again = run.rerun({"evaluate.gate.minimum": 1.0}, only="evaluate")', timeout=240)
+    assert cell.error is None, cell.error
+    assert value(kernel, "[again.id != run.id, again.metrics == run.metrics, again.status]") == [
+        True,
+        True,
+        "succeeded",
+    ]
+    assert value(kernel, "again.steps['register_model']") == "skipped"
+    refused = kernel.execute('run.rerun({"train.epochs": 1}, only="evaluate")')
+    assert 'rerun(from_step="train")' in str(refused.error) + refused.text

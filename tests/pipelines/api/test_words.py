@@ -27,6 +27,11 @@ from slipway.pipelines.runs.record import ErrorRecord, RunRecord, StepRecord
         ("slipway run -c my.yaml --set train.epochs=5", "slipway.run('my.yaml', settings={'train.epochs': 5})"),
         ("--set model.builder=m:f, or --hardware 'l4x4*2'", "settings={'model.builder': 'm:f'}, or hardware='l4x4*2'"),
         ("slipway run --resume digits-1", 'slipway.runs()["digits-1"].resume()'),
+        ("slipway run --only evaluate --from a-1", 'slipway.runs()["a-1"].rerun(only="evaluate")'),
+        (
+            "slipway run --from-step train --from a-1 --set train.epochs=5",
+            'slipway.runs()["a-1"].rerun(settings={\'train.epochs\': 5}, from_step="train")',
+        ),
         ("slipway status a-1, or slipway cancel a-1", 'slipway.runs()["a-1"], or slipway.runs()["a-1"].cancel()'),
         ("slipway rehearse --steps 5", "slipway.rehearse(steps=5)"),
         ("slipway list, which shows the runs", "slipway list, which shows the runs"),
