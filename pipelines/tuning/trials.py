@@ -6,6 +6,7 @@ command that continues a study continues the runs of its unfinished trials.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -59,9 +60,10 @@ class Ended:
 
 
 def prepare(config: RunConfig, study: optuna.Study, say: Say) -> RunFolder:
-    """Return the run that prepared the study's data; start it if there is none yet."""
+    """Return the run that prepared the study's data; start it if there is none yet, or if it was deleted."""
     if (known := study.user_attrs.get(BASE)) is not None:
-        return runs.find(known)
+        with contextlib.suppress(UserError):
+            return runs.find(known)
     with starting.new(config, runs.LOCAL, say, last="prepare_data") as ready:
         record = ready.record
         if config.prepared is None:  # a program that reads its data itself

@@ -32,7 +32,7 @@ def test_every_template_is_a_valid_project_with_the_schema_of_its_header(tmp_pat
     assert lines[0] == "# yaml-language-server: $schema=schema.json"
     assert (folder / "schema.json").is_file()
     assert load(folder / "slipway.yaml").name == "my-1st-project"
-    assert {"/runs/", "/datasets/", "/models/"} <= set((folder / ".gitignore").read_text().split())
+    assert {"/runs/", "/datasets/", "/models/", "/tuning/"} <= set((folder / ".gitignore").read_text().split())
     named = yaml.safe_load("\n".join(lines))
     module = named["train"].get("module") or named["model"]["builder"].partition(":")[0]
     assert (folder / f"{module}.py").is_file()
