@@ -93,7 +93,7 @@ def _check_finished(study: optuna.Study, failed: int, settings: TuneSettings) ->
     raise UserError(
         f"{failed} trials failed, and at most {settings.failures} may; the last one: {last.user_attrs.get('error')}"
         if last
-        else "No trial succeeded: all were pruned.",
+        else "No trial has succeeded: all were pruned, or tune.hours left no time for one.",
         setting="tune.failures",
         value=settings.failures,
         fix="slipway list, then slipway explain RUN",

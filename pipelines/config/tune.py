@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from slipway.core.errors import UserError
 from slipway.trainer.settings import Settings, Untyped
@@ -62,6 +62,7 @@ class TuneSettings(Settings):
         default=None, description="Which values of `metric` are better. null: as usual for a known metric."
     )
     trials: PositiveInt = Field(default=20, description="Number of trials.")
+    hours: PositiveFloat | None = Field(default=None, description="Time after which no trial starts; null: no limit.")
     parallel: PositiveInt = Field(default=1, description="Number of trials at once.")
     failures: NonNegativeInt = Field(default=3, description="Number of trials that may fail before the search stops.")
     pruning: Literal["none", "median", "halving"] = Field(

@@ -24,7 +24,7 @@ FOLDER = Path("tuning")
 # Pruning waits for so many trials, and so many epochs of each, before it compares them.
 STARTUP_TRIALS, STARTUP_EPOCHS = 4, 1
 # Settings of the section that do not make another study.
-FREE = ("trials", "parallel", "failures")
+FREE = ("trials", "hours", "parallel", "failures")
 
 
 def settings_of(config: RunConfig) -> TuneSettings:

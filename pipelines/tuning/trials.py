@@ -85,6 +85,7 @@ class Trials:
         self._study, self._base, self._config, self._tune = study, base, config, tune
         self._metric = str(tune.metric)
         self._running: list[Running] = []
+        self._until = time.monotonic() + 3600 * (tune.hours or math.inf)
 
     def execute(self, stop: Callable[[], bool]) -> Iterator[Ended]:
         """Yield the trials as they end, until there are enough of them or too many have failed.
@@ -116,7 +117,8 @@ class Trials:
         return sum(trial.state.name in states for trial in self._study.get_trials(deepcopy=False))
 
     def _wanted(self) -> bool:
-        return self._count("COMPLETE", "PRUNED", "FAIL", "RUNNING") < self._tune.trials
+        is_early = time.monotonic() < self._until
+        return is_early and self._count("COMPLETE", "PRUNED", "FAIL", "RUNNING") < self._tune.trials
 
     def _adopt(self) -> None:
         """Take over the trials that an earlier command has not finished, with their runs."""

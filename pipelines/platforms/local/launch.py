@@ -198,7 +198,14 @@ def _execute(
     command += ["--output", str(folder.path / "train"), "--champion", record.champion or ""]
     command += ["--rehearsal"] if record.rehearsal else []
     platform = platform_of(record.platform)
-    forked = warm_steps(config, platform, os.environ)
+    pending = {step.name for step in record.steps if step.status != "succeeded"}
+    last = record.part.last if record.part else None
+    names = steps_on(record.platform)
+    forked = [
+        name
+        for name in warm_steps(config, platform, os.environ)
+        if name in pending and (last is None or names.index(name) <= names.index(last))
+    ]
     command += ["--containers"] if record.runner == "docker" else ["--warm", *forked]
     command += ["--engine", config.train.engine]
     assert folder.lock is not None, "the run is held"

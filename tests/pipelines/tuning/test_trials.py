@@ -132,6 +132,11 @@ def test_the_search_stops_when_too_many_trials_fail(execute: Any) -> None:
     assert [each.state for each in ended] == ["FAIL"] * 3
 
 
+def test_no_trial_starts_after_the_time(execute: Any) -> None:
+    assert execute(lambda _record, _rate: None, trials=3, hours=1e-9) == []
+    assert execute.study.trials == []
+
+
 def test_a_trial_that_is_worse_than_the_median_is_pruned(execute: Any, tmp_path: Path) -> None:
     def play(record: RunRecord, _rate: float) -> None:
         number = int(record.run_id.removeprefix("trial-"))
