@@ -308,7 +308,7 @@ class Outcome:
         self.shown.print(display.summary(record), highlight=False, soft_wrap=True)
         if self.require_promotion and record.is_rejected:
             raise typer.Exit(EXIT_REJECTED)
-<<<<<<< HEAD
+        return record
 
     def _compiled(self, configuration: RunConfig, record: RunRecord) -> list[str]:
         """Return what the TPU's compiler says of a rehearsed step; raise UserError if it does not fit."""
@@ -321,6 +321,3 @@ class Outcome:
         self.say(f"compiling the step for {compiled.title(hardware)}, up to a minute")
         job = compiled.job_of(model, configuration.train, local_path(record.step("prepare_data").outputs["dataset"]))
         return compiled.sentences(hardware, job, compiled.compiled(hardware, job))
-=======
-        return record
->>>>>>> 9ed7c809 (slipway run --repeat: a training with several seeds, with the mean of each metric and its interval)
