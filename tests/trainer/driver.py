@@ -22,7 +22,8 @@ static int number(const char *name) { const char *text = getenv(name); return te
 int cuInit(unsigned flags) { sleep(number("FAKE_CUDA_SECONDS")); return number("FAKE_CUDA_ERROR"); }
 int cuDeviceGetCount(int *count) { *count = number("FAKE_CUDA_GPUS"); return 0; }
 """
-REFUSAL_SECONDS = 10.0
+# A refusal waits for nothing, such as the other replicas for minutes; a busy machine loads libraries for long.
+REFUSAL_SECONDS = 60.0
 
 
 @functools.cache

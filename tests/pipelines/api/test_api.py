@@ -201,7 +201,7 @@ def test_an_interrupted_run_is_cancelled_at_once_and_leaves_nothing(
         assert kernel.execute(f"stopped = slipway.run({LONG}, wait=False).cancel()").error is None
     cell, folder, seconds = interrupted(kernel, project, WAYS[way])
     assert folder.read().status == "cancelled"
-    assert seconds < 1.5
+    assert seconds < 10  # 1.5 on an idle machine
     kernel.wait(cell, 60)
     assert nothing_runs(folder)
     if way in ("run", "resume"):
