@@ -30,6 +30,8 @@ NUMBER, POSITION = np.dtype("<f4"), np.dtype("<u8")
 LENGTH_OF_FEATURE = struct.Struct("<I")
 # Features whose positions are held, so that equal ones are written once.
 MAX_HELD = 1 << 16
+# A spool file that may be in memory as a whole.
+MAX_MAPPED = 64 << 20
 # Of a record: the framing and the key, and the tags and lengths of an entry.
 RECORD_BYTES, ENTRY_BYTES = 64, 8
 KEY_PREFIX = b"row "
@@ -133,16 +135,15 @@ class RowFile:
 
     def __init__(self, path: Path, layout: TableLayout) -> None:
         self._layout = layout
-        self._rows = np.memmap(path, layout.row, "r")
-        beside = features_beside(path)
-        self._features: mmap.mmap | bytes = b""
-        if beside.stat().st_size:
-            with beside.open("rb") as file:
-                self._features = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._map = _mapped(path)
+        self._rows = np.frombuffer(self._map, layout.row)
+        self._features = _mapped(features_beside(path)) if features_beside(path).stat().st_size else b""
 
     def rows(self, numbers: NDArray[np.int64]) -> Rows:
         """Return the rows with these numbers."""
         found = self._rows[numbers]
+        if len(self._map) > MAX_MAPPED:  # the rows are anywhere in it: in the end, all of it would be in memory
+            self._map.madvise(mmap.MADV_DONTNEED)
         coded = {name: self._coded(found["coded"][:, position]) for position, name in enumerate(self._layout.coded)}
         return Rows(dict(zip(self._layout.numbers, np.ascontiguousarray(found["numbers"].T), strict=True)), coded)
 
@@ -154,6 +155,11 @@ class RowFile:
         (length,) = LENGTH_OF_FEATURE.unpack_from(self._features, place)
         start = place + LENGTH_OF_FEATURE.size
         return self._features[start : start + length]
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def features_beside(path: Path) -> Path:

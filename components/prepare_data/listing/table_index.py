@@ -66,10 +66,9 @@ class Pieces:
     def __getitem__(self, number: int) -> NDArray[np.void]:
         return np.fromfile(self.paths[number], self._row)
 
-    def mapped(self, number: int) -> NDArray[np.void]:
-        """Return the rows of a file without reading them."""
-        path = self.paths[number]
-        return np.memmap(path, self._row, "r") if path.stat().st_size else np.empty(0, self._row)
+    def part(self, number: int, start: int, stop: int) -> NDArray[np.void]:
+        """Return some rows of a file."""
+        return np.fromfile(self.paths[number], self._row, stop - start, offset=start * self._row.itemsize)
 
     def replace(self, number: int, rows: NDArray[np.void]) -> None:
         """Replace the rows of a file."""
@@ -99,15 +98,17 @@ class SortedRows(NamedTuple):
     def digests(self, unusable: bytes) -> tuple[str, str]:
         """Return the digest and the shape of `Summary`; `unusable` identifies the rows that cannot be listed."""
         digest, shape = (hashlib.sha256(unusable) for _ in range(2))
-        pieces = [self.pieces.mapped(number) for number in range(len(self.pieces))]
         every = np.arange(len(self.groups) + 1)
-        bounds = [np.searchsorted(piece["group"], every).tolist() for piece in pieces]
+        numbers = range(len(self.pieces))
+        bounds = [np.searchsorted(self.pieces[each]["group"], every).tolist() for each in numbers]
         for number, (group, count) in enumerate(zip(self.groups, self.examples, strict=True)):
             about = repr((group, count)).encode()
             digest.update(about)
             shape.update(about)
-            for piece, bound in zip(pieces, bounds, strict=True):
-                if len(rows := piece[bound[number] : bound[number + 1]]):
+            for piece, bound in zip(numbers, bounds, strict=True):
+                start, stop = bound[number : number + 2]
+                if start < stop:
+                    rows = self.pieces.part(piece, start, stop)
                     digest.update(rows.tobytes())
                     shape.update(_shape_of(rows))
         return digest.hexdigest(), shape.hexdigest()
@@ -228,9 +229,8 @@ def _by_digest(found: Pieces, rows: int) -> Iterator[NDArray[np.void]]:
         yield found[0]
         return
     pieces = Pieces(found.paths[0].with_name("digests"), FOUND, _pieces_of(rows))
-    unsorted = found.mapped(0)
     for start in range(0, rows, ROWS_READ):
-        part = unsorted[start : start + ROWS_READ]
+        part = found.part(0, start, min(start + ROWS_READ, rows))
         pieces.add(part, part["digest"].astype(np.uint64))
     for number in range(len(pieces)):
         yield pieces[number]
