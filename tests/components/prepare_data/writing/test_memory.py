@@ -12,13 +12,16 @@ from typing import Any
 import pytest
 
 from slipway.components.prepare_data import prepare as prepare_module
-from slipway.components.prepare_data.listing import index
+from slipway.components.prepare_data.listing import index, table_index
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.writing import set_writer
+from slipway.components.prepare_data.writing import set_writer, shards
+from slipway.core.tables import csv_file
 
 pytestmark = pytest.mark.slow
 
 # A list of all examples would need 300 bytes each (the key alone has 192): 5.4 MB more for many than for few.
+# Of rows: a tenth of what the list of 50,000 takes.
+MAX_MORE_OF_TABLE = 1 << 20
 FEW, MANY = 2_000, 20_000
 MAX_MORE = 3_000_000
 
@@ -92,3 +95,31 @@ def test_a_list_that_is_held_in_memory_would_be_noticed(
 ) -> None:
     monkeypatch.setattr(index, "MAX_ROWS_DEALT", 10**9)
     assert more_for_many(folders, tmp_path, monkeypatch) > MAX_MORE
+
+
+def table_peak(folder: Path, rows: int) -> int:
+    """Return the peak memory of preparing a table, in bytes."""
+    table = folder / f"{rows}.csv"
+    lines = (f"{number / 7},{number % 100},{'abc'[number % 3]}" for number in range(rows))
+    table.write_text("\n".join(["one,two,label", *lines]))
+    settings = DataSettings(source=f"csv:{table}", store=str(folder / f"sets of {rows}"))
+    tracemalloc.start()
+    prepare_module.prepare(settings, 1)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak
+
+
+@pytest.mark.parametrize("in_one_piece", [False, True])
+def test_ten_times_the_rows_take_the_same_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, in_one_piece: bool
+) -> None:
+    for module in (prepare_module, set_writer):
+        monkeypatch.setattr(module, "Workers", WorkersInThisProcess)
+    monkeypatch.setattr(csv_file, "BATCH_BYTES", 1 << 15)
+    monkeypatch.setattr(shards, "BATCH_BYTES", 1 << 17)
+    monkeypatch.setattr(table_index, "ROWS_READ", 1000)
+    monkeypatch.setattr(table_index, "PIECE_BYTES", 1 << (30 if in_one_piece else 16))
+    table_peak(tmp_path, 100)  # triggers the lazy imports
+    few, many = table_peak(tmp_path, 5000), table_peak(tmp_path, 50_000)
+    assert (many - few > MAX_MORE_OF_TABLE) == in_one_piece, (few, many)
