@@ -14,9 +14,11 @@ NO_MAIL = "E-mail is sent only for runs on Vertex AI."
 def notify(config: RunConfig, record: RunRecord) -> list[str]:
     """Send the notice about a local run that has succeeded or failed; return what went wrong.
 
-    Whoever rehearses or cancels a run is in front of it, so that nobody is notified.
+    Whoever rehearses or cancels a run is in front of it, so that nobody is notified. A run that ends before the last
+    step, such as a trial of a search, is a part of something larger.
     """
-    if config.notify is None or record.rehearsal or record.status not in ("succeeded", "failed"):
+    is_part = record.part is not None and record.part.last != record.steps[-1].name
+    if config.notify is None or record.rehearsal or is_part or record.status not in ("succeeded", "failed"):
         return []
     from slipway.components.notify.channels import send
 
