@@ -32,7 +32,7 @@ def test_trials_and_repeats_notify_nobody(monkeypatch: pytest.MonkeyPatch, part:
             "data": {"source": "digits"},
             "model": {"builder": "slipway.trainer.models.digits:build"},
             "train": {"epochs": 1},
-            "notify": {"topic": "projects/p/topics/t"},
+            "notify": {"topic": "projects/p/topics/outcomes"},
         },
         "test.yaml",
     )
