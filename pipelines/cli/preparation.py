@@ -197,7 +197,7 @@ def migrate(
 data = command_group("Check and download data sets.")
 
 
-@data.command(epilog="[bold]Example[/]\n\nslipway data check -c my.yaml")
+@data.command(epilog="[bold]Examples[/]\n\nslipway data check -c my.yaml")
 @user_errors
 def check(
     file: ConfigurationFile = None,
