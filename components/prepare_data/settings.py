@@ -184,6 +184,12 @@ class DataSettings(Settings):
         default=None,
         description="Column or feature used as the image; null: image, or the source's only image feature.",
     )
+    id: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Column of a table (`csv:`, `parquet:`) that has the key of each row, by which reports name it, "
+        "and is no input. null: the key is a hash of the row's values.",
+    )
     label: str | None = Field(
         default=None,
         description="Column or feature used as the label; null: label, or the source's only class label feature. For "

@@ -179,6 +179,7 @@ def open_source(settings: DataSettings, task: TaskName = "classification") -> So
         ) from None
     if not source.has_image:
         _refuse_image_settings(settings, source)
+    _refuse_id(settings, source)
     return source
 
 
@@ -238,6 +239,14 @@ def _refuse_image_settings(settings: DataSettings, source: Source) -> None:
             raise UserError(
                 f"The source {settings.source} has no images.", setting=name, value=value, fix=f"remove {name}"
             )
+
+
+def _refuse_id(settings: DataSettings, source: Source) -> None:
+    if settings.id is not None and not source.has_ids:
+        raise UserError(
+            f"The {source.item}s of {settings.source} have keys of their own.", setting="data.id", value=settings.id,
+            allowed="only with a table: csv:FILE or parquet:FILE without a column for images", fix="remove data.id",
+        )  # fmt: skip
 
 
 def _refuse_features(settings: DataSettings, column: str | None, task: TaskName) -> None:

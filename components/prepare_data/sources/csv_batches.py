@@ -58,10 +58,12 @@ class _Cells:
     def add(self, column: pyarrow.StringArray) -> None:
         """Count a batch of cells."""
         self._rows += len(column)
-        self._missing += pyarrow.compute.sum(missing_cells(column)).as_py() or 0
         if self._numeric:
-            self._numeric, any_number = _are_numbers(column)
-            self._any_number |= any_number
+            self._numeric, count = _are_numbers(column)
+            self._any_number |= self._numeric and count > 0
+        else:
+            count = len(column) - (pyarrow.compute.sum(missing_cells(column)).as_py() or 0)
+        self._missing += len(column) - count
         if len(self._texts) > (MAX_INFERRED if self._numeric else MAX_COUNTED):
             return
         different = column.unique()
@@ -145,13 +147,13 @@ def infer_kinds(batches: Iterable[Batch], columns: Mapping[str, int], mistake: M
     return {name: found.inferred(mistake) for name, found in cells.items()}
 
 
-def _are_numbers(column: pyarrow.StringArray) -> tuple[bool, bool]:
-    """Return whether every cell is a number or missing, and whether any is a number."""
+def _are_numbers(column: pyarrow.StringArray) -> tuple[bool, int]:
+    """Return whether every cell is a number or missing, and how many are not missing."""
     numbers = _plain_numbers(column, gaps=True)
     if numbers is not None and np.isfinite(numbers).any() and not np.isinf(numbers).any():
-        return True, True
-    given = [cell for cell in column.unique().to_pylist() if not is_missing(cell)]
-    return all(map(is_number, given)), bool(given)
+        return True, len(numbers) - int(np.isnan(numbers).sum())
+    given = column.filter(pyarrow.compute.invert(missing_cells(column)))
+    return all(map(is_number, given.unique().to_pylist())), len(given)
 
 
 def has_underscores(column: pyarrow.StringArray) -> bool:

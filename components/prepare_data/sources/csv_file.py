@@ -83,6 +83,8 @@ class ManifestSource(Source):
             "label": (settings.label,) if settings.label else LABEL_COLUMNS,
             "split": (SPLIT_COLUMN,),
         }
+        if settings.id is not None:
+            self._columns_of["id"] = (settings.id,)
         self._image_is_named = settings.image is not None
         self._described = additional_kinds(settings)
         self._excluded: dict[str, str] = {}
@@ -92,6 +94,7 @@ class ManifestSource(Source):
                 self._row, self._top = table.item, table.header
                 header = self._header(table.names)
                 self.has_image = "image" in header.columns
+                self.has_ids = "id" in header.columns and not self.has_image
                 self._kinds = self._find_kinds(header, table.batches(), settings)
         except OSError as error:
             raise self._mistake(f"{self.path} cannot be read: {error.strerror}.") from None
@@ -152,7 +155,7 @@ class ManifestSource(Source):
         return [self.path]
 
     def rows(self, part: Path, ignored: Ignored, scratch: Path) -> Iterator[ListedRows] | None:
-        return None if self._layout is None else self._rows(self._layout, part, ignored, scratch)
+        return None if self._layout is None or self.has_ids else self._rows(self._layout, part, ignored, scratch)
 
     def _rows(self, layout: TableLayout, part: Path, ignored: Ignored, scratch: Path) -> Iterator[ListedRows]:
         with part.open("rb") as file, RowSpool(scratch / SPOOL, layout) as spool:
@@ -172,6 +175,8 @@ class ManifestSource(Source):
                 with RowSpool(scratch / SPOOL, self._layout) as spool:
                     lister, batches = self._lister(self._layout, file, ignored)
                     yield from lister.entries(batches, ignored.precision, spool, keys)
+                if self.has_ids:
+                    self._refuse_twice(keys)
                 return
             table = self._open(file)
             header = self._header(table.names)
@@ -195,8 +200,9 @@ class ManifestSource(Source):
             cells = {use: row[index] for use, index in header.columns.items()}
             key, split, group = self._values(cells, line)
             status = None
-            if self.has_image:
+            if self.has_image or self.has_ids:
                 keys.add(key, line)
+            if self.has_image:
                 status = missing.status(self.path.parent, key, line)
                 if status is None:
                     continue
@@ -211,18 +217,21 @@ class ManifestSource(Source):
                 about = repr((stamp, additional, self._image_files(additional))).encode()
                 stamp = int.from_bytes(hashlib.blake2b(about, digest_size=8).digest())
             size = status.st_size if status else sum(len(feature) for _, feature in additional)
-            if self.has_image:
+            if self.has_image or self.has_ids:
                 yield key, label, split, size, stamp, offset, group
             else:
                 values_of = repr([row[index] for index in content]).encode()
                 keys.add_content(values_of, (label, split, size, stamp, offset, group))
         for key, entry in keys.by_content():
             yield key, *entry
+        self._refuse_twice(keys)
+        if missing.count:
+            raise self._mistake(str(missing), fix=f"correct the paths, or remove the {self._row}s")
+
+    def _refuse_twice(self, keys: ExampleKeys) -> None:
         if twice := keys.twice():
             key, one, other = twice
             raise self._mistake(f"{readable(key)} is listed twice in {self.path}: on {self._row}s {one} and {other}.")
-        if missing.count:
-            raise self._mistake(str(missing), fix=f"correct the paths, or remove the {self._row}s")
 
     def _usable(self, header: Header, ignored: Ignored, batch: Batch) -> Batch:
         """Return a batch without the rows that cannot be used, which are skipped."""
@@ -275,7 +284,7 @@ class ManifestSource(Source):
                     allowed="column:NAME, where NAME is one of " + ", ".join(names),
                     nearest=nearest(self._group_column or "", names),
                 )
-            elif use == "label" or (use == "image" and self._image_is_named):
+            elif use in ("label", "id") or (use == "image" and self._image_is_named):
                 raise self._no_column(use, allowed, names)
         additional = {
             name: index
@@ -292,7 +301,7 @@ class ManifestSource(Source):
                 f"{self._top} has no column {' or '.join(allowed)}: its columns are separated by {found!r}.",
                 fix="separate the columns by commas",
             )
-        named = self._label_is_named if use == "label" else self._image_is_named
+        named = {"label": self._label_is_named, "image": self._image_is_named}.get(use, True)
         return UserError(
             f"{self._top} has no column {' or '.join(allowed)}.",
             setting=f"data.{use}" if named else "data.source",
@@ -408,11 +417,10 @@ class ManifestSource(Source):
                     nearest(cells["split"], SPLIT_FOLDERS),
                     allowed="train, validation and test",
                 )
-        key = (
-            os.fsencode(posixpath.normpath(local_path(cells["image"])))
-            if self.has_image
-            else f"{self._row} {line}".encode()
-        )
+        if self.has_image:
+            key = os.fsencode(posixpath.normpath(local_path(cells["image"])))
+        else:
+            key = (cells["id"] if self.has_ids else f"{self._row} {line}").encode()
         return key, split, cells.get("group", "").encode()
 
     def _place(self, line: int) -> str:

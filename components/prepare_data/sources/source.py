@@ -173,6 +173,7 @@ class Source(ABC):
         class_names: The class names of the additional features that are labels, by feature name.
         spooled: The files that listing leaves in its folder for the readers.
         notes: Sentences for the user about how the source is read.
+        has_ids: Whether the keys are the values of the column data.id.
     """
 
     name: str
@@ -186,6 +187,7 @@ class Source(ABC):
     class_names: dict[str, list[str]] = {}  # noqa: RUF012
     spooled: Sequence[str] = ()
     notes: Sequence[str] = ()
+    has_ids: bool = False
 
     @property
     def item(self) -> str:

@@ -104,6 +104,12 @@ class TableLister:
                     found.group.tolist(), found.sizes.tolist(), found.offsets.tolist(), bundles, strict=True
                 )
             )
+            if "id" in self._header.columns:
+                ids = batch.columns[self._header.columns["id"]].to_pylist()
+                for key, line, entry in zip(map(str.encode, ids), batch.lines, about, strict=True):
+                    keys.add(key, line)
+                    yield key, *entry
+                continue
             data = found.digests.tobytes()
             digests = (data[start : start + DIGEST_BYTES] for start in range(0, len(data), DIGEST_BYTES))
             keys.add_digests(zip(digests, about, strict=True))

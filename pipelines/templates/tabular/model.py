@@ -7,6 +7,9 @@ from typing import Any
 import keras
 from keras import layers
 
+# A category with more values has an embedding, whose size grows with their number.
+MAX_INDICATORS = 32
+
 
 def build(inputs: dict[str, Any], outputs: int, *, width: int = 32) -> keras.Model:
     """Return a network for the columns of a table.
@@ -22,7 +25,9 @@ def build(inputs: dict[str, Any], outputs: int, *, width: int = 32) -> keras.Mod
     }
     parts = []
     for name, column in inputs.items():
-        if column.kind == "category":
+        if column.kind == "category" and column.values > MAX_INDICATORS:
+            parts.append(layers.Embedding(column.values, round(1.6 * column.values**0.56))(columns[name]))
+        elif column.kind == "category":
             encoding = layers.CategoryEncoding(column.values, output_mode="one_hot")
             parts.append(encoding(layers.Reshape((1,))(columns[name])))
         elif column.kind == "text":  # the mean of its words

@@ -49,6 +49,7 @@ def test_the_network_of_a_table_is_reloaded_without_a_warning(tmp_path: Path):
     columns = {
         "a b": Input(kind="number"),
         "city": Input(kind="category", vocabulary=["Bern", "Basel"]),
+        "zip": Input(kind="category", vocabulary=[f"{number:05}" for number in range(99)]),
         "sold": Input(kind="date", shape=(7,)),
         "about": Input(kind="text", shape=(9,), vocabulary=["a", "house"]),
     }

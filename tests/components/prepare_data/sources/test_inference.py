@@ -9,6 +9,8 @@ from pathlib import Path
 import pyarrow
 import pytest
 
+from slipway.components.prepare_data.encoding.messages import values
+from slipway.components.prepare_data.encoding.records import read_examples
 from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.csv_batches import infer_kinds
@@ -84,3 +86,30 @@ def test_a_declared_date_that_is_none_is_refused(tmp_path: Path, make_settings: 
         prepare(make_settings(source, features={"about": "date_dmy"}), 1)
     with pytest.raises(UserError, match=r"\d+ dates of sold are missing"):
         prepare(make_settings(source, missing="refuse"), 1)
+
+
+@pytest.mark.parametrize("inputs", [["about"], None])
+def test_a_column_has_the_keys_of_the_rows(
+    tmp_path: Path, make_settings: MakeSettings, inputs: list[str] | None
+) -> None:
+    source = f"csv:{table(tmp_path / 't.csv')}"
+    # A column of the kind text[] is prepared row by row.
+    features = {"sold": "text[]"} if inputs else None
+    prepared = prepare(make_settings(source, id="customer", inputs=inputs, features=features), 1)
+    assert "customer" not in {**prepared.manifest.inputs, **prepared.manifest.features}
+    assert not prepared.manifest.notes
+    shards = [prepared.folder / shard.file for split in prepared.manifest.splits.values() for shard in split.shards]
+    keys = {values(each[b"key"])[0].decode() for each in read_examples(shards)}
+    assert keys == {f"C-{row:04}" for row in range(400)}
+    lines = (tmp_path / "t.csv").read_text().splitlines()
+    (tmp_path / "t.csv").write_text("\n".join([*lines, lines[7]]) + "\n")
+    with pytest.raises(UserError, match=r"C-0006 is listed twice .*: on lines 8 and 402"):
+        prepare(make_settings(source, id="customer", inputs=inputs, features=features), 1)
+
+
+def test_mistakes_of_ids(tmp_path: Path, make_settings: MakeSettings) -> None:
+    with pytest.raises(UserError, match="has no column custmer") as error:
+        prepare(make_settings(f"csv:{table(tmp_path / 't.csv')}", id="custmer"), 1)
+    assert (error.value.setting, error.value.nearest) == ("data.id", "customer")
+    with pytest.raises(UserError, match="The images of digits have keys of their own"):
+        prepare(make_settings("digits", id="customer"), 1)
