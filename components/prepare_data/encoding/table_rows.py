@@ -30,8 +30,9 @@ NUMBER, POSITION = np.dtype("<f4"), np.dtype("<u8")
 LENGTH_OF_FEATURE = struct.Struct("<I")
 # Features whose positions are held, so that equal ones are written once.
 MAX_HELD = 1 << 16
-# A spool file that may be in memory as a whole.
+# A spool file that may be in memory as a whole, and rows that are read at once: for each, the kernel maps 64 KB.
 MAX_MAPPED = 64 << 20
+ROWS_TAKEN = 1024
 # Of a record: the framing and the key, and the tags and lengths of an entry.
 RECORD_BYTES, ENTRY_BYTES = 64, 8
 KEY_PREFIX = b"row "
@@ -141,9 +142,11 @@ class RowFile:
 
     def rows(self, numbers: NDArray[np.int64]) -> Rows:
         """Return the rows with these numbers."""
-        found = self._rows[numbers]
-        if len(self._map) > MAX_MAPPED:  # the rows are anywhere in it: in the end, all of it would be in memory
-            self._map.madvise(mmap.MADV_DONTNEED)
+        found = np.empty(len(numbers), self._layout.row)
+        for start in range(0, len(numbers), ROWS_TAKEN):
+            found[start : start + ROWS_TAKEN] = self._rows[numbers[start : start + ROWS_TAKEN]]
+            if len(self._map) > MAX_MAPPED:  # the rows are anywhere in it: in the end, all of it would be in memory
+                self._map.madvise(mmap.MADV_DONTNEED)
         coded = {name: self._coded(found["coded"][:, position]) for position, name in enumerate(self._layout.coded)}
         return Rows(dict(zip(self._layout.numbers, np.ascontiguousarray(found["numbers"].T), strict=True)), coded)
 
