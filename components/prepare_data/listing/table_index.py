@@ -49,6 +49,8 @@ class Pieces:
     def __init__(self, path: Path, row: np.dtype[np.void], count: int) -> None:
         self.paths = [path.with_name(f"{path.name}-{number:03d}") for number in range(count)]
         self._row = row
+        for path in self.paths:
+            path.touch()
 
     def add(self, rows: NDArray[np.void], hashes: NDArray[np.uint64]) -> None:
         """Append rows to the files of their hashes."""

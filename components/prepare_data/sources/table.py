@@ -83,16 +83,14 @@ class TableLister:
 
     def rows(self, batches: Iterable[Batch], precision: Precision, spool: RowSpool) -> Iterator[ListedRows]:
         """Write the rows to the spool; yield them, and count their numbers in `precision`."""
-        for batch in batches:
-            batch, columns = self._read(batch)
+        for batch, columns in self._read(batches):
             yield self._listed(batch, columns, precision, spool)
 
     def entries(
         self, batches: Iterable[Batch], precision: Precision, spool: RowSpool, keys: ExampleKeys
     ) -> Iterator[Entry]:
         """Do the same; yield the entries of all rows, with the cells of the column of data.group_by."""
-        for batch in batches:
-            batch, columns = self._read(batch)
+        for batch, columns in self._read(batches):
             found = self._listed(batch, columns, precision, spool)
             bundles = [b""] * len(batch)
             if "group" in self._header.columns:
@@ -116,13 +114,15 @@ class TableLister:
         for key, entry in keys.by_content():
             yield key, *entry
 
-    def _read(self, batch: Batch) -> tuple[Batch, Columns]:
-        """Return the columns of a batch, without its rows that cannot be used."""
-        try:
-            return batch, self._columns(batch)
-        except Unusable:  # each row must be validated
-            batch = self._usable(batch)
-            return batch, self._columns(batch, validated=True)
+    def _read(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Columns]]:
+        """Yield the batches with their columns, without the rows that cannot be used."""
+        for batch in batches:
+            try:
+                yield batch, self._columns(batch)
+            except Unusable:  # each row must be validated
+                usable = self._usable(batch)
+                if len(usable):
+                    yield usable, self._columns(usable, validated=True)
 
     def _columns(self, batch: Batch, *, validated: bool = False) -> Columns:
         """Return the columns of a batch.

@@ -14,7 +14,9 @@ import pytest
 from slipway.components.prepare_data.listing import table_index
 from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.settings import DataSettings
+from slipway.core.errors import UserError
 from slipway.core.manifest import TaskName
+from slipway.core.tables import csv_file
 
 ROWS = 1500
 CITIES = ("Geneva", "Bern", " Basel ", "Zug", "")
@@ -191,3 +193,18 @@ def test_pieces_on_disk_change_nothing(
     monkeypatch.setattr(table_index, "PIECE_BYTES", 1 << 12)
     monkeypatch.setattr(table_index, "ROWS_READ", 100)
     test_a_table_becomes_the_same_data_set(tmp_path, make_settings, monkeypatch, name)
+
+
+def test_all_rows_of_a_batch_may_be_skipped(
+    tmp_path: Path, make_settings: Callable[..., DataSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(csv_file, "BATCH_BYTES", 20)
+    rows = [f"{number / 3},{number % 5},{number * 2}" for number in range(30)]
+    table = tmp_path / "table.csv"
+    table.write_text("\n".join(["one,two,label", *rows[:20], *["1,2,"] * 8, *rows[20:]]))
+    prepared = prepare(make_settings(f"csv:{table}", skip_corrupt=0.5), 1, task="regression")
+    assert prepared.manifest.skipped_count == 8
+    assert sum(split.examples for split in prepared.manifest.splits.values()) == 30
+    table.write_text("\n".join(["one,two,label", *["1,2,"] * 8]))
+    with pytest.raises(UserError, match="8 of 8 examples cannot be used"):
+        prepare(make_settings(f"csv:{table}", skip_corrupt=0.5), 1, task="regression")
