@@ -62,6 +62,12 @@ def find(settings: Sequence[str], data: Manifest, read: Callable[[], Iterator[Ba
     return [each for each in slices if each.mask.any()]
 
 
+def check(columns: Sequence[str], data: Manifest) -> None:
+    """Check columns, and conditions on columns; raises as `find`."""
+    for text in columns:
+        _reader(text, data)
+
+
 def _reader(text: str, data: Manifest) -> Callable[[Batch], NDArray[Any]]:
     """Return the function from a batch to what a setting is about, [batch]: values, booleans, or names or None."""
     if re.fullmatch(FUNCTION_PATTERN, text):

@@ -39,13 +39,18 @@ def model_builder(context: Context) -> str:
 
 
 def evaluation(context: Context) -> str:
-    """The functions of `evaluate.module` and `evaluate.slices` exist and accept what they are called with."""
+    """The functions of `evaluate.module` and `evaluate.slices` exist, and the slices' columns of prepared data."""
     settings = context.config.evaluate
-    if settings.module is None and not settings.slice_functions:
-        raise NotApplicableError("neither evaluate.module nor a function of evaluate.slices is set")
+    if settings.module is None and not settings.slices:
+        raise NotApplicableError("neither evaluate.module nor evaluate.slices is set")
     from slipway.components.evaluate import custom, slices  # imports numpy
 
     found = []
+    if columns := [text for text in settings.slices if text not in settings.slice_functions]:
+        data = prepared_data(context.config)
+        if data is not None:
+            slices.check(columns, data)
+        found.append(", ".join(columns) + ("" if data else ": not checked before the data are prepared"))
     for name in settings.slice_functions:
         source, signature = _function(name, slices.SETTING, context.folder)
         if signature is not None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from slipway.components.prepare_data.prepare import prepare
+from slipway.components.prepare_data.settings import DataSettings
 from slipway.core.errors import UserError
 from slipway.pipelines.checks import CheckWarning, Context, NotApplicableError
 from slipway.pipelines.config.config import validate
@@ -139,8 +141,18 @@ def test_the_function_that_names_slices_is_found_without_training(
     (tmp_path / "parts.py").write_text("def camera(inputs): ...\ndef wrong(inputs, label): ...\n")
     own = subject(tmp_path, evaluate={"slices": ["city", reference]})
     if problem is None:
-        assert model_builder.evaluation(own) == f"parts:camera in {tmp_path / 'parts.py'}"
+        found = f"city: not checked before the data are prepared, parts:camera in {tmp_path / 'parts.py'}"
+        assert model_builder.evaluation(own) == found
         return
     with pytest.raises(UserError, match=problem) as error:
         model_builder.evaluation(own)
     assert error.value.setting == "evaluate.slices"
+
+
+def test_the_columns_of_slices_are_checked_once_the_data_are_prepared(tmp_path: Path) -> None:
+    data = {"source": "digits", "store": str(tmp_path)}
+    prepare(DataSettings.model_validate(data), 1)
+    assert model_builder.evaluation(subject(tmp_path, data=data, evaluate={"slices": ["width>4"]})) == "width>4"
+    with pytest.raises(UserError, match=r"The data set digits has no column widht of one value per example\.") as error:
+        model_builder.evaluation(subject(tmp_path, data=data, evaluate={"slices": ["widht"]}))
+    assert (error.value.setting, error.value.nearest) == ("evaluate.slices", "width")
