@@ -68,6 +68,7 @@ def test_health_metrics_page_and_description(port: int) -> None:
     }
     unknown = {
         "is_text": False,
+        "is_long": False,
         "shape": [],
         "nullable": False,
         "categories": [],

@@ -22,6 +22,7 @@ from slipway.components.prepare_data.encoding.messages import (
     integer_feature,
 )
 from slipway.components.prepare_data.examples import Unusable
+from slipway.core import dates
 from slipway.core.values import JsonObject
 
 # Kinds whose values are text.
@@ -41,6 +42,16 @@ class Kind:
     name: str
     is_list: bool = False
     shape: tuple[int, ...] = ()
+
+    @property
+    def is_date(self) -> bool:
+        """Whether the values are dates."""
+        return self.name.startswith("date")
+
+    @property
+    def order(self) -> dates.Order:
+        """The order of the parts of a date."""
+        return next((order for order in dates.PATTERNS if self.name.endswith(order)), "ymd")
 
     @classmethod
     def parse(cls, text: str) -> Kind:

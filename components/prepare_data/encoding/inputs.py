@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, cast
 from slipway.components.prepare_data.encoding.features import BOX, TEXTS, Kind
 from slipway.components.prepare_data.encoding.image import Inspector
 from slipway.components.prepare_data.encoding.messages import values
-from slipway.components.prepare_data.encoding.texts import count_words, days_of, is_date, order_of
 from slipway.components.prepare_data.examples import Unusable, readable, stored_name
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.core.errors import UserError, nearest
@@ -286,16 +285,18 @@ def _are_unusable(column: NDArray[np.float32], *, gaps: bool) -> bool:
 
 def _is_read(kind: Kind) -> bool:
     """Whether values of the kind are texts of which words or days are counted, many at a time."""
-    return is_date(kind) or kind.name == "text"
+    return kind.is_date or kind.name == "text"
 
 
 def text_statistics(kind: Kind, column: Sequence[str]) -> InputStatistics:
     """Return the statistics of texts or dates."""
     import pyarrow
 
+    from slipway.components.prepare_data.encoding.texts import count_words, days_of
+
     texts = pyarrow.array(column, pyarrow.string())
-    if is_date(kind):
-        return number_statistics(days_of(texts, order_of(kind)))
+    if kind.is_date:
+        return number_statistics(days_of(texts, kind.order))
     words, lengths = count_words(texts)
     return InputStatistics(len(column), categories=words, lengths=lengths)
 
@@ -491,22 +492,22 @@ def as_input(
         return Input(kind="category", vocabulary=tuple(sorted(train.categories)))
     if kind.name == "text":
         return _as_text(train, settings)
-    if is_date(kind):
+    if kind.is_date:
         _check_dates(name, kind, everything, settings)
     if kind.name == "integer":
         return Input(kind="integer", shape=kind.shape, maximum=int(everything.maximum or 0))
     nullable = everything.missing > 0
-    if is_date(kind):
+    if kind.is_date:
         shape: tuple[int, ...] = (DATE_FEATURES + nullable,)
     else:
         shape = (2,) if nullable else (BOX,) if kind.name == "bounding_box" else kind.shape
     return Input(
-        kind="date" if is_date(kind) else "number",
+        kind="date" if kind.is_date else "number",
         shape=shape,
         mean=tuple(train.means) or (0.0,),  # none, if all are missing
         deviation=tuple(found or 1.0 for found in train.deviations) or (1.0,),
         nullable=nullable,
-        order=order_of(kind),
+        order=kind.order,
     )
 
 
@@ -529,7 +530,7 @@ def _check_dates(name: str, kind: Kind, found: InputStatistics, settings: DataSe
         UserError: It is such a column.
     """
     written = {"y": "year", "m": "month", "d": "day"}
-    parts = "-".join(written[part] for part in order_of(kind))
+    parts = "-".join(written[part] for part in kind.order)
     if found.missing > found.count:
         raise UserError(
             f"Only {found.count:,} of {found.count + found.missing:,} texts of {name} are dates in the order {parts}.",

@@ -9,7 +9,6 @@ import pyarrow
 import pyarrow.compute
 from numpy.typing import NDArray
 
-from slipway.components.prepare_data.encoding.features import Kind
 from slipway.core import dates, words
 from slipway.core.values import MISSING
 
@@ -30,16 +29,6 @@ def count_words(texts: pyarrow.StringArray) -> tuple[dict[str, int], dict[int, i
     empty = occurring.pop("", 0)
     lengths = Counter(pyarrow.compute.list_value_length(found).to_pylist())
     return occurring, dict(lengths - Counter({1: empty}) + Counter({0: empty}))
-
-
-def is_date(kind: Kind) -> bool:
-    """Whether the values of a kind are dates."""
-    return kind.name.startswith("date")
-
-
-def order_of(kind: Kind) -> dates.Order:
-    """Return the order of the parts of a kind of dates."""
-    return next((order for order in dates.PATTERNS if kind.name.endswith(order)), "ymd")
 
 
 def missing_cells(texts: pyarrow.StringArray) -> pyarrow.BooleanArray:

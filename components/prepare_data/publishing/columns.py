@@ -14,7 +14,6 @@ from slipway.components.formatting import brief, interval, number
 from slipway.components.prepare_data.encoding.inputs import InputStatistics, by_frequency
 from slipway.components.prepare_data.encoding.messages import values
 from slipway.components.prepare_data.encoding.records import read_examples
-from slipway.components.prepare_data.encoding.texts import days_of, words_of
 from slipway.core.manifest import Input, Manifest
 
 BINS = 12  # of a histogram; of categories, the most frequent of the first split
@@ -96,6 +95,8 @@ def _histograms(about: Input, sampled: Sequence[list[Any]]) -> tuple[list[list[i
         return _bins(sampled)
     import numpy as np
     import pyarrow
+
+    from slipway.components.prepare_data.encoding.texts import days_of, words_of
 
     texts = [pyarrow.array([text.decode("utf-8", "replace") for text in each], pyarrow.string()) for each in sampled]
     if about.kind == "date":

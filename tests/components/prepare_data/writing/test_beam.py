@@ -115,7 +115,7 @@ def test_the_pipeline_does_not_grow_with_the_number_of_shards(tmp_path: Path) ->
         assert read == tasks
         return len(pipeline.to_runner_api().SerializeToString())
 
-    assert pipeline_bytes(20_000) - pipeline_bytes(1000) < 1000
+    assert pipeline_bytes(20_000) < 1.1 * pipeline_bytes(1000)  # the numbers of its ranges have more digits
 
 
 @pytest.mark.slow

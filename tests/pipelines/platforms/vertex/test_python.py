@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -38,7 +39,9 @@ def test_an_interrupted_wait_leaves_the_run_running(
     def interrupted(_seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(existing, "time", SimpleNamespace(sleep=interrupted))  # the fakes' threads sleep on
+    monkeypatch.setattr(
+        existing, "time", SimpleNamespace(sleep=interrupted, monotonic=time.monotonic)
+    )  # the fakes' threads sleep on
     with pytest.raises(KeyboardInterrupt):
         slipway.run("run.yaml", target="vertex")
     run = slipway.runs()["latest"]
