@@ -74,6 +74,9 @@ class Bucket:
         self.folder = self._mount / BUCKET
         self.folder.mkdir()
         address = f"https://{google.endpoints['storage']}"
+        # In the namespace, the user is root, whose folder below /tmp may be another user's.
+        self._scratch = folder / "scratch"
+        self._scratch.mkdir()
         self.environment = {**google.environment, "API_ENDPOINT_OVERRIDE": address}
 
     def prepare(self, settings: DataSettings, task: TaskName = "classification") -> Path:
@@ -86,7 +89,8 @@ class Bucket:
     def start(self, settings: DataSettings, task: TaskName = "classification") -> subprocess.Popen[str]:
         """Start such a process."""
         command = with_buckets(self._mount, [sys.executable, "-c", PROGRAM, settings.model_dump_json(), task])
-        environment = {**os.environ, **self.environment, "PYTHONPATH": str(ROOT)}
+        own = {"PYTHONPATH": str(ROOT), "TMPDIR": str(self._scratch)}
+        environment = {**os.environ, **self.environment, **own}
         return subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, process_group=0
         )
