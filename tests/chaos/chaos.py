@@ -267,9 +267,12 @@ class Ended:
     start_seconds: float
 
 
-def _job(chaos: Chaos, folder: Path) -> tuple[list[dict[str, Any]], RestartSettings]:
-    """The worker pools of a job with frequent checkpoints and random augmentation, and its restart limit."""
-    prepared = prepare(DataSettings(source="digits", store=str(folder / "datasets")), chaos.processes)
+def _job(chaos: Chaos, folder: Path, devices: int = 1) -> tuple[list[dict[str, Any]], RestartSettings]:
+    """The worker pools of a job with frequent checkpoints and random augmentation, and its restart limit.
+
+    `devices` are those of each replica.
+    """
+    prepared = prepare(DataSettings(source="digits", store=str(folder / "datasets")), chaos.processes * devices)
     train = TrainSettings.model_validate(
         {
             "engine": chaos.engine,

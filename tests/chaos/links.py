@@ -22,10 +22,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from slipway.components.train.restarts import CHECKSUM, Restarts
 from slipway.core.exit_codes import PEER_LOST, TRY_AGAIN, status_of
 from slipway.trainer.checkpoint.store import pointed_step
 from slipway.trainer.config import RestartSettings
+from slipway.trainer.distributed.accelerators import VIRTUAL_DEVICES_VARIABLE
 from tests.chaos.chaos import Chaos, _job
 
 NOTICED_SECONDS = 60.0
@@ -104,7 +107,7 @@ class Network:
 class Replica:
     """A worker on a machine of the network, named as the restart policy names it."""
 
-    def __init__(self, network: Network, rank: int, config: str, folder: Path) -> None:
+    def __init__(self, network: Network, rank: int, config: str, folder: Path, devices: int) -> None:
         self.name = f"workerpool{min(rank, 1)}-{max(0, rank - 1)}"
         addresses = [f"{address}:{PORT}" for address in network.addresses]
         task = {"type": "worker" if rank else "chief", "index": max(0, rank - 1)}
@@ -129,6 +132,7 @@ class Replica:
                     "AIP_TENSORBOARD_LOG_DIR": str(folder / "logs"),
                     "GLOO_SOCKET_IFNAME": "eth0",
                     "PYTHONUNBUFFERED": "1",
+                    **({VIRTUAL_DEVICES_VARIABLE: str(devices)} if devices > 1 else {}),
                 },
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -152,11 +156,24 @@ class Replica:
                 if state == "01" and not local.startswith("0100007F"):
                     ports[rest[5]] = int(local.rpartition(":")[2], 16), int(remote.rpartition(":")[2], 16)
         own = set()
-        for file in Path(f"/proc/{self.process.pid}/fd").iterdir():
-            with contextlib.suppress(OSError):  # closed meanwhile
-                inode = str(file.readlink()).removeprefix("socket:[").removesuffix("]")
-                own.add(inode)
+        for process in self.processes():
+            with contextlib.suppress(OSError):  # ended or closed meanwhile
+                for file in Path(f"/proc/{process.pid}/fd").iterdir():
+                    own.add(str(file.readlink()).removeprefix("socket:[").removesuffix("]"))
         return {ports[inode] for inode in own & ports.keys()}
+
+    def processes(self) -> list[psutil.Process]:
+        """Its initial process, and those of its devices."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            initial = psutil.Process(self.process.pid)
+            return [initial, *initial.children(recursive=True)]
+        return []
+
+    def signal(self, number: int) -> None:
+        """Send a signal to all of its processes."""
+        for process in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
 
 
 @dataclass(frozen=True)
@@ -216,10 +233,10 @@ def _freeze(seconds: float, *, everything: bool = False) -> Callable[[Scene], No
     def freeze(scene: Scene) -> None:
         frozen = scene.replicas if everything else [scene.replicas[scene.victim]]
         for replica in frozen:
-            replica.process.send_signal(signal.SIGSTOP)
+            replica.signal(signal.SIGSTOP)
         time.sleep(seconds)
         for replica in frozen:
-            replica.process.send_signal(signal.SIGCONT)
+            replica.signal(signal.SIGCONT)
 
     return freeze
 
@@ -262,12 +279,12 @@ class Outcome:
 
 
 class Links:
-    """Faults of the links between `replicas` workers of a job with the engine, in `folder`."""
+    """Faults of the links between `replicas` workers of a job with the engine, in `folder`; each has `devices`."""
 
-    def __init__(self, engine: str, replicas: int, folder: Path, *, victim: int = -1) -> None:
+    def __init__(self, engine: str, replicas: int, folder: Path, *, victim: int = -1, devices: int = 1) -> None:
         self.replicas, self._folder, self._victim = replicas, folder, victim % replicas
-        self._engine = engine
-        pools, _ = _job(Chaos(0, engine, replicas, 0, STEPS), folder)
+        self._engine, self._devices = engine, devices
+        pools, _ = _job(Chaos(0, engine, replicas, 0, STEPS), folder, devices)
         command = pools[0]["container_spec"]["command"] + pools[0]["container_spec"].get("args", [])
         self._config = command[command.index("--config") + 1]
 
@@ -331,7 +348,7 @@ class Links:
     @contextlib.contextmanager
     def _job(self, network: Network, folder: Path) -> Iterator[list[Replica]]:
         folder.mkdir(exist_ok=True)
-        replicas = [Replica(network, rank, self._config, folder) for rank in range(self.replicas)]
+        replicas = [Replica(network, rank, self._config, folder, self._devices) for rank in range(self.replicas)]
         try:
             yield replicas
         finally:
@@ -370,6 +387,7 @@ def main() -> int:
     parser.add_argument("--replicas", type=int, nargs="+", default=[2, 3])
     parser.add_argument("--faults", nargs="+", choices=FAULTS, default=list(FAULTS))
     parser.add_argument("--victim", choices=("chief", "last"), default="last", help="the replica that is struck")
+    parser.add_argument("--devices", type=int, default=1, help="virtual devices of each replica")
     parser.add_argument("--at-once", type=int, default=3, help="number of faults that are tried at the same time")
     parser.add_argument("--keep", type=Path, help="an empty folder for the runs' output; default: a temporary folder")
     options = parser.parse_args()
@@ -382,7 +400,9 @@ def main() -> int:
         for count in options.replicas:
             folder = (options.keep or Path(temporary)) / str(count)
             folder.mkdir(parents=True, exist_ok=True)
-            links = Links(options.engine, count, folder, victim=0 if options.victim == "chief" else -1)
+            links = Links(
+                options.engine, count, folder, victim=0 if options.victim == "chief" else -1, devices=options.devices
+            )
             expected = links.undisturbed()
             with concurrent.futures.ThreadPoolExecutor(options.at_once) as pool:
                 for outcome in pool.map(links.run, options.faults, itertools.repeat(expected)):
