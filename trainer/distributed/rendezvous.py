@@ -127,7 +127,8 @@ def join(cluster: Cluster, seconds: float, steps: StepsOfProcesses | None = None
     """
     if cluster.world_size == 1 or cluster.source == "torchrun":
         watch = Watch({})
-        publish(watch.step)
+        if steps is None:
+            publish(watch.step)
         return watch
     patience = _Patience(seconds)
     with listen(cluster.task) as listener:
