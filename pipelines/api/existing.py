@@ -353,13 +353,11 @@ class Runs:
         Args:
             settings: The settings to include by dotted name; by default those that differ between the runs.
         """
+        from slipway.pipelines.comparison.selection import differences
+
         runs = list(self)
         values = [run.settings for run in runs]
-        names = list(settings) or [
-            name
-            for name in sorted({name for each in values for name in each} - {"hardware", "name"})
-            if len({repr(each.get(name)) for each in values}) > 1
-        ]
+        names = list(settings) or [name for name in differences(values) if name not in ("hardware", "name")]
         for name in settings:
             if values and not any(name in each for each in values):
                 known = sorted({name for each in values for name in each})

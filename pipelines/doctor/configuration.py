@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from slipway.core import manifest
@@ -154,15 +155,19 @@ def stages(context: Context) -> str:
 
 def prepared_data(config: RunConfig) -> Manifest | None:
     """Return the manifest of the newest prepared data set of the run's source, with its task and inputs, or None."""
-    folder = prepared_folder(config)
-    return manifest.read(folder) if folder else None
+    return next((found for _, found in _prepared(config)), None)
 
 
 def prepared_folder(config: RunConfig) -> Path | None:
     """Return the folder of that data set on this machine, or None."""
+    return next((folder for folder, _ in _prepared(config)), None)
+
+
+def _prepared(config: RunConfig) -> Iterator[tuple[Path, Manifest]]:
+    """Yield the prepared data sets of the run's source on this machine, the newest first."""
     data = config.prepared
     if data is None:
-        return None
+        return
     paths = Path(data.store).glob(f"*/*/{manifest.FILE_NAME}")
     for path in sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True):
         try:
@@ -170,8 +175,7 @@ def prepared_folder(config: RunConfig) -> Path | None:
         except UserError:
             continue
         if (found.source, found.task, found.settings.get("inputs")) == (data.source, config.task, data.inputs):
-            return path.parent
-    return None
+            yield path.parent, found
 
 
 def image_context(context: Context) -> str:
