@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 LONG_PAGE = 4  # headings
 CONTENTS = "<!-- contents -->"
+REGISTERED = "<!-- registered -->"
 
 
 def render(template: Path, **content: object) -> str:
@@ -32,6 +33,12 @@ def render(template: Path, **content: object) -> str:
     links = " ".join(f'<a href="#{name}">{title}</a>' for name, title in titles.items())
     contents = f'<nav aria-label="Contents">{links}</nav>' if len(titles) >= LONG_PAGE else ""
     return html.replace(CONTENTS, contents, 1)
+
+
+def name_version(report: bytes, version: str) -> bytes:
+    """Return a report that names its model's registered `version`, which has its number later than the report."""
+    said = f", registered as <strong>{escape(version)}</strong>" if version else ""
+    return report.replace(REGISTERED.encode(), said.encode(), 1)
 
 
 def load(template: Path) -> Template:

@@ -128,6 +128,13 @@ class RunRecord(BaseModel):
         """Whether `--require-promotion` fails: the model was not promoted, and is not the champion itself."""
         return self.verdict is not None and self.verdict["decision"] not in ("promote", "unchanged")
 
+    @property
+    def registered(self) -> str:
+        """The model's registered version, such as "digits/3", on Vertex AI "digits@3"; "" if it was not registered."""
+        model = next((step.outputs.get("model", "") for step in self.steps if step.name == "register_model"), "")
+        parts: list[str] = model.split("/")
+        return parts[-1] if "@" in parts[-1] else "/".join(parts[-2:])
+
     def adopt_results(self) -> None:
         """Copy the metrics, verdict and model from the steps' outputs."""
         for step in self.steps:

@@ -46,6 +46,7 @@ def test_the_first_run_registers_a_champion(finished):
     assert seen[0] == 8 * (examples["train"] + examples["validation"])
     report = Path(record["report"]).read_text()
     assert f"{record['metrics']['accuracy']:.4f}"[:5] in report
+    assert f"registered as <strong>{version.parent.name}/{version.name}</strong>" in report
     assert "<script src" not in report
 
 

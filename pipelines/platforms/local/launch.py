@@ -19,6 +19,7 @@ from typing import Literal
 
 import psutil
 
+from slipway.components.page import name_version
 from slipway.components.register_model.registration import NONE_ASKED, champion_folder
 from slipway.components.step import LOGS_VARIABLE
 from slipway.core.atomic import append_line, replace_file, sync_tree
@@ -373,7 +374,7 @@ class _Follower:
         source = next((each.outputs.get(page) for each in self._record.steps if each.name == step), None)
         for last in (False, True) if source else ():
             try:
-                replace_file(target, Path(str(source)).read_bytes())
+                replace_file(target, name_version(Path(str(source)).read_bytes(), self._record.registered))
                 return str(target)
             except OSError as error:
                 if last:

@@ -16,6 +16,7 @@ from slipway.components.cloud.explanation import custom_jobs, explain
 from slipway.components.cloud.logs import LogReader, not_noise
 from slipway.components.cloud.refusals import refusal
 from slipway.components.cloud.retries import is_transient, retried, status_of
+from slipway.components.page import name_version
 from slipway.components.step import WorkFailed
 from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig, load, vertex_of
@@ -274,6 +275,9 @@ class VertexRun:
         if report and record.report is None:
             # Without the report, the record still shows the outcome and the report's address.
             record.report = str(self.folder.report_file) if self._download(report, self.folder.report_file) else report
+            with contextlib.suppress(OSError):
+                page = self.folder.report_file.read_bytes()
+                self.folder.report_file.write_bytes(name_version(page, record.registered))
             self._download(evaluated.get("classification"), self.folder.classification_file)
             self._download(f"{model}/{HISTORY_FILE}" if model else None, self.folder.path / HISTORY_FILE)
 

@@ -258,9 +258,11 @@ def test_the_report_is_downloaded(ready_google: FakeGoogle, workspace: Path, sli
     run_id = record(workspace)["run_id"]
     connection = Connection(PROJECT, REGION, ready_google.endpoints)
     blob = connection.storage.bucket(BUCKET).blob(f"pipelines/{run_id}/evaluate/report")
-    blob.upload_from_string("<html>about it</html>")
+    blob.upload_from_string("<html>run 1<!-- registered --></html>")
     assert slipway("status", "--follow").exit_code == 0
-    assert (workspace / "runs" / run_id / "report.html").read_text() == "<html>about it</html>"
+    assert (
+        workspace / "runs" / run_id / "report.html"
+    ).read_text() == "<html>run 1, registered as <strong>digits@1</strong></html>"
     assert record(workspace)["report"].endswith("report.html")
 
 
