@@ -55,6 +55,7 @@ def training_steps(
         devices=config.parsed_hardware.accelerators_per_replica,
         memory=platform.memory,
         hosts=config.parsed_hardware.machines_per_replica,
+        slices=config.evaluate.slice_columns if dataset else (),
         trainer_image=image,
     )
     trained = platform.train(config, planned.output, dataset, output, access)

@@ -126,6 +126,7 @@ def plan_training(
     devices: int = 0,
     memory: int = 0,
     hosts: int = 1,
+    slices: Sequence[str] = (),
     trainer_image: Text = "",
     image: Place = "",
 ) -> PipelineTask:
@@ -140,6 +141,7 @@ def plan_training(
         devices: Number of accelerators per replica.
         memory: Memory in bytes to which the batch size is reduced; 0 for no limit.
         hosts: Number of machines per replica: 1, except for TPU slices.
+        slices: The columns and conditions of `evaluate.slices`, to check them before the training.
         trainer_image: The container image of the replicas; "" for the Python environment of the task `train`.
         image: The container image of the task.
     """
@@ -156,6 +158,7 @@ def plan_training(
         image=trainer_image,
         memory=memory,
         hosts=hosts,
+        slices=list(slices),
         uri=uri or "",
         dataset=dataset,
     )

@@ -238,6 +238,11 @@ class EvaluateSettings(Settings):
         """The entries of `slices` that are functions of the user, as module:function."""
         return [each for each in self.slices if re.fullmatch(FUNCTION_PATTERN, each)]
 
+    @property
+    def slice_columns(self) -> list[str]:
+        """The other entries of `slices`: columns, and conditions on columns."""
+        return [each for each in self.slices if each not in self.slice_functions]
+
     @model_validator(mode="after")
     def _gate_of_slices(self) -> EvaluateSettings:
         name = next((name for name in ("slice_limit", "slice_margin") if getattr(self.gate, name) is not None), None)

@@ -13,6 +13,7 @@ def plan_training(
     image: str,
     memory: int,
     hosts: int,
+    slices: list,  # type: ignore[type-arg]
     uri: str = "",
     dataset: Input[Dataset] = None,
 ) -> list:  # type: ignore[type-arg]
@@ -27,6 +28,8 @@ def plan_training(
         memory: In a rehearsal, the memory in bytes for all replicas on this machine: a batch that does not fit is
             reduced, with a message. 0 disables fitting.
         hosts: Number of machines per replica: 1, except for TPU slices. Each reads and trains as a replica does.
+        slices: The columns and conditions by which the evaluation divides the test split: checked here, so that a wrong
+            one does not cost a training.
         uri: The data that a custom program receives as they are, if no data set is prepared; "" for none.
         dataset: The prepared data set; None if there is none.
     """
@@ -41,11 +44,15 @@ def plan_training(
     from slipway.trainer.config import ModelSettings, TrainSettings
 
     with step("plan_training") as outcome:
-        how = read(TrainSettings, "train", train)
+        how, data = read(TrainSettings, "train", train), manifest.read(Path(dataset.path)) if dataset else None
+        if data and slices:
+            from slipway.components.evaluate.slices import check  # imports numpy
+
+            check(slices, data)
         result = work(
             pools=whole_numbers(pools),
             devices=devices,
-            manifest=manifest.read(Path(dataset.path)) if dataset else None,
+            manifest=data,
             data=dataset.uri if dataset else uri,
             model=read(ModelSettings, "model", model) if model else None,
             train=how,

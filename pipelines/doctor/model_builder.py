@@ -46,11 +46,11 @@ def evaluation(context: Context) -> str:
     from slipway.components.evaluate import custom, slices  # imports numpy
 
     found = []
-    if columns := [text for text in settings.slices if text not in settings.slice_functions]:
+    if columns := settings.slice_columns:
         data = prepared_data(context.config)
         if data is not None:
             slices.check(columns, data)
-        found.append(", ".join(columns) + ("" if data else ": not checked before the data are prepared"))
+        found.append(", ".join(columns) + ("" if data else ": checked once the data are prepared"))
     for name in settings.slice_functions:
         source, signature = _function(name, slices.SETTING, context.folder)
         if signature is not None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipway.components.plan_training import component
 from slipway.components.plan_training.plan import ELEMENT_BYTES, plan_training
 from slipway.components.worker_pools import variables_of
 from slipway.core.errors import UserError
-from slipway.core.manifest import Manifest, Shard, Split
+from slipway.core.manifest import FILE_NAME, Manifest, Shard, Split
 from slipway.pipelines.hardware import parse
 from slipway.trainer.config import JobConfig, ModelSettings, TrainSettings
 from slipway.trainer.distributed.verification import verified_in_shell
@@ -277,3 +280,18 @@ def test_every_replica_learns_the_accelerators_of_its_machine(hardware, planned,
     if "command" in program:  # no launcher of Slipway's compares it with the machine
         verified = ["python", "-m", "slipway.trainer.distributed.verification", "fit", "--fast"]
         assert result.worker_pool_specs[0]["container_spec"]["command"] == (verified if planned else verified[3:])
+
+
+def test_a_slice_of_an_unknown_column_is_refused_before_the_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    prepared = SimpleNamespace(path=str(tmp_path), uri="/data")
+    (tmp_path / FILE_NAME).write_text(manifest(1000, 4).model_dump_json())
+    given = {
+        "pools": pools(1), "devices": 0, "model": MODEL.model_dump_json(), "train": '{"epochs": 1}', "image": "",
+        "memory": 0, "hosts": 1, "dataset": prepared,
+    }  # fmt: skip
+    with pytest.raises(SystemExit):
+        component.plan_training.python_func(slices=["width>4", "city"], **given)
+    assert "no column city" in capsys.readouterr().err
+    assert len(component.plan_training.python_func(slices=["width>4"], **given)) == 1

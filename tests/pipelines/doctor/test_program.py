@@ -141,7 +141,7 @@ def test_the_function_that_names_slices_is_found_without_training(
     (tmp_path / "parts.py").write_text("def camera(inputs): ...\ndef wrong(inputs, label): ...\n")
     own = subject(tmp_path, evaluate={"slices": ["city", reference]})
     if problem is None:
-        found = f"city: not checked before the data are prepared, parts:camera in {tmp_path / 'parts.py'}"
+        found = f"city: checked once the data are prepared, parts:camera in {tmp_path / 'parts.py'}"
         assert model_builder.evaluation(own) == found
         return
     with pytest.raises(UserError, match=problem) as error:
