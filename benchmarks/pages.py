@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tests.browser.chromium import Browser, running
 
-QUIET_SECONDS = 1.0  # without a further paint
+QUIET_SECONDS = 1.0  # without another paint
 PAINTED = """
 new Promise(done => new PerformanceObserver(list => done(list.getEntries().at(-1).startTime))
     .observe({type: 'largest-contentful-paint', buffered: true}))

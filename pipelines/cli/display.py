@@ -130,7 +130,7 @@ def _trainer_rehearsed(
             f"memory on {hardware.accelerator_row.title}: {need}{room} per device, not counting activations"
         )
         if hardware.is_tpu:
-            not_proven.append(f"the step compiled for the TPU: {missing(hardware)}")
+            not_proven.append(f"the step compiled for the TPU: {missing(hardware, train.engine)}")
     return proven, not_proven
 
 

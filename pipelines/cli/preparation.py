@@ -141,10 +141,10 @@ def hardware_(
 
 
 def _compiled(choice: str, config: Path, overrides: Iterable[str]) -> tuple[Answer, list[str]]:
-    """Compile a configuration's step for a TPU; return what its compiler found, and that as sentences.
+    """Compile a configuration's step for accelerators; return what their compiler found, and that as sentences.
 
     Raises:
-        UserError: It cannot be compiled, since the hardware is no TPU or the data are not prepared, or does not fit.
+        UserError: It cannot be compiled without a compiler for it or prepared data, or does not fit.
     """
     from slipway.pipelines.config.config import load
     from slipway.pipelines.doctor.configuration import prepared_folder
@@ -152,8 +152,13 @@ def _compiled(choice: str, config: Path, overrides: Iterable[str]) -> tuple[Answ
 
     configuration = load(config, overrides, choice)
     hardware, folder = configuration.parsed_hardware, prepared_folder(configuration)
-    if why := compiled.missing(hardware):
-        raise UserError(f"The step cannot be compiled here: {why}.", setting="CHOICE", value=choice, allowed="a TPU")
+    if why := compiled.missing(hardware, configuration.train.engine):
+        raise UserError(
+            f"The step cannot be compiled here: {why}.",
+            setting="CHOICE",
+            value=choice,
+            allowed="an accelerator with a compiler for it",
+        )
     if configuration.model is None or folder is None:
         raise UserError(
             "The step cannot be compiled before the data are prepared, and a program's own one cannot at all.",

@@ -311,12 +311,12 @@ class Outcome:
         return record
 
     def _compiled(self, configuration: RunConfig, record: RunRecord) -> list[str]:
-        """Return what the TPU's compiler says of a rehearsed step; raise UserError if it does not fit."""
+        """Return what the accelerator's compiler says of a rehearsed step; raise UserError if no TPU can execute it."""
         from slipway.core.paths import local_path
         from slipway.pipelines.hardware import compiled
 
         hardware, model = configuration.parsed_hardware, configuration.model
-        if model is None or compiled.missing(hardware):
+        if model is None or compiled.missing(hardware, configuration.train.engine):
             return []
         self.say(f"compiling the step for {compiled.title(hardware)}, up to a minute")
         job = compiled.job_of(model, configuration.train, local_path(record.step("prepare_data").outputs["dataset"]))

@@ -123,18 +123,22 @@ def model_memory(context: Context) -> str:
 
 
 def compiled_step(context: Context) -> str:
-    """The training step, compiled for the TPU, fits its memory. Takes 10 to 30 seconds."""
+    """The training step, compiled for the accelerators, fits their memory. Takes 10 to 30 seconds."""
     config, hardware = context.config, context.config.parsed_hardware
     if context.rehearsal:
         raise NotApplicableError("the rehearsal compiles it with its own data")
-    if why := compiled.missing(hardware):
+    if why := compiled.missing(hardware, config.train.engine):
         raise NotApplicableError(why)
     if config.model is None or config.prepared is None:
         raise NotApplicableError(f"{config.train.program} compiles its own step")
     if (folder := prepared_folder(config)) is None:
         raise NotApplicableError(f"the data are not prepared: slipway rehearse --hardware '{hardware}'")
     job = compiled.job_of(config.model, config.train, folder)
-    return "; ".join(compiled.sentences(hardware, job, compiled.compiled(hardware, job), steps=job.plan.steps))
+    answer = compiled.compiled(hardware, job)
+    found = "; ".join(compiled.sentences(hardware, job, answer, steps=job.plan.steps))
+    if not answer.fits:
+        raise CheckWarning(found, compiled.fixes(job, answer.largest_batch))
+    return found
 
 
 def stages(context: Context) -> str:

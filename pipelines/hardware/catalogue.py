@@ -68,12 +68,30 @@ class Family:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Chip:
+    """A GPU as XLA's compiler knows it: its multiprocessors and what each has, caches in bytes, bytes per second, GHz.
+
+    The values are those that XLA has of the same product, or the vendor's.
+    """
+
+    multiprocessors: int
+    fpus: int
+    threads: int
+    shared_bytes: int
+    block_shared_bytes: int
+    l2_bytes: int
+    bandwidth: int
+    ghz: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Accelerator:
     """A GPU or a TPU generation. `type` is Vertex's name, None if a topology is used instead.
 
     `memory_gb` is per chip, 0 if it depends on the machine at hand; `cores_per_chip` is the number of devices that a
     program sees per chip; `python` is the minimum version of its libraries, if they need a newer Python than others;
-    `compute_capability` is a GPU's. `gke` and `product` are labels of Kubernetes nodes: a TPU's on GKE, and a GPU's.
+    `compute_capability` and `chip` are a GPU's. `gke` and `product` are labels of Kubernetes nodes: a TPU's on GKE, and
+    a GPU's.
     """
 
     name: str
@@ -81,6 +99,7 @@ class Accelerator:
     title: str
     aliases: tuple[str, ...] = ()
     compute_capability: float | None = None
+    chip: Chip | None = None
     memory_gb: int
     cores_per_chip: int = 1
     regions: tuple[str, ...] = ()
@@ -247,7 +266,7 @@ def build(values: JsonObject) -> Catalogue:
         TypeError: A row has an unknown or a missing key.
     """
     values = _frozen(values)
-    nested = {"slices": Slices, "tpu_vm": TpuVm}
+    nested = {"chip": Chip, "slices": Slices, "tpu_vm": TpuVm}
     rows = {
         "checked": date.fromisoformat(values["checked"]),
         "families": tuple(Family(**row) for row in values["families"]),

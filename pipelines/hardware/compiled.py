@@ -1,8 +1,7 @@
-"""The training step as a TPU's compiler sees it, without a TPU: its memory, its largest batch and its least time."""
+"""The training step as the compiler of a TPU or GPU sees it, without one: its memory, largest batch and least time."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -14,30 +13,80 @@ from slipway.core.parent_death import dying_with_parent
 from slipway.pipelines.hardware.choice import Hardware
 from slipway.pipelines.hardware.memory import GIB, device_bytes
 from slipway.trainer.config import JobConfig, ModelSettings, Plan, TrainSettings
-from slipway.trainer.engines.installed import package
-from slipway.trainer.engines.jax.ahead import ENVIRONMENT, Answer, Request, Topology
+from slipway.trainer.engines.installed import is_installed, package
+from slipway.trainer.engines.jax.ahead import ENVIRONMENT, GPU_MEMORY, Answer, Request, Topology
 from slipway.trainer.stages import whole_length
 
 PROGRAM = "slipway.trainer.engines.jax.ahead"
-EXTRAS = "jax,compile-tpu"
+# The modules that compile for each, and the extra that installs them.
+COMPILERS = {
+    "tpu": (("jax", "libtpu"), "jax,compile-tpu"),
+    "cuda": (("jax", "jax_cuda12_plugin", "jax_plugins"), "jax,compile-gpu"),
+}
 LIMIT_SECONDS = 900
-# Real steps take this many times the compiler's estimate: ResNet-50 on v3 1.01, on v2 1.65, against published results.
-LONGEST = 2
+# Real steps take this many times the estimate. The TPU compiler's, against published results: ResNet-50 on v3 1.01, on
+# v2 1.65. A GPU's peak rate, against measurements: MNIST's network on an H200 3.2.
+SLOWER = {"tpu": (1, 2), "cuda": (2, 4)}
+# Below, the time of a GPU's step is not that of its arithmetic: a network of some layers starts a hundred kernels.
+SMALL_SECONDS = 1e-3
 # How the chips of a machine are arranged.
 BOUNDS = {1: (1, 1, 1), 4: (2, 2, 1), 8: (2, 4, 1)}
 
 
-def missing(hardware: Hardware) -> str | None:
-    """Return why a step cannot be compiled for this hardware here, as a phrase; None if it can."""
-    if not hardware.is_tpu:
-        return "only the compiler of TPUs needs no accelerator"
-    if hardware.topology is None and hardware.chips & (hardware.chips - 1):
+def missing(hardware: Hardware, engine: str) -> str | None:
+    """Return why an engine's step cannot be compiled for this hardware here, as a phrase; None if it can."""
+    row = hardware.accelerator_row
+    if row is None:
+        return "this is for accelerators"
+    if not row.is_tpu and row.chip is None:
+        return f"XLA's description of {row.title} is not known"
+    if not row.is_tpu and engine != "jax":
+        return f"{engine} has kernels of its own on GPUs; the step of the engine jax is compiled"
+    if row.is_tpu and hardware.topology is None and hardware.chips & (hardware.chips - 1):
         return f"the arrangement of {hardware.chips} chips is not known"
-    lacking = [name for name in ("jax", "libtpu") if importlib.util.find_spec(name) is None]
-    return f"without {' and '.join(lacking)}: pip install {package(EXTRAS)}" if lacking else None
+    modules, extras = COMPILERS[_platform(hardware)]
+    lacking = [name for name in modules if not is_installed(name)]
+    return f"without {' and '.join(lacking)}: pip install {package(extras)}" if lacking else None
+
+
+def _platform(hardware: Hardware) -> str:
+    return "tpu" if hardware.is_tpu else "cuda"
 
 
 def topology(hardware: Hardware) -> Topology:
+    """Return the devices of all replicas as their compiler names them."""
+    return _tpu_topology(hardware) if hardware.is_tpu else _gpu_topology(hardware)
+
+
+def _gpu_topology(hardware: Hardware) -> Topology:
+    """Return GPUs by XLA's GpuTargetConfigProto, as text, and as slices x machines x GPUs.
+
+    https://github.com/openxla/xla/blob/main/xla/stream_executor/device_description.proto; what is not the product's own
+    is the same for all GPUs of these generations.
+    """
+    row = hardware.accelerator_row
+    assert row is not None
+    chip, capability = row.chip, str(row.compute_capability).split(".")
+    assert chip is not None
+    described = f"""
+        gpu_device_info {{
+          threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: {chip.threads}
+          shared_memory_per_block: 49152 shared_memory_per_core: {chip.shared_bytes}
+          shared_memory_per_block_optin: {chip.block_shared_bytes}
+          core_count: {chip.multiprocessors} fpus_per_core: {chip.fpus} clock_rate_ghz: {chip.ghz}
+          block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+          memory_bandwidth: {chip.bandwidth} l2_cache_size: {chip.l2_bytes} device_memory_size: {row.memory_gb * GIB}
+          cuda_compute_capability {{ major: {capability[0]} minor: {capability[1]} }}
+          registers_per_core_limit: 65536 registers_per_block_limit: 65536
+        }}
+        platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 10 }}
+        runtime_version {{ major: 12 minor: 8 }} device_description_str: "{row.title}"
+    """
+    size = f"1x{hardware.replicas}x{hardware.count}"
+    return Topology(name=row.name, platform="cuda", options={"target_config": described, "topology": size})
+
+
+def _tpu_topology(hardware: Hardware) -> Topology:
     """Return a TPU's topology as its compiler names it.
 
     Chips of v2 and v3, which the catalogue counts in cores, form squares or rectangles of two squares. The two cores of
@@ -57,7 +106,7 @@ def topology(hardware: Hardware) -> Topology:
 
 
 def job_of(model: ModelSettings, train: TrainSettings, data: Path) -> JobConfig:
-    """Return the job of a training on one TPU with a prepared data set, a folder of this machine."""
+    """Return the job of a training in one process with a prepared data set, a folder of this machine."""
     batch = train.batch_size
     steps_per_epoch = max(1, manifests.read(data).splits["train"].examples // batch)
     steps = whole_length(train, batch, steps_per_epoch)
@@ -66,17 +115,24 @@ def job_of(model: ModelSettings, train: TrainSettings, data: Path) -> JobConfig:
 
 
 def compiled(hardware: Hardware, job: JobConfig, *, largest: bool = False) -> Answer:
-    """Compile a job's step for a TPU that is not there; takes 10 to 30 seconds of CPU, and 5 more for each other batch.
+    """Compile a job's step for accelerators that are not there.
+
+    Takes 10 to 30 seconds of CPU, and 5 more for each other batch. A step that a GPU has too little memory for is not
+    refused: its estimate has not been compared with measurements.
 
     Args:
-        hardware: The TPU.
+        hardware: The accelerators.
         job: The job; its data set is a folder of this machine.
         largest: Whether to search the largest batch that fits, if the job's does.
 
     Raises:
         UserError: The network cannot be built with JAX, or the step does not fit; says which batch does.
     """
-    request = Request(job=job, topology=topology(hardware), memory=device_bytes(hardware) or 0, largest=largest)
+    row = hardware.accelerator_row
+    assert row is not None
+    product = (row.product or row.title).replace("-", " ")
+    memory = device_bytes(hardware) or 0
+    request = Request(job=job, topology=topology(hardware), memory=memory, product=product, largest=largest)
     command = dying_with_parent([sys.executable, "-m", PROGRAM, request.model_dump_json()])
     try:
         ended = subprocess.run(
@@ -88,44 +144,49 @@ def compiled(hardware: Hardware, job: JobConfig, *, largest: bool = False) -> An
         lines = ended.stderr.strip().splitlines()
         raise _failed(job, lines[-1] if lines else f"exit code {ended.returncode}")
     answer = Answer.model_validate_json(ended.stdout.splitlines()[-1])
-    if not answer.fits:
+    if not answer.fits and hardware.is_tpu:
         raise _too_large(hardware, job, answer)
     return answer
 
 
 def _failed(job: JobConfig, why: str) -> UserError:
     return UserError(
-        f"The step could not be compiled for the TPU: {why}",
+        f"The step could not be compiled: {why}",
         setting="model.builder",
         value=job.model.builder,
-        fix="correct the network, or train without this check by uninstalling libtpu",
+        fix="correct the network, or train without this check by uninstalling libtpu or jax-cuda12-plugin",
     )
 
 
 def _too_large(hardware: Hardware, job: JobConfig, answer: Answer) -> UserError:
     """Return the error for a step that does not fit, with the batch or the accumulation that does."""
-    asked, most, parts = job.train.batch_size, answer.largest_batch, job.train.accumulation
-    fixes = []
-    if most:
-        times = next(
-            (times for times in range(2, asked + 1) if asked % (times * parts) == 0 and asked / times <= most), 0
-        )
-        fixes = [f"--set train.batch_size={most}"]
-        fixes += [f"--set train.accumulation={times * parts}, which keeps the batch"] if times else []
+    most = answer.largest_batch
     return UserError(
         f"The training step does not fit on {title(hardware)}: {answer.refusal}",
         setting="train.batch_size",
-        value=asked,
+        value=job.train.batch_size,
         allowed=f"about {most} at most" if most else "no batch fits",
         nearest=str(most) if most else None,
-        fix=" or ".join(fixes) or "a smaller model, or hardware with more memory: slipway hardware",
+        fix=fixes(job, most),
     )
 
 
+def fixes(job: JobConfig, most: int | None) -> str:
+    """Return the settings with which the step fits, of which the largest batch is `most`."""
+    asked, parts = job.train.batch_size, job.train.accumulation
+    if not most:
+        return "a smaller model, or hardware with more memory: slipway hardware"
+    times = next((times for times in range(2, asked + 1) if asked % (times * parts) == 0 and asked / times <= most), 0)
+    keeping = f" or --set train.accumulation={times * parts}, which keeps the batch" if times else ""
+    return f"--set train.batch_size={most}{keeping}"
+
+
 def title(hardware: Hardware) -> str:
-    """Return a TPU's name with the number of its chips."""
+    """Return the accelerators' name with the number of a TPU's chips, or of GPUs."""
     row = hardware.accelerator_row
     assert row is not None
+    if not row.is_tpu:
+        return f"{hardware.count * hardware.replicas} {row.title}"
     return f"{row.title} with {hardware.chips} chip{'s' if hardware.chips > 1 else ''}"
 
 
@@ -134,18 +195,25 @@ def sentences(hardware: Hardware, job: JobConfig, answer: Answer, *, steps: int 
     row, peak, has = hardware.accelerator_row, answer.peak_bytes or 0, device_bytes(hardware) or 0
     assert row is not None
     used = f"{peak / GIB:.2f}" if peak >= GIB / 100 else f"{peak / 2**20:.1f} MiB"
-    of = f"of {has / GIB:.0f} GiB per {'core' if row.cores_per_chip > 1 else 'chip'}"
-    found = [f"compiled for {title(hardware)}: {used} {of}"]
-    if most := answer.largest_batch:
+    device = "GPU" if not row.is_tpu else "core" if row.cores_per_chip > 1 else "chip"
+    found = [f"compiled for {title(hardware)}: {used} of {has / GIB:.0f} GiB per {device}"]
+    if not answer.fits:
+        largest = f"the largest batch is about {answer.largest_batch:,}" if answer.largest_batch else "no batch fits"
+        found.append(f"the step does not fit by this estimate, since JAX takes {GPU_MEMORY:.0%} of a GPU: {largest}")
+    elif most := answer.largest_batch:
         examples = manifests.read(Path(job.data)).splits["train"].examples
         is_all = most > examples - answer.devices * job.train.accumulation
         fits = "every batch of the training split fits" if is_all else f"largest batch about {most:,}"
         found.append(f"{fits}; {job.train.batch_size:,} is set")
-    if answer.seconds:
-        least = answer.seconds * steps
-        whole = f": {steps:,} steps in {_time(least)} to {_time(LONGEST * least)}, without input and checkpoints"
+    if answer.seconds and not row.is_tpu and answer.seconds < SMALL_SECONDS:
+        found.append(f"the arithmetic of a step takes {_time(answer.seconds)}: starting kernels takes longer")
+    elif answer.seconds:
+        low, high = SLOWER[_platform(hardware)]
+        least, most_of_all = low * answer.seconds * steps, high * answer.seconds * steps
+        whole = f": {steps:,} steps in {_time(least)} to {_time(most_of_all)}, without input and checkpoints"
+        by = "by the compiler's estimate" if row.is_tpu else "by the arithmetic alone"
         found.append(
-            f"at least {_time(answer.seconds)} a step by the compiler's estimate; real ones take 1 to {LONGEST} times "
+            f"at least {_time(answer.seconds)} a step {by}; real ones take {low} to {high} times "
             f"that{whole if steps else ''}"
         )
     if job.train.engine != "jax":

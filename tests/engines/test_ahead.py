@@ -48,7 +48,7 @@ def with_batch(job: JobConfig, batch: int) -> JobConfig:
 
 
 def test_every_tpu_of_the_catalogue_has_a_topology_of_its_size() -> None:
-    tpus = [choice for choice in choices() if compiled.missing(choice) is None]
+    tpus = [choice for choice in choices() if choice.is_tpu and compiled.missing(choice, "jax") is None]
     asked = [compiled.topology(choice).model_dump(include={"name", "options"}) for choice in tpus]
     told = json.dumps([list(one.values()) for one in asked])
     ended = subprocess.run(
@@ -75,6 +75,17 @@ def test_the_step_is_compiled_and_a_batch_that_does_not_fit_is_refused(job: JobC
     most = int(str(caught.value.nearest))
     assert 2**20 < most < 2**24
     assert most % 8 == 0
+
+
+def test_the_step_is_compiled_for_gpus_that_are_not_there(job: JobConfig) -> None:
+    answer = compiled.compiled(parse("t4x2"), job)
+    assert (answer.devices, answer.kind, answer.fits) == (2, "Tesla T4", True)
+    assert answer.peak_bytes
+    assert answer.collectives["all-reduce"] >= 1
+    assert answer.flops and answer.seconds == pytest.approx(answer.flops / 65e12)  # float16, as the engine chooses
+    too_large = compiled.compiled(parse("t4x2"), with_batch(job, 2**24))
+    assert not too_large.fits
+    assert too_large.largest_batch and 2**18 < too_large.largest_batch < 2**24
 
 
 def test_the_compiler_ends_with_the_process_that_waits_for_it(job: JobConfig) -> None:

@@ -23,6 +23,7 @@ _EXTRAS = {
         "google_cloud_pipeline_components", "httplib2", "tenacity",
     ),
     "beam": ("apache_beam",),
+    "compile-gpu": ("jax_cuda12_plugin", "jax_plugins"),
     "compile-tpu": ("libtpu",),
     "heic": ("pillow_heif",),
     "notebook": ("pandas",),

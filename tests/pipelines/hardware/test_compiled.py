@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 from pathlib import Path
@@ -47,10 +46,37 @@ def test_the_cores_of_a_chip_of_v4_are_one_device() -> None:
 
 
 def test_what_cannot_be_compiled_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert compiled.missing(parse("l4x1")) == "only the compiler of TPUs needs no accelerator"
-    assert compiled.missing(parse("tpu-v3-96")) == "the arrangement of 48 chips is not known"
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "libtpu" else name)
-    assert compiled.missing(parse("tpu-v3-8")) == "without libtpu: pip install 'slipway-ml[jax,compile-tpu]'"
+    assert compiled.missing(parse("cpu"), "jax") == "this is for accelerators"
+    assert compiled.missing(parse("p4x1"), "jax") == "XLA's description of NVIDIA P4 is not known"
+    assert (compiled.missing(parse("l4x1"), "pytorch") or "").startswith("pytorch has kernels of its own on GPUs")
+    assert compiled.missing(parse("tpu-v3-96"), "jax") == "the arrangement of 48 chips is not known"
+    monkeypatch.setattr(compiled, "is_installed", lambda name: name == "jax")
+    assert compiled.missing(parse("tpu-v3-8"), "jax") == "without libtpu: pip install 'slipway-ml[jax,compile-tpu]'"
+    lacking = "without jax_cuda12_plugin and jax_plugins: pip install 'slipway-ml[jax,compile-gpu]'"
+    assert compiled.missing(parse("l4x1"), "jax") == lacking
+
+
+def test_gpus_are_described_to_xla_with_their_own_values() -> None:
+    asked = compiled.topology(parse("h200x8*2"))
+    assert (asked.name, asked.platform, asked.options["topology"]) == ("h200", "cuda", "1x2x8")
+    described = " ".join(str(asked.options["target_config"]).split())
+    assert "core_count: 132 fpus_per_core: 128 clock_rate_ghz: 1.98" in described
+    assert "memory_bandwidth: 4800000000000 l2_cache_size: 52428800" in described
+    assert "cuda_compute_capability { major: 9 minor: 0 }" in described
+
+
+def test_a_step_that_a_gpu_has_too_little_memory_for_is_an_estimate(tmp_path: Path) -> None:
+    found = Answer(devices=1, kind="Tesla T4", fits=False, peak_bytes=15 * 2**30, largest_batch=48, seconds=2e-3)
+    assert compiled.sentences(parse("t4x1"), job(tmp_path), found, steps=1000) == [
+        "compiled for 1 NVIDIA T4: 15.00 of 16 GiB per GPU",
+        "the step does not fit by this estimate, since JAX takes 75% of a GPU: the largest batch is about 48",
+        "at least 2 ms a step by the arithmetic alone; real ones take 2 to 4 times that: 1,000 steps in 4 s to 8 s, "
+        "without input and checkpoints",
+    ]
+    small = found.model_copy(update={"fits": True, "largest_batch": None, "seconds": 2e-6})
+    assert compiled.sentences(parse("t4x1"), job(tmp_path), small)[-1] == (
+        "the arithmetic of a step takes 2 µs: starting kernels takes longer"
+    )
 
 
 def job(folder: Path, **train: int) -> JobConfig:
@@ -97,6 +123,6 @@ def test_a_step_that_does_not_fit_is_refused_with_what_does(
 
 
 def test_a_network_that_jax_cannot_build_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="could not be compiled for the TPU: ") as caught:
+    with pytest.raises(UserError, match="could not be compiled: ") as caught:
         compiled.compiled(parse("tpu-v5e-2x4"), job(tmp_path))
     assert json.dumps(caught.value.as_dict()["value"]) == '"own:build"'

@@ -1,7 +1,8 @@
 """Compile the training step for accelerators that are not there: `python -m slipway.trainer.engines.jax.ahead REQUEST`.
 
-Google's TPU compiler is a library (libtpu) that needs no TPU. It says how much memory the step takes of each device, or
-that it does not fit. REQUEST is a `Request` as JSON; the last line of the output is an `Answer` as JSON, or an error.
+Google's TPU compiler is a library (libtpu) that needs no TPU, and XLA's compiler for NVIDIA's GPUs needs only a
+description of the GPU. They say how much memory the step takes of each device, and whether it fits. REQUEST is a
+`Request` as JSON; the last line of the output is an `Answer` as JSON, or an error.
 
 It runs in a process of its own: libtpu installs handlers of signals, and its variables are read when it is loaded.
 """
@@ -18,6 +19,7 @@ from pydantic import BaseModel
 from slipway.core.paths import local_path
 from slipway.trainer.config import JobConfig
 from slipway.trainer.data.assignment import ShardAssignment
+from slipway.trainer.metrics.speed import peak_flops
 
 # libtpu neither asks for a TPU, nor writes a log or locks other processes out.
 ENVIRONMENT = {
@@ -34,6 +36,8 @@ QUICK = {"exec_time_optimization_effort": -1.0}
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 # The largest batch is found to one part in this many.
 RESOLUTION = 16
+# What JAX takes of a GPU's memory by default; https://docs.jax.dev/en/latest/gpu_memory_allocation.html
+GPU_MEMORY = 0.75
 
 
 class Topology(BaseModel):
@@ -45,7 +49,7 @@ class Topology(BaseModel):
 
 
 class Request(BaseModel):
-    """What to compile for which devices: `memory` is that of one in bytes.
+    """What to compile for which devices: `memory` is that of one in bytes, `product` its name for `peak_flops`.
 
     `largest` searches the largest batch, as is done for a batch that does not fit.
     """
@@ -53,6 +57,7 @@ class Request(BaseModel):
     job: JobConfig
     topology: Topology
     memory: int
+    product: str = ""
     largest: bool = False
 
 
@@ -60,12 +65,12 @@ class Answer(BaseModel):
     """What the compiler says of one step on each of `devices` devices.
 
     Attributes:
-        fits: Whether the compiler accepts the batch.
-        peak_bytes: The memory that it takes; None if it does not fit.
-        refusal: The compiler's sentence if it does not fit.
+        fits: Whether the compiler accepts the batch; on a GPU, whether its memory is enough for it.
+        peak_bytes: The memory that it takes; None if the compiler refuses it.
+        refusal: Why it does not fit: the compiler's sentence, "" on a GPU, which the compiler never refuses.
         largest_batch: The largest batch of all devices together; None if it was not searched or none fits.
         flops: Floating-point operations.
-        seconds: The least time of a step, by the compiler's estimate.
+        seconds: The least time of a step: by the compiler's estimate, on a GPU by the peak rate of its arithmetic.
         collectives: Numbers of operations between devices, by name.
         kind: The devices' kind as JAX calls it.
     """
@@ -133,11 +138,13 @@ class Compiler:
         import jax
 
         program, arguments = self._engine.program(self._part, batch)
-        answer = Answer(devices=len(self._devices.all), kind=self._devices.all[0].device_kind, fits=False)
+        product, is_gpu = self.request.product, self.request.topology.platform == "cuda"
+        kind = product if is_gpu else self._devices.all[0].device_kind
+        answer = Answer(devices=len(self._devices.all), kind=kind, fits=False)
         lowered = program.lower(*arguments)
         try:
             try:
-                compiled = lowered.compile(compiler_options=QUICK)
+                compiled = lowered.compile(compiler_options=None if is_gpu else QUICK)
             except jax.errors.JaxRuntimeError as error:
                 if not is_refusal(error):
                     raise
@@ -148,15 +155,26 @@ class Compiler:
             answer.refusal = sentence(str(error))
             return answer
         memory, costs = compiled.memory_analysis(), compiled.cost_analysis() or {}
-        answer.fits, answer.peak_bytes = True, int(memory.peak_memory_in_bytes)
-        answer.flops = costs.get("flops")
-        estimated = costs.get("optimal_seconds", 0.0)
+        answer.peak_bytes = int(memory.peak_memory_in_bytes)
+        answer.fits = not is_gpu or answer.peak_bytes <= GPU_MEMORY * self.request.memory
+        answer.flops = self._gpu_flops(batch) if is_gpu else costs.get("flops")
+        estimated = self._gpu_seconds(answer.flops) if is_gpu else costs.get("optimal_seconds", 0.0)
         answer.seconds = estimated if estimated > 0 else None
         text = compiled.as_text()
         answer.collectives = {
             name: count for name in COLLECTIVES if (count := len(re.findall(rf" {name}(?:-start)?\(", text)))
         }
         return answer
+
+    def _gpu_flops(self, batch: int) -> float | None:
+        """Return the FLOPs on each GPU, which XLA counts for CPUs only."""
+        work = self._engine.work()
+        whole = work.step_flops
+        return whole and whole * batch / self.request.job.train.batch_size / len(self._devices.all)
+
+    def _gpu_seconds(self, flops: float | None) -> float:
+        peak = peak_flops(self.request.product, self._engine.work().precision)
+        return flops / peak if flops and peak else 0.0
 
 
 def is_refusal(error: Exception) -> bool:

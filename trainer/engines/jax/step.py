@@ -117,7 +117,8 @@ class Step:
             lambda array: jax.ShapeDtypeStruct((self.train.batch_size, *array.shape[1:]), array.dtype), (inputs, labels)
         )
         function = jax.jit(jax.grad(self._loss, has_aux=True))
-        costs = function.lower(variables[0], variables[1], inputs, labels, jnp.float32(1.0)).cost_analysis()
+        trained, others = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), variables[:2])
+        costs = function.lower(trained, others, inputs, labels, jnp.float32(1.0)).cost_analysis()
         flops = costs.get("flops") if isinstance(costs, dict) else None
         return float(flops) if flops and flops > 0 else None
 
