@@ -68,7 +68,11 @@ class ExampleKeys:
 
     def add(self, key: bytes, number: int) -> None:
         """Add a key and the number of its example, or its line."""
-        self._rows.execute("INSERT INTO keys VALUES (?, ?)", (key, number))
+        self.add_all([(key, number)])
+
+    def add_all(self, keys: Iterable[tuple[bytes, int]]) -> None:
+        """Add keys and the numbers of their examples."""
+        self._rows.executemany("INSERT INTO keys VALUES (?, ?)", keys)
 
     def twice(self) -> tuple[bytes, int, int] | None:
         """Return the first of the shortest duplicate keys, with the first two numbers, or None."""
@@ -82,9 +86,9 @@ class ExampleKeys:
         """Add an example with these values; `about` is returned with its key."""
         self.add_digests([(hashlib.blake2b(values, digest_size=DIGEST_BYTES).digest(), about)])
 
-    def add_digests(self, examples: Iterable[tuple[bytes, tuple[Any, ...]]]) -> None:
+    def add_digests(self, examples: Iterable[tuple[bytes, Iterable[Any]]]) -> None:
         """Add examples as `add_content` does, by the hashes of their values."""
-        self._held += [(digest, marshal.dumps(about)) for digest, about in examples]
+        self._held += [(digest, marshal.dumps(tuple(about))) for digest, about in examples]
         if len(self._held) >= HELD:
             self._write()
 

@@ -193,9 +193,16 @@ class Instances(Part):
                 yield replace(self, examples=count, offset=begin, line=before)
 
     def read(self, model: Model, size: int, key: str | None = None) -> Iterator[Chunk]:
+        from slipway.serving.tables import of_lines
+
         with self._opened() as file:
             for group in groups(islice(self._numbered(file), self.examples), size):
-                yield chunk_of(model, [self._instance(number, line, key) for number, line in group])
+                found = of_lines(model, [line for _, line in group], key)
+                if found is None:
+                    yield chunk_of(model, [self._instance(number, line, key) for number, line in group])
+                else:
+                    arrays, keys = found
+                    yield Chunk(keys or [f"{self.name}line {number}" for number, _ in group], arrays, {})
 
     def _opened(self) -> AbstractContextManager[IO[bytes]]:
         """Open the file, or stdin, at the first example."""

@@ -1,4 +1,4 @@
-"""Rows of a table as a model's inputs: the texts of a column become values at once, those of doubt one by one."""
+"""Rows of a table, or lines of JSON, as a model's inputs: a column's values at once, those of doubt one by one."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow
 import pyarrow.compute
+import pyarrow.json
 from numpy.typing import NDArray
 
 from slipway.core.errors import UserError, nearest
@@ -55,6 +56,54 @@ def of_body(model: Model, body: bytes) -> dict[str, NDArray[Any]]:
 
 def _no_files(_path: str) -> bytes:
     raise ValueError("An image has no path in a request; send JSON, or one image as it is")
+
+
+def of_lines(model: Model, lines: Sequence[bytes], key: str | None) -> tuple[dict[str, NDArray[Any]], list[str]] | None:
+    """Return the inputs of lines of JSON and, with the field of the key, their keys.
+
+    None if they have to be read one by one: one may not fit, or inputs are neither numbers nor texts.
+    """
+    fields = model.inputs
+    types = {name: _arrow_type(each) for name, each in fields.items()} | ({key: pyarrow.string()} if key else {})
+    block = b"\n".join(lines)
+    if (
+        model.is_custom
+        or None in types.values()
+        or not all(line.strip()[:1] + line.strip()[-1:] == b"{}" for line in lines)
+    ):
+        return None
+    try:
+        block.decode()
+        table = pyarrow.json.read_json(
+            pyarrow.BufferReader(block),
+            pyarrow.json.ReadOptions(use_threads=False, block_size=len(block) + 1),
+            pyarrow.json.ParseOptions(pyarrow.schema([*types.items()]), unexpected_field_behavior="error"),
+        ).combine_chunks()
+    except (UnicodeDecodeError, pyarrow.ArrowInvalid):
+        return None
+    if table.num_rows != len(lines) or any(column.null_count for column in table.columns):
+        return None
+    found = {}
+    for name, each in fields.items():
+        column = table[name].chunk(0)
+        if each.dtype == object:
+            found[name] = column.cast(pyarrow.binary()).to_numpy(zero_copy_only=False)
+            continue
+        numbers = column.to_numpy()
+        limits = np.finfo(np.float32) if each.dtype.kind == "f" else np.iinfo(each.dtype)
+        if not ((numbers >= limits.min) & (numbers <= limits.max)).all():
+            return None
+        found[name] = numbers.astype(each.dtype)
+    return found, table[key].to_pylist() if key else []
+
+
+def _arrow_type(each: Field) -> pyarrow.DataType | None:
+    """Return the type of an input's values in JSON if Arrow reads them as `checked` does."""
+    if each.shape or each.kind not in ("number", "integer", "category", "text"):
+        return None
+    return (
+        pyarrow.string() if each.dtype == object else pyarrow.float64() if each.dtype.kind == "f" else pyarrow.int64()
+    )
 
 
 def columns_of(

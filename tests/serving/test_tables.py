@@ -116,3 +116,39 @@ def test_mistakes_in_a_csv_file_in_a_request(houses: Model, body: str, says: str
 def test_a_csv_file_in_a_request_names_no_files_of_the_server(classifier: Model) -> None:
     with pytest.raises(BadRequest, match="An image has no path in a request"):
         instances.of_body(classifier, b"image\n/etc/hostname\n", b"text/csv")
+
+
+LINES = (
+    '{"a": 1, "n": 2, "b": "x"}', '{"b": "\\u00e4\\n", "a": -0.0, "n": 3}', '{"a": 1e400, "n": 2, "b": "x"}',
+    '{"a": 3.5e38, "n": 2, "b": "x"}', '{"a": 16777217, "n": 2147483648, "b": "x"}', '{"a": "1", "n": 2, "b": "x"}',
+    '{"a": 1, "b": "x"}', '{"a": null, "n": 2, "b": "x"}', '{"a": 1, "n": 2, "b": "x", "c": 1}', "5", "[1]", "{}",
+    '{"a": NaN, "n": 2, "b": "x"}', '{"a": -Infinity, "n": 2, "b": "x"}', '{"a": true, "n": 2, "b": "x"}',
+    '{"a": 1, "n": 2.0, "b": "x"}', '{"a": 1, "n": 2.5, "b": "x"}', '{"a": 1, "n": 2, "b": 5}', '{"a": 1, "a": 2}',
+    '{"a": 1, "n": 2, "b": "x"} {"a": 1, "n": 2, "b": "x"}', '{"a": 1, "n": 2,', '"b": "x"}', '{"a": 1, "n": 2}}',
+    '{"a": 1, "n": 2, "b": "\\ud800"}', '{"a": 1, "n": 2, "b": "caf\xe9"}', '{"a": 01, "n": 2, "b": "x"}',
+    '{"a": 1, "n": 2, "b": "x",}', '{"a": 1, "n": 2, "b": {"b": "x"}}', ' {"a": 1, "n": 2, "b": "\\u0000"}\r',
+    '{"a": 1, "n": 2, "b": "2026-01-01"}', '{"a": 123456789012345678901, "n": 2, "b": ""}',
+)  # fmt: skip
+
+
+def test_lines_of_json_are_read_at_once_or_not_at_all() -> None:
+    fields = {"a": FIELDS["number"], "n": Field("integer", np.dtype("int32")), "b": FIELDS["category"]}
+    model = Model(None, "regression", fields, (), {}, lambda _: (None, {}))  # type: ignore[arg-type]
+    read = []
+    good = LINES[0].encode()
+    for line in (text.encode(code) for text in LINES for code in ("utf-8", "latin-1")):
+        found = tables.of_lines(model, [good, line, good], None)
+        if found is None:
+            continue
+        read.append(line.decode())
+        expected = instances.arrays(model, [instances.parse(each, "The line") for each in (good, line, good)])
+        assert found[0].keys() == expected.keys()
+        for name, values in expected.items():
+            np.testing.assert_array_equal(found[0][name], values)
+            assert found[0][name].dtype == values.dtype
+    expected_read = [LINES[index] for index in (0, 1, 24, 28, 29, 30)]
+    assert [*dict.fromkeys(read)] == expected_read
+    assert tables.of_lines(model, [good[:-1], b'"x": 1}', good], None) is None
+    keyed = [b'{"a": 1, "n": 2, "b": "x", "id": "one"}', b'{"id": "two", "a": 1, "n": 2, "b": "x"}']
+    assert (tables.of_lines(model, keyed, "id") or ({}, []))[1] == ["one", "two"]
+    assert tables.of_lines(model, [keyed[0].replace(b'"one"', b"1")], "id") is None

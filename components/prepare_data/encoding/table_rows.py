@@ -150,6 +150,14 @@ class RowFile:
         coded = {name: self._coded(found["coded"][:, position]) for position, name in enumerate(self._layout.coded)}
         return Rows(dict(zip(self._layout.numbers, np.ascontiguousarray(found["numbers"].T), strict=True)), coded)
 
+    def features(self, number: int) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the features of a row: names and serialized Features."""
+        row = self._rows[number]
+        for name, value in zip(self._layout.numbers, row["numbers"].tolist(), strict=True):
+            yield name.encode(), PLAIN.encode(value)
+        for name, place in zip(self._layout.coded, row["coded"].tolist(), strict=True):
+            yield name.encode(), self._feature(place)
+
     def _coded(self, places: NDArray[np.uint64]) -> Coded:
         found = pyarrow.array(places).dictionary_encode()
         return Coded([*map(self._feature, found.dictionary.to_pylist())], found.indices.to_numpy())

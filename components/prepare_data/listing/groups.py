@@ -12,7 +12,7 @@ import itertools
 import re
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from slipway.components.prepare_data.examples import COLUMN, SPLITS, Group, readable
 from slipway.components.prepare_data.listing.index import KEY_START, RANK_BYTES, BundleOf, Listing
@@ -75,44 +75,56 @@ class Bundles:
         self._settings = settings
         self._groups = list(listing.groups)
         self.divided: dict[Group, dict[str, int]] = {group: {} for group in self._groups}
-        with database(listing.path) as rows:
-            for name in ("portions", "bundles"):
-                rows.execute(f"DROP TABLE IF EXISTS {name}")
-            rows.execute(PORTIONS)
-            rows.execute("CREATE TABLE bundles (bundle BLOB PRIMARY KEY, split TEXT) WITHOUT ROWID")
-            rows.executemany("INSERT INTO bundles VALUES (?, ?)", self._assign(rows))
+        if listing.rows is not None:
+            chooser = self._chooser(enumerate(listing.rows.amounts()))
+            listing.rows.assign(functools.partial(self._assign, chooser))
+        else:
+            with database(listing.path) as rows:
+                for name in ("portions", "bundles"):
+                    rows.execute(f"DROP TABLE IF EXISTS {name}")
+                rows.execute(PORTIONS)
+                rows.execute("CREATE TABLE bundles (bundle BLOB PRIMARY KEY, split TEXT) WITHOUT ROWID")
+                rows.executemany("INSERT INTO bundles VALUES (?, ?)", self._assigned(rows))
         present = {name: {label for (_, label), counts in self.divided.items() if counts.get(name)} for name in SPLITS}
         labels = sorted({label for _, label in self._groups})
         check_every_class(labels, present, "{label} has too few groups for the split {split}; change data.group_by")
 
-    def _assign(self, rows: sqlite3.Connection) -> Iterator[tuple[bytes, str]]:
+    def _chooser(self, amounts: Iterable[tuple[int, tuple[int, int]]]) -> Chooser:
+        """Return the chooser for the numbers of examples and of bundles of each group."""
         examples: Counter[str] = Counter()
         bundles: Counter[str] = Counter()
-        for number, total, count in rows.execute("SELECT number, sum(examples), count(*) FROM portions GROUP BY 1"):
+        for number, (total, count) in amounts:
             split, label = self._groups[number]
             if split in (None, "train"):
                 examples[label] += total
                 bundles[label] += count
-        chooser = Chooser(
-            split_fractions({split for split, _ in self._groups}, self._settings.split), examples, bundles
-        )
+        fractions = split_fractions({split for split, _ in self._groups}, self._settings.split)
+        return Chooser(fractions, examples, bundles)
+
+    def _assigned(self, rows: sqlite3.Connection) -> Iterator[tuple[bytes, str]]:
+        amounts = rows.execute("SELECT number, sum(examples), count(*) FROM portions GROUP BY 1")
+        chooser = self._chooser((number, (total, count)) for number, total, count in amounts)
         portions = rows.execute("SELECT * FROM portions ORDER BY bundle, number")
         for bundle, found in itertools.groupby(portions, key=lambda portion: portion[0]):
-            counts: dict[Group, int] = {}
-            keys: dict[str | None, bytes] = {}
-            for _, number, count, first in found:
-                counts[self._groups[number]] = count
-                keys.setdefault(self._groups[number][0], first[KEY_START:])
-            if len(keys) > 1:
-                raise self._in_two_splits(keys)
-            (own,) = keys
-            if own in (None, "train"):
-                split = chooser.choose({label: count for (_, label), count in counts.items()})
-            else:
-                split = own
-            yield bundle, split
-            for group, count in counts.items():
-                self.divided[group][split] = self.divided[group].get(split, 0) + count
+            yield bundle, self._assign(chooser, [(number, count, row[KEY_START:]) for _, number, count, row in found])
+
+    def _assign(self, chooser: Chooser, portions: Iterable[tuple[int, int, bytes]]) -> str:
+        """Return the split of a bundle: of each group, its index, the number of examples, and the key of the first."""
+        counts: dict[Group, int] = {}
+        keys: dict[str | None, bytes] = {}
+        for number, count, first in portions:
+            counts[self._groups[number]] = count
+            keys.setdefault(self._groups[number][0], first)
+        if len(keys) > 1:
+            raise self._in_two_splits(keys)
+        (own,) = keys
+        if own in (None, "train"):
+            split = chooser.choose({label: count for (_, label), count in counts.items()})
+        else:
+            split = own
+        for group, count in counts.items():
+            self.divided[group][split] = self.divided[group].get(split, 0) + count
+        return split
 
     def _in_two_splits(self, keys: Mapping[str | None, bytes]) -> UserError:
         pattern = self._settings.group_by or ""

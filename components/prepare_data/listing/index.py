@@ -70,9 +70,9 @@ def list_part(source: Source, part: Part, seed: int, path: Path, bundle_of: Bund
     With `bundle_of`, the rank of an example is the hash of its bundle.
     """
     listed = PartList(path)
-    table = source.rows(part, listed.ignored, path.parent) if bundle_of is None else None
+    table = source.rows(part, listed.ignored, path.parent)
     if table is not None:
-        _list_rows(table, seed, listed)
+        _list_rows(table, seed, listed, bundled=bundle_of is not None)
         return listed
     with database(path) as rows:
         rows.execute("CREATE TABLE rows (split TEXT, label TEXT, row BLOB)")
@@ -92,7 +92,7 @@ def list_part(source: Source, part: Part, seed: int, path: Path, bundle_of: Bund
     return listed
 
 
-def _list_rows(table: Iterable[ListedRows], seed: int, listed: PartList) -> None:
+def _list_rows(table: Iterable[ListedRows], seed: int, listed: PartList, *, bundled: bool) -> None:
     from slipway.components.prepare_data.listing.table_index import sorted_rows
 
     def counted() -> Iterator[ListedRows]:
@@ -100,7 +100,7 @@ def _list_rows(table: Iterable[ListedRows], seed: int, listed: PartList) -> None
             listed.labels |= rows.labels
             yield rows
 
-    listed.rows = found = sorted_rows(counted(), seed, listed.path)
+    listed.rows = found = sorted_rows(counted(), seed, listed.path, bundled=bundled)
     for counts, values in ((listed.examples, found.examples), (listed.bytes, found.sizes)):
         counts.update(dict(zip(found.groups, values, strict=True)))
     listed.digest, listed.shape = found.digests(listed.ignored.unusable_digest)
@@ -111,8 +111,8 @@ def _rows(
 ) -> Iterator[tuple[str, str, bytes]]:
     """Yield the source split ("" for none), the label and the row of each example; count them in `listed`."""
     salt = struct.pack(">Q", seed)
-    blake2b, pack = hashlib.blake2b, ROW.pack
-    fresh = blake2b(digest_size=HASH_BYTES, salt=salt).copy  # faster than a new one for each key
+    pack = ROW.pack
+    fresh = hashlib.blake2b(digest_size=HASH_BYTES, salt=salt).copy  # faster than a new one for each key
     examples, sizes, several = listed.examples, listed.bytes, source.task == "multilabel"
     for key, label, split, size, stamp, offset, value in source.entries(part, listed.ignored, listed.path.parent):
         if several:
@@ -124,8 +124,13 @@ def _rows(
         hashed.update(key)
         ranked = hashed.digest()
         if bundle_of:
-            ranked = blake2b(bundle_of(key, value), digest_size=RANK_BYTES, salt=salt).digest() + ranked[RANK_BYTES:]
+            ranked = bundle_rank(bundle_of(key, value), seed) + ranked[RANK_BYTES:]
         yield split or "", label, ranked + pack(size, offset, stamp, len(key)) + key
+
+
+def bundle_rank(bundle: bytes, seed: int) -> bytes:
+    """Return the rank of the examples of a bundle."""
+    return hashlib.blake2b(bundle, digest_size=RANK_BYTES, salt=struct.pack(">Q", seed)).digest()
 
 
 class Summary(BaseModel):
@@ -257,6 +262,7 @@ def deal(
             [divided.get(group, {}) for group in listing.groups],
             [numbers.get(label, 0) for _, label in listing.groups],
             {split: [list_path(folder, split, shard) for shard in range(count)] for split, count in shards.items()},
+            bundled=bundled,
         )
         return
     labels = {label: index.to_bytes(LABEL_BYTES) for index, label in enumerate(classes)}

@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import pickle
 import struct
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway.components.prepare_data.encoding.table_rows import KEY_BYTES, KEY_PREFIX, key_lines, keys_of
-from slipway.components.prepare_data.examples import Example, Group
-from slipway.components.prepare_data.listing.index import read_list
+from slipway.components.prepare_data.examples import SPLITS, Example, Group
+from slipway.components.prepare_data.listing.index import bundle_rank, read_list
 from slipway.components.prepare_data.sources.source import ListedRows
 
 HASH_BYTES = 12
@@ -31,6 +31,8 @@ HASHED = np.dtype([("rank", ">u8"), ("order", ">u4")])
 SPLIT_ORDER = (None, "test", "train", "validation")
 # A row before its key is known; `split` is its position in `SPLIT_ORDER`.
 FOUND = np.dtype([("digest", ">u8"), ("group", "<u4"), ("split", "u1"), ("size", "<u8"), ("offset", "<u8")])
+# The same with the rank of its bundle.
+BUNDLED = np.dtype([*FOUND.descr, ("bundle", ">u8")])
 LISTED = np.dtype(
     [("rank", ">u8"), ("order", ">u4"), ("size", "<u8"), ("offset", "<u8"), ("digest", ">u8"), ("copy", "<u4"),
      ("group", "<u4")]
@@ -48,7 +50,7 @@ class Pieces:
 
     def __init__(self, path: Path, row: np.dtype[np.void], count: int) -> None:
         self.paths = [path.with_name(f"{path.name}-{number:03d}") for number in range(count)]
-        self._row = row
+        self.row = row
         for path in self.paths:
             path.touch()
 
@@ -66,11 +68,11 @@ class Pieces:
         return len(self.paths)
 
     def __getitem__(self, number: int) -> NDArray[np.void]:
-        return np.fromfile(self.paths[number], self._row)
+        return np.fromfile(self.paths[number], self.row)
 
     def part(self, number: int, start: int, stop: int) -> NDArray[np.void]:
         """Return some rows of a file."""
-        return np.fromfile(self.paths[number], self._row, stop - start, offset=start * self._row.itemsize)
+        return np.fromfile(self.paths[number], self.row, stop - start, offset=start * self.row.itemsize)
 
     def replace(self, number: int, rows: NDArray[np.void]) -> None:
         """Replace the rows of a file."""
@@ -129,8 +131,50 @@ class SortedRows(NamedTuple):
             counts += np.bincount(rows["group"][kept], minlength=len(counts))
         return counts.tolist()
 
+    def portions(self, number: int) -> tuple[NDArray[np.void], NDArray[np.int64]]:
+        """Return the first row of each portion in a piece, and their numbers of rows."""
+        rows = self.pieces[number]
+        starts = np.flatnonzero(
+            np.append(True, rows[["group", "rank"]][1:] != rows[["group", "rank"]][:-1])[: len(rows)]
+        )
+        return rows[starts], np.diff(starts, append=len(rows))
+
+    def amounts(self) -> list[tuple[int, int]]:
+        """Return the numbers of rows and of bundles of each group."""
+        found = np.zeros((2, len(self.groups)), np.int64)
+        for number in range(len(self.pieces)):
+            firsts, counts = self.portions(number)
+            for of_group, each in zip(found, (counts, counts > 0), strict=True):
+                of_group += np.bincount(firsts["group"], each, minlength=len(self.groups)).astype(np.int64)
+        return [*zip(*found.tolist(), strict=True)]
+
+    def assign(self, split_of: Callable[[list[tuple[int, int, bytes]]], str]) -> None:
+        """Assign each bundle, the rows of one rank, to the split that is returned for its portions.
+
+        A portion has the rows of one group: the index of the group, their number, and the key of the first one.
+        """
+        for number in range(len(self.pieces)):
+            firsts, counts = self.portions(number)
+            keys = keys_of(firsts["digest"], firsts["copy"])
+            about = [*zip(firsts["group"].tolist(), counts.tolist(), keys, strict=True)]
+            splits = np.empty(len(firsts), np.uint8)
+            order = np.lexsort((firsts["group"], firsts["rank"])).tolist()
+            for _, bundle in itertools.groupby(order, firsts["rank"].tolist().__getitem__):
+                portions = [*bundle]
+                splits[portions] = SPLITS.index(split_of([about[each] for each in portions]))
+            np.repeat(splits, counts).tofile(self._splits_path(number))
+
+    def _splits_path(self, number: int) -> Path:
+        path = self.pieces.paths[number]
+        return path.with_name(f"{path.name}.splits")
+
     def deal(
-        self, divided: Sequence[Mapping[str, int]], labels: Sequence[int], lists: Mapping[str, Sequence[Path]]
+        self,
+        divided: Sequence[Mapping[str, int]],
+        labels: Sequence[int],
+        lists: Mapping[str, Sequence[Path]],
+        *,
+        bundled: bool,
     ) -> None:
         """Deal the rows to the lists of shards.
 
@@ -138,56 +182,71 @@ class SortedRows(NamedTuple):
             divided: The number of rows of each group in each split.
             labels: The label of each group.
             lists: The lists of each split's shards.
+            bundled: Whether `assign` has assigned the rows to splits.
         """
-        paths = [path for of_split in lists.values() for path in of_split]
-        firsts = dict(zip(lists, itertools.accumulate(map(len, lists.values()), initial=0), strict=False))
+        paths = [path for split in SPLITS for path in lists.get(split, ())]
+        shards = np.array([len(lists.get(split, ())) for split in SPLITS])
+        counts = np.array([[parts.get(split, 0) for split in SPLITS] for parts in divided], np.int64)
+        turns = np.cumsum(counts, axis=0) - counts  # of the next row of each group and split
+        ends = [np.cumsum([*parts.values()]) for parts in divided]
+        named = [np.array([SPLITS.index(split) for split in parts], np.uint8) for parts in divided]
         passed = np.zeros(len(self.groups), np.int64)
-        turns: dict[str, int] = dict.fromkeys(lists, 0)
-        runs = []  # of each group and split: the end in the group, its first turn
-        for parts in divided:
-            ends = itertools.accumulate(parts.values())
-            runs.append([(end, split, turns[split], end - count)
-                         for end, (split, count) in zip(ends, parts.items(), strict=True)])  # fmt: skip
-            for split, count in parts.items():
-                turns[split] += count
         for number in range(len(self.pieces)):
             rows = self.pieces[number]
-            shards = np.empty(len(rows), np.int64)
-            counts = np.bincount(rows["group"], minlength=len(self.groups))
-            start = 0
-            for group in np.flatnonzero(counts).tolist():
-                begin, count = int(passed[group]), int(counts[group])
-                for end, split, turn, first in runs[group]:
-                    low, high = max(begin, first), min(begin + count, end)
-                    if low < high:
-                        turned = (turn + np.arange(low - first, high - first)) % len(lists[split])
-                        shards[start + low - begin : start + high - begin] = firsts[split] + turned
-                start += count
-            passed += counts
+            group = rows["group"].astype(np.int64)
+            of_group = np.bincount(group, minlength=len(self.groups))
+            if bundled:
+                split = np.fromfile(self._splits_path(number), np.uint8)
+            else:
+                found = [
+                    named[each][np.searchsorted(ends[each], np.arange(begin, begin + count), "right")]
+                    for each, (begin, count) in enumerate(zip(passed.tolist(), of_group.tolist(), strict=True))
+                    if count
+                ]
+                split = np.concatenate([np.empty(0, np.uint8), *found])
+            passed += of_group
+            both = group * len(SPLITS) + split
+            turn = turns.reshape(-1)[both] + _positions(both)
+            turns += np.bincount(both, minlength=turns.size).reshape(turns.shape)
+            shard = (np.cumsum(shards) - shards)[split] + turn % shards[split]
             dealt = np.empty(len(rows), DEALT)
             for name in ("order", "size", "offset", "digest", "copy"):
                 dealt[name] = rows[name]
             dealt["label"] = np.array(labels, np.uint32)[rows["group"]]
             of_shard = np.split(
-                dealt[np.argsort(shards, kind="stable")], np.cumsum(np.bincount(shards, minlength=len(paths)))[:-1]
+                dealt[np.argsort(shard, kind="stable")], np.cumsum(np.bincount(shard, minlength=len(paths)))[:-1]
             )
-            for path, found in zip(paths, of_shard, strict=True):
+            for path, part in zip(paths, of_shard, strict=True):
                 with path.open("ab") as file:
-                    pickle.dump(found, file)
+                    pickle.dump(part, file)
 
 
-def sorted_rows(listed: Iterable[ListedRows], seed: int, path: Path) -> SortedRows:
-    """Sort the rows of a table into files beside `path`."""
+def _positions(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return how many equal values are before each."""
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    starts = np.flatnonzero(np.append(True, np.diff(ordered) != 0)[: len(values)])
+    result = np.empty(len(values), np.int64)
+    result[order] = np.arange(len(values)) - np.repeat(starts, np.diff(starts, append=len(values)))
+    return result
+
+
+def sorted_rows(listed: Iterable[ListedRows], seed: int, path: Path, *, bundled: bool = False) -> SortedRows:
+    """Sort the rows of a table into files beside `path`; if they are bundled, a row's rank is that of its bundle."""
     numbers: dict[Group, int] = {}
-    found = Pieces(path.with_name(f"{path.name}.found"), FOUND, 1)
+    row = BUNDLED if bundled else FOUND
+    found = Pieces(path.with_name(f"{path.name}.found"), row, 1)
     total = 0
     examples, sizes = np.zeros(0, np.int64), np.zeros(0, np.int64)
     for each in listed:
         of_group = np.array([numbers.setdefault(group, len(numbers)) for group in each.groups], np.int64)
-        rows = np.empty(len(each.digests), FOUND)
+        rows = np.empty(len(each.digests), row)
         rows["digest"], rows["size"], rows["offset"] = each.digests, each.sizes, each.offsets
         rows["group"] = of_group[each.group]
         rows["split"] = np.array([SPLIT_ORDER.index(split) for split, _ in each.groups], np.uint8)[each.group]
+        if bundled:
+            ranks = b"".join([bundle_rank(bundle, seed) for bundle in each.bundles])
+            rows["bundle"] = np.frombuffer(ranks, ">u8")[each.bundle]
         found.add(rows, each.digests)
         total += len(rows)
         examples = _added(examples, np.bincount(rows["group"], minlength=len(numbers)))
@@ -203,7 +262,9 @@ def sorted_rows(listed: Iterable[ListedRows], seed: int, path: Path) -> SortedRo
     found.remove()
     for number in range(len(pieces)):
         rows = pieces[number]
-        pieces.replace(number, rows[_sorted(rows["rank"], rows["order"], group=rows["group"])])
+        pieces.replace(
+            number, rows[_sorted(rows["rank"], rows["order"], rows["size"], rows["offset"], group=rows["group"])]
+        )
     return SortedRows(groups, examples[order].tolist(), sizes[order].tolist(), pieces)
 
 
@@ -230,7 +291,7 @@ def _by_digest(found: Pieces, rows: int) -> Iterator[NDArray[np.void]]:
     if _pieces_of(rows) == 1:
         yield found[0]
         return
-    pieces = Pieces(found.paths[0].with_name("digests"), FOUND, _pieces_of(rows))
+    pieces = Pieces(found.paths[0].with_name("digests"), found.row, _pieces_of(rows))
     for start in range(0, rows, ROWS_READ):
         part = found.part(0, start, min(start + ROWS_READ, rows))
         pieces.add(part, part["digest"].astype(np.uint64))
@@ -260,7 +321,7 @@ def _keyed(rows: NDArray[np.void], seed: int) -> NDArray[np.void]:
         hashed.update(key)
         hashes.append(hashed.digest())
     found = np.frombuffer(b"".join(hashes), HASHED)
-    result["rank"], result["order"] = found["rank"], found["order"]
+    result["rank"], result["order"] = rows["bundle"] if rows.dtype == BUNDLED else found["rank"], found["order"]
     return result
 
 
@@ -308,7 +369,7 @@ def dealt_rows(path: Path, size: int, beside: int) -> Iterator[DealtRows]:
     with path.open("rb") as file:
         while file.peek(1):
             parts.append(pickle.load(file))
-    if isinstance(parts[0], list):  # the rows were listed one at a time, with their groups
+    if isinstance(parts[0], list):  # the rows were listed one at a time, with their ids
         yield from _in_batches(read_list(path), size, beside)
         return
     rows = np.concatenate(parts)

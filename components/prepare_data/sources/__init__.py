@@ -202,7 +202,9 @@ def check_source(settings: DataSettings, task: TaskName = "classification") -> s
 
         with tempfile.TemporaryDirectory(prefix="slipway-") as scratch:
             for part in source.parts():
-                next(iter(source.entries(part, Ignored(), Path(scratch))), None)
+                folder = Path(scratch)
+                rows = source.rows(part, Ignored(), folder)
+                next(iter(source.entries(part, Ignored(), folder) if rows is None else rows), None)
     return settings.source
 
 

@@ -1,39 +1,43 @@
 """The sources `csv:FILE` and `parquet:FILE`: a streamed list of examples with their labels, images and splits.
 
 Other columns become additional features, of the kind text unless data.features specifies another one. Without a column
-for images, the file is a table, whose columns are inputs, of the kinds that their cells show. Values are spooled to a
-file while the list is read, because rows cannot be accessed by number. The key of an image is its path, of a table's
-row a hash of its values: a row is the same one in whatever order the rows are.
+for images, the file is a table, whose columns are inputs, of the kinds that their cells show. Rows are read in columns
+and spooled to a file, because rows of the list cannot be accessed by number. The key of an image is its path, of a
+table's row a hash of its values: a row is the same one in whatever order the rows are.
 """
 
 from __future__ import annotations
 
 import difflib
 import functools
-import hashlib
-import itertools
-import os
-import posixpath
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import IO
 
+import numpy as np
+
 from slipway.components.prepare_data.encoding.features import Kind
 from slipway.components.prepare_data.encoding.inputs import choose_inputs
-from slipway.components.prepare_data.encoding.messages import bytes_feature, values
-from slipway.components.prepare_data.encoding.table_rows import RowSpool, TableLayout, features_beside
-from slipway.components.prepare_data.examples import SPLIT_FOLDERS, Group, Unusable, readable, source_error, stored_name
+from slipway.components.prepare_data.encoding.messages import bytes_feature
+from slipway.components.prepare_data.encoding.table_rows import RowFile, RowSpool, TableLayout, features_beside
+from slipway.components.prepare_data.examples import (
+    LABEL_SEPARATOR,
+    SPLIT_FOLDERS,
+    Group,
+    Unusable,
+    readable,
+    source_error,
+    stored_name,
+)
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.sorting import ExampleKeys
+from slipway.components.prepare_data.sorting import DIGEST_BYTES, ExampleKeys
 from slipway.components.prepare_data.sources.csv_batches import infer_kinds
 from slipway.components.prepare_data.sources.images import valid_name
-from slipway.components.prepare_data.sources.listed_files import ManifestReader, MissingFiles, file_status
-from slipway.components.prepare_data.sources.precision import Precision
+from slipway.components.prepare_data.sources.listed_files import ManifestReader, MissingFiles, file_status, path_key
 from slipway.components.prepare_data.sources.record_layout import additional_kinds
 from slipway.components.prepare_data.sources.source import Entry, Ignored, ListedRows, Reader, Source
-from slipway.components.prepare_data.sources.spool import Spool
 from slipway.components.prepare_data.sources.table import LABEL, Header, TableLister, TableReader
 from slipway.components.prepare_data.sources.values import SEPARATOR, NotANumber, label_cell
 from slipway.core.errors import UserError, nearest
@@ -95,6 +99,7 @@ class ManifestSource(Source):
                 header = self._header(table.names)
                 self.has_image = "image" in header.columns
                 self.has_ids = "id" in header.columns and not self.has_image
+                self._refuse_pattern(settings)
                 self._kinds = self._find_kinds(header, table.batches(), settings)
         except OSError as error:
             raise self._mistake(f"{self.path} cannot be read: {error.strerror}.") from None
@@ -109,11 +114,19 @@ class ManifestSource(Source):
             but=(group_column or "", *self._excluded),
         )
         self.notes = [f"The column {name} is no input: it {why}." for name, why in self._excluded.items()]
-        self._layout = self._table_layout()
-        if self._layout is not None:
+        self._layout = self._row_layout()
+        if self._layout.kinds:
             self.spooled = (SPOOL, features_beside(Path(SPOOL)).name)
-        elif self._is_spooled:
-            self.spooled = (SPOOL,)
+
+    def _refuse_pattern(self, settings: DataSettings) -> None:
+        if settings.group_by is not None and self._group_column is None and not (self.has_image or self.has_ids):
+            raise UserError(
+                f"The rows of {self.path} have no names in which data.group_by could be found.",
+                setting="data.group_by",
+                value=settings.group_by,
+                allowed="column:NAME; a regular expression only with data.id",
+                fix="--set data.group_by=column:NAME",
+            )
 
     def _open(self, file: IO[bytes]) -> TableFile:
         """Return the table in the file."""
@@ -142,11 +155,8 @@ class ManifestSource(Source):
         found = {name: column.kind for name, column in self.inferred.items()}
         return {name: self._described.get(name) or found.get(name) or Kind("text") for name in header.additional}
 
-    def _table_layout(self) -> TableLayout | None:
-        """Return what a row of a table consists of; None for images, whose rows are read one at a time."""
+    def _row_layout(self) -> TableLayout:
         kinds = {stored_name(name): kind for name, kind in self._kinds.items()}
-        if self.has_image or self._images:
-            return None
         if self.task != "classification":
             kinds[LABEL] = Kind("number") if self.task == "regression" else Kind("text", is_list=True)
         return TableLayout(kinds)
@@ -155,33 +165,64 @@ class ManifestSource(Source):
         return [self.path]
 
     def rows(self, part: Path, ignored: Ignored, scratch: Path) -> Iterator[ListedRows] | None:
-        return None if self._layout is None or self.has_ids else self._rows(self._layout, part, ignored, scratch)
+        if self.has_image or self.has_ids or self._images:
+            return None
+        return (found for _, _, found in self._listed(part, ignored, scratch))
 
-    def _rows(self, layout: TableLayout, part: Path, ignored: Ignored, scratch: Path) -> Iterator[ListedRows]:
-        with part.open("rb") as file, RowSpool(scratch / SPOOL, layout) as spool:
-            lister, batches = self._lister(layout, file, ignored)
-            yield from lister.rows(batches, ignored.precision, spool)
-
-    def _lister(self, layout: TableLayout, file: IO[bytes], ignored: Ignored) -> tuple[TableLister, Iterator[Batch]]:
-        table = self._open(file)
-        header = self._header(table.names)
-        usable = functools.partial(self._usable, header, ignored)
-        lister = TableLister(layout, self.task, header, self.inputs.keys(), usable, gaps=self._gaps)
-        return lister, self._some(table.batches())
-
-    def entries(self, part: Path, ignored: Ignored, scratch: Path) -> Iterator[Entry]:
-        with part.open("rb") as file, ExampleKeys(scratch / "keys") as keys:
-            if self._layout is not None:
-                with RowSpool(scratch / SPOOL, self._layout) as spool:
-                    lister, batches = self._lister(self._layout, file, ignored)
-                    yield from lister.entries(batches, ignored.precision, spool, keys)
-                if self.has_ids:
-                    self._refuse_twice(keys)
-                return
+    def _listed(self, part: Path, ignored: Ignored, scratch: Path) -> Iterator[tuple[Header, Batch, ListedRows]]:
+        with part.open("rb") as file:
             table = self._open(file)
             header = self._header(table.names)
-            with Spool(scratch / SPOOL) if self._is_spooled else nullcontext() as kept:
-                yield from self._entries(header, self._some(table.batches()), ignored, kept, keys)
+            usable = functools.partial(self._usable, header, ignored)
+            lister = TableLister(self._layout, self.task, header, self.inputs.keys(), usable, self._encode,
+                                 gaps=self._gaps)  # fmt: skip
+            with RowSpool(scratch / SPOOL, self._layout) if self.spooled else nullcontext() as spool:
+                for batch, found in lister.rows(self._some(table.batches()), ignored.precision, spool):
+                    yield header, batch, found
+
+    def entries(self, part: Path, ignored: Ignored, scratch: Path) -> Iterator[Entry]:
+        """Yield the entries of rows with images or ids; others are listed by `rows`."""
+        missing = MissingFiles(self.path, self._row)
+        with ExampleKeys(scratch / "keys") as keys:
+            for header, batch, found in self._listed(part, ignored, scratch):
+                entries = self._entries(header, batch, found, missing, keys)
+                if self.has_image or self.has_ids:
+                    yield from entries
+                else:
+                    keys.add_digests((digest, about) for digest, *about in entries)
+            for key, entry in keys.by_content():
+                yield key, *entry
+            if twice := keys.twice():
+                key, one, other = twice
+                raise self._mistake(
+                    f"{readable(key)} is listed twice in {self.path}: on {self._row}s {one} and {other}."
+                )
+        if missing.count:
+            raise self._mistake(str(missing), fix=f"correct the paths, or remove the {self._row}s")
+
+    def _entries(
+        self, header: Header, batch: Batch, found: ListedRows, missing: MissingFiles, keys: ExampleKeys
+    ) -> Iterator[Entry]:
+        digests = found.digests.astype(np.uint64)
+        if self.has_image or self.has_ids:
+            own = [*map(self._key, batch.columns[header.columns["image" if self.has_image else "id"]].to_pylist())]
+            keys.add_all(zip(own, batch.lines, strict=True))
+        else:
+            own = [digest.to_bytes(DIGEST_BYTES) for digest in digests.tolist()]
+        for name in (name for name, kind in self._kinds.items() if kind.name == "image"):
+            column = batch.columns[header.additional[name]].dictionary_encode()
+            stamps = np.array([self._stamp(self._kinds[name], text) for text in column.dictionary.to_pylist()])
+            digests = digests * np.uint64(3) ^ stamps.astype(np.uint64)[column.indices.to_numpy()]
+        labels = LABEL_SEPARATOR.join(found.labels)
+        columns = (found.group, found.bundle, found.sizes, digests, found.offsets)
+        about = zip(*(column.tolist() for column in columns), strict=True)
+        for key, line, (group, bundle, size, stamp, offset) in zip(own, batch.lines, about, strict=True):
+            if self.has_image:
+                if (status := missing.status(self.path.parent, key, line)) is None:
+                    continue
+                size, stamp = status.st_size, (stamp if self.spooled else 0) ^ status.st_mtime_ns
+            split, label = found.groups[group]
+            yield key, label or labels, split, size, stamp, offset, found.bundles[bundle]
 
     def _some(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the batches; check that there is one."""
@@ -191,65 +232,19 @@ class ManifestSource(Source):
         if batch is None:
             raise self._mistake(f"{self.path} lists no {self.item}s.")
 
-    def _entries(
-        self, header: Header, batches: Iterable[Batch], ignored: Ignored, spool: Spool | None, keys: ExampleKeys
-    ) -> Iterator[Entry]:
-        """Yield the entries of all rows, one at a time."""
-        missing, content = MissingFiles(self.path, self._row), header.content
-        for line, row in itertools.chain.from_iterable(batch.rows() for batch in batches):
-            cells = {use: row[index] for use, index in header.columns.items()}
-            key, split, group = self._values(cells, line)
-            status = None
-            if self.has_image or self.has_ids:
-                keys.add(key, line)
-            if self.has_image:
-                status = missing.status(self.path.parent, key, line)
-                if status is None:
-                    continue
-            try:
-                label, additional = self._label_and_features(header, row, cells["label"], line, ignored.precision)
-            except Unusable as reason:
-                ignored.skip(key, f"{reason} on {self._row} {line}" if self.has_image else str(reason))
-                continue
-            stamp, offset = status.st_mtime_ns if status else 0, 0
-            if spool is not None:
-                offset = spool.add(b"", additional)
-                about = repr((stamp, additional, self._image_files(additional))).encode()
-                stamp = int.from_bytes(hashlib.blake2b(about, digest_size=8).digest())
-            size = status.st_size if status else sum(len(feature) for _, feature in additional)
-            if self.has_image or self.has_ids:
-                yield key, label, split, size, stamp, offset, group
-            else:
-                values_of = repr([row[index] for index in content]).encode()
-                keys.add_content(values_of, (label, split, size, stamp, offset, group))
-        for key, entry in keys.by_content():
-            yield key, *entry
-        self._refuse_twice(keys)
-        if missing.count:
-            raise self._mistake(str(missing), fix=f"correct the paths, or remove the {self._row}s")
-
-    def _refuse_twice(self, keys: ExampleKeys) -> None:
-        if twice := keys.twice():
-            key, one, other = twice
-            raise self._mistake(f"{readable(key)} is listed twice in {self.path}: on {self._row}s {one} and {other}.")
-
     def _usable(self, header: Header, ignored: Ignored, batch: Batch) -> Batch:
         """Return a batch without the rows that cannot be used, which are skipped."""
         kept = []
         for index, (line, row) in enumerate(batch.rows()):
             cells = {use: row[at] for use, at in header.columns.items()}
-            key, *_ = self._values(cells, line)
+            key = self._checked_key(cells, line)
             try:
-                self._label_and_features(header, row, cells["label"], line, Precision())
+                self._check(header, row, cells["label"], line)
             except Unusable as reason:
-                ignored.skip(key, str(reason))
+                ignored.skip(key, f"{reason} on {self._row} {line}" if self.has_image else str(reason))
             else:
                 kept.append(index)
         return batch.take(kept)
-
-    @property
-    def _is_spooled(self) -> bool:
-        return bool(self._kinds) or self.task != "classification"
 
     def groups(self, found: Iterable[Group]) -> dict[Group, Group]:
         found = list(found)
@@ -259,9 +254,9 @@ class ManifestSource(Source):
         return {group: group for group in found}
 
     def reader(self, scratch: Path) -> Reader:
-        if self._layout is not None:
+        if not (self.has_image or self._images):
             return TableReader(scratch / SPOOL, self._layout)
-        spool = scratch / SPOOL if self._is_spooled else None
+        spool = RowFile(scratch / SPOOL, self._layout) if self.spooled else None
         return ManifestReader(self.has_image, self.path.parent, spool, self._images)
 
     def _header(self, names: list[str]) -> Header:
@@ -338,65 +333,57 @@ class ManifestSource(Source):
                     fix=f"correct the name in data.features: {name} is not a column",
                 )
 
-    def _label_and_features(
-        self, header: Header, row: Sequence[str], cell: str, line: int, precision: Precision
-    ) -> tuple[str, list[tuple[bytes, bytes]]]:
-        """Return the label of a row's entry, and its features, with a label that is not one class.
+    def _check(self, header: Header, row: Sequence[str], cell: str, line: int) -> None:
+        """Check the label and the features of a row.
 
         Raises:
             Unusable: The target or a number among the inputs is missing.
+            UserError: A cell is not of its column's kind.
         """
         name = header.names[header.columns["label"]]
         try:
-            label, target = label_cell(self.task, cell, name)
+            label_cell(self.task, cell, name)
         except NotANumber:
             raise self._mistake(
                 f"{self._place(line)} has text in the column {name}: {cell!r}. The task regression requires numbers.",
                 fix="--set task=classification, or data.label=COLUMN of a column of numbers",
             ) from None
-        features = self._features(header, row, line, precision)
-        if self.task == "regression":
-            precision.add(name, float(cell))
-        return label, features if target is None else [*features, (b"label", target)]
-
-    def _features(
-        self, header: Header, row: Sequence[str], line: int, precision: Precision
-    ) -> list[tuple[bytes, bytes]]:
-        found = []
         for name, index in header.additional.items():
             kind, text = self._kinds[name], row[index]
-            is_input = stored_name(name) in self.inputs
-            if kind.name in ("number", "integer") and is_input and is_missing(text):
+            if kind.name in ("number", "integer") and stored_name(name) in self.inputs and is_missing(text):
                 if not self._gaps or kind != Kind("number"):
                     raise Unusable(f"its number in the column {name} is {text or 'empty'}")
-                text = "nan"
+                continue
             try:
-                if kind.name == "image":
-                    paths = [os.fsencode(posixpath.normpath(local_path(path))) for path in kind.from_text(text)]
-                    for path in paths:
-                        if isinstance(status := file_status(self.path.parent, path), str):
-                            raise Unusable(f"{readable(path)} cannot be read: {status}")
-                    feature = bytes_feature(paths)
-                else:
-                    value = kind.from_text(text)
-                    feature = kind.encode(value)
-                    if kind.name == "number" and is_input:
-                        precision.add(name, value)
+                self._encode(kind, text)
             except Unusable as reason:
                 raise self._mistake(
                     f"{self._place(line)} has an invalid {kind} in the column {name}: {reason}.",
                     fix=f"correct the {self._row}, or set data.features.{name} to another kind",
                 ) from None
-            found.append((stored_name(name).encode(), feature))
-        return found
 
-    def _image_files(self, features: list[tuple[bytes, bytes]]) -> list[tuple[int, int]]:
-        """Return the sizes and modification times of the files of a row's additional images."""
-        paths = [path for name, feature in features if name in self._images for path in values(feature)]
-        found = [file_status(self.path.parent, path) for path in paths if isinstance(path, bytes)]
-        return [(status.st_size, status.st_mtime_ns) for status in found if not isinstance(status, str)]
+    def _encode(self, kind: Kind, text: str) -> bytes:
+        """Return the Feature of a cell; of images, their paths.
 
-    def _values(self, cells: dict[str, str], line: int) -> tuple[bytes, str | None, bytes]:
+        Raises:
+            Unusable: It is not of this kind, or one of the images does not exist.
+        """
+        value = kind.from_text(text)
+        if kind.name != "image":
+            return kind.encode(value)
+        paths = [*map(path_key, value)]
+        for path in paths:
+            if isinstance(status := file_status(self.path.parent, path), str):
+                raise Unusable(f"{readable(path)} cannot be read: {status}")
+        return bytes_feature(paths)
+
+    def _stamp(self, kind: Kind, text: str) -> int:
+        """Return a number that changes with the sizes and modification times of the images that a cell names."""
+        found = [file_status(self.path.parent, path_key(path)) for path in kind.from_text(text)]
+        return hash(tuple((status.st_size, status.st_mtime_ns) for status in found if not isinstance(status, str)))
+
+    def _checked_key(self, cells: dict[str, str], line: int) -> bytes:
+        """Return the key of a row whose label, split and other uses are valid."""
         for use, cell in cells.items():
             if not cell and (use != "label" or self.task == "classification"):
                 raise self._mistake(f"{self._place(line)} has no {use}.")
@@ -408,20 +395,18 @@ class ManifestSource(Source):
                 f"{self._place(line)} has several labels: {label!r}.",
                 fix="--set task=multilabel",
             )
-        split = None
-        if "split" in cells:
-            split = SPLIT_FOLDERS.get(cells["split"].lower())
-            if split is None:
-                raise self._mistake(
-                    f"{self._place(line)} has an unknown split: {cells['split']!r}.",
-                    nearest(cells["split"], SPLIT_FOLDERS),
-                    allowed="train, validation and test",
-                )
-        if self.has_image:
-            key = os.fsencode(posixpath.normpath(local_path(cells["image"])))
-        else:
-            key = (cells["id"] if self.has_ids else f"{self._row} {line}").encode()
-        return key, split, cells.get("group", "").encode()
+        if "split" in cells and cells["split"].lower() not in SPLIT_FOLDERS:
+            raise self._mistake(
+                f"{self._place(line)} has an unknown split: {cells['split']!r}.",
+                nearest(cells["split"], SPLIT_FOLDERS),
+                allowed="train, validation and test",
+            )
+        own = cells.get("image") or cells.get("id")
+        return self._key(own) if own else f"{self._row} {line}".encode()
+
+    def _key(self, cell: str) -> bytes:
+        """Return the key of an image, or of a row with this id."""
+        return path_key(cell) if self.has_image else cell.encode()
 
     def _place(self, line: int) -> str:
         return f"{self._row.capitalize()} {line} of {self.path}"

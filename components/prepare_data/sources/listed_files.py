@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import os
+import posixpath
 import stat
 from collections.abc import Iterable
 from pathlib import Path
 
 from slipway.components.prepare_data.encoding.messages import bytes_feature, values
+from slipway.components.prepare_data.encoding.table_rows import RowFile
 from slipway.components.prepare_data.examples import Example, Unusable, readable
 from slipway.components.prepare_data.remote import content, is_remote
 from slipway.components.prepare_data.sources.images import FileReader, file_reader
 from slipway.components.prepare_data.sources.source import Reader
-from slipway.components.prepare_data.sources.spool import SpoolReader
 from slipway.components.prepare_data.sources.values import file_content
+from slipway.core.paths import MOUNTS, local_path
 
 MAX_MISSING_NAMED = 5
+
+
+def path_key(text: str) -> bytes:
+    """Return the key of the image at a path or URI."""
+    return os.fsencode(posixpath.normpath(local_path(text) if text.startswith(tuple(MOUNTS)) else text))
 
 
 def file_status(root: Path, key: bytes) -> os.stat_result | str:
@@ -62,17 +69,17 @@ class ManifestReader(Reader):
     Args:
         has_image: Whether the key is the path of an image.
         root: The folder of relative paths.
-        spool: The spool file of the additional features, if any.
+        spool: The additional features, if any.
         images: The features that are image paths; their files are read as well.
     """
 
-    def __init__(self, has_image: bool, root: Path, spool: Path | None, images: list[bytes]) -> None:
+    def __init__(self, has_image: bool, root: Path, spool: RowFile | None, images: list[bytes]) -> None:
         self._has_image = has_image
         self._relative = file_reader(root)
         self._absolute = FileReader(Path("/"))
         self._is_remote = is_remote(root)
         self._root = os.fsencode(root)
-        self._spool = SpoolReader(spool) if spool else None
+        self._spool = spool
         self._images = images
 
     def ahead(self, examples: Iterable[Example]) -> Iterable[Example]:
@@ -86,7 +93,7 @@ class ManifestReader(Reader):
         return self._relative.read(key, offset, size)
 
     def additional(self, offset: int) -> Iterable[tuple[bytes, bytes]]:
-        for name, feature in self._spool.additional(offset) if self._spool else ():
+        for name, feature in self._spool.features(offset) if self._spool else ():
             if name in self._images:
                 paths = (os.path.join(self._root, path) for path in values(feature) if isinstance(path, bytes))  # noqa: PTH118
                 feature = bytes_feature(self._content(path) for path in paths)

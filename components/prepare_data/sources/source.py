@@ -146,6 +146,8 @@ class ListedRows(NamedTuple):
         group: The index of each row's group.
         sizes: The size of each row's Features.
         offsets: The position of each row for the source's reader.
+        bundles: The different values of the column of data.group_by.
+        bundle: The index of each row's value.
         labels: The names of labels of the task multilabel.
     """
 
@@ -154,6 +156,8 @@ class ListedRows(NamedTuple):
     group: NDArray[np.int64]
     sizes: NDArray[np.int64]
     offsets: NDArray[np.int64]
+    bundles: Sequence[bytes]
+    bundle: NDArray[np.int64]
     labels: AbstractSet[str]
 
 

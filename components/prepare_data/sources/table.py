@@ -12,13 +12,13 @@ import pyarrow
 import pyarrow.compute
 from numpy.typing import NDArray
 
-from slipway.components.prepare_data.encoding.features import LARGEST_FLOAT
+from slipway.components.prepare_data.encoding.features import LARGEST_FLOAT, Kind
 from slipway.components.prepare_data.encoding.table_rows import PLAIN, Coded, RowFile, Rows, RowSpool, TableLayout
 from slipway.components.prepare_data.examples import LABEL_SEPARATOR, SPLIT_FOLDERS, Unusable, stored_name
-from slipway.components.prepare_data.sorting import DIGEST_BYTES, ExampleKeys
+from slipway.components.prepare_data.sorting import DIGEST_BYTES
 from slipway.components.prepare_data.sources.csv_batches import has_underscores, numbers_in
 from slipway.components.prepare_data.sources.precision import Precision
-from slipway.components.prepare_data.sources.source import Entry, ListedRows, RowReader
+from slipway.components.prepare_data.sources.source import ListedRows, RowReader
 from slipway.components.prepare_data.sources.values import SEPARATOR, label_cell
 from slipway.core.manifest import TaskName
 from slipway.core.tables.batch import Batch
@@ -59,6 +59,7 @@ class TableLister:
         inputs: The features that are inputs.
         gaps: Whether inputs that are numbers may be missing, as NaN.
         usable: Returns a batch without the rows that cannot be used, or raises the error of its first mistake.
+        encode: Returns the Feature of a cell, or raises Unusable.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class TableLister:
         header: Header,
         inputs: Collection[str],
         usable: Callable[[Batch], Batch],
+        encode: Callable[[Kind, str], bytes],
         *,
         gaps: bool,
     ) -> None:
@@ -77,42 +79,17 @@ class TableLister:
         self._inputs = inputs
         self._gaps = gaps
         self._usable = usable
+        self._encode = encode
         self._positions = {stored_name(name): at for name, at in header.additional.items()}
         self._positions[LABEL] = header.columns[LABEL]
         self._number_bytes = len(layout.numbers) * len(PLAIN.encode(0.0))
 
-    def rows(self, batches: Iterable[Batch], precision: Precision, spool: RowSpool) -> Iterator[ListedRows]:
+    def rows(
+        self, batches: Iterable[Batch], precision: Precision, spool: RowSpool | None
+    ) -> Iterator[tuple[Batch, ListedRows]]:
         """Write the rows to the spool; yield them, and count their numbers in `precision`."""
         for batch, columns in self._read(batches):
-            yield self._listed(batch, columns, precision, spool)
-
-    def entries(
-        self, batches: Iterable[Batch], precision: Precision, spool: RowSpool, keys: ExampleKeys
-    ) -> Iterator[Entry]:
-        """Do the same; yield the entries of all rows, with the cells of the column of data.group_by."""
-        for batch, columns in self._read(batches):
-            found = self._listed(batch, columns, precision, spool)
-            bundles = [b""] * len(batch)
-            if "group" in self._header.columns:
-                bundles = batch.columns[self._header.columns["group"]].cast(pyarrow.binary()).to_pylist()
-            label = LABEL_SEPARATOR.join(found.labels)
-            about = (
-                (found.groups[group][1] or label, found.groups[group][0], size, 0, offset, bundle)
-                for group, size, offset, bundle in zip(
-                    found.group.tolist(), found.sizes.tolist(), found.offsets.tolist(), bundles, strict=True
-                )
-            )
-            if "id" in self._header.columns:
-                ids = batch.columns[self._header.columns["id"]].to_pylist()
-                for key, line, entry in zip(map(str.encode, ids), batch.lines, about, strict=True):
-                    keys.add(key, line)
-                    yield key, *entry
-                continue
-            data = found.digests.tobytes()
-            digests = (data[start : start + DIGEST_BYTES] for start in range(0, len(data), DIGEST_BYTES))
-            keys.add_digests(zip(digests, about, strict=True))
-        for key, entry in keys.by_content():
-            yield key, *entry
+            yield batch, self._listed(batch, columns, precision, spool)
 
     def _read(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Columns]]:
         """Yield the batches with their columns, without the rows that cannot be used."""
@@ -174,7 +151,7 @@ class TableLister:
         kind = self._layout.kinds[name]
         if kind.name in ("number", "integer") and name in self._inputs and is_missing(text):
             raise Unusable
-        return kind.encode(kind.from_text(text))
+        return self._encode(kind, text)
 
     def _are_valid(self, use: str, column: pyarrow.StringArray) -> bool:
         if use == LABEL and self._task == "regression":
@@ -203,7 +180,7 @@ class TableLister:
             found.append(hashed.digest())
         return np.frombuffer(b"".join(found), ">u8")
 
-    def _listed(self, batch: Batch, columns: Columns, precision: Precision, spool: RowSpool) -> ListedRows:
+    def _listed(self, batch: Batch, columns: Columns, precision: Precision, spool: RowSpool | None) -> ListedRows:
         """Write rows to the spool, and count their numbers."""
         rows = len(batch.lines)
         for name, values in (*columns.numbers.items(), *columns.lists.items()):
@@ -212,7 +189,9 @@ class TableLister:
         sizes = np.full(rows, self._number_bytes, np.int64)
         for column in columns.coded.values():
             sizes += np.array([*map(len, column.features)], np.int64)[column.rows]
-        first = spool.add(rows, columns.numbers, columns.coded)
+        offsets = np.zeros(rows, np.int64)
+        if spool:
+            offsets += spool.add(rows, columns.numbers, columns.coded) + np.arange(rows)
         labels, label = self._labels(batch)
         splits, split = self._splits(batch)
         used, group = np.unique(label * len(splits) + split, return_inverse=True)
@@ -221,7 +200,8 @@ class TableLister:
         if self._task == "multilabel":
             cells = batch.columns[self._positions[LABEL]].unique().to_pylist()
             names.update(*(label_cell(self._task, cell, LABEL)[0].split(LABEL_SEPARATOR) for cell in cells))
-        return ListedRows(self._digests(batch), groups, group, sizes, np.arange(first, first + rows), names - {""})
+        digests, bundles = self._digests(batch), self._bundles(batch)
+        return ListedRows(digests, groups, group, sizes, offsets, *bundles, names - {""})
 
     def _labels(self, batch: Batch) -> tuple[list[str], NDArray[np.int64]]:
         """Return the classes, and the index of each row's."""
@@ -240,6 +220,13 @@ class TableLister:
         index = np.array([splits.index(name) for name in names], np.int64)
         return [*splits], index[found.indices.to_numpy()]
 
+    def _bundles(self, batch: Batch) -> tuple[list[bytes], NDArray[np.int64]]:
+        """Return the values of the column of data.group_by, and the index of each row's."""
+        if "group" not in self._header.columns:
+            return [b""], np.zeros(len(batch), np.int64)
+        found = batch.columns[self._header.columns["group"]].dictionary_encode()
+        return [text.encode() for text in found.dictionary.to_pylist()], found.indices.to_numpy()
+
 
 class TableReader(RowReader):
     """Reads the rows of a table from the spool file.
@@ -254,11 +241,7 @@ class TableReader(RowReader):
         self._file = RowFile(spool, layout)
 
     def additional(self, offset: int) -> Iterable[tuple[bytes, bytes]]:
-        numbers, coded = self._file.rows(np.array([offset]))
-        for name, values in numbers.items():
-            yield name.encode(), PLAIN.encode(float(values[0]))
-        for name, column in coded.items():
-            yield name.encode(), column.features[0]
+        return self._file.features(offset)
 
     def rows(self, offsets: NDArray[np.int64]) -> Rows:
         return self._file.rows(offsets)

@@ -195,6 +195,87 @@ def test_pieces_on_disk_change_nothing(
     test_a_table_becomes_the_same_data_set(tmp_path, make_settings, monkeypatch, name)
 
 
+class ImageList(NamedTuple):
+    """The additional columns of a list of images, how it is prepared, and the digest of its data set, as of a table."""
+
+    expected: str
+    header: str = ""
+    row: Callable[[int], str] = lambda _: ""
+    settings: Mapping[str, object] = MappingProxyType({})
+    task: TaskName = "classification"
+    image: str = "image"
+
+
+def notes(number: int) -> str:
+    texts = f'note {number % 7},"{ODD[number % len(ODD)].replace(chr(34), chr(34) * 2)}"'
+    return f"{texts},{number},{number / 8} {-number},0 0 0.5 {number / 90},{'' if number % 9 == 4 else number / 3}"
+
+
+IMAGE_LISTS = {
+    "no columns": ImageList("e848a3935c0224e4", "label", lambda number: "ab"[number % 2]),
+    "kinds": ImageList(
+        "8cb788ee949e3b78", "label,split,note,odd,count,pair,box,weight",
+        lambda number: f"{'ab'[number % 2]},{('train', 'Val', 'TEST', 'train')[number // 2 % 4]},{notes(number)}",
+        {
+            "features": {"count": "integer", "pair": "number[2]", "box": "bounding_box", "weight": "number"},
+            "inputs": ["image", "pair", "weight", "note"], "missing": "mean",
+        },
+    ),
+    "skipped": ImageList(
+        "19395e08fe0104a0", "target,weight", lambda number: f"{'' if number % 9 == 4 else number},{number % 8 or 'NA'}",
+        {"label": "target", "features": {"weight": "number"}, "inputs": ["image", "weight"], "missing": "refuse",
+         "skip_corrupt": 0.5},
+        "regression",
+    ),
+    "groups": ImageList(
+        "61582204cd992b76", "patient,labels", lambda number: f"p{number // 3},{'|'.join('xyz'[: number % 4])}",
+        {"label": "labels", "group_by": "column:patient"}, "multilabel",
+    ),
+    "second images": ImageList(
+        "87179a02e01ce234", "label,mask,more",
+        lambda number: f"{'ab'[number % 2]},./{89 - number}.png,{number}.png 0.png",
+        {"features": {"mask": "image", "more": "image[]"}, "inputs": ["image", "mask"]},
+    ),
+    "only other images": ImageList(
+        "ff18beb7c3cf1eb4", "label,mask,x", lambda number: f"{'ab'[number % 2]},{number % 9}.png,{number % 5}",
+        {"features": {"scan": "image", "mask": "image"}, "inputs": ["scan", "mask", "x"]}, image="scan",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IMAGE_LISTS)
+def test_a_list_of_images_becomes_the_same_data_set(
+    tmp_path: Path, make_settings: Callable[..., DataSettings], monkeypatch: pytest.MonkeyPatch, encoded, name: str
+) -> None:
+    listed = IMAGE_LISTS[name]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(csv_file, "BATCH_BYTES", 1 << 11)
+    for number in range(90):
+        (tmp_path / f"{number}.png").write_bytes(encoded(number))
+    lines = [f"{number // (1 + (listed.image == 'scan'))}.png,{listed.row(number)}" for number in range(90)]
+    (tmp_path / "list.csv").write_text("\n".join([f"{listed.image},{listed.header}", *lines]))
+    prepared = prepare(make_settings("csv:list.csv", **listed.settings), 2, task=listed.task)
+    assert content(prepared) == listed.expected
+
+
+@pytest.mark.parametrize("ids", [True, False])
+def test_a_changed_cell_makes_another_data_set(
+    tmp_path: Path, make_settings: Callable[..., DataSettings], encoded, *, ids: bool
+) -> None:
+    """Also where keys and sizes stay: rows with ids, and columns of a list of images."""
+    lines = [f"{number}.png,{number % 7},{'ab'[number % 2]}" for number in range(40)]
+    for number in range(40):
+        (tmp_path / f"{number}.png").write_bytes(encoded(number))
+    settings = make_settings(f"csv:{tmp_path / 'list.csv'}", **({"id": "name"} if ids else {"inputs": ["image"]}))
+    found = []
+    for cell in ("5", "6", "5"):
+        changed = [*lines[:5], lines[5].replace(",5,", f",{cell},"), *lines[6:]]
+        (tmp_path / "list.csv").write_text("\n".join(["name,x,label" if ids else "image,x,label", *changed]))
+        found.append(prepare(settings, 1))
+    assert found[0].uri == found[2].uri != found[1].uri
+    assert [each.reused for each in found] == [False, False, True]
+
+
 def test_all_rows_of_a_batch_may_be_skipped(
     tmp_path: Path, make_settings: Callable[..., DataSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:

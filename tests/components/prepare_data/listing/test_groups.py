@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import itertools
+import random
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import settings as hypothesis_settings
@@ -17,11 +19,13 @@ from pydantic import ValidationError
 
 from slipway.components.prepare_data.encoding.records import read_records
 from slipway.components.prepare_data.examples import SPLITS, Group
-from slipway.components.prepare_data.listing.groups import Bundles, bundle_in
+from slipway.components.prepare_data.listing import table_index
+from slipway.components.prepare_data.listing.groups import Bundles, bundle_in, bundle_reader
 from slipway.components.prepare_data.listing.index import Listing, deal, list_part, list_path, read_list
+from slipway.components.prepare_data.listing.table_index import dealt_rows
 from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.sources.source import Entry
+from slipway.components.prepare_data.sources.source import Entry, ListedRows
 from slipway.core.errors import UserError
 from tests.components.prepare_data.conftest import example_parts
 
@@ -37,6 +41,9 @@ class FakeSource:
 
     def entries(self, part: list[Entry], ignored: object, scratch: Path) -> list[Entry]:
         return part
+
+    def rows(self, part: list[Entry], ignored: object, scratch: Path) -> None:
+        pass
 
     def groups(self, found: list[Group]) -> dict[Group, Group]:
         return {group: group for group in found}
@@ -65,6 +72,52 @@ def divided(folder: Path, bundles: list[dict[str, int]], seed: int = 0) -> dict[
             {label: counts[split] for (_, label), counts in found.divided.items() if split in counts}
         )
     return dealt
+
+
+class FakeTable(FakeSource):
+    """The same entries as rows of a table."""
+
+    def rows(self, part: list[Entry], ignored: object, scratch: Path) -> Iterator[ListedRows]:
+        for start in range(0, len(part), 7):
+            keys, labels, splits, sizes, _, offsets, bundles = zip(*part[start : start + 7], strict=True)
+            groups, values = sorted({*zip(splits, labels, strict=True)}), sorted({*bundles})
+            numbers = [[groups.index(each) for each in zip(splits, labels, strict=True)], sizes, offsets]
+            group, size, offset = np.array(numbers, np.int64)
+            digests = np.array([int(key[4:20], 16) for key in keys], np.uint64)
+            bundle = np.array([values.index(each) for each in bundles])
+            yield ListedRows(digests, groups, group, size, offset, values, bundle, frozenset())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_of_a_table_are_divided_as_examples_listed_one_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(table_index, "PIECE_BYTES", 1 << 10)
+    rng = random.Random(seed)
+    owners = {f"owner {number}".encode(): rng.choice(["train", "train", "test"]) for number in range(60)}
+    part: list[Entry] = []
+    for number in range(700):
+        owner = rng.choice([*owners])
+        key = f"row {rng.getrandbits(64):016x}".encode()
+        part.append((key, rng.choice("ab"), owners[owner], rng.randrange(9), 0, number, owner))
+    settings = DataSettings(source="digits", group_by="column:owner", seed=seed)
+    results = []
+    for source in (FakeSource(), FakeTable()):
+        folder = tmp_path / type(source).__name__
+        (folder / "lists").mkdir(parents=True)
+        listed = list_part(source, part, seed, folder / "part", bundle_reader(settings))  # type: ignore[arg-type]
+        listing = Listing(source, [listed], folder / "listing")  # type: ignore[arg-type]
+        removed = listing.remove({key for key, *_ in part[::50]})
+        found = Bundles(listing, settings)
+        deal(listing, found.divided, dict.fromkeys(SPLITS, 3), ["a", "b"], folder / "lists", bundled=True)
+        paths = [list_path(folder / "lists", split, number) for split in SPLITS for number in range(3)]
+        if isinstance(source, FakeTable):
+            shards = [[*itertools.chain(*(rows.examples() for rows in dealt_rows(path, 300, 9)))] for path in paths]
+        else:
+            shards = [[*read_list(path)] for path in paths]
+        results.append((removed, found.divided, shards, listed.shape, listing.summary().amounts))
+    assert results[0] == results[1]
+    assert all(len(shard) > 9 for shard in results[0][2])
 
 
 def bundle(key: str) -> str:
