@@ -209,7 +209,7 @@ def list_source(source: Source, settings: DataSettings, folder: Path) -> Listing
     tasks = [(part, folder / f"part-{number:06d}") for number, part in enumerate(source.parts())]
     with Workers(work, worker_count(settings.workers)) as workers:
         listed = dict(workers.run(tasks))
-    return Listing(source, [listed[number] for number in range(len(tasks))], folder / "listing")
+    return Listing(source, [listed[number] for number in range(len(tasks))], folder / "listing", settings.seed)
 
 
 def _list(source: Source, seed: int, bundle_of: BundleOf | None, task: tuple[Part, Path], _tick: Tick) -> PartList:

@@ -99,7 +99,7 @@ def columns_of(path: Path, ending: str) -> dict[str, InferredColumn]:
         with path.open("rb") as file:
             table = open_table(file, path, ending, mistake)
             places = {name: index for index, name in enumerate(table.names)}
-            return infer_kinds(table.batches(), places, mistake)
+            return infer_kinds(table, places, mistake)
     except OSError as error:
         raise mistake(f"{path} cannot be read: {error.strerror}.") from None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import operator
 import os
 import signal
 import sys
@@ -113,7 +114,8 @@ class Workers(Generic[Task, Result]):
     ) -> Iterator[tuple[int, Result]]:
         """Run all tasks and yield each one's index and result as it completes; `tick` is called with their progress.
 
-        `meanwhile` is called once in this process, after the workers have received their first tasks.
+        `meanwhile` is called once in this process, after the workers have received their first tasks. Of the tasks that
+        fail, the first one's exception is raised, whichever process is faster.
 
         Raises:
             UserError, OSError: Raised by a task.
@@ -122,9 +124,10 @@ class Workers(Generic[Task, Result]):
         """
         self._start(min(self._count, len(tasks)))
         waiting = iter(range(len(tasks)))
-        busy = {connection for connection in self._processes if self._hand_out(connection, tasks, waiting)}
+        busy = {each: index for each in self._processes if (index := self._hand_out(each, tasks, waiting)) is not None}
         if busy and meanwhile:
             meanwhile()
+        failed: tuple[int, BaseException] | None = None
         while busy:
             for ready in wait(list(busy)):
                 assert isinstance(ready, Connection)
@@ -132,12 +135,16 @@ class Workers(Generic[Task, Result]):
                 if kind == "tick":
                     if tick:
                         tick(value)
-                elif kind == "failed":
-                    raise value
+                    continue
+                index = busy.pop(ready)
+                if kind == "failed":
+                    failed = min(failed or (index, value), (index, value), key=operator.itemgetter(0))
                 else:
-                    if not self._hand_out(ready, tasks, waiting):
-                        busy.discard(ready)
-                    yield value
+                    if not failed and (following := self._hand_out(ready, tasks, waiting)) is not None:
+                        busy[ready] = following
+                    yield index, value
+            if failed and all(index > failed[0] for index in busy.values()):
+                raise failed[1]
 
     def close(self) -> None:
         """End all processes."""
@@ -164,15 +171,15 @@ class Workers(Generic[Task, Result]):
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
             there.close()
 
-    def _hand_out(self, connection: Connection, tasks: Sequence[Task], waiting: Iterator[int]) -> bool:
+    def _hand_out(self, connection: Connection, tasks: Sequence[Task], waiting: Iterator[int]) -> int | None:
+        """Send the next task; return its index, or None if there is none."""
         index = next(waiting, None)
-        if index is None:
-            return False
-        try:
-            connection.send((index, tasks[index]))
-        except (BrokenPipeError, ConnectionResetError):
-            raise self._died(connection) from None
-        return True
+        if index is not None:
+            try:
+                connection.send(tasks[index])
+            except (BrokenPipeError, ConnectionResetError):
+                raise self._died(connection) from None
+        return index
 
     def _receive(self, connection: Connection) -> Message:
         try:
@@ -204,7 +211,7 @@ def _serve(connection: Connection, work: Callable[[Task, Tick], Result], parent:
         while True:
             while not connection.poll(SECONDS_BETWEEN_POLLS):
                 _leave_with(parent)
-            index, task = connection.recv()
+            task = connection.recv()
             try:
                 result = work(task, tick)
             except (UserError, OSError) as error:
@@ -212,7 +219,7 @@ def _serve(connection: Connection, work: Callable[[Task, Tick], Result], parent:
             except Exception:
                 connection.send(("failed", WorkerFailed(traceback.format_exc())))
             else:
-                connection.send(("done", (index, result)))
+                connection.send(("done", result))
     except (EOFError, ConnectionError):
         return
 

@@ -1,7 +1,8 @@
 """The rows of a table, many at a time: in the spool file that a source writes, and as the records of a shard.
 
-In the spool file, rows are of one size: their numbers, and for every other column the position of its Feature in a
-second file, which has equal Features once. Records are made of a template, into which the numbers are copied.
+Each part of a table has a spool file. In it, rows are of one size: their numbers, and for every other column the
+position of its Feature in a second file, which has equal Features once. Records are made of a template, into which the
+numbers are copied.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ from slipway.core.tfrecord import CHECKSUM, LENGTH, MASK_DELTA, masked_crc32c
 PLAIN = Kind("number")
 NUMBER, POSITION = np.dtype("<f4"), np.dtype("<u8")
 LENGTH_OF_FEATURE = struct.Struct("<I")
+# The number of a row, and the position of a Feature, have the number of their part in the upper bits.
+PART_SHIFT = 40
+PART_MASK = (1 << PART_SHIFT) - 1
 # Features whose positions are held, so that equal ones are written once.
 MAX_HELD = 1 << 16
 # A spool file that may be in memory as a whole, and rows that are read at once: for each, the kernel maps 64 KB.
@@ -92,13 +96,13 @@ class TableLayout:
 
 
 class RowSpool:
-    """Appends rows to the spool file `path`, and their Features to the one beside it."""
+    """Appends the rows of a part of a table to its spool file in a folder, and their Features to the one beside it."""
 
-    def __init__(self, path: Path, layout: TableLayout) -> None:
-        self._path = path
+    def __init__(self, folder: Path, layout: TableLayout, part: int = 0) -> None:
+        self._path = folder / spool_name(part)
         self._layout = layout
         self._held: dict[bytes, int] = {}
-        self._rows = self._end = 0
+        self._rows = self._end = part << PART_SHIFT
 
     def __enter__(self) -> Self:
         self._file, self._features = self._path.open("wb"), features_beside(self._path).open("wb")
@@ -132,27 +136,33 @@ class RowSpool:
 
 
 class RowFile:
-    """The rows that a `RowSpool` has written."""
+    """The rows that the `RowSpool` of each part has written to a folder."""
 
-    def __init__(self, path: Path, layout: TableLayout) -> None:
+    def __init__(self, folder: Path, layout: TableLayout, parts: int) -> None:
         self._layout = layout
-        self._map = _mapped(path)
-        self._rows = np.frombuffer(self._map, layout.row)
-        self._features = _mapped(features_beside(path)) if features_beside(path).stat().st_size else b""
+        paths = [folder / spool_name(part) for part in range(parts)]
+        self._maps = [_mapped(path) for path in paths]
+        self._rows = [np.frombuffer(mapped, layout.row) for mapped in self._maps]
+        self._features = [_mapped(features_beside(path)) for path in paths]
+        self._is_large = sum(map(len, self._maps)) > MAX_MAPPED
 
     def rows(self, numbers: NDArray[np.int64]) -> Rows:
         """Return the rows with these numbers."""
         found = np.empty(len(numbers), self._layout.row)
-        for start in range(0, len(numbers), ROWS_TAKEN):
-            found[start : start + ROWS_TAKEN] = self._rows[numbers[start : start + ROWS_TAKEN]]
-            if len(self._map) > MAX_MAPPED:  # the rows are anywhere in it: in the end, all of it would be in memory
-                self._map.madvise(mmap.MADV_DONTNEED)
+        parts, index = numbers >> PART_SHIFT, numbers & PART_MASK
+        for part in np.unique(parts).tolist():
+            of_part = np.flatnonzero(parts == part)
+            for start in range(0, len(of_part), ROWS_TAKEN):
+                taken = of_part[start : start + ROWS_TAKEN]
+                found[taken] = self._rows[part][index[taken]]
+                if self._is_large:  # the rows are anywhere in it: in the end, all of it would be in memory
+                    self._maps[part].madvise(mmap.MADV_DONTNEED)
         coded = {name: self._coded(found["coded"][:, position]) for position, name in enumerate(self._layout.coded)}
         return Rows(dict(zip(self._layout.numbers, np.ascontiguousarray(found["numbers"].T), strict=True)), coded)
 
     def features(self, number: int) -> Iterator[tuple[bytes, bytes]]:
         """Yield the features of a row: names and serialized Features."""
-        row = self._rows[number]
+        row = self._rows[number >> PART_SHIFT][number & PART_MASK]
         for name, value in zip(self._layout.numbers, row["numbers"].tolist(), strict=True):
             yield name.encode(), PLAIN.encode(value)
         for name, place in zip(self._layout.coded, row["coded"].tolist(), strict=True):
@@ -163,14 +173,27 @@ class RowFile:
         return Coded([*map(self._feature, found.dictionary.to_pylist())], found.indices.to_numpy())
 
     def _feature(self, place: int) -> bytes:
-        (length,) = LENGTH_OF_FEATURE.unpack_from(self._features, place)
-        start = place + LENGTH_OF_FEATURE.size
-        return self._features[start : start + length]
+        features, start = self._features[place >> PART_SHIFT], place & PART_MASK
+        (length,) = LENGTH_OF_FEATURE.unpack_from(features, start)
+        return features[start + LENGTH_OF_FEATURE.size : start + LENGTH_OF_FEATURE.size + length]
 
 
-def _mapped(path: Path) -> mmap.mmap:
+def _mapped(path: Path) -> mmap.mmap | bytes:
+    if not path.stat().st_size:
+        return b""
     with path.open("rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def spool_name(part: int) -> str:
+    """Return the name of the spool file of a part."""
+    return f"columns-{part:03d}"
+
+
+def spooled_names(parts: int) -> list[str]:
+    """Return the names of all files that the parts' rows are in."""
+    paths = [Path(spool_name(part)) for part in range(parts)]
+    return [name for path in paths for name in (path.name, features_beside(path).name)]
 
 
 def features_beside(path: Path) -> Path:

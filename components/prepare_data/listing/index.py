@@ -27,7 +27,7 @@ from slipway.components.prepare_data.sorting import database
 from slipway.components.prepare_data.sources.source import Ignored, ListedRows, Part, Source
 
 if TYPE_CHECKING:
-    from slipway.components.prepare_data.listing.table_index import SortedRows
+    from slipway.components.prepare_data.listing.table_index import FoundRows, SortedRows
 
 # A row: hash (8 bytes for the rank in the group, 4 for the order in the shard), size, offset, stamp, key length, key.
 ROW = struct.Struct(">QQQI")
@@ -51,7 +51,7 @@ class PartList:
     """A listed part of a source: its file, ignored files and groups; see `Summary` for the digests.
 
     `examples` and `bytes` are the amounts of each group, `labels` the names of all labels of the task multilabel.
-    `rows` are those of a table; the file then does not exist.
+    `rows` are those of a table, which are sorted together with those of its other parts; the file then does not exist.
     """
 
     path: Path
@@ -61,7 +61,7 @@ class PartList:
     labels: set[str] = field(default_factory=set)
     digest: str = ""
     shape: str = ""
-    rows: SortedRows | None = None
+    rows: FoundRows | None = None
 
 
 def list_part(source: Source, part: Part, seed: int, path: Path, bundle_of: BundleOf | None = None) -> PartList:
@@ -93,17 +93,22 @@ def list_part(source: Source, part: Part, seed: int, path: Path, bundle_of: Bund
 
 
 def _list_rows(table: Iterable[ListedRows], seed: int, listed: PartList, *, bundled: bool) -> None:
-    from slipway.components.prepare_data.listing.table_index import sorted_rows
+    from slipway.components.prepare_data.listing.table_index import found_rows
 
     def counted() -> Iterator[ListedRows]:
         for rows in table:
             listed.labels |= rows.labels
             yield rows
 
-    listed.rows = found = sorted_rows(counted(), seed, listed.path, bundled=bundled)
+    listed.rows = found = found_rows(counted(), seed, listed.path, bundled=bundled)
     for counts, values in ((listed.examples, found.examples), (listed.bytes, found.sizes)):
-        counts.update(dict(zip(found.groups, values, strict=True)))
-    listed.digest, listed.shape = found.digests(listed.ignored.unusable_digest)
+        counts.update(dict(zip(found.groups, values.tolist(), strict=True)))
+
+
+def _sorted_rows(parts: list[FoundRows], seed: int, path: Path) -> SortedRows:
+    from slipway.components.prepare_data.listing.table_index import sorted_rows
+
+    return sorted_rows(parts, seed, path)
 
 
 def _rows(
@@ -170,7 +175,7 @@ class Listing:
         digest, shape, labels: See `Summary`.
     """
 
-    def __init__(self, source: Source, parts: list[PartList], path: Path) -> None:
+    def __init__(self, source: Source, parts: list[PartList], path: Path, seed: int) -> None:
         self.path = path
         self.ignored = Ignored()
         names = source.groups({group: None for part in parts for group in part.examples})
@@ -183,14 +188,17 @@ class Listing:
                 sizes[name] += part.bytes[group]
         ordered = sorted(examples, key=lambda group: (group[0] or "", group[1]))
         self.groups = {group: Amount(examples[group], sizes[group]) for group in ordered}
-        self.digest, self.shape = (
-            hashlib.sha256("".join(found).encode()).hexdigest()
-            for found in ([part.digest for part in parts], [part.shape for part in parts])
-        )
         self.labels = sorted(set().union(*(part.labels for part in parts)))
-        self.rows = parts[0].rows
+        tables = [part.rows for part in parts if part.rows is not None]
+        self.rows = _sorted_rows(tables, seed, path) if tables else None
+        digests = [(part.digest, part.shape) for part in parts]
         if self.rows is None:
             self._join([part.path for part in parts], names)
+        else:
+            digests = [self.rows.digests(self.ignored.unusable_digest)]
+        self.digest, self.shape = (
+            hashlib.sha256("".join(found).encode()).hexdigest() for found in zip(*digests, strict=True)
+        )
 
     def _join(self, parts: list[Path], names: Mapping[Group, Group]) -> None:
         """Move the rows of all parts to one database, with the number of their final group."""

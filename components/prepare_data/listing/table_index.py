@@ -231,12 +231,27 @@ def _positions(values: NDArray[np.int64]) -> NDArray[np.int64]:
     return result
 
 
-def sorted_rows(listed: Iterable[ListedRows], seed: int, path: Path, *, bundled: bool = False) -> SortedRows:
-    """Sort the rows of a table into files beside `path`; if they are bundled, a row's rank is that of its bundle."""
+class FoundRows(NamedTuple):
+    """The rows of a part of a table in a file, in any order; the group of a row is an index of `groups`.
+
+    Attributes:
+        groups: The groups.
+        examples: The number of rows of each group.
+        sizes: Their size in bytes.
+        file: The rows.
+    """
+
+    groups: list[Group]
+    examples: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    file: Pieces
+
+
+def found_rows(listed: Iterable[ListedRows], seed: int, path: Path, *, bundled: bool = False) -> FoundRows:
+    """Write the rows of a part of a table to a file beside `path`, with the ranks of their bundles if they have any."""
     numbers: dict[Group, int] = {}
     row = BUNDLED if bundled else FOUND
     found = Pieces(path.with_name(f"{path.name}.found"), row, 1)
-    total = 0
     examples, sizes = np.zeros(0, np.int64), np.zeros(0, np.int64)
     for each in listed:
         of_group = np.array([numbers.setdefault(group, len(numbers)) for group in each.groups], np.int64)
@@ -248,24 +263,30 @@ def sorted_rows(listed: Iterable[ListedRows], seed: int, path: Path, *, bundled:
             ranks = b"".join([bundle_rank(bundle, seed) for bundle in each.bundles])
             rows["bundle"] = np.frombuffer(ranks, ">u8")[each.bundle]
         found.add(rows, each.digests)
-        total += len(rows)
         examples = _added(examples, np.bincount(rows["group"], minlength=len(numbers)))
         sizes = _added(sizes, np.bincount(rows["group"], each.sizes, minlength=len(numbers)).astype(np.int64))
-    groups = sorted(numbers, key=lambda group: (group[0] or "", group[1]))
-    order = np.array([numbers[group] for group in groups], np.int64)
+    return FoundRows([*numbers], examples, sizes, found)
+
+
+def sorted_rows(parts: Sequence[FoundRows], seed: int, path: Path) -> SortedRows:
+    """Sort the rows of all parts of a table into files beside `path`; the rank of a row in a bundle is the bundle's."""
+    groups = sorted({*itertools.chain(*(part.groups for part in parts))}, key=lambda group: (group[0] or "", group[1]))
+    numbers = {group: number for number, group in enumerate(groups)}
+    examples, sizes = np.zeros((2, len(groups)), np.int64)
+    for part in parts:
+        index = [numbers[group] for group in part.groups]
+        examples[index] += part.examples
+        sizes[index] += part.sizes
+    total = int(examples.sum())
     pieces = Pieces(path, LISTED, _pieces_of(total))
-    renumbered = np.argsort(order)
-    for rows in _by_digest(found, total):
+    for rows in _by_digest(parts, numbers, total):
         keyed = _keyed(rows, seed)
-        keyed["group"] = renumbered[keyed["group"]]
         pieces.add(keyed, keyed["rank"].astype(np.uint64))
-    found.remove()
     for number in range(len(pieces)):
         rows = pieces[number]
-        pieces.replace(
-            number, rows[_sorted(rows["rank"], rows["order"], rows["size"], rows["offset"], group=rows["group"])]
-        )
-    return SortedRows(groups, examples[order].tolist(), sizes[order].tolist(), pieces)
+        order = _sorted(rows["rank"], rows["order"], rows["size"], rows["offset"], group=rows["group"])
+        pieces.replace(number, rows[order])
+    return SortedRows(groups, examples.tolist(), sizes.tolist(), pieces)
 
 
 def _sorted(*keys: NDArray[np.unsignedinteger], group: NDArray[np.uint32] | None = None) -> NDArray[np.int64]:
@@ -286,15 +307,16 @@ def _pieces_of(rows: int) -> int:
     return int(1 << max(rows * FOUND.itemsize // PIECE_BYTES, 0).bit_length())
 
 
-def _by_digest(found: Pieces, rows: int) -> Iterator[NDArray[np.void]]:
-    """Yield rows, all of one digest together."""
-    if _pieces_of(rows) == 1:
-        yield found[0]
-        return
-    pieces = Pieces(found.paths[0].with_name("digests"), found.row, _pieces_of(rows))
-    for start in range(0, rows, ROWS_READ):
-        part = found.part(0, start, min(start + ROWS_READ, rows))
-        pieces.add(part, part["digest"].astype(np.uint64))
+def _by_digest(parts: Sequence[FoundRows], numbers: Mapping[Group, int], total: int) -> Iterator[NDArray[np.void]]:
+    """Yield the rows of all parts, those of one digest together, with the number of their group; delete the files."""
+    pieces = Pieces(parts[0].file.paths[0].with_name("digests"), parts[0].file.row, _pieces_of(total))
+    for part in parts:
+        renumbered = np.array([numbers[group] for group in part.groups], np.int64)
+        for start in range(0, int(part.examples.sum()), ROWS_READ):
+            rows = part.file.part(0, start, start + ROWS_READ)
+            rows["group"] = renumbered[rows["group"]]
+            pieces.add(rows, rows["digest"].astype(np.uint64))
+        part.file.remove()
     for number in range(len(pieces)):
         yield pieces[number]
     pieces.remove()

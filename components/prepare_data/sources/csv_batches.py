@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ from slipway.components.prepare_data.encoding.texts import date_parts, missing_c
 from slipway.components.prepare_data.sources.images import is_image
 from slipway.components.prepare_data.sources.values import is_number
 from slipway.core.dates import DAYS, MONTHS, PATTERNS, Order
-from slipway.core.tables.batch import Batch, Mistake
+from slipway.core.tables.batch import Mistake, TableFile
 from slipway.core.values import is_missing
 
 # A column of texts with more different ones is free text or a key rather than a category, unless it is declared.
@@ -55,9 +55,16 @@ class _Cells:
         self._texts: dict[str, None] = {}
         self._rows, self._missing, self._counted_rows, self._words = 0, 0, 0, 0
 
-    def add(self, column: pyarrow.StringArray) -> None:
-        """Count a batch of cells."""
+    def add(self, column: pyarrow.StringArray | pyarrow.DoubleArray) -> bool:
+        """Count a batch of cells; return whether the next one may be numbers instead of texts."""
         self._rows += len(column)
+        if pyarrow.types.is_floating(column.type):
+            return True
+        before = self._missing
+        self._add(column)
+        return self._numeric and self._missing == before and len(self._texts) > MAX_INFERRED
+
+    def _add(self, column: pyarrow.StringArray) -> None:
         if self._numeric:
             self._numeric, count = _are_numbers(column)
             self._any_number |= self._numeric and count > 0
@@ -126,14 +133,14 @@ class _Cells:
         return InferredColumn(kind, excluded, list(self._texts), self._missing, self._rows)
 
 
-def infer_kinds(batches: Iterable[Batch], columns: Mapping[str, int], mistake: Mistake) -> dict[str, InferredColumn]:
+def infer_kinds(table: TableFile, columns: Mapping[str, int], mistake: Mistake) -> dict[str, InferredColumn]:
     """Infer the kinds of columns from all rows.
 
     A column is numbers, if every cell is a number or missing and none has a leading zero, such as a zip code; else
     dates, texts of several words, or categories. One with another text in nearly every row is probably a key.
 
     Args:
-        batches: The rows.
+        table: The table.
         columns: The position of each column.
         mistake: Returns the error with a message, and `fix`.
 
@@ -141,9 +148,11 @@ def infer_kinds(batches: Iterable[Batch], columns: Mapping[str, int], mistake: M
         UserError: A column has paths of images.
     """
     cells = {name: _Cells(name) for name in columns}
-    for batch in batches:
-        for name, index in columns.items():
-            cells[name].add(batch.columns[index])
+    numbers: set[int] = set()
+    for batch in table.batches(floats=numbers):
+        found = {index: cells[name].add(batch.columns[index]) for name, index in columns.items()}
+        numbers.clear()
+        numbers |= {index for index, are_numbers in found.items() if are_numbers}
     return {name: found.inferred(mistake) for name, found in cells.items()}
 
 

@@ -14,14 +14,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import numpy as np
 
 from slipway.components.prepare_data.encoding.features import Kind
 from slipway.components.prepare_data.encoding.inputs import choose_inputs
 from slipway.components.prepare_data.encoding.messages import bytes_feature
-from slipway.components.prepare_data.encoding.table_rows import RowFile, RowSpool, TableLayout, features_beside
+from slipway.components.prepare_data.encoding.table_rows import RowFile, RowSpool, TableLayout, spooled_names
 from slipway.components.prepare_data.examples import (
     LABEL_SEPARATOR,
     SPLIT_FOLDERS,
@@ -43,7 +43,7 @@ from slipway.components.prepare_data.sources.values import SEPARATOR, NotANumber
 from slipway.core.errors import UserError, nearest
 from slipway.core.manifest import TaskName
 from slipway.core.paths import local_path
-from slipway.core.tables.batch import Batch, TableFile
+from slipway.core.tables.batch import Batch, Section, TableFile
 from slipway.core.tables.formats import open_table
 from slipway.core.values import is_missing
 
@@ -54,12 +54,20 @@ COLUMNS = (
     "a header line with the columns label (or class, or data.label), optionally split, and image (or path, file), or "
     "numbers and categories"
 )
-SPOOL = "columns"
+# Rows of a table are listed in parts of this size in memory, or in this number of parts if they are larger.
+PART_BYTES, MAX_PARTS = 32 << 20, 256
 # A column whose name is this similar to one of ours is more likely a typo than a feature.
 SLIP = 0.8
 # The first bytes of tables that are not CSV.
 PARQUET = b"PAR1"
 OTHER_FORMATS = {PARQUET: "a Parquet file", b"PK\3\4": "an Excel or zip file", b"\x1f\x8b": "a gzip file"}
+
+
+class TablePart(NamedTuple):
+    """A part of the rows: its number, and the section of the file; None for the whole file."""
+
+    number: int
+    section: Section | None
 
 
 class ManifestSource(Source):
@@ -100,7 +108,7 @@ class ManifestSource(Source):
                 self.has_image = "image" in header.columns
                 self.has_ids = "id" in header.columns and not self.has_image
                 self._refuse_pattern(settings)
-                self._kinds = self._find_kinds(header, table.batches(), settings)
+                self._kinds = self._find_kinds(header, table, settings)
         except OSError as error:
             raise self._mistake(f"{self.path} cannot be read: {error.strerror}.") from None
         self._gaps = settings.has_gaps
@@ -115,8 +123,6 @@ class ManifestSource(Source):
         )
         self.notes = [f"The column {name} is no input: it {why}." for name, why in self._excluded.items()]
         self._layout = self._row_layout()
-        if self._layout.kinds:
-            self.spooled = (SPOOL, features_beside(Path(SPOOL)).name)
 
     def _refuse_pattern(self, settings: DataSettings) -> None:
         if settings.group_by is not None and self._group_column is None and not (self.has_image or self.has_ids):
@@ -142,14 +148,14 @@ class ManifestSource(Source):
             file.seek(0)
         return open_table(file, self.path, ending, self._mistake)
 
-    def _find_kinds(self, header: Header, batches: Iterable[Batch], settings: DataSettings) -> dict[str, Kind]:
+    def _find_kinds(self, header: Header, table: TableFile, settings: DataSettings) -> dict[str, Kind]:
         """Return the kinds of the additional columns: described, else inferred for inputs, else text."""
         every = () if self.has_image else header.additional.keys() - {self._group_column}
         wanted = set(settings.inputs or every)
         inferred = {
             name: index for name, index in header.additional.items() if name in wanted and name not in self._described
         }
-        self.inferred = infer_kinds(batches, inferred, self._mistake) if inferred else {}
+        self.inferred = infer_kinds(table, inferred, self._mistake) if inferred else {}
         if settings.inputs is None:
             self._excluded = {name: column.excluded for name, column in self.inferred.items() if column.excluded}
         found = {name: column.kind for name, column in self.inferred.items()}
@@ -161,26 +167,49 @@ class ManifestSource(Source):
             kinds[LABEL] = Kind("number") if self.task == "regression" else Kind("text", is_list=True)
         return TableLayout(kinds)
 
-    def parts(self) -> list[Path]:
-        return [self.path]
+    @property
+    def _has_keys(self) -> bool:
+        """Whether rows have keys that must be unique, or other images, and are therefore one part."""
+        return self.has_image or self.has_ids or bool(self._images)
 
-    def rows(self, part: Path, ignored: Ignored, scratch: Path) -> Iterator[ListedRows] | None:
-        if self.has_image or self.has_ids or self._images:
+    def parts(self) -> list[TablePart]:
+        return [TablePart(number, section) for number, section in enumerate(self._sections)]
+
+    @functools.cached_property
+    def _sections(self) -> list[Section | None]:
+        if self._has_keys:
+            return [None]
+        with self.path.open("rb") as file:
+            table = self._open(file)
+            first = next(iter(table.batches()), None)
+            if first is None:
+                return [None]
+            size = max(PART_BYTES, self.path.stat().st_size // MAX_PARTS)
+            row_size = sum(column.nbytes for column in first.columns) // len(first) + 1
+            return [*table.divided(size // row_size + 1)]
+
+    @property
+    def spooled(self) -> Sequence[str]:
+        return spooled_names(len(self._sections)) if self._layout.kinds else ()
+
+    def rows(self, part: TablePart, ignored: Ignored, scratch: Path) -> Iterator[ListedRows] | None:
+        if self._has_keys:
             return None
         return (found for _, _, found in self._listed(part, ignored, scratch))
 
-    def _listed(self, part: Path, ignored: Ignored, scratch: Path) -> Iterator[tuple[Header, Batch, ListedRows]]:
-        with part.open("rb") as file:
+    def _listed(self, part: TablePart, ignored: Ignored, scratch: Path) -> Iterator[tuple[Header, Batch, ListedRows]]:
+        with self.path.open("rb") as file:
             table = self._open(file)
             header = self._header(table.names)
             usable = functools.partial(self._usable, header, ignored)
             lister = TableLister(self._layout, self.task, header, self.inputs.keys(), usable, self._encode,
                                  gaps=self._gaps)  # fmt: skip
-            with RowSpool(scratch / SPOOL, self._layout) if self.spooled else nullcontext() as spool:
-                for batch, found in lister.rows(self._some(table.batches()), ignored.precision, spool):
+            with RowSpool(scratch, self._layout, part.number) if self._layout.kinds else nullcontext() as spool:
+                batches = self._some(table.batches(part.section))
+                for batch, found in lister.rows(batches, ignored.precision, spool):
                     yield header, batch, found
 
-    def entries(self, part: Path, ignored: Ignored, scratch: Path) -> Iterator[Entry]:
+    def entries(self, part: TablePart, ignored: Ignored, scratch: Path) -> Iterator[Entry]:
         """Yield the entries of rows with images or ids; others are listed by `rows`."""
         missing = MissingFiles(self.path, self._row)
         with ExampleKeys(scratch / "keys") as keys:
@@ -220,7 +249,7 @@ class ManifestSource(Source):
             if self.has_image:
                 if (status := missing.status(self.path.parent, key, line)) is None:
                     continue
-                size, stamp = status.st_size, (stamp if self.spooled else 0) ^ status.st_mtime_ns
+                size, stamp = status.st_size, (stamp if self._layout.kinds else 0) ^ status.st_mtime_ns
             split, label = found.groups[group]
             yield key, label or labels, split, size, stamp, offset, found.bundles[bundle]
 
@@ -255,8 +284,8 @@ class ManifestSource(Source):
 
     def reader(self, scratch: Path) -> Reader:
         if not (self.has_image or self._images):
-            return TableReader(scratch / SPOOL, self._layout)
-        spool = RowFile(scratch / SPOOL, self._layout) if self.spooled else None
+            return TableReader(RowFile(scratch, self._layout, len(self._sections)), self._layout)
+        spool = RowFile(scratch, self._layout, 1) if self._layout.kinds else None
         return ManifestReader(self.has_image, self.path.parent, spool, self._images)
 
     def _header(self, names: list[str]) -> Header:

@@ -175,7 +175,6 @@ class Source(ABC):
         inputs: The kinds of the other inputs of the network, by the names under which they are stored, in order.
         features: The additional features by name, in the format of `features.json`.
         class_names: The class names of the additional features that are labels, by feature name.
-        spooled: The files that listing leaves in its folder for the readers.
         notes: Sentences for the user about how the source is read.
         has_ids: Whether the keys are the values of the column data.id.
     """
@@ -189,9 +188,13 @@ class Source(ABC):
     inputs: Mapping[str, Kind] = {}
     features: dict[str, JsonObject] = {}  # noqa: RUF012
     class_names: dict[str, list[str]] = {}  # noqa: RUF012
-    spooled: Sequence[str] = ()
     notes: Sequence[str] = ()
     has_ids: bool = False
+
+    @property
+    def spooled(self) -> Sequence[str]:
+        """The files that listing leaves in its folder for the readers."""
+        return ()
 
     @property
     def item(self) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -229,19 +228,19 @@ class TableLister:
 
 
 class TableReader(RowReader):
-    """Reads the rows of a table from the spool file.
+    """Reads the rows of a table from their spool files.
 
     Args:
-        spool: The spool file.
+        rows: The rows.
         layout: What a row consists of.
     """
 
-    def __init__(self, spool: Path, layout: TableLayout) -> None:
+    def __init__(self, rows: RowFile, layout: TableLayout) -> None:
         self.layout = layout
-        self._file = RowFile(spool, layout)
+        self._rows = rows
 
     def additional(self, offset: int) -> Iterable[tuple[bytes, bytes]]:
-        return self._file.features(offset)
+        return self._rows.features(offset)
 
     def rows(self, offsets: NDArray[np.int64]) -> Rows:
-        return self._file.rows(offsets)
+        return self._rows.rows(offsets)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
@@ -82,8 +82,13 @@ class TableFile(ABC):
     header: str
 
     @abstractmethod
-    def batches(self, section: Section | None = None) -> Iterator[Batch]:
+    def batches(self, section: Section | None = None, floats: Collection[int] = ()) -> Iterator[Batch]:
         """Yield the rows, or those of a section.
+
+        Args:
+            section: The section.
+            floats: The positions of columns that may be arrays of float64 in batches in which all their cells are
+                finite numbers; asked for each batch.
 
         Raises:
             UserError: The file is damaged, or has a row that cannot be read.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import IO
 
 import numpy as np
@@ -57,8 +57,8 @@ class CsvFile(TableFile):
         self._keep_faults = keep_faults
         self._first = file.tell(), self._line
 
-    def batches(self, section: Section | None = None) -> Iterator[Batch]:
-        """Yield the rows after the header, or those of a section.
+    def batches(self, section: Section | None = None, floats: Collection[int] = ()) -> Iterator[Batch]:
+        """Yield the rows after the header, or those of a section, as `TableFile` says.
 
         Raises:
             UserError: A line is not CSV. Unless faults are kept: it is not UTF-8, or has another number of columns than
@@ -68,7 +68,7 @@ class CsvFile(TableFile):
         self._file.seek(start)
         while block := self._block(section.end if section else None):
             lines = block.count(b"\n") + (not block.endswith(b"\n"))
-            found = self._simple_batch(block, lines)
+            found = self._simple_batch(block, lines, floats)
             if found is None:
                 yield from self._batches_by_row(block, lines)
             else:
@@ -81,7 +81,7 @@ class CsvFile(TableFile):
         block = self._file.read(size)
         return block if not block or block.endswith(b"\n") else block + self._file.readline()
 
-    def _simple_batch(self, block: bytes, lines: int) -> Batch | None:
+    def _simple_batch(self, block: bytes, lines: int, floats: Collection[int]) -> Batch | None:
         """Return the rows of a block of whole lines, or None if the csv module must read it."""
         if block.translate(None, SIMPLE_LINES):
             return None
@@ -93,19 +93,25 @@ class CsvFile(TableFile):
                 pyarrow.csv.ReadOptions(use_threads=False, block_size=len(block) + 1, autogenerate_column_names=True),
                 pyarrow.csv.ParseOptions(quote_char=False),
                 pyarrow.csv.ConvertOptions(
-                    column_types={f"f{number}": pyarrow.string() for number in range(len(self.names))}
+                    column_types={
+                        f"f{number}": pyarrow.float64() if number in floats else pyarrow.string()
+                        for number in range(len(self.names))
+                    },
+                    null_values=[],
                 ),
             )
         except pyarrow.ArrowInvalid:
-            return None
+            return self._simple_batch(block, lines, ()) if floats else None
         if table.num_columns != len(self.names) or table.num_rows != lines:  # there are empty lines
             return None
         columns = [column.combine_chunks() for column in table.columns]
-        longest = max(pyarrow.compute.max(pyarrow.compute.binary_length(column)).as_py() for column in columns)
-        if longest > csv.field_size_limit():
-            return None
-        if b" " in block:
-            columns = [pyarrow.compute.ascii_trim(column, " ") for column in columns]
+        if not all(np.isfinite(columns[number].to_numpy()).all() for number in floats):
+            return self._simple_batch(block, lines, ())
+        for number in set(range(len(columns))).difference(floats):
+            if pyarrow.compute.max(pyarrow.compute.binary_length(columns[number])).as_py() > csv.field_size_limit():
+                return None
+            if b" " in block:
+                columns[number] = pyarrow.compute.ascii_trim(columns[number], " ")
         return Batch(range(self._line + 1, self._line + 1 + lines), columns, simple=True)
 
     def _batches_by_row(self, block: bytes, count: int) -> Iterator[Batch]:

@@ -9,11 +9,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from slipway.components.prepare_data.listing import table_index
 from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.settings import DataSettings
+from slipway.components.prepare_data.sources import csv_file as csv_source
+from slipway.components.prepare_data.sources import open_source
 from slipway.core.errors import UserError
 from slipway.core.manifest import TaskName
 from slipway.core.tables import csv_file
@@ -193,6 +197,57 @@ def test_pieces_on_disk_change_nothing(
     monkeypatch.setattr(table_index, "PIECE_BYTES", 1 << 12)
     monkeypatch.setattr(table_index, "ROWS_READ", 100)
     test_a_table_becomes_the_same_data_set(tmp_path, make_settings, monkeypatch, name)
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_is_listed_in_parts_as_in_one(
+    tmp_path: Path, make_settings: Callable[..., DataSettings], monkeypatch: pytest.MonkeyPatch, name: str, ending: str
+) -> None:
+    table = TABLES[name]
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "table.csv", table)
+    if ending == "parquet":
+        as_texts(tmp_path / "table.csv")
+    found = []
+    for size in (csv_source.PART_BYTES, 1 << 13):
+        monkeypatch.setattr(csv_source, "PART_BYTES", size)
+        settings = make_settings(f"{ending}:table.{ending}", store=str(tmp_path / str(size)), **table.settings)
+        assert (len(open_source(settings, table.task).parts()) > 3) == (size == 1 << 13)
+        found.append(prepare(settings, table.replicas, task=table.task).manifest)
+    about = {"splits", "inputs", "target", "features", "skipped_count", "skipped"}
+    assert found[0].model_dump(include=about) == found[1].model_dump(include=about)
+    assert found[0].fingerprint == found[1].fingerprint or found[0].skipped_count
+
+
+def as_texts(path: Path) -> None:
+    """Write a Parquet file with the same cells beside a CSV file."""
+    with path.open("rb") as file:
+        table = csv_file.CsvFile(file, path, UserError)
+        batches = [pyarrow.record_batch(batch.columns, table.names) for batch in table.batches()]
+    pyarrow.parquet.write_table(pyarrow.Table.from_batches(batches), path.with_suffix(".parquet"))
+
+
+def test_the_first_mistake_of_all_parts_is_raised(
+    tmp_path: Path, make_settings: Callable[..., DataSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second part is read faster than the first one, whose mistake comes late."""
+    monkeypatch.setattr(csv_source, "PART_BYTES", 1 << 16)
+    rows = [f"{number},a" for number in range(20_000)]
+    table = tmp_path / "table.csv"
+    parts = open_source(make_settings(f"csv:{write_rows(table, rows)}")).parts()
+    assert len(parts) > 2
+    end = parts[0].section.rows
+    rows[end - 1], rows[end], rows[-1] = "x,a", "y,a", "z,a"
+    settings = make_settings(f"csv:{write_rows(table, rows)}", features={"number": "number"}, workers=3)
+    for _ in range(3):
+        with pytest.raises(UserError, match=f"Line {end + 1} of .* has an invalid number .*'x'"):
+            prepare(settings, 1)
+
+
+def write_rows(path: Path, rows: list[str]) -> Path:
+    path.write_text("\n".join(["number,label", *rows]))
+    return path
 
 
 class ImageList(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 
+import pyarrow
 import pytest
 
 from slipway.core.errors import UserError
@@ -96,3 +97,36 @@ def test_regrouped_rows_are_whole_groups_with_their_faults(size: int) -> None:
 
 def _faulty(batches: list[Batch]) -> list[int]:
     return [batch.lines[index] for batch in batches for index in batch.faults]
+
+
+def test_numbers_are_read_as_such_in_batches_in_which_all_are_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(csv_file, "BATCH_BYTES", 12)
+    cells = [
+        *map(str, range(64)),
+        "1.5",
+        " -2 ",
+        "1e3",
+        "0.1",
+        "7",
+        "nan",
+        "8",
+        "inf",
+        "9",
+        "",
+        "1_0",
+        "+5",
+        "x",
+        "16777217",
+    ]
+    table = CsvFile(io.BytesIO("\n".join(["a,b", *(f"{cell},{cell}" for cell in cells)]).encode()), "it", UserError)
+    texts = [text for batch in table.batches() for text in batch.columns[0].to_pylist()]
+    assert texts == [cell.strip() for cell in cells]
+    found, kinds = [], set()
+    for batch in table.batches(floats={0}):
+        assert pyarrow.types.is_string(batch.columns[1].type)
+        found += batch.columns[0].to_pylist()
+        kinds.add(batch.columns[0].type)
+    assert len(found) == len(texts)
+    for value, text in zip(found, texts, strict=True):
+        assert value == (float(text) if isinstance(value, float) else text)
+    assert kinds == {pyarrow.float64(), pyarrow.string()}

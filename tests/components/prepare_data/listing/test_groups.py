@@ -60,7 +60,7 @@ def divided(folder: Path, bundles: list[dict[str, int]], seed: int = 0) -> dict[
     settings = DataSettings(source="digits", group_by=PATTERN, seed=seed)
     source: object = FakeSource()
     part = list_part(source, entries, seed, folder / "part", functools.partial(bundle_in, PATTERN))  # type: ignore[arg-type]
-    listing = Listing(source, [part], folder / "listing")  # type: ignore[arg-type]
+    listing = Listing(source, [part], folder / "listing", seed)  # type: ignore[arg-type]
     found = Bundles(listing, settings)
     labels = sorted({label for _, label in listing.groups})
     lists = folder / "lists"
@@ -106,7 +106,7 @@ def test_rows_of_a_table_are_divided_as_examples_listed_one_at_a_time(
         folder = tmp_path / type(source).__name__
         (folder / "lists").mkdir(parents=True)
         listed = list_part(source, part, seed, folder / "part", bundle_reader(settings))  # type: ignore[arg-type]
-        listing = Listing(source, [listed], folder / "listing")  # type: ignore[arg-type]
+        listing = Listing(source, [listed], folder / "listing", seed)  # type: ignore[arg-type]
         removed = listing.remove({key for key, *_ in part[::50]})
         found = Bundles(listing, settings)
         deal(listing, found.divided, dict.fromkeys(SPLITS, 3), ["a", "b"], folder / "lists", bundled=True)
@@ -115,7 +115,7 @@ def test_rows_of_a_table_are_divided_as_examples_listed_one_at_a_time(
             shards = [[*itertools.chain(*(rows.examples() for rows in dealt_rows(path, 300, 9)))] for path in paths]
         else:
             shards = [[*read_list(path)] for path in paths]
-        results.append((removed, found.divided, shards, listed.shape, listing.summary().amounts))
+        results.append((removed, found.divided, shards, listing.shape, listing.summary().amounts))
     assert results[0] == results[1]
     assert all(len(shard) > 9 for shard in results[0][2])
 

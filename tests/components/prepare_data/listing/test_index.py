@@ -52,7 +52,7 @@ def listing(folder: Path, *parts: list[Entry], seed: int = 0) -> Listing:
     folder.mkdir(exist_ok=True)
     source = FakeSource()
     listed = [list_part(source, part, seed, folder / str(n)) for n, part in enumerate(parts)]  # type: ignore[arg-type]
-    return Listing(source, listed, folder / "listing")  # type: ignore[arg-type]
+    return Listing(source, listed, folder / "listing", seed)  # type: ignore[arg-type]
 
 
 def dealt_keys(

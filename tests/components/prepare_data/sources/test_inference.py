@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow
 import pytest
@@ -15,6 +16,7 @@ from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.csv_batches import infer_kinds
 from slipway.core.errors import UserError
+from slipway.core.tables import csv_file
 from slipway.core.tables.batch import Batch
 
 MakeSettings = Callable[..., DataSettings]
@@ -43,14 +45,15 @@ REVIEWS = [f"A {size} house with {rooms} rooms, near lake {rooms}" for size in (
     ],
 )
 def test_kinds(name: str, cells: Sequence[str], kind: str, excluded: bool) -> None:
-    def batches() -> list[Batch]:
+    def batches(**_: object) -> list[Batch]:
         middle = len(cells) // 2
         return [
             Batch(range(len(part)), [pyarrow.array(part, pyarrow.string())], simple=False)
             for part in (cells[:middle], cells[middle:])
         ]
 
-    (found,) = infer_kinds(batches(), {name: 0}, lambda message, **_: UserError(message)).values()
+    file: object = SimpleNamespace(batches=batches)
+    (found,) = infer_kinds(file, {name: 0}, lambda message, **_: UserError(message)).values()  # type: ignore[arg-type]
     assert (str(found.kind), bool(found.excluded)) == (kind, excluded)
     assert found.missing == sum(cell in ("", "NA") for cell in cells)
 
@@ -113,3 +116,17 @@ def test_mistakes_of_ids(tmp_path: Path, make_settings: MakeSettings) -> None:
     assert (error.value.setting, error.value.nearest) == ("data.id", "customer")
     with pytest.raises(UserError, match="The images of digits have keys of their own"):
         prepare(make_settings("digits", id="customer"), 1)
+
+
+@pytest.mark.parametrize(("last", "kind", "missing"), [("0.5", "number", 0), ("", "number", 1), ("x", "category", 0)])
+def test_a_column_of_many_numbers_may_end_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str, kind: str, missing: int
+) -> None:
+    """After many different numbers, only the other batches are read as texts."""
+    monkeypatch.setattr(csv_file, "BATCH_BYTES", 1 << 12)
+    path = tmp_path / "numbers.csv"
+    path.write_text("\n".join(["x", *(f"{number / 8}" for number in range(5000)), last or '""']))
+    with path.open("rb") as file:
+        table = csv_file.CsvFile(file, path, UserError)
+        found = infer_kinds(table, {"x": 0}, lambda message, **_: UserError(message))["x"]
+    assert (str(found.kind), found.missing, found.rows) == (kind, missing, 5001)
