@@ -41,6 +41,8 @@ _Example, _Feature = (
     message_factory.GetMessageClass(_pool.FindMessageTypeByName(f"slipway.{name}")) for name in ("Example", "Feature")
 )
 
+# A Feature of one number, which most features of tables are: what is before it, and its bytes.
+ONE_NUMBER, NUMBER = b"\x12\x06\x0a\x04", struct.Struct("<f")
 ONE_BYTE = [number.to_bytes() for number in range(0x80)]
 
 
@@ -116,6 +118,8 @@ def values(feature: bytes) -> list[bytes] | list[float] | list[int]:
     Raises:
         Unusable: The Feature is damaged.
     """
+    if len(feature) == len(ONE_NUMBER) + NUMBER.size and feature.startswith(ONE_NUMBER):
+        return [*NUMBER.unpack_from(feature, len(ONE_NUMBER))]
     try:
         found = _Feature.FromString(feature)
     except DecodeError:

@@ -355,14 +355,6 @@ def test_a_quota_for_workers_is_explained(step: Step, dataflow: FakeDataflow) ->
     assert f"project={PROJECT}" in error["fix"]
 
 
-def test_the_quota_of_jobs_is_explained(step: Step, dataflow: FakeDataflow) -> None:
-    dataflow.concurrent = 0
-    with pytest.raises(SystemExit):
-        step.run()
-    error = step.events("failed")[0]["error"]
-    assert "already runs as many Dataflow jobs as its quota allows" in error["message"]
-
-
 def test_missing_permissions_are_named(step: Step, google: FakeGoogle, dataflow: FakeDataflow) -> None:
     policy = google.world.policy(NAME)
     policy["bindings"] = [one for one in policy["bindings"] if one["role"] != "roles/dataflow.developer"]
