@@ -40,6 +40,16 @@ def scene(height: int, width: int, kind: int = 0, seed: int = 0) -> Image.Image:
     return Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))
 
 
+def unlike(height: int, width: int, seed: int) -> Image.Image:
+    """An image of random colors that no other seed has one like."""
+    draws = np.random.default_rng(seed)
+    coarse = Image.fromarray(draws.integers(40, 216, (6, 8, 3)).astype(np.uint8))
+    pixels = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC)) + draws.normal(
+        0, 4, (height, width, 1)
+    )
+    return Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))
+
+
 def stored(upright: Image.Image, orientation: int) -> Image.Image:
     """The pixels that a camera stores with an orientation."""
     method = _STORED[orientation - 1]

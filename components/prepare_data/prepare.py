@@ -164,14 +164,14 @@ def same_content(store: Store, target: Target, reader: SetWriter, item: str) -> 
     """Return the prepared data set with the content of a source of which only modification times have changed.
 
     If data sets of the same names, labels, sizes and settings exist, the source is read and hashed. Not compared are
-    data sets with skipped images, because these may be valid now.
+    data sets with skipped images, because these may be valid now, and those whose splits depend on the images.
 
     Raises:
         UserError: The data set is damaged.
     """
     known = store.listings.fingerprints(target)
     alike = [store.complete(identity(fingerprint)) for fingerprint in set(known.values())]
-    if target.listing in known or all(found is None or found.skipped_count for found in alike):
+    if target.listing in known or reader.groups_images or all(found is None or found.skipped_count for found in alike):
         return None
     events.phase("comparing the source with the prepared data set")
     started = time.monotonic()

@@ -36,6 +36,8 @@ class Scan:
         ignored: The number of other files.
         copies: The number of images whose bytes an earlier one has, too.
         copies_named: The first of these, with the earlier one.
+        alike: The keys of images that look the same, in groups.
+        fewest_groups: The number of groups of the class that has the fewest, where other images are one each.
     """
 
     name: str
@@ -47,6 +49,8 @@ class Scan:
     ignored: int
     copies: int
     copies_named: list[tuple[str, str]]
+    alike: list[list[str]]
+    fewest_groups: int
 
     @property
     def image_size(self) -> tuple[int, int] | None:
@@ -79,6 +83,9 @@ def scan(settings: DataSettings) -> Scan:
         unusable = {key for key, _ in tally.skipped}
         examples = [example for path in lists for example in read_list(path) if example[0] not in unusable]
         copies = find_copies(source.reader(scratch), examples)
+        alike = writer.near_duplicates()
+        group_of = {key: number for number, group in enumerate(alike) for key in group}
+        groups = Counter(label for label, _ in {(label, group_of.get(key, key)) for key, label, _, _ in examples})
         labels: Counter[str] = Counter()
         splits: Counter[str] = Counter()
         for (split, label), amount in listing.groups.items():
@@ -94,7 +101,15 @@ def scan(settings: DataSettings) -> Scan:
             ignored=listing.ignored.count,
             copies=len(copies),
             copies_named=copies[:MAX_COPIES_NAMED],
+            alike=_without(alike, {copy for copy, _ in copies}),
+            fewest_groups=min(groups.values(), default=0),
         )
+
+
+def _without(groups: list[list[bytes]], copies: set[str]) -> list[list[str]]:
+    """Return groups of images that look the same without those whose bytes an earlier image has, too."""
+    found = ([name for key in group if (name := readable(key)) not in copies] for group in groups)
+    return [group for group in found if len(group) > 1]
 
 
 def find_copies(reader: Reader, examples: list[Example]) -> list[tuple[str, str]]:

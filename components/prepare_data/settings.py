@@ -280,6 +280,12 @@ class DataSettings(Settings):
         description="Images with identical bytes in two splits, which inflate the evaluation metrics: refuse stops the "
         "run, drop keeps one copy (preferably the test split's), keep does not check.",
     )
+    near_duplicates: Literal["off", "report", "group"] = Field(
+        default="report",
+        description="Images of at least 64 pixels that look the same but differ in their bytes, such as one that was "
+        "saved again at another size: report names those that are in two splits, group keeps them in one split, for "
+        "which all images are read twice, off does not compare. Found among the images that `check` decodes.",
+    )
     shard_megabytes: PositiveInt = Field(default=128, description="Approximate size of a shard, in megabytes.")
     workers: PositiveInt | None = Field(
         default=None, description="Number of processes that prepare the data; null: one per CPU core."
@@ -379,6 +385,18 @@ class DataSettings(Settings):
                 setting="data.damaged",
                 value=self.damaged,
                 allowed="refuse with data.check=sample or decode; warn with any",
+                fix="--set data.check=decode",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _compares(self) -> DataSettings:
+        if self.near_duplicates == "group" and self.check == "header" and self.explicit_resize is None:
+            raise UserError(
+                "data.near_duplicates=group has no effect with data.check=header, which decodes no image.",
+                setting="data.near_duplicates",
+                value=self.near_duplicates,
+                allowed="group with data.check=sample or decode; report and off with any",
                 fix="--set data.check=decode",
             )
         return self

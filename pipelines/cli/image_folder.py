@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from slipway.components.prepare_data.scan import Scan
 
 MAX_NAMED = 3
+# Of fewer groups of a class, the splits would be far from their fractions.
+MIN_GROUPS = 10
 BATCH = 32
 # Photographs are trained on for fewer epochs than the small images of the template.
 EPOCHS = 20
@@ -32,6 +34,7 @@ def _rows(scan: Scan) -> Iterator[tuple[str, str]]:
     yield "unusable", _named(tally.skipped_count, [f"{readable(key)} ({why})" for key, why in tally.skipped])
     yield "damaged", f"{tally.damaged:,} decode with warnings, and are used" if tally.damaged else ""
     yield "copies", _named(scan.copies, [f"{copy} = {first}" for copy, first in scan.copies_named]) or "none"
+    yield "lookalikes", _alike(scan)
     yield "labels", f"{len(scan.labels):,}: {balance(scan.labels)}"
     yield "splits", counted(scan.splits) or "none; Slipway divides each class: 80 % train, 10 % validation, 10 % test"
     yield "ignored", f"{scan.ignored:,} files that are not images" if scan.ignored else ""
@@ -47,6 +50,14 @@ def _sizes(scan: Scan) -> str:
         f"{smallest[0]}x{smallest[1]} to {largest[0]}x{largest[1]} pixels (height x width), "
         f"the shorter side usually {usual_side(scan.tally)}"
     )
+
+
+def _alike(scan: Scan) -> str:
+    if not scan.alike:
+        return ""
+    first = " ~ ".join(scan.alike[0][:MAX_NAMED]) + (" ~ …" if len(scan.alike[0]) > MAX_NAMED else "")
+    many = "1 group" if len(scan.alike) == 1 else f"{len(scan.alike):,} groups, such as"
+    return f"{sum(map(len, scan.alike)):,} images in {many} {first}"
 
 
 def _named(count: int, named: Iterable[str]) -> str:
@@ -69,6 +80,9 @@ def configuration(name: str, source: str, scan: Scan) -> str:
     if scan.copies:
         about = f"of {scan.copies:,} copies, those in another split than the original"
         data.append(("duplicates", "drop", about))
+    if scan.alike and not scan.splits and scan.fewest_groups >= MIN_GROUPS:
+        about = f"the {sum(map(len, scan.alike)):,} images that look the same as another one, in one split with it"
+        data.append(("near_duplicates", "group", about))
     settings = [
         "# yaml-language-server: $schema=schema.json",
         f"name: {name}",

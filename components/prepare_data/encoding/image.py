@@ -18,7 +18,8 @@ import io
 import re
 import struct
 import zlib
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from slipway.components.prepare_data.examples import Undecodable, Unusable
 from slipway.core import images
@@ -59,8 +60,15 @@ JPEG_LAST, JPEG_FIRST_SEGMENT, JPEG_APP1 = 0xD9, 0xC0, 0xE1
 # A marker: 0xFF not followed by zero (an escaped 0xFF in entropy-coded data), a restart marker or a fill byte.
 JPEG_MARKER = re.compile(rb"\xff([^\x00\xd0-\xd7\xff])", re.DOTALL)
 MAX_KEPT = 4096
+# Smaller images, such as digits and icons, look alike without being the same. Of JPEG images, at least this many pixels
+# of a side are decoded for a comparison.
+MIN_COMPARED_SIDE = 64
+LEAST_SIDE = 16
 # The EXIF orientations that exchange height and width.
 SIDEWAYS = range(5, 9)
+
+# Receives a decoded image and its EXIF orientation.
+See: TypeAlias = "Callable[[Image.Image, int], None]"
 
 
 class ImageInfo(NamedTuple):
@@ -119,10 +127,14 @@ def check_pixels(height: int, width: int) -> None:
 
 
 class Inspector:
-    """Validates images; create one per process. With `whole`, decodes them in full, otherwise checks the headers."""
+    """Validates images; create one per process. With `whole`, decodes them in full, otherwise checks the headers.
 
-    def __init__(self, *, whole: bool) -> None:
+    `see` receives what is decoded, see `decode`.
+    """
+
+    def __init__(self, *, whole: bool, see: See | None = None) -> None:
         self._whole = whole
+        self._see = see
         self._png_headers: dict[bytes, ImageInfo] = {}
 
     def inspect(self, data: bytes) -> ImageInfo:
@@ -157,7 +169,7 @@ class Inspector:
         if complete and not self._whole:
             return info
         try:
-            damage = decode(data, info)
+            damage = decode(data, info, self._see)
         except Unusable as reason:
             raise Undecodable(str(reason)) if complete else reason from None
         return info._replace(damage=damage) if damage and self._whole else info
@@ -251,21 +263,32 @@ def jpeg_header(data: bytes) -> ImageInfo:
     raise Unusable("it is cut short")
 
 
-def decode(data: bytes, info: ImageInfo) -> str:
+def decode(data: bytes, info: ImageInfo, see: See | None = None) -> str:
     """Decode the image; return libjpeg's last warning if it is damaged, else "".
+
+    `see` receives an image that is large enough to be compared and its EXIF orientation: a JPEG smaller and gray.
 
     Raises:
         Unusable: It cannot be decoded.
     """
+    see = see if min(info.height, info.width) >= MIN_COMPARED_SIDE else None
     if info.format:
-        load(data, info)
+        image = load(data, info)
+        if see:
+            see(image, 1)
         return ""
     if info.encoding == "jpeg":
-        return decode_jpeg(data, info, "GRAY", JPEG_SCALES[0])[1]
+        scale = next(each for each in JPEG_SCALES if not see or min(info.height, info.width) >= each * LEAST_SIDE)
+        pixels, damage = decode_jpeg(data, info, "GRAY", scale)
+        if see and pixels is not None:
+            see(as_image(pixels), info.orientation)
+        return damage
     sizes, bits = [(info.height, info.width)], PNG_SAMPLES[data[25]] * data[24]
     if data[PNG_INTERLACE]:
         sizes = [(-(-(info.height - y) // dy), -(-(info.width - x) // dx)) for y, x, dy, dx in ADAM7]
     _check_rows(_png_pixels(data), [(rows, (width * bits + 7) // 8 + 1) for rows, width in sizes if width > 0])
+    if see:
+        see(load(data, info), info.orientation)
     return ""
 
 
@@ -370,6 +393,13 @@ def decode_jpeg(data: bytes, info: ImageInfo, colors: str, scale: int) -> tuple[
         return simplejpeg.decode_jpeg(data, colors, min_height=height, min_width=width, strict=False), damage
     except ValueError:
         return None, damage
+
+
+def as_image(pixels: NDArray[np.uint8]) -> Image.Image:
+    """Return pixels [height, width, 1 or 3] as Pillow's image."""
+    from PIL import Image
+
+    return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
 
 
 def load(data: bytes, info: ImageInfo, scale: int = 1) -> Image.Image:

@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING
 
 from slipway.components.prepare_data.encoding.image import (
     JPEG_SCALES,
+    MIN_COMPARED_SIDE,
     SIDEWAYS,
     ImageInfo,
+    See,
+    as_image,
     decode,
     decode_jpeg,
     load,
@@ -64,8 +67,12 @@ def stored_bytes(settings: ResizeSettings) -> int:
     return round(side**2 * USUAL_ASPECT_RATIO * BYTES_PER_PIXEL)
 
 
-def store(data: bytes, info: ImageInfo, settings: ResizeSettings | None) -> tuple[bytes, ImageInfo]:
+def store(
+    data: bytes, info: ImageInfo, settings: ResizeSettings | None, see: See | None = None
+) -> tuple[bytes, ImageInfo]:
     """Return the image as it is stored, and its properties; it is decoded and thus validated in full.
+
+    `see` receives what is decoded, see `image.decode`.
 
     Raises:
         Undecodable: The image cannot be decoded, although its header is valid.
@@ -73,7 +80,7 @@ def store(data: bytes, info: ImageInfo, settings: ResizeSettings | None) -> tupl
     stored = stored_info(info, settings)
     try:
         if not is_changed(info, settings):
-            return data, stored._replace(damage=decode(data, info))
+            return data, stored._replace(damage=decode(data, info, see))
         image, damage = _load(data, info, (DECODED_AT_LEAST * stored.height, DECODED_AT_LEAST * stored.width))
     except Unusable as reason:
         raise Undecodable(str(reason)) from None
@@ -82,14 +89,14 @@ def store(data: bytes, info: ImageInfo, settings: ResizeSettings | None) -> tupl
         image = turned(image, info.orientation)
     if settings and stored.resized:
         image = _resized(image, (stored.width, stored.height), settings)
+    if see and min(info.height, info.width) >= MIN_COMPARED_SIDE:
+        see(image, 1)
     content = encoded(image, info.encoding, quality=settings.quality if settings else QUALITY)
     return content, stored._replace(damage=damage)
 
 
 def _load(data: bytes, info: ImageInfo, least: tuple[int, int]) -> tuple[Image.Image, str]:
     """Decode the image, a JPEG to at least `least` (upright height, width); also return its damage, see `decode`."""
-    from PIL import Image
-
     height, width = reversed(least) if info.orientation in SIDEWAYS else least
     fitting = max(min(info.height // height, info.width // width), 1)
     scale = next(scale for scale in JPEG_SCALES if scale <= fitting)
@@ -101,7 +108,7 @@ def _load(data: bytes, info: ImageInfo, least: tuple[int, int]) -> tuple[Image.I
     pixels, damage = decode_jpeg(data, info, "GRAY" if info.gray else "RGB", scale)
     if pixels is None:
         return load(data, info, scale), damage
-    return Image.fromarray(pixels[:, :, 0] if info.gray else pixels), damage
+    return as_image(pixels), damage
 
 
 def _resized(image: Image.Image, size: tuple[int, int], settings: ResizeSettings) -> Image.Image:

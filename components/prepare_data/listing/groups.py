@@ -1,4 +1,4 @@
-"""Assign groups of examples (data.group_by), called bundles here, to splits as a whole.
+"""Assign groups of examples (data.group_by, data.near_duplicates), called bundles here, to splits as a whole.
 
 With data.group_by, a row's rank in the listing is the hash of its bundle. The bundles are assigned, in the order of
 their hashes, to the split that needs their classes most. Only one bundle and the class counts of each split are held in
@@ -87,7 +87,8 @@ class Bundles:
                 rows.executemany("INSERT INTO bundles VALUES (?, ?)", self._assigned(rows))
         present = {name: {label for (_, label), counts in self.divided.items() if counts.get(name)} for name in SPLITS}
         labels = sorted({label for _, label in self._groups})
-        check_every_class(labels, present, "{label} has too few groups for the split {split}; change data.group_by")
+        setting = "data.group_by" if settings.group_by is not None else "data.near_duplicates"
+        check_every_class(labels, present, "{label} has too few groups for the split {split}; change " + setting)
 
     def _chooser(self, amounts: Iterable[tuple[int, tuple[int, int]]]) -> Chooser:
         """Return the chooser for the numbers of examples and of bundles of each group."""
@@ -127,13 +128,21 @@ class Bundles:
         return split
 
     def _in_two_splits(self, keys: Mapping[str | None, bytes]) -> UserError:
-        pattern = self._settings.group_by or ""
         examples = " and ".join(f"{readable(key)} ({split})" for split, key in keys.items())
+        pattern = self._settings.group_by
+        if pattern is None:
+            return UserError(
+                f"Images that look the same are in {len(keys)} splits of the source: {examples}.",
+                setting="data.near_duplicates",
+                value="group",
+                allowed="report; group, if the source has such images in one split",
+                fix="--set data.near_duplicates=report; or move these images to one split, or remove one",
+            )
         name = "" if pattern.startswith(COLUMN) else f" {readable(bundle_in(pattern, next(iter(keys.values()))))!r}"
         return UserError(
             f"The group{name} is in {len(keys)} splits of the source: {examples}.",
             setting="data.group_by",
-            value=self._settings.group_by,
+            value=pattern,
             allowed="groups with all examples in one split",
             fix="move the examples of the group to one split, or remove data.group_by",
         )

@@ -240,6 +240,48 @@ class Listing:
             counts = dict(rows.execute("SELECT number, count(*) FROM rows GROUP BY number"))
         return {group: counts.get(number, 0) for number, group in enumerate(self.groups)}
 
+    def merge(self, groups: Iterable[Iterable[bytes]]) -> None:
+        """Give the examples of each group of keys one rank, and all others that have the rank of one of them.
+
+        The examples of `data.group_by`'s bundles have one rank each, so these are merged.
+        """
+        first = dict(enumerate(groups))
+        with database(self.path) as rows:
+            rows.execute("CREATE TEMP TABLE members (key BLOB PRIMARY KEY, number INTEGER)")
+            members = ((key, number) for number, keys in first.items() for key in keys)
+            rows.executemany("INSERT INTO members VALUES (?, ?)", members)
+            ranked = rows.execute(
+                f"SELECT members.number, substr(row, 1, {RANK_BYTES}) AS rank FROM rows "
+                "CROSS JOIN members ON key = substr(row, ?) ORDER BY rank",
+                (KEY_START + 1,),
+            )
+            rows.execute("CREATE TEMP TABLE merged (rank BLOB PRIMARY KEY, new BLOB)")
+            rows.executemany("INSERT INTO merged VALUES (?, ?)", _smallest(ranked.fetchall()).items())
+            rows.execute(
+                f"UPDATE rows SET row = CAST(new || substr(row, {RANK_BYTES + 1}) AS BLOB) FROM merged "
+                f"WHERE rank = substr(row, 1, {RANK_BYTES})"
+            )
+
+
+def _smallest(ranked: Iterable[tuple[int, bytes]]) -> dict[bytes, bytes]:
+    """Return the smallest rank that each rank is connected with, directly or by others, through numbers."""
+    parent: dict[int | bytes, int | bytes] = {}
+
+    def root(node: int | bytes) -> int | bytes:
+        while parent.setdefault(node, node) != node:
+            parent[node] = parent[parent[node]]
+            node = parent[node]
+        return node
+
+    ranks = set()
+    for number, rank in ranked:
+        ranks.add(rank)
+        parent[root(number)] = root(rank)
+    smallest: dict[int | bytes, bytes] = {}
+    for rank in sorted(ranks):
+        smallest.setdefault(root(rank), rank)
+    return {rank: smallest[root(rank)] for rank in ranks}
+
 
 def deal(
     listing: Listing,

@@ -177,6 +177,8 @@ def stored_settings(settings: DataSettings, name: str, images: int) -> JsonObjec
         del found["damaged"]
     if found["truncated"] == "refuse":
         del found["truncated"]
+    if found["near_duplicates"] != "group":
+        del found["near_duplicates"]
     if found["missing"] == "mean":
         del found["missing"]
     if settings.text == TextSettings():

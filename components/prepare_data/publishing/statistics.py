@@ -17,6 +17,7 @@ from slipway.components.prepare_data.encoding.records import read_examples, stor
 from slipway.components.prepare_data.examples import readable
 from slipway.components.prepare_data.publishing.columns import Statistics, columns
 from slipway.components.prepare_data.sources.source import Ignored
+from slipway.components.prepare_data.validation.duplicates import Copy
 from slipway.components.prepare_data.validation.sampling import sentence
 from slipway.components.prepare_data.validation.tally import Tally
 from slipway.core.manifest import Manifest, TaskName
@@ -30,6 +31,7 @@ BINS = 12
 # From this ratio of the largest to the smallest side on, the bins of the histogram are powers of two.
 WIDE_RANGE = 16
 SAMPLES = 32
+NEAR_SHOWN = 100
 MAX_RECORDS_READ = 512
 # Ratios of width to height: the largest of a bin, and its name.
 RATIOS = (
@@ -72,7 +74,14 @@ class AdditionalFeature(NamedTuple):
     images: list[str]
 
 
-def write_statistics(folder: Path, manifest: Manifest, tally: Tally, ignored: Ignored, statistics: Statistics) -> None:
+def write_statistics(
+    folder: Path,
+    manifest: Manifest,
+    tally: Tally,
+    ignored: Ignored,
+    statistics: Statistics,
+    near: Sequence[Copy] = (),
+) -> None:
     """Write `statistics.html` to the shards' folder: class balance, inputs, sizes, samples, features, skipped examples.
 
     Args:
@@ -81,6 +90,7 @@ def write_statistics(folder: Path, manifest: Manifest, tally: Tally, ignored: Ig
         tally: The counts of its examples and images.
         ignored: What was ignored while listing the source.
         statistics: The statistics of the inputs and of the target in each split.
+        near: The images that look the same as one in another split.
     """
     classes = class_counts(manifest)
     additional = [feature for feature in additional_features(folder, manifest) if feature.name not in manifest.inputs]
@@ -104,6 +114,8 @@ def write_statistics(folder: Path, manifest: Manifest, tally: Tally, ignored: Ig
         others=classes[half:-half] if len(classes) > CLASSES_SHOWN else [],
         largest=max((row.total for row in classes), default=0),
         smallest=min((row.total for row in classes), default=0),
+        near=[(readable(each.key), each.split, readable(each.kept), each.keeper) for each in near[:NEAR_SHOWN]],
+        near_count=len(near),
         samples=list(samples(folder, manifest)) if manifest.has_image else [],
         features=additional,
         stored=list(manifest.features),

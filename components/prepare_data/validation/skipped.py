@@ -30,6 +30,7 @@ class SkippedImages(BaseModel):
         reasons: The reason for each skipped image, by key.
         conflicts: A note on images with several labels, if there are any.
         copies: The split of each skipped image that is usable but a copy, by key.
+        groups: The keys of images that look the same, in groups.
     """
 
     model_config = KEYS_IN_JSON
@@ -41,6 +42,7 @@ class SkippedImages(BaseModel):
     reasons: dict[bytes, str] = {}
     conflicts: list[str] = []
     copies: dict[bytes, str] = {}
+    groups: list[list[bytes]] = []
     _path: Path
 
     @classmethod

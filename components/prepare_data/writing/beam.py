@@ -288,6 +288,8 @@ def write_shard(writer: ShardWriter, task: ShardTask) -> None:
         if here.path and task.path:
             remote.store(here.path, task.path)
             remote.store(here.hashes, task.hashes)
+        if here.compared:
+            remote.store(here.thumbnails, task.thumbnails)
         remote.store(here.result, task.result)
 
 

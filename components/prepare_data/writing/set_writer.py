@@ -31,6 +31,11 @@ from slipway.components.prepare_data.settings import BeamSettings, DataSettings
 from slipway.components.prepare_data.sources.source import Source, common_reason
 from slipway.components.prepare_data.validation.duplicates import Copy, HashedShard, find_copies, in_several_splits
 from slipway.components.prepare_data.validation.leaks import leak_notes
+from slipway.components.prepare_data.validation.near_duplicates import (
+    across_splits,
+    find_groups,
+    near_duplicate_notes,
+)
 from slipway.components.prepare_data.validation.sampling import check_for, decoded_below, sentence
 from slipway.components.prepare_data.validation.skipped import COUNTS, SkippedImages, too_many
 from slipway.components.prepare_data.validation.tally import Tally, combine, missing_labels, notes, several_sizes
@@ -107,10 +112,12 @@ class SetWriter:
         """
         if self._skipped.validated:  # by an earlier, killed run
             self._tell_checked()
-        elif self._settings.skip_corrupt:
+        elif self._settings.skip_corrupt or self.groups_images:
             self._skip_unusable(name)
         results = self._write_shards(name)
         copies = self._copies(results)
+        if not self._skipped.validated:
+            self._skipped.groups = self.near_duplicates(self._results)
         refuse(self._problems(combine(_tallies(results)), copies))
         if copies:
             for folder in (self._results, self._set):
@@ -154,7 +161,40 @@ class SetWriter:
         self._tell_checked()
         if self._unusable(tally):
             refuse(self._problems(tally, []))
+        self._skipped.groups = self.near_duplicates(self._validated)
         self._skipped.add(tally.skipped)
+
+    def near_duplicates(self, folder: Path | None = None) -> list[list[bytes]]:
+        """Return the keys of images that look the same, in groups, by the thumbnails in a folder of results."""
+        files = sorted((folder or self._validated).glob("*.thumbnails"))
+        if not files:
+            return []
+        events.phase("looking for near-duplicates")
+        return find_groups(files)
+
+    @property
+    def groups_images(self) -> bool:
+        """Whether images that look the same are kept in one split."""
+        return self._source.has_image and self._settings.near_duplicates == "group"
+
+    @property
+    def _bundled(self) -> bool:
+        return self._settings.group_by is not None or (self.groups_images and bool(self._skipped.groups))
+
+    def _across_splits(self) -> list[Copy]:
+        """Return the images that look the same as one in another split."""
+        groups = self._skipped.groups
+        if not groups:
+            return []
+        plan = self._current_plan()
+        if not self.lists.exists():  # all shards were written by an earlier, killed run
+            self.deal(plan)
+        wanted = {key for group in groups for key in group}
+        lists = [
+            (split, list_path(self.lists, split, number)) for split in SPLITS for number in range(plan.shards[split])
+        ]
+        split_of = {example[0]: split for split, path in lists for example in read_list(path) if example[0] in wanted}
+        return across_splits(groups, split_of)
 
     def _problems(self, tally: Tally, copies: list[Copy]) -> list[Problem]:
         return [
@@ -267,7 +307,9 @@ class SetWriter:
         """Return the plan without the images skipped so far, and with each bundle in one split."""
         skipped, settings = self._skipped, self._settings
         counts = self._listing.remove(skipped.unusable) if skipped.reasons else {}
-        if settings.group_by is not None:
+        if self.groups_images and skipped.groups:
+            self._listing.merge(skipped.groups)
+        if self._bundled:
             divided = Bundles(self._listing, settings).divided
         elif skipped.reasons:
             divided = splitting.divide(counts, settings.split)
@@ -292,14 +334,15 @@ class SetWriter:
             images=[name.encode() for name, about in self._source.features.items() if described(about) == "image"],
             max_skipped_named=int(self._settings.skip_corrupt * self._plan.examples()) + MAX_SKIPPED_LISTED,
             gaps=self._settings.has_gaps,
+            compared=self._source.has_image and self._settings.near_duplicates != "off" and not self._skipped.validated,
         )
 
     def deal(self, plan: Plan) -> None:
         """Write the lists of the shards' examples."""
         shutil.rmtree(self.lists, ignore_errors=True)
         self.lists.mkdir()
-        bundled, copies = self._settings.group_by is not None, self._skipped.copies
-        deal(self._listing, plan.divided, plan.shards, plan.classes, self.lists, copies, bundled=bundled)
+        copies = self._skipped.copies
+        deal(self._listing, plan.divided, plan.shards, plan.classes, self.lists, copies, bundled=self._bundled)
 
     def _finish(self, name: str, fingerprint: str, results: Mapping[str, list[ShardResult]], tally: Tally) -> Manifest:
         """Write the metadata files, the manifest last."""
@@ -308,7 +351,9 @@ class SetWriter:
             stray.unlink()
         statistics = {split: combine_statistics(result.inputs for result in found) for split, found in results.items()}
         about = self._manifest(name, fingerprint, results, tally, statistics)
-        about = about.model_copy(update={"notes": [*about.notes, *leak_notes(self._set, about)]})
+        near = self._across_splits()
+        notes_on_splits = [*near_duplicate_notes(near), *leak_notes(self._set, about)]
+        about = about.model_copy(update={"notes": [*about.notes, *notes_on_splits]})
         for split, found in results.items():
             with (self._set / split_file(split)).open("wb") as file:  # see `slipway.core.seen`
                 for result in found:
@@ -316,7 +361,7 @@ class SetWriter:
                         hashes = (self._results / result.hashes.file).read_bytes()
                         file.write(hashes[: len(hashes) // 2])  # without the offsets
         write_dataset_info(self._set, about, self._source)
-        write_statistics(self._set, about, tally, self._listing.ignored, statistics)
+        write_statistics(self._set, about, tally, self._listing.ignored, statistics, near)
         replace_file(self._set / manifest.FILE_NAME, about.model_dump_json(indent=1).encode())
         return about
 
@@ -388,6 +433,10 @@ def finished(task: ShardTask) -> ShardResult | None:
                 return None
             manifest.verify_shard(task.path, result.shard)
             manifest.verify_shard(task.hashes, result.hashes)
+        if task.compared:
+            if not result.thumbnails:
+                return None
+            manifest.verify_shard(task.thumbnails, result.thumbnails)
     except (FileNotFoundError, ValidationError, UserError):
         return None
     return result

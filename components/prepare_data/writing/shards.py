@@ -28,6 +28,7 @@ from slipway.components.prepare_data.listing.index import read_list
 from slipway.components.prepare_data.settings import ResizeSettings
 from slipway.components.prepare_data.sources.source import Reader, RowReader, Source
 from slipway.components.prepare_data.validation.duplicates import image_hash
+from slipway.components.prepare_data.validation.near_duplicates import Thumbnails
 from slipway.components.prepare_data.validation.sampling import is_decoded
 from slipway.components.prepare_data.validation.tally import Tally, TallyCounter
 from slipway.components.prepare_data.workers import Tick
@@ -57,10 +58,11 @@ LABEL = "label"
 
 
 class ShardResult(BaseModel):
-    """The result of a task: the images' tally, the inputs' statistics, the shard, and the file `ShardTask.hashes`.
+    """The result of a task: the images' tally, the inputs' statistics, the shard, and `ShardTask`'s other files.
 
-    `shard` and `hashes` are None if the images were only validated. `content` is the SHA-256 (hex) of the shard's
-    records with the images as they are in the source: the shard's own, unless images were converted or resized.
+    `shard` and `hashes` are None if the images were only validated, `thumbnails` if they are not compared. `content` is
+    the SHA-256 (hex) of the shard's records with the images as they are in the source: the shard's own, unless images
+    were converted or resized.
     """
 
     tally: Tally
@@ -68,6 +70,7 @@ class ShardResult(BaseModel):
     shard: Shard | None = None
     content: str = ""
     hashes: Shard | None = None
+    thumbnails: Shard | None = None
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,7 @@ class ShardTask:
         images: The additional features that are images.
         max_skipped_named: The maximum number of unusable images to name.
         gaps: Whether inputs that are numbers may be missing, as NaN.
+        compared: Whether thumbnails of the images are collected, see `near_duplicates`.
     """
 
     path: Path | None
@@ -95,11 +99,17 @@ class ShardTask:
     images: list[bytes]
     max_skipped_named: int
     gaps: bool
+    compared: bool = False
 
     @property
     def hashes(self) -> Path:
         """The file for the examples' hashes (see `slipway.core.seen`), followed by the offsets of their records."""
         return self.result.with_suffix(".u64")
+
+    @property
+    def thumbnails(self) -> Path:
+        """The file for the images' thumbnails."""
+        return self.result.with_suffix(".thumbnails")
 
 
 class ShardWriter:
@@ -136,12 +146,13 @@ class ShardWriter:
         inputs = InputCounter(self._counted, gaps=self._source.inputs if task.gaps else ())
         if self._reader is None:
             self._reader = self._source.reader(remote.local_copies(self._scratch, self._source.spooled))
+        thumbnails = Thumbnails() if task.compared else None
         found: Iterator[object]
         if isinstance(self._reader, RowReader):
             found = blocks = self._rows(self._reader, task, counter, inputs, tick)
             write = functools.partial(_write_blocks, blocks)
         else:
-            examples = self._usable(task, read_list(task.examples), counter, inputs, tick)
+            examples = self._usable(task, read_list(task.examples), counter, inputs, tick, thumbnails)
             found = records = self._records(task, examples)
             write = functools.partial(_write_records, records)
         if task.path is None:
@@ -154,17 +165,15 @@ class ShardWriter:
             writing.replace(task.path)
             tally = counter.tally()
             columns = b"".join(column.tobytes() for column in hashed)
-            task.hashes.write_bytes(columns)
-            digest_of_columns = hashlib.sha256(columns).hexdigest()
             result = ShardResult(
                 shard=Shard(file=task.path.name, examples=tally.examples, bytes=size, sha256=digest),
                 content=content,
                 tally=tally,
                 inputs=inputs.statistics,
-                hashes=Shard(
-                    file=task.hashes.name, examples=tally.examples, bytes=len(columns), sha256=digest_of_columns
-                ),
+                hashes=_written(task.hashes, columns, tally.examples),
             )
+        if thumbnails:
+            result.thumbnails = _written(task.thumbnails, thumbnails.encoded(), result.tally.examples)
         task.result.write_text(result.model_dump_json())
         return result
 
@@ -175,11 +184,13 @@ class ShardWriter:
         counter: TallyCounter,
         inputs: InputCounter,
         tick: Tick,
+        thumbnails: Thumbnails | None = None,
     ) -> Iterator[Usable]:
         """Read, validate and count examples; yield the usable ones."""
+        see = thumbnails.see if thumbnails else None
         assert self._reader is not None
         reader, read, below = self._reader, self._reader.read, task.decoded_below
-        headers, whole = Inspector(whole=False), Inspector(whole=True)
+        headers, whole, others = Inspector(whole=False), Inspector(whole=True, see=see), Inspector(whole=True)
         count, has_image, counted = counter.add, self._source.has_image, bool(self._counted)
         has_additional, seen, last_info, changed = self._has_additional, None, None, False
         additional: Additional = []
@@ -202,13 +213,13 @@ class ShardWriter:
                     if not changed:
                         seen = inspector.validate(image, info)
                     elif task.path:
-                        stored, seen = store(image, info, task.resize)
+                        stored, seen = store(image, info, task.resize, see)
                     else:
                         seen = stored_info(whole.validate(image, info), task.resize)
                 damage = seen.damage if seen else ""
                 if has_additional:
                     additional = self._with_labels(reader.additional(offset))
-                    stored_additional, found = store_additional(additional, task.images, inspector)
+                    stored_additional, found = store_additional(additional, task.images, others if decoded else headers)
                     damage = found or damage
                 if damage and decoded and task.refuse_damaged:
                     raise Damaged(f"it is damaged: {damage}")
@@ -217,7 +228,11 @@ class ShardWriter:
                 count(key, label, seen, damage, decoded=decoded)
             except Unusable as reason:
                 counter.skip(key, reason)
+                if thumbnails:
+                    thumbnails.forget()
                 continue
+            if thumbnails:
+                thumbnails.take(key)
             yield image, stored, key, label, additional, stored_additional
         tick(done - reported)
 
@@ -371,6 +386,12 @@ def _write_records(records: Iterable[Record], path: Path, hashed: Hashed) -> tup
                 waiting_bytes = 0
         size += _flush(waiting, file, digest)
     return size, digest.hexdigest(), (originals or digest).hexdigest()
+
+
+def _written(file: Path, content: bytes, examples: int) -> Shard:
+    """Write a file beside a shard; return its record."""
+    file.write_bytes(content)
+    return Shard(file=file.name, examples=examples, bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
 
 
 def _flush(records: list[bytes], file: BinaryIO, digest: hashlib._Hash) -> int:

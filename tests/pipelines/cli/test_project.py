@@ -6,10 +6,12 @@ import os
 import random
 import re
 import warnings
+import zlib
 from pathlib import Path
 
 import pytest
 import yaml
+from PIL import Image
 from typer.testing import CliRunner
 
 from slipway.components.prepare_data.prepare import prepare
@@ -132,7 +134,8 @@ def write_images(folder: Path, count: int, size: tuple[int, int] = (20, 20)) -> 
     """Write images of noise, each with its own content."""
     folder.mkdir(parents=True)
     for number in range(count):
-        photographs.scene(*size, seed=hash((str(folder), number)) % 2**32).save(folder / f"{number}.png")
+        seed = zlib.crc32(f"{folder.name} {number}".encode())
+        photographs.unlike(*size, seed=seed).save(folder / f"{number}.png")
 
 
 def on_images(*arguments: str) -> str:
@@ -158,6 +161,7 @@ def test_what_would_stop_a_run_has_a_setting_that_lets_it_go_on(tmp_path: Path, 
     write_images(images / "cat", 40, (300, 400))
     write_images(images / "dog", 12, (700, 300))
     (images / "dog" / "0.png").write_bytes((images / "cat" / "5.png").read_bytes())
+    Image.open(images / "cat" / "7.png").save(images / "cat" / "again.jpg")
     (images / "dog" / "1.png").write_bytes((images / "dog" / "2.png").read_bytes()[:-50])
     (images / "cat" / "3.png").write_text("not found")
     (images / "cat" / "notes.txt").write_text("seen at the zoo")
@@ -166,18 +170,20 @@ def test_what_would_stop_a_run_has_a_setting_that_lets_it_go_on(tmp_path: Path, 
     assert "300x400 to 700x300 pixels (height x width), the shorter side usually 300" in said
     assert "unusable    2: cat/3.png (it is not an image of a supported format); dog/1.png (" in said
     assert "copies      1: dog/0.png = cat/5.png" in said
+    assert "lookalikes  2 images in 1 group cat/7.png ~ cat/again.jpg" in said
     assert "ignored     1 files that are not images" in said
     written = yaml.safe_load((tmp_path / "project" / "slipway.yaml").read_text())
     assert written["data"] == {
         "source": f"images:{images}",
         "image_size": [224, 224],
-        "skip_corrupt": pytest.approx(2 / 52, abs=1e-4),
+        "skip_corrupt": pytest.approx(2 / 53, abs=1e-4),
         "duplicates": "drop",
+        "near_duplicates": "group",
     }
     assert written["train"]["class_weights"] == "balanced"
     prepared = prepare(load(tmp_path / "project" / "slipway.yaml").data, 1)
-    # Two that cannot be used, and the copy, which is in another split.
-    assert (prepared.manifest.skipped_count, prepared.manifest.image_size) == (3, (224, 224))
+    # Two that cannot be used; the copy is in the same split.
+    assert (prepared.manifest.skipped_count, prepared.manifest.image_size) == (2, (224, 224))
 
 
 def test_mistakes_of_images_are_said_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
