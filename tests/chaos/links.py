@@ -241,6 +241,7 @@ def _freeze(seconds: float, *, everything: bool = False) -> Callable[[Scene], No
     return freeze
 
 
+CHIEF = "workerpool0-0"
 # What happens, whether the job has to survive it without a restart, and who is to blame otherwise: see `_is_just`.
 FAULTS: dict[str, tuple[Callable[[Scene], None], str | None]] = {
     "vanish": (_vanish, "cable"),
@@ -365,10 +366,11 @@ def _is_just(cause: str | None, blamed: str, victim: str, neighbor: str, count: 
     if cause == "victim":
         return blamed == victim
     if cause == "pair" or (cause == "cable" and count == 2):  # two replicas cannot know whose cable is cut
-        return blamed == pair
+        # The chief watches the others: of three, it names the one at the other end of its own cut connection.
+        return blamed == pair or (count > 2 and CHIEF in (victim, neighbor) and blamed in (victim, neighbor))
     if cause in ("cable", "direction"):  # an engine may notice it first, and knows its own connection only
         return blamed == victim or (victim in blamed and "connection" in blamed)
-    return "connection" in blamed or (count > 2 and blamed == victim)  # all of its connections are lost
+    return "connection" in blamed or blamed == victim  # all of its connections are lost
 
 
 def _wait(replicas: list[Replica], seconds: float = LIMIT_SECONDS) -> None:
