@@ -378,27 +378,17 @@ class DataSettings(Settings):
         return self
 
     @model_validator(mode="after")
-    def _finds_damage(self) -> DataSettings:
-        if self.damaged == "refuse" and self.check == "header" and self.explicit_resize is None:
-            raise UserError(
-                "data.damaged=refuse has no effect with data.check=header, which decodes no image.",
-                setting="data.damaged",
-                value=self.damaged,
-                allowed="refuse with data.check=sample or decode; warn with any",
-                fix="--set data.check=decode",
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _compares(self) -> DataSettings:
-        if self.near_duplicates == "group" and self.check == "header" and self.explicit_resize is None:
-            raise UserError(
-                "data.near_duplicates=group has no effect with data.check=header, which decodes no image.",
-                setting="data.near_duplicates",
-                value=self.near_duplicates,
-                allowed="group with data.check=sample or decode; report and off with any",
-                fix="--set data.check=decode",
-            )
+    def _decodes(self) -> DataSettings:
+        others = {"damaged": ("refuse", "warn"), "near_duplicates": ("group", "report and off")}
+        for name, (value, undecoded) in others.items():
+            if getattr(self, name) == value and self.check == "header" and self.explicit_resize is None:
+                raise UserError(
+                    f"data.{name}={value} has no effect with data.check=header, which decodes no image.",
+                    setting=f"data.{name}",
+                    value=value,
+                    allowed=f"{value} with data.check=sample or decode; {undecoded} with any",
+                    fix="--set data.check=decode",
+                )
         return self
 
     @model_serializer(mode="wrap")
