@@ -9,6 +9,7 @@ It runs in a process of its own: libtpu installs handlers of signals, and its va
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from pydantic import BaseModel
 from slipway.core.paths import local_path
 from slipway.trainer.config import JobConfig
 from slipway.trainer.data.assignment import ShardAssignment
+from slipway.trainer.engines.base import Work
 from slipway.trainer.metrics.speed import peak_flops
 
 # libtpu neither asks for a TPU, nor writes a log or locks other processes out.
@@ -166,14 +168,18 @@ class Compiler:
         }
         return answer
 
+    @functools.cached_property
+    def _work(self) -> Work:
+        """The work of the job's own step, whose FLOPs are counted once."""
+        return self._engine.work()
+
     def _gpu_flops(self, batch: int) -> float | None:
         """Return the FLOPs on each GPU, which XLA counts for CPUs only."""
-        work = self._engine.work()
-        whole = work.step_flops
+        whole = self._work.step_flops
         return whole and whole * batch / self.request.job.train.batch_size / len(self._devices.all)
 
     def _gpu_seconds(self, flops: float | None) -> float:
-        peak = peak_flops(self.request.product, self._engine.work().precision)
+        peak = peak_flops(self.request.product, self._work.precision)
         return flops / peak if flops and peak else 0.0
 
 
