@@ -165,8 +165,8 @@ class RowFile:
         row = self._rows[number >> PART_SHIFT][number & PART_MASK]
         for name, value in zip(self._layout.numbers, row["numbers"].tolist(), strict=True):
             yield name.encode(), PLAIN.encode(value)
-        for name, place in zip(self._layout.coded, row["coded"].tolist(), strict=True):
-            yield name.encode(), self._feature(place)
+        for name, position in zip(self._layout.coded, row["coded"].tolist(), strict=True):
+            yield name.encode(), self._feature(position)
 
     def _coded(self, places: NDArray[np.uint64]) -> Coded:
         found = pyarrow.array(places).dictionary_encode()
