@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from slipway.components.evaluate.measures.classification import Calibration
-from slipway.components.evaluate.measures.scores import Scores
+from slipway.components.evaluate.measures.scores import AREA, AVERAGE_PRECISION, Scores
 from slipway.components.evaluate.measures.significance import Floats
 from slipway.components.evaluate.plot import ACCENT, MUTED, SECOND, Axis, Panel, draw
+from slipway.components.formatting import elided
 from slipway.core.atomic import json_lines
 from slipway.core.values import JsonObject
 from slipway.trainer.tasks import TASKS, in_words
@@ -21,12 +22,15 @@ POINTS = 400  # of a learning curve
 CURVE_POINTS, CLASS_POINTS = 300, 80  # of a mean curve, and of each class
 CURVES = 20  # for at most so many classes, each has its own ROC and precision-recall curve
 MEAN = "mean of all"
+NAME_LENGTH = 14  # of a class in a legend
 _SQUARE = (245, 230)  # three of these are side by side
 _WIDE = (331, 198)
 _SHARE = Axis(-0.02, 1.02)
 _RADIUS = 1.6  # of a scatter plot's dots
 SMOOTHED = 100  # from so many points on, a learning curve is smoothed above its points
 FEWEST_IN_BIN = 10  # of the calibration; smaller bins are merged with the next
+
+Lines = dict[str, tuple[Floats, Floats]]  # x and y values by name
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,8 @@ def roc_curves(scored: Scores, names: Sequence[str]) -> str | None:
         for name, curve in {MEAN: average, **curves}.items()
         if curve is not None and (thin := curve.thinned(CURVE_POINTS if name == MEAN else CLASS_POINTS))
     }
-    return _rates(lines, "false positive rate", "true positive rate", "ROC curve", diagonal=True)
+    lowest = _lowest(names, scored.each[AREA], lines)
+    return _rates(lines, lowest, "false positive rate", "true positive rate", "ROC curve", diagonal=True)
 
 
 def precision_recall_curves(scored: Scores, names: Sequence[str]) -> str | None:
@@ -131,17 +136,26 @@ def precision_recall_curves(scored: Scores, names: Sequence[str]) -> str | None:
     shown = {MEAN: np.mean(list(curves.values()), axis=0), **(curves if len(names) <= CURVES else {})}
     kept = np.linspace(0, CURVE_POINTS - 1, CLASS_POINTS).round().astype(int)
     lines = {name: (recalls, each) if name == MEAN else (recalls[kept], each[kept]) for name, each in shown.items()}
-    return _rates(lines, "recall", "precision", "precision-recall curve", diagonal=False)
+    lowest = _lowest(names, scored.each[AVERAGE_PRECISION], lines)
+    return _rates(lines, lowest, "recall", "precision", "precision-recall curve", diagonal=False)
 
 
-def _rates(lines: dict[str, tuple[Floats, Floats]], x: str, y: str, name: str, *, diagonal: bool) -> str:
-    """Plot rates between 0 and 1: the mean, which is the first of `lines`, above those of the classes."""
+def _lowest(names: Sequence[str], areas: Floats, lines: Lines) -> str:
+    """Return the name of the line with the smallest area, "" if fewer than two classes have one."""
+    shown = [(area, name) for area, name in zip(areas.tolist(), names, strict=True) if name in lines]
+    return min(shown)[1] if len(shown) > 1 else ""
+
+
+def _rates(lines: Lines, lowest: str, x: str, y: str, name: str, *, diagonal: bool) -> str:
+    """Plot rates between 0 and 1: the mean and the `lowest`, named in the legend, above those of the other classes."""
     panel = Panel(replace(_SHARE, label=x), replace(_SHARE, label=y))
     if diagonal:
         panel.line([0, 1], [0, 1], MUTED, 0.8, dashed=True)
-    for each, (xs, ys) in reversed(lines.items()):
-        color, width, opacity = (ACCENT, 1.8, 1.0) if each == MEAN else (MUTED, 0.6, 0.55)
-        panel.line(xs, ys, color, width, opacity=opacity, name=each, legend=False)
+    for each in [*(name for name in lines if name not in (lowest, MEAN)), *filter(None, [lowest, MEAN])]:
+        color, width, opacity = {lowest: (SECOND, 1.2, 1.0), MEAN: (ACCENT, 1.8, 1.0)}.get(each, (MUTED, 0.6, 0.55))
+        panel.line(*lines[each], color, width, opacity=opacity, name=each, legend=False)
+    if lowest:
+        panel.legend = [("mean", ACCENT), (f"lowest: {elided([lowest], NAME_LENGTH)[0]}", SECOND)]
     return draw([panel], _SQUARE, f"{name} of each against the rest, and their mean")
 
 

@@ -197,25 +197,25 @@ def draw(panels: Sequence[Panel], size: tuple[float, float], description: str, t
         panels: The panels, one below the other. Only the lowest one's x axis has labels.
         size: Width and height, in units of the font size of `FONT`, at most `SCALE` pixels each.
         description: What the plot shows, for screen readers.
-        title: Its title, left of the legend; "" for neither.
+        title: Its title, left of the legend, if it has one.
     """
     width, height = size
     for panel in panels:
         panel.list_lines()
     longest = max((len(text) for panel in panels for _, text in panel.y.labeled()), default=0)
     left = longest * DIGIT + GAP + (LINE_HEIGHT + 2 if any(panel.y.label for panel in panels) else 2)
-    right, top = width - 12, 2 * LINE_HEIGHT if title else 0.5 * FONT
+    legend = [entry for panel in panels for entry in panel.legend]
+    right, top = width - 12, 2 * LINE_HEIGHT if title or legend else 0.5 * FONT
     bottom = height - 2 * LINE_HEIGHT - 4
     unit = (bottom - top - GAP * (len(panels) - 1)) / sum(panel.height for panel in panels)
     parts = []
-    if title:  # and the legend at the right
-        parts.append(_text(left, TITLE_FONT, title, "start", f' fill="{INK}" font-size="{TITLE_FONT}"'))
-        end = right
-        for name, color in reversed([entry for panel in panels for entry in panel.legend]):
-            parts.append(_text(end, TITLE_FONT, name, "end"))
-            end -= len(name) * 0.5 * FONT + GAP
-            parts.append(f'<path d="M{end:.1f},{0.65 * TITLE_FONT:.1f}h-14" stroke="{color}" stroke-width="1.6"/>')
-            end -= 14 + 2 * GAP
+    parts.append(_text(left, TITLE_FONT, title, "start", f' fill="{INK}" font-size="{TITLE_FONT}"'))
+    end = right
+    for name, color in reversed(legend):
+        parts.append(_text(end, TITLE_FONT, name, "end"))
+        end -= len(name) * 0.58 * FONT + 1.5 * GAP
+        parts.append(f'<path d="M{end:.1f},{0.65 * TITLE_FONT:.1f}h-14" stroke="{color}" stroke-width="1.6"/>')
+        end -= 14 + 2 * GAP
     for panel in panels:
         end = top + unit * panel.height
         parts.append(panel.svg(left, right, top, end, with_x_labels=panel is panels[-1]))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from sklearn import metrics as reference
 from sklearn.preprocessing import label_binarize
 
+from slipway.components.evaluate.charts import roc_curves
 from slipway.components.evaluate.measures import scores
 from slipway.components.evaluate.measures.base import Example
 from slipway.components.evaluate.measures.classification import ClassificationMeasures, Predictions, in_top
@@ -162,6 +163,17 @@ def test_a_class_without_examples_is_excluded_from_the_averages() -> None:
     assert measures.metrics()["macro_f1"] == pytest.approx(present)
     assert np.isnan(measures.scored.each[AREA][3])
     assert all(np.isfinite(value) for value in measures.metrics().values())
+
+
+def test_the_legend_of_the_curves_names_the_class_with_the_smallest_area() -> None:
+    batch = random_batch(seed=5, examples=300, classes=4, sharpness=2.0)
+    scores = measured([batch], 4).scored
+    areas = reference.roc_auc_score(batch.labels, batch.probabilities, multi_class="ovr", average=None)
+    names = [f"{index}, a class with a long name, {index}" for index in range(4)]
+    weakest = int(np.argmin(areas))
+    assert f">lowest: {weakest}, a c…name, {weakest}</text>" in roc_curves(scores, names)
+    many = measured([random_batch(5, 300, 21, 2.0)], 21).scored
+    assert "lowest" not in roc_curves(many, [str(index) for index in range(21)])
 
 
 def test_one_class_alone_has_no_roc_curve() -> None:
