@@ -122,8 +122,13 @@ def _trainer_rehearsed(
     if compiled:
         proven += compiled
     elif hardware.accelerator_row is not None:
-        optimizer, trainable = train.optimizer_kind, trained["trainable_bytes"]
-        need = fits_memory(hardware, trained["variables_bytes"], optimizer, trainable_bytes=trainable)
+        need = fits_memory(
+            hardware,
+            trained["variables_bytes"],
+            train.optimizer_kind,
+            trainable_bytes=trained["trainable_bytes"],
+            sharding=train.sharding,
+        )
         has = device_bytes(hardware)
         room = f" of {has / 2**30:.0f} GiB" if has else ""
         not_proven.append(

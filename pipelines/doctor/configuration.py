@@ -118,6 +118,7 @@ def model_memory(context: Context) -> str:
         config.train.optimizer_kind,
         trainable_bytes=needed.trainable,
         engine=engine,
+        sharding=config.train.sharding,
     )
     return f"{need} per device of {hardware.accelerator_row.title}, not counting activations"
 

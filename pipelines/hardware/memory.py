@@ -14,7 +14,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Memory per device during training, in bytes, excluding activations; every device has a full model replica."""
+    """Memory per device during training, in bytes, excluding activations and gathered variables."""
 
     variables: int
     gradients: int
@@ -38,6 +38,7 @@ def fits_memory(
     *,
     trainable_bytes: int | None = None,
     engine: str | None = None,
+    sharding: str = "replicated",
 ) -> MemoryNeed:
     """Return the memory that the model needs on each device, without activations.
 
@@ -47,12 +48,18 @@ def fits_memory(
         optimizer: The optimizer's kind (`TrainSettings.optimizer_kind`).
         trainable_bytes: Size of the trainable variables; by default, all are trainable.
         engine: The training engine; suggested hardware supports it.
+        sharding: `TrainSettings.sharding`.
 
     Raises:
         UserError: The model needs more memory than a device has.
     """
     trainable = variables_bytes if trainable_bytes is None else trainable_bytes
-    need = MemoryNeed(variables_bytes, trainable, trainable * slots(optimizer), optimizer)
+    parts = max(1, hardware.count) * hardware.replicas
+    whole, shard = (
+        MemoryNeed(variables_bytes // of, trainable // of, trainable * slots(optimizer) // of, optimizer)
+        for of in (1, parts)
+    )
+    need = shard if sharding == "fsdp" else whole
     available = device_bytes(hardware)
     if available is None or need.total <= available:
         return need
@@ -61,6 +68,8 @@ def fits_memory(
     near = next((str(other) for other in _larger(hardware, engine) if (device_bytes(other) or 0) >= need.total), None)
     without_state = need.total - need.optimizer <= available and need.optimizer > 0
     fixes = [f"--hardware '{near}'"] if near else ["a smaller model"]
+    if engine == "jax" and shard.total <= available < need.total and parts > 1:
+        fixes.insert(0, "--set train.sharding=fsdp")
     raise UserError(
         f"The model does not fit in memory: without activations it needs {need}, and {part} has {_gib(available)}.",
         setting="hardware",

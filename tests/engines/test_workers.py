@@ -34,6 +34,11 @@ def last_line(place: Path) -> dict[str, Any]:
     return json.loads((place / "model" / "metrics.jsonl").read_text().splitlines()[-1])
 
 
+def losses(place: Path) -> list[float]:
+    lines = [json.loads(line) for line in (place / "model" / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if line["kind"] == "train"]
+
+
 def test_stopped_then_killed_it_ends_with_the_same_weights(bench: Bench, tmp_path: Path, workers: Any) -> None:
     config = bench.job(**LONG)
     whole = workers.start(config, tmp_path / "whole")
@@ -87,15 +92,34 @@ def test_an_error_on_one_replica_is_its_own_only(bench: Bench, tmp_path: Path, w
 
 
 @pytest.mark.engine("jax")
+def test_sharded_variables_train_as_whole_ones_would(bench: Bench, tmp_path: Path, workers: Any) -> None:
+    settings = {"steps": 300, "steps_per_epoch": 75, "precision": "float32", "builder": TWO, **SAVING}
+    sharded = bench.job(**settings, sharding="fsdp", replicas=2)
+    devices = {"SLIPWAY_VIRTUAL_DEVICES": "2"}
+    pair = workers.start_two(sharded, tmp_path / "sharded", **BUILDERS, **devices)
+    pair[0].wait_for_checkpoint(150)
+    pair[1].process.kill()
+    assert pair[0].wait().status == PEER_LOST
+    resumed = [worker.wait() for worker in workers.start_two(sharded, tmp_path / "sharded", **BUILDERS, **devices)]
+    undisturbed = [worker.wait() for worker in workers.start_two(sharded, tmp_path / "again", **BUILDERS, **devices)]
+    assert [end.status for end in undisturbed] == [0, 0], undisturbed
+    assert {end.checksum for end in resumed} == {end.checksum for end in undisturbed}
+
+    whole = bench.job(**settings, replicas=2)
+    for worker in workers.start_two(whole, tmp_path / "whole", **BUILDERS, **devices):
+        assert worker.wait().status == 0
+    np.testing.assert_allclose(losses(tmp_path / "sharded"), losses(tmp_path / "whole"), rtol=1e-3)
+
+
+@pytest.mark.engine("jax")
 def test_virtual_devices_train_as_one_would(bench: Bench, tmp_path: Path, workers: Any) -> None:
     config = bench.job(steps=100, steps_per_epoch=10, augment={})  # a log point each step
     four = workers.start(config, tmp_path, SLIPWAY_VIRTUAL_DEVICES="4")
-    losses = bench.engine(config).run(bench.training(config), 0, np.full(100, 0.01, np.float32)).losses
+    expected = bench.engine(config).run(bench.training(config), 0, np.full(100, 0.01, np.float32)).losses
     end = four.wait()
     assert end.status == 0, end.errors
     assert "4 x CPU on this host" in end.output
-    lines = [json.loads(line) for line in (tmp_path / "model" / "metrics.jsonl").read_text().splitlines()]
-    np.testing.assert_allclose([line["loss"] for line in lines if line["kind"] == "train"], losses, rtol=1e-3)
+    np.testing.assert_allclose(losses(tmp_path), expected, rtol=1e-3)
 
 
 @pytest.mark.engine("jax")  # on pytorch, each process reads its own examples: test_normalization.py

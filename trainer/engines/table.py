@@ -98,6 +98,10 @@ class EngineRow:
         return self.model_file == SAVED_MODEL_FILE
 
 
+_NOT_SHARDED = Unsupported(
+    "sharding", lambda value: value != "replicated", "keeps all variables on each device", "replicated", "replicated"
+)
+
 # TensorFlow reads the data for every engine; every engine trains Keras networks.
 READERS = ("tensorflow", "keras")
 
@@ -107,6 +111,7 @@ ENGINES: dict[str, EngineRow] = {
         keras_backend="tensorflow",
         cuda_packages={"nvidia-cudnn-cu12": 12, "nvidia-cudnn-cu13": 13},
         topology_variables={PLUGGABLE_VARIABLE: "true"},
+        unsupported=(_NOT_SHARDED,),
     ),
     "jax": EngineRow(
         libraries="JAX and TensorFlow",
@@ -145,6 +150,7 @@ ENGINES: dict[str, EngineRow] = {
         tpus="none",
         not_prebuilt="its models are not SavedModels but model.pt2",
         unsupported=(
+            _NOT_SHARDED,
             Unsupported("xla", lambda value: value is True, "does not compile with XLA", "auto, false", "false"),
             Unsupported(
                 "optimizer",

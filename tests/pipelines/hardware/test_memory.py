@@ -9,6 +9,13 @@ from slipway.pipelines.hardware import parse
 from slipway.pipelines.hardware.memory import GIB, device_bytes, fits_memory
 
 
+def test_sharded_variables_need_their_part_of_each_device() -> None:
+    with pytest.raises(UserError) as info:
+        fits_memory(parse("t4x4"), 8 * GIB, "adam", engine="jax")
+    assert "--set train.sharding=fsdp or" in str(info.value.fix)
+    assert fits_memory(parse("t4x4"), 8 * GIB, "adam", engine="jax", sharding="fsdp").total == 8 * GIB
+
+
 def test_memory_of_variables_gradients_and_optimizer():
     need = fits_memory(parse("t4x4"), 2 * GIB, "adam", trainable_bytes=GIB)
     assert (need.variables, need.gradients, need.optimizer) == (2 * GIB, GIB, 2 * GIB)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -25,6 +26,8 @@ from slipway.trainer.engines.quick_import import let_tensorflow_only_read
 
 # The mesh's only axis: a batch's examples are split along it, everything else is replicated on each device.
 AXIS = "examples"
+# Smaller variables are whole on each device even if others are sharded: gathering them costs more than it saves.
+SHARDED_ELEMENTS = 2**10
 # A host of a TPU slice, which only JAX watches, is lost once it sends no heartbeat for this long.
 HEARTBEAT_SECONDS = 30
 # The devices of a process wait for other processes in threads of one pool: with 1 to 4 threads, two processes of two
@@ -78,10 +81,23 @@ class Devices:
         """Return the sharding of an array that is split along `axis`."""
         return NamedSharding(self.mesh, PartitionSpec(*[None] * axis, AXIS))
 
-    def whole(self, array: ArrayLike) -> jax.Array:
-        """Replicate `array`, which is equal on every process, to every device."""
+    def part_layout(self, shape: Sequence[int]) -> NamedSharding:
+        """Return the sharding of a variable of which each device holds an even part, if it is large and divisible."""
+        axes = [axis for axis, size in enumerate(shape) if size % len(self.all) == 0]
+        if math.prod(shape) < SHARDED_ELEMENTS or not axes:
+            return self.whole_layout
+        return self.layout(max(axes, key=lambda axis: shape[axis]))
+
+    def place(self, array: ArrayLike, layout: NamedSharding) -> jax.Array:
+        """Make an array with a layout from `array`, which is equal on every process."""
         values = np.asarray(array)
-        return jax.make_array_from_callback(values.shape, self.whole_layout, lambda _index: values)
+        return jax.make_array_from_callback(values.shape, layout, lambda index: values[index])
+
+    def gathered(self, array: jax.Array) -> NDArray[Any]:
+        """Return a copy of the whole of an array with any layout. All processes must call it."""
+        if not (array.is_fully_addressable or array.is_fully_replicated):
+            array = jax.jit(lambda same: same, out_shardings=self.whole_layout)(array)
+        return np.array(array)
 
     def split(self, array: ArrayLike, axis: int = 0) -> jax.Array:
         """Make an array that is split evenly along `axis` over all devices, from this process's part of it."""
@@ -130,9 +146,9 @@ class TopologyDevices(Devices):
         """The number of machines, each with one process."""
         return len({device.process_index for device in self.all})
 
-    def whole(self, array: ArrayLike) -> Any:
+    def place(self, array: ArrayLike, layout: NamedSharding) -> Any:
         values = np.asarray(array)
-        return jax.ShapeDtypeStruct(values.shape, values.dtype, sharding=self.whole_layout)
+        return jax.ShapeDtypeStruct(values.shape, values.dtype, sharding=layout)
 
 
 def configure(on_this_machine: int) -> None:

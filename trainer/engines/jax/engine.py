@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from slipway.trainer.engines.base import Engine, Measured, ModelSize, State, Ste
 from slipway.trainer.engines.jax import export
 from slipway.trainer.engines.jax.devices import Devices, TopologyDevices, errors_named
 from slipway.trainer.engines.jax.feed import Feed, MemoryFeed, StreamFeed, abstract, fits
-from slipway.trainer.engines.jax.step import CLASSIFICATION, Arrays, Program, Step, Variables, has_convolutions
+from slipway.trainer.engines.jax.step import CLASSIFICATION, Arrays, Layouts, Program, Step, Variables, has_convolutions
 from slipway.trainer.engines.keras import model as keras_model
 from slipway.trainer.engines.keras import normalization, optimizer
 from slipway.trainer.engines.keras.objective import objective
@@ -63,6 +63,7 @@ class JaxEngine:
         if devices is not None:
             self._devices = devices
         self._variables: Variables = ([], [], [])
+        self._in_model = False  # whether the network has their values
         self._stage: Stage | None = None
         self._feed: Feed | None = None
         self._max_steps = 1  # maximum steps in one call of the compiled function
@@ -111,17 +112,18 @@ class JaxEngine:
             loss_scale=_index(self._optimizer.dynamic_scale, self._optimizer.variables) if scaled else None,
             train=job.train,
             devices=self._devices,
+            layouts=self._layouts() if job.train.sharding == "fsdp" else None,
             own_augmentation=hooks.augmentation(job.train, self._manifest),
             is_loop_fast=self._devices.kind != "CPU" or not has_convolutions(self._model),
         )
         self._measure = self._step.measuring()
-        first, second, third = self._groups()
-        self._variables = (self._whole(first), self._whole(second), self._whole(third))
+        self._place([variable for group in self._groups() for variable in group])
 
     def run(self, data: TrainingData, step: int, rates: NDArray[np.float32]) -> StepMetrics:
         with errors_named(self._devices.cluster):
             if self._feed is None:
                 self._feed = self._feed_for(data, step)
+            self._in_model = False
             results = []
             for start in range(0, len(rates), self._feed.max_steps):
                 some = rates[start : start + self._feed.max_steps]
@@ -175,16 +177,15 @@ class JaxEngine:
         return [float(value) for value in everywhere.view(np.float64).max(axis=0)]
 
     def state(self) -> State:
-        arrays = [np.array(array) for group in self._variables for array in group]
+        with errors_named(self._devices.cluster):
+            arrays = [self._devices.gathered(array) for group in self._variables for array in group]
         return dict(zip(self._names(), arrays, strict=True))
 
     def load_state(self, state: State) -> None:
         arrays = [array for group in self._variables for array in group]
         names = self._names()
         verify_state(state, {name: (array.shape, array.dtype.name) for name, array in zip(names, arrays, strict=True)})
-        found = iter(self._whole(state[name] for name in names))
-        first, second, third = ([next(found) for _ in group] for group in self._variables)
-        self._variables = (first, second, third)
+        self._place([state[name] for name in names])
 
     def work(self) -> Work:
         kind, devices = self._devices.local[0].device_kind, len(self._devices.all)
@@ -234,14 +235,31 @@ class JaxEngine:
                 names[id(variable)] = f"{group}/{number:04d}/{variable.name}"
         return [names[id(variable)] for group in self._groups() for variable in group]
 
-    def _whole(self, variables: Iterable[ArrayLike]) -> Arrays:
-        return [self._devices.whole(variable) for variable in variables]
+    def _layouts(self) -> Layouts:
+        """Return the layout of each variable that is sharded over the devices where that is worth it."""
+        first, second, third = ([self._devices.part_layout(each.shape) for each in group] for group in self._groups())
+        return first, second, third
+
+    def _place(self, values: Sequence[ArrayLike]) -> None:
+        """Copy the values of all variables to the devices, in the order of `_groups`."""
+        rest = iter(values)
+        whole, groups = self._devices.whole_layout, self._groups()
+        layouts = self._step.layouts or tuple([whole] * len(group) for group in groups)
+        first, second, third = ([self._devices.place(next(rest), layout) for layout in group] for group in layouts)
+        self._variables, self._in_model = (first, second, third), False
 
     def _into_model(self) -> None:
-        """Copy the trained values into the network; the compiled functions work on separate arrays."""
-        for variables, arrays in zip(self._groups(), self._variables, strict=True):
-            for variable, array in zip(variables, arrays, strict=True):
-                variable.assign(np.asarray(array))
+        """Copy the trained values into the network; the compiled functions work on separate arrays.
+
+        All processes must call it, unless nothing was trained since it was called.
+        """
+        if self._in_model:
+            return
+        with errors_named(self._devices.cluster):
+            for variables, arrays in zip(self._groups(), self._variables, strict=True):
+                for variable, array in zip(variables, arrays, strict=True):
+                    variable.assign(self._devices.gathered(array))
+        self._in_model = True
 
 
 def _index(wanted: keras.Variable, variables: Sequence[keras.Variable]) -> int:

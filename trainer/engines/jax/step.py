@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
 from slipway.core.manifest import Manifest
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 # Variables as arrays: the network's trainable ones, its others (random state, moving statistics), the optimizer's.
 Arrays: TypeAlias = list[jax.Array]
 Variables = tuple[Arrays, Arrays, Arrays]
+# The layout of each of them.
+Layouts = tuple[list[NamedSharding], list[NamedSharding], list[NamedSharding]]
+# The name of sharded variables that were gathered.
+GATHERED = "gathered"
 # The arrays that a call's steps read, of a split in memory or of batches: the network's inputs, then others.
 Inputs = Sequence[Tensors]
 # The network's inputs and labels.
@@ -54,6 +59,7 @@ class Step:
         loss_scale: The index of the loss scale among them; None without loss scaling.
         train: The settings.
         devices: The job's Devices.
+        layouts: The layouts of sharded variables; None if all are whole on each device.
         is_loop_fast: Whether the steps of a call run in one compiled loop; else each is a separate call.
         own_augmentation: The user's augmentation, or None.
     """
@@ -66,6 +72,7 @@ class Step:
     loss_scale: int | None
     train: TrainSettings
     devices: Devices
+    layouts: Layouts | None
     is_loop_fast: bool
     own_augmentation: Custom | None = None
 
@@ -130,6 +137,7 @@ class Step:
         `fetch` is (inputs, step number in the call, step number in the run) -> (inputs, labels).
         """
         whole = self.devices.whole_layout
+        layouts = (self.layouts or whole, whole)
 
         def one(
             variables: Variables, inputs: Inputs, first: jax.Array, rates: jax.Array, number: jax.Array
@@ -147,7 +155,7 @@ class Step:
             # The number of steps is an input, so that calls of every length share one compiled program.
             return jax.lax.fori_loop(0, count, body, (variables, jnp.zeros((rates.shape[0], 2), jnp.float32)))
 
-        return jax.jit(many if self.is_loop_fast else one, donate_argnums=0, out_shardings=(whole, whole))
+        return jax.jit(many if self.is_loop_fast else one, donate_argnums=0, out_shardings=layouts)
 
     def _calls(self, program: Program) -> Steps:
         def run_many(
@@ -211,7 +219,7 @@ class Step:
         """
         trained, others, kept = variables
         scale = jnp.float32(1.0) if self.loss_scale is None else kept[self.loss_scale]
-        gradient = jax.grad(self._loss, has_aux=True)
+        gradient = self._gradient()
 
         def part(
             carry: tuple[Arrays, Arrays, jax.Array], batch: Batch
@@ -230,6 +238,29 @@ class Step:
         kept[self.rate] = rate.astype(kept[self.rate].dtype)
         trained, kept = self.optimizer.stateless_apply(kept, gradients, trained)
         return (list(trained), list(others), list(kept)), metrics
+
+    def _gradient(self) -> Callable[..., tuple[Arrays, tuple[Arrays, jax.Array]]]:
+        """Return the gradient of `_loss`.
+
+        Sharded variables are gathered where the forward pass needs them and, so as not to be kept until then, again in
+        the backward pass; their gradients are sharded as they are.
+        """
+        if self.layouts is None:
+            return jax.grad(self._loss, has_aux=True)
+        layouts, whole = self.layouts[0], self.devices.whole_layout
+
+        def loss(trained: Arrays, *others: Any) -> tuple[jax.Array, tuple[Arrays, jax.Array]]:
+            gathered = [checkpoint_name(jax.lax.with_sharding_constraint(each, whole), GATHERED) for each in trained]
+            return self._loss(gathered, *others)
+
+        policy = jax.checkpoint_policies.save_anything_except_these_names(GATHERED)
+        gradient = jax.grad(jax.checkpoint(loss, policy=policy), has_aux=True)
+
+        def sharded(trained: Arrays, *others: Any) -> tuple[Arrays, tuple[Arrays, jax.Array]]:
+            gradients, rest = gradient(trained, *others)
+            return jax.lax.with_sharding_constraint(gradients, layouts), rest
+
+        return sharded
 
     def _loss(
         self, trained: Arrays, others: Arrays, inputs: Tensors, labels: Labels, scale: jax.Array
