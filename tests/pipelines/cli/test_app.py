@@ -50,6 +50,12 @@ def test_no_command_shows_the_help(arguments):
     assert "Usage: slipway" in result.output
 
 
+def test_the_list_of_commands_loads_no_library_that_help_does_not_need():
+    libraries = {"pydantic", "yaml", "kfp", "numpy", "pyarrow", "tensorflow", "jinja2"}
+    code = f"import sys, slipway.pipelines.cli.app; print({libraries} & {{*sys.modules}})"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
+
+
 def test_help_lists_the_commands_in_groups_with_examples():
     shown = invoke("--help", COLUMNS="80").output
     assert {group for group, *_ in COMMANDS} == {"Train", "Use models", "Follow runs", "Prepare", "Build and schedule"}
