@@ -9,8 +9,7 @@ from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
-from slipway.pipelines.comparison import selection
-from slipway.pipelines.runs.progress import short
+from slipway.core.paths import short
 from slipway.pipelines.runs.record import RunRecord
 
 if TYPE_CHECKING:
@@ -190,6 +189,8 @@ def run_lines(records: list[RunRecord], settings: Sequence[Mapping[str, object]]
 
 def differences(settings: Sequence[Mapping[str, object]]) -> list[str]:
     """Return for each configuration the settings that are not the same in all of them, such as "train.epochs=5"."""
+    from slipway.pipelines.comparison import selection
+
     different = [name for name in selection.differences(settings) if name != "hardware"]
     found = []
     for each in settings:

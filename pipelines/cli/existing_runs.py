@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from slipway.core.errors import UserError, lowered
+from slipway.core.paths import short
 from slipway.pipelines.options import Json, Run, Timings, complete_run
 from slipway.pipelines.platforms.table import platform_of
 from slipway.pipelines.terminal import (
@@ -141,7 +142,6 @@ def compare(
     """Write a page that compares runs: metrics, settings that differ, learning curves, data, code and time."""
     from slipway.pipelines.cli import display
     from slipway.pipelines.runs import record as runs
-    from slipway.pipelines.runs.progress import short
 
     rows = _selected(where, sort, map(runs.find, run_ids) if run_ids else runs.folders())
     if not rows:

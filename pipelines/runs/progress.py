@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -12,6 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
+from slipway.core.paths import short
 from slipway.pipelines.runs.record import RunRecord, StepRecord
 from slipway.pipelines.table import STEPS
 
@@ -194,11 +194,3 @@ def outcome(step: StepRecord, *, judged: bool) -> str:
     if step.reused:
         text = f"{text} (reused)".lstrip()
     return text
-
-
-def short(path: str) -> str:
-    """Return `path` relative to the current folder if it is inside it."""
-    try:
-        return str(Path(path).relative_to(Path.cwd()))
-    except ValueError:
-        return path

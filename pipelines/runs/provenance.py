@@ -10,7 +10,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slipway.components.build_image.project import git_commit
 from slipway.core.cores import available_cores
 from slipway.core.values import JsonObject, leaves
 from slipway.trainer.engines.installed import DISTRIBUTION
@@ -27,6 +26,8 @@ MODULE = re.compile(r"[A-Za-z_][\w.]*(:[A-Za-z_]\w*)?")  # with a function
 
 def of_here(config: RunConfig) -> JsonObject:
     """Return what a run that starts now on this machine is made with."""
+    from slipway.components.build_image.project import git_commit
+
     return {
         "commit": git_commit(Path.cwd()),
         "files": {str(path): hashlib.sha256(path.read_bytes()).hexdigest()[:12] for path in _files(config)},

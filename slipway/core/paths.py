@@ -90,3 +90,11 @@ def in_project(path: Path) -> Path:
         ):
             return folder / path
     return path
+
+
+def short(path: str) -> str:
+    """Return `path` relative to the current folder if it is inside it."""
+    try:
+        return str(Path(path).relative_to(Path.cwd()))
+    except ValueError:
+        return path
