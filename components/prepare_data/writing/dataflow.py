@@ -315,7 +315,7 @@ class Follower:
 
     def _report_idle(self) -> None:
         """Report once that nothing has happened for ten minutes."""
-        if self._examples or self._idle_since is None or time.monotonic() - self._idle_since < IDLE_SECONDS:
+        if self._examples or self._idle_since is None or time.monotonic() - self._idle_since < paced(IDLE_SECONDS):
             return
         self._idle_since = None
         minutes = round(IDLE_SECONDS / 60)
