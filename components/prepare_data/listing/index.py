@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
@@ -359,12 +359,24 @@ def list_path(folder: Path, split: str, shard: int) -> Path:
 
 def read_list(path: Path) -> Iterator[Example]:
     """Yield a shard's examples in the order in which they are written."""
-    rows: list[bytes] = []
-    with path.open("rb") as file:
-        while file.peek(1):
-            rows += pickle.load(file)
-    rows.sort()
+    parts = load_list(path)
+    if not all(isinstance(part, list) for part in parts):
+        from slipway.components.prepare_data.listing.table_index import dealt_rows
+
+        for found in dealt_rows(path):
+            yield from found.examples()
+        return
+    rows = sorted(itertools.chain.from_iterable(parts))
     unpack, start, number = ROW_AFTER_RANK.unpack_from, ROW_AFTER_RANK.size, int.from_bytes
     for row in rows:
         _, size, offset, _, _ = unpack(row)
         yield row[start:-LABEL_BYTES], number(row[-LABEL_BYTES:]), size, offset
+
+
+def load_list(path: Path) -> list[Any]:
+    """Return what was appended to a list: lists of examples, or arrays of rows."""
+    parts = []
+    with path.open("rb") as file:
+        while file.peek(1):
+            parts.append(pickle.load(file))
+    return parts

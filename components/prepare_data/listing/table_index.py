@@ -19,13 +19,15 @@ from numpy.typing import NDArray
 
 from slipway.components.prepare_data.encoding.table_rows import KEY_BYTES, KEY_PREFIX, key_lines, keys_of
 from slipway.components.prepare_data.examples import SPLITS, Example, Group
-from slipway.components.prepare_data.listing.index import bundle_rank, read_list
+from slipway.components.prepare_data.listing.index import bundle_rank, load_list, read_list
 from slipway.components.prepare_data.sources.source import ListedRows
 
 HASH_BYTES = 12
 # Rows that are sorted in memory at once, and that are read at once.
 PIECE_BYTES = 8 << 20
 ROWS_READ = 1 << 16
+# Records of rows that are written at once.
+BATCH_BYTES = 1 << 22
 HASHED = np.dtype([("rank", ">u8"), ("order", ">u4")])
 # The order in which equal rows are numbered.
 SPLIT_ORDER = (None, "test", "train", "validation")
@@ -379,37 +381,33 @@ class DealtRows(NamedTuple):
         return dict(zip(labels.tolist(), counts.tolist(), strict=True))
 
 
-def dealt_rows(path: Path, size: int, beside: int) -> Iterator[DealtRows]:
-    """Yield the rows in the list of a shard, those of about `size` bytes at a time.
+def dealt_rows(path: Path, beside: int = 0) -> Iterator[DealtRows]:
+    """Yield the rows in the list of a shard, those of records of about `BATCH_BYTES` at a time.
 
     Args:
         path: The list.
-        size: The size of their records.
         beside: The size of a record beside its Features.
     """
-    parts = []
-    with path.open("rb") as file:
-        while file.peek(1):
-            parts.append(pickle.load(file))
+    parts = load_list(path)
     if isinstance(parts[0], list):  # the rows were listed one at a time, with their ids
-        yield from _in_batches(read_list(path), size, beside)
+        yield from _in_batches(read_list(path), beside)
         return
     rows = np.concatenate(parts)
     rows = rows[_sorted(rows["order"], rows["size"], rows["offset"])]
-    count = int(size / (beside + rows["size"].mean())) + 1
+    count = int(BATCH_BYTES / (beside + rows["size"].mean())) + 1
     for start in range(0, len(rows), count):
         part = rows[start : start + count]
         columns = (part[name].astype(np.int64) for name in ("label", "size", "offset"))
         yield DealtRows(keys_of(part["digest"], part["copy"]), *columns)
 
 
-def _in_batches(examples: Iterable[Example], size: int, beside: int) -> Iterator[DealtRows]:
+def _in_batches(examples: Iterable[Example], beside: int) -> Iterator[DealtRows]:
     found: list[Example] = []
     total = 0
     for example in examples:
         found.append(example)
         total += beside + example[2]
-        if total > size:
+        if total > BATCH_BYTES:
             yield _together(found)
             found, total = [], 0
     if found:

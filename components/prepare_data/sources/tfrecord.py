@@ -10,19 +10,28 @@ import os
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from slipway.components.prepare_data.encoding.messages import features_of, values
 from slipway.components.prepare_data.encoding.records import scan
-from slipway.components.prepare_data.examples import SPLIT_FOLDERS, Example, Group, Unusable, readable, source_error
+from slipway.components.prepare_data.examples import (
+    LABEL_SEPARATOR,
+    SPLIT_FOLDERS,
+    Example,
+    Group,
+    Unusable,
+    readable,
+    source_error,
+)
 from slipway.components.prepare_data.remote import ReadAhead, is_remote, read_range
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.sorting import ExampleKeys
+from slipway.components.prepare_data.sorting import DIGEST_BYTES, ExampleKeys
 from slipway.components.prepare_data.sources.images import valid_name
 from slipway.components.prepare_data.sources.record_layout import RecordLayout, read_features, record_layout
-from slipway.components.prepare_data.sources.source import Entry, Ignored, Reader, Source
+from slipway.components.prepare_data.sources.source import Entry, Ignored, ListedRows, Reader, Source
 from slipway.core.errors import UserError, nearest
 from slipway.core.manifest import TaskName
 from slipway.core.paths import local_path
@@ -33,8 +42,9 @@ SPLIT_TOKEN = re.compile(r"(?:^|[-_.])(train|validation|valid|val|test)(?=[-_.]|
 OFFSET_BITS = 44
 MAX_OPEN = 64
 GZIP_START = b"\x1f\x8b"
-# A record's key, its features by name, and the rest of its entry.
-Listed = tuple[bytes, dict[bytes, bytes], tuple[str, str | None, int, int, int, bytes]]
+# A record's key, its features by name, and of its entry the label, split, size, position and group; and its message.
+Listed = tuple[bytes, dict[bytes, bytes], tuple[str, str | None, int, int, bytes], bytes]
+ROWS_LISTED = 4096  # at once
 
 
 @dataclass(frozen=True)
@@ -92,37 +102,54 @@ class TfrecordSource(Source):
     def parts(self) -> list[list[int]]:
         """Return one part per file, or one part of all files if their keys have to be unique among all.
 
-        The key of an image without one is its position; that of another example is its content.
+        The key of an image without one is its position; that of another example is a hash of its content.
         """
         numbers = list(range(len(self._files)))
-        return [[number] for number in numbers] if self._is_keyed_by_position else [numbers]
+        return [numbers] if self._layout.key else [[number] for number in numbers]
 
-    @property
-    def _is_keyed_by_position(self) -> bool:
-        return self.has_image and not self._layout.key
+    def rows(self, part: list[int], ignored: Ignored, scratch: Path) -> Iterator[ListedRows] | None:  # noqa: ARG002
+        return None if self.has_image or self._layout.key else self._rows(part, ignored)
+
+    def _rows(self, part: list[int], ignored: Ignored) -> Iterator[ListedRows]:
+        records = self._records(part, ignored)
+        while found := [*itertools.islice(records, ROWS_LISTED)]:
+            yield self._listed(found)
+
+    def _listed(self, records: Sequence[Listed]) -> ListedRows:
+        import numpy as np
+
+        # Serialized maps have no fixed order.
+        contents = (marshal.dumps(sorted(features.items()), 2) for _, features, *_ in records)
+        digests = b"".join([hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest() for content in contents])
+        labels, splits, *columns, values = zip(*(entry for _, _, entry, _ in records), strict=True)
+        names: set[str] = set()
+        if self.task == "multilabel":
+            names.update(*(label.split(LABEL_SEPARATOR) for label in {*labels}))
+            labels = ("",) * len(records)
+        groups: dict[Group, int] = {}
+        bundles: dict[bytes, int] = {}
+        group = np.array([groups.setdefault(found, len(groups)) for found in zip(splits, labels, strict=True)])
+        bundle = np.array([bundles.setdefault(value, len(bundles)) for value in values])
+        sizes, offsets = (np.array(column, np.int64) for column in columns)
+        found = np.frombuffer(digests, ">u8")
+        return ListedRows(found, [*groups], group, sizes, offsets, [*bundles], bundle, names - {""})
 
     def entries(self, part: list[int], ignored: Ignored, scratch: Path) -> Iterator[Entry]:
-        if self._is_keyed_by_position:
-            for number in part:
-                for key, _, entry in self._of_file(number, ignored):
-                    yield key, *entry
-            return
-        with ExampleKeys(scratch / "keys") as keys:  # of the only part
-            records = itertools.chain.from_iterable(self._of_file(number, ignored) for number in part)
-            for count, (key, features, entry) in enumerate(records):
-                if self._layout.key:
+        with ExampleKeys(scratch / "keys") if self._layout.key else nullcontext() as keys:  # of the only part
+            for count, (key, _, (*about, offset, value), message) in enumerate(self._records(part, ignored)):
+                if keys:
                     keys.add(key, count)
-                    yield key, *entry
-                else:  # serialized maps have no fixed order
-                    keys.add_content(marshal.dumps(sorted(features.items()), 2), entry)
-            for key, entry in keys.by_content():
-                yield key, *entry
-            if twice := keys.twice():
+                stamp = int.from_bytes(hashlib.blake2b(message, digest_size=DIGEST_BYTES).digest())
+                yield key, *about, stamp, offset, value
+            if keys and (twice := keys.twice()):
                 raise source_error(
                     self.reference,
                     f"The key {readable(twice[0])} is not unique: examples {twice[1]:,} and {twice[2]:,} have it.",
                     fix=f"make every {self._layout.key} unique, or remove {self._layout.key} from the features file",
                 )
+
+    def _records(self, part: list[int], ignored: Ignored) -> Iterator[Listed]:
+        return itertools.chain.from_iterable(self._of_file(number, ignored) for number in part)
 
     def _of_file(self, number: int, ignored: Ignored) -> Iterator[Listed]:
         file, count, is_damaged = self._files[number], 0, False
@@ -146,9 +173,7 @@ class TfrecordSource(Source):
                 except Unusable as error:
                     ignored.skip(key, str(error))
                     continue
-                stamp = int.from_bytes(hashlib.blake2b(message, digest_size=8).digest())
-                entry = label, file.split, len(message), stamp, number << OFFSET_BITS | offset, value
-                yield key, features, entry
+                yield key, features, (label, file.split, len(message), number << OFFSET_BITS | offset, value), message
         if not is_damaged and count < (file.records or 0):
             self._refuse_truncated(file, count)
         for missing in range(count, file.records or 0):

@@ -36,8 +36,6 @@ from slipway.core.manifest import Shard
 from slipway.core.seen import key_hash, key_hashes
 
 BUFFER_BYTES = 1 << 19
-# Rows of a table that are processed at once.
-BATCH_BYTES = 1 << 22
 EXAMPLES_BETWEEN_TICKS = 256
 SECONDS_BETWEEN_TICKS = 0.2
 
@@ -276,7 +274,7 @@ class ShardWriter:
         from slipway.components.prepare_data.encoding.table_rows import records
         from slipway.components.prepare_data.listing.table_index import dealt_rows
 
-        for part in dealt_rows(task.examples, BATCH_BYTES, reader.layout.entry_bytes):
+        for part in dealt_rows(task.examples, reader.layout.entry_bytes):
             rows = reader.rows(part.offsets)
             if self._labels:
                 rows.coded[LABEL] = rows.coded[LABEL].changed(self._indicators)

@@ -118,8 +118,9 @@ def test_splits_stand_in_the_names_of_files_or_folders(write: Callable[..., Path
         assert keys == {f"{names[2]}/{number}" for number in range(9)}
 
 
+@pytest.mark.parametrize("group_by", [None, "column:x"])
 def test_rows_without_keys_are_recognized_in_another_order_and_other_files(
-    make_settings: MakeSettings, tmp_path: Path
+    make_settings: MakeSettings, tmp_path: Path, group_by: str | None
 ) -> None:
     def prepared(rows: Sequence[int], border: int) -> Prepared:
         messages = []
@@ -128,11 +129,13 @@ def test_rows_without_keys_are_recognized_in_another_order_and_other_files(
             messages.append(framed(b"".join(entries[:: 1 if border == 10 else -1])))  # serialized maps have no order
         (tmp_path / "1.tfrecord").write_bytes(b"".join(messages[:border]))
         (tmp_path / "2.tfrecord").write_bytes(b"".join(messages[border:]))
-        settings = make_settings(f"tfrecord:{tmp_path}", features={"x": "number", "label": {"classes": 2}}, name="rows")
-        return prepare(settings, 1)
+        about = {"features": {"x": "number", "label": {"classes": 2}}, "inputs": ["x"], "group_by": group_by}
+        return prepare(make_settings(f"tfrecord:{tmp_path}", name="rows", **about), 1)
 
     first, again = prepared(range(80), 10), prepared(range(80)[::-1], 50)
     assert len({one["key"][0] for split in stored(first).values() for one in split}) == 80
+    values = [{one["x"][0] for one in split} for split in stored(first).values()]
+    assert (sum(map(len, values)) == len(set().union(*values))) == (group_by is not None)
     assert again.manifest.fingerprint == first.manifest.fingerprint
 
 

@@ -14,7 +14,7 @@ import pytest
 from slipway.components.prepare_data import prepare as prepare_module
 from slipway.components.prepare_data.listing import index, table_index
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.writing import set_writer, shards
+from slipway.components.prepare_data.writing import set_writer
 from slipway.core.tables import csv_file
 
 pytestmark = pytest.mark.slow
@@ -117,7 +117,7 @@ def test_ten_times_the_rows_take_the_same_memory(
     for module in (prepare_module, set_writer):
         monkeypatch.setattr(module, "Workers", WorkersInThisProcess)
     monkeypatch.setattr(csv_file, "BATCH_BYTES", 1 << 15)
-    monkeypatch.setattr(shards, "BATCH_BYTES", 1 << 17)
+    monkeypatch.setattr(table_index, "BATCH_BYTES", 1 << 17)
     monkeypatch.setattr(table_index, "ROWS_READ", 1000)
     monkeypatch.setattr(table_index, "PIECE_BYTES", 1 << (30 if in_one_piece else 16))
     table_peak(tmp_path, 100)  # triggers the lazy imports
