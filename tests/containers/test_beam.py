@@ -115,8 +115,8 @@ def test_workers_in_containers_write_the_same_shards(
         for number in range(40):
             (images / label / f"{number}.png").write_bytes(encoded_image(ord(label) * 100 + number))
     expected = prepare(settings(f"images:{images}", str(tmp_path / "store")), 3).folder
-    with pool(engine, image, bucket.environment), job_service(tmp_path, {}, pool=POOL) as options:
-        beam = {"runner": "PortableRunner", "from_gigabytes": 0, "options": options}
+    with pool(engine, image, bucket.environment), job_service(tmp_path, {}, pool=POOL) as service:
+        beam = {"runner": "PortableRunner", "from_gigabytes": 0, "options": service.options}
         found = bucket.prepare(settings(f"images:gs://{BUCKET}/images", f"gs://{BUCKET}/sets", beam=beam))
     shards = {path.name: path.read_bytes() for path in expected.glob("*.tfrecord*")}
     assert {path.name: path.read_bytes() for path in found.glob("*.tfrecord*")} == shards

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.core.manifest import TaskName
@@ -32,6 +32,14 @@ settings = owned_by(DataSettings.model_validate_json(sys.argv[1]), "gs://bucket/
 print(prepare(settings, 3, task=sys.argv[2]).folder)
 """
 PORT_FILE = "job-service.port"
+# "When running in batch mode, bundles including a failing item are retried 4 times": Dataflow's documentation.
+ATTEMPTS = 4
+# The wording: https://github.com/apache/beam/issues/30482
+LOST = (
+    "The job failed because a work item has failed 4 times. Look in previous log entries for the cause of each one of "
+    "the 4 failures. For more information, see https://cloud.google.com/dataflow/docs/guides/common-errors. The work "
+    "item was attempted on these workers: \n\n      Root cause: The worker lost contact with the service."
+)
 IN_NAMESPACE = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-ec"]
 # A root of its own, with the folders of this machine and /gcs; chroot is on no ordinary user's PATH.
 SCRIPT = """
@@ -84,7 +92,11 @@ class Bucket:
         process = self.start(settings, task)
         output, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors
-        return self._mount / Path(output.splitlines()[-1]).relative_to("/gcs")
+        return self.seen_here(output.splitlines()[-1])
+
+    def seen_here(self, path: str) -> Path:
+        """Return the folder that such a process sees at `path`."""
+        return self._mount / Path(path).relative_to("/gcs")
 
     def start(self, settings: DataSettings, task: TaskName = "classification") -> subprocess.Popen[str]:
         """Start such a process."""
@@ -96,11 +108,45 @@ class Bucket:
         )
 
 
+class Service(NamedTuple):
+    """Beam's job service with its pool of workers.
+
+    Attributes:
+        options: The options with which a PortableRunner uses them.
+        pool: The process that starts workers; None if it is not one of this test.
+    """
+
+    options: dict[str, str]
+    pool: int | None
+
+    def workers(self) -> dict[int, int]:
+        """Return the signal that ended each worker, 0 if none did.
+
+        The pool does not wait for its processes, so that those that have ended are still found.
+        """
+        found = {}
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                values = (process / "stat").read_text().rpartition(") ")[2].split()
+                if int(values[1]) == self.pool:
+                    found[int(process.name)] = int(values[-1]) & 0x7F
+        return found
+
+    def inside_a_shard(self) -> list[int]:
+        """Return the workers that have the file of a shard open."""
+        found = []
+        for worker in self.workers():
+            with contextlib.suppress(OSError):  # it has ended
+                files = Path(f"/proc/{worker}/fd").iterdir()
+                found += [worker] * any(".tfrecord-" in str(file.readlink()) for file in files)
+        return found
+
+
 @contextlib.contextmanager
 def job_service(
     folder: Path, environment: Mapping[str, str], *, hidden: Path | None = None, pool: int | None = None
-) -> Iterator[dict[str, str]]:
-    """Start the service and the pool; yields the options with which a PortableRunner uses them.
+) -> Iterator[Service]:
+    """Start the service and the pool.
 
     Source (run): `local_job_service_main --help` and `worker_pool_main --help` of Beam 2.77.
 
@@ -137,7 +183,8 @@ def job_service(
                 )
         _wait(port_file, pool, processes)
         address = f"localhost:{port_file.read_text()}"
-        yield {"job_endpoint": address, "environment_type": "EXTERNAL", "environment_config": f"localhost:{pool}"}
+        external = {"environment_type": "EXTERNAL", "environment_config": f"localhost:{pool}"}
+        yield Service({"job_endpoint": address, **external}, processes[-1].pid if len(processes) > 1 else None)
     finally:
         for process in processes:
             with contextlib.suppress(ProcessLookupError):
@@ -145,11 +192,12 @@ def job_service(
             process.wait()
 
 
-def dataflow_script(google: FakeGoogle, options: Mapping[str, str]) -> Script:
-    """Return what jobs of the fake Dataflow do: run their pipeline by Beam's job service with these `options`.
+def dataflow_script(google: FakeGoogle, beam: Service) -> Script:
+    """Return what jobs of the fake Dataflow do: run their pipeline by Beam's job service.
 
     The pipeline is where the job says it is, pipeline.pb in the bucket. Its workers are those of the pool, in place of
-    containers of the image that it names.
+    containers of the image that it names. The work of one that is killed is done again by another, up to `ATTEMPTS`
+    times. Dataflow does so for work items; here, the whole pipeline is one.
     """
 
     def script(fake: FakeDataflow, job: dict[str, Any]) -> Iterator[None]:
@@ -158,22 +206,30 @@ def dataflow_script(google: FakeGoogle, options: Mapping[str, str]) -> Script:
 
         url = str(job["environment"]["sdkPipelineOptions"]["options"]["pipelineUrl"])
         bucket, _, name = url.removeprefix("gs://").partition("/")
-        pipeline = _with_pool(google.storage.read(bucket, name)[0], options["environment_config"])
-        with grpc.insecure_channel(options["job_endpoint"]) as channel:
+        pipeline = _with_pool(google.storage.read(bucket, name)[0], beam.options["environment_config"])
+        states = beam_job_api_pb2.JobState
+        with grpc.insecure_channel(beam.options["job_endpoint"]) as channel:
             service = beam_job_api_pb2_grpc.JobServiceStub(channel)
-            prepared = service.Prepare(beam_job_api_pb2.PrepareJobRequest(job_name=job["name"], pipeline=pipeline))
-            run = service.Run(beam_job_api_pb2.RunJobRequest(preparation_id=prepared.preparation_id)).job_id
             fake.scale(job, 1)
-            states = beam_job_api_pb2.JobState
-            while True:
-                state = service.GetState(beam_job_api_pb2.GetJobStateRequest(job_id=run)).state
-                if state == states.DONE:
-                    return
-                if state in (states.FAILED, states.CANCELLED):
-                    raise JobFailed(f"Workflow failed: {states.Enum.Name(state)}")
-                yield
+            for _ in range(ATTEMPTS):
+                killed = _killed(beam)
+                prepared = service.Prepare(beam_job_api_pb2.PrepareJobRequest(job_name=job["name"], pipeline=pipeline))
+                run = service.Run(beam_job_api_pb2.RunJobRequest(preparation_id=prepared.preparation_id)).job_id
+                while _killed(beam) == killed:  # otherwise, Beam's job service waits for the worker forever
+                    state = service.GetState(beam_job_api_pb2.GetJobStateRequest(job_id=run)).state
+                    if state == states.DONE:
+                        return
+                    if state in (states.FAILED, states.CANCELLED):
+                        raise JobFailed(f"Workflow failed: {states.Enum.Name(state)}")
+                    yield
+        raise JobFailed(LOST)
 
     return script
+
+
+def _killed(beam: Service) -> int:
+    """Return how many workers were killed."""
+    return [*beam.workers().values()].count(signal.SIGKILL)
 
 
 def _with_pool(content: bytes, pool: str) -> Any:

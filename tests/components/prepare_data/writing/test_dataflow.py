@@ -61,7 +61,9 @@ def settings(**options: Any) -> DataSettings:
         **options,
     }
     beam = {"from_gigabytes": 0, "options": {name: value for name, value in own.items() if value is not None}}
-    return DataSettings.model_validate({"source": "images:gs://bucket/images", "store": "gs://bucket/sets", "beam": beam})
+    return DataSettings.model_validate(
+        {"source": "images:gs://bucket/images", "store": "gs://bucket/sets", "beam": beam}
+    )
 
 
 class Step:
@@ -255,7 +257,7 @@ def test_a_quota_for_workers_is_explained(step: Step, dataflow: FakeDataflow) ->
         "Workflow failed. Causes: Error: Message: Exceeded limit 'QUOTA_FOR_INSTANCES' on resource "
         "'slipway-harness'. Limit: 8.0 HTTP Code: 403"
     )
-    with pytest.raises(UserError, match="too little Compute Engine quota for Dataflow's workers: QUOTA_FOR_INST") as error:
+    with pytest.raises(UserError, match="too little Compute Engine quota for Dataflow's workers: QUOTA") as error:
         step.run()
     assert f"project={PROJECT}" in (error.value.fix or "")
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,11 @@ from slipway.components.prepare_data.settings import DataSettings
 from slipway.core import manifest
 from slipway.core.errors import UserError
 from slipway.core.manifest import TaskName
-from tests.fakes.beam import BUCKET, Bucket, can_mount, dataflow_script, job_service
-from tests.fakes.dataflow import FakeDataflow, JobFailed
+from tests.fakes.beam import ATTEMPTS, BUCKET, Bucket, Service, can_mount, dataflow_script, job_service
+from tests.fakes.dataflow import FakeDataflow, JobFailed, Script
+from tests.fakes.errors import ConnectionReset
 from tests.fakes.google import COMPUTE_ACCOUNT, PROJECT, REGION, FakeGoogle
+from tests.fakes.http_service import Request
 from tests.fakes.ready import grant
 
 MakeFolder = Callable[..., Path]
@@ -40,12 +44,12 @@ def bucket(google: FakeGoogle, tmp_path: Path) -> Bucket:
 
 @pytest.fixture
 def beam_of_bucket(bucket: Bucket, tmp_path: Path) -> Iterator[dict[str, Any]]:
-    with job_service(tmp_path, bucket.environment) as options:
-        yield portable(options)
+    with job_service(tmp_path, bucket.environment) as service:
+        yield portable(service)
 
 
-def portable(options: dict[str, str], access: str = "bucket") -> dict[str, Any]:
-    return {"runner": "PortableRunner", "access": access, "from_gigabytes": 0, "options": options}
+def portable(service: Service, access: str = "bucket") -> dict[str, Any]:
+    return {"runner": "PortableRunner", "access": access, "from_gigabytes": 0, "options": service.options}
 
 
 @pytest.fixture
@@ -122,10 +126,10 @@ def test_shards_from_and_to_a_shared_volume(images: Path, make_settings: MakeSet
         (f"csv:{listed}", "classification", {}),
         (f"csv:{table}", "regression", {}),
     ]
-    with job_service(tmp_path, {}) as options:
+    with job_service(tmp_path, {}) as service:
         for source, task, more in cases:
             expected = prepare(make_settings(source, **more), 3, task=task).folder
-            beam = portable(options, "paths")
+            beam = portable(service, "paths")
             settings = make_settings(source, **more, beam=beam, store=str(tmp_path / "shared volume"))
             found = prepare(settings, 3, task=task).folder
             assert content(found) == content(expected)
@@ -139,8 +143,8 @@ def test_a_worker_without_the_volume_is_named(images: Path, make_settings: MakeS
         pytest.skip("this machine lets no user mount a folder in a namespace")
     store = tmp_path / "shared volume"
     store.mkdir()
-    with job_service(tmp_path, {}, hidden=store) as options:
-        settings = make_settings(images, skip_corrupt=0.05, beam=portable(options, "paths"), store=str(store))
+    with job_service(tmp_path, {}, hidden=store) as service:
+        settings = make_settings(images, skip_corrupt=0.05, beam=portable(service, "paths"), store=str(store))
         with pytest.raises(UserError, match=f"{socket.gethostname()} does not see the folder {store}/") as error:
             prepare(settings, 3)
     assert "\n" not in error.value.message
@@ -180,8 +184,8 @@ def test_a_job_on_dataflow_is_adopted_after_the_launcher_was_killed(
     tmp_path: Path,
 ) -> None:  # fmt: skip
     expected = prepare(make_settings(images, skip_corrupt=0.05), 3).folder
-    with job_service(tmp_path, bucket.environment) as options:
-        writing = dataflow_script(google, options)
+    with job_service(tmp_path, bucket.environment) as service:
+        writing = dataflow_script(google, service)
 
         def killing(fake: FakeDataflow, job: dict[str, Any]) -> Iterator[None]:
             google.dataflow.script = writing
@@ -198,8 +202,65 @@ def test_a_job_on_dataflow_is_adopted_after_the_launcher_was_killed(
     # One validates the images, one writes them.
     assert states(google) == ["DONE", "DONE"]
     jobs = google.dataflow.jobs.values()
+    assert {job["labels"]["slipway-run"] for job in jobs} == {"of-the-test"}
     images_of = [pool["sdkHarnessContainerImages"] for job in jobs for pool in job["environment"]["workerPools"]]
     assert {one["containerImage"] for found in images_of for one in found} == {"e.g/beam:1"}
+
+
+def killing_inside_a_shard(google: FakeGoogle, service: Service, times: int) -> Script:
+    """Return what a job does whose worker is killed this many times while it writes a shard.
+
+    A read of one image gets no response before its worker is killed, so that the shard with the image is not finished.
+    """
+    asked, killed = threading.Event(), threading.Semaphore(0)
+    left = iter(range(times))
+
+    def gate(request: Request) -> None:
+        is_held = request.path.startswith("/download") and request.path.endswith("train/b/image 7.png")
+        if is_held and next(left, None) is not None:
+            asked.set()
+            assert killed.acquire(timeout=60)
+            raise ConnectionReset
+
+    def script(fake: FakeDataflow, job: dict[str, Any]) -> Iterator[None]:
+        for _ in dataflow_script(google, service)(fake, job):
+            if asked.is_set():
+                asked.clear()
+                (worker,) = service.inside_a_shard()
+                os.kill(worker, signal.SIGKILL)
+                killed.release()
+            yield
+
+    google.service("storage").gate = gate
+    return script
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kills", [1, ATTEMPTS])
+def test_the_shard_of_a_killed_worker_is_written_again(
+    google: FakeGoogle, bucket: Bucket, on_dataflow: DataSettings, images: Path, make_settings: MakeSettings,
+    tmp_path: Path, kills: int,
+) -> None:  # fmt: skip
+    expected = prepare(make_settings(f"csv:{list_images(images)}"), 3).folder
+    listed = list_images(bucket.folder / images.name).relative_to(bucket.folder)
+    with job_service(tmp_path, bucket.environment) as service:
+        google.dataflow.script = killing_inside_a_shard(google, service, kills)
+        settings = on_dataflow.model_copy(update={"source": f"csv:gs://{BUCKET}/{listed}", "skip_corrupt": 0.0})
+        launcher = bucket.start(settings)
+        output, errors = launcher.communicate(timeout=120)
+        ended = [*service.workers().values()]
+    assert ended.count(signal.SIGKILL) == kills
+    if kills < ATTEMPTS:
+        assert launcher.returncode == 0, errors
+        found = bucket.seen_here(output.splitlines()[-1])
+        assert content(found) == content(expected)
+        assert {path.name for path in found.parent.iterdir()} == {".listings", found.name}
+        assert states(google) == ["DONE"]
+    else:
+        assert launcher.returncode == 1
+        assert "a work item has failed 4 times" in errors
+        assert states(google) == ["FAILED"]
+        assert not [*(bucket.folder / "sets").rglob("*.tfrecord*")]
 
 
 @pytest.mark.long
