@@ -8,13 +8,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date, timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from slipway.components.formatting import brief, interval, number
 from slipway.components.prepare_data.encoding.inputs import InputStatistics, by_frequency
-from slipway.components.prepare_data.encoding.messages import values
-from slipway.components.prepare_data.encoding.records import read_examples
+from slipway.components.prepare_data.encoding.messages import all_values
+from slipway.components.prepare_data.encoding.records import read_columns
 from slipway.core.manifest import Input, Manifest
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 BINS = 12  # of a histogram; of categories, the most frequent of the first split
 # Histograms are those of the first examples of each split: at most so many, and so many values in all.
@@ -42,6 +45,8 @@ class Column(NamedTuple):
 
 
 Statistics = Mapping[str, Mapping[str, InputStatistics]]
+# The values of a column in a split: numbers, or bytes.
+Sample: TypeAlias = "NDArray[Any]"
 
 
 def columns(folder: Path, manifest: Manifest, statistics: Statistics) -> tuple[list[Column], int]:
@@ -58,6 +63,8 @@ def columns(folder: Path, manifest: Manifest, statistics: Statistics) -> tuple[l
     if not chosen:
         return [], 0
     most = max(1, min(MAX_EXAMPLES, MAX_VALUES // (len(chosen) * len(manifest.splits))))
+    import numpy as np
+
     samples = {split: _sample(folder, manifest, split, list(chosen), most) for split in manifest.splits}
     is_whole = most >= max(split.examples for split in manifest.splits.values())
     found = []
@@ -70,24 +77,27 @@ def columns(folder: Path, manifest: Manifest, statistics: Statistics) -> tuple[l
             pairs = (f"{one}: {count:,}" for one, count in zip(bins, each, strict=True) if count)
             title = "\n".join(pairs) if len(chosen) <= EXPLAINED else ""
             histograms.append(Histogram(outline(each), title, text))
-        different = f", {'' if is_whole else 'at least '}{len({each for part in sampled for each in part}):,} different"
+        different = f", {'' if is_whole else 'at least '}{len(np.unique(np.concatenate(sampled))):,} different"
         size = f"[{','.join(map(str, about.stored_shape))}]" if about.stored_shape else ""
         found.append(Column(manifest.target_name if name == LABEL else name, about.kind + size + different, histograms))
     return found, 0 if is_whole else most
 
 
-def _sample(folder: Path, manifest: Manifest, split: str, names: Sequence[str], most: int) -> dict[str, list[Any]]:
-    """Return the values of the columns in the first examples of a split, without missing ones: numbers, or bytes."""
-    found: dict[str, list[Any]] = {name: [] for name in names}
-    shards = [folder / shard.file for shard in manifest.splits[split].shards]
-    for features in itertools.islice(read_examples(shards), most):
-        for name, kept in found.items():
-            given = values(features[name.encode()])
-            kept.extend(value for value in given if isinstance(value, bytes) or math.isfinite(value))
+def _sample(folder: Path, manifest: Manifest, split: str, names: Sequence[str], most: int) -> dict[str, Sample]:
+    """Return the values of the columns in the first examples of a split, without missing numbers."""
+    import numpy as np
+
+    shards = (folder / shard.file for shard in manifest.splits[split].shards)
+    found = {}
+    for name, features in read_columns(shards, names, most).items():
+        given = all_values(features)
+        is_text = isinstance(given[0], bytes)
+        column = np.array(given, object if is_text else np.float64)
+        found[name] = column if is_text else column[np.isfinite(column)]
     return found
 
 
-def _histograms(about: Input, sampled: Sequence[list[Any]]) -> tuple[list[list[int]], list[str]]:
+def _histograms(about: Input, sampled: Sequence[Sample]) -> tuple[list[list[int]], list[str]]:
     """Return the counts of each split's values in bins, and the bins: of dates by day, of texts by number of words."""
     if about.kind == "category":
         return _categories(sampled)
@@ -101,8 +111,8 @@ def _histograms(about: Input, sampled: Sequence[list[Any]]) -> tuple[list[list[i
     texts = [pyarrow.array([text.decode("utf-8", "replace") for text in each], pyarrow.string()) for each in sampled]
     if about.kind == "date":
         days = [days_of(each, about.order) for each in texts]
-        return _bins([each[np.isfinite(each)].tolist() for each in days], named=_days)
-    return _bins([words_of(each).value_lengths().to_pylist() for each in texts], named=_numbers_of_words)
+        return _bins([each[np.isfinite(each)] for each in days], named=_days)
+    return _bins([words_of(each).value_lengths().to_numpy() for each in texts], named=_numbers_of_words)
 
 
 def _days(low: float, high: float) -> str:
@@ -118,7 +128,7 @@ def _numbers_of_words(low: float, high: float) -> str:
 
 
 def _bins(
-    sampled: Sequence[list[Any]], named: Callable[[float, float], str] = lambda low, high: interval(low, high, digits=3)
+    sampled: Sequence[Sample], named: Callable[[float, float], str] = lambda low, high: interval(low, high, digits=3)
 ) -> tuple[list[list[int]], list[str]]:
     """Return the counts of each split's numbers in bins between the smallest and the largest of all, and the bins."""
     import numpy as np
@@ -131,7 +141,7 @@ def _bins(
     return counts, [named(low, high) for low, high in itertools.pairwise(edges.tolist())]
 
 
-def _categories(sampled: Sequence[list[Any]]) -> tuple[list[list[int]], list[str]]:
+def _categories(sampled: Sequence[Sample]) -> tuple[list[list[int]], list[str]]:
     """Return the counts of the first split's most frequent categories in each split, and their names."""
     counters = [Counter(each) for each in sampled]
     common = [name for name, _ in sorted(counters[0].items(), key=lambda item: (-item[1], item[0]))[:BINS]]

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from slipway.components.prepare_data.encoding.messages import values
-from slipway.components.prepare_data.encoding.records import read_examples
+from slipway.components.prepare_data.encoding.messages import all_values
+from slipway.components.prepare_data.encoding.records import read_columns
 from slipway.core.manifest import Manifest
 
 # The training examples that are compared: fewer with many inputs.
@@ -72,9 +72,8 @@ def _read(
 ) -> tuple[list[Value], dict[str, list[Value]]]:
     """Return the labels and the inputs of the first training examples."""
     shards = (folder / shard.file for shard in manifest.splits["train"].shards)
-    examples = list(itertools.islice(read_examples(shards), count))
-    columns = {name: _column([each[name.encode()] for each in examples], manifest.inputs[name].kind) for name in names}
-    return [values(each[b"label"])[0] for each in examples], columns
+    label, *columns = map(all_values, read_columns(shards, ["label", *names], count).values())
+    return label, dict(zip(names, columns, strict=True))
 
 
 def _is_suspect(column: Sequence[Value], labels: Sequence[Value], kind: str, task: str) -> bool:
@@ -82,15 +81,6 @@ def _is_suspect(column: Sequence[Value], labels: Sequence[Value], kind: str, tas
     if kind == "category":
         return len(set(zip(column, labels, strict=True))) == len(set(column))
     return (task == "regression" and _correlation(column, labels) is None) or _orders(column, labels, task)
-
-
-def _column(features: Sequence[bytes], kind: str) -> list[Value]:
-    """Return the values of an input."""
-    import numpy as np
-
-    if kind == "number":  # a Feature of one number ends with it
-        return list(np.frombuffer(b"".join([feature[-4:] for feature in features]), "<f4").tolist())
-    return [values(feature)[0] for feature in features]
 
 
 def _determines(column: Sequence[Value], labels: Sequence[Value]) -> bool:
