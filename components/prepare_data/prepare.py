@@ -16,7 +16,7 @@ from slipway.components.prepare_data.listing.plan import FORMAT, IDENTITY_DIGITS
 from slipway.components.prepare_data.publishing.store import Store, require_room, store_errors_named
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources import open_source
-from slipway.components.prepare_data.sources.source import Part, Source
+from slipway.components.prepare_data.sources.source import Misjudged, Part, Source
 from slipway.components.prepare_data.validation.skipped import too_many
 from slipway.components.prepare_data.workers import Tick, Workers, worker_count
 from slipway.components.prepare_data.writing.beam import beam_for, needs_bucket
@@ -204,7 +204,17 @@ def listing_name(source: Source, settings: DataSettings) -> str | None:
 
 
 def list_source(source: Source, settings: DataSettings, folder: Path) -> Listing:
-    """List all parts of the source into files in `folder`."""
+    """List all parts of the source into files in `folder`; again, if the kinds of features were misjudged."""
+    try:
+        return _list_parts(source, settings, folder)
+    except Misjudged:
+        for path in folder.iterdir():
+            path.unlink()
+        source.infer_again()
+        return _list_parts(source, settings, folder)
+
+
+def _list_parts(source: Source, settings: DataSettings, folder: Path) -> Listing:
     work = functools.partial(_list, source, settings.seed, bundle_reader(settings))
     tasks = [(part, folder / f"part-{number:06d}") for number, part in enumerate(source.parts())]
     with Workers(work, worker_count(settings.workers)) as workers:

@@ -50,6 +50,7 @@ def scan(settings: DataSettings, task: TaskName) -> TableScan:
         UserError: A run with these settings would stop for the same reason.
     """
     source = open_source(settings, task)
+    source.infer_again()  # the missing cells of all rows
     with tempfile.TemporaryDirectory(prefix="slipway-scan-") as folder:
         scratch = settings.model_copy(update={"store": folder, "beam": None})
         manifest = prepare(scratch, replicas=1, task=task).manifest

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from slipway.components.prepare_data.encoding.features import Kind
 from slipway.components.prepare_data.encoding.texts import date_parts, missing_cells
 from slipway.components.prepare_data.sources.images import is_image
+from slipway.components.prepare_data.sources.source import Misjudged
 from slipway.components.prepare_data.sources.values import is_number
 from slipway.core.dates import DAYS, MONTHS, PATTERNS, Order
 from slipway.core.tables.batch import Mistake, TableFile
@@ -55,16 +56,14 @@ class _Cells:
         self._texts: dict[str, None] = {}
         self._rows, self._missing, self._counted_rows, self._words = 0, 0, 0, 0
 
-    def add(self, column: pyarrow.StringArray | pyarrow.DoubleArray) -> bool:
-        """Count a batch of cells; return whether the next one may be numbers instead of texts."""
-        self._rows += len(column)
-        if pyarrow.types.is_floating(column.type):
-            return True
-        before = self._missing
-        self._add(column)
-        return self._numeric and self._missing == before and len(self._texts) > MAX_INFERRED
+    @property
+    def are_many_numbers(self) -> bool:
+        """Whether all cells are numbers or missing, and so many that only a cell that is not would change the kind."""
+        return self._numeric and not self._zeros and len(self._texts) > MAX_INFERRED
 
-    def _add(self, column: pyarrow.StringArray) -> None:
+    def add(self, column: pyarrow.StringArray) -> None:
+        """Count a batch of cells."""
+        self._rows += len(column)
         if self._numeric:
             self._numeric, count = _are_numbers(column)
             self._any_number |= self._numeric and count > 0
@@ -133,7 +132,9 @@ class _Cells:
         return InferredColumn(kind, excluded, list(self._texts), self._missing, self._rows)
 
 
-def infer_kinds(table: TableFile, columns: Mapping[str, int], mistake: Mistake) -> dict[str, InferredColumn]:
+def infer_kinds(
+    table: TableFile, columns: Mapping[str, int], mistake: Mistake, *, judged: set[str] | None = None
+) -> dict[str, InferredColumn]:
     """Infer the kinds of columns from all rows.
 
     A column is numbers, if every cell is a number or missing and none has a leading zero, such as a zip code; else
@@ -143,16 +144,23 @@ def infer_kinds(table: TableFile, columns: Mapping[str, int], mistake: Mistake) 
         table: The table.
         columns: The position of each column.
         mistake: Returns the error with a message, and `fix`.
+        judged: Receives the columns of which the first rows have many different numbers. The others are then not read;
+            whoever reads them raises `Misjudged` if one is not a number. If None, all rows of all columns are read.
 
     Raises:
         UserError: A column has paths of images.
     """
     cells = {name: _Cells(name) for name in columns}
-    numbers: set[int] = set()
-    for batch in table.batches(floats=numbers):
-        found = {index: cells[name].add(batch.columns[index]) for name, index in columns.items()}
-        numbers.clear()
-        numbers |= {index for index, are_numbers in found.items() if are_numbers}
+    unread = set(range(len(table.names))) - {*columns.values()}
+    for batch in table.batches(but=unread):
+        for name, index in columns.items():
+            if index not in unread:
+                cells[name].add(batch.columns[index])
+                if judged is not None and cells[name].are_many_numbers:
+                    judged.add(name)
+                    unread.add(index)
+        if len(unread) == len(table.names):
+            break
     return {name: found.inferred(mistake) for name, found in cells.items()}
 
 
@@ -170,10 +178,16 @@ def has_underscores(column: pyarrow.StringArray) -> bool:
     return bool(pyarrow.compute.any(pyarrow.compute.match_substring(column, "_")).as_py())
 
 
-def numbers_in(column: pyarrow.StringArray, *, gaps: bool = False) -> NDArray[np.float64] | None:
-    """Return the cells as `float` reads them, or None if one is no number; with `gaps`, missing ones as NaN."""
+def numbers_in(column: pyarrow.StringArray, *, gaps: bool = False, judged: bool = False) -> NDArray[np.float64] | None:
+    """Return the cells as `float` reads them, or None if one is no number; with `gaps`, missing ones as NaN.
+
+    Raises:
+        Misjudged: The column is `judged`, and has a cell that `infer_kinds` does not take for a number.
+    """
     found = _plain_numbers(column, gaps=gaps)
     if found is None or np.isinf(found).any():  # Python accepts more, such as +1, 1_000 and ٣
+        if judged and not _are_numbers(column)[0]:
+            raise Misjudged("A column has a cell that is not a number.")
         cells = column.to_pylist()
         try:
             return np.array([np.nan if gaps and is_missing(cell) else float(cell) for cell in cells], np.float64)

@@ -99,7 +99,18 @@ class ManifestSource(Source):
             self._columns_of["id"] = (settings.id,)
         self._image_is_named = settings.image is not None
         self._described = additional_kinds(settings)
+        self._settings = settings
+        self._gaps = settings.has_gaps
+        self._infer(whole=False)
+
+    def infer_again(self) -> None:
+        self._infer(whole=True)
+
+    def _infer(self, *, whole: bool) -> None:
+        """Find the kinds of the columns; by default, numbers are inferred from the first rows: see `infer_kinds`."""
+        settings = self._settings
         self._excluded: dict[str, str] = {}
+        self._judged: set[str] = set()
         try:
             with self.path.open("rb") as file:
                 table = self._open(file)
@@ -108,10 +119,9 @@ class ManifestSource(Source):
                 self.has_image = "image" in header.columns
                 self.has_ids = "id" in header.columns and not self.has_image
                 self._refuse_pattern(settings)
-                self._kinds = self._find_kinds(header, table, settings)
+                self._kinds = self._find_kinds(header, table, None if whole else self._judged)
         except OSError as error:
             raise self._mistake(f"{self.path} cannot be read: {error.strerror}.") from None
-        self._gaps = settings.has_gaps
         self._images = [stored_name(name).encode() for name, kind in self._kinds.items() if kind.name == "image"]
         self.stamps_are_times = self.has_image or bool(self._images)
         self.features = {stored_name(name): kind.description for name, kind in self._kinds.items()}
@@ -119,7 +129,7 @@ class ManifestSource(Source):
             settings,
             {name: str(kind) for name, kind in self._kinds.items()},
             image=header.names[header.columns["image"]] if self.has_image else None,
-            but=(group_column or "", *self._excluded),
+            but=(self._group_column or "", *self._excluded),
         )
         self.notes = [f"The column {name} is no input: it {why}." for name, why in self._excluded.items()]
         self._layout = self._row_layout()
@@ -148,15 +158,15 @@ class ManifestSource(Source):
             file.seek(0)
         return open_table(file, self.path, ending, self._mistake)
 
-    def _find_kinds(self, header: Header, table: TableFile, settings: DataSettings) -> dict[str, Kind]:
+    def _find_kinds(self, header: Header, table: TableFile, judged: set[str] | None) -> dict[str, Kind]:
         """Return the kinds of the additional columns: described, else inferred for inputs, else text."""
         every = () if self.has_image else header.additional.keys() - {self._group_column}
-        wanted = set(settings.inputs or every)
-        inferred = {
+        wanted = set(self._settings.inputs or every)
+        columns = {
             name: index for name, index in header.additional.items() if name in wanted and name not in self._described
         }
-        self.inferred = infer_kinds(table, inferred, self._mistake) if inferred else {}
-        if settings.inputs is None:
+        self.inferred = infer_kinds(table, columns, self._mistake, judged=judged) if columns else {}
+        if self._settings.inputs is None:
             self._excluded = {name: column.excluded for name, column in self.inferred.items() if column.excluded}
         found = {name: column.kind for name, column in self.inferred.items()}
         return {name: self._described.get(name) or found.get(name) or Kind("text") for name in header.additional}
@@ -203,7 +213,7 @@ class ManifestSource(Source):
             header = self._header(table.names)
             usable = functools.partial(self._usable, header, ignored)
             lister = TableLister(self._layout, self.task, header, self.inputs.keys(), usable, self._encode,
-                                 gaps=self._gaps)  # fmt: skip
+                                 self._judged, gaps=self._gaps)  # fmt: skip
             with RowSpool(scratch, self._layout, part.number) if self._layout.kinds else nullcontext() as spool:
                 batches = self._some(table.batches(part.section))
                 for batch, found in lister.rows(batches, ignored.precision, spool):

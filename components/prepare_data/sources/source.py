@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from slipway.components.prepare_data.encoding.features import Kind
 from slipway.components.prepare_data.examples import Example, Group, readable
 from slipway.components.prepare_data.sources.precision import Precision
+from slipway.core.errors import UserError
 from slipway.core.manifest import TaskName
 from slipway.core.values import JsonObject
 
@@ -90,6 +91,10 @@ class Ignored:
 def common_reason(reason: str) -> str:
     """Return a reason without what differs between examples, to count by it."""
     return OF_ONE_EXAMPLE.sub("", reason).replace("the same image as in", "the same image as one in")
+
+
+class Misjudged(UserError):
+    """The kind of a feature, which was inferred from the first examples, is not that of all."""
 
 
 class Reader(Protocol):
@@ -219,6 +224,9 @@ class Source(ABC):
     def rows(self, part: Part, ignored: Ignored, scratch: Path) -> Iterator[ListedRows] | None:  # noqa: ARG002
         """Yield the rows of a table as `entries` does, many at a time; None if the source has no such rows."""
         return None
+
+    def infer_again(self) -> None:  # noqa: B027 (only tables infer kinds)
+        """Infer the kinds of the features from all examples, after listing raised `Misjudged`."""
 
     def groups(self, found: Iterable[Group]) -> dict[Group, Group]:
         """Map the listed groups to their final split and class, which may depend on all listed groups.

@@ -56,6 +56,7 @@ class TableLister:
         task: What is learned.
         header: The columns.
         inputs: The features that are inputs.
+        judged: The columns of numbers of which only the first rows were read to infer their kinds.
         gaps: Whether inputs that are numbers may be missing, as NaN.
         usable: Returns a batch without the rows that cannot be used, or raises the error of its first mistake.
         encode: Returns the Feature of a cell, or raises Unusable.
@@ -69,6 +70,7 @@ class TableLister:
         inputs: Collection[str],
         usable: Callable[[Batch], Batch],
         encode: Callable[[Kind, str], bytes],
+        judged: Collection[str],
         *,
         gaps: bool,
     ) -> None:
@@ -76,6 +78,7 @@ class TableLister:
         self._task = task
         self._header = header
         self._inputs = inputs
+        self._judged = {stored_name(name) for name in judged}
         self._gaps = gaps
         self._usable = usable
         self._encode = encode
@@ -105,11 +108,13 @@ class TableLister:
 
         Raises:
             Unusable: A row cannot be used, or may be so.
+            Misjudged: A column of numbers has a cell that is not a number.
         """
+        given = {name: self._given(name, batch) for name in self._layout.numbers}
         if not validated and not all(self._are_valid(use, batch.columns[at])
                                      for use, at in self._header.columns.items()):  # fmt: skip
             raise Unusable
-        numbers = {name: self._numbers(name, batch, validated=validated) for name in self._layout.numbers}
+        numbers = {name: self._numbers(name, batch, found, validated=validated) for name, found in given.items()}
         coded, lists = {}, {}
         for name in self._layout.coded:
             found = batch.columns[self._positions[name]].dictionary_encode()
@@ -120,10 +125,17 @@ class TableLister:
                 lists[name] = np.array([kind.from_text(text) for text in texts], np.float64)[index]
         return Columns(numbers, coded, lists)
 
-    def _numbers(self, name: str, batch: Batch, *, validated: bool) -> NDArray[np.float64]:
+    def _given(self, name: str, batch: Batch) -> NDArray[np.float64] | None:
+        gaps = self._may_be_missing(name)
+        return numbers_in(batch.columns[self._positions[name]], gaps=gaps, judged=name in self._judged)
+
+    def _may_be_missing(self, name: str) -> bool:
+        return self._gaps and name in self._inputs and name != LABEL
+
+    def _numbers(
+        self, name: str, batch: Batch, numbers: NDArray[np.float64] | None, *, validated: bool
+    ) -> NDArray[np.float64]:
         column, is_target = batch.columns[self._positions[name]], name == LABEL
-        gaps = self._gaps and name in self._inputs and not is_target
-        numbers = numbers_in(column, gaps=gaps)
         if numbers is None:
             raise Unusable
         if not validated:
@@ -131,7 +143,7 @@ class TableLister:
             refused = np.isfinite(numbers) & large
             if is_target:
                 refused |= large
-            if not gaps:
+            if not self._may_be_missing(name):
                 refused |= np.isnan(numbers)
             if refused.any() or (is_target and has_underscores(column)):
                 raise Unusable

@@ -82,13 +82,12 @@ class TableFile(ABC):
     header: str
 
     @abstractmethod
-    def batches(self, section: Section | None = None, floats: Collection[int] = ()) -> Iterator[Batch]:
+    def batches(self, section: Section | None = None, but: Collection[int] = ()) -> Iterator[Batch]:
         """Yield the rows, or those of a section.
 
         Args:
             section: The section.
-            floats: The positions of columns that may be arrays of float64 in batches in which all their cells are
-                finite numbers; asked for each batch.
+            but: The positions of columns that may be None, because they are not needed; asked for each batch.
 
         Raises:
             UserError: The file is damaged, or has a row that cannot be read.

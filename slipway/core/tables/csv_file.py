@@ -57,7 +57,7 @@ class CsvFile(TableFile):
         self._keep_faults = keep_faults
         self._first = file.tell(), self._line
 
-    def batches(self, section: Section | None = None, floats: Collection[int] = ()) -> Iterator[Batch]:
+    def batches(self, section: Section | None = None, but: Collection[int] = ()) -> Iterator[Batch]:
         """Yield the rows after the header, or those of a section, as `TableFile` says.
 
         Raises:
@@ -68,7 +68,7 @@ class CsvFile(TableFile):
         self._file.seek(start)
         while block := self._block(section.end if section else None):
             lines = block.count(b"\n") + (not block.endswith(b"\n"))
-            found = self._simple_batch(block, lines, floats)
+            found = self._simple_batch(block, lines, but)
             if found is None:
                 yield from self._batches_by_row(block, lines)
             else:
@@ -81,37 +81,35 @@ class CsvFile(TableFile):
         block = self._file.read(size)
         return block if not block or block.endswith(b"\n") else block + self._file.readline()
 
-    def _simple_batch(self, block: bytes, lines: int, floats: Collection[int]) -> Batch | None:
+    def _simple_batch(self, block: bytes, lines: int, but: Collection[int]) -> Batch | None:
         """Return the rows of a block of whole lines, or None if the csv module must read it."""
         if block.translate(None, SIMPLE_LINES):
             return None
         if b"\r" in block and block.count(b"\r") != block.count(b"\r\n"):
             return None
+        names = [*map(str, range(len(self.names)))]
+        read = [number for number in range(len(names)) if number not in but]
         try:
             table = pyarrow.csv.read_csv(
                 pyarrow.BufferReader(block),
-                pyarrow.csv.ReadOptions(use_threads=False, block_size=len(block) + 1, autogenerate_column_names=True),
+                pyarrow.csv.ReadOptions(use_threads=False, block_size=len(block) + 1, column_names=names),
                 pyarrow.csv.ParseOptions(quote_char=False),
                 pyarrow.csv.ConvertOptions(
-                    column_types={
-                        f"f{number}": pyarrow.float64() if number in floats else pyarrow.string()
-                        for number in range(len(self.names))
-                    },
+                    column_types=dict.fromkeys(names, pyarrow.string()),
+                    include_columns=[names[number] for number in read],
                     null_values=[],
                 ),
             )
         except pyarrow.ArrowInvalid:
-            return self._simple_batch(block, lines, ()) if floats else None
-        if table.num_columns != len(self.names) or table.num_rows != lines:  # there are empty lines
             return None
-        columns = [column.combine_chunks() for column in table.columns]
-        if not all(np.isfinite(columns[number].to_numpy()).all() for number in floats):
-            return self._simple_batch(block, lines, ())
-        for number in set(range(len(columns))).difference(floats):
-            if pyarrow.compute.max(pyarrow.compute.binary_length(columns[number])).as_py() > csv.field_size_limit():
+        if table.num_rows != lines:  # there are empty lines
+            return None
+        columns: list[pyarrow.StringArray | None] = [None] * len(names)
+        for number, chunks in zip(read, table.columns, strict=True):
+            cells = chunks.combine_chunks()
+            if pyarrow.compute.max(pyarrow.compute.binary_length(cells)).as_py() > csv.field_size_limit():
                 return None
-            if b" " in block:
-                columns[number] = pyarrow.compute.ascii_trim(columns[number], " ")
+            columns[number] = pyarrow.compute.ascii_trim(cells, " ") if b" " in block else cells
         return Batch(range(self._line + 1, self._line + 1 + lines), columns, simple=True)
 
     def _batches_by_row(self, block: bytes, count: int) -> Iterator[Batch]:

@@ -78,7 +78,7 @@ class ParquetFile(TableFile):
             end = min(start + size, self.rows)
             yield Section(start, end, end - start, start)
 
-    def batches(self, section: Section | None = None, floats: Collection[int] = ()) -> Iterator[Batch]:
+    def batches(self, section: Section | None = None, but: Collection[int] = ()) -> Iterator[Batch]:
         """Yield the rows, or those of a section; what follows the last section is not read again from the start.
 
         Raises:
@@ -89,10 +89,10 @@ class ParquetFile(TableFile):
         while start < end:
             found = self._following(end - start)
             columns = [
-                self._cells(column, start) if number not in floats else _numbers(column) or self._cells(column, start)
-                for number, column in enumerate(found.columns)
+                None if number in but else self._cells(column, start) for number, column in enumerate(found.columns)
             ]
-            yield Batch(range(start + 1, start + 1 + len(found)), columns, simple=all(map(_is_simple, columns)))
+            simple = all(_is_simple(column) for column in columns if column is not None)
+            yield Batch(range(start + 1, start + 1 + len(found)), columns, simple)
             start += len(found)
 
     def _seek(self, row: int) -> None:
@@ -145,18 +145,8 @@ def _is_text(kind: pyarrow.DataType) -> bool:
     return bool(pyarrow.types.is_string(inner) or pyarrow.types.is_large_string(inner))
 
 
-def _numbers(column: pyarrow.Array) -> pyarrow.DoubleArray | None:
-    """Return a column as float64 if its values are finite numbers."""
-    if column.null_count or not (pyarrow.types.is_integer(column.type) or pyarrow.types.is_floating(column.type)):
-        return None
-    found = column.cast(pyarrow.float64(), safe=False)
-    return found if np.isfinite(found.to_numpy()).all() else None
-
-
 def _is_simple(column: pyarrow.Array) -> bool:
     """Return whether all cells consist of the characters `SIMPLE`."""
-    if pyarrow.types.is_floating(column.type):
-        return True
     _, offsets, data = column.buffers()
     if data is None:
         return True

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 
-import pyarrow
 import pytest
 
 from slipway.core.errors import UserError
@@ -99,34 +98,10 @@ def _faulty(batches: list[Batch]) -> list[int]:
     return [batch.lines[index] for batch in batches for index in batch.faults]
 
 
-def test_numbers_are_read_as_such_in_batches_in_which_all_are_finite(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(csv_file, "BATCH_BYTES", 12)
-    cells = [
-        *map(str, range(64)),
-        "1.5",
-        " -2 ",
-        "1e3",
-        "0.1",
-        "7",
-        "nan",
-        "8",
-        "inf",
-        "9",
-        "",
-        "1_0",
-        "+5",
-        "x",
-        "16777217",
-    ]
-    table = CsvFile(io.BytesIO("\n".join(["a,b", *(f"{cell},{cell}" for cell in cells)]).encode()), "it", UserError)
-    texts = [text for batch in table.batches() for text in batch.columns[0].to_pylist()]
-    assert texts == [cell.strip() for cell in cells]
-    found, kinds = [], set()
-    for batch in table.batches(floats={0}):
-        assert pyarrow.types.is_string(batch.columns[1].type)
-        found += batch.columns[0].to_pylist()
-        kinds.add(batch.columns[0].type)
-    assert len(found) == len(texts)
-    for value, text in zip(found, texts, strict=True):
-        assert value == (float(text) if isinstance(value, float) else text)
-    assert kinds == {pyarrow.float64(), pyarrow.string()}
+@pytest.mark.parametrize("content", [b"a,b,c\n1,2,3\n4, 5 ,6\n", b'a,b,c\n1,"2",3\n4,5,6\n'])
+def test_columns_that_are_not_needed_may_be_left_out(content: bytes) -> None:
+    (batch,) = opened(content).batches(but={0, 2})
+    assert batch.columns[1].to_pylist() == ["2", "5"]
+    assert (batch.columns[0] is None) == batch.simple
+    with pytest.raises(UserError, match="Line 3 of it has 2 columns"):
+        list(CsvFile(io.BytesIO(content[:-3] + b"\n"), "it", UserError).batches(but={0, 2}))

@@ -52,7 +52,7 @@ def test_kinds(name: str, cells: Sequence[str], kind: str, excluded: bool) -> No
             for part in (cells[:middle], cells[middle:])
         ]
 
-    file: object = SimpleNamespace(batches=batches)
+    file: object = SimpleNamespace(names=[name], batches=batches)
     (found,) = infer_kinds(file, {name: 0}, lambda message, **_: UserError(message)).values()  # type: ignore[arg-type]
     assert (str(found.kind), bool(found.excluded)) == (kind, excluded)
     assert found.missing == sum(cell in ("", "NA") for cell in cells)
@@ -118,15 +118,38 @@ def test_mistakes_of_ids(tmp_path: Path, make_settings: MakeSettings) -> None:
         prepare(make_settings("digits", id="customer"), 1)
 
 
-@pytest.mark.parametrize(("last", "kind", "missing"), [("0.5", "number", 0), ("", "number", 1), ("x", "category", 0)])
+MANY = [f"{number / 8},{number % 2}" for number in range(5000)]
+
+
+@pytest.mark.parametrize(
+    ("last", "kind"),
+    [
+        ("0.5", "number"),
+        ("", "number"),
+        ("+5", "number"),
+        ("x", "category"),
+        ("1_000", "category"),
+        ('"x"', "category"),
+    ],
+)
 def test_a_column_of_many_numbers_may_end_otherwise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str, kind: str, missing: int
+    tmp_path: Path, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, last: str, kind: str
 ) -> None:
-    """After many different numbers, only the other batches are read as texts."""
+    """After many different numbers, the rest of a column is not read until its rows are listed."""
     monkeypatch.setattr(csv_file, "BATCH_BYTES", 1 << 12)
     path = tmp_path / "numbers.csv"
-    path.write_text("\n".join(["x", *(f"{number / 8}" for number in range(5000)), last or '""']))
+    path.write_text("\n".join(["x,label", *MANY, f"{last},1", "", "7,"]))
+    settings = make_settings(f"csv:{path}", inputs=["x"])
     with path.open("rb") as file:
-        table = csv_file.CsvFile(file, path, UserError)
-        found = infer_kinds(table, {"x": 0}, lambda message, **_: UserError(message))["x"]
-    assert (str(found.kind), found.missing, found.rows) == (kind, missing, 5001)
+        table, judged = csv_file.CsvFile(file, path, UserError), set[str]()
+        assert str(infer_kinds(table, {"x": 0}, UserError, judged=judged)["x"].kind) == "number"
+        assert judged == {"x"}
+        whole = infer_kinds(table, {"x": 0}, UserError)["x"]
+    assert (str(whole.kind), whole.missing, whole.rows) == (kind, last == "", 5002)
+    with pytest.raises(UserError, match=r"Line 5004 of .* has no label"):
+        prepare(settings, 1)
+    path.write_text("\n".join(["x,label", *MANY, f"{last},1"]))
+    found = prepare(settings, 1)
+    assert found.manifest.inputs["x"].kind == kind
+    assert sum(split.examples for split in found.manifest.splits.values()) == 5001
+    assert prepare(settings, 1).reused
