@@ -22,7 +22,6 @@ from slipway.components.prepare_data.examples import SPLITS, Group
 from slipway.components.prepare_data.listing import table_index
 from slipway.components.prepare_data.listing.groups import Bundles, bundle_in, bundle_reader
 from slipway.components.prepare_data.listing.index import Listing, deal, list_part, list_path, read_list
-from slipway.components.prepare_data.listing.table_index import dealt_rows
 from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.source import Entry, ListedRows
@@ -93,6 +92,7 @@ def test_rows_of_a_table_are_divided_as_examples_listed_one_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr(table_index, "PIECE_BYTES", 1 << 10)
+    monkeypatch.setattr(table_index, "BATCH_BYTES", 100)
     rng = random.Random(seed)
     owners = {f"owner {number}".encode(): rng.choice(["train", "train", "test"]) for number in range(60)}
     part: list[Entry] = []
@@ -111,10 +111,7 @@ def test_rows_of_a_table_are_divided_as_examples_listed_one_at_a_time(
         found = Bundles(listing, settings)
         deal(listing, found.divided, dict.fromkeys(SPLITS, 3), ["a", "b"], folder / "lists", bundled=True)
         paths = [list_path(folder / "lists", split, number) for split in SPLITS for number in range(3)]
-        if isinstance(source, FakeTable):
-            shards = [[*itertools.chain(*(rows.examples() for rows in dealt_rows(path, 300, 9)))] for path in paths]
-        else:
-            shards = [[*read_list(path)] for path in paths]
+        shards = [[*read_list(path)] for path in paths]
         results.append((removed, found.divided, shards, listing.shape, listing.summary().amounts))
     assert results[0] == results[1]
     assert all(len(shard) > 9 for shard in results[0][2])
