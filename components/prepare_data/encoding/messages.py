@@ -128,7 +128,7 @@ def values(feature: bytes) -> list[bytes] | list[float] | list[int]:
     return list(getattr(found, kind).value) if kind else []
 
 
-def all_values(features: Sequence[bytes]) -> list[bytes] | list[float] | list[int]:
+def all_values(features: Sequence[bytes]) -> list[bytes | float | int]:
     """Return the values of many Features of a column, one after the other.
 
     Raises:

@@ -219,8 +219,8 @@ def read_columns(shards: Iterable[Path], names: Iterable[str], count: int) -> di
         is_alike = (table[:, is_fixed] == table[0, is_fixed]).all(axis=1)
         alike = [*itertools.compress(messages, is_alike)]
         others = [*map(features_of, itertools.compress(messages, ~is_alike))]
-        for name, features in found.items():
-            key = name.encode()
+        for column, features in found.items():
+            key = column.encode()
             features += [message[bounds[key]] for message in alike]
             features += [each[key] for each in others]
     return found

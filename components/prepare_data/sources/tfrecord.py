@@ -136,11 +136,12 @@ class TfrecordSource(Source):
 
     def entries(self, part: list[int], ignored: Ignored, scratch: Path) -> Iterator[Entry]:
         with ExampleKeys(scratch / "keys") if self._layout.key else nullcontext() as keys:  # of the only part
-            for count, (key, _, (*about, offset, value), message) in enumerate(self._records(part, ignored)):
+            for count, (key, _, entry, message) in enumerate(self._records(part, ignored)):
                 if keys:
                     keys.add(key, count)
                 stamp = int.from_bytes(hashlib.blake2b(message, digest_size=DIGEST_BYTES).digest())
-                yield key, *about, stamp, offset, value
+                label, split, size, offset, value = entry
+                yield key, label, split, size, stamp, offset, value
             if keys and (twice := keys.twice()):
                 raise source_error(
                     self.reference,
