@@ -207,7 +207,8 @@ def list_source(source: Source, settings: DataSettings, folder: Path) -> Listing
     """List all parts of the source into files in `folder`; again, if the kinds of features were misjudged."""
     try:
         return _list_parts(source, settings, folder)
-    except Misjudged:
+    except Misjudged as found:
+        logger.info("%s All rows are read to find the kinds of the columns.", found.message)
         for path in folder.iterdir():
             path.unlink()
         source.infer_again()

@@ -187,7 +187,7 @@ def numbers_in(column: pyarrow.StringArray, *, gaps: bool = False, judged: bool 
     found = _plain_numbers(column, gaps=gaps)
     if found is None or np.isinf(found).any():  # Python accepts more, such as +1, 1_000 and ٣
         if judged and not _are_numbers(column)[0]:
-            raise Misjudged("A column has a cell that is not a number.")
+            raise Misjudged("A column whose first rows are numbers has a cell that is not.")
         cells = column.to_pylist()
         try:
             return np.array([np.nan if gaps and is_missing(cell) else float(cell) for cell in cells], np.float64)

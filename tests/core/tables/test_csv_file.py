@@ -99,7 +99,7 @@ def _faulty(batches: list[Batch]) -> list[int]:
 
 
 @pytest.mark.parametrize("content", [b"a,b,c\n1,2,3\n4, 5 ,6\n", b'a,b,c\n1,"2",3\n4,5,6\n'])
-def test_columns_that_are_not_needed_may_be_left_out(content: bytes) -> None:
+def test_columns_that_are_not_needed_may_be_missing(content: bytes) -> None:
     (batch,) = opened(content).batches(but={0, 2})
     assert batch.columns[1].to_pylist() == ["2", "5"]
     assert (batch.columns[0] is None) == batch.simple

@@ -14,6 +14,8 @@ from slipway.components.prepare_data.encoding.messages import values
 from slipway.components.prepare_data.encoding.records import read_examples
 from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
+from slipway.components.prepare_data.sources import check_source
+from slipway.components.prepare_data.sources import csv_file as source_module
 from slipway.components.prepare_data.sources.csv_batches import infer_kinds
 from slipway.core.errors import UserError
 from slipway.core.tables import csv_file
@@ -149,6 +151,8 @@ def test_a_column_of_many_numbers_may_end_otherwise(
     with pytest.raises(UserError, match=r"Line 5004 of .* has no label"):
         prepare(settings, 1)
     path.write_text("\n".join(["x,label", *MANY, f"{last},1"]))
+    monkeypatch.setattr(source_module, "PART_BYTES", 1 << 10)
+    assert check_source(settings) == f"csv:{path}"
     found = prepare(settings, 1)
     assert found.manifest.inputs["x"].kind == kind
     assert sum(split.examples for split in found.manifest.splits.values()) == 5001
