@@ -79,7 +79,8 @@ def find(settings: WeightsSettings) -> Path:
         "a file in the project's folder, or in a container a gs:// URI",
         f"gcloud storage cp {settings.file} . and set the copy's name"
         if is_remote(settings.file)
-        else "correct the path, which is relative to the folder in which slipway runs",
+        else "correct the path, which is relative to the folder in which slipway runs; or download the weights of a "
+        "backbone: python -m slipway.trainer.models.pretrained BACKBONE",
     )
 
 

@@ -21,7 +21,7 @@ from slipway.pipelines.comparison.selection import Row, differences
 _TIMES = ("time", "per_second", "waiting", "mfu")
 # What a run was made with, in the order in which a difference explains others.
 CAUSES = {
-    "files": "the code",
+    "files": "the files",
     "commit": "the commit",
     "packages": "packages",
     "python": "Python",

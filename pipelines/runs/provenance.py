@@ -1,4 +1,4 @@
-"""What a run was made with: the project's commit and modules, Python, the processor, and the versions of packages."""
+"""What a run was made with: the project's commit and files, Python, the processor, and the versions of packages."""
 
 from __future__ import annotations
 
@@ -48,10 +48,12 @@ def read(folder: Path) -> JsonObject:
 
 
 def _files(config: RunConfig) -> list[Path]:
-    """Return the project's modules that the configuration names, such as that of model.builder."""
+    """Return the project's files that the configuration names: modules, such as that of model.builder, and weights."""
     texts = [value for _, value in leaves(config.model_dump(mode="json")) if isinstance(value, str)]
     modules = [text.partition(":")[0] for text in texts if MODULE.fullmatch(text)]
-    files = (Path(*module.split(".")).with_suffix(".py") for module in modules)
+    files = [Path(*module.split(".")).with_suffix(".py") for module in modules]
+    if config.model is not None and config.model.weights is not None:
+        files.append(Path(config.model.weights.file))
     return sorted({path for path in files if path.is_file()})
 
 

@@ -71,7 +71,7 @@ def test_the_first_step_that_differs_is_named_with_the_likely_cause(tmp_path: Pa
 
 def test_a_changed_module_of_the_project_is_named(tmp_path: Path) -> None:
     found = compared(tmp_path, weights="9" * 64, made={"files": {"net.py": "2"}})
-    assert found.causes == ["the code: net.py 2 instead of 1"]
+    assert found.causes == ["the files: net.py 2 instead of 1"]
     assert not found.equal
 
 

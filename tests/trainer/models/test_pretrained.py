@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
+from urllib.error import URLError
 
 import keras
 import numpy as np
 import pytest
+from keras.src.utils import file_utils
 
 from slipway.core.errors import UserError
 from slipway.trainer import weights
@@ -30,6 +32,8 @@ def test_a_backbone_receives_what_keras_prepares(name: str, channels: int, tmp_p
     expected = made.get_layer("head")(features)
     found = made(images)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    made.layers[-2].rate = 0
+    np.testing.assert_array_equal(made(images, training=True), found)  # not by the statistics of these two images
     made.save(tmp_path / "model.keras")
     np.testing.assert_array_equal(keras.models.load_model(tmp_path / "model.keras")(images), found)
 
@@ -58,3 +62,29 @@ def test_another_backbone_or_size_is_refused(name: str, setting: str, closest: s
         pretrained.build((32, 32, 3), 5, backbone=name)
     assert (error.value.setting, error.value.nearest) == (setting, closest)
     assert fix is None or error.value.fix == fix
+
+
+def test_weights_that_cannot_be_downloaded_are_an_error_of_a_few_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(file_utils.config, "keras_home", lambda: str(tmp_path))
+    monkeypatch.setattr("sys.argv", ["pretrained", "MobileNetV2"])
+
+    def unreachable(*_: object) -> None:
+        raise URLError("no route to host")
+
+    monkeypatch.setattr(file_utils, "urlretrieve", unreachable)
+    assert pretrained.main() == 2
+    said = capsys.readouterr().err
+    assert "error: Keras cannot download the weights of MobileNetV2: URL fetch failure on https://" in said
+    assert "fix:      repeat the command on a machine with access to the internet" in said
+    assert not list(tmp_path.glob("*.weights.h5"))
+
+
+def test_weights_are_saved_under_the_name_of_the_backbone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    monkeypatch.setattr(keras.applications, "VGG16", lambda **asked: made if asked["weights"] == "imagenet" else None)
+    assert pretrained.save_weights("VGG16") == Path("VGG16.weights.h5")
+    assert (tmp_path / "VGG16.weights.h5").is_file()
