@@ -16,8 +16,22 @@ MAX_NAMED = 3
 # Of fewer groups of a class, the splits would be far from their fractions.
 MIN_GROUPS = 10
 BATCH = 32
+OWN = [("builder", "model:build", "the function build in model.py")]
+BACKBONE = "MobileNetV3Small"
+WEIGHTS = f"{BACKBONE}.weights.h5"
+PRETRAINED = [
+    ("builder", "slipway.trainer.models.pretrained:build", ""),
+    ("arguments", f"{{backbone: {BACKBONE}}}", "or another network of keras.applications"),
+    ("weights", f"{{file: {WEIGHTS}}}", f"from python -m slipway.trainer.models.pretrained {BACKBONE}"),
+]
 # Photographs are trained on for fewer epochs than the small images of the template.
-EPOCHS = 20
+FROM_SCRATCH = ["  epochs: 20  # at most"]
+FINE_TUNING = [
+    "  stages:  # at most this long",
+    "    - {epochs: 5, trainable: [head]}",
+    "    - {epochs: 10, learning_rate: 0.0001}  # all layers",
+]
+IN_IMAGES = ["build:", f"  include: [{WEIGHTS}]  # in containers, too"]
 
 
 def summary(name: str, scan: Scan) -> str:
@@ -68,8 +82,15 @@ def _named(count: int, named: Iterable[str]) -> str:
     return f"{count:,}: {'; '.join(shown)}{more}"
 
 
-def configuration(name: str, source: str, scan: Scan) -> str:
-    """Return a configuration, with comments, that trains on the images without another setting."""
+def configuration(name: str, source: str, scan: Scan, *, is_pretrained: bool) -> str:
+    """Return a configuration, with comments, that trains on the images without another setting.
+
+    Args:
+        name: The project's name.
+        source: The folder or archive.
+        scan: What it has.
+        is_pretrained: Whether to fine-tune a backbone, rather than to train the network in model.py.
+    """
     data = [("source", quoted(f"images:{source}"), f"{scan.images:,} images in {len(scan.labels):,} classes")]
     if scan.image_size is not None:
         about = "[height, width] that the network sees"
@@ -89,11 +110,11 @@ def configuration(name: str, source: str, scan: Scan) -> str:
         "data:",
         *aligned(data),
         "model:",
-        "  builder: model:build  # the function build in model.py",
+        *aligned(PRETRAINED if is_pretrained else OWN),
         "train:",
+        *(FINE_TUNING if is_pretrained else FROM_SCRATCH),
         *aligned(
             [
-                ("epochs", str(EPOCHS), "at most"),
                 ("batch_size", str(BATCH), ""),
                 ("learning_rate", "0.001", ""),
                 ("early_stop", "{patience: 5}", "ends when the validation loss has not improved in 5 epochs"),
@@ -106,5 +127,6 @@ def configuration(name: str, source: str, scan: Scan) -> str:
         "  gate:",
         "    metric: accuracy  # promoted is what beats the most frequent class and the champion",
         "    # minimum: 0.9    # and reaches this, if you set it",
+        *(IN_IMAGES if is_pretrained else []),
     ]
     return "\n".join(settings) + "\n"

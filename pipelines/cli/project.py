@@ -26,6 +26,7 @@ class Template(StrEnum):
     """The templates: folders of slipway/pipelines/templates."""
 
     images = "images"
+    photos = "photos"
     tabular = "tabular"
     text = "text"
     trees = "trees"
@@ -41,8 +42,9 @@ def init(
         Template,
         typer.Option(
             metavar="NAME",
-            help="images, tabular, text: train a network of your own on images, a table or texts; trees: "
-            "gradient-boosted trees on a table; program: run a training program.",
+            help="images, tabular, text: train a network of your own on images, a table or texts; photos: fine-tune a "
+            "pretrained network on the photographs of --images; trees: gradient-boosted trees on a table; program: run "
+            "a training program.",
         ),
     ] = Template.images,
     images: Annotated[
@@ -72,23 +74,32 @@ def init(
     from slipway.pipelines.config.schema import schema_text
 
     require_utf8(folder.resolve())
-    if template is not Template.images and (images or table):
-        option, path = ("--images", images) if images else ("--table", table)
+    if template is Template.photos and images is None:
+        raise UserError(
+            "The template photos fine-tunes a network on your own photographs.",
+            setting="--images",
+            allowed="a folder or archive of photographs, with one folder per class",
+            fix=f"slipway init {shlex.quote(str(folder))} --template photos --images FOLDER",
+        )
+    option, path, known = ("--images", images, Template.photos) if images else ("--table", table, Template.trees)
+    if path is not None and template not in (Template.images, known):
         raise UserError(
             f"{option} chooses the template itself.",
             setting="--template",
             value=template.value,
+            allowed=f"{known}, or none",
             fix=f"slipway init {shlex.quote(str(folder))} {option} {shlex.quote(str(path))}",
         )
     scanned = ""
     if images is not None:
-        scanned = _on_images(images, folder)
+        scanned = _on_images(images, folder, template)
     elif table is not None:
-        scanned, template = _on_table(table, label, folder)
+        scanned, template = _on_table(table, label, folder, template)
     content = _content(template)
     if scanned:  # on data of the user's
         content = {name: text for name, text in content.items() if not name.endswith(".csv")}
-    content["slipway.yaml"] = content["slipway.yaml"].replace("name: project\n", f"name: {_name(folder)}\n")
+    project = content.pop("slipway.yaml", "").replace("name: project\n", f"name: {_name(folder)}\n")
+    content["slipway.yaml"] = scanned or project
     content[SCHEMA] = schema_text(RunConfig)
     existing = [name for name in content if os.path.lexists(folder / name)]  # also a link to nothing
     if existing:
@@ -97,7 +108,6 @@ def init(
             allowed="a folder without these files",
             fix="slipway init NEW_FOLDER",
         )
-    content["slipway.yaml"] = scanned or content["slipway.yaml"]
     for name, text in content.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -107,7 +117,7 @@ def init(
     console.print(f"\nto train: {entered}slipway run", highlight=False)
 
 
-def _on_images(images: Path, folder: Path) -> str:
+def _on_images(images: Path, folder: Path, template: Template) -> str:
     """Scan images, say what there is, and return the configuration."""
     from slipway.components.prepare_data.scan import scan
     from slipway.components.prepare_data.settings import DataSettings
@@ -127,11 +137,11 @@ def _on_images(images: Path, folder: Path) -> str:
         ) from None
     console.print(summary(str(images), found), highlight=False, markup=False, soft_wrap=True)
     console.print()
-    return configuration(_name(folder), _seen_from(folder, source), found)
+    return configuration(_name(folder), _seen_from(folder, source), found, is_pretrained=template is Template.photos)
 
 
-def _on_table(table: Path, label: str | None, folder: Path) -> tuple[str, Template]:
-    """Scan a table, say what there is, and return the configuration and the template with its network."""
+def _on_table(table: Path, label: str | None, folder: Path, template: Template) -> tuple[str, Template]:
+    """Scan a table, say what there is, and return the configuration and the template with its model."""
     from slipway.components.prepare_data.scan_table import scan_table
     from slipway.pipelines.cli.table_file import configuration, summary
 
@@ -140,9 +150,11 @@ def _on_table(table: Path, label: str | None, folder: Path) -> tuple[str, Templa
         found = scan_table(path, label)
     console.print(summary(str(table), found), highlight=False, markup=False, soft_wrap=True)
     console.print()
-    has_text = any(each.kind == "text" for each in found.manifest.inputs.values())
+    if template is not Template.trees:
+        has_text = any(each.kind == "text" for each in found.manifest.inputs.values())
+        template = Template.text if has_text else Template.tabular
     source = f"{path.suffix.lower()[1:]}:{_seen_from(folder, path)}"
-    return configuration(_name(folder), source, found), Template.text if has_text else Template.tabular
+    return configuration(_name(folder), source, found, is_trees=template is Template.trees), template
 
 
 def _seen_from(folder: Path, path: Path) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 from slipway.pipelines.cli.scanned import aligned, balance, imbalance, lines, listed, quoted
@@ -17,6 +17,12 @@ MAX_WIDTH = 30
 EXAMPLES = 3
 # Settings of training, by whether an input is a text: epochs, batch size, learning rate and patience.
 TRAINING = {False: (200, 64, 0.002, 15), True: (30, 32, 0.002, 5)}
+TREES = [
+    "train:",
+    "  module: program  # program.py",
+    "build:",
+    "  requirements: requirements.txt  # scikit-learn, which no image for training has",
+]
 METRICS = {
     "classification": ("accuracy", "minimum: 0.9"),
     "multilabel": ("macro_average_precision", "minimum: 0.9"),
@@ -63,17 +69,22 @@ def _column(name: str, scan: TableScan) -> str:
     return "  ".join(parts) + (f"; {found.missing:,} missing" if found.missing else "")
 
 
-def configuration(name: str, source: str, scan: TableScan) -> str:
-    """Return a configuration, with comments, that trains on the table without another setting."""
+def configuration(name: str, source: str, scan: TableScan, *, is_trees: bool) -> str:
+    """Return a configuration, with comments, that trains on the table without another setting.
+
+    Args:
+        name: The project's name.
+        source: The setting `data.source`.
+        scan: What the table has.
+        is_trees: Whether to train the trees of program.py, which have no texts, rather than the network in model.py.
+    """
     about, labels = scan.manifest, _labels(scan)
-    has_text = any(each.kind == "text" for each in about.inputs.values())
-    epochs, batch, rate, patience = TRAINING[has_text]
+    used = [column for column, each in about.inputs.items() if not (is_trees and each.kind == "text")]
     data = [("source", quoted(source), f"{scan.rows:,} rows"), ("label", quoted(scan.settings.label or "label"), "")]
     if scan.settings.skip_corrupt:
         data.append(("skip_corrupt", f"{scan.settings.skip_corrupt:.4g}", "allowed fraction of rows without a target"))
     unequal = imbalance(labels) if about.task == "classification" else ""
     metric, limit = METRICS[about.task]
-    is_rare = bool(unequal) and len(labels) == PAIR
     if unequal:
         metric = "macro_f1"
     beaten = "the mean" if about.task == "regression" else "the most frequent class"
@@ -85,24 +96,8 @@ def configuration(name: str, source: str, scan: TableScan) -> str:
             "data:",
             *aligned(data),
             "  inputs:",
-            *(_input(column, scan) for column in dict.fromkeys([*about.inputs, *scan.columns])),
-            "model:",
-            "  builder: model:build  # the function build in model.py",
-            "train:",
-            *aligned(
-                [
-                    ("epochs", str(epochs), "at most"),
-                    ("batch_size", str(batch), ""),
-                    ("learning_rate", str(rate), ""),
-                    (
-                        "early_stop",
-                        f"{{patience: {patience}}}",
-                        f"ends when the validation loss has not improved in {patience} epochs",
-                    ),
-                    ("export", "best", "the weights with the lowest validation loss"),
-                    *([("threshold", "f1", unequal)] if is_rare else []),
-                ]
-            ),
+            *(_input(column, scan, used) for column in dict.fromkeys([*about.inputs, *scan.columns])),
+            *(TREES if is_trees else _network(scan, unequal if len(labels) == PAIR else "")),
             "evaluate:",
             "  gate:",
             f"    metric: {metric}  # promoted is what beats {beaten} and the champion",
@@ -111,11 +106,23 @@ def configuration(name: str, source: str, scan: TableScan) -> str:
     ) + "\n"  # fmt: skip
 
 
-def _input(column: str, scan: TableScan) -> str:
-    """Return the line of a column among the inputs; one that is no input is a comment."""
+def _network(scan: TableScan, unequal: str) -> list[str]:
+    """Return the sections of a network; `unequal` says which of two classes is rare."""
+    has_text = any(each.kind == "text" for each in scan.manifest.inputs.values())
+    epochs, batch, rate, patience = TRAINING[has_text]
+    about = f"ends when the validation loss has not improved in {patience} epochs"
+    train = [
+        ("epochs", str(epochs), "at most"),
+        ("batch_size", str(batch), ""),
+        ("learning_rate", str(rate), ""),
+        ("early_stop", f"{{patience: {patience}}}", about),
+        ("export", "best", "the weights with the lowest validation loss"),
+        *([("threshold", "f1", unequal)] if unequal else []),
+    ]
+    return ["model:", "  builder: model:build  # the function build in model.py", "train:", *aligned(train)]
+
+
+def _input(column: str, scan: TableScan, used: Collection[str]) -> str:
+    """Return the line of a column among the inputs; one that is not used is a comment."""
     about = " ".join(_column(column, scan).split())
-    return (
-        f"    - {quoted(column)}  # {about}"
-        if column in scan.manifest.inputs
-        else f"    # - {quoted(column)}  # {about}"
-    )
+    return f"    {'' if column in used else '# '}- {quoted(column)}  # {about}"

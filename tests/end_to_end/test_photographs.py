@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import re
+import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -149,3 +151,41 @@ def ask(port: int, path: str, body: bytes | None = None) -> Any:
             if time.monotonic() > deadline:
                 raise
         time.sleep(0.2)
+
+
+# The weights of a backbone that nothing was learned with, and the statistics that its BatchNormalization has with them.
+BACKBONE = """
+import keras, numpy as np
+keras.utils.set_random_seed(0)
+made = keras.applications.MobileNetV3Small(include_top=False, weights=None, input_shape=(96, 96, 3))
+for layer in made.layers:
+    if isinstance(layer, keras.layers.BatchNormalization):
+        layer.momentum = 0.0
+made(np.random.default_rng(0).uniform(0, 255, (32, 96, 96, 3)).astype("float32"), training=True)
+made.save_weights("MobileNetV3Small.weights.h5")
+"""
+
+
+def test_a_pretrained_backbone_is_fine_tuned_on_photographs(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    photographs.write(tmp_path / "my photos", 2 * COUNT, (200, 400))
+    said = workspace.slipway("init", PROJECT, "--images", "my photos", "--template", "photos")
+    assert said.returncode == 0, said.stderr
+    workspace.path = tmp_path / PROJECT
+    options = [part for each in ("data.image_size=[96, 96]", "train.batch_size=16") for part in ("--set", each)]
+    refused = workspace.slipway("run", *options)
+    assert refused.returncode == 2
+    assert "error: there is no file MobileNetV3Small.weights.h5." in refused.stderr
+    assert "python -m slipway.trainer.models.pretrained BACKBONE" in refused.stderr
+    subprocess.run([sys.executable, "-c", BACKBONE], cwd=workspace.path, check=True)
+    result = workspace.slipway("run", "--require-promotion", *options)
+    assert result.returncode == 0, result.stdout + result.stderr
+    log = workspace.log("train")
+    assert re.search(r"weights of (\d+) of \d+ layers read .*; keeping their own: head$", log, re.MULTILINE)
+    assert re.findall(r"training (.*) with the learning rate (.*)", log) == [("head", "0.001"), ("*", "0.0001")]
+    made_with = json.loads((workspace.path / "runs" / "latest" / "provenance.json").read_text())
+    assert set(made_with["files"]) == {"MobileNetV3Small.weights.h5"}
+    tests = subprocess.run(
+        [sys.executable, "-m", "unittest", "discover", "tests"], cwd=workspace.path, capture_output=True, text=True
+    )
+    assert tests.returncode == 0, tests.stderr
