@@ -5,11 +5,11 @@ dates, zip codes and a key, `adult-like`, whose class depends on all columns but
 texts: the first paragraphs of the docstrings of installed packages, labeled with the package.
 
 Each set becomes a CSV file with a random split of its own, 60 % training, 15 % validation, 25 % test. Slipway's
-networks are what `slipway init --table` writes and `slipway run` trains, unchanged; its trees are the template's
-program with the same section `data`. Beside them, fitted to the training and the validation split: logistic regression
-or ridge, standardized, with means in place of missing numbers and a column for each category; and
-HistGradientBoosting, with days in place of dates. For texts: logistic regression on TF-IDF of words. Accuracy, or RMSE
-of diabetes, on the test split; the mean of `--rounds` splits.
+networks are what `slipway init --table` writes and `slipway run` trains, unchanged; its trees are those of
+`--template trees`. Beside them, fitted to the same rows, the training split: logistic regression or ridge,
+standardized, with means in place of missing numbers and a column for each category; and HistGradientBoosting, with days
+in place of dates. For texts: logistic regression on TF-IDF of words. Accuracy, or RMSE of diabetes, on the test split;
+the mean of `--rounds` splits.
 """
 
 from __future__ import annotations
@@ -64,34 +64,27 @@ def compared(name: str, folder: Path, seed: int) -> dict[str, float]:
     table["split"] = rng.choice(list(SPLITS), len(table), p=list(SPLITS.values()))
     path = folder / "table.csv"
     table.to_csv(path, index=False)
-    found = {"network": slipway(folder, path)}
+    found = {"network": slipway(folder, path, None)}
     if name != TEXT:
-        found["trees"] = slipway(folder, path, trees=True)
+        found["trees"] = slipway(folder, path, "trees")
     given = pd.read_csv(path, dtype={"zip": str})
-    used = given["split"] == "test"
-    return found | (of_texts if name == TEXT else of_tables)(given[~used], given[used])
+    train, test = (given[given["split"] == split] for split in ("train", "test"))
+    return found | (of_texts if name == TEXT else of_tables)(train, test)
 
 
-def slipway(folder: Path, table: Path, *, trees: bool = False) -> float:
-    """Train on a table as `slipway init` says, or the template's trees on the same data; return the test metric."""
-    project = folder / "network"
+def slipway(folder: Path, table: Path, template: str | None) -> float:
+    """Train on a table as `slipway init` says, with a network or a template's model; return the test metric."""
+    project = folder / (template or "network")
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).absolute().parents[1]), "TF_CPP_MIN_LOG_LEVEL": "3"}
-
-    def run(*arguments: str, where: Path = folder) -> None:
+    if template is not None:  # on the same data
+        shutil.copytree(folder / "network" / "datasets", project / "datasets")
+    begun = ["init", str(project), "--table", str(table), "--label", "target"]
+    for where, arguments in (
+        (folder, begun + (["--template", template] if template else [])),
+        (project, ["run"]),
+    ):
         command = [sys.executable, "-m", "slipway", *arguments]
         subprocess.run(command, cwd=where, env=environment, check=True, stdout=subprocess.DEVNULL)
-
-    if not trees:
-        run("init", str(project), "--table", str(table), "--label", "target")
-    else:
-        network, project = project, folder / "trees"
-        run("init", str(project), "--template", "trees")
-        text = (network / "slipway.yaml").read_text()
-        about = text[text.index("task:") : text.index("model:")]
-        program = 'name: trees\ntrain:\n  module: program\n  arguments: ["--iterations", "500"]\n'
-        (project / "slipway.yaml").write_text(program + about + text[text.index("evaluate:") :])
-        shutil.copytree(network / "datasets", project / "datasets")
-    run("run", where=project)
     metrics = json.loads((project / "runs" / "latest" / "run.json").read_text())["metrics"]
     return float(metrics["rmse"] if "rmse" in metrics else metrics["accuracy"])
 

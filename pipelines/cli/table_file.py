@@ -17,6 +17,8 @@ MAX_WIDTH = 30
 EXAMPLES = 3
 # Settings of training, by whether an input is a text: epochs, batch size, learning rate and patience.
 TRAINING = {False: (200, 64, 0.002, 15), True: (30, 32, 0.002, 5)}
+# Of more rows, a network of a table has less than the full weight decay.
+DECAYED_ROWS = 5000
 TREES = [
     "train:",
     "  module: program  # program.py",
@@ -111,9 +113,11 @@ def _network(scan: TableScan, unequal: str) -> list[str]:
     has_text = any(each.kind == "text" for each in scan.manifest.inputs.values())
     epochs, batch, rate, patience = TRAINING[has_text]
     about = f"ends when the validation loss has not improved in {patience} epochs"
+    decay = f"{min(1, DECAYED_ROWS / scan.rows):.2g}"
     train = [
         ("epochs", str(epochs), "at most"),
         ("batch_size", str(batch), ""),
+        *([] if has_text else [("optimizer", "adamw", ""), ("weight_decay", decay, "the more, the fewer the rows are")]),
         ("learning_rate", str(rate), ""),
         ("early_stop", f"{{patience: {patience}}}", about),
         ("export", "best", "the weights with the lowest validation loss"),

@@ -11,13 +11,14 @@ from keras import layers
 MAX_INDICATORS = 32
 
 
-def build(inputs: dict[str, Any], outputs: int, *, width: int = 32) -> keras.Model:
-    """Return a network for the columns of a table.
+def build(inputs: dict[str, Any], outputs: int, *, width: int = 128, dropout: float = 0.5) -> keras.Model:
+    """Return a network for the columns of a table: a linear model, plus what two hidden layers add to it.
 
     Args:
         inputs: The columns by name: the kind of each, its shape, and the number of values of a category.
         outputs: Number of outputs; 1 for regression.
         width: Units of the hidden layers.
+        dropout: Fraction of them that training drops.
     """
     columns = {
         name: keras.Input(column.shape, dtype=column.dtype, name=None if "/" in name else name)
@@ -31,11 +32,12 @@ def build(inputs: dict[str, Any], outputs: int, *, width: int = 32) -> keras.Mod
             encoding = layers.CategoryEncoding(column.values, output_mode="one_hot")
             parts.append(encoding(layers.Reshape((1,))(columns[name])))
         elif column.kind == "text":  # the mean of its words
-            words = layers.Embedding(column.values, width, mask_zero=True)(columns[name])
+            words = layers.Embedding(column.values, 32, mask_zero=True)(columns[name])
             parts.append(layers.GlobalAveragePooling1D()(words))
         else:  # numbers, standardized
             parts.append(layers.Reshape((-1,))(columns[name]))
-    x = layers.Concatenate()(parts)
+    x = layers.Concatenate()(parts) if len(parts) > 1 else parts[0]
+    linear = layers.Dense(outputs, use_bias=False, kernel_initializer="zeros")(x)
     for _ in range(2):
-        x = layers.Dense(width, activation="relu")(x)
-    return keras.Model(columns, layers.Dense(outputs)(x))
+        x = layers.Dropout(dropout)(layers.Dense(width, activation="relu")(x))
+    return keras.Model(columns, layers.Dense(outputs)(x) + linear)

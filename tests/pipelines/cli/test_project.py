@@ -301,3 +301,11 @@ def test_a_rare_class_has_a_threshold(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "labels      2: usual 180, rare 20\n" in on_images("project", "--table", "t.csv")
     config = load(tmp_path / "project" / "slipway.yaml")
     assert (config.train.threshold, config.evaluate.gate.name) == ("f1", "macro_f1")
+
+
+@pytest.mark.parametrize(("rows", "decay"), [(200, 1.0), (10_000, 0.5)])
+def test_a_network_of_few_rows_has_more_weight_decay(tmp_path: Path, rows: int, decay: float):
+    (tmp_path / "t.csv").write_text("x,label\n" + "".join(f"{row}.5,{'ab'[row % 2]}\n" for row in range(rows)))
+    on_images(str(tmp_path / "project"), "--table", str(tmp_path / "t.csv"))
+    train = load(tmp_path / "project" / "slipway.yaml").train
+    assert (train.optimizer, train.weight_decay) == ("adamw", decay)
