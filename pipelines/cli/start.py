@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -67,6 +68,9 @@ def run(
     repeat: Annotated[
         int, typer.Option("--repeat", metavar="COUNT", min=1, help="Also train with other seeds, COUNT in all.")
     ] = 1,
+    folds: Annotated[
+        int, typer.Option("--folds", metavar="COUNT", min=1, help="Cross-validate: train COUNT times, on other splits.")
+    ] = 1,
     require_promotion: Annotated[
         bool,
         typer.Option(
@@ -97,11 +101,16 @@ def run(
         )
     other = {"--resume": resume, "--only": only, "--from-step": from_step, "--from": source}
     excluded = next((f"{option} {value}" for option, value in other.items() if value), None)
-    if repeat > 1 and (excluded or not platform_of(target).trains_here):
+    several, count = ("--folds", folds) if folds > 1 else ("--repeat", repeat)
+    if folds > 1 and (repeat > 1 or require_promotion):
+        excluded = f"--repeat {repeat}" if repeat > 1 else "--require-promotion"
+    if count > 1 and (excluded or not platform_of(target).trains_here):
         raise UserError(
-            "--repeat applies only to new runs on this machine.",
-            setting="--repeat",
-            value=repeat,
+            f"{several} cannot be used with {excluded}."
+            if excluded
+            else f"{several} applies only to runs on this machine.",
+            setting=several,
+            value=count,
             fix=f"remove {excluded or f'--target {target}'}",
         )
     if source or only or from_step:
@@ -123,6 +132,11 @@ def run(
         check_configuration(configuration, target, runner=runner, submitting=not no_check)
         if elsewhere := remote(target):
             outcome.of_remote(elsewhere.start(configuration, outcome.say), wait=not no_wait)
+        elif folds > 1:
+            path, changes = configuration_path(file, config), [*(overrides or ()), "evaluate.champion=none"]
+            of_fold = (f"data.fold={{of: {folds}, number: {number}}}" for number in range(folds))
+            folded = [load(path, [*changes, fold], hardware) for fold in of_fold]
+            _cross_validate(folded, target, outcome, runner)
         else:
             if repeat > 1:
                 outcome = replace(outcome, as_json=False, require_promotion=False)
@@ -147,7 +161,6 @@ def run(
 def _repeat(ready: Ready, first: RunRecord, count: int, outcome: Outcome, *, as_json: bool) -> None:
     """Train and evaluate a run again with other seeds on the same data, and show its metrics over all seeds."""
     from slipway.pipelines.api import starting
-    from slipway.pipelines.comparison.repeats import over_seeds
 
     records = [first]
     for number in range(1, count):
@@ -155,11 +168,29 @@ def _repeat(ready: Ready, first: RunRecord, count: int, outcome: Outcome, *, as_
         again = starting.rerun(ready.folder, None, "train", changes, None, last="evaluate", checked=True)
         with again as repeated:
             records.append(outcome.of_local(repeated))
-    found = over_seeds([record.metrics for record in records])
+    _show_all(records, f"{count} seeds", outcome, as_json=as_json)
+
+
+def _cross_validate(folds: Sequence[RunConfig], target: str, outcome: Outcome, runner: Runner) -> None:
+    """Prepare, train and evaluate once for each fold, register nothing, and show the metrics over all folds."""
+    from slipway.pipelines.api import starting
+
+    quiet, records = replace(outcome, as_json=False), []
+    for configuration in folds:
+        with starting.new(configuration, target, quiet.say, runner=runner.value, last="evaluate") as ready:
+            records.append(quiet.of_local(ready))
+    _show_all(records, f"{len(folds)} folds", outcome, as_json=outcome.as_json)
+
+
+def _show_all(records: Sequence[RunRecord], of: str, outcome: Outcome, *, as_json: bool) -> None:
+    """Show the metrics over several runs: `of` says what differs between them."""
+    from slipway.pipelines.comparison.repeats import over_runs
+
+    found = over_runs([record.metrics for record in records])
     if as_json:
         values = {name: asdict(each) for name, each in found.items()}
         sys.stdout.write(json.dumps({"runs": [each.run_id for each in records], "metrics": values}, indent=2) + "\n")
-    outcome.say(f"\nmetrics over {count} seeds: mean, 95% confidence interval of the mean, lowest and highest")
+    outcome.say(f"\nmetrics over {of}: mean, 95% confidence interval of the mean, lowest and highest")
     for name, each in found.items():
         interval = f"{each.low:.4f} – {each.high:.4f}"
         outcome.say(f"  {name:<28} {each.mean:.4f}  {interval}  {each.lowest:.4f} … {each.highest:.4f}")

@@ -117,7 +117,11 @@ def _network(scan: TableScan, unequal: str) -> list[str]:
     train = [
         ("epochs", str(epochs), "at most"),
         ("batch_size", str(batch), ""),
-        *([] if has_text else [("optimizer", "adamw", ""), ("weight_decay", decay, "the more, the fewer the rows are")]),
+        *(
+            []
+            if has_text
+            else [("optimizer", "adamw", ""), ("weight_decay", decay, "the more, the fewer the rows are")]
+        ),
         ("learning_rate", str(rate), ""),
         ("early_stop", f"{{patience: {patience}}}", about),
         ("export", "best", "the weights with the lowest validation loss"),

@@ -1,4 +1,4 @@
-"""The metrics of a training that was repeated with other seeds."""
+"""The metrics of a training that was repeated with other seeds or splits."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
-class OverSeeds:
-    """A metric over several seeds: its mean with the confidence interval (Student's t), and its range."""
+class OverRuns:
+    """A metric over several runs: its mean with the confidence interval (Student's t), and its range."""
 
     mean: float
     low: float
@@ -21,7 +21,7 @@ class OverSeeds:
     highest: float
 
 
-def over_seeds(metrics: Sequence[Mapping[str, float]]) -> dict[str, OverSeeds]:
+def over_runs(metrics: Sequence[Mapping[str, float]]) -> dict[str, OverRuns]:
     """Return the metrics that all of at least two trainings have, without the number of test examples."""
     from scipy.special import stdtrit
 
@@ -31,5 +31,5 @@ def over_seeds(metrics: Sequence[Mapping[str, float]]) -> dict[str, OverSeeds]:
         values = [each[name] for each in metrics]
         mean = statistics.fmean(values)
         half = float(stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2)) * statistics.stdev(values) / math.sqrt(len(values))
-        found[name] = OverSeeds(mean, mean - half, mean + half, min(values), max(values))
+        found[name] = OverRuns(mean, mean - half, mean + half, min(values), max(values))
     return found

@@ -79,6 +79,8 @@ def test_the_steps_after_the_training_follow_one_another_on_the_model_of_a_run_o
         (("--only", "evaluate", "--resume", "latest"), "--from in place of --resume"),
         (("--repeat", "3", "--target", "vertex"), "fix:      remove --target vertex"),
         (("--repeat", "3", "--resume", "latest"), "fix:      remove --resume latest"),
+        (("--folds", "3", "--repeat", "2"), "fix:      remove --repeat 2"),
+        (("--folds", "3", "--require-promotion"), "fix:      remove --require-promotion"),
         (("--repeat", "3", "--only", "train"), "fix:      remove --only train"),
         (("--from", "latest"), "slipway run --from latest --only evaluate"),
     ],
@@ -129,6 +131,20 @@ def test_a_repeated_run_trains_with_other_seeds_and_registers_only_the_first(
     assert [record["model"] for record in records] == [str(workspace.path / "models" / "repeated" / "1"), None]
     losses = [record["metrics"]["loss"] for record in records]
     assert found["metrics"]["loss"]["mean"] == pytest.approx(sum(losses) / 2)
+
+
+def test_each_fold_is_a_run_that_registers_nothing(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    result = workspace.slipway("run", "--folds", "2", "--json", "--set", "train.epochs=2")
+    assert result.returncode == 0, result.stdout + result.stderr
+    found = json.loads(result.stdout)
+    records = [workspace.record(run_id) for run_id in found["runs"]]
+    assert sum(record["metrics"]["examples"] for record in records) == 1797  # all digits
+    assert [record["model"] for record in records] == [None, None]
+    assert not (tmp_path / "models").exists()
+    accuracies = [record["metrics"]["accuracy"] for record in records]
+    assert found["metrics"]["accuracy"]["mean"] == pytest.approx(sum(accuracies) / 2)
+    assert "metrics over 2 folds: mean, 95% confidence interval" in result.stderr
 
 
 def test_a_result_that_no_longer_exists_is_named(finished: FinishedRun, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from slipway.components.prepare_data.examples import COLUMN, SPLITS, Group, readable
 from slipway.components.prepare_data.listing.index import KEY_START, RANK_BYTES, BundleOf, Listing
-from slipway.components.prepare_data.listing.split import check_every_class, split_fractions
+from slipway.components.prepare_data.listing.split import check_every_class, check_fold, split_fractions
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sorting import database
 from slipway.core.errors import UserError
@@ -99,7 +99,12 @@ class Bundles:
             if split in (None, "train"):
                 examples[label] += total
                 bundles[label] += count
-        fractions = split_fractions({split for split, _ in self._groups}, self._settings.split)
+        own, fold = {split for split, _ in self._groups}, self._settings.fold
+        check_fold(own, fold)
+        fractions = split_fractions(own, self._settings.split)
+        if fold is not None:  # a bundle's fold, and the split in which it is otherwise
+            parts = ("validation", "train")
+            fractions = {f"{number} {part}": fractions[part] for number in range(fold.of) for part in parts}
         return Chooser(fractions, examples, bundles)
 
     def _assigned(self, rows: sqlite3.Connection) -> Iterator[tuple[bytes, str]]:
@@ -121,6 +126,9 @@ class Bundles:
         (own,) = keys
         if own in (None, "train"):
             split = chooser.choose({label: count for (_, label), count in counts.items()})
+            if self._settings.fold is not None:
+                chosen, _, split = split.partition(" ")
+                split = "test" if int(chosen) == self._settings.fold.number else split
         else:
             split = own
         for group, count in counts.items():

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from slipway.components.prepare_data.examples import LABEL_SEPARATOR, Example, Group
-from slipway.components.prepare_data.listing.split import Amount
+from slipway.components.prepare_data.listing.split import Amount, blocks
+from slipway.components.prepare_data.settings import FoldSettings
 from slipway.components.prepare_data.sorting import database
 from slipway.components.prepare_data.sources.source import Ignored, ListedRows, Part, Source
 
@@ -290,6 +291,7 @@ def deal(
     classes: list[str],
     folder: Path,
     copies: Collection[bytes] = frozenset(),
+    fold: FoldSettings | None = None,
     *,
     bundled: bool = False,
 ) -> None:
@@ -304,12 +306,14 @@ def deal(
         classes: The classes in the order of their labels; of other tasks than classification, none is dealt.
         folder: The folder for the lists.
         copies: Keys to drop from their split without replacing them by other examples.
+        fold: The fold that is the test split.
         bundled: Whether the splits are those that `Bundles` assigned.
     """
+    order = {group: blocks(divided.get(group, {}), fold) for group in listing.groups}
     if listing.rows is not None:
         numbers = {label: index for index, label in enumerate(classes)}
         listing.rows.deal(
-            [divided.get(group, {}) for group in listing.groups],
+            [*order.values()],
             [numbers.get(label, 0) for _, label in listing.groups],
             {split: [list_path(folder, split, shard) for shard in range(count)] for split, count in shards.items()},
             bundled=bundled,
@@ -319,9 +323,9 @@ def deal(
     groups = [
         (
             labels[label] if label else bytes(LABEL_BYTES),
-            itertools.chain.from_iterable(itertools.repeat(*part) for part in divided.get((split, label), {}).items()),
+            itertools.chain.from_iterable(itertools.repeat(*block) for block in found),
         )
-        for split, label in listing.groups
+        for (_, label), found in order.items()
     ]
     lists: dict[Path, list[bytes]] = {}
     turns = {}

@@ -28,7 +28,7 @@ IDENTITY_DIGITS = 16
 # Approximate size of a record without the image: framing, field names and lengths, key.
 RECORD_BYTES_BESIDE_IMAGE = 120
 # Settings that most sources do not use; omitted from the stored settings if they are not set.
-DESCRIBING = ("features", "image", "id", "label", "inputs", "resize", "resize_mode")
+DESCRIBING = ("features", "image", "id", "label", "inputs", "resize", "resize_mode", "fold")
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Plan:
         classes = source.classes(found) if source.task != "regression" else []
         if source.task == "multilabel" and not found:
             raise UserError(f"No example of {settings.source} has a label.", setting="data.label", value=settings.label)
-        divided = splitting.divide(counts, settings.split)
+        divided = splitting.divide(counts, settings.split, settings.fold)
         whole = {name: _split_amount(name, groups, divided) for name in SPLITS}
         amounts = whole
         if settings.stored_size is not None:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from slipway.components.prepare_data.examples import SPLITS, Group
-from slipway.components.prepare_data.settings import SplitFractions
+from slipway.components.prepare_data.settings import FoldSettings, SplitFractions
 from slipway.core.errors import UserError
 
 # Several cores can write and read a data set only if it has several shards. A data set with fewer shards of the target
@@ -50,15 +50,58 @@ def split_fractions(own: Collection[str | None], fractions: SplitFractions) -> d
     return {name: wanted[name] for name in (*SPLITS[1:], "train") if name == "train" or name not in own}
 
 
-def divide(groups: Mapping[Group, int], fractions: SplitFractions) -> dict[Group, dict[str, int]]:
+def check_fold(own: Collection[str | None], fold: FoldSettings | None) -> None:
+    """Raise UserError if a source with splits of its own is to be divided into folds."""
+    if fold is not None and not {*own} <= {None, "train"}:
+        raise UserError(
+            "The source defines splits, so the test split cannot be one of several folds.",
+            setting="data.fold",
+            value=fold.model_dump(),
+            allowed="only for sources without splits",
+            fix="remove them from the source; or without folds, --set data.fold=null",
+        )
+
+
+def _of_fold(count: int, parts: Mapping[str, float], fold: FoldSettings) -> dict[str, int]:
+    """Return the number of examples in each split if a fold is the test split."""
+    start, end = _bounds(count, fold)
+    rest = {name: fraction for name, fraction in parts.items() if name != "test"}
+    return {"test": end - start, **portions(count - (end - start), rest)}
+
+
+def _bounds(count: int, fold: FoldSettings) -> tuple[int, int]:
+    return fold.number * count // fold.of, (fold.number + 1) * count // fold.of
+
+
+def blocks(parts: Mapping[str, int], fold: FoldSettings | None) -> list[tuple[str, int]]:
+    """Return the splits of a group's examples in their order, as blocks of the same split and their sizes.
+
+    The test split of a fold begins where that of the fold before ends.
+    """
+    if fold is None:
+        return [*parts.items()]
+    count = sum(parts.values())
+    left = count - _bounds(count, fold)[0]  # what is before the end, from the test split on
+    before, after = [], []
+    for split, size in parts.items():
+        after.append((split, min(size, left)))
+        before.append((split, size - min(size, left)))
+        left -= min(size, left)
+    return before + after
+
+
+def divide(
+    groups: Mapping[Group, int], fractions: SplitFractions, fold: FoldSettings | None = None
+) -> dict[Group, dict[str, int]]:
     """Return the number of examples of each group in each split; every class is in all three splits.
 
     Splits defined by the source are kept. The others are taken from train, in proportion to their fractions.
 
     Raises:
-        UserError: A class has too few images for the splits.
+        UserError: A class has too few images for the splits or folds.
     """
     own = {split for split, _ in groups}
+    check_fold(own, fold)
     parts = split_fractions(own, fractions)
     classes = sorted({label for _, label in groups})
     result: dict[Group, dict[str, int]] = {}
@@ -66,7 +109,10 @@ def divide(groups: Mapping[Group, int], fractions: SplitFractions) -> dict[Group
         if split in (None, "train"):
             if 0 < count < len(parts):
                 raise _too_few(label, count, parts, split)
-            result[split, label] = portions(count, parts) if count else {}
+            if fold is not None and count >= len(parts):
+                result[split, label] = _of_fold(count, parts, fold)
+            else:
+                result[split, label] = portions(count, parts) if count else {}
         elif split is not None:
             result[split, label] = {split: count} if count else {}
     present = {name: {label for (_, label), counts in result.items() if counts.get(name)} for name in SPLITS}

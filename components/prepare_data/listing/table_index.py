@@ -172,7 +172,7 @@ class SortedRows(NamedTuple):
 
     def deal(
         self,
-        divided: Sequence[Mapping[str, int]],
+        divided: Sequence[Sequence[tuple[str, int]]],
         labels: Sequence[int],
         lists: Mapping[str, Sequence[Path]],
         *,
@@ -181,17 +181,19 @@ class SortedRows(NamedTuple):
         """Deal the rows to the lists of shards.
 
         Args:
-            divided: The number of rows of each group in each split.
+            divided: The blocks of rows of each group that are in one split, in their order.
             labels: The label of each group.
             lists: The lists of each split's shards.
             bundled: Whether `assign` has assigned the rows to splits.
         """
         paths = [path for split in SPLITS for path in lists.get(split, ())]
         shards = np.array([len(lists.get(split, ())) for split in SPLITS])
-        counts = np.array([[parts.get(split, 0) for split in SPLITS] for parts in divided], np.int64)
+        counts = np.array(
+            [[sum(size for name, size in found if name == split) for split in SPLITS] for found in divided], np.int64
+        )
         turns = np.cumsum(counts, axis=0) - counts  # of the next row of each group and split
-        ends = [np.cumsum([*parts.values()]) for parts in divided]
-        named = [np.array([SPLITS.index(split) for split in parts], np.uint8) for parts in divided]
+        ends = [np.cumsum([size for _, size in found]) for found in divided]
+        named = [np.array([SPLITS.index(split) for split, _ in found], np.uint8) for found in divided]
         passed = np.zeros(len(self.groups), np.int64)
         for number in range(len(self.pieces)):
             rows = self.pieces[number]

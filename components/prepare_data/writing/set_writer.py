@@ -312,7 +312,7 @@ class SetWriter:
         if self._bundled:
             divided = Bundles(self._listing, settings).divided
         elif skipped.reasons:
-            divided = splitting.divide(counts, settings.split)
+            divided = splitting.divide(counts, settings.split, settings.fold)
         else:
             return self._plan
         return self._plan.dividing(divided, skipped.copies.values())
@@ -341,8 +341,8 @@ class SetWriter:
         """Write the lists of the shards' examples."""
         shutil.rmtree(self.lists, ignore_errors=True)
         self.lists.mkdir()
-        copies = self._skipped.copies
-        deal(self._listing, plan.divided, plan.shards, plan.classes, self.lists, copies, bundled=self._bundled)
+        copies, fold = self._skipped.copies, self._settings.fold
+        deal(self._listing, plan.divided, plan.shards, plan.classes, self.lists, copies, fold, bundled=self._bundled)
 
     def _finish(self, name: str, fingerprint: str, results: Mapping[str, list[ShardResult]], tally: Tally) -> Manifest:
         """Write the metadata files, the manifest last."""

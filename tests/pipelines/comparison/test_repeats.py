@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from scipy import stats
 
-from slipway.pipelines.comparison.repeats import over_seeds
+from slipway.pipelines.comparison.repeats import over_runs
 
 
 def test_the_interval_is_students() -> None:
     values = [0.95, 0.97, 0.96, 0.99, 0.98]
-    found = over_seeds([{"accuracy": each, "examples": 179.0} for each in values])
+    found = over_runs([{"accuracy": each, "examples": 179.0} for each in values])
     assert list(found) == ["accuracy"]
     accuracy = found["accuracy"]
     expected = stats.t.interval(0.95, 4, loc=0.97, scale=stats.sem(values))
@@ -19,6 +19,6 @@ def test_the_interval_is_students() -> None:
 
 
 def test_a_metric_that_one_training_lacks_is_left_alone() -> None:
-    found = over_seeds([{"accuracy": 0.9, "loss": 0.1}, {"accuracy": 0.9}])
+    found = over_runs([{"accuracy": 0.9, "loss": 0.1}, {"accuracy": 0.9}])
     assert found.keys() == {"accuracy"}
     assert found["accuracy"].low == found["accuracy"].high == 0.9

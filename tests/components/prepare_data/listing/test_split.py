@@ -6,8 +6,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from slipway.components.prepare_data.listing.split import Amount, divide, portions, shard_count
-from slipway.components.prepare_data.settings import SplitFractions
+from slipway.components.prepare_data.listing.split import Amount, blocks, divide, portions, shard_count
+from slipway.components.prepare_data.settings import FoldSettings, SplitFractions
 from slipway.core.errors import UserError
 
 shares = st.dictionaries(st.text(max_size=3), st.floats(0.01, 1), min_size=1, max_size=4)
@@ -83,3 +83,24 @@ def test_a_set_that_would_fill_few_shards_has_several_for_several_cores() -> Non
     assert shard_count(Amount(60_000, 16_000_000), 1, 128) == 16
     assert shard_count(Amount(4000, 86_000_000), 1, 128) == 16
     assert shard_count(Amount(1000, 22_000_000), 1, 128) == 5
+
+
+@given(st.integers(2, 12), st.integers(12, 400))
+def test_each_example_is_in_the_test_split_of_one_fold(folds: int, count: int) -> None:
+    tested = []
+    for number in range(folds):
+        fold = FoldSettings(of=folds, number=number)
+        parts = divide({(None, "cat"): count}, SplitFractions(), fold)[None, "cat"]
+        order = [split for split, size in blocks(parts, fold) for _ in range(size)]
+        assert {split: order.count(split) for split in parts} == parts
+        assert abs(parts["validation"] - (count - parts["test"]) / 9) <= 1
+        tested += [position for position, split in enumerate(order) if split == "test"]
+    assert tested == [*range(count)]
+
+
+def test_a_source_with_a_test_split_has_no_folds() -> None:
+    fold = FoldSettings(of=5, number=1)
+    with pytest.raises(UserError, match="cannot be one of several folds") as error:
+        divide({("test", "cat"): 9, ("train", "cat"): 90}, SplitFractions(), fold)
+    assert error.value.setting == "data.fold"
+    assert divide({("train", "cat"): 90}, SplitFractions(), fold)["train", "cat"]["test"] == 18
