@@ -54,6 +54,7 @@ def test_a_trainjob_whose_runtime_the_webhook_never_knows_is_refused(step: Step)
     step.cluster.wait(lambda: not step.cluster.left())
 
 
+@pytest.mark.long
 def test_a_training_outlasts_ten_kills_of_the_api_server_with_the_weights_of_the_same_layout_here(
     step: Step, monkeypatch: pytest.MonkeyPatch
 ) -> None:
