@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -98,8 +99,8 @@ def test_what_cannot_be_run_again(
 def test_a_rejected_model_is_not_registered_alone(
     workspace: Workspace, rejected: subprocess.CompletedProcess[str]
 ) -> None:
-    record = next(each for each in map(workspace.record, (path.name for path in workspace.runs())) if each["part"])
-    result = workspace.call("run", "--only", "register_model", "--from", record["run_id"])
+    run_id = re.search(r"runs/([\w-]+)/report", rejected.stdout)[1]
+    result = workspace.call("run", "--only", "register_model", "--from", run_id)
     assert (result.returncode, "--from-step evaluate" in result.stderr) == (2, True)
 
 
