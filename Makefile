@@ -79,7 +79,7 @@ test-all: test test-long test-browser test-engines test-containers ## Run all te
 
 .PHONY: test-browser
 test-browser: $(STAMP) ## Test the pages in Chromium (skips without it; SLIPWAY_CHROMIUM=PATH)
-	$(BIN)/python -m pytest -n 0 -m browser tests/browser
+	$(BIN)/python -m pytest -n 2 -m browser tests/browser
 
 .PHONY: test-engines
 test-engines: $(ENGINES_STAMP) ## Test the jax and pytorch engines, in a separate environment
