@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from slipway.pipelines.api.existing import Run, Runs
     from slipway.pipelines.api.functions import check, model, rehearse, run, runs
     from slipway.pipelines.api.models import Model
-    from slipway.pipelines.api.report import Report
+    from slipway.pipelines.api.notebook import Report
 
 __all__ = ["Model", "Rejected", "Report", "Run", "RunFailed", "Runs", "check", "model", "rehearse", "run", "runs"]
 # The modules with the classes; the functions are in `functions`.
 _MODULES = {
     "Model": "models",
     "Rejected": "errors",
-    "Report": "report",
+    "Report": "notebook",
     "Run": "existing",
     "RunFailed": "errors",
     "Runs": "existing",

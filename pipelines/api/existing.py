@@ -15,8 +15,7 @@ from slipway.core.errors import UserError
 from slipway.core.values import JsonObject, leaves
 from slipway.pipelines.api import starting
 from slipway.pipelines.api.errors import Rejected, RunFailed, in_python, public
-from slipway.pipelines.api.notebook import display_of, runs_table, show_line, summary_html
-from slipway.pipelines.api.report import Report
+from slipway.pipelines.api.notebook import Report, display_of, runs_table, show_line, summary_html
 from slipway.pipelines.platforms.base import RemotePlatform
 from slipway.pipelines.platforms.table import platform_of
 from slipway.pipelines.runs import record as records

@@ -7,6 +7,7 @@ import html
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.text import Text
@@ -21,6 +22,7 @@ from slipway.pipelines.table import STEPS
 UPDATE_SECONDS = 0.5
 MARKS = {status: Text.from_markup(mark).plain for status, mark in progress.MARKS.items()}
 CURVE_WIDTH, CURVE_HEIGHT = 160, 36
+REPORT_HEIGHT = 640
 
 
 @contextlib.contextmanager
@@ -162,3 +164,25 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -
     )
     top = f"<caption {left}>{html.escape(caption)}</caption>" if caption else ""
     return f"<table>{top}{f'<thead><tr>{head}</tr></thead>' if head else ''}<tbody>{body}</tbody></table>"
+
+
+class Report:
+    """The HTML report of an evaluation; `path` is its file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __repr__(self) -> str:
+        return f"<Report {self.path}>"
+
+    @property
+    def html(self) -> str:
+        """The page's HTML."""
+        return self.path.read_text(encoding="utf-8")
+
+    def _repr_html_(self) -> str:
+        """Return the page in a frame of its own: its styles and scripts cannot touch the notebook."""
+        return (
+            f'<iframe sandbox="allow-scripts" srcdoc="{html.escape(self.html)}" title="Evaluation report" '
+            f'style="width:100%;height:{REPORT_HEIGHT}px;border:1px solid #8884"></iframe>'
+        )

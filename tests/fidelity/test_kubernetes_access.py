@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from slipway.components.train.trainjob import manifest, rights
+from slipway.components.train.trainjob import manifest
 from slipway.components.train.trainjob.cluster import Cluster as TrainJobCluster
 from slipway.pipelines.platforms.kubeflow import access
 from tests.fakes.kubernetes.server import NAMESPACE
@@ -74,9 +74,9 @@ def test_nobody_grants_more_rights_than_they_have(cluster: Cluster, admin: Clien
     https://kubernetes.io/docs/reference/access-authn-authz/rbac/#privilege-escalation-prevention-and-bootstrapping
     """
     author = Clients(cluster, DEFAULT)
-    kinds = {"apiGroups": [rights.RBAC], "resources": ["roles", "rolebindings"], "verbs": ["create", "get"]}
+    kinds = {"apiGroups": [manifest.RBAC], "resources": ["roles", "rolebindings"], "verbs": ["create", "get"]}
     grant(admin, kinds, account="default")
-    role, binding = rights.role(NAMESPACE), rights.role_binding(NAMESPACE, "pipeline-runner")
+    role, binding = manifest.role(NAMESPACE), manifest.role_binding(NAMESPACE, "pipeline-runner")
     eventually(lambda: author.rbac.create_namespaced_role(NAMESPACE, {"metadata": {"name": "empty"}}))
     text = f'"slipway-train" is forbidden: user "{DEFAULT}" (groups=["system:serviceaccounts"'
     message = refused(403, text, author.rbac.create_namespaced_role, NAMESPACE, role)["message"]
@@ -85,7 +85,7 @@ def test_nobody_grants_more_rights_than_they_have(cluster: Cluster, admin: Clien
     refused(404, "not found", bind, NAMESPACE, binding)
     admin.rbac.create_namespaced_role(NAMESPACE, role)
     refused(403, "not currently held", bind, NAMESPACE, binding)
-    more = {"apiGroups": [rights.RBAC], "resources": ["roles"], "verbs": ["bind"]}
+    more = {"apiGroups": [manifest.RBAC], "resources": ["roles"], "verbs": ["bind"]}
     admin.rbac.patch_namespaced_role("slipway", NAMESPACE, {"rules": [kinds, more]})
     eventually(lambda: bind(NAMESPACE, binding))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slipway.components.train.trainjob import rights
+from slipway.components.train.trainjob import manifest
 from tests.fakes.kubernetes.server import NAMESPACE
 from tests.fidelity.kubernetes_client import TRAINER, Clients, labelled, pod, refused, runtime, train_job
 
@@ -213,7 +213,7 @@ def test_a_volume_claim_and_a_role_need_their_contents(admin: Clients) -> None:
         {**role, "rules": [{**role["rules"][0], "verbs": []}]},
     )
     refused(422, "may not contain '/'", admin.rbac.create_namespaced_role, NAMESPACE, {"metadata": {"name": "a/b"}})
-    binding = rights.role_binding(NAMESPACE, "A B")
+    binding = manifest.role_binding(NAMESPACE, "A B")
     message = 'subjects[0].name: Invalid value: "A B": a lowercase RFC 1123 subdomain must consist of lower case alph'
     refused(422, message, admin.rbac.create_namespaced_role_binding, NAMESPACE, binding)
 

@@ -50,6 +50,14 @@ PORT = 2222
 LEASE_FILE, LEASE_MINUTES, PROBE_SECONDS, PROBE_FAILURES = "lease", 10, 60, 3
 # A pod's name is at most 63 characters: "-workerpool1-0-", an index up to 999 and a suffix of six follow this one.
 LONGEST_NAME = 63 - 24
+# The Role of the step train on the cluster, and its RoleBinding.
+RIGHTS = "slipway-train"
+RBAC = "rbac.authorization.k8s.io"
+RULES: tuple[JsonObject, ...] = (
+    {"apiGroups": [GROUP], "resources": ["trainjobs", "trainingruntimes"], "verbs": ["create", "get", "delete"]},
+    {"apiGroups": [""], "resources": ["pods", "events"], "verbs": ["list"]},
+    {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]},
+)
 
 
 class TrainJobSettings(Settings):
@@ -231,3 +239,24 @@ def _variables(addresses: Mapping[int, Sequence[str]], number: int, pool: Worker
 def _literal(text: str) -> str:
     """Return a text in which Kubernetes replaces no $(VARIABLE)."""
     return text.replace("$", "$$")
+
+
+def role(namespace: str) -> JsonObject:
+    """Return the Role with the rights of the step."""
+    return {
+        "apiVersion": f"{RBAC}/v1",
+        "kind": "Role",
+        "metadata": {"name": RIGHTS, "namespace": namespace},
+        "rules": list(RULES),
+    }
+
+
+def role_binding(namespace: str, service_account: str) -> JsonObject:
+    """Return the RoleBinding that gives the service account of the step's pod these rights."""
+    return {
+        "apiVersion": f"{RBAC}/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": RIGHTS, "namespace": namespace},
+        "roleRef": {"apiGroup": RBAC, "kind": "Role", "name": RIGHTS},
+        "subjects": [{"kind": "ServiceAccount", "name": service_account, "namespace": namespace}],
+    }

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from slipway.components.train.trainjob import rights
+from slipway.components.train.trainjob import manifest
 from slipway.components.train.trainjob.cluster import (
     CALL_SECONDS,
     Cluster,
@@ -33,7 +33,7 @@ NAMESPACE, ACCOUNT, PROFILE_ACCOUNT = "kubeflow", "pipeline-runner", "default-ed
 SHARED = "ReadWriteMany"
 # Kubernetes lets an account grant only what it may do itself, and the namespace's role `admin` has no TrainJobs:
 # https://kubernetes.io/docs/reference/access-authn-authz/rbac/#privilege-escalation-prevention-and-bootstrapping
-_RIGHTS = "; ".join(f"{', '.join(rule['verbs'])} {', '.join(rule['resources'])}" for rule in rights.RULES)
+_RIGHTS = "; ".join(f"{', '.join(rule['verbs'])} {', '.join(rule['resources'])}" for rule in manifest.RULES)
 ADMINISTRATOR = (
     f"as an administrator of the cluster, or with an account that has the rights of the Role itself ({_RIGHTS}): "
     "slipway setup --target kubeflow | kubectl apply -f -"
@@ -63,7 +63,7 @@ def manifests(settings: KubeflowSettings) -> list[JsonObject]:
     """
     account = settings.service_account or (PROFILE_ACCOUNT if Server(settings).namespace else ACCOUNT)
     namespace = namespace_of(settings)
-    return [rights.role(namespace), rights.role_binding(namespace, account)]
+    return [manifest.role(namespace), manifest.role_binding(namespace, account)]
 
 
 def connect(settings: KubeflowSettings) -> Cluster:

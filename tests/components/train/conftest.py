@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from slipway.components.train.trainjob import rights
+from slipway.components.train.trainjob import manifest
 from slipway.components.train.trainjob.job import run_train_job
 from slipway.components.train.trainjob.manifest import TrainJobSettings
 from slipway.trainer.config import RestartSettings
@@ -25,7 +25,7 @@ from tests.fakes.kubernetes.store import PODS, RESOURCES
 
 def grant(cluster: FakeKubernetes) -> None:
     """Create the Role and RoleBinding of `slipway setup`."""
-    for body in (rights.role(NAMESPACE), rights.role_binding(NAMESPACE, "pipeline-runner")):
+    for body in (manifest.role(NAMESPACE), manifest.role_binding(NAMESPACE, "pipeline-runner")):
         kind = next(kind for kind in RESOURCES if kind.kind == body["kind"])
         cluster.store.create(kind, NAMESPACE, body)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from slipway.components.step import WorkFailed
-from slipway.components.train.trainjob import retries, rights
+from slipway.components.train.trainjob import manifest, retries
 from slipway.core.errors import UserError
 from tests.components.train.conftest import Step, meanwhile, pools, started
 from tests.fakes.kubernetes.nodes import Node
@@ -168,7 +168,7 @@ def test_the_replicas_of_a_trainjob_end_when_nobody_renews_its_lease(step: Step)
 
 NEEDED = [
     (number, verb, resource)
-    for number, rule in enumerate(rights.RULES)
+    for number, rule in enumerate(manifest.RULES)
     for resource in rule["resources"]
     for verb in rule["verbs"]
 ]

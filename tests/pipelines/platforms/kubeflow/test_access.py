@@ -12,7 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 from slipway.components.build_image.registry import HttpRegistry
-from slipway.components.train.trainjob import rights
+from slipway.components.train.trainjob import manifest
 from slipway.core.errors import UserError
 from slipway.pipelines.checks import Check, Context, Finding, examine
 from slipway.pipelines.cli.app import app
@@ -138,7 +138,7 @@ def test_an_administrator_of_the_namespace_cannot_grant_rights_that_they_lack(
     cluster: Cluster, admin: Clients, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     verbs = ["create", "get", "patch"]  # not escalate
-    rule = {"apiGroups": [rights.RBAC], "resources": ["roles", "rolebindings"], "verbs": verbs}
+    rule = {"apiGroups": [manifest.RBAC], "resources": ["roles", "rolebindings"], "verbs": verbs}
     grant(admin, rule, account="default")
     eventually(lambda: Clients(cluster, DEFAULT).rbac.read_namespaced_role("slipway", NAMESPACE))
     monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig(DEFAULT)))
