@@ -12,7 +12,7 @@ import typer
 
 from slipway.core.errors import UserError
 from slipway.pipelines.cli.serving import Registry
-from slipway.pipelines.cli.targets import Target, check_configuration, target_option
+from slipway.pipelines.cli.targets import Target, show_warnings, target_option
 from slipway.pipelines.options import (
     Configuration,
     ConfigurationFile,
@@ -41,10 +41,11 @@ def compile_(
     ),
 ) -> None:
     """Write the pipeline spec that a run executes."""
+    from slipway.pipelines.api import starting
     from slipway.pipelines.config.config import load
 
     configuration = load(configuration_path(file, config), overrides or (), hardware)
-    check_configuration(configuration, target, builds=False)
+    show_warnings(starting.check(configuration, target, builds=False))
     if output.suffix not in (".yaml", ".yml", ".json"):
         raise UserError(
             f"{output} is not a YAML or JSON file name.", setting="-o", value=str(output),

@@ -15,7 +15,7 @@ from rich.markup import escape
 
 from slipway.core.errors import UserError
 from slipway.pipelines.cli.existing_runs import exit_as_it_went, show_failure, watch_and_exit
-from slipway.pipelines.cli.targets import Target, check_configuration, check_runner_on
+from slipway.pipelines.cli.targets import Target, check_runner_on, show_warnings
 from slipway.pipelines.options import (
     Configuration,
     ConfigurationFile,
@@ -129,7 +129,7 @@ def run(
                 value=repeat,
                 fix="start several runs with --set train.arguments=[…]",
             )
-        check_configuration(configuration, target, runner=runner, submitting=not no_check)
+        show_warnings(starting.check(configuration, target, runner=runner.value, submitting=not no_check))
         if elsewhere := remote(target):
             outcome.of_remote(elsewhere.start(configuration, outcome.say), wait=not no_wait)
         elif folds > 1:
@@ -238,7 +238,7 @@ def rehearse(
     from slipway.pipelines.api import starting
 
     configuration = starting.rehearsed(configuration_path(file, config), overrides or (), hardware, steps)
-    check_configuration(configuration, DEFAULT, rehearsal=True)
+    show_warnings(starting.check(configuration, DEFAULT, rehearsal=True))
     outcome = Outcome(error_console if as_json else console, as_json=as_json)
     with starting.new(configuration, DEFAULT, outcome.say, rehearsal=steps) as ready:
         outcome.of_local(ready)
@@ -267,7 +267,7 @@ def reproduce(
         )
     outcome = Outcome(error_console if as_json else console, as_json=False)
     configuration = load(original.folder.configuration_file)
-    check_configuration(configuration, record.platform)
+    show_warnings(starting.check(configuration, record.platform))
     with starting.new(configuration, record.platform, outcome.say, runner=record.runner, last="train") as ready:
         outcome.of_local(ready)
     found = reproduction.compare(original, selection.read(ready.folder))

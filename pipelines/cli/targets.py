@@ -1,7 +1,8 @@
-"""The option --target, and the checks of a run on a platform."""
+"""The option --target, and the warnings of the checks of a run on a platform."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import click
@@ -12,7 +13,7 @@ from slipway.pipelines.options import Runner, check_runner
 from slipway.pipelines.platforms.table import PLATFORMS, platform_of
 
 if TYPE_CHECKING:
-    from slipway.pipelines.config.config import RunConfig
+    from slipway.pipelines.checks import Finding
 
 NAMES = list(PLATFORMS)
 
@@ -30,28 +31,13 @@ Target = Annotated[
 ]
 
 
-def check_configuration(
-    configuration: RunConfig,
-    target: str,
-    *,
-    runner: Runner = Runner.process,
-    rehearsal: bool = False,
-    submitting: bool = False,
-    builds: bool = True,
-) -> None:
-    """Make the doctor's checks that apply to a run; show the warnings.
-
-    Raises:
-        UserError: A check failed.
-    """
+def show_warnings(findings: Iterable[Finding]) -> None:
+    """Show the warnings of the checks of a run."""
     from rich.markup import escape
 
-    from slipway.pipelines.api import starting
     from slipway.pipelines.terminal import error_console
 
-    for finding in starting.check(
-        configuration, target, runner=runner.value, rehearsal=rehearsal, submitting=submitting, builds=builds
-    ):
+    for finding in findings:
         error_console.print(
             f"[yellow]warning:[/] {escape(finding.check)}: {escape(finding.found)}", highlight=False, soft_wrap=True
         )

@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from slipway.core.errors import UserError
 from slipway.pipelines.cli.start import Outcome
-from slipway.pipelines.cli.targets import check_configuration
+from slipway.pipelines.cli.targets import show_warnings
 from slipway.pipelines.options import Configuration, ConfigurationFile, Hardware, Json, Overrides, configuration_path
 from slipway.pipelines.platforms.table import DEFAULT
 from slipway.pipelines.terminal import EXIT_INTERRUPTED, console, error_console, user_errors
@@ -46,7 +46,7 @@ def tune(
     for end in (0, 1):  # whether the ends of the ranges are valid
         values = {name: each.ends[end] for name, each in settings.parameters.items()}
         load(path, [*(overrides or ()), *studies.overrides(values, configuration.train.arguments)], hardware)
-    check_configuration(configuration, DEFAULT)
+    show_warnings(starting.check(configuration, DEFAULT))
     outcome = Outcome(error_console if as_json else console, as_json=as_json)
     study = studies.open_study(configuration, settings)
     with studies.locked(configuration), stop_on_signals() as stop:

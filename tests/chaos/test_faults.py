@@ -30,7 +30,7 @@ from slipway.components.step import WorkFailed
 from slipway.core import atomic, integrity
 from slipway.core.atomic import append_line
 from slipway.core.errors import UserError, system_error
-from slipway.pipelines.cli import start
+from slipway.pipelines.api import starting
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.platforms.local import launch
 from slipway.pipelines.prediction import batch as batches
@@ -324,7 +324,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "_predict", predict)
     monkeypatch.setattr(preparation, "Workers", InProcess)
     monkeypatch.setattr(set_writer, "Workers", InProcess)
-    monkeypatch.setattr(start, "check_configuration", lambda *_arguments, **_named: None)
+    monkeypatch.setattr(starting, "check", lambda *_arguments, **_named: [])
     monkeypatch.setattr(launch, "_execute", Run().execute)
     monkeypatch.setattr(progress, "RunDisplay", Silent)
     monkeypatch.setattr(launch, "LAST_SAVE_SECONDS", 0.0)

@@ -15,7 +15,7 @@ from slipway.components.setup_access.access import apply
 from slipway.core.errors import UserError
 from slipway.pipelines.checks import Check, Context, Finding, examine, examine_in_parallel
 from slipway.pipelines.cli.app import app
-from slipway.pipelines.cli.targets import check_configuration
+from slipway.pipelines.cli.targets import show_warnings
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.doctor import examine_all, refuse_on_failure
 from slipway.pipelines.images.images import SOURCE_TREE
@@ -144,10 +144,9 @@ def test_a_role_that_may_be_inherited_is_a_warning_and_the_run_is_submitted(read
     assert finding.status == "warning"
     assert f"roles/storage.objectUser on gs://{BUCKET} for {RUNNER}" in finding.found
     assert "if it is inherited, ignore this" in finding.fix
-    assert [warning.check for warning in refuse_on_failure(subject(ready, tmp_path), submitting=True)] == [
-        "bucket rights"
-    ]
-    check_configuration(subject(ready, tmp_path).config, "vertex", submitting=True)
+    warnings = refuse_on_failure(subject(ready, tmp_path), submitting=True)
+    assert [warning.check for warning in warnings] == ["bucket rights"]
+    show_warnings(warnings)
     assert "warning: bucket rights: Not visible" in " ".join(capsys.readouterr().err.split())
 
 
