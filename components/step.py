@@ -121,7 +121,8 @@ def step(name: str) -> Iterator[Outcome]:
         sys.exit(reported(STOPPED, os.environ))
     except Exception as error:
         refused = system_error(error)
-        _fail(refused.as_dict() if refused else _internal(error))
+        unexpected = {"message": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+        _fail(refused.as_dict() if refused else unexpected)
         raise
 
 
@@ -145,11 +146,6 @@ def _own_peak_memory_bytes(unit: int) -> int:
         if found:
             return int(found[1]) * 1024
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def _internal(error: Exception) -> JsonObject:
-    text = f"{type(error).__name__}: {error}"
-    return {"message": text, "traceback": traceback.format_exc()}
 
 
 def _send_output_to_log(name: str) -> None:

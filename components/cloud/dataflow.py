@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipway.components.cloud.connection import Connection
-from slipway.components.cloud.retries import NOT_FOUND, TRIES, retried, status_of
+from slipway.components.cloud.retries import NOT_FOUND, TRIES, pages, retried, status_of
 from slipway.core.values import JsonObject
 
 DONE, FAILED, CANCELLED = "JOB_STATE_DONE", "JOB_STATE_FAILED", "JOB_STATE_CANCELLED"
@@ -71,12 +71,8 @@ class DataflowJobs:
 
     def active(self, prefix: str) -> list[JsonObject]:
         """Return summaries of the jobs that have not ended and whose names start with `prefix`, oldest first."""
-        found: list[JsonObject] = []
-        request = self._api.list(**self._place, filter="ACTIVE")
-        while request is not None:
-            answer = retried(request.execute)
-            found += [job for job in answer.get("jobs", []) if str(job["name"]).startswith(prefix)]
-            request = self._api.list_next(request, answer)
+        every = [job for page in pages(self._api, **self._place, filter="ACTIVE") for job in page.get("jobs", [])]
+        found = [job for job in every if str(job["name"]).startswith(prefix)]
         return sorted(found, key=lambda job: str(job.get("createTime", "")))
 
     def get(self, job: str) -> JsonObject:
@@ -90,19 +86,14 @@ class DataflowJobs:
         retried(self._api.update(**self._place, jobId=job, body=body).execute, tries=tries)
 
     def messages(self, job: str, since: str | None) -> Iterator[JsonObject]:
-        """Yield pages of a job's messages of importance BASIC and above, and of its autoscaling events.
+        """Return the pages of a job's messages of importance BASIC and above, and of its autoscaling events.
 
         Args:
             job: The job's id.
             since: The time of the earliest message; None for all.
         """
         start = {"startTime": since} if since else {}
-        messages = self._api.messages()
-        request = messages.list(**self._place, jobId=job, minimumImportance="JOB_MESSAGE_BASIC", **start)
-        while request is not None:
-            answer = retried(request.execute)
-            yield answer
-            request = messages.list_next(request, answer)
+        return pages(self._api.messages(), **self._place, jobId=job, minimumImportance="JOB_MESSAGE_BASIC", **start)
 
     def metrics(self, job: str) -> list[JsonObject]:
         """Return a job's metrics."""

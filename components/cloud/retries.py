@@ -7,8 +7,10 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from slipway.core.values import JsonObject
 
 if TYPE_CHECKING:
     import tenacity
@@ -83,6 +85,15 @@ def existing(call: Callable[[], Result]) -> Result | None:
         if status_of(error) == NOT_FOUND:
             return None
         raise
+
+
+def pages(collection: Any, **arguments: Any) -> Iterator[JsonObject]:
+    """Yield the pages of a list, each of which is `retried`; `collection` has a discovery-based API's `list`."""
+    request = collection.list(**arguments)
+    while request is not None:
+        page = retried(request.execute)
+        yield page
+        request = collection.list_next(request, page)
 
 
 def policy(

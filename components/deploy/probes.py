@@ -196,5 +196,4 @@ def _difference(example: Example, prediction: object, tolerance: float) -> str:
 
 
 def _numbers(value: Any) -> Sequence[float]:
-    """Return a number or a list of numbers as a list."""
     return [float(one) for one in value] if isinstance(value, Sequence) else [float(value)]

@@ -164,5 +164,4 @@ def _publish(topic: str, notice: Notice, endpoints: Mapping[str, str]) -> None:
 
 
 def _connection(resource: str, endpoints: Mapping[str, str]) -> Connection:
-    """Return a connection to the project of a resource."""
     return Connection(resource.split("/")[1], "", endpoints)

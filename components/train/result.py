@@ -113,9 +113,6 @@ def _validation(path: Path, step: int | None) -> dict[str, float]:
     last: dict[str, float] = {}
     for record in json_lines(path.read_bytes()) if path.is_file() else ():
         if record.get("kind") == "validation" and step in (None, record.get("step")):
-            last = {name: value for name, value in record.items() if name not in NO_METRICS and _is_finite(value)}
+            numbers = {name: value for name, value in record.items() if isinstance(value, int | float)}
+            last = {name: value for name, value in numbers.items() if name not in NO_METRICS and math.isfinite(value)}
     return last
-
-
-def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)

@@ -17,7 +17,7 @@ from typing import Any
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.operations import finished
 from slipway.components.cloud.refusals import is_absent, refusal, refusing
-from slipway.components.cloud.retries import existing, is_conflict, paced, retried
+from slipway.components.cloud.retries import existing, is_conflict, paced, pages, retried
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
 
@@ -109,13 +109,10 @@ def listed(connection: Connection, zones: list[str]) -> Iterator[QueuedResource]
     """
     resources = _api(connection).queuedResources()
     for zone in zones:
-        request = resources.list(parent=_parent(connection, zone))
-        while request is not None:
-            with refusing(connection, f"list the queued resources in {zone}", LIST):
-                page = retried(request.execute)
-            found = [_read(entry) for entry in page.get("queuedResources", ())]
-            yield from (one for one in found if RUN_LABEL in one.labels)
-            request = resources.list_next(request, page)
+        with refusing(connection, f"list the queued resources in {zone}", LIST):
+            every = [page.get("queuedResources", ()) for page in pages(resources, parent=_parent(connection, zone))]
+        found = [_read(entry) for entries in every for entry in entries]
+        yield from (one for one in found if RUN_LABEL in one.labels)
 
 
 def delete(connection: Connection, zone: str, name: str, seconds: float = DELETE_SECONDS) -> None:

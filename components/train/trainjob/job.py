@@ -180,15 +180,11 @@ class _Training:
         if pending:
             name, pod = min(pending.items())
             more = f" (and {len(pending) - 1} more)" if len(pending) > 1 else ""
-            return f"{name}{more} is waiting: {_obstacle(pod) or self._preparation(pod)}"
+            preparing = self.cluster.event(pod.metadata.name, f"involvedObject.name={pod.metadata.name}")
+            return f"{name}{more} is waiting: {_obstacle(pod) or preparing or 'no node has begun with it'}"
         if len(pods) < count_processes(self._pools):
             return self.cluster.event(self._name, "type=Warning") or ""
         return ""
-
-    def _preparation(self, pod: V1Pod) -> str:
-        """Return what a node does for a pod before it runs, such as pulling its image."""
-        about = f"involvedObject.name={pod.metadata.name}"
-        return self.cluster.event(pod.metadata.name, about) or "no node has begun with it"
 
     def _say(self, text: str) -> None:
         """Write a line to the log and the events unless it was said lately; "" is nothing to say."""
@@ -213,7 +209,6 @@ class _Training:
             self._lease.write_text(f"{self._owner.name}\n")
 
     def _delete(self) -> None:
-        """Request the deletion of the job, which stops its pods, and of the runtime."""
         for kind in reversed(KINDS):
             self.cluster.delete(kind, self._name)
 
@@ -239,7 +234,6 @@ def _is_same(found: JsonObject | None, body: JsonObject) -> bool:
 
 
 def _condition(job: JsonObject, kind: str) -> JsonObject | None:
-    """Return a condition of a TrainJob if it holds."""
     conditions = job.get("status", {}).get("conditions", ())
     return next((one for one in conditions if one["type"] == kind and one["status"] == "True"), None)
 
