@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from slipway.core.errors import UserError
 from slipway.core.paths import in_project
+
+if TYPE_CHECKING:
+    from slipway.pipelines.config.config import RunConfig
 
 # A project's configuration, as `slipway init` writes it, and the one of Slipway's own checkout.
 DEFAULT_CONFIGURATION = Path("slipway.yaml")
@@ -89,6 +92,15 @@ def configuration_path(file: Path | None, config: Path | None) -> Path:
             fix=f"cd {above.parent}" if above.is_file() else "slipway init, which writes an example",
         )
     return chosen
+
+
+def configured(
+    file: Path | None, config: Path | None, overrides: list[str] | None, hardware: str | None = None
+) -> RunConfig:
+    """Return the configuration that the options of a command name, with its overrides."""
+    from slipway.pipelines.config.config import load
+
+    return load(configuration_path(file, config), overrides or (), hardware)
 
 
 def check_runner(asked: Runner, taken: Runner, what: str) -> None:

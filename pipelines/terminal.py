@@ -33,8 +33,15 @@ CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 class Terminal(Console):
     """A console that shows control characters in texts, such as the names in a user's file, as escapes.
 
-    A pipe or a file is never a terminal, also with FORCE_COLOR, which Jupyter sets.
+    Texts are whole lines, however long, so that paths and commands can be copied; tables have its width. A pipe or a
+    file is never a terminal, also with FORCE_COLOR, which Jupyter sets.
     """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, **options)
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*objects, **{"soft_wrap": all(isinstance(each, str) for each in objects), **options})
 
     @property
     def is_terminal(self) -> bool:
@@ -163,14 +170,14 @@ def _short_messages() -> Iterator[None]:
 def show_error(error: UserError, *, as_json: bool) -> None:
     """Print an error: one screen on stderr for people, or the object {"error": …} on stdout for programs."""
     if as_json:
-        sys.stdout.write(json.dumps({"error": error.as_dict()}, indent=2) + "\n")
+        print_json({"error": error.as_dict()})
     else:
         print_error(str(error))
 
 
 def print_error(text: str) -> None:
     """Print a message after "error:" on stderr."""
-    error_console.print(f"[red]error:[/] {escape(lowered(text))}", highlight=False, soft_wrap=True)
+    error_console.print(f"[red]error:[/] {escape(lowered(text))}")
 
 
 @contextlib.contextmanager
@@ -215,7 +222,12 @@ def _in_ascii(error: UnicodeError) -> tuple[str, int]:
 
 def say(line: str) -> None:
     """Print a progress message on stderr; stdout is reserved for the command's result."""
-    error_console.print(escape(line), highlight=False, soft_wrap=True)
+    error_console.print(escape(line))
+
+
+def print_json(value: object) -> None:
+    """Print the command's result as JSON."""
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
 def is_terminal() -> bool:
@@ -244,11 +256,11 @@ def confirm_deletion(question: str) -> None:
 def print_results(results: Sequence[Described], *, as_json: bool) -> None:
     """Print the lines of results, such as differences or actions, or all of them as JSON."""
     if as_json:
-        sys.stdout.write(json.dumps([result.as_dict() for result in results], indent=2) + "\n")
+        print_json([result.as_dict() for result in results])
         return
     for result in results:
         for line in result.lines():
-            console.print(escape(line), highlight=False, soft_wrap=True)
+            console.print(escape(line))
 
 
 def command_group(description: str) -> typer.Typer:

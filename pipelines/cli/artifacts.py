@@ -20,7 +20,7 @@ from slipway.pipelines.options import (
     Json,
     Overrides,
     check_folder_of,
-    configuration_path,
+    configured,
 )
 from slipway.pipelines.platforms.table import DEFAULT, platform_of
 from slipway.pipelines.terminal import EXIT_FAILED, console, print_results, say, user_errors
@@ -42,9 +42,8 @@ def compile_(
 ) -> None:
     """Write the pipeline spec that a run executes."""
     from slipway.pipelines.api import starting
-    from slipway.pipelines.config.config import load
 
-    configuration = load(configuration_path(file, config), overrides or (), hardware)
+    configuration = configured(file, config, overrides, hardware)
     show_warnings(starting.check(configuration, target, builds=False))
     if output.suffix not in (".yaml", ".yml", ".json"):
         raise UserError(
@@ -54,7 +53,7 @@ def compile_(
     check_folder_of(output)
     platform_of(target).compile_to(output, configuration, say)
     made = f"{output}: {configuration.name} for {target} on {configuration.hardware}"
-    console.print(made, highlight=False, soft_wrap=True)
+    console.print(made)
 
 
 @user_errors
@@ -77,11 +76,10 @@ def build(
     as_json: Json = False,
 ) -> None:
     """Build the images that a run needs, skip those already in the registry, and print their digests."""
-    from slipway.pipelines.config.config import load
     from slipway.pipelines.images.build import Content, build_images
 
     platform = platform_of(target)
-    configuration = load(configuration_path(file, config), overrides or (), hardware)
+    configuration = configured(file, config, overrides, hardware)
     if listed:
         contents = [Content.of(image) for image in platform.wanted_images(configuration, say).values()]
         text = json.dumps([asdict(content) for content in contents], indent=2) + "\n"

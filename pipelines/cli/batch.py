@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,12 +12,12 @@ from slipway.core.cores import available_cores
 from slipway.core.errors import UserError
 from slipway.pipelines.cli.serving import FORMAT, MODEL, SPLIT, Module, Registry, progress_bar
 from slipway.pipelines.cli.targets import target_option
-from slipway.pipelines.options import Configuration, Json, Overrides, configuration_path
+from slipway.pipelines.options import Configuration, Json, Overrides, configured
 from slipway.pipelines.platforms.base import Platform, RemotePlatform
 from slipway.pipelines.platforms.table import DEFAULT, PLATFORMS, platform_of
 from slipway.pipelines.prediction.inputs import WORDS
 from slipway.pipelines.prediction.output import Format
-from slipway.pipelines.terminal import EXIT_FAILED, EXIT_INTERRUPTED, say, show_error, user_errors
+from slipway.pipelines.terminal import EXIT_FAILED, EXIT_INTERRUPTED, print_json, say, show_error, user_errors
 
 if TYPE_CHECKING:
     from slipway.pipelines.platforms.vertex.batch import Asked, Job, Prepared
@@ -92,11 +91,10 @@ def batch(
     platform = platform_of(target)
     _check_options(context, platform)
     if isinstance(platform, RemotePlatform):
-        from slipway.pipelines.config.config import load
         from slipway.pipelines.platforms.vertex import batch as vertex
 
         asked = vertex.Asked(
-            config=load(configuration_path(None, config), overrides or ()),
+            config=configured(None, config, overrides),
             model=model,
             inputs=tuple(inputs),
             output=output,
@@ -189,7 +187,7 @@ def _on_vertex(asked: Asked, *, dry_run: bool, no_wait: bool, cancel: bool, stri
 
     prepared = vertex.prepare(asked)
     if dry_run:
-        sys.stdout.write(json.dumps(prepared.job, indent=2) + "\n")
+        print_json(prepared.job)
         return
     job = vertex.find(prepared)
     if cancel:
@@ -248,6 +246,6 @@ def _report(prepared: Prepared, job: Job, *, strict: bool, as_json: bool) -> Non
     for message, count in summary["messages"].items():
         say(f"  {count:,}: {message[:300]}")
     if as_json:
-        sys.stdout.write(json.dumps(summary, indent=2) + "\n")
+        print_json(summary)
     if summary["failed"] and (strict or not summary["done"]):
         raise typer.Exit(EXIT_FAILED)

@@ -12,7 +12,7 @@ import typer
 
 from slipway.core.values import leaves
 from slipway.pipelines.options import Configuration, ConfigurationFile, Hardware, Json, Overrides, configuration_path
-from slipway.pipelines.terminal import command_group, user_errors
+from slipway.pipelines.terminal import command_group, print_json, user_errors
 
 # Origins are aligned at the longest line, up to this column.
 WIDEST = 60
@@ -47,7 +47,7 @@ def show(
     origin = origins(path, overrides, hardware)
     if as_json:
         rows = {".".join(key): {"value": value, "from": origin(key)} for key, value in leaves(values)}
-        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+        print_json(rows)
     else:
         sys.stdout.write(_with_origins(values, origin))
 

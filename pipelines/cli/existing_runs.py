@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
@@ -24,6 +23,7 @@ from slipway.pipelines.terminal import (
     console,
     error_console,
     print_error,
+    print_json,
     printable,
     say,
     user_errors,
@@ -63,18 +63,18 @@ def status(
 
         rows = of_run(folder, record)
         if as_json:
-            sys.stdout.write(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+            print_json([asdict(row) for row in rows])
         else:
-            console.print(display.timings_table(rows), highlight=False)
+            console.print(display.timings_table(rows))
         return
     if as_json:
         sys.stdout.write(record.model_dump_json(indent=2) + "\n")
         return
     for step in record.steps:
-        console.print(progress.step_line(step, judged=not record.rehearsal), highlight=False, soft_wrap=True)
-    console.print(display.summary(record), highlight=False, soft_wrap=True)
+        console.print(progress.step_line(step, judged=not record.rehearsal))
+    console.print(display.summary(record))
     if record.error:
-        console.print(f"\n{escape(display.explanation(record, with_traceback=False))}", highlight=False, soft_wrap=True)
+        console.print(f"\n{escape(display.explanation(record, with_traceback=False))}")
 
 
 Where = Annotated[
@@ -104,15 +104,15 @@ def list_(
     rows = rows if every else rows[:MAX_LISTED]
     records, configurations = [row.record for row in rows], [row.settings for row in rows]
     if as_json:
-        sys.stdout.write(json.dumps([record.model_dump(mode="json") for record in records], indent=2) + "\n")
+        print_json([record.model_dump(mode="json") for record in records])
     elif not records:
         none = "No run meets the conditions." if where else "No runs yet. To start one: slipway run"
-        console.print(none, highlight=False)
+        console.print(none)
     else:
         for line in display.run_lines(records, configurations):
-            console.print(line, highlight=False, soft_wrap=True)
+            console.print(line)
     if more > 0 and not every:
-        error_console.print(f"{more:,} more run{'s' * (more > 1)}: --all", highlight=False)
+        error_console.print(f"{more:,} more run{'s' * (more > 1)}: --all")
 
 
 def _selected(where: list[str] | None, sort: str | None, folders: Iterable[RunFolder]) -> list[Row]:
@@ -124,7 +124,7 @@ def _selected(where: list[str] | None, sort: str | None, folders: Iterable[RunFo
         try:
             rows.append(selection.read(folder, current(folder)))
         except UserError as error:
-            error_console.print(f"skipped: {escape(lowered(error.message))}", highlight=False, soft_wrap=True)
+            error_console.print(f"skipped: {escape(lowered(error.message))}")
     return selection.select(rows, where or (), sort)
 
 
@@ -148,8 +148,8 @@ def compare(
         raise UserError("No run meets the conditions." if where else "There are no runs yet.", fix="slipway list")
     page = _write_comparison(rows, output)
     for line in display.run_lines([row.record for row in rows[:SHOWN]], [row.settings for row in rows[:SHOWN]]):
-        console.print(line, highlight=False, soft_wrap=True)
-    console.print(f"\npage: {short(str(page))}", highlight=False, soft_wrap=True)
+        console.print(line)
+    console.print(f"\npage: {short(str(page))}")
 
 
 @user_errors
@@ -178,7 +178,7 @@ def open_(
             )
         page = Path(record.report)
     opened = webbrowser.open(page.absolute().as_uri())
-    console.print(f"{'opened' if opened else 'there is no browser here; open'} {page}", highlight=False, soft_wrap=True)
+    console.print(f"{'opened' if opened else 'there is no browser here; open'} {page}")
 
 
 def _write_comparison(rows: list[Row], output: Path | None) -> Path:
@@ -230,7 +230,7 @@ def explain(
     if as_json:
         sys.stdout.write((record.error.model_dump_json(indent=2) if record.error else "null") + "\n")
     else:
-        console.print(escape(display.explanation(record)), highlight=False, soft_wrap=True)
+        console.print(escape(display.explanation(record)))
         if raw and record.error:
             for line in _log_lines(folder, record.error.step or "pipeline", follow=False, raw=True):
                 print(line)
@@ -245,7 +245,7 @@ def cancel(run_id: Run = "latest") -> None:
     from slipway.pipelines.runs import record as runs
 
     folder = runs.find(run_id)
-    console.print(f"{folder.run_id}: {starting.cancel(folder, say).status}", highlight=False)
+    console.print(f"{folder.run_id}: {starting.cancel(folder, say).status}")
 
 
 def current(folder: RunFolder) -> RunRecord:
@@ -264,7 +264,7 @@ def watch_and_exit(folder: RunFolder, shown: Console, *, as_json: bool, require_
         with RunDisplay(shown) as watcher:
             record = platform_of(folder.read().platform).watch(folder, watcher)
     except KeyboardInterrupt:
-        shown.print(how_to_watch_on(folder.read()), highlight=False, soft_wrap=True)
+        shown.print(how_to_watch_on(folder.read()))
         raise typer.Exit(EXIT_INTERRUPTED) from None
     exit_as_it_went(folder, record, shown, as_json=as_json, require_promotion=require_promotion)
 
@@ -279,7 +279,7 @@ def exit_as_it_went(
         sys.stdout.write(folder.record_file.read_text())
     if record.status == "failed":
         show_failure(record)
-    shown.print(display.summary(record), highlight=False, soft_wrap=True)
+    shown.print(display.summary(record))
     if record.status == "cancelled":
         raise typer.Exit(EXIT_INTERRUPTED)
     if require_promotion and record.is_rejected:
@@ -294,5 +294,5 @@ def show_failure(record: RunRecord) -> NoReturn:
     print_error(display.explanation(record))
     command = next_command(record)
     if command and (record.error is None or command not in (record.error.fix or "")):
-        error_console.print(f"  then: {command}", highlight=False, soft_wrap=True)
+        error_console.print(f"  then: {command}")
     raise typer.Exit(EXIT_FAILED)

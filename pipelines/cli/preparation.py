@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Iterable
@@ -22,10 +21,10 @@ from slipway.pipelines.options import (
     Overrides,
     Runner,
     StepRunner,
-    configuration_path,
+    configured,
 )
 from slipway.pipelines.platforms.table import DEFAULT, PLATFORMS, platform_of
-from slipway.pipelines.terminal import EXIT_FAILED, command_group, console, error_console, user_errors
+from slipway.pipelines.terminal import EXIT_FAILED, command_group, console, error_console, print_json, user_errors
 from slipway.trainer.engines.table import ENGINES
 
 if TYPE_CHECKING:
@@ -52,17 +51,16 @@ def doctor(
 ) -> None:
     """Check the machine, the project and the configuration, and show how to fix what fails."""
     from slipway.pipelines.checks import Context
-    from slipway.pipelines.config.config import load
     from slipway.pipelines.doctor import examine_all
 
-    configuration = load(configuration_path(file, config), overrides or (), hardware)
+    configuration = configured(file, config, overrides, hardware)
     check_runner_on(target, runner)
     findings = examine_all(Context(configuration, platform_of(target), False, Path.cwd(), runner.value))
     if as_json:
         rows = [row.as_dict() for row in findings]
-        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+        print_json(rows)
     else:
-        console.print(findings_table(findings), highlight=False)
+        console.print(findings_table(findings))
     if any(finding.status == "fail" for finding in findings):
         raise typer.Exit(EXIT_FAILED)
 
@@ -95,9 +93,8 @@ def setup(
     as_json: Json = False,
 ) -> None:
     """Show or create what runs need: on Vertex AI and TPUs APIs, bucket, accounts and roles, on Kubeflow a Role."""
-    from slipway.pipelines.config.config import load
 
-    configuration = load(configuration_path(file, config), overrides or (), hardware)
+    configuration = configured(file, config, overrides, hardware)
     if not platform_of(target).setup(configuration, apply=apply, as_json=as_json):
         raise typer.Exit(EXIT_FAILED)
 
@@ -133,7 +130,7 @@ def hardware_(
         found = kinds(region, accelerator, engine) if choice is None else facts(choice, region, engine)
         if step is not None and isinstance(found, dict):
             found["compiled"] = step[0].model_dump()
-        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+        print_json(found)
     elif choice is None:
         command.show_list(console, region, accelerator, engine)
     else:
@@ -166,7 +163,7 @@ def _compiled(choice: str, config: Path, overrides: Iterable[str]) -> tuple[Answ
             value=str(config),
             fix=f"slipway rehearse -c {shlex.quote(str(config))} --hardware '{choice}'",
         )
-    error_console.print(f"compiling the step for {compiled.title(hardware)}, up to two minutes", highlight=False)
+    error_console.print(f"compiling the step for {compiled.title(hardware)}, up to two minutes")
     job = compiled.job_of(configuration.model, configuration.train, folder)
     answer = compiled.compiled(hardware, job, largest=True)
     return answer, compiled.sentences(hardware, job, answer, steps=job.plan.steps)
@@ -192,11 +189,11 @@ def migrate(
         return
     command.save(migration, output)
     command.show(console, migration)
-    console.print(f"{output}: resolve the lines marked DECIDE, then run", highlight=False, soft_wrap=True)
+    console.print(f"{output}: resolve the lines marked DECIDE, then run")
     if migration.program and migration.program.archive and output.parent != Path():  # where the program is importable
-        console.print(f"  cd {output.parent}", highlight=False, soft_wrap=True)
+        console.print(f"  cd {output.parent}")
         output = Path(output.name)
-    console.print(f"  slipway doctor -c {output} --target vertex", highlight=False, soft_wrap=True)
+    console.print(f"  slipway doctor -c {output} --target vertex")
 
 
 data = command_group("Check and download data sets.")
@@ -213,9 +210,8 @@ def check(
     from slipway.components.prepare_data import scan as images
     from slipway.components.prepare_data import scan_table
     from slipway.pipelines.cli import image_folder, table_file
-    from slipway.pipelines.config.config import load
 
-    configuration = load(configuration_path(file, config), overrides or ())
+    configuration = configured(file, config, overrides)
     settings = configuration.prepared
     if settings is None:
         raise UserError("The configuration has no data that Slipway prepares.", fix="slipway data check -c FILE")
@@ -224,7 +220,7 @@ def check(
             said = image_folder.summary(settings.source, images.scan(settings))
         else:
             said = table_file.summary(settings.source, scan_table.scan(settings, configuration.task))
-    console.print(said, highlight=False, markup=False, soft_wrap=True)
+    console.print(said, markup=False)
 
 
 @data.command(epilog="[bold]Examples[/]\n\nslipway data get mnist\n\nslipway data get flowers photographs")
@@ -239,6 +235,6 @@ def get(
 
     settings = DataSettings(source=f"tfds:{ALIASES.get(name, name)}")
     folder = folder or Path(name.partition("/")[0].partition(":")[0])
-    console.print(f"{settings.source}, cached in {data_dir(settings)}", highlight=False, soft_wrap=True)
+    console.print(f"{settings.source}, cached in {data_dir(settings)}")
     count = save_images(settings, folder)
-    console.print(f"{count:,} images in {folder}: --set data.source=images:{folder}", highlight=False, soft_wrap=True)
+    console.print(f"{count:,} images in {folder}: --set data.source=images:{folder}")

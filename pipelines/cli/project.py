@@ -112,9 +112,9 @@ def init(
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    console.print("\n".join(f"created {folder / name}" for name in content), highlight=False)
+    console.print("\n".join(f"created {folder / name}" for name in content))
     entered = "" if folder.resolve() == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
-    console.print(f"\nto train: {entered}slipway run", highlight=False)
+    console.print(f"\nto train: {entered}slipway run")
 
 
 def _on_images(images: Path, folder: Path, template: Template) -> str:
@@ -135,7 +135,7 @@ def _on_images(images: Path, folder: Path, template: Template) -> str:
         raise UserError(
             error.message, setting="--images", value=str(images), allowed=error.allowed, nearest=near, fix=fix
         ) from None
-    console.print(summary(str(images), found), highlight=False, markup=False, soft_wrap=True)
+    console.print(summary(str(images), found), markup=False)
     console.print()
     return configuration(_name(folder), _seen_from(folder, source), found, is_pretrained=template is Template.photos)
 
@@ -148,7 +148,7 @@ def _on_table(table: Path, label: str | None, folder: Path, template: Template) 
     path = table.expanduser().resolve()
     with console.status(f"scanning {table}"):
         found = scan_table(path, label)
-    console.print(summary(str(table), found), highlight=False, markup=False, soft_wrap=True)
+    console.print(summary(str(table), found), markup=False)
     console.print()
     if template is not Template.trees:
         has_text = any(each.kind == "text" for each in found.manifest.inputs.values())

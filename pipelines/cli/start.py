@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -28,9 +27,18 @@ from slipway.pipelines.options import (
     Timings,
     complete_run,
     configuration_path,
+    configured,
 )
 from slipway.pipelines.platforms.table import DEFAULT, platform_of, remote
-from slipway.pipelines.terminal import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REJECTED, console, error_console, user_errors
+from slipway.pipelines.terminal import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_REJECTED,
+    console,
+    error_console,
+    print_json,
+    user_errors,
+)
 
 if TYPE_CHECKING:
     from slipway.pipelines.api.starting import Ready
@@ -88,7 +96,6 @@ def run(
 ) -> None:
     """Run the whole pipeline: prepare data, train, evaluate, register."""
     from slipway.pipelines.api import starting
-    from slipway.pipelines.config.config import load
     from slipway.pipelines.runs import record as runs
 
     shown = error_console if as_json else console
@@ -120,7 +127,7 @@ def run(
             outcome.of_local(ready)
         return
     if resume is None:
-        configuration = load(configuration_path(file, config), overrides or (), hardware)
+        configuration = configured(file, config, overrides, hardware)
         check_runner_on(target, runner)
         if repeat > 1 and configuration.train.program:
             raise UserError(
@@ -133,9 +140,9 @@ def run(
         if elsewhere := remote(target):
             outcome.of_remote(elsewhere.start(configuration, outcome.say), wait=not no_wait)
         elif folds > 1:
-            path, changes = configuration_path(file, config), [*(overrides or ()), "evaluate.champion=none"]
+            changes = [*(overrides or ()), "evaluate.champion=none"]
             of_fold = (f"data.fold={{of: {folds}, number: {number}}}" for number in range(folds))
-            folded = [load(path, [*changes, fold], hardware) for fold in of_fold]
+            folded = [configured(file, config, [*changes, fold], hardware) for fold in of_fold]
             _cross_validate(folded, target, outcome, runner)
         else:
             if repeat > 1:
@@ -189,7 +196,7 @@ def _show_all(records: Sequence[RunRecord], of: str, outcome: Outcome, *, as_jso
     found = over_runs([record.metrics for record in records])
     if as_json:
         values = {name: asdict(each) for name, each in found.items()}
-        sys.stdout.write(json.dumps({"runs": [each.run_id for each in records], "metrics": values}, indent=2) + "\n")
+        print_json({"runs": [each.run_id for each in records], "metrics": values})
     outcome.say(f"\nmetrics over {of}: mean, 95% confidence interval of the mean, lowest and highest")
     for name, each in found.items():
         interval = f"{each.low:.4f} – {each.high:.4f}"
@@ -272,10 +279,10 @@ def reproduce(
         outcome.of_local(ready)
     found = reproduction.compare(original, selection.read(ready.folder))
     if as_json:
-        sys.stdout.write(json.dumps(found.as_dict(), indent=2) + "\n")
+        print_json(found.as_dict())
     for each in found.compared:
         mark = {True: "[green]=[/]", False: "[red]≠[/]", None: "[dim]–[/]"}[each.equal]
-        outcome.shown.print(f"{mark} {each.name:<12} {escape(each.detail)}", highlight=False, soft_wrap=True)
+        outcome.shown.print(f"{mark} {each.name:<12} {escape(each.detail)}")
     outcome.say(f"{found.again} is {'equal to' if found.equal else 'not equal to'} {found.original}")
     if not found.equal:
         outcome.say("likely cause: " + ("; ".join(found.causes) or "an operation that is not deterministic"))
@@ -293,7 +300,7 @@ class Outcome:
     timings: bool = False
 
     def say(self, line: str) -> None:
-        self.shown.print(escape(line), highlight=False, soft_wrap=True)
+        self.shown.print(escape(line))
 
     def of_remote(self, submitted: tuple[RunFolder, RunRecord], *, wait: bool) -> None:
         """Watch a submitted run if `wait`."""
@@ -326,7 +333,7 @@ class Outcome:
         if self.timings:
             from slipway.pipelines.runs.timings import of_run
 
-            self.shown.print(display.timings_table(of_run(folder, record)), highlight=False)
+            self.shown.print(display.timings_table(of_run(folder, record)))
         if record.status == "cancelled":
             raise typer.Exit(EXIT_INTERRUPTED)  # the launcher said how to continue
         if record.status == "failed":
@@ -334,9 +341,9 @@ class Outcome:
         if record.rehearsal:
             hardware, compiled = configuration.parsed_hardware, self._compiled(configuration, record)
             ended = display.rehearsal_summary(record, hardware, configuration.train, compiled)
-            self.shown.print(ended, highlight=False)
+            self.shown.print(ended)
             return record
-        self.shown.print(display.summary(record), highlight=False, soft_wrap=True)
+        self.shown.print(display.summary(record))
         if self.require_promotion and record.is_rejected:
             raise typer.Exit(EXIT_REJECTED)
         return record

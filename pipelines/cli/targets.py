@@ -38,9 +38,7 @@ def show_warnings(findings: Iterable[Finding]) -> None:
     from slipway.pipelines.terminal import error_console
 
     for finding in findings:
-        error_console.print(
-            f"[yellow]warning:[/] {escape(finding.check)}: {escape(finding.found)}", highlight=False, soft_wrap=True
-        )
+        error_console.print(f"[yellow]warning:[/] {escape(finding.check)}: {escape(finding.found)}")
 
 
 def check_runner_on(target: str, runner: Runner) -> None:

@@ -71,7 +71,6 @@ def tune(
 
 
 def _line(ended: Ended, settings: TuneSettings) -> str:
-    """Return the line about a trial that has ended."""
     values = " ".join(
         f"{name}={f'{value:.4g}' if isinstance(value, float) else value}" for name, value in ended.values.items()
     )

@@ -6,7 +6,6 @@ import platform
 import shutil
 import sys
 import tempfile
-from importlib import metadata
 from pathlib import Path
 
 from slipway.core.cores import available_cores
@@ -14,6 +13,7 @@ from slipway.core.errors import UserError, system_error
 from slipway.core.paths import require_utf8
 from slipway.pipelines.checks import CheckWarning, Context, NotApplicableError
 from slipway.pipelines.hardware import this_machine
+from slipway.pipelines.runs.provenance import version_of
 from slipway.trainer.distributed.accelerators import find
 from slipway.trainer.engines import installed
 
@@ -105,7 +105,7 @@ def accelerators(context: Context) -> str:
 def packages(context: Context) -> str:
     """The packages that the run needs on this machine are installed and do not conflict."""
     for first, second, reason in CLASHES:
-        if _version(first) and _version(second):
+        if version_of(first) and version_of(second):
             raise UserError(
                 f"{first} and {second} are both installed: {reason}.",
                 fix=f"pip uninstall {first} {second}, then make install",
@@ -114,11 +114,4 @@ def packages(context: Context) -> str:
     if context.platform.extra is not None:
         installed.verify_extra(context.platform.extra)
     names = ("kfp", "tensorflow", "keras")
-    return ", ".join(f"{name} {version}" for name in names if (version := _version(name)))
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    return ", ".join(f"{name} {version}" for name in names if (version := version_of(name)))

@@ -106,7 +106,6 @@ def _function(reference: str, setting: str, folder: Path) -> tuple[Path, inspect
 
 
 def _program(context: Context) -> str:
-    """Return a description of where a custom program is."""
     train, folder = context.config.train, context.folder
     in_containers = context.platform.trains_in_image or context.runner == "docker"
     if train.module is None and train.command is None and not in_containers:
@@ -172,7 +171,6 @@ def _source(module: str, folder: Path) -> Path | None:
 
 
 def _modules_beside(module: str, folder: Path) -> list[str]:
-    """Return the modules in the package of `module`."""
     package, _, _ = module.rpartition(".")
     parent = _source(package, folder) if package else None
     if parent is None:
@@ -181,7 +179,6 @@ def _modules_beside(module: str, folder: Path) -> list[str]:
 
 
 def _parsed(source: Path) -> ast.Module | None:
-    """Return a module's syntax tree, or None if it cannot be parsed."""
     if source.suffix != ".py":
         return None
     try:

@@ -32,18 +32,16 @@ def show_list(
     kinds = listing(region, accelerator, engine)
     if accelerator is not None:
         offers = kinds[0]["offers"]
-        console.print(_machine_table(offers), highlight=False)
-        console.print(f"Details of a choice: slipway hardware '{_example(kinds[0])}'", highlight=False)
+        console.print(_machine_table(offers))
+        console.print(f"Details of a choice: slipway hardware '{_example(kinds[0])}'")
         return
-    console.print(f"This machine: {available_cores()} CPU cores; {_gpus_here()}", highlight=False, soft_wrap=True)
+    console.print(f"This machine: {available_cores()} CPU cores; {_gpus_here()}")
     console.print("Vertex AI:")
-    console.print(_kind_table(kinds), highlight=False)
+    console.print(_kind_table(kinds))
     console.print(
         f"{len(kinds)} kinds{f' in {region}' if region else ''}, as of {load().checked}. Choose GPUs as l4x4, TPUs as "
         "tpu-v5e-2x4.\nMachines of one kind: slipway hardware --accelerator l4. Details of a choice: slipway "
-        "hardware 'l4x4*2'.",
-        highlight=False,
-        soft_wrap=True,
+        "hardware 'l4x4*2'."
     )
 
 
@@ -235,7 +233,7 @@ def show_choice(
     for label, shown in lines.items():
         if shown:
             table.add_row(label, shown)
-    console.print(table, highlight=False)
+    console.print(table)
 
 
 def _details(hardware: Hardware, region: str | None) -> dict[str, str]:

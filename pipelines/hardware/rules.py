@@ -283,7 +283,6 @@ def _without_count(request: Request) -> str:
 
 
 def _wrong_machine(near: Hardware, row: Accelerator, machine: Machine) -> tuple[str, str]:
-    """Return why a machine does not support the accelerator in the requested size."""
     counts, count = machine.accelerators.get(row.name, ()), near.count
     if not counts and machine.tpu != row.name:
         supported = _supported(machine) or "none"

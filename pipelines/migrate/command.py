@@ -60,4 +60,4 @@ def show(console: Console, migration: Migration) -> None:
         if sentences:
             console.print(f"[bold]{title}[/]")
         for sentence in sentences:
-            console.print(f"  - {escape(sentence)}", highlight=False, soft_wrap=True)
+            console.print(f"  - {escape(sentence)}")

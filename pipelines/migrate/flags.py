@@ -73,7 +73,6 @@ def read_flags(arguments: list[str]) -> tuple[dict[str, object], dict[str, str]]
 
 
 def _collect(arguments: list[str]) -> tuple[dict[str, str], dict[str, bool], list[str]]:
-    """Return flags with values, switches, and positional arguments."""
     flags: dict[str, str] = {}
     switches: dict[str, bool] = {}
     positional: list[str] = []

@@ -6,7 +6,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
@@ -129,9 +129,9 @@ class PlatformSteps(ABC):
         """Return the settings of the training with the program to run on this platform."""
         return config.train
 
-    def virtual_devices(self, config: RunConfig) -> int:  # noqa: ARG002
-        """Return the number of virtual devices per replica in place of accelerators."""
-        return 0
+    def trained_on(self, config: RunConfig) -> dict[str, Any]:  # noqa: ARG002
+        """Return the options of `slipway.steps.train` that say on what the replicas run; none for processes."""
+        return {}
 
     def evaluates(self, config: RunConfig) -> bool:  # noqa: ARG002
         """Return whether the trained model is evaluated."""
@@ -156,7 +156,7 @@ class PlatformSteps(ABC):
             dataset,
             output=output,
             restarts=config.train.restarts,
-            virtual_devices=self.virtual_devices(config),
+            **self.trained_on(config),
         )
         return task if access is None else task.after(access)
 

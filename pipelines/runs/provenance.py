@@ -34,7 +34,7 @@ def of_here(config: RunConfig) -> JsonObject:
         "python": platform.python_version(),
         "processor": _processor(),
         "cores": available_cores(),
-        "packages": {name: version for name in PACKAGES if (version := _version(name))},
+        "packages": {name: version for name in PACKAGES if (version := version_of(name))},
     }
 
 
@@ -57,15 +57,15 @@ def _files(config: RunConfig) -> list[Path]:
     return sorted({path for path in files if path.is_file()})
 
 
-def _version(name: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """Return the version of an installed package; None if it is not installed."""
     try:
-        return metadata.version(name)
+        return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
 
 
 def _processor() -> str:
-    """Return the processor's name."""
     information = Path("/proc/cpuinfo")
     lines = information.read_text(errors="replace").splitlines() if information.is_file() else []
     return next(

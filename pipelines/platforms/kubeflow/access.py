@@ -25,7 +25,7 @@ from slipway.pipelines.hardware.choice import Hardware
 from slipway.pipelines.platforms.kubeflow.server import RUN_AS_USER, Server
 from slipway.pipelines.platforms.kubeflow.settings import KubeflowSettings
 from slipway.pipelines.platforms.kubeflow.training import uses_train_job
-from slipway.pipelines.terminal import console
+from slipway.pipelines.terminal import console, print_json
 
 # Namespace and service accounts of Kubeflow Pipelines without profiles, and the account of a profile. Source:
 # DEFAULTPIPELINERUNNERSERVICEACCOUNT in manifests/kustomize of kubeflow/pipelines.
@@ -227,8 +227,8 @@ def setup(settings: KubeflowSettings, *, create: bool, as_json: bool) -> None:
     cluster = connect(settings)
     rows = [{"kind": body["kind"], "name": body["metadata"]["name"], "result": apply(cluster, body)} for body in bodies]
     if as_json:
-        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+        print_json(rows)
     else:
         for row in rows:
-            console.print(f"{row['kind']} {row['name']} in {cluster.namespace}: {row['result']}", highlight=False)
+            console.print(f"{row['kind']} {row['name']} in {cluster.namespace}: {row['result']}")
     cluster.check_operator()

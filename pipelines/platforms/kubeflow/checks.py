@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slipway.core.errors import UserError
-from slipway.pipelines.config.config import RunConfig
+from slipway.pipelines.config.config import RunConfig, no_section
 from slipway.pipelines.hardware.choice import Hardware
 from slipway.pipelines.platforms.kubeflow.settings import KubeflowSettings
 from slipway.pipelines.platforms.kubeflow.training import uses_train_job
@@ -17,13 +17,8 @@ def settings_of(config: RunConfig) -> KubeflowSettings:
         UserError: The section is missing, or the hardware is not supported on Kubeflow.
     """
     if config.kubeflow is None:
-        raise UserError(
-            "The configuration has no kubeflow section.",
-            setting="kubeflow",
-            value=None,
-            allowed="host, image, and volume or pipeline_root; see docs/kubeflow.md",
-            fix="add a section kubeflow: with these keys to the configuration",
-        )
+        fix = "add a section kubeflow: with these keys to the configuration"
+        raise no_section("kubeflow", "host, image, and volume or pipeline_root; see docs/kubeflow.md", fix)
     check_hardware(config.parsed_hardware, config.kubeflow)
     return config.kubeflow
 
@@ -79,7 +74,6 @@ def _check_gpu_labels(hardware: Hardware, settings: KubeflowSettings) -> None:
 
 
 def _check_volume(hardware: Hardware, settings: KubeflowSettings) -> None:
-    """Raise UserError for a TrainJob without a volume."""
     if settings.volume is not None or not uses_train_job(settings, hardware):
         return
     what = f"{hardware.hosts} pods train" if hardware.hosts > 1 else "a TrainJob trains"

@@ -150,15 +150,10 @@ def watch(folder: RunFolder, watcher: Watcher) -> RunRecord:
 
 
 def cancel(folder: RunFolder) -> RunRecord:
-    """Request the end of the run; its status becomes cancelled when the server has stopped it.
-
-    Raises:
-        UserError: The run has already ended.
-    """
+    """Request the end of a running run; its status becomes cancelled when the server has stopped it."""
     record = refresh(folder)
-    if record.status != "running" or record.job is None:
-        raise UserError(f"Run {record.run_id} is not running; its status is {record.status}.", fix="slipway list")
-    Server(settings_of(load(folder.configuration_file))).terminate(record.job)
+    if record.status == "running":
+        Server(settings_of(load(folder.configuration_file))).terminate(str(record.job))
     return refresh(folder)
 
 
@@ -176,7 +171,6 @@ def log_command(folder: RunFolder, record: RunRecord, only: str | None = None) -
 
 
 def _details(run: V2beta1Run) -> dict[str, V2beta1PipelineTaskDetail]:
-    """Return the details of a run's tasks by task name."""
     tasks = (run.run_details.task_details if run.run_details else None) or []
     return {str(task.display_name): task for task in tasks}
 
@@ -209,7 +203,6 @@ def _identify(record: RunRecord, server: Server) -> bool:
 
 
 def _update(record: RunRecord, run: V2beta1Run, server: Server) -> None:
-    """Update a record from the server's run."""
     details = _details(run)
     for step in record.steps:
         task = details.get(_task_name(step.name))

@@ -140,7 +140,6 @@ class Server:
             raise self._rejection(error) from None
 
     def _rejection(self, error: ApiException) -> UserError:
-        """Return the server's message as a UserError."""
         if error.status in (401, 403):
             return self._access_denied(error.status)
         sentence = _sentence(error)
@@ -163,11 +162,14 @@ class Server:
         """Return the server's health response. Requested here: kfp's client takes half a minute to give up."""
         import requests
 
+        identity = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        identity |= {"Cookie": self._cookie} if self._cookie else {}
+
         def ask() -> requests.Response:
             try:
                 answer = requests.get(
                     f"{self.settings.host.rstrip('/')}{HEALTH}",
-                    headers=self._identity,
+                    headers=identity,
                     timeout=HEALTH_SECONDS,
                     allow_redirects=False,
                     verify=self.settings.ca_certificate or True,
@@ -193,12 +195,6 @@ class Server:
         if answer.status_code != 200 or "error" in health:
             raise self._unreachable(f"the response is from something else (HTTP {answer.status_code})")
         return health
-
-    @property
-    def _identity(self) -> dict[str, str]:
-        """The headers with the caller's credentials."""
-        token = {"Authorization": f"Bearer {self._token}"} if self._token else {}
-        return token | ({"Cookie": self._cookie} if self._cookie else {})
 
     def _unreachable(self, why: str) -> UserError:
         return UserError(
@@ -241,7 +237,6 @@ def _is_transient(error: BaseException) -> bool:
 
 
 def _sentence(error: ApiException) -> str:
-    """Return the message in the body of the server's response."""
     try:
         body = json.loads(error.body)
         text = str(body.get("message") or body.get("error") or error.reason)

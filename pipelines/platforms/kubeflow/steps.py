@@ -4,6 +4,7 @@ kfp reads a pipeline's annotations as objects, so they are not postponed here.
 """
 
 import math
+from typing import Any
 
 from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
@@ -95,6 +96,9 @@ class KubeflowSteps(PlatformSteps):
     def registry(self, config: RunConfig) -> RegisterSettings:
         return config.register_.model_copy(update={"registry": self.settings.place(config.register_.registry)})
 
+    def trained_on(self, config: RunConfig) -> dict[str, Any]:  # noqa: ARG002
+        return {} if self._train_job is None else {"train_job": self._train_job}
+
     def train(
         self,
         config: RunConfig,
@@ -103,12 +107,9 @@ class KubeflowSteps(PlatformSteps):
         output: str | PipelineParameterChannel,
         access: dsl.PipelineTask | None,
     ) -> dsl.PipelineTask:
-        if self._train_job is not None:
-            restarts = config.train.restarts
-            return self.add(
-                steps.train, worker_pool_specs, dataset, output=output, restarts=restarts, train_job=self._train_job
-            )
         task = super().train(config, worker_pool_specs, dataset, output, access)
+        if self._train_job is not None:  # its pods train, not the step
+            return task
         devices = config.parsed_hardware.accelerators_per_replica
         if devices:
             task.set_accelerator_type(self.settings.accelerator).set_accelerator_limit(devices)

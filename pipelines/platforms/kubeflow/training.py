@@ -71,7 +71,6 @@ def limits_of(settings: KubeflowSettings, step: str) -> StepResources:
 
 
 def _limits(settings: KubeflowSettings, hardware: Hardware) -> dict[str, str]:
-    """Return the limits of each training pod."""
     limits = limits_of(settings, "train")
     found = {} if limits.cpu is None else {"cpu": str(limits.cpu)}
     if limits.memory is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import subprocess
 import sys
@@ -177,7 +178,7 @@ def mounted_folders(config: RunConfig, here: Path) -> list[Path]:
     if place is not None and not is_remote(place) and "://" not in place:
         source = local_path(place).expanduser()
         # The folder of a pattern is the part before its first wildcard.
-        fixed = Path(*source.parts[: _first_wildcard(source)])
+        fixed = Path(*itertools.takewhile(lambda part: not set(part) & set("*?["), source.parts))
         named.append(fixed if fixed.is_dir() else fixed.parent)
     folders = [here]
     for folder in (here / path for path in named):
@@ -211,10 +212,6 @@ def _user(client: DockerClient) -> ContainerArguments:
     if any("podman" in str(part.get("Name", "")).lower() for part in client.version().get("Components") or []):
         return {"user": me, "userns_mode": "keep-id"}
     return {"user": "0:0"}  # root in rootless Docker is the host user
-
-
-def _first_wildcard(path: Path) -> int:
-    return next((number for number, part in enumerate(path.parts) if set(part) & set("*?[")), len(path.parts))
 
 
 def wanted_steps(config: RunConfig, accelerator: str, say: Say) -> Wanted:

@@ -186,7 +186,6 @@ class _EventLog:
 
 
 def _message(record: RunRecord, text: str) -> JsonObject:
-    """Return the event of one sentence for the user to read."""
     step = next((step for step in record.steps if step.status == "running"), record.steps[0])
     return {"event": "message", "step": step.name, "text": text}
 

@@ -6,6 +6,7 @@ kfp reads a pipeline's annotations as objects, so they are not postponed here.
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 from kfp import compiler, dsl
@@ -83,8 +84,8 @@ class LocalSteps(PlatformSteps):
         devices = 0 if here.kind == "gpu" else here.count
         return max(config.readers, table.readers(config.train.engine, 1, devices))
 
-    def virtual_devices(self, config: RunConfig) -> int:
-        return config.parsed_hardware.accelerators_per_replica if self.rehearsal else 0
+    def trained_on(self, config: RunConfig) -> dict[str, Any]:
+        return {"virtual_devices": config.parsed_hardware.accelerators_per_replica} if self.rehearsal else {}
 
 
 def pipeline(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,8 +9,8 @@ import typer
 from rich.markup import escape
 
 from slipway.core.errors import UserError
-from slipway.pipelines.options import Configuration, Json, Overrides, configuration_path
-from slipway.pipelines.terminal import command_group, confirm_deletion, console, say, user_errors
+from slipway.pipelines.options import Configuration, Json, Overrides, configured
+from slipway.pipelines.terminal import command_group, confirm_deletion, console, print_json, say, user_errors
 
 if TYPE_CHECKING:
     from slipway.components.train.tpu.service import QueuedResource
@@ -27,13 +25,13 @@ def list_(config: Configuration = None, overrides: Overrides = None, as_json: Js
     """List the requests of all users in the configuration's zones, with their states."""
     _, found = _listed(config, overrides)
     if as_json:
-        _print_json(found)
+        print_json([asdict(each) for each in found])
         return
     if not found:
         say("There are no TPUs.")
         return
     for each in found:
-        console.print(escape(_line(each)), highlight=False, soft_wrap=True)
+        console.print(escape(_line(each)))
     if expired := [each for each in found if each.is_expired]:
         say(f"{len(expired)} hold no TPU and count against the quota: slipway tpu delete")
 
@@ -70,16 +68,15 @@ def delete(
     if not to_delete:
         say("There is no request of yours that failed or expired.")
     if as_json:
-        _print_json(to_delete)
+        print_json([asdict(each) for each in to_delete])
 
 
 def _listed(config: Configuration, overrides: Overrides) -> tuple[TpuSettings, list[QueuedResource]]:
     """Return the section `tpu`, and what runs have requested in its zones."""
     from slipway.components.train.tpu import service
-    from slipway.pipelines.config.config import load
     from slipway.pipelines.platforms.tpu.checks import settings_of
 
-    settings = settings_of(load(configuration_path(None, config), overrides or ()))
+    settings = settings_of(configured(None, config, overrides))
     return settings, list(service.listed(settings.connection, list(settings.zones)))
 
 
@@ -88,7 +85,3 @@ def _line(found: QueuedResource) -> str:
     since = found.created.partition(".")[0].replace("T", " ")
     why = f": {found.error}" if found.error else ""
     return f"{found.name} in {found.zone}: {found.state}, {hardware}, since {since} UTC, of {found.owner}{why}"
-
-
-def _print_json(found: list[QueuedResource]) -> None:
-    sys.stdout.write(json.dumps([asdict(each) for each in found], indent=2) + "\n")

@@ -10,8 +10,8 @@ from slipway.components.build_image.reference import ImageReference
 from slipway.components.build_image.refusals import is_legacy
 from slipway.components.cloud import policies
 from slipway.components.cloud.connection import Connection
-from slipway.components.cloud.refusals import is_absent, member_of, refusal
-from slipway.components.cloud.retries import retried, status_of
+from slipway.components.cloud.refusals import is_absent, member_of, refusal, refusing
+from slipway.components.cloud.retries import pages, retried, status_of
 from slipway.components.cloud.roles import MACHINE_ROLE, roles_with
 from slipway.components.cloud.rules import check_bucket_region
 from slipway.components.setup_access import desired
@@ -128,7 +128,11 @@ def _check_roles(context: Context, email: str, needed: list[desired.Binding]) ->
         missing = [
             binding
             for binding in needed
-            if not any(_holds(policy, binding) for policy in (everywhere, policies.read(connection, binding.resource)))
+            if not any(
+                policies.holds(policy, role, binding.member)
+                for policy in (everywhere, policies.read(connection, binding.resource))
+                for role in roles_with(binding.role)
+            )
         ]
     except Exception as error:
         if status_of(error) not in (403, 404):
@@ -267,21 +271,11 @@ def _require(context: Context, place: str, when: str = "", builder: str | None =
             )
 
 
-def _holds(policy: policies.Policy, binding: desired.Binding) -> bool:
-    return any(policies.holds(policy, role, binding.member) for role in roles_with(binding.role))
-
-
 def _versions(connection: Connection, zone: str) -> Iterable[str]:
     versions = connection.api("tpu", "v2").projects().locations().runtimeVersions()
-    request = versions.list(parent=f"projects/{connection.project}/locations/{zone}")
-    while request is not None:
-        try:
-            page = retried(request.execute)
-        except Exception as error:
-            what = f"list the runtime versions of {zone}"
-            raise refusal(error, connection, what, "tpu.runtimeversions.list") from error
-        yield from (each["version"] for each in page.get("runtimeVersions", ()))
-        request = versions.list_next(request, page)
+    with refusing(connection, f"list the runtime versions of {zone}", "tpu.runtimeversions.list"):
+        for page in pages(versions, parent=f"projects/{connection.project}/locations/{zone}"):
+            yield from (each["version"] for each in page.get("runtimeVersions", ()))
 
 
 def _limit(metric: JsonObject, zone: str) -> tuple[int, str]:

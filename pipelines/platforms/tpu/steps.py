@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
-from slipway import steps
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.platforms.local.steps import LocalSteps
 from slipway.pipelines.platforms.tpu.checks import request_of
-
-if TYPE_CHECKING:
-    from kfp.dsl import PipelineTask
-    from kfp.dsl.pipeline_channel import PipelineArtifactChannel, PipelineParameterChannel
-
-    from slipway.pipelines.platforms.steps import Text
 
 
 class TpuSteps(LocalSteps):
@@ -29,19 +22,5 @@ class TpuSteps(LocalSteps):
     def readers(self, config: RunConfig) -> int:
         return config.readers
 
-    def train(
-        self,
-        config: RunConfig,
-        worker_pool_specs: PipelineParameterChannel,
-        dataset: PipelineArtifactChannel,
-        output: Text,
-        access: PipelineTask | None,  # noqa: ARG002
-    ) -> PipelineTask:
-        return self.add(
-            steps.train,
-            worker_pool_specs,
-            dataset,
-            output=output,
-            restarts=config.train.restarts,
-            tpu=request_of(config),
-        )
+    def trained_on(self, config: RunConfig) -> dict[str, Any]:
+        return {"tpu": request_of(config)}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import sys
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
@@ -17,10 +15,9 @@ from slipway.components.prepare_data.sources import source_kind
 from slipway.components.setup_access.difference import Line, blocking
 from slipway.components.setup_access.settings import AccessSettings
 from slipway.core.errors import UserError, lowered
-from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig, vertex_of
 from slipway.pipelines.platforms.vertex.settings import VertexSettings
-from slipway.pipelines.terminal import console
+from slipway.pipelines.terminal import console, print_json
 
 if TYPE_CHECKING:
     from slipway.components.setup_access.access import Outcome
@@ -58,7 +55,7 @@ def access_settings(config: RunConfig) -> AccessSettings:
         account=vertex.service_account,
         submitters=tuple(vertex.submitters),
         tpu=config.parsed_hardware.is_tpu,
-        builds=_builds(vertex),
+        builds=vertex.image is None and vertex.build.builder == "cloud-build",
         builder=vertex.build.service_account,
         build_region=vertex.build.region,
         dataflow=data is not None and uses_dataflow(data),
@@ -100,11 +97,6 @@ def _buckets(place: str, own: str) -> tuple[str, ...]:
     return (found[1],) if found and f"gs://{found[1]}" != own else ()
 
 
-def _builds(vertex: VertexSettings) -> bool:
-    """Return whether Cloud Build builds the images."""
-    return vertex.image is None and vertex.build.builder == "cloud-build"
-
-
 def setup(settings: AccessSettings, *, apply: bool, as_json: bool) -> bool:
     """Show what is missing, and create it if requested.
 
@@ -129,29 +121,23 @@ def setup(settings: AccessSettings, *, apply: bool, as_json: bool) -> bool:
         show(lines)
     if not apply or all(line.status == "there" for line in lines):
         if as_json:
-            _write([line.as_dict() for line in lines])
+            print_json([line.as_dict() for line in lines])
         elif not apply and any(line.status == "missing" for line in lines):
-            console.print("to create what is missing: run the same command with --apply", highlight=False)
+            console.print("to create what is missing: run the same command with --apply")
         return not any(line.status in ("wrong", "unseen") for line in lines)
 
     def report(outcome: Outcome) -> None:
         if not as_json:
-            console.print(
-                f"{RESULTS[outcome.result]} {escape(str(outcome.line.item))}", highlight=False, soft_wrap=True
-            )
+            console.print(f"{RESULTS[outcome.result]} {escape(str(outcome.line.item))}")
 
     outcomes, left = access.apply(settings, report)
     if as_json:
         made = {str(outcome.line.item): outcome for outcome in outcomes}
-        _write([made[str(line.item)].as_dict() if str(line.item) in made else line.as_dict() for line in left])
+        print_json([made[str(line.item)].as_dict() if str(line.item) in made else line.as_dict() for line in left])
     else:
         show_end(outcomes, left)
     sound = not any(outcome.result == "failed" for outcome in outcomes) and not blocking(left)
     return sound and not any(line.status == "unseen" for line in left)
-
-
-def _write(rows: list[JsonObject]) -> None:
-    sys.stdout.write(json.dumps(rows, indent=2) + "\n")
 
 
 def _check_account(settings: AccessSettings) -> None:
@@ -173,7 +159,7 @@ def show(lines: list[Line]) -> None:
     there = sum(line.status == "there" for line in lines)
     rest = [line for line in lines if line.status != "there"]
     if not rest:
-        console.print(f"Everything that a run needs exists; {there} items checked.", highlight=False)
+        console.print(f"Everything that a run needs exists; {there} items checked.")
         return
     table = Table(box=None, pad_edge=False, show_edge=False)
     for heading in ("", "kind", "what", "because"):
@@ -184,13 +170,13 @@ def show(lines: list[Line]) -> None:
             table.add_row("", "", "", f"[yellow]{escape(line.observed)}[/]")
         if line.fix:
             table.add_row("", "", "", f"fix: {escape(line.fix)}")
-    console.print(table, highlight=False)
+    console.print(table)
     counts = {status: sum(line.status == status for line in rest) for status in ("missing", "wrong", "unseen")}
     texts = {"missing": "to create", "wrong": "incorrect", "unseen": "that cannot be read"}
     counted = [f"{count} {texts[status]}" for status, count in counts.items() if count]
-    console.print(f"{there} there, {', '.join(counted)}", highlight=False)
+    console.print(f"{there} there, {', '.join(counted)}")
     if any(line.doubtful for line in rest):
-        console.print(DOUBTFUL, highlight=False, soft_wrap=True)
+        console.print(DOUBTFUL)
 
 
 def show_end(outcomes: list[Outcome], left: list[Line]) -> None:
@@ -198,17 +184,15 @@ def show_end(outcomes: list[Outcome], left: list[Line]) -> None:
     said = set()
     for outcome in outcomes:
         if outcome.result == "later":
-            console.print(f"– {escape(str(outcome.line.item))}: {LATER}", highlight=False, soft_wrap=True)
+            console.print(f"– {escape(str(outcome.line.item))}: {LATER}")
         elif outcome.error is not None and str(outcome.error) not in said:
             said.add(str(outcome.error))
-            console.print(f"[red]error:[/] {escape(lowered(str(outcome.error)))}", highlight=False, soft_wrap=True)
+            console.print(f"[red]error:[/] {escape(lowered(str(outcome.error)))}")
     for line in left:
         if line.status in ("wrong", "unseen") and line.observed not in said:
             said.add(line.observed)
-            console.print(
-                f"[red]✗[/] {escape(str(line.item))}: {escape(line.observed)}", highlight=False, soft_wrap=True
-            )
+            console.print(f"[red]✗[/] {escape(str(line.item))}: {escape(line.observed)}")
             if line.fix:
-                console.print(f"  fix:      {escape(line.fix)}", highlight=False, soft_wrap=True)
+                console.print(f"  fix:      {escape(line.fix)}")
     if not said and not blocking(left):
-        console.print("Everything that a run needs exists.", highlight=False)
+        console.print("Everything that a run needs exists.")

@@ -263,7 +263,6 @@ def _summary(prepared: Prepared, job: Job, found: Results) -> JsonObject:
 
 
 def _batch_size(asked: int | None, inputs: Inputs) -> int:
-    """Return the number of instances in a request."""
     if inputs.format == "file-list":
         return asked or FILES_BATCH_SIZE
     most = max(1, MAX_BODY // (inputs.largest + 2)) if inputs.largest else None

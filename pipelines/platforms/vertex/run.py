@@ -261,7 +261,6 @@ class VertexRun:
             raise self._refusal(error, "read the run", f"{RIGHTS}.get") from error
 
     def _refusal(self, error: BaseException, what: str, needs: str) -> UserError:
-        """Convert an error of a service to a UserError with a fix; see `refusal`."""
         known = refusal(error, self.connection, what, needs, submission.facts_of(self.config))
         return UnreachableError(known.message, fix=known.fix) if is_transient(error) else known
 

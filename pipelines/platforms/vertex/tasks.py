@@ -103,7 +103,8 @@ def _outputs(step: str, tasks: Mapping[str, PipelineTaskDetail]) -> JsonObject:
     metadata = {name: dict(artifact.metadata or {}) for name, artifact in artifacts.items()}
     if step == "prepare_data" and "dataset" in artifacts:
         found = dict(metadata["dataset"].get("examples") or {})
-        counts = {name: int(found[name]) for name in sorted(found, key=_split_order)}
+        names = [*(name for name in SPLITS if name in found), *sorted(found.keys() - set(SPLITS))]  # it sorts by name
+        counts = {name: int(found[name]) for name in names}
         return {"dataset": artifacts["dataset"].uri, "examples": counts}
     if step == "plan_training":
         return _plan(last)
@@ -128,11 +129,6 @@ def _is_reused(step: str, tasks: list[PipelineTaskDetail], *, trained: bool) -> 
         pages = outputs["statistics"].artifacts if "statistics" in outputs else []
         return any((page.metadata or {}).get("reused") is True for page in pages)
     return step == "train" and trained
-
-
-def _split_order(name: str) -> tuple[int, str]:
-    """Return a sort key for splits, training first: the service returns them in alphabetical order."""
-    return (SPLITS.index(name) if name in SPLITS else len(SPLITS), name)
 
 
 def _plan(task: PipelineTaskDetail) -> JsonObject:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from slipway.pipelines.cli import display, existing_runs
@@ -18,6 +17,7 @@ from slipway.pipelines.cli.display import MAX_SETTINGS, differences
 from slipway.pipelines.config.config import validate
 from slipway.pipelines.hardware import parse
 from slipway.pipelines.runs.record import RunRecord, StepRecord, create
+from slipway.pipelines.terminal import Terminal
 from slipway.trainer.config import TrainSettings
 
 
@@ -91,6 +91,6 @@ def test_a_rehearsal_says_what_the_real_machines_verify(program: dict[str, Any],
     record = RunRecord(
         run_id="r", name="r", platform="local", hardware="", created=datetime.now(UTC), steps=steps, seconds=1.0
     )
-    console = Console(file=io.StringIO(), width=80)
+    console = Terminal(file=io.StringIO(), width=80)
     console.print(display.rehearsal_summary(record, parse(hardware), train))
     assert said in " ".join(console.file.getvalue().split())

@@ -147,7 +147,7 @@ CASES = {
     "no packages for a cloud": Case(
         "package tenacity is not installed", target="vertex", make=without("tenacity"), more=(("vertex", VERTEX),)
     ),
-    "no place on Kubeflow": Case("has no kubeflow section", target="kubeflow"),
+    "no place on Kubeflow": Case("has no section kubeflow", target="kubeflow"),
     "no Kubeflow server": Case(
         "No Kubeflow Pipelines server", target="kubeflow", more=(("kubeflow", KUBEFLOW),), compiled=False
     ),

@@ -105,7 +105,7 @@ def test_a_full_disk_fails(tmp_path, monkeypatch):
 
 
 def test_conflicting_packages_are_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(machine, "_version", lambda name: "1.0")
+    monkeypatch.setattr(machine, "version_of", lambda name: "1.0")
     finding = finding_of("packages", subject(tmp_path))
     assert finding.status == "fail"
     assert "tensorflow-tpu" in finding.found

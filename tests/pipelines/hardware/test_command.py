@@ -8,10 +8,10 @@ import subprocess
 import sys
 
 import pytest
-from rich.console import Console
 
 from slipway.core.errors import UserError
 from slipway.pipelines.hardware import command
+from slipway.pipelines.terminal import Terminal
 
 HEAVY = ("tensorflow", "keras", "kfp", "google.cloud.", "jax", "torch", "numpy", "pydantic")
 
@@ -19,7 +19,7 @@ HEAVY = ("tensorflow", "keras", "kfp", "google.cloud.", "jax", "torch", "numpy",
 @pytest.fixture
 def printed():
     def printed(show, *arguments, **options) -> str:
-        console = Console(file=io.StringIO(), width=120)
+        console = Terminal(file=io.StringIO(), width=120)
         show(console, *arguments, **options)
         return console.file.getvalue()
 
@@ -125,16 +125,16 @@ def test_the_list_as_data():
 @pytest.mark.parametrize(
     "do",
     [
-        "command.show_list(Console())",
-        "command.show_choice(Console(), 'l4x4*2')",
-        "command.show_choice(Console(), 'p100x4@n1-standard-8+flex')",
+        "command.show_list(Terminal())",
+        "command.show_choice(Terminal(), 'l4x4*2')",
+        "command.show_choice(Terminal(), 'p100x4@n1-standard-8+flex')",
     ],
 )
 def test_it_is_fast_and_imports_nothing_heavy(do):
     """With typer, the command line must take less than 0.7 seconds."""
     program = f"""
 import sys
-from rich.console import Console
+from slipway.pipelines.terminal import Terminal
 from slipway.pipelines.hardware import command
 from slipway.core.errors import UserError
 try:

@@ -15,7 +15,6 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig
@@ -24,6 +23,7 @@ from slipway.pipelines.migrate import from_arguments, migrate
 from slipway.pipelines.migrate.command import show
 from slipway.pipelines.migrate.job import INPUT_KEYS, REPLICA_KEYS
 from slipway.pipelines.platforms.table import platform_of
+from slipway.pipelines.terminal import Terminal
 
 
 def job(**fields) -> str:
@@ -562,7 +562,7 @@ def test_the_output_quoted_in_the_docs_is_printed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shown = []
     for migration in (migrate(text, source="config.yaml"), from_arguments(shlex.split(flags.replace("\\\n", " ")))):
-        console = Console(file=io.StringIO())
+        console = Terminal(file=io.StringIO())
         show(console, migration)
         shown.append(console.file.getvalue())
     for printed in shown:

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.refusals import refusal
-from slipway.components.cloud.retries import retried, status_of
+from slipway.components.cloud.retries import pages, status_of
 from slipway.components.setup_access.desired import apis
 from slipway.components.setup_access.difference import Line, difference
 from slipway.components.setup_access.observed import COMPUTE_ACCOUNT, Observed, observe, services
@@ -145,19 +145,15 @@ def quota_metrics(connection: Connection, service: str) -> dict[str, JsonObject]
         NotApplicableError: The caller may not see them.
     """
     listing = connection.api("serviceusage", "v1beta1").services().consumerQuotaMetrics()
-    request = listing.list(parent=f"projects/{connection.project}/services/{service}", view="BASIC", pageSize=PAGE)
-    found: dict[str, JsonObject] = {}
-    while request is not None:
-        try:
-            answer = retried(request.execute)
-        except Exception as error:
-            if status_of(error) == 403:
-                problem = refusal(error, connection, "see the quotas", "serviceusage.quotas.get")
-                raise NotApplicableError(problem.message) from None
-            raise
-        found |= {metric["metric"]: metric for metric in answer.get("metrics", ())}
-        request = listing.list_next(request, answer)
-    return found
+    parent = f"projects/{connection.project}/services/{service}"
+    try:
+        every = [page.get("metrics", ()) for page in pages(listing, parent=parent, view="BASIC", pageSize=PAGE)]
+    except Exception as error:
+        if status_of(error) == 403:
+            problem = refusal(error, connection, "see the quotas", "serviceusage.quotas.get")
+            raise NotApplicableError(problem.message) from None
+        raise
+    return {metric["metric"]: metric for metrics in every for metric in metrics}
 
 
 def limits_by(metric: JsonObject, kind: str) -> dict[str, int] | None:

@@ -92,7 +92,6 @@ def peak(config: RunConfig) -> dict[str, Demand]:
 
 
 def _drawn(task: str, config: RunConfig) -> Counter[str]:
-    """Return what a task draws on."""
     if task == STEPS["train"].tasks_on("vertex")[0].name:
         return machine_quotas(step_machine()) + config.parsed_hardware.quotas
     resources = resources_of(task, vertex_of(config).steps, "vertex")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +15,7 @@ from slipway.pipelines.terminal import (
     EXIT_REJECTED,
     command_group,
     console,
+    print_json,
     print_results,
     say,
     user_errors,
@@ -23,7 +23,7 @@ from slipway.pipelines.terminal import (
 
 if TYPE_CHECKING:
     from slipway.components.deploy.rollout import Outcome
-    from slipway.pipelines.platforms.vertex.endpoints.operations import EndpointResult
+    from slipway.pipelines.platforms.vertex.endpoints.operations import DeclaredEndpoints, EndpointResult
 
 app = command_group("Create, change, list and delete Vertex AI endpoints from the files in configs/endpoints.")
 
@@ -71,22 +71,24 @@ def rollback(endpoint: EndpointName = None, as_json: Json = False) -> None:
     _show_outcome(operations.rollback(endpoint, say), as_json=as_json)
 
 
+def _endpoints() -> type[DeclaredEndpoints]:
+    from slipway.pipelines.platforms.vertex.endpoints.operations import DeclaredEndpoints  # imports much
+
+    return DeclaredEndpoints
+
+
 @app.command()
 @user_errors
 def diff(name: Name = None, as_json: Json = False) -> None:
     """Compare the endpoints on Vertex AI with the files, field by field."""
-    from slipway.pipelines.platforms.vertex.endpoints.operations import DeclaredEndpoints
-
-    print_results(DeclaredEndpoints.compare(say, name), as_json=as_json)
+    print_results(_endpoints().compare(say, name), as_json=as_json)
 
 
 @app.command()
 @user_errors
 def apply(name: Name = None, as_json: Json = False) -> None:
     """Create or change the endpoints on Vertex AI to match the files; slipway deploy deploys the models."""
-    from slipway.pipelines.platforms.vertex.endpoints.operations import DeclaredEndpoints
-
-    print_results(DeclaredEndpoints.apply(sys.stderr, say, name), as_json=as_json)
+    print_results(_endpoints().apply(sys.stderr, say, name), as_json=as_json)
 
 
 @app.command(name="list")
@@ -102,18 +104,15 @@ def list_(
 ) -> None:
     """List the endpoints with traffic, versions, replicas and cost per day."""
     from slipway.pipelines.config.config import load
-    from slipway.pipelines.platforms.vertex.endpoints.operations import DeclaredEndpoints
 
-    _table(DeclaredEndpoints.compare(say, config=load(config) if config else None), as_json=as_json)
+    _table(_endpoints().compare(say, config=load(config) if config else None), as_json=as_json)
 
 
 @app.command()
 @user_errors
 def show(name: Name = None, as_json: Json = False) -> None:
     """Show an endpoint's deployed models, its rollout, and how it differs from its file."""
-    from slipway.pipelines.platforms.vertex.endpoints.operations import DeclaredEndpoints
-
-    results = DeclaredEndpoints.compare(say, name)
+    results = _endpoints().compare(say, name)
     _table(results, as_json=as_json)
     if not as_json:
         print_results(results, as_json=False)
@@ -127,13 +126,10 @@ def delete(
     as_json: Json = False,
 ) -> None:
     """Delete an endpoint with all its deployed models. Its file and the registered models are kept."""
-    from slipway.pipelines.platforms.vertex.endpoints.operations import DeclaredEndpoints
-
-    print_results(DeclaredEndpoints.remove(name, say, yes=yes), as_json=as_json)
+    print_results(_endpoints().remove(name, say, yes=yes), as_json=as_json)
 
 
 def _table(results: list[EndpointResult], *, as_json: bool) -> None:
-    """Print one line per deployed model."""
     if as_json:
         print_results(results, as_json=True)
         return
@@ -163,8 +159,8 @@ def _per_day(model: dict[str, object]) -> str:
 
 def _show_outcome(outcome: Outcome, *, as_json: bool) -> None:
     if as_json:
-        sys.stdout.write(json.dumps(outcome.as_dict(), indent=2) + "\n")
+        print_json(outcome.as_dict())
         return
-    console.print(escape(f"{outcome.version}: {outcome.status}"), highlight=False, soft_wrap=True)
+    console.print(escape(f"{outcome.version}: {outcome.status}"))
     if outcome.previous and outcome.status in ("deployed", "unchanged"):
-        console.print(escape(f"  to return to {outcome.previous}: slipway rollback"), highlight=False, soft_wrap=True)
+        console.print(escape(f"  to return to {outcome.previous}: slipway rollback"))

@@ -75,7 +75,6 @@ FILES = Files(
 
 
 def _instances(requests: Path | None, path: Path) -> list[object] | None:
-    """Return the instances in the file `check.requests`."""
     if requests is None:
         return None
     try:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from slipway.pipelines.options import Json
 from slipway.pipelines.terminal import command_group, print_results, say, user_errors
+
+if TYPE_CHECKING:
+    from slipway.pipelines.platforms.vertex.schedules.service import Schedules
 
 app = command_group("Create, change and delete Vertex AI schedules from the files in configs/schedules.")
 
@@ -18,40 +21,38 @@ Name = Annotated[
 ]
 
 
+def _schedules() -> type[Schedules]:
+    from slipway.pipelines.platforms.vertex.schedules.service import Schedules  # imports much
+
+    return Schedules
+
+
 @app.command("list")
 @user_errors
 def list_schedules(as_json: Json = False) -> None:
     """List the schedules with their state, and whether Vertex AI started or refused the last run."""
-    from slipway.pipelines.platforms.vertex.schedules.service import Schedules
-
-    print_results(Schedules.observe(), as_json=as_json)
+    print_results(_schedules().observe(), as_json=as_json)
 
 
 @app.command()
 @user_errors
 def diff(name: Name = None, as_json: Json = False) -> None:
     """Compare the schedules on Vertex AI with the files, field by field."""
-    from slipway.pipelines.platforms.vertex.schedules.service import Schedules
-
-    print_results(Schedules.compare(say, name), as_json=as_json)
+    print_results(_schedules().compare(say, name), as_json=as_json)
 
 
 @app.command()
 @user_errors
 def apply(name: Name = None, as_json: Json = False) -> None:
     """Create, update or replace the schedules on Vertex AI to match the files."""
-    from slipway.pipelines.platforms.vertex.schedules.service import Schedules
-
-    print_results(Schedules.apply(sys.stderr, say, name), as_json=as_json)
+    print_results(_schedules().apply(sys.stderr, say, name), as_json=as_json)
 
 
 @app.command()
 @user_errors
 def pause(name: Name = None, as_json: Json = False) -> None:
     """Pause a schedule: it starts no new runs. Runs in progress continue."""
-    from slipway.pipelines.platforms.vertex.schedules.service import Schedules
-
-    print_results(Schedules.steer(name, "paused"), as_json=as_json)
+    print_results(_schedules().steer(name, "paused"), as_json=as_json)
 
 
 @app.command()
@@ -62,9 +63,7 @@ def resume(
     as_json: Json = False,
 ) -> None:
     """Resume a paused schedule."""
-    from slipway.pipelines.platforms.vertex.schedules.service import Schedules
-
-    print_results(Schedules.steer(name, "active", catch_up=catch_up), as_json=as_json)
+    print_results(_schedules().steer(name, "active", catch_up=catch_up), as_json=as_json)
 
 
 @app.command()
@@ -75,6 +74,4 @@ def delete(
     as_json: Json = False,
 ) -> None:
     """Delete schedules on Vertex AI. Their files and runs are kept."""
-    from slipway.pipelines.platforms.vertex.schedules.service import Schedules
-
-    print_results(Schedules.remove(name, say, yes=yes), as_json=as_json)
+    print_results(_schedules().remove(name, say, yes=yes), as_json=as_json)

@@ -131,7 +131,6 @@ class Schedules(Declared[ScheduleFile, ScheduleResult]):
         )
 
     def _update(self, schedule: str, want: Schedule, mask: Sequence[str]) -> None:
-        """Set the fields in `mask` of a schedule, by its resource name."""
         from google.protobuf import field_mask_pb2
 
         changed = type(want)(want)

@@ -11,6 +11,7 @@ import yaml
 from typer.testing import CliRunner
 
 from slipway.core.errors import UserError
+from slipway.pipelines.api import starting
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.config.config import validate
 from slipway.pipelines.platforms.kubeflow import launch
@@ -140,11 +141,10 @@ def test_an_interrupted_submission_is_found_by_its_name(kubeflow: FakeKubeflow) 
 def test_cancel_ends_the_run_on_the_server(kubeflow: FakeKubeflow) -> None:
     folder, _ = launch.submit(configuration(host=kubeflow.host))
     launch.refresh(folder)
-    record = launch.cancel(folder)
-    assert record.status == "cancelled"
+    assert starting.cancel(folder, print).status == "cancelled"
     assert [run["state"] for run in kubeflow.runs.values()] == ["CANCELED"]
     with pytest.raises(UserError, match="its status is cancelled"):
-        launch.cancel(folder)
+        starting.cancel(folder, print)
 
 
 def test_a_rejected_run_is_removed_and_a_rejected_resume_changes_nothing(kubeflow: FakeKubeflow) -> None:

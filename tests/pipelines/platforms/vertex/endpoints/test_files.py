@@ -33,7 +33,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_the_examples_are_endpoints() -> None:
-    assert [file.name for file in FILES.read_all(folder=EXAMPLES)] == ["digits"]
+    assert [FILES.read(path).name for path in FILES.paths(folder=EXAMPLES)] == ["digits"]
 
 
 def test_a_file_describes_the_whole_deployment(write: Any) -> None:

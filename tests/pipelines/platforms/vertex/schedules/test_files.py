@@ -34,7 +34,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_the_examples_are_schedules() -> None:
-    names = [file.name for file in FILES.read_all(folder=EXAMPLES)]
+    names = [FILES.read(path).name for path in FILES.paths(folder=EXAMPLES)]
     assert "digits-nightly" in names
 
 
