@@ -145,10 +145,6 @@ def _settings(config: RunConfig) -> Iterator[Parameter]:
             yield Parameter(name, setting, value, f"{setting}. {text.rstrip(':.')}.")
 
 
-def _numbered(stem: str) -> Iterator[str]:
-    return (f"{stem}_{number}" for number in itertools.count(2))
-
-
 def _arguments(config: RunConfig) -> Iterator[Parameter]:
     """Yield the values among a custom program's arguments, named after the option before them or by their number."""
     names: set[str] = set()
@@ -161,7 +157,8 @@ def _arguments(config: RunConfig) -> Iterator[Parameter]:
             if not equals:
                 continue
         stem = ARGUMENT_PREFIX + (re.sub(r"\W+", "_", option.strip("-"), flags=re.ASCII) or str(number + 1))
-        name = next(name for name in itertools.chain([stem], _numbered(stem)) if name not in names)
+        numbered = (f"{stem}_{count}" for count in itertools.count(2))
+        name = next(name for name in itertools.chain([stem], numbered) if name not in names)
         names.add(name)
         position = f"after {option}" if option else f"number {number + 1}"
         description = f"{ARGUMENTS}. Argument {position} of {config.train.program}."

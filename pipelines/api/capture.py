@@ -150,7 +150,8 @@ class _Code:
 
         The container's value at submission already has the change, which the module would repeat.
         """
-        functions = {each: names.all for each, names in self.names.items() if self._is_function(each)}
+        classes = {each for each, source in self.sources.items() if isinstance(source.node, ast.ClassDef)}
+        functions = {each: names.all for each, names in self.names.items() if each not in classes}
         for user in sorted(reachable(self.names[name].defining - {name}, functions)):
             for used in sorted(self.names[user].running & self.constants.keys()):
                 if isinstance(self.notebook[used], list | dict | set):
@@ -158,9 +159,6 @@ class _Code:
                         f"{user} runs while {name} is defined, and may change {used}, which has that change already.",
                         fix=f"use {used} only in functions that run later, or for {user} and {used}: {TO_A_FILE}",
                     )
-
-    def _is_function(self, name: str) -> bool:
-        return not isinstance(self.sources[name].node, ast.ClassDef)
 
     def _resolve(self, name: str, user: str) -> None:
         """Capture what a name of the notebook stands for."""
@@ -243,7 +241,6 @@ def _name(function: Any) -> str:
 
 
 def _namespace(function: Any) -> Mapping[str, Any]:
-    """Return the variables of the notebook or module that defines a function or class."""
     if isinstance(function, type):
         module = sys.modules.get(function.__module__)
         return vars(module) if module is not None else {}
@@ -252,7 +249,6 @@ def _namespace(function: Any) -> Mapping[str, Any]:
 
 
 def _is_defined_in(value: object, notebook: Mapping[str, Any]) -> bool:
-    """Return whether a value is a function or class that the notebook itself defines."""
     if isinstance(value, type):
         return value.__module__ == notebook.get("__name__")
     function = function_of(value)

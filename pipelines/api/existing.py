@@ -90,7 +90,10 @@ class Run:
     @property
     def settings(self) -> dict[str, Any]:
         """All settings by their dotted names, such as "train.epochs", with defaults."""
-        return {".".join(keys): value for keys, value in leaves(_configuration(self._folder))}
+        from slipway.core.yaml_loader import load_yaml
+
+        file = self._folder.configuration_file
+        return {".".join(keys): value for keys, value in leaves(load_yaml(file.read_text(), str(file)))}
 
     @property
     def verdict(self) -> str | None:
@@ -412,13 +415,6 @@ def reject(run: Run) -> Rejected:
     error = Rejected(f"The model of run {run.id} was not promoted: {' '.join(run.reasons)}")
     error.run = run
     return error
-
-
-def _configuration(folder: RunFolder) -> Mapping[str, Any]:
-    from slipway.core.yaml_loader import load_yaml
-
-    found: Mapping[str, Any] = load_yaml(folder.configuration_file.read_text(), str(folder.configuration_file))
-    return found
 
 
 def _pandas() -> Any:

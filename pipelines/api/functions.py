@@ -234,7 +234,6 @@ def _sources(
 
 
 def _included(path: Path) -> list[str]:
-    """Return what the configuration adds to images."""
     from slipway.pipelines.config.values import read_values
 
     build = read_values(path).get("build")

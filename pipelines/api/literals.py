@@ -43,8 +43,10 @@ def has_path(value: object) -> bool:
 def _expression(value: object, outer: tuple[object, ...]) -> str:
     if any(value is each for each in outer):
         raise NotLiteralError("a container that contains itself")
-    if _is_numpy_scalar(value):
-        value = _python_scalar(value)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.generic):
+        scalar = value.item()
+        value = float(str(value)) if type(scalar) is float else scalar  # as it is shown: float32(0.002) is 0.002
     container = _CONTAINERS.get(type(value))
     if container is not None:
         return container(value, (*outer, value))
@@ -60,14 +62,6 @@ def _expression(value: object, outer: tuple[object, ...]) -> str:
         name = type(value).__name__.removeprefix("Posix").removeprefix("Windows")
         return f"pathlib.{name}({str(value)!r})"
     raise NotLiteralError(_description(value))
-
-
-def _list(value: list[object], outer: tuple[object, ...]) -> str:
-    return f"[{_joined(value, outer)}]"
-
-
-def _tuple(value: tuple[object, ...], outer: tuple[object, ...]) -> str:
-    return f"({_joined(value, outer)}{',' if len(value) == 1 else ''})"
 
 
 def _set(value: set[object] | frozenset[object], outer: tuple[object, ...]) -> str:
@@ -87,18 +81,13 @@ def _joined(values: list[object] | tuple[object, ...], outer: tuple[object, ...]
     return ", ".join(_expression(each, outer) for each in values)
 
 
-_CONTAINERS: dict[type, Callable[..., str]] = {list: _list, tuple: _tuple, set: _set, frozenset: _set, dict: _dict}
-
-
-def _is_numpy_scalar(value: object) -> bool:
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.generic)
-
-
-def _python_scalar(value: object) -> object:
-    """Return NumPy's scalar as Python's: of a float, the number that it shows, so that float32(0.002) is 0.002."""
-    scalar = value.item()  # type: ignore[attr-defined]
-    return float(str(value)) if type(scalar) is float else scalar
+_CONTAINERS: dict[type, Callable[..., str]] = {
+    list: lambda value, outer: f"[{_joined(value, outer)}]",
+    tuple: lambda value, outer: f"({_joined(value, outer)}{',' if len(value) == 1 else ''})",
+    set: _set,
+    frozenset: _set,
+    dict: _dict,
+}
 
 
 def _description(value: object) -> str:

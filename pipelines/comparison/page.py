@@ -85,7 +85,6 @@ def _best(rows: Sequence[Row], name: str) -> float | None:
 
 
 def _text(value: object) -> str:
-    """Return a setting's value in a cell."""
     text = "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
     return text if len(text) <= MAX_VALUE else f"{text[: MAX_VALUE - 1]}…"
 

@@ -108,7 +108,6 @@ def _keys(data: Path, split: manifest.Split, positions: set[int]) -> Iterator[st
 
 
 def _history(original: Row, again: Row) -> Comparison:
-    """Compare the metrics of all steps that were recorded."""
     before, now = (
         {(each["step"], each["kind"]): _metrics_of(each) for each in read_history(row.history_file).records}
         for row in (original, again)
@@ -141,7 +140,6 @@ def _checkpoints(original: Row, again: Row) -> Comparison:
 
 
 def _checksums(row: Row) -> dict[int, str]:
-    """Return the checksums of a run's checkpoints by step."""
     found = {}
     for file in (row.folder.path / "train" / "checkpoints").glob("*/checkpoint.json"):
         values_of = json.loads(file.read_bytes())

@@ -86,13 +86,13 @@ class Files(Generic[File]):
             raise UserError.unknown(self.name, name, paths, setting=self.setting, fix=f"write {folder}/{name}.yaml")
         return [paths[name]]
 
-    def read_all(self, name: str | None = None, folder: Path | None = None) -> list[File]:
+    def read_all(self, name: str | None = None) -> list[File]:
         """Load the file called `name`, or all files.
 
         Raises:
             UserError: A file is missing or invalid.
         """
-        return [self.read(path) for path in self.paths(name, folder)]
+        return [self.read(path) for path in self.paths(name)]
 
     def read_one(self, name: str | None, folder: Path | None = None) -> File:
         """Load the file called `name`; without a name, the only one.

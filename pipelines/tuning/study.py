@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from slipway.components.evaluate.settings import known
 from slipway.core.errors import UserError
 from slipway.core.paths import in_project
-from slipway.pipelines.config.config import RunConfig
+from slipway.pipelines.config.config import RunConfig, no_section
 from slipway.pipelines.config.tune import ParameterSettings, TuneSettings
 from slipway.trainer.engines.installed import verify_extra
 from slipway.trainer.tasks import TASKS
@@ -35,13 +35,8 @@ def settings_of(config: RunConfig) -> TuneSettings:
     """
     tune = config.tune
     if tune is None:
-        raise UserError(
-            "The configuration has no section tune.",
-            setting="tune",
-            value=None,
-            allowed="parameters, metric, direction, trials, parallel, failures, pruning",
-            fix="--set 'tune.parameters={train.learning_rate: {low: 0.0001, high: 0.1, scale: log}}'",
-        )
+        fix = "--set 'tune.parameters={train.learning_rate: {low: 0.0001, high: 0.1, scale: log}}'"
+        raise no_section("tune", ", ".join(TuneSettings.model_fields), fix)
     metric = tune.metric or ("loss" if config.model is None else TASKS[config.task].metric)
     meant = known(metric)
     direction = tune.direction or (meant.direction if meant else None)

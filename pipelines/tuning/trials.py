@@ -166,7 +166,7 @@ class Trials:
             return self._tell(running.trial, "PRUNED", seconds=seconds)
         if _was_stopped(record) and running.resumes < MAX_RESUMES:
             running.resumes += 1
-            with starting.resumed(running.folder, (), None, _ignore) as ready:
+            with starting.resumed(running.folder, (), None, lambda _line: None) as ready:
                 launch.start(ready.folder, ready.record)
             return None
         error = record.error.message.splitlines()[0] if record.error else record.status
@@ -209,10 +209,6 @@ def _was_stopped(record: RunRecord) -> bool:
     was_killed = record.process is not None  # its last record says that it is running
     unexplained = record.error is not None and record.error.message in (launch.KILLED, launch.FAILED_OUTSIDE)
     return record.status == "cancelled" or was_killed or unexplained
-
-
-def _ignore(_line: str) -> None:
-    pass
 
 
 class _Silent:

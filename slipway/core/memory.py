@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 PROC = Path("/proc")
@@ -18,12 +17,6 @@ FILES = (
 )
 
 
-@dataclass(frozen=True)
-class _Usage:
-    limit: int | None
-    peak: int | None
-
-
 class MemoryKills:
     """The kernel's kills for lack of memory since this object was made or last asked."""
 
@@ -35,11 +28,14 @@ class MemoryKills:
         before, self._before = self._before, _kills()
         if all(count <= before.get(where, count) for where, count in self._before.items()):
             return None
-        usage = _usage()
-        if usage.limit is None:
+        # The smallest limit of this process's control groups, and that group's peak.
+        usages = [(_number(folder / limit), _number(folder / peak)) for folder, (_, limit, peak) in _groups()]
+        limited = [(limit, peak) for limit, peak in usages if limit is not None and limit < NO_LIMIT]
+        if not limited:
             return f"out of memory: the machine has {_gigabytes(_machine_bytes())}, and the kernel killed a process"
-        peak = "" if usage.peak is None else f", the peak was {_gigabytes(usage.peak)}"
-        return f"out of memory: the limit of its control group is {_gigabytes(usage.limit)}{peak}"
+        limit, peak = min(limited, key=lambda usage: usage[0])
+        at_peak = "" if peak is None else f", the peak was {_gigabytes(peak)}"
+        return f"out of memory: the limit of its control group is {_gigabytes(limit)}{at_peak}"
 
 
 def _kills() -> dict[str, int]:
@@ -47,13 +43,6 @@ def _kills() -> dict[str, int]:
     counts = {str(folder): _field(folder / events, "oom_kill") for folder, (events, *_) in _groups()}
     counts = counts or {"machine": _field(PROC / "vmstat", "oom_kill")}
     return {where: count for where, count in counts.items() if count is not None}
-
-
-def _usage() -> _Usage:
-    """Return the smallest limit of this process's control groups, and that group's peak."""
-    usages = [_Usage(_number(folder / limit), _number(folder / peak)) for folder, (_, limit, peak) in _groups()]
-    limited = [usage for usage in usages if usage.limit is not None and usage.limit < NO_LIMIT]
-    return min(limited, key=lambda usage: usage.limit or 0, default=_Usage(None, None))
 
 
 def _groups() -> Iterator[tuple[Path, tuple[str, str, str]]]:

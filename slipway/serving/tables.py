@@ -187,7 +187,6 @@ def arrays(
 
 
 def _kept(values: Any, faults: Mapping[int, object]) -> Any:
-    """Return the values of the rows without a fault."""
     if not faults:
         return values
     if isinstance(values, list):
@@ -196,7 +195,6 @@ def _kept(values: Any, faults: Mapping[int, object]) -> Any:
 
 
 def _values(each: Field, column: pyarrow.StringArray, read: Callable[[str], bytes]) -> Values:
-    """Return the values of an input's cells."""
     if each.is_image:
         return _one_by_one(each, column, read)
     if each.dtype == object and not each.shape and each.kind != "date":
