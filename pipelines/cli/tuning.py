@@ -11,7 +11,7 @@ from slipway.core.errors import UserError
 from slipway.pipelines.cli.start import Outcome
 from slipway.pipelines.cli.targets import show_warnings
 from slipway.pipelines.options import Configuration, ConfigurationFile, Hardware, Json, Overrides, configuration_path
-from slipway.pipelines.platforms.table import DEFAULT
+from slipway.pipelines.platforms.table import DEFAULT, platform_of
 from slipway.pipelines.terminal import EXIT_INTERRUPTED, console, error_console, user_errors
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def tune(
     """
     from slipway.pipelines.api import starting
     from slipway.pipelines.config.config import load
+    from slipway.pipelines.platforms.local.forkserver import run_starter
     from slipway.pipelines.platforms.local.launch import stop_on_signals
     from slipway.pipelines.runs import record as runs
     from slipway.pipelines.tuning import study as studies
@@ -49,9 +50,10 @@ def tune(
     show_warnings(starting.check(configuration, DEFAULT))
     outcome = Outcome(error_console if as_json else console, as_json=as_json)
     study = studies.open_study(configuration, settings)
-    with studies.locked(configuration), stop_on_signals() as stop:
+    forks = run_starter(configuration, platform_of(DEFAULT))
+    with studies.locked(configuration), stop_on_signals() as stop, forks as starter:
         base = trials.prepare(configuration, study, outcome.say)
-        search = trials.Trials(study, base, configuration, settings)
+        search = trials.Trials(study, base, configuration, settings, starter)
         done = sum(trial.state.is_finished() for trial in study.get_trials(deepcopy=False))
         outcome.say(f"{settings.trials} trials, {settings.parallel} at once, data of run {base.run_id}" + (
             f"; {done} were executed before" if done else ""))  # fmt: skip

@@ -79,11 +79,26 @@ def prepare(config: RunConfig, study: optuna.Study, say: Say) -> RunFolder:
 
 
 class Trials:
-    """Executes trials of a study, several at once."""
+    """Executes trials of a study, several at once.
 
-    def __init__(self, study: optuna.Study, base: RunFolder, config: RunConfig, tune: TuneSettings) -> None:
+    Args:
+        study: The study.
+        base: The run that prepared its data.
+        config: The configuration that trials change.
+        tune: How to search.
+        starter: Starts the process of a trial's run; see `launch.start`.
+    """
+
+    def __init__(
+        self,
+        study: optuna.Study,
+        base: RunFolder,
+        config: RunConfig,
+        tune: TuneSettings,
+        starter: launch.StartProcess | None = None,
+    ) -> None:
         self._study, self._base, self._config, self._tune = study, base, config, tune
-        self._metric = str(tune.metric)
+        self._metric, self._starter = str(tune.metric), starter
         self._running: list[Running] = []
         self._until = time.monotonic() + 3600 * (tune.hours or math.inf)
 
@@ -142,7 +157,7 @@ class Trials:
         try:
             with starting.rerun(self._base, "train", None, changes, None, checked=True) as ready:
                 trial.set_user_attr(RUN, ready.folder.run_id)
-                launch.start(ready.folder, ready.record)
+                launch.start(ready.folder, ready.record, self._starter)
         except UserError as error:
             return self._tell(trial, "FAIL", error=error.message)
         self._running.append(Running(trial, ready.folder))
@@ -167,7 +182,7 @@ class Trials:
         if _was_stopped(record) and running.resumes < MAX_RESUMES:
             running.resumes += 1
             with starting.resumed(running.folder, (), None, lambda _line: None) as ready:
-                launch.start(ready.folder, ready.record)
+                launch.start(ready.folder, ready.record, self._starter)
             return None
         error = record.error.message.splitlines()[0] if record.error else record.status
         return self._tell(running.trial, "FAIL", error=f"{error} slipway explain {record.run_id}", seconds=seconds)

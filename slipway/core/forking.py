@@ -14,12 +14,14 @@ import io
 import os
 import runpy
 import signal
+import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import NoReturn, Self, TextIO
 
 from slipway.core.exit_codes import FAILED
 from slipway.core.parent_death import die_with_parent
@@ -49,24 +51,67 @@ class Forked:
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, piped: bool, own_group: bool) -> None:
         self.stdout: TextIO | None = None
-        self._status: int | None = None
-        sys.stdout.flush()
-        sys.stderr.flush()
         ends = os.pipe() if piped else None
         parent = os.getpid()
-        self.pid = os.fork()
-        if not self.pid:
-            try:
-                _redirect(ends[1] if ends else None, own_group=own_group)
-                become(command, environment, parent)
-            finally:
-                os._exit(FAILED)
+
+        def run() -> None:
+            _redirect(ends[1] if ends else None, own_group=own_group)
+            become(command, environment, parent)
+
+        self._fork(run)
         if own_group:  # here, too, because either process may be first
             with contextlib.suppress(OSError):
                 os.setpgid(self.pid, 0)
         if ends:
             os.close(ends[1])
             self.stdout = os.fdopen(ends[0], encoding="utf-8", errors="replace")
+
+    @classmethod
+    def in_session(
+        cls,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        streams: tuple[int, int, int],
+        kept: Collection[int],
+    ) -> Self:
+        """Return a fork in a session of its own, which outlives this process.
+
+        Args:
+            command, environment: As for the class.
+            streams: The descriptors that become its stdin, stdout and stderr.
+            kept: The other descriptors that it keeps.
+        """
+        forked = cls.__new__(cls)
+        forked.stdout = None
+
+        def run() -> None:
+            os.setsid()
+            _keep(streams, kept)
+            become(command, environment, None)
+
+        forked._fork(run)
+        return forked
+
+    def _fork(self, run: Callable[[], None]) -> None:
+        self._status: int | None = None
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if not self.pid:
+            try:
+                run()
+            finally:
+                os._exit(FAILED)
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit status that was last seen; None while the process is running."""
+        return self._status
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
 
     def poll(self) -> int | None:
         """Return the exit status, negative after a signal, or None while it is running."""
@@ -85,17 +130,34 @@ class Forked:
         return self._status
 
 
-def become(command: Sequence[str], environment: Mapping[str, str], parent: int) -> NoReturn:
+def start_session(
+    command: Sequence[str], environment: Mapping[str, str], streams: tuple[int, int, int], kept: Collection[int]
+) -> subprocess.Popen[bytes] | Forked:
+    """Start a program in a session of its own, which outlives this process: a fork, if this process can run it.
+
+    The arguments are those of `Forked.in_session`.
+    """
+    if can_run(command):
+        return Forked.in_session(command, environment, streams, kept)
+    stdin, stdout, stderr = streams
+    return subprocess.Popen(
+        command, env=environment, stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True, pass_fds=kept
+    )
+
+
+def become(command: Sequence[str], environment: Mapping[str, str], parent: int | None) -> NoReturn:
     """Run a module in this fork as a new interpreter, started as `python -m MODULE ARGUMENT…`, would; then end.
 
-    The libraries' objects are not freed one by one, which would take a fifth of a second after TensorFlow.
+    It dies with its `parent`, unless that is None. The libraries' objects are not freed one by one, which would take a
+    fifth of a second after TensorFlow.
     """
     status = FAILED
     try:
-        die_with_parent(parent)
+        if parent is not None:
+            die_with_parent(parent)
         for number in signal.valid_signals():
-            if callable(signal.getsignal(number)) and number != signal.SIGINT:
-                signal.signal(number, signal.SIG_DFL)
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         variables = dict(environment)
         os.environ.clear()
         os.environ.update(variables)
@@ -105,6 +167,7 @@ def become(command: Sequence[str], environment: Mapping[str, str], parent: int) 
         sys.argv = [command[2], *command[3:]]
         importlib.invalidate_caches()  # the user's modules may have changed
         _retitle(command)
+        warnings.filterwarnings("ignore", "'.*' found in sys.modules", RuntimeWarning)  # the fork's parent imported it
         runpy.run_module(command[2], run_name="__main__", alter_sys=True)
         status = 0
     except SystemExit as request:
@@ -132,6 +195,19 @@ def _redirect(output: int | None, *, own_group: bool) -> None:
     if output is not None:
         os.dup2(output, 1)
         os.dup2(output, 2)
+
+
+def _keep(streams: tuple[int, int, int], kept: Collection[int]) -> None:
+    """Replace the streams, and all other descriptors by the null device: the objects that have them may close them."""
+    for number, stream in enumerate([os.dup(each) for each in streams]):
+        os.dup2(stream, number)
+        os.close(stream)
+    null = os.open(os.devnull, os.O_RDWR)
+    for path in Path("/proc/self/fd").iterdir():
+        if (descriptor := int(path.name)) > 2 and descriptor not in kept:
+            with contextlib.suppress(OSError):  # that of the folder, which is closed
+                os.fstat(descriptor)
+                os.dup2(null, descriptor, inheritable=False)
 
 
 def _retitle(command: Sequence[str]) -> None:

@@ -68,3 +68,39 @@ def test_a_fork_is_like_a_new_interpreter(tmp_path: Path):
     assert ended[0][1][1:] == ["at the end"]
     assert len(ended[2][1]) == 1
     assert "ValueError: wrong" in ended[3][1]
+
+
+IN_SESSION = """
+import os, sys
+from slipway.core import forking
+
+forking.announce("program")
+reading, writing = os.pipe()
+kept, other = os.open("kept", os.O_RDWR | os.O_CREAT), os.open("other", os.O_RDWR | os.O_CREAT)
+fork = forking.start_session(
+    [sys.executable, "-m", "program", str(kept), str(other), str(writing)], os.environ, (reading, 1, 2), [kept]
+)
+assert isinstance(fork, forking.Forked) and fork.poll() is None
+os.write(writing, b"asked")
+os.close(writing)
+assert fork.wait() == fork.returncode == 0
+"""
+SESSION_PROGRAM = """
+import os, sys
+kept, other, writing = map(int, sys.argv[1:])
+os.write(kept, sys.stdin.buffer.read())
+os.write(other, b"lost")
+os.write(writing, b"lost")
+print(os.getsid(0) == os.getpid(), os.getppid() != os.getsid(0))
+"""
+
+
+def test_a_fork_in_a_session_of_its_own_has_its_streams_and_the_descriptors_that_it_keeps(tmp_path: Path):
+    """It does not hold the other end of its own stdin, which would never end."""
+    (tmp_path / "program.py").write_text(SESSION_PROGRAM)
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", IN_SESSION], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True True\n", "")
+    assert (tmp_path / "kept").read_text() == "asked"
+    assert (tmp_path / "other").read_text() == ""

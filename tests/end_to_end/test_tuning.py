@@ -53,6 +53,16 @@ tune:
   parameters:
     --rate: {low: 0.0, high: 0.8}
 """
+NETWORK = """
+name: digits
+data: {source: digits}
+model: {builder: "slipway.trainer.models.digits:build"}
+train: {epochs: 4, batch_size: 64}
+tune:
+  trials: 2
+  parameters:
+    train.learning_rate: {low: 0.001, high: 0.01, scale: log}
+"""
 
 
 @pytest.fixture
@@ -108,6 +118,29 @@ def test_a_killed_trial_continues_and_the_best_one_is_registered(workspace: Work
     metadata = json.loads((Path(record["model"]) / "metadata.json").read_text())
     assert metadata["run_id"] == record["run_id"]
     assert f"best trial {best.number}: validation score {best.value:.4f}" in result.stdout
+
+
+def test_trials_are_forks_that_outlive_a_killed_command(tmp_path: Path) -> None:
+    """Their process is no child of the command; the same command takes them over, and none is trained twice."""
+    workspace = Workspace(tmp_path)
+    (tmp_path / "slipway.yaml").write_text(NETWORK)
+    command = workspace.start("tune")
+    until(lambda: any("launch" in " ".join(each.cmdline()) for each in processes_of(tmp_path)))
+    (server,) = [
+        each for each in psutil.Process(command.pid).children() if any("forkserver" in part for part in each.cmdline())
+    ]
+    forks = server.children()
+    assert [each.cmdline()[2] for each in forks] == ["slipway.pipelines.platforms.local.launch"]
+    command.kill()
+    command.communicate()
+    server.wait(10)
+    assert all(each.is_running() for each in forks)
+    result = workspace.slipway("tune")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert [trial.state.name for trial in trials(workspace)] == ["COMPLETE"] * 2
+    assert len(workspace.runs()) == 1 + 2 + 1, "the data's, the trials' and the best one's"
+    record = workspace.record()
+    assert record["model"].endswith("models/digits/1")
 
 
 def test_too_many_failed_trials_stop_the_search(workspace: Workspace) -> None:

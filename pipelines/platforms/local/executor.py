@@ -164,7 +164,7 @@ def main() -> None:
     arguments = parser.parse_args()
     folder = RunFolder(arguments.folder)
     ending = _ends_with_parent(folder, containers=arguments.containers)
-    with ending, _warm(arguments.warm, arguments.engine, arguments.lock):
+    with _warm(arguments.warm, arguments.engine, arguments.lock), ending:  # its thread would hinder forks
         done = execute(
             folder, arguments.output, arguments.champion, rehearsal=arguments.rehearsal, containers=arguments.containers
         )

@@ -7,10 +7,9 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +24,7 @@ from slipway.components.step import LOGS_VARIABLE
 from slipway.core.atomic import append_line, replace_file, sync_tree
 from slipway.core.errors import UserError
 from slipway.core.events import EVENTS_VARIABLE
+from slipway.core.forking import start_session
 from slipway.core.memory import MemoryKills
 from slipway.core.noise import is_noise
 from slipway.core.paths import REHEARSAL_VARIABLE
@@ -56,6 +56,11 @@ FAILED_OUTSIDE = "The pipeline failed outside its steps."
 READY = b"."
 # The setting with which a step needs less memory for the same result.
 LESS_MEMORY = {"prepare_data": "data.workers=1", "evaluate": "evaluate.batch_size=32"}
+
+
+Streams = tuple[int, int, int]  # the descriptors of stdin, stdout and stderr
+# Starts the process that executes a run, of which it receives the folder and the lock's descriptor; returns its id.
+StartProcess = Callable[[Path, int, Streams], int]
 
 
 class Interrupted(Exception):
@@ -130,27 +135,42 @@ def run(folder: RunFolder, config: RunConfig, record: RunRecord, watcher: Watche
     return record
 
 
-def start(folder: RunFolder, record: RunRecord) -> None:
+def start(folder: RunFolder, record: RunRecord, starter: StartProcess | None = None) -> None:
     """Execute the run in `folder`, which is held, in a process of its own, which outlives this one and its terminal.
 
     Its session is its own, too. From now on, it holds the run: `folder` may be released.
+
+    Args:
+        folder, record: The run.
+        starter: Starts the process; by default, `start_process`.
     """
     assert folder.lock is not None, "the run is held"
-    command = [sys.executable, "-m", __name__, str(folder.path), str(folder.lock)]
-    with (folder.logs / "pipeline.log").open("a") as log, _stop_signals_blocked():
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True, pass_fds=[folder.lock]
-        )
-    assert process.stdin is not None
-    record.status, record.error, record.process = "running", None, process.pid
-    with process.stdin:
-        lock.hand_over(folder.lock, process.pid)
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "wb") as stdin:
+        try:
+            with (folder.logs / "pipeline.log").open("a") as log:
+                pid = (starter or start_process)(folder.path, folder.lock, (reading, log.fileno(), log.fileno()))
+        finally:
+            os.close(reading)
+        record.status, record.error, record.process = "running", None, pid
+        lock.hand_over(folder.lock, pid)
         folder.write(record)
-        process.stdin.write(READY)
+        stdin.write(READY)
+
+
+def command_of(folder: Path, held: int) -> list[str]:
+    """Return the command that executes the run in `folder`; `held` is the descriptor of the run's lock."""
+    return [sys.executable, "-m", "slipway.pipelines.platforms.local.launch", str(folder), str(held)]
+
+
+def start_process(folder: Path, held: int, streams: Streams) -> int:
+    """Start the process that executes the run in `folder`; see `StartProcess`."""
+    with stop_signals_blocked():
+        return start_session(command_of(folder, held), os.environ, streams, [held]).pid
 
 
 @contextlib.contextmanager
-def _stop_signals_blocked() -> Iterator[None]:
+def stop_signals_blocked() -> Iterator[None]:
     """Let a process that is started in this context inherit blocked stop signals; `run` unblocks them.
 
     One that arrives while it imports its modules is handled then.
@@ -222,16 +242,10 @@ def _execute(
     }
     if record.rehearsal and config.train.program:
         environment[REHEARSAL_VARIABLE] = str(record.rehearsal)
+    reading, writing = os.pipe()  # at whose end the process ends
     with (folder.logs / "pipeline.log").open("a") as log:
-        process = subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            pass_fds=[folder.lock],
-        )
+        process = start_session(command, environment, (reading, log.fileno(), log.fileno()), [folder.lock])
+    os.close(reading)
     try:
         while process.poll() is None:
             if stop.requested:
@@ -242,6 +256,7 @@ def _execute(
             time.sleep(POLL_SECONDS)
     finally:
         session.stop(process, platform.stop_seconds)
+        os.close(writing)
         if record.runner == "docker":
             stop_containers(folder.run_id)
         follower.follow(last=True)

@@ -12,18 +12,17 @@ from pathlib import Path
 
 import psutil
 
+from slipway.core.forking import Forked
 from slipway.pipelines.runs.record import RunFolder
 
 TEMPORARY = "slipway-"
 RUN_LINK = ".run"
 
 
-def stop(process: subprocess.Popen[bytes], seconds: float) -> None:
+def stop(process: subprocess.Popen[bytes] | Forked, seconds: float) -> None:
     """Stop the executing process and its session; see `stop_members`."""
     stop_members(process.pid, seconds)
     process.wait()
-    if process.stdin:
-        process.stdin.close()
 
 
 def stop_members(leader: int, seconds: float) -> None:

@@ -63,7 +63,11 @@ class Warm:
             command = [sys.executable, "-m", __name__, str(theirs.fileno()), engine, *steps]
             environment = {**os.environ, "_KFP_RUNTIME": "true"}  # as in steps: kfp imports only what they need
             descriptors = [theirs.fileno(), *([] if lock is None else [lock])]
-            self._process = subprocess.Popen(dying_with_parent(command), pass_fds=descriptors, env=environment)
+            self._process: forking.Forked | subprocess.Popen[bytes]
+            if forking.can_run(command):
+                self._process = forking.Forked(command, environment, piped=False, own_group=False)
+            else:
+                self._process = subprocess.Popen(dying_with_parent(command), pass_fds=descriptors, env=environment)
         self._answers = self._channel.makefile()
 
     def run(self, command: Sequence[str]) -> int | None:
@@ -97,16 +101,16 @@ def main() -> None:
     parser.add_argument("engine")
     parser.add_argument("steps", nargs="+")
     arguments = parser.parse_args()
-    _import(STEPS)
+    import_all(STEPS)
     if "train" in arguments.steps:
         import_for_training(arguments.engine)
         forking.announce(TRAINER)
     else:
         import_before_tensorflow()
         import_tensorflow(keras=False)
-        _import(EVALUATION)
+        import_all(EVALUATION)
     server = os.getpid()
-    command = _serve(socket.socket(fileno=arguments.channel))
+    command = _serve(socket.socket(fileno=arguments.channel), EVALUATION if "evaluate" in arguments.steps else ())
     if command:
         source, *options = command
         program = Path(tempfile.mkdtemp(), "ephemeral_component.py")
@@ -121,11 +125,14 @@ def import_for_training(engine: str) -> None:
     with contextlib.suppress(ImportError):  # the step reports it
         import_tensorflow(engine)
     runpy.run_module(TRAINER, run_name=f"{TRAINER}.imported")
-    _import((*TRAINING, f"slipway.trainer.engines.{engine}.engine"))
+    import_all((*TRAINING, f"slipway.trainer.engines.{engine}.engine"))
 
 
-def _serve(channel: socket.socket) -> list[str]:
-    """Fork for each request and answer with the exit status; return the request in the fork, at the end nothing."""
+def _serve(channel: socket.socket, later: Sequence[str]) -> list[str]:
+    """Fork for each request and answer with the exit status; return the request in the fork, at the end nothing.
+
+    The modules `later` are imported beside the first step.
+    """
     with channel, channel.makefile("rw") as lines:
         for line in lines:
             pid = os.fork()
@@ -133,14 +140,15 @@ def _serve(channel: socket.socket) -> list[str]:
                 return list(json.loads(line))
             lines.write(STARTED)
             lines.flush()
-            _import(EVALUATION)  # beside the training
+            import_all(later)
             _, status = os.waitpid(pid, 0)
             lines.write(f"{os.waitstatus_to_exitcode(status)}\n")
             lines.flush()
     return []
 
 
-def _import(names: Sequence[str]) -> None:
+def import_all(names: Sequence[str]) -> None:
+    """Import modules, as far as they are installed."""
     with contextlib.suppress(ImportError):  # the step reports it
         for name in names:
             importlib.import_module(name)

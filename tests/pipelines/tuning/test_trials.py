@@ -52,7 +52,7 @@ class Machine:
         self.resumed.append(folder.run_id)
         yield starting.Ready(folder, None, folder.read())  # type: ignore[arg-type]
 
-    def start(self, folder: RunFolder, record: RunRecord) -> None:
+    def start(self, folder: RunFolder, record: RunRecord, _starter: object) -> None:
         self.started.append(folder.run_id)
         rate = record.steps[0].outputs["rate"]
         record.status, record.error = "succeeded", None

@@ -15,6 +15,7 @@ import pytest
 
 from slipway.core.exit_codes import FAILED
 from slipway.pipelines.config.config import RunConfig
+from slipway.pipelines.platforms.local import forkserver, launch
 from slipway.pipelines.platforms.local.warm import Warm, warm_steps
 from slipway.pipelines.platforms.table import platform_of
 from tests.end_to_end.workspace import wait_for
@@ -107,3 +108,19 @@ def locked(file: TextIO) -> bool:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
     return False
+
+
+def test_a_study_whose_server_is_killed_starts_processes(tmp_path: Path, monkeypatch):
+    started = []
+    monkeypatch.setattr(launch, "start_process", lambda *given: started.append(given) or 7)
+    (tmp_path / "lock").touch()
+    with (tmp_path / "lock").open() as file, forkserver.run_starter(configured(), platform_of("local")) as start:
+        (server,) = psutil.Process().children()
+        server.kill()
+        server.wait()
+        assert start(tmp_path, file.fileno(), (0, 1, 2)) == 7
+        assert started == [(tmp_path, file.fileno(), (0, 1, 2))]
+    monkeypatch.setenv("TPU_NODE_NAME", "local")
+    with forkserver.run_starter(configured(), platform_of("local")) as start:
+        assert start is None
+    assert not psutil.Process().children()
