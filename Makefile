@@ -71,11 +71,14 @@ test: $(STAMP) ## Run the tests but the long ones and those in a browser
 	$(BIN)/python -m pytest -m 'not long and not browser'
 
 .PHONY: test-long
-test-long: $(STAMP) ## Run the long tests (soak tests, the wheel), and the property tests with more examples
+test-long: $(STAMP) ## Run the long tests (soak tests, the wheel, notebooks), and the property tests with more examples
 	$(BIN)/python -m pytest -m 'long or hypothesis' --hypothesis-profile thorough
 
+# Of the engines and in containers, too, the long tests run with the others only.
+UNLESS_LONG := -m 'not long'
 .PHONY: test-all
-test-all: test test-long test-browser test-engines test-containers ## Run all tests
+test-all: UNLESS_LONG :=
+test-all: test test-long test-browser test-engines test-containers ## Run all tests, as before a release
 
 .PHONY: test-browser
 test-browser: $(STAMP) ## Test the pages in Chromium (skips without it; SLIPWAY_CHROMIUM=PATH)
@@ -83,8 +86,8 @@ test-browser: $(STAMP) ## Test the pages in Chromium (skips without it; SLIPWAY_
 
 .PHONY: test-engines
 test-engines: $(ENGINES_STAMP) ## Test the jax and pytorch engines, in a separate environment
-	SLIPWAY_TEST_ENGINE=jax $(ENGINES_BIN)/python -m pytest -n 2 tests/engines
-	SLIPWAY_TEST_ENGINE=pytorch $(ENGINES_BIN)/python -m pytest -n 2 tests/engines
+	SLIPWAY_TEST_ENGINE=jax $(ENGINES_BIN)/python -m pytest -n 2 $(UNLESS_LONG) tests/engines
+	SLIPWAY_TEST_ENGINE=pytorch $(ENGINES_BIN)/python -m pytest -n 2 $(UNLESS_LONG) tests/engines
 
 # PyTorch is installed with pip and without hashes, so that pip picks the build this machine is configured for, such as CPU-only.
 $(ENGINES_STAMP): $(LOCK) $(ENGINES_LOCK) pyproject.toml | $(STAMP)
@@ -122,7 +125,7 @@ chaos-disk: $(STAMP) ## Fail every disk operation in turn, damage checkpoints, a
 
 .PHONY: test-containers
 test-containers: $(STAMP) ## Build images and run the pipeline in containers (skips what this machine lacks)
-	$(BIN)/python -m pytest -n 0 -ra --timeout 2400 tests/containers
+	$(BIN)/python -m pytest -n 0 -ra --timeout 2400 $(UNLESS_LONG) tests/containers
 
 .PHONY: test-debian
 test-debian: ## Run the README's commands on a minimal Debian, as an ordinary user (SUITE, root, debootstrap)

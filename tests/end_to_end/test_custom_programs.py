@@ -77,6 +77,7 @@ def test_a_program_without_data_is_judged_by_the_metrics_that_it_wrote(workspace
     assert 'aria-label="rmse by step' in (project / "runs/latest/report.html").read_text()
 
 
+@pytest.mark.long
 def test_weights_that_a_power_cut_emptied_are_trained_again(workspace: Workspace, project: Path) -> None:
     (project / "cut.yaml").write_text(CONFIGURATION.replace("name: fit", "name: cut"))
     failed = workspace.slipway("run", "-c", "cut.yaml", "--hardware", "cpu")

@@ -75,6 +75,7 @@ def workspace(ready_google: FakeGoogle, tmp_path: Path, monkeypatch: pytest.Monk
     return workspace
 
 
+@pytest.mark.long
 def test_a_model_is_replaced_and_a_bad_one_withdrawn_while_a_client_sends_requests(
     finished: FinishedRun, workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

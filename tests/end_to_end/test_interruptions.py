@@ -77,7 +77,7 @@ def test_a_trainer_killed_in_mid_epoch_resumes_from_its_checkpoint(space, finish
     assert len(checksums) == 1, "a run that was killed ends with the weights of one that was not"
 
 
-@pytest.mark.parametrize("how", ["Ctrl-C", "closed terminal", "cancel"])
+@pytest.mark.parametrize("how", ["Ctrl-C", "closed terminal", pytest.param("cancel", marks=pytest.mark.long)])
 def test_a_stopped_run_leaves_no_processes_and_can_be_resumed(space, how):
     """`cancel` works while a replica and the command line are suspended, the latter as with Ctrl-Z."""
     (space.path / "program.py").write_text(WAITING)

@@ -18,9 +18,10 @@ def builder(image_shape, classes):
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("hardware", "processes", "devices"),
-    [("t4x2*3", 3, 2), pytest.param("tpu-v3-8", 1, 8, marks=pytest.mark.long)],
+    [("t4x2*3", 3, 2), ("tpu-v3-8", 1, 8)],
 )
 def test_a_cloud_layout_is_rehearsed_with_virtual_devices(workspace: Workspace, hardware, processes, devices):
     """A rehearsal proves the layout, with steps of every stage, and registers nothing."""

@@ -76,7 +76,7 @@ def test_the_listing_names_every_line_that_has_to_change(migrated: tuple[Workspa
     ("hardware", "replicas"),
     [
         pytest.param("cpu", ["chief of 1"], marks=pytest.mark.long),
-        ("cpu*2", ["chief of 2", "worker of 2"]),
+        pytest.param("cpu*2", ["chief of 2", "worker of 2"], marks=pytest.mark.long),
     ],
 )
 def test_it_runs_and_registers_its_model(migrated: tuple[Workspace, str], hardware: str, replicas: list[str]):

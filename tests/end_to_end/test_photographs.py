@@ -166,6 +166,7 @@ made.save_weights("MobileNetV3Small.weights.h5")
 """
 
 
+@pytest.mark.long
 def test_a_pretrained_backbone_is_fine_tuned_on_photographs(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     photographs.write(tmp_path / "my photos", 2 * COUNT, (200, 400))

@@ -117,6 +117,7 @@ def test_a_run_is_reproduced_bit_for_bit(finished: FinishedRun, workspace: Works
     assert {step["name"] for step in record["steps"] if step["status"] == "skipped"} == {"evaluate", "register_model"}
 
 
+@pytest.mark.long
 def test_a_repeated_run_trains_with_other_seeds_and_registers_only_the_first(
     finished: FinishedRun, tmp_path: Path
 ) -> None:
@@ -134,6 +135,7 @@ def test_a_repeated_run_trains_with_other_seeds_and_registers_only_the_first(
     assert found["metrics"]["loss"]["mean"] == pytest.approx(sum(losses) / 2)
 
 
+@pytest.mark.long
 def test_each_fold_is_a_run_that_registers_nothing(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     result = workspace.slipway("run", "--folds", "2", "--json", "--set", "train.epochs=2")

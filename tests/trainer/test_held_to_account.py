@@ -150,7 +150,9 @@ def of_keras(data: Path, case: Case, seed: int, validation: int) -> float:
     return float((outputs.argmax(1) == wanted).mean())
 
 
-@pytest.mark.parametrize("make", [diabetes, wine, shapes, digits])
+@pytest.mark.parametrize(
+    "make", [pytest.param(diabetes, marks=pytest.mark.long), pytest.param(wine, marks=pytest.mark.long), shapes, digits]
+)
 def test_it_reaches_what_a_plain_keras_script_reaches(make: Callable[[], Case], tmp_path: Path) -> None:
     case = make()
     validation = len(case.labels) // 4

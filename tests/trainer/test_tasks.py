@@ -24,6 +24,7 @@ def data(tensorflow: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_two_replicas_resume_and_export_the_best_mean_absolute_error(
     data: Path, tmp_path: Path, workers: Workers
 ) -> None:

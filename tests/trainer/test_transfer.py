@@ -24,6 +24,7 @@ def images(data_sets: DataSets, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return folder
 
 
+@pytest.mark.long
 def test_a_backbone_with_batch_normalization_ends_with_the_same_weights_when_a_replica_is_killed(
     images: Path, tmp_path: Path, workers: Any, make_job: Any
 ) -> None:

@@ -74,7 +74,10 @@ def test_growth_moves_few_examples_between_splits(
     assert unseen is None or unseen.mean() > 0.9
 
 
-@pytest.mark.parametrize("variant", ["reordered", "grown", "split anew"])
+@pytest.mark.parametrize(
+    "variant",
+    [pytest.param("reordered", marks=pytest.mark.long), pytest.param("grown", marks=pytest.mark.long), "split anew"],
+)
 def test_better_challengers_are_promoted_and_others_rejected_at_the_stated_rates(
     rows: list[str], prepared: Callable[..., Prepared], champion: Path, variant: str
 ) -> None:

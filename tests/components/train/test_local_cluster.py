@@ -234,6 +234,7 @@ def test_nothing_is_left_running_when_the_step_is_stopped(tmp_path, number, repl
     assert not alive
 
 
+@pytest.mark.long
 def test_the_report_of_a_rehearsals_last_step_ends_all_replicas(tmp_path, monkeypatch):
     code = """
         import time

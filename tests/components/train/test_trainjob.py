@@ -100,7 +100,7 @@ def train_here_and_with_a_killed_pod(step: Step, planned: list[WorkerPool]) -> N
     assert restart.step >= 40
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_trainjob_of_which_a_pod_is_killed_ends_with_the_weights_of_the_same_layout_here(step: Step) -> None:
     train_here_and_with_a_killed_pod(step, digits(step.volume))
     assert (step.output / "model" / "model.json").is_file()

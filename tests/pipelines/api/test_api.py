@@ -193,7 +193,7 @@ WAYS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [way if way == "run" else pytest.param(way, marks=pytest.mark.long) for way in WAYS])
 def test_an_interrupted_run_is_cancelled_at_once_and_leaves_nothing(
     kernel: Kernel, first: Cell, project: Path, way: str
 ) -> None:
@@ -210,6 +210,7 @@ def test_an_interrupted_run_is_cancelled_at_once_and_leaves_nothing(
         assert "to continue" in cell.text
 
 
+@pytest.mark.long
 def test_a_restarted_kernel_finds_its_run_and_waits_for_it(project: Path) -> None:
     with Kernel(project) as other:
         other.execute('import slipway; a = slipway.run(settings={"train.epochs": 40}, wait=False)', timeout=60)
