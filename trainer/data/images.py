@@ -32,6 +32,9 @@ _EXIF_MARKER = b"\xff\xe1"
 _LENGTH_BYTES = 2
 _ENTRY_BYTES = 12
 _MARKER = 0xFF
+# Whether rows and columns are in reverse order, by EXIF orientation (0 is none), after those from 5 on were transposed.
+_MIRRORED = [[False, False], *2 * [[False, False], [False, True], [True, True], [True, False]]]
+_TRANSPOSED = 5
 # Second bytes of JPEG markers: of those that start a lossy frame (TensorFlow refuses lossless ones), and of those that
 # may precede it: tables, restart interval, comment and application data.
 _LOSSY_FRAMES = b"\xc0\xc1\xc2"
@@ -162,30 +165,31 @@ def _exif_orientation(exif: tf.Tensor) -> tf.Tensor:
     """Return the orientation in EXIF data, int32 [bytes]: that of the first entry with its tag and type, else 1."""
     size = tf.shape(exif)[0]
     padded = tf.pad(exif, [[0, 2 * _ENTRY_BYTES]])
-    is_little = tf.reduce_all(padded[:2] == list(b"II"))
-    is_known = tf.logical_or(is_little, tf.reduce_all(padded[:2] == list(b"MM")))
+    head = tf.reshape(padded[: 2 * 4], [4, 2])
+    is_little, is_big = tf.unstack(tf.reduce_all(head[0] == [list(b"II"), list(b"MM")], axis=1))
+    weights = tf.where(is_little, [1, 256], [256, 1])
 
-    def number(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
-        return tf.where(is_little, second * 256 + first, first * 256 + second)
+    def numbers(pairs: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_sum(pairs * weights, axis=-1)
 
-    halves = [number(padded[4], padded[5]), number(padded[6], padded[7])]
-    lower, upper = tf.unstack(tf.where(is_little, halves, halves[::-1]))
+    first, second = tf.unstack(numbers(head[2:]))
+    lower, upper = tf.where(is_little, first, second), tf.where(is_little, second, first)
     # An offset of 64 KiB or more is outside of the segment.
-    start = tf.where(tf.logical_and(is_known, upper == 0), tf.minimum(lower, size), size)
+    is_known = tf.logical_and(tf.logical_or(is_little, is_big), upper == 0)
+    start = tf.where(is_known, tf.minimum(lower, size), size) + 2
     # The last entry may lack two unused bytes.
-    count = tf.minimum(number(padded[start], padded[start + 1]), (size - start) // _ENTRY_BYTES)
-    entries = tf.reshape(padded[start + 2 : start + 2 + count * _ENTRY_BYTES], [-1, _ENTRY_BYTES])
-    tags, kinds, values = (number(entries[:, at], entries[:, at + 1]) for at in (0, 2, 8))
+    count = tf.minimum(numbers(padded[start - 2 : start]), (size + 2 - start) // _ENTRY_BYTES)
+    entries = tf.reshape(padded[start : start + count * _ENTRY_BYTES], [-1, _ENTRY_BYTES // 2, 2])
+    tags, kinds, _, _, values, _ = tf.unstack(numbers(entries), axis=1)
     found = tf.boolean_mask(values, tf.logical_and(tags == EXIF_ORIENTATION, kinds == EXIF_SHORT))
-    first = tf.concat([found, [1]], axis=0)[0]
-    return tf.where(tf.logical_and(first >= 1, first <= 8), first, 1)
+    value = tf.concat([found, [1]], axis=0)[0]
+    return tf.where(tf.logical_and(value >= 1, value < len(_MIRRORED)), value, 1)
 
 
 def _turned(pixels: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
     """Return pixels [height, width, channels] upright that are stored with an EXIF orientation."""
-    pixels = tf.cond(orientation >= 5, lambda: tf.transpose(pixels, [1, 0, 2]), lambda: pixels)
-    mirrored = [tf.reduce_any(orientation == each) for each in ([3, 4, 7, 8], [2, 3, 6, 7])]
-    return tf.reverse(pixels, tf.boolean_mask([0, 1], mirrored))
+    pixels = tf.transpose(pixels, tf.where(orientation >= _TRANSPOSED, [1, 0, 2], [0, 1, 2]))
+    return tf.reverse(pixels, tf.boolean_mask([0, 1], tf.gather(_MIRRORED, orientation)))
 
 
 def _resize(pixels: tf.Tensor, height: int, width: int, mode: ResizeMode) -> tf.Tensor:
