@@ -112,6 +112,23 @@ def test_sharded_variables_train_as_whole_ones_would(bench: Bench, tmp_path: Pat
 
 
 @pytest.mark.engine("jax")
+def test_sharded_variables_resume_on_another_number_of_devices(bench: Bench, tmp_path: Path, workers: Any) -> None:
+    settings = {"steps": 300, "steps_per_epoch": 75, "precision": "float32", "builder": TWO, **SAVING}
+    config = bench.job(**settings, sharding="fsdp")
+    stopped = workers.start(config, tmp_path / "resumed", **BUILDERS, SLIPWAY_VIRTUAL_DEVICES="2")
+    stopped.wait_for_checkpoint(150)
+    stopped.process.kill()
+    stopped.wait()
+    for folder, devices in (("resumed", "4"), ("undisturbed", "4"), ("one", "1")):
+        end = workers.start(config, tmp_path / folder, **BUILDERS, SLIPWAY_VIRTUAL_DEVICES=devices).wait()
+        assert end.status == 0, end.errors
+        assert f"{devices} x CPU on this host" in end.output or devices == "1"
+        assert ("resuming from the checkpoint" in end.output) == (folder == "resumed")
+    np.testing.assert_allclose(losses(tmp_path / "resumed"), losses(tmp_path / "undisturbed"), rtol=1e-3)
+    np.testing.assert_allclose(losses(tmp_path / "resumed"), losses(tmp_path / "one"), rtol=1e-3)
+
+
+@pytest.mark.engine("jax")
 def test_virtual_devices_train_as_one_would(bench: Bench, tmp_path: Path, workers: Any) -> None:
     config = bench.job(steps=100, steps_per_epoch=10, augment={})  # a log point each step
     four = workers.start(config, tmp_path, SLIPWAY_VIRTUAL_DEVICES="4")
