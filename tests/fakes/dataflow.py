@@ -231,6 +231,9 @@ class FakeDataflow:
             except JobFailed as error:
                 job["currentState"] = "JOB_STATE_FAILED"
                 self.say(job, str(error), "JOB_MESSAGE_ERROR")
+            except BaseException:  # of the test's own
+                job["currentState"] = "JOB_STATE_FAILED"
+                raise
 
     def _now(self) -> str:
         moment = START + timedelta(seconds=next(self._seconds))
