@@ -1,9 +1,10 @@
-"""The functions of the Python API: `run`, `rehearse`, `check`, `runs` and `model`."""
+"""The functions of the Python API: `run`, `cross_validate`, `rehearse`, `check`, `runs` and `model`."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -20,6 +21,7 @@ from slipway.pipelines.runs import record as records
 if TYPE_CHECKING:
     from slipway.pipelines.api.models import Model
     from slipway.pipelines.checks import Finding
+    from slipway.pipelines.comparison.repeats import OverRuns
     from slipway.pipelines.config.config import RunConfig
 
 # A run configuration's path; None is the project's slipway.yaml.
@@ -73,6 +75,58 @@ def run(
     else:
         started = _start_here(loaded, target, runner=runner)
     return _ended(started, require_promotion=require_promotion) if wait else started
+
+
+@dataclass(frozen=True)
+class CrossValidation:
+    """The runs of a cross-validation, one for each fold, and their metrics by name.
+
+    A metric has its `mean`, the 95% confidence interval of the mean from `low` to `high` (Student's t), `lowest` and
+    `highest`.
+    """
+
+    runs: tuple[Run, ...]
+    metrics: dict[str, OverRuns]
+
+    def __repr__(self) -> str:
+        from slipway.pipelines.comparison.repeats import as_text
+
+        return as_text(self.metrics, f"{len(self.runs)} folds")
+
+
+@public
+def cross_validate(
+    configuration: Configuration = None,
+    settings: Settings | None = None,
+    *,
+    folds: int = 5,
+    model: Code | None = None,
+    program: Code | None = None,
+    hardware: str | None = None,
+    runner: Literal["process", "docker"] = "process",
+) -> CrossValidation:
+    """Prepare, train and evaluate once for each fold on this machine, as `slipway run --folds`; register nothing.
+
+    Args:
+        configuration: The run configuration; default: slipway.yaml.
+        settings: Settings to override by dotted name.
+        folds: Number of test splits, at least 2. Each example is in one of them.
+        model: The function that builds the network; see `run`.
+        program: The function to run in every replica; see `run`.
+        hardware: The training hardware.
+        runner: What runs the steps: process, or docker (containers).
+
+    Raises:
+        UserError: The configuration or a setting is not valid, a check failed, or the source has a test split.
+        RunFailed: The run of a fold failed.
+    """
+    from slipway.pipelines.comparison.repeats import over_runs
+
+    path, changes = _sources(configuration, settings, model, program)
+    configurations = starting.folds(path, changes, hardware, folds)
+    _show_warnings(starting.check(configurations[0], DEFAULT, runner=runner))
+    ended = tuple(_ended(_start_here(each, DEFAULT, runner=runner, last="evaluate")) for each in configurations)
+    return CrossValidation(ended, over_runs([each.metrics for each in ended]))
 
 
 @public
@@ -273,9 +327,14 @@ def _show_warnings(findings: Sequence[Finding]) -> None:
 
 
 def _start_here(
-    loaded: RunConfig, target: str, *, runner: Literal["process", "docker"] = "process", rehearsal: int = 0
+    loaded: RunConfig,
+    target: str,
+    *,
+    runner: Literal["process", "docker"] = "process",
+    rehearsal: int = 0,
+    last: str | None = None,
 ) -> Run:
-    with starting.new(loaded, target, show_line, runner=runner, rehearsal=rehearsal) as ready:
+    with starting.new(loaded, target, show_line, runner=runner, rehearsal=rehearsal, last=last) as ready:
         start(ready)
         return Run(ready.folder)
 

@@ -70,6 +70,19 @@ def rehearsed(path: Path, overrides: Iterable[str], hardware: str | None, steps:
     return load(path, [*overrides, *few], hardware)
 
 
+def folds(path: Path, overrides: Iterable[str], hardware: str | None, count: int) -> list[RunConfig]:
+    """Return the configuration in `path` for each fold of a cross-validation; their runs end after the evaluation.
+
+    Raises:
+        UserError: There are fewer than two folds.
+    """
+    from slipway.pipelines.config.config import load
+
+    changes = [*overrides, "evaluate.champion=none"]
+    of_fold = (f"data.fold={{of: {count}, number: {number}}}" for number in range(max(1, count)))
+    return [load(path, [*changes, fold], hardware) for fold in of_fold]
+
+
 @contextlib.contextmanager
 def new(
     configuration: RunConfig,

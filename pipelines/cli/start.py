@@ -140,9 +140,7 @@ def run(
         if elsewhere := remote(target):
             outcome.of_remote(elsewhere.start(configuration, outcome.say), wait=not no_wait)
         elif folds > 1:
-            changes = [*(overrides or ()), "evaluate.champion=none"]
-            of_fold = (f"data.fold={{of: {folds}, number: {number}}}" for number in range(folds))
-            folded = [configured(file, config, [*changes, fold], hardware) for fold in of_fold]
+            folded = starting.folds(configuration_path(file, config), overrides or (), hardware, folds)
             _cross_validate(folded, target, outcome, runner)
         else:
             if repeat > 1:
@@ -191,16 +189,13 @@ def _cross_validate(folds: Sequence[RunConfig], target: str, outcome: Outcome, r
 
 def _show_all(records: Sequence[RunRecord], of: str, outcome: Outcome, *, as_json: bool) -> None:
     """Show the metrics over several runs: `of` says what differs between them."""
-    from slipway.pipelines.comparison.repeats import over_runs
+    from slipway.pipelines.comparison.repeats import as_text, over_runs
 
     found = over_runs([record.metrics for record in records])
     if as_json:
         values = {name: asdict(each) for name, each in found.items()}
         print_json({"runs": [each.run_id for each in records], "metrics": values})
-    outcome.say(f"\nmetrics over {of}: mean, 95% confidence interval of the mean, lowest and highest")
-    for name, each in found.items():
-        interval = f"{each.low:.4f} – {each.high:.4f}"
-        outcome.say(f"  {name:<28} {each.mean:.4f}  {interval}  {each.lowest:.4f} … {each.highest:.4f}")
+    outcome.say("\n" + as_text(found, of))
 
 
 def _check_part(*, given: Path | None, source: str | None, has_step: bool, resume: str | None, target: str) -> None:

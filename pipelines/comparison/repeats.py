@@ -33,3 +33,12 @@ def over_runs(metrics: Sequence[Mapping[str, float]]) -> dict[str, OverRuns]:
         half = float(stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2)) * statistics.stdev(values) / math.sqrt(len(values))
         found[name] = OverRuns(mean, mean - half, mean + half, min(values), max(values))
     return found
+
+
+def as_text(found: Mapping[str, OverRuns], of: str) -> str:
+    """Return a line for each metric below a heading; `of` says what differs between the runs."""
+    lines = [f"metrics over {of}: mean, 95% confidence interval of the mean, lowest and highest"]
+    for name, each in found.items():
+        interval = f"{each.low:.4f} – {each.high:.4f}"
+        lines.append(f"  {name:<28} {each.mean:.4f}  {interval}  {each.lowest:.4f} … {each.highest:.4f}")
+    return "\n".join(lines)
