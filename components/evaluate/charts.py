@@ -91,7 +91,7 @@ def _learning_curve(history: History, metric: str) -> str | None:
     every = np.concatenate([values, validations])
     if not len(every):
         return None
-    logarithmic = metric == "loss" and every.min() > 0 and math.log10(every.max() / every.min()) > 1.7
+    logarithmic = metric == "loss" and bool(every.min() > 0) and math.log10(every.max() / every.min()) > 1.7
     panel = Panel(
         Axis.around(steps, validated, margin=0.02, label="step", whole=True),
         Axis.around(every, logarithmic=logarithmic),

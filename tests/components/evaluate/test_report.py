@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from slipway.components.evaluate.charts import POINTS, read_history
+from slipway.components.evaluate.charts import POINTS, History, learning_curves, read_history
 from slipway.components.evaluate.evaluate import Evaluation, evaluate
 from slipway.components.evaluate.measures.significance import proportion_interval
 from slipway.components.evaluate.report import _data_uri, render
@@ -182,6 +182,13 @@ def test_the_most_confidently_wrong_images_are_shown_as_they_are(html: str, eval
         assert f'src="data:image/png;base64,{base64.b64encode(example.image).decode()}"' in html
         assert example.key in html
         assert f"predicted: {example.predicted} true: {example.true} " in text
+
+
+@pytest.mark.parametrize(("losses", "is_log"), [([2.0, 0.01], True), ([2.0, 0.0], False), ([-1.0, -2.0], False)])
+def test_a_loss_of_zero_or_less_is_plotted_on_a_linear_scale(losses: list[float], is_log: bool) -> None:
+    records = [{"kind": "train", "step": step, "loss": loss} for step, loss in enumerate(losses, 1)]
+    (curve,) = learning_curves(History(records), {})
+    assert ("log scale" in curve) is is_log
 
 
 def test_the_charts_take_the_pages_colors(html: str) -> None:
