@@ -24,8 +24,9 @@ PRETRAINED = [
     ("arguments", f"{{backbone: {BACKBONE}}}", "or another network of keras.applications"),
     ("weights", f"{{file: {WEIGHTS}}}", f"from python -m slipway.trainer.models.pretrained {BACKBONE}"),
 ]
-# Photographs are trained on for fewer epochs than the small images of the template.
-FROM_SCRATCH = ["  epochs: 20  # at most"]
+# Training ends after so many epochs without a lower validation loss, and not before so many batches: of few images, an
+# epoch has few, and the validation loss means nothing until the averages of BatchNormalization have settled.
+PATIENCE, PATIENT_BATCHES = 5, 30
 FINE_TUNING = [
     "  stages:  # at most this long",
     "    - {epochs: 5, trainable: [head]}",
@@ -104,6 +105,7 @@ def configuration(name: str, source: str, scan: Scan, *, is_pretrained: bool) ->
     if scan.alike and not scan.splits and scan.fewest_groups >= MIN_GROUPS:
         about = f"the {sum(map(len, scan.alike)):,} images that look the same as another one, in one split with it"
         data.append(("near_duplicates", "group", about))
+    patience = PATIENCE if is_pretrained else max(PATIENCE, PATIENT_BATCHES // max(1, scan.images // BATCH))
     settings = [
         "# yaml-language-server: $schema=schema.json",
         f"name: {name}",
@@ -112,12 +114,12 @@ def configuration(name: str, source: str, scan: Scan, *, is_pretrained: bool) ->
         "model:",
         *aligned(PRETRAINED if is_pretrained else OWN),
         "train:",
-        *(FINE_TUNING if is_pretrained else FROM_SCRATCH),
+        *(FINE_TUNING if is_pretrained else [f"  epochs: {4 * patience}  # at most"]),
         *aligned(
             [
                 ("batch_size", str(BATCH), ""),
                 ("learning_rate", "0.001", ""),
-                ("early_stop", "{patience: 5}", "ends when the validation loss has not improved in 5 epochs"),
+                ("early_stop", f"{{patience: {patience}}}", "epochs without a lower validation loss"),
                 ("export", "best", "the weights with the lowest validation loss"),
                 ("augment", "{flip: true}", "remove it if left and right matter"),
                 *([("class_weights", "balanced", imbalance(scan.labels))] if imbalance(scan.labels) else []),
