@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import re
@@ -10,6 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,10 @@ from PIL import Image
 from slipway.core import manifest
 from tests import photographs
 from tests.end_to_end.workspace import Workspace
-from tests.photographs import CLASSES, KINDS, ORIENTATIONS, jpeg, saved, scene, stored
+from tests.photographs import CLASSES, KINDS, ORIENTATIONS, has_heic, heic, jpeg, saved, scene, stored
 from tests.serving.client import free_port
 
-COUNT, DAMAGED = 3 * (len(KINDS) + 8), 5
+COUNT, DAMAGED = 3 * (len(KINDS) + 24), 5
 PROJECT = "my project"
 
 pytestmark = pytest.mark.slow
@@ -120,19 +122,48 @@ def test_every_format_is_predicted_on_and_served_alike(project: Workspace, tmp_p
         (tmp_path / name).write_bytes(data)
     found = probabilities(project, tmp_path)
     assert found.keys() == files.keys()
-    port = free_port()
-    server = project.start("serve", "my-project", "--port", str(port))
-    try:
-        ask(port, "/health")
+    with server(project) as port:
         for name, data in files.items():
-            served = ask(port, "/predict", data)["predictions"][0]["probabilities"]
-            assert served == pytest.approx(found[name], abs=1e-4), name
+            assert served(port, data) == pytest.approx(found[name], abs=1e-4), name
         with pytest.raises(urllib.error.HTTPError) as refused:
             ask(port, "/predict", b"<html>not found</html>")
         assert b"The image cannot be decoded: it is not an image of a supported format." in refused.value.read()
+
+
+@pytest.mark.skipif(not has_heic(), reason="pillow-heif, which decodes HEIC, is not installed or cannot write it")
+def test_a_turned_heic_photograph_is_predicted_and_served_as_the_upright_one(
+    project: Workspace, tmp_path: Path
+) -> None:
+    image = scene(360, 480, 2, seed=3)
+    files = {f"{orientation}.heic": heic(image, orientation) for orientation in ORIENTATIONS}
+    files["upside down.heic"] = heic(stored(image, 3), 1)
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    found = probabilities(project, tmp_path)
+    off = {name: np.abs(np.subtract(each, found["1.heic"])).max() for name, each in found.items()}
+    assert off.pop("upside down.heic") > 5 * max(off.values())  # the network tells them apart
+    with server(project) as port:
+        for name, data in files.items():
+            assert served(port, data) == pytest.approx(found[name], abs=1e-4), name
+
+
+@contextlib.contextmanager
+def server(project: Workspace) -> Iterator[int]:
+    """Serve the champion; yields the port."""
+    port = free_port()
+    process = project.start("serve", "my-project", "--port", str(port))
+    try:
+        ask(port, "/health")
+        yield port
     finally:
-        server.terminate()
-        server.communicate(timeout=60)
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+def served(port: int, image: bytes) -> list[float]:
+    """Return the probabilities that the server answers."""
+    found: list[float] = ask(port, "/predict", image)["predictions"][0]["probabilities"]
+    return found
 
 
 def ask(port: int, path: str, body: bytes | None = None) -> Any:
