@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from slipway.components.prepare_data.examples import readable
+from slipway.components.prepare_data.settings import SplitFractions
 from slipway.components.prepare_data.validation.tally import usual_side
 from slipway.pipelines.cli.scanned import aligned, balance, counted, imbalance, lines, quoted
 
@@ -105,7 +106,8 @@ def configuration(name: str, source: str, scan: Scan, *, is_pretrained: bool) ->
     if scan.alike and not scan.splits and scan.fewest_groups >= MIN_GROUPS:
         about = f"the {sum(map(len, scan.alike)):,} images that look the same as another one, in one split with it"
         data.append(("near_duplicates", "group", about))
-    patience = PATIENCE if is_pretrained else max(PATIENCE, PATIENT_BATCHES // max(1, scan.images // BATCH))
+    batches = max(1, int(scan.images * SplitFractions().train) // BATCH)
+    patience = PATIENCE if is_pretrained else max(PATIENCE, PATIENT_BATCHES // batches)
     settings = [
         "# yaml-language-server: $schema=schema.json",
         f"name: {name}",
