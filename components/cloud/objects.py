@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import io
 import os
 import threading
 from collections.abc import Iterator
@@ -43,6 +44,14 @@ def read(uri: str, start: int = 0, size: int | None = None) -> bytes:
     with _errors_of(uri):
         data: bytes = _blob(uri).download_as_bytes(start=start or None, end=end, raw_download=True)
     return data
+
+
+def open_object(uri: str, size: int) -> io.BufferedReader:
+    """Open an object for reading; at least `size` bytes are requested at once. See `read` for errors."""
+    with _errors_of(uri):
+        blob = _blob(uri)
+        blob.reload()
+    return io.BufferedReader(blob.open("rb", chunk_size=size, raw_download=True))
 
 
 def download(uri: str, target: Path) -> None:

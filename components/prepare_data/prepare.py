@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import logging
@@ -20,6 +21,7 @@ from slipway.components.prepare_data.sources.source import Misjudged, Part, Sour
 from slipway.components.prepare_data.validation.skipped import too_many
 from slipway.components.prepare_data.workers import Tick, Workers, worker_count
 from slipway.components.prepare_data.writing.beam import beam_for, needs_bucket
+from slipway.components.prepare_data.writing.by_beam import BeamLister
 from slipway.components.prepare_data.writing.set_writer import SetWriter
 from slipway.core import events
 from slipway.core.errors import UserError
@@ -67,10 +69,10 @@ def prepare(
             store.remove_leftovers()
             return prepared
     events.phase(f"listing {settings.source}")
-    beam_for(settings, 0)  # if Beam writes data sets of any size, report its errors before listing
-    with store_errors_named(store, 0), store.work_folder() as scratch:
+    beam = beam_for(settings, sum(path.stat().st_size for path in source.files))
+    with store_errors_named(store, 0), store.work_folder() as scratch, contextlib.ExitStack() as folders:
         started = time.monotonic()
-        listing = list_source(source, settings, scratch)
+        listing = list_source(source, settings, scratch, BeamLister(beam, store, folders) if beam else None)
         logger.info("Listed %s examples in %.1f s.", f"{listing.examples():,}", time.monotonic() - started)
         unlisted = unlisted_problems(listing, settings, source.item)
         if not source.has_image:  # nothing else can be refused
@@ -91,7 +93,7 @@ def prepare(
             store.listings.remember_summary(listing_name(source, settings), summary)
             store.remove_leftovers()
             return prepared
-        beam = beam_for(settings, target.plan.source_bytes)
+        beam = beam or beam_for(settings, target.plan.source_bytes)
         beside = beam is not None and needs_bucket(beam)
         with store_errors_named(store, target.plan.bytes), store.work_folder(target.listing, beside=beside) as work:
             # Another run may have finished it while this one waited for the lock.
@@ -203,21 +205,28 @@ def listing_name(source: Source, settings: DataSettings) -> str | None:
     ]
 
 
-def list_source(source: Source, settings: DataSettings, folder: Path) -> Listing:
-    """List all parts of the source into files in `folder`; again, if the kinds of features were misjudged."""
+def list_source(source: Source, settings: DataSettings, folder: Path, by_beam: BeamLister | None = None) -> Listing:
+    """List all parts of the source into files in `folder`; again, if the kinds of features were misjudged.
+
+    By Beam's workers, if there are several parts that are read to be listed.
+    """
     try:
-        return _list_parts(source, settings, folder)
+        return _list_parts(source, settings, folder, by_beam)
     except Misjudged as found:
         logger.info("%s All rows are read to find the kinds of the columns.", found.message)
         for path in folder.iterdir():
             path.unlink()
         source.infer_again()
-        return _list_parts(source, settings, folder)
+        return _list_parts(source, settings, folder, by_beam)
 
 
-def _list_parts(source: Source, settings: DataSettings, folder: Path) -> Listing:
+def _list_parts(source: Source, settings: DataSettings, folder: Path, by_beam: BeamLister | None) -> Listing:
+    parts = source.parts()
+    if by_beam and source.files and len(parts) > 1:
+        found, spool = by_beam.list_parts(source, parts, settings, folder)
+        return Listing(source, found, folder / "listing", settings.seed, spool)
     work = functools.partial(_list, source, settings.seed, bundle_reader(settings))
-    tasks = [(part, folder / f"part-{number:06d}") for number, part in enumerate(source.parts())]
+    tasks = [(part, folder / f"part-{number:06d}") for number, part in enumerate(parts)]
     with Workers(work, worker_count(settings.workers)) as workers:
         listed = dict(workers.run(tasks))
     return Listing(source, [listed[number] for number in range(len(tasks))], folder / "listing", settings.seed)

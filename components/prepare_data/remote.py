@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from typing import BinaryIO
 
 from slipway.components.cloud import objects
 from slipway.components.prepare_data.examples import Example, Unusable
@@ -47,6 +48,11 @@ def read_range(path: Path, start: int, size: int) -> bytes:
     with path.open("rb") as file:
         file.seek(start)
         return file.read(size)
+
+
+def open_file(path: Path, size: int) -> BinaryIO:
+    """Open a local or remote file for reading; at least `size` bytes of a remote one are requested at once."""
+    return objects.open_object(uri(path), size) if is_remote(path) else path.open("rb")
 
 
 def fetch(path: Path, target: Path) -> None:

@@ -88,7 +88,7 @@ class ModuleSettings(Settings):
 
 
 class BeamSettings(Settings):
-    """Writing shards with Apache Beam instead of local processes."""
+    """Listing and writing with Apache Beam instead of local processes."""
 
     runner: str = Field(
         default="DataflowRunner",
@@ -109,7 +109,7 @@ class BeamSettings(Settings):
         "Storage. paths: the workers see them at the same paths as the step, on a shared volume (a PVC, NFS).",
     )
     from_gigabytes: NonNegativeFloat = Field(
-        default=100.0, description="Smallest source from which Beam writes the data set, in gigabytes; 0: any source."
+        default=100.0, description="Smallest source from which Beam prepares the data set, in gigabytes; 0: any source."
     )
 
     @property
@@ -219,7 +219,7 @@ class DataSettings(Settings):
     tfds: TfdsSettings = Field(default=TfdsSettings(), description="Options of the source `tfds:`.")
     module: ModuleSettings = Field(default=ModuleSettings(), description="Options of the source `MODULE:FUNCTION`.")
     beam: BeamSettings | None = Field(
-        default=None, description="Write large data sets with Apache Beam; null: local processes write all."
+        default=None, description="Prepare large data sets with Apache Beam; null: local processes prepare all."
     )
     split: SplitFractions = Field(default=SplitFractions(), description="Fractions of the splits.")
     fold: FoldSettings | None = Field(

@@ -132,13 +132,13 @@ class Service(NamedTuple):
                     found[int(process.name)] = int(values[-1]) & 0x7F
         return found
 
-    def inside_a_shard(self) -> list[int]:
-        """Return the workers that have the file of a shard open."""
+    def with_open(self, name: str) -> list[int]:
+        """Return the workers that have a file open whose path contains `name`."""
         found = []
         for worker in self.workers():
             with contextlib.suppress(OSError):  # it has ended
                 files = Path(f"/proc/{worker}/fd").iterdir()
-                found += [worker] * any(".tfrecord-" in str(file.readlink()) for file in files)
+                found += [worker] * any(name in str(file.readlink()) for file in files)
         return found
 
 

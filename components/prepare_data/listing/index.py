@@ -64,6 +64,16 @@ class PartList:
     shape: str = ""
     rows: FoundRows | None = None
 
+    def move(self, folder: Path, copy: Callable[[Path, Path], object]) -> None:
+        """Copy the files to another folder by `copy`, which receives the path that each had and its new one."""
+        paths = [self.path] if self.rows is None else self.rows.file.paths
+        moved = [folder / path.name for path in paths]
+        for pair in zip(paths, moved, strict=True):
+            copy(*pair)
+        self.path = folder / self.path.name
+        if self.rows is not None:
+            self.rows.file.paths = moved
+
 
 def list_part(source: Source, part: Part, seed: int, path: Path, bundle_of: BundleOf | None = None) -> PartList:
     """List one part into the file `path`; the digests do not depend on the order of the entries.
@@ -172,12 +182,14 @@ class Listing:
         path: The database with the rows of all parts.
         rows: The rows of a table, which are not in the database.
         groups: Each group's amount.
+        spool: The folder with the files that the source spooled for its readers; by default, that of `path`.
         ignored: Files and examples that were ignored.
         digest, shape, labels: See `Summary`.
     """
 
-    def __init__(self, source: Source, parts: list[PartList], path: Path, seed: int) -> None:
+    def __init__(self, source: Source, parts: list[PartList], path: Path, seed: int, spool: Path | None = None) -> None:
         self.path = path
+        self.spool = spool or path.parent
         self.ignored = Ignored()
         names = source.groups({group: None for part in parts for group in part.examples})
         examples: Counter[Group] = Counter()

@@ -31,6 +31,7 @@ from slipway.components.prepare_data.examples import (
     source_error,
     stored_name,
 )
+from slipway.components.prepare_data.remote import open_file
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sorting import DIGEST_BYTES, ExampleKeys
 from slipway.components.prepare_data.sources.csv_batches import infer_kinds
@@ -56,6 +57,8 @@ COLUMNS = (
 )
 # Rows of a table are listed in parts of this size in memory, or in this number of parts if they are larger.
 PART_BYTES, MAX_PARTS = 32 << 20, 256
+# Bytes that are read by one request, if a file is in a bucket. A Parquet file is read in pieces of different columns.
+READ_BYTES = {".csv": 4 << 20, ".parquet": 1 << 20}
 # A column whose name is this similar to one of ours is more likely a typo than a feature.
 SLIP = 0.8
 # The first bytes of tables that are not CSV.
@@ -86,6 +89,7 @@ class ManifestSource(Source):
     def __init__(self, argument: str, settings: DataSettings, group_column: str | None, task: TaskName) -> None:
         self.task = task
         self.reference = settings.source
+        self._ending = f".{self.reference.partition(':')[0]}"
         self.path = local_path(argument).expanduser().absolute()
         self.name = valid_name(self.path.stem)
         self._group_column = group_column
@@ -146,8 +150,7 @@ class ManifestSource(Source):
 
     def _open(self, file: IO[bytes]) -> TableFile:
         """Return the table in the file."""
-        ending = f".{self.reference.partition(':')[0]}"
-        if ending == ".csv":
+        if self._ending == ".csv":
             start = file.read(4)
             for first, other in OTHER_FORMATS.items():
                 if start.startswith(first):
@@ -156,7 +159,7 @@ class ManifestSource(Source):
                         fix = f"--set data.source=parquet:{self.reference.partition(':')[2]}"
                     raise self._mistake(f"{self.path} is {other}, not CSV.", fix=fix)
             file.seek(0)
-        return open_table(file, self.path, ending, self._mistake)
+        return open_table(file, self.path, self._ending, self._mistake)
 
     def _find_kinds(self, header: Header, table: TableFile, judged: set[str] | None) -> dict[str, Kind]:
         """Return the kinds of the additional columns: described, else inferred for inputs, else text."""
@@ -199,6 +202,10 @@ class ManifestSource(Source):
             return [*table.divided(size // row_size + 1)]
 
     @property
+    def files(self) -> list[Path]:
+        return [self.path]
+
+    @property
     def spooled(self) -> Sequence[str]:
         return spooled_names(len(self._sections)) if self._layout.kinds else ()
 
@@ -208,7 +215,7 @@ class ManifestSource(Source):
         return (found for _, _, found in self._listed(part, ignored, scratch))
 
     def _listed(self, part: TablePart, ignored: Ignored, scratch: Path) -> Iterator[tuple[Header, Batch, ListedRows]]:
-        with self.path.open("rb") as file:
+        with open_file(self.path, READ_BYTES[self._ending]) as file:
             table = self._open(file)
             header = self._header(table.names)
             usable = functools.partial(self._usable, header, ignored)

@@ -197,6 +197,11 @@ class Source(ABC):
     has_ids: bool = False
 
     @property
+    def files(self) -> Sequence[Path]:
+        """The files that are read to be listed; none if names and sizes suffice."""
+        return ()
+
+    @property
     def spooled(self) -> Sequence[str]:
         """The files that listing leaves in its folder for the readers."""
         return ()

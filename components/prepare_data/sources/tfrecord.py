@@ -26,7 +26,7 @@ from slipway.components.prepare_data.examples import (
     readable,
     source_error,
 )
-from slipway.components.prepare_data.remote import ReadAhead, is_remote, read_range
+from slipway.components.prepare_data.remote import ReadAhead, is_remote, open_file, read_range
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sorting import DIGEST_BYTES, ExampleKeys
 from slipway.components.prepare_data.sources.images import valid_name
@@ -45,6 +45,7 @@ GZIP_START = b"\x1f\x8b"
 # A record's key, its features by name, and of its entry the label, split, size, position and group; and its message.
 Listed = tuple[bytes, dict[bytes, bytes], tuple[str, str | None, int, int, bytes], bytes]
 ROWS_LISTED = 4096  # at once
+READ_BYTES = 8 << 20  # by one request, if a file is in a bucket
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,10 @@ class TfrecordSource(Source):
                         f"{file.path} is compressed as a whole; its records cannot be read individually.",
                         fix=f"unpack it: gzip -dc {file.path} > {file.path}.unpacked",
                     )
+
+    @property
+    def files(self) -> list[Path]:
+        return [file.path for file in self._files]
 
     def classes(self, found: Iterable[str]) -> list[str]:
         return self._layout.classes(found)
@@ -154,7 +159,7 @@ class TfrecordSource(Source):
 
     def _of_file(self, number: int, ignored: Ignored) -> Iterator[Listed]:
         file, count, is_damaged = self._files[number], 0, False
-        with file.path.open("rb") as opened:
+        with open_file(file.path, READ_BYTES) as opened:
             for offset, message, reason, is_cut in scan(opened):
                 if is_cut:
                     self._refuse_truncated(file, count)
@@ -223,7 +228,7 @@ class TfrecordSource(Source):
         return hashlib.sha256(repr((status, self._layout, self._group)).encode()).hexdigest()
 
     def reader(self, scratch: Path) -> TfrecordReader:  # noqa: ARG002
-        return TfrecordReader([file.path for file in self._files], self._layout)
+        return TfrecordReader(self.files, self._layout)
 
 
 class TfrecordReader(Reader):

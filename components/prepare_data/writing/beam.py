@@ -1,47 +1,24 @@
-"""Write shards with an Apache Beam pipeline, for data sets that are too large for one machine.
-
-Listing, dividing and dealing are cheap and stay on the machine that starts the pipeline. Beam workers write shards with
-the same code as local worker processes, so the bytes are identical. A shard is written to the worker's local disk and
-then copied to its destination, followed by its result.
-"""
+"""Whether Apache Beam lists and writes a data set that is too large for one machine, and its runner's options."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import dataclasses
-import functools
 import importlib
 import importlib.metadata
 import importlib.util
-import itertools
-import json
-import pickle
-import socket
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from slipway.components.cloud.objects import SCHEME
-from slipway.components.prepare_data import remote
 from slipway.components.prepare_data.settings import BeamSettings, DataSettings
 from slipway.components.prepare_data.sources import source_kind
-from slipway.components.prepare_data.workers import Tick
-from slipway.components.prepare_data.writing.dataflow import EXAMPLES, NAMESPACE, DataflowJob, last_line
-from slipway.components.prepare_data.writing.shards import ShardResult, ShardTask, ShardWriter
 from slipway.core.errors import UserError, nearest
 
 # Runners whose workers see this machine's files.
 LOCAL_RUNNERS = ("DirectRunner", "BundleBasedDirectRunner", "FnApiRunner", "PrismRunner")
 
-# The file with all tasks, beside the lists of the shards' examples, and the number of its ranges.
-TASKS = "tasks"
-MAX_RANGES = 256
-
 
 def beam_for(settings: DataSettings, size: int) -> BeamSettings | None:
-    """Return the Beam settings if Beam writes the data set of a source of `size` bytes, else None.
+    """Return the Beam settings if Beam prepares the data set of a source of `size` bytes, else None.
 
     Raises:
         UserError: Beam is configured but cannot be used.
@@ -62,7 +39,7 @@ def beam_for(settings: DataSettings, size: int) -> BeamSettings | None:
         else:
             _check_reachable(settings, beam)
         _check_cloud(beam)
-    _options(beam)
+    options_of(beam)
     return beam
 
 
@@ -149,164 +126,7 @@ def written_by(beam: BeamSettings) -> str:
     return f"Apache Beam {importlib.metadata.version('apache-beam')}, {beam.runner}"
 
 
-def write_by_beam(
-    beam: BeamSettings, writer: ShardWriter, tasks: Sequence[ShardTask], tick: Tick, share: Callable[[], object]
-) -> Iterator[tuple[int, ShardResult]]:
-    """Write all shards in one pipeline; yield each shard's index and result.
-
-    Args:
-        beam: The Beam settings.
-        writer: The function that writes a shard.
-        tasks: The shards.
-        tick: Called with numbers of finished examples.
-        share: Puts the lists of the shards' examples where the workers read them; called before a pipeline starts.
-
-    Raises:
-        UserError: A shard's writer raised it, or a remote runner failed.
-    """
-    if beam.on_dataflow:
-        counted = _write_on_dataflow(beam, writer, tasks, tick, share)
-    else:
-        share()
-        _write_here_or_elsewhere(beam, writer, tasks)
-        counted = 0
-    for task in tasks:
-        if _error_path(task).exists():
-            raise UserError.from_dict(json.loads(_error_path(task).read_bytes()))
-    for index, task in enumerate(tasks):
-        result = ShardResult.model_validate_json(task.result.read_bytes())
-        examples = result.tally.examples + result.tally.skipped_count
-        tick(examples - min(examples, counted))
-        counted -= min(examples, counted)
-        yield index, result
-
-
-def _write_on_dataflow(
-    beam: BeamSettings, writer: ShardWriter, tasks: Sequence[ShardTask], tick: Tick, share: Callable[[], object]
-) -> int:
-    """Write the shards in a Dataflow job, or in that of an earlier attempt; return the number of examples reported."""
-    counted = 0
-
-    def count(examples: int) -> None:
-        nonlocal counted
-        counted += examples
-        tick(examples)
-
-    with DataflowJob.of(beam.options, str(tasks[0].result.parent), count) as job:
-        if job.adopt():
-            tasks = [task for task in tasks if not (task.result.exists() or _error_path(task).exists())]
-        if tasks:
-            share()
-            job.run(functools.partial(_submit, beam, writer, tasks))
-    return counted
-
-
-def _submit(beam: BeamSettings, writer: ShardWriter, tasks: Sequence[ShardTask], name: str) -> str:
-    """Create a Dataflow job of that name; return its id."""
-    named = beam.model_copy(update={"options": {**beam.options, "job_name": name}})
-    identity: str = _pipeline(named, writer, tasks).run().job_id()
-    return identity
-
-
-def _write_here_or_elsewhere(beam: BeamSettings, writer: ShardWriter, tasks: Sequence[ShardTask]) -> None:
-    pipeline = _pipeline(beam, writer, tasks)
-    running = None
-    try:
-        running = pipeline.run()
-        running.wait_until_finish()
-    except Exception as error:
-        if not is_elsewhere(beam):
-            raise
-        raise UserError(
-            f"The Beam pipeline failed: {last_line(str(error)) or type(error).__name__}",
-            setting="data.beam",
-            value=beam.runner,
-            fix="check the job's log and run again",
-        ) from error
-    except BaseException:  # Ctrl-C or a signal
-        if running is not None:
-            with contextlib.suppress(Exception):  # not every runner can cancel
-                running.cancel()
-        raise
-
-
-def _pipeline(beam: BeamSettings, writer: ShardWriter, tasks: Sequence[ShardTask]) -> Any:
-    """Return the Beam pipeline that writes the shards."""
-    import apache_beam
-
-    for task in tasks:
-        _error_path(task).unlink(missing_ok=True)
-    file = tasks[0].examples.with_name(TASKS)
-    pipeline = apache_beam.Pipeline(options=_options(beam))
-    ranges = pipeline | "ranges" >> apache_beam.Create(_write_tasks(tasks, file)) | apache_beam.Reshuffle()
-    shards = ranges | "shards" >> apache_beam.FlatMap(functools.partial(_read_tasks, file))
-    spread = shards | "spread" >> apache_beam.Reshuffle()
-    spread | "write" >> apache_beam.Map(functools.partial(write_shard, writer))
-    return pipeline
-
-
-def _write_tasks(tasks: Sequence[ShardTask], file: Path) -> list[tuple[int, int]]:
-    """Write the tasks to a file; return its ranges, the start and the size, of which the pipeline has at most some.
-
-    The pipeline itself must not grow with the number of shards, for which services have limits.
-    """
-    each = -(-len(tasks) // MAX_RANGES)
-    parts = [pickle.dumps(list(tasks[start : start + each])) for start in range(0, len(tasks), each)]
-    file.write_bytes(b"".join(parts))
-    starts = itertools.accumulate(map(len, parts), initial=0)
-    return [(start, len(part)) for start, part in zip(starts, parts, strict=False)]
-
-
-def _read_tasks(file: Path, part: tuple[int, int]) -> list[ShardTask]:
-    """Return the tasks in a range of the file."""
-    _check_visible(file.parent)
-    tasks: list[ShardTask] = pickle.loads(remote.read_range(file, *part))
-    return tasks
-
-
-def write_shard(writer: ShardWriter, task: ShardTask) -> None:
-    """Write one shard to the Beam worker's local disk and copy it to its destination."""
-    from apache_beam.metrics import Metrics
-
-    counter = Metrics.counter(NAMESPACE, EXAMPLES)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        here = dataclasses.replace(
-            task,
-            path=folder / task.path.name if task.path else None,
-            examples=folder / task.examples.name,
-            result=folder / task.result.name,
-        )
-        try:
-            remote.fetch(task.examples, here.examples)
-            writer(here, counter.inc)
-        except UserError as error:
-            # Beam would wrap it in another exception.
-            here.result.write_text(json.dumps(error.as_dict()))
-            remote.store(here.result, _error_path(task))
-            return
-        if here.path and task.path:
-            remote.store(here.path, task.path)
-            remote.store(here.hashes, task.hashes)
-        if here.compared:
-            remote.store(here.thumbnails, task.thumbnails)
-        remote.store(here.result, task.result)
-
-
-def _check_visible(folder: Path) -> None:
-    """Check that this worker sees a folder of the step."""
-    if not remote.is_remote(folder) and not folder.is_dir():
-        # Not a UserError, which would be stored in a folder that this worker does not see.
-        raise NotADirectoryError(
-            f"the worker on {socket.gethostname()} does not see the folder {folder} (data.beam.access is paths)"
-        )
-
-
-def _error_path(task: ShardTask) -> Path:
-    return task.result.with_name(f"{task.result.name}.error")
-
-
-def _options(beam: BeamSettings) -> Any:
+def options_of(beam: BeamSettings) -> Any:
     """Return the pipeline options.
 
     Raises:

@@ -40,7 +40,8 @@ from slipway.components.prepare_data.validation.sampling import check_for, decod
 from slipway.components.prepare_data.validation.skipped import COUNTS, SkippedImages, too_many
 from slipway.components.prepare_data.validation.tally import Tally, combine, missing_labels, notes, several_sizes
 from slipway.components.prepare_data.workers import Progress, Tick, Workers, worker_count
-from slipway.components.prepare_data.writing.beam import needs_bucket, write_by_beam, written_by
+from slipway.components.prepare_data.writing.beam import needs_bucket, written_by
+from slipway.components.prepare_data.writing.by_beam import write_by_beam
 from slipway.components.prepare_data.writing.shards import LABEL, ShardHasher, ShardResult, ShardTask, ShardWriter
 from slipway.core import events, manifest
 from slipway.core.atomic import replace_file
@@ -62,7 +63,7 @@ class SetWriter:
         settings: The user's settings.
         listing: The source's examples.
         plan: Their division among splits and shards.
-        scratch: The folder in which the source was listed.
+        scratch: The folder in which the source was listed, for temporary files.
         work: The work folder, with the data set in its folder `SET`, the results of finished shards and the hashes of
             their images in `RESULTS`, and the results of validation before writing in `VALIDATED`.
         beam: The Beam settings, if Apache Beam writes the shards.
@@ -134,7 +135,7 @@ class SetWriter:
         tasks = self._tasks(name, plan)
         self.deal(plan)
         progress = Progress(plan.examples(), f"{self._source.item}s")
-        hasher = ShardHasher(self._source, self._scratch, self._plan.classes)
+        hasher = ShardHasher(self._source, self._listing.spool, self._plan.classes)
         with Workers(hasher, worker_count(self._settings.workers)) as workers:
             found = dict(workers.run(list(tasks.values()), progress.advance))
         numbers = list(enumerate(tasks))
@@ -285,8 +286,8 @@ class SetWriter:
         return [results[index] for index in range(len(tasks))]
 
     def _run(self, tasks: list[ShardTask], tick: Tick) -> Iterator[tuple[int, ShardResult]]:
-        is_shared = self._read_lists != self.lists
-        writer = ShardWriter(self._source, self._read_lists if is_shared else self._scratch, self._plan.classes)
+        spool = self._read_lists if self._spool_is_copied else self._listing.spool
+        writer = ShardWriter(self._source, spool, self._plan.classes)
         if self._beam is None:
             if tasks and tasks[0].decoded_below and self._source.has_image:
                 import_decoder(next(read_list(tasks[0].examples))[0])
@@ -300,8 +301,14 @@ class SetWriter:
         if self._read_lists != self.lists:
             shutil.rmtree(self._read_lists, ignore_errors=True)
             shutil.copytree(self.lists, self._read_lists)
+        if self._spool_is_copied:
             for name in self._source.spooled:
                 shutil.copyfile(self._scratch / name, self._read_lists / name)
+
+    @property
+    def _spool_is_copied(self) -> bool:
+        """Whether the workers do not see what this machine listed, and Beam's workers did not."""
+        return self._read_lists != self.lists and self._listing.spool == self._scratch
 
     def _current_plan(self) -> Plan:
         """Return the plan without the images skipped so far, and with each bundle in one split."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from slipway.components.prepare_data.publishing import store
 from slipway.components.prepare_data.settings import BeamSettings, DataSettings
 from slipway.components.prepare_data.sources.digits import DigitsSource
 from slipway.components.prepare_data.writing import beam as beam_module
-from slipway.components.prepare_data.writing import set_writer
+from slipway.components.prepare_data.writing import by_beam, pipeline, set_writer
 from slipway.components.prepare_data.writing.shards import ShardTask, ShardWriter
 from slipway.core.errors import UserError
 
@@ -101,7 +102,7 @@ def test_a_table_and_its_statistics_are_the_same(make_settings: MakeSettings, tm
 
 @pytest.mark.slow
 def test_the_pipeline_does_not_grow_with_the_number_of_shards(tmp_path: Path) -> None:
-    writer = ShardWriter(DigitsSource(), tmp_path, ["0", "1"])
+    work = functools.partial(by_beam.write_shard, ShardWriter(DigitsSource(), tmp_path, ["0", "1"]))
 
     def pipeline_bytes(shards: int) -> int:
         tasks = [
@@ -109,11 +110,11 @@ def test_the_pipeline_does_not_grow_with_the_number_of_shards(tmp_path: Path) ->
                       refuse_damaged=False, resize=None, images=[], max_skipped_named=1, gaps=True)
             for n in range(shards)
         ]  # fmt: skip
-        pipeline = beam_module._pipeline(BeamSettings.model_validate(HERE), writer, tasks)
-        ranges = beam_module._write_tasks(tasks, tmp_path / beam_module.TASKS)
-        read = [task for part in ranges for task in beam_module._read_tasks(tmp_path / beam_module.TASKS, part)]
+        made = pipeline._pipeline(BeamSettings.model_validate(HERE), work, tasks)
+        ranges = pipeline._write_tasks(tasks, tmp_path / pipeline.TASKS)
+        read = [task for part in ranges for task in pipeline._read_tasks(tmp_path / pipeline.TASKS, part)]
         assert read == tasks
-        return len(pipeline.to_runner_api().SerializeToString())
+        return len(made.to_runner_api().SerializeToString())
 
     assert pipeline_bytes(20_000) < 1.1 * pipeline_bytes(1000)  # the numbers of its ranges have more digits
 
@@ -122,10 +123,10 @@ def test_the_pipeline_does_not_grow_with_the_number_of_shards(tmp_path: Path) ->
 def test_small_sets_are_left_to_processes(make_folder: MakeFolder, make_settings: MakeSettings, tmp_path: Path) -> None:
     root = make_folder({"a": 20, "b": 20})
     size = sum(path.stat().st_size + 120 for path in root.rglob("*.png"))
-    for limit, by_beam in ((size / 1e9 * 1.01, False), (size / 1e9 * 0.99, True)):
+    for limit, is_large in ((size / 1e9 * 1.01, False), (size / 1e9 * 0.99, True)):
         beam = {"runner": "DirectRunner", "from_gigabytes": limit}
-        prepared = prepare(make_settings(root, beam=beam, store=str(tmp_path / str(by_beam))), 1)
-        assert prepared.manifest.written_by.startswith("Apache Beam") == by_beam
+        prepared = prepare(make_settings(root, beam=beam, store=str(tmp_path / str(is_large))), 1)
+        assert prepared.manifest.written_by.startswith("Apache Beam") == is_large
 
 
 def test_a_mistake_is_the_one_that_processes_find(
@@ -148,7 +149,7 @@ def test_an_interrupted_run_is_resumed(
     expected = prepare(make_settings(root, store=str(tmp_path / "other")), 4)
     settings = make_settings(root, beam=HERE)
     asked: list[int] = []
-    run = beam_module.write_by_beam
+    run = by_beam.write_by_beam
 
     def some(beam: Any, writer: Any, tasks: list[Any], tick: Any, share: Any) -> Iterator[Any]:
         asked.append(len(tasks))
@@ -247,7 +248,7 @@ def test_options_have_the_names_of_their_flags(
     runner: str, options: dict[str, object], stored: dict[str, object]
 ) -> None:
     settings = BeamSettings(runner=runner, options=options)
-    everything = beam_module._options(settings).get_all_options()
+    everything = beam_module.options_of(settings).get_all_options()
     assert {name: everything[name] for name in stored} == stored
 
 
@@ -263,7 +264,7 @@ def test_options_have_the_names_of_their_flags(
 )
 def test_unknown_options_of_runners_are_refused(runner: str, option: str, near: str | None) -> None:
     with pytest.raises(UserError) as error:
-        beam_module._options(BeamSettings(runner=runner, options={option: "x"}))
+        beam_module.options_of(BeamSettings(runner=runner, options={option: "x"}))
     assert error.value.setting == f"data.beam.options.{option}"
     if near:
         assert error.value.nearest == near
@@ -280,7 +281,7 @@ def test_unknown_options_of_runners_are_refused(runner: str, option: str, near: 
 )
 def test_unknown_runners_are_refused(runner: str, words: str) -> None:
     with pytest.raises(UserError, match=words) as error:
-        beam_module._options(BeamSettings(runner=runner))
+        beam_module.options_of(BeamSettings(runner=runner))
     assert error.value.setting == "data.beam.runner"
 
 

@@ -11,10 +11,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.csv
+import pyarrow.parquet
 import pytest
 
 from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
+from slipway.components.prepare_data.sources import open_source
 from slipway.core import manifest
 from slipway.core.errors import UserError
 from slipway.core.manifest import TaskName
@@ -119,6 +122,28 @@ def test_columns_of_files_in_a_bucket(
 
 
 @pytest.mark.long
+def test_parts_of_a_table_in_a_bucket(
+    bucket: Bucket, beam_of_bucket: dict[str, Any], make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    """Long notes make two parts of few rows."""
+    notes = [f"note {number} " + "long " * 3000 for number in range(2400)]
+    table = pyarrow.table({"size": [*range(2400)], "note": notes, "label": [number % 3 for number in range(2400)]})
+    pyarrow.csv.write_csv(table, tmp_path / "table.csv")
+    pyarrow.parquet.write_table(table, tmp_path / "table.parquet")
+    for ending in ("csv", "parquet"):
+        path = tmp_path / f"table.{ending}"
+        here = make_settings(f"{ending}:{path}", inputs=["size"], name=ending)
+        assert len(open_source(here).parts()) == 2
+        expected = content(prepare(here, 3).folder)
+        path.rename(bucket.folder / path.name)
+        about = {"source": f"{ending}:gs://{BUCKET}/{path.name}", "store": f"gs://{BUCKET}/sets"}
+        there = make_settings(**about, inputs=["size"], name=ending, beam=beam_of_bucket)
+        found = bucket.prepare(there)
+        assert content(found) == expected
+        assert {path.name for path in found.parent.iterdir()} == {".listings", found.name}
+
+
+@pytest.mark.long
 def test_shards_from_and_to_a_shared_volume(images: Path, make_settings: MakeSettings, tmp_path: Path) -> None:
     listed, table = write_lists(images)
     cases: list[tuple[str, TaskName, dict[str, Any]]] = [
@@ -187,12 +212,12 @@ def test_a_job_on_dataflow_is_adopted_after_the_launcher_was_killed(
     with job_service(tmp_path, bucket.environment) as service:
         writing = dataflow_script(google, service)
 
-        def killing(fake: FakeDataflow, job: dict[str, Any]) -> Iterator[None]:
+        def killing_the_launcher(fake: FakeDataflow, job: dict[str, Any]) -> Iterator[None]:
             google.dataflow.script = writing
             launcher.kill()
             yield from writing(fake, job)
 
-        google.dataflow.script = killing
+        google.dataflow.script = killing_the_launcher
         launcher = bucket.start(on_dataflow)
         launcher.communicate(timeout=120)
         assert launcher.returncode == -signal.SIGKILL
@@ -207,16 +232,23 @@ def test_a_job_on_dataflow_is_adopted_after_the_launcher_was_killed(
     assert {one["containerImage"] for found in images_of for one in found} == {"e.g/beam:1"}
 
 
-def killing_inside_a_shard(google: FakeGoogle, service: Service, times: int) -> Script:
-    """Return what a job does whose worker is killed this many times while it writes a shard.
+def killing(google: FakeGoogle, service: Service, times: int, read: str, written: str) -> Script:
+    """Return what a job does whose worker is killed this many times while it writes a file.
 
-    A read of one image gets no response before its worker is killed, so that the shard with the image is not finished.
+    A read of one object gets no response before its worker is killed, so that the file is not finished.
+
+    Args:
+        google: The services.
+        service: Beam's job service.
+        times: How many times.
+        read: The end of the object's name.
+        written: A part of the file's name.
     """
     asked, killed = threading.Event(), threading.Semaphore(0)
     left = iter(range(times))
 
     def gate(request: Request) -> None:
-        is_held = request.path.startswith("/download") and request.path.endswith("train/b/image 7.png")
+        is_held = request.path.startswith("/download") and request.path.endswith(read)
         if is_held and next(left, None) is not None:
             asked.set()
             assert killed.acquire(timeout=60)
@@ -226,7 +258,7 @@ def killing_inside_a_shard(google: FakeGoogle, service: Service, times: int) -> 
         for _ in dataflow_script(google, service)(fake, job):
             if asked.is_set():
                 asked.clear()
-                (worker,) = service.inside_a_shard()
+                (worker,) = service.with_open(written)
                 os.kill(worker, signal.SIGKILL)
                 killed.release()
             yield
@@ -244,7 +276,7 @@ def test_the_shard_of_a_killed_worker_is_written_again(
     expected = prepare(make_settings(f"csv:{list_images(images)}"), 3).folder
     listed = list_images(bucket.folder / images.name).relative_to(bucket.folder)
     with job_service(tmp_path, bucket.environment) as service:
-        google.dataflow.script = killing_inside_a_shard(google, service, kills)
+        google.dataflow.script = killing(google, service, kills, "train/b/image 7.png", ".tfrecord-")
         settings = on_dataflow.model_copy(update={"source": f"csv:gs://{BUCKET}/{listed}", "skip_corrupt": 0.0})
         launcher = bucket.start(settings)
         output, errors = launcher.communicate(timeout=120)
@@ -263,17 +295,71 @@ def test_the_shard_of_a_killed_worker_is_written_again(
         assert not [*(bucket.folder / "sets").rglob("*.tfrecord*")]
 
 
+@pytest.fixture
+def records(
+    on_dataflow: DataSettings, bucket: Bucket, images: Path, make_settings: MakeSettings
+) -> tuple[DataSettings, DataSettings]:
+    """The settings of several files of records, here and in the bucket, from which Dataflow writes a data set."""
+    written = prepare(make_settings(images, skip_corrupt=0.05, name="records"), 3).folder
+    shutil.copytree(written, bucket.folder / "records")
+    source = {"source": f"tfrecord:gs://{BUCKET}/records", "skip_corrupt": 0.0, "name": "again"}
+    return make_settings(f"tfrecord:{written}", name="again"), on_dataflow.model_copy(update=source)
+
+
 @pytest.mark.long
-def test_a_job_on_dataflow_is_cancelled_with_the_launcher(
-    google: FakeGoogle, bucket: Bucket, on_dataflow: DataSettings
+def test_the_part_of_a_killed_worker_is_listed_again(
+    google: FakeGoogle, bucket: Bucket, records: tuple[DataSettings, DataSettings], tmp_path: Path
 ) -> None:
+    here, there = records
+    with job_service(tmp_path, bucket.environment) as service:
+        google.dataflow.script = killing(google, service, 1, "validation.tfrecord-00000-of-00001", "/part-")
+        found = bucket.prepare(there)
+        ended = [*service.workers().values()]
+    assert ended.count(signal.SIGKILL) == 1
+    assert content(found) == content(prepare(here, 3).folder)
+    assert states(google) == ["DONE", "DONE"]  # one lists the files, one writes the shards
+    assert {path.name for path in found.parent.iterdir()} == {".listings", found.name}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("during", ["listing", "writing"])
+def test_no_part_is_listed_twice_after_the_launcher_was_killed(
+    google: FakeGoogle, bucket: Bucket, records: tuple[DataSettings, DataSettings], tmp_path: Path, during: str
+) -> None:
+    here, there = records
+    with job_service(tmp_path, bucket.environment) as service:
+        working = dataflow_script(google, service)
+
+        def script(fake: FakeDataflow, job: dict[str, Any]) -> Iterator[None]:
+            if len(fake.jobs) == 1 + (during == "writing"):
+                launcher.kill()
+            yield from working(fake, job)
+
+        google.dataflow.script = script
+        launcher = bucket.start(there)
+        launcher.communicate(timeout=120)
+        assert launcher.returncode == -signal.SIGKILL
+        assert states(google)[-1] == "RUNNING"
+        found = bucket.prepare(there)
+    assert content(found) == content(prepare(here, 3).folder)
+    assert states(google) == ["DONE", "DONE"]
+    assert {path.name for path in found.parent.iterdir()} == {".listings", found.name}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("is_listing", [True, False])
+def test_a_job_on_dataflow_is_cancelled_with_the_launcher(
+    google: FakeGoogle, bucket: Bucket, on_dataflow: DataSettings, request: pytest.FixtureRequest, is_listing: bool
+) -> None:
+    settings = request.getfixturevalue("records")[1] if is_listing else on_dataflow
+
     def interrupted(_fake: FakeDataflow, _job: dict[str, Any]) -> Iterator[None]:
         launcher.send_signal(signal.SIGINT)
         while True:
             yield
 
     google.dataflow.script = interrupted
-    launcher = bucket.start(on_dataflow)
+    launcher = bucket.start(settings)
     _, errors = launcher.communicate(timeout=120)
     assert errors.rstrip().endswith("KeyboardInterrupt")
     assert states(google) == ["CANCELLING"]
