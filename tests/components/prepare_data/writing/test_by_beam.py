@@ -42,13 +42,19 @@ class Case(NamedTuple):
 
 
 def write_images(folder: Path) -> str:
-    """Write images, of which three are damaged."""
+    """Write images without keys in three files."""
     for offset, name in enumerate("abc"):
         images = [encoded_image(offset * 1000 + number) for number in range(40)]
         data = b"".join(record(image, number % 2) for number, image in enumerate(images))
         (folder / f"{name}.tfrecord").write_bytes(data)
-    damaged(folder / "a.tfrecord")
     return f"tfrecord:{folder}"
+
+
+def write_damaged(folder: Path) -> str:
+    """Write images, of which three are damaged."""
+    source = write_images(folder)
+    damaged(folder / "a.tfrecord")
+    return source
 
 
 def write_records(folder: Path) -> str:
@@ -88,7 +94,7 @@ def write_parquet(folder: Path) -> str:
 
 LABEL = {"label": {"classes": 2}}
 CASES = {
-    "images": Case(write_images, 3, {"features": {"image": "image", **LABEL}, "skip_corrupt": 0.05}),
+    "images": Case(write_damaged, 3, {"features": {"image": "image", **LABEL}, "skip_corrupt": 0.05}),
     "records": Case(write_records, 2, {"features": {"x": "number", **LABEL}, "inputs": ["x"], "group_by": "column:x"}),
     "csv": Case(write_table, 8, {}, "regression"),
     "parquet": Case(write_parquet, 5, {"group_by": "column:patient"}, "multilabel"),

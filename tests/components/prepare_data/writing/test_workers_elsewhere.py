@@ -21,6 +21,7 @@ from slipway.components.prepare_data.sources import open_source
 from slipway.core import manifest
 from slipway.core.errors import UserError
 from slipway.core.manifest import TaskName
+from tests.components.prepare_data.writing.test_by_beam import write_images
 from tests.fakes.beam import ATTEMPTS, BUCKET, Bucket, Service, can_mount, dataflow_script, job_service
 from tests.fakes.dataflow import FakeDataflow, JobFailed, Script
 from tests.fakes.errors import ConnectionReset
@@ -123,7 +124,7 @@ def test_columns_of_files_in_a_bucket(
 
 @pytest.mark.long
 def test_parts_of_a_table_in_a_bucket(
-    bucket: Bucket, beam_of_bucket: dict[str, Any], make_settings: MakeSettings, tmp_path: Path
+    google: FakeGoogle, bucket: Bucket, beam_of_bucket: dict[str, Any], make_settings: MakeSettings, tmp_path: Path
 ) -> None:
     """Long notes make two parts of few rows."""
     notes = [f"note {number} " + "long " * 3000 for number in range(2400)]
@@ -140,6 +141,7 @@ def test_parts_of_a_table_in_a_bucket(
         there = make_settings(**about, inputs=["size"], name=ending, beam=beam_of_bucket)
         found = bucket.prepare(there)
         assert content(found) == expected
+        assert google.faults.calls[f"storage GET /download/storage/v1/b/{BUCKET}/o/{path.name}"]  # by the workers
         assert {path.name for path in found.parent.iterdir()} == {".listings", found.name}
 
 
@@ -297,13 +299,15 @@ def test_the_shard_of_a_killed_worker_is_written_again(
 
 @pytest.fixture
 def records(
-    on_dataflow: DataSettings, bucket: Bucket, images: Path, make_settings: MakeSettings
+    on_dataflow: DataSettings, bucket: Bucket, make_settings: MakeSettings, tmp_path: Path
 ) -> tuple[DataSettings, DataSettings]:
-    """The settings of several files of records, here and in the bucket, from which Dataflow writes a data set."""
-    written = prepare(make_settings(images, skip_corrupt=0.05, name="records"), 3).folder
-    shutil.copytree(written, bucket.folder / "records")
-    source = {"source": f"tfrecord:gs://{BUCKET}/records", "skip_corrupt": 0.0, "name": "again"}
-    return make_settings(f"tfrecord:{written}", name="again"), on_dataflow.model_copy(update=source)
+    """The settings of three files of records, here and in the bucket, from which Dataflow writes a data set."""
+    folder = tmp_path / "records"
+    folder.mkdir()
+    about = {"source": write_images(folder), "features": {"image": "image", "label": {"classes": 2}}, "name": "records"}
+    shutil.copytree(folder, bucket.folder / folder.name)
+    there = {"source": f"tfrecord:gs://{BUCKET}/records", "store": on_dataflow.store, "beam": on_dataflow.beam}
+    return make_settings(**about), make_settings(**about | there)
 
 
 @pytest.mark.long
@@ -312,7 +316,7 @@ def test_the_part_of_a_killed_worker_is_listed_again(
 ) -> None:
     here, there = records
     with job_service(tmp_path, bucket.environment) as service:
-        google.dataflow.script = killing(google, service, 1, "validation.tfrecord-00000-of-00001", "/part-")
+        google.dataflow.script = killing(google, service, 1, "/b.tfrecord", "/part-")
         found = bucket.prepare(there)
         ended = [*service.workers().values()]
     assert ended.count(signal.SIGKILL) == 1
