@@ -167,6 +167,7 @@ print(json.dumps({"packages": packages, "user": os.getuid(), "code": sorted(os.l
 """
 
 
+@pytest.mark.long
 def test_trainer_and_serving_images_have_no_packages_of_the_pipeline(
     slipway: Slipway, containers: dict[str, Any]
 ) -> None:

@@ -258,6 +258,7 @@ def retries(cloud: Cloud, job: str) -> list[str]:
     ]
 
 
+@pytest.mark.long
 def test_a_lost_and_a_preempted_replica_of_a_scheduled_run_restart_and_training_resumes(
     cloud: Cloud, submitted: dict[str, Any]
 ) -> None:
@@ -333,6 +334,7 @@ def test_another_user_than_the_mounter_cannot_write_to_the_bucket(cloud: Cloud, 
     assert "/gcs/" in explained
 
 
+@pytest.mark.long
 def test_a_migrated_program_runs_on_two_replicas(cloud: Cloud, submitted: dict[str, Any]) -> None:
     """The last test: its model is the project's second one."""
     shutil.copytree(CLASSIC / "trainer", cloud.folder / "trainer")

@@ -10,6 +10,7 @@ from tests.chaos.links import Links, missing
 from tests.engines.conftest import ENGINE
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_lost_data_connections_are_noticed_and_a_freeze_of_all_is_not_a_loss(tmp_path: Path) -> None:
     if lacking := missing():
