@@ -1,7 +1,7 @@
 """List the parts of a source, and write shards, by Apache Beam's workers.
 
 They do so with the same code as local worker processes, so the bytes are identical. Merging the lists, dividing and
-dealing are cheap and stay on the machine that starts the pipeline.
+dealing are cheap and stay on the machine that starts the pipeline, and so do sources of one part.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from slipway.components.prepare_data.workers import Progress, Tick
 from slipway.components.prepare_data.writing.beam import needs_bucket
 from slipway.components.prepare_data.writing.pipeline import names_in, run_by_beam
 from slipway.components.prepare_data.writing.shards import ShardResult, ShardTask, ShardWriter
+from slipway.core import events
 
 
 def write_by_beam(
@@ -102,6 +103,7 @@ class BeamLister:
                 lister = functools.partial(list_to_store, source, settings.seed, bundle_reader(settings))
                 counted = run_by_beam(self.beam, lister, missing, progress.advance, lambda: None)
                 progress.advance(len(missing) - counted)
+            events.phase("merging the lists")
             with ThreadPoolExecutor(objects.THREADS) as threads:
                 found = [*threads.map(functools.partial(_fetched, folder), tasks)]
             self.folders.enter_context(own.pop_all())

@@ -39,7 +39,7 @@ LAST_MESSAGE_SECONDS = 50.0
 IDLE_SECONDS = 600.0
 # The step has 20 seconds from SIGTERM to SIGKILL on this machine.
 CANCEL_TRIES = 4
-# The counter of examples in `write_shard`.
+# The counter of finished examples, or of listed parts.
 NAMESPACE, EXAMPLES = "slipway", "examples"
 CORES = "CurrentVcpuCount"
 MAX_ERRORS_SAID = 10

@@ -120,3 +120,18 @@ def test_reads_that_are_no_longer_needed_are_cancelled() -> None:
     for waiting in busy:
         waiting.result()
     assert objects.threads().submit(lambda: len(started)).result() == 1
+
+
+def test_a_remote_file_is_read_in_large_pieces(bucket: FakeGoogle) -> None:
+    content = b"".join(b"line %d\n" % number for number in range(2000))
+    bucket.storage.write(BUCKET, "table.csv", content)
+    with remote.open_file(ROOT.with_name("table.csv"), 8192) as file:
+        assert file.readline() == b"line 0\n"
+        assert (file.seek(0, 2), file.read(1)) == (len(content), b"")
+        assert file.seek(9) == 9
+        assert file.read(5) + file.readline() == content[9:14] + content[14:].partition(b"\n")[0] + b"\n"
+        assert file.read() == content[content.index(b"line 3\n") :]
+    calls = bucket.faults.calls[f"storage GET /download/storage/v1/b/{BUCKET}/o/table.csv"]
+    assert calls < 8
+    with pytest.raises(FileNotFoundError):
+        remote.open_file(ROOT / "none", 8192)
