@@ -115,7 +115,7 @@ def test_a_study_whose_server_is_killed_starts_processes(tmp_path: Path, monkeyp
     monkeypatch.setattr(launch, "start_process", lambda *given: started.append(given) or 7)
     (tmp_path / "lock").touch()
     with (tmp_path / "lock").open() as file, forkserver.run_starter(configured(), platform_of("local")) as start:
-        (server,) = psutil.Process().children()
+        (server,) = servers()
         server.kill()
         server.wait()
         assert start(tmp_path, file.fileno(), (0, 1, 2)) == 7
@@ -123,4 +123,8 @@ def test_a_study_whose_server_is_killed_starts_processes(tmp_path: Path, monkeyp
     monkeypatch.setenv("TPU_NODE_NAME", "local")
     with forkserver.run_starter(configured(), platform_of("local")) as start:
         assert start is None
-    assert not psutil.Process().children()
+        assert not servers()
+
+
+def servers() -> list[psutil.Process]:
+    return [each for each in psutil.Process().children() if forkserver.__name__ in each.cmdline()]
