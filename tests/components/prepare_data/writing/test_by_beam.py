@@ -176,6 +176,22 @@ def test_the_mistake_is_the_one_that_processes_find(
     assert not Path(settings.store).exists()
 
 
+def kill(settings: DataSettings, monkeypatch: pytest.MonkeyPatch, finished: int | None) -> None:
+    """Leave what a run leaves that is killed after it has listed so many parts, or by default while it writes."""
+    run = by_beam.run_by_beam
+
+    def killed(beam: BeamSettings, work: Any, tasks: Sequence[Any], *others: Any) -> int:
+        done = run(beam, work, tasks[:finished], *others)
+        if finished is None and isinstance(tasks[0], ListTask):
+            return done
+        patch.setattr(store_module.shutil, "rmtree", lambda *arguments, **options: None)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(by_beam, "run_by_beam", killed)
+        prepare(settings, 3, task="regression")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("finished", "left"), [(2, 2), (8, 8), (None, 8)])
 def test_the_lists_of_a_killed_run_are_used(
@@ -186,27 +202,29 @@ def test_the_lists_of_a_killed_run_are_used(
     finished: int | None,
     left: int,
 ) -> None:
-    """It was killed after so many parts, or while it wrote the shards."""
     source = write_table(tmp_path)
     expected = prepare(make_settings(source), 3, task="regression")
     settings = make_settings(source, beam=HERE, store=str(tmp_path / "beam"))
-    run = by_beam.run_by_beam
-
-    def interrupted(beam: BeamSettings, work: Any, tasks: Sequence[Any], *others: Any) -> int:
-        done = run(beam, work, tasks[:finished], *others)
-        if finished is None and isinstance(tasks[0], ListTask):
-            return done
-        # The state that a killed run leaves.
-        patch.setattr(store_module.shutil, "rmtree", lambda *arguments, **options: None)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(by_beam, "run_by_beam", interrupted)
-        prepare(settings, 3, task="regression")
+    kill(settings, monkeypatch, finished)
     assert len([*(tmp_path / "beam").rglob("part-*.result")]) == left
     listed.clear()
     assert same(prepare(settings, 3, task="regression"), expected)
     assert [*map(len, listed)] == ([8 - left] if left < 8 else [])
+    assert not [*(tmp_path / "beam").glob("*/.*.work")]
+
+
+@pytest.mark.slow
+def test_the_lists_of_a_source_that_has_changed_are_not_used(
+    make_settings: MakeSettings, tmp_path: Path, listed: Listed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_table(tmp_path)
+    settings = make_settings(source, beam=HERE, store=str(tmp_path / "beam"))
+    kill(settings, monkeypatch, 8)
+    path = tmp_path / "table.csv"
+    path.write_text(path.read_text().replace("\n0.0,", "\n0.5,"))
+    listed.clear()
+    assert same(prepare(settings, 3, task="regression"), prepare(make_settings(source), 3, task="regression"))
+    assert [*map(len, listed)] == [8]
     assert not [*(tmp_path / "beam").glob("*/.*.work")]
 
 

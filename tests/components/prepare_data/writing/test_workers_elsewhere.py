@@ -148,10 +148,13 @@ def test_parts_of_a_table_in_a_bucket(
 @pytest.mark.long
 def test_shards_from_and_to_a_shared_volume(images: Path, make_settings: MakeSettings, tmp_path: Path) -> None:
     listed, table = write_lists(images)
+    records = tmp_path / "records"
+    records.mkdir()
     cases: list[tuple[str, TaskName, dict[str, Any]]] = [
         (f"images:{images}", "classification", {"skip_corrupt": 0.05}),
         (f"csv:{listed}", "classification", {}),
         (f"csv:{table}", "regression", {}),
+        (write_images(records), "classification", {"features": {"image": "image", "label": {"classes": 2}}}),
     ]
     with job_service(tmp_path, {}) as service:
         for source, task, more in cases:
