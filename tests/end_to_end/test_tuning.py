@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -98,12 +99,10 @@ def test_a_killed_trial_continues_and_the_best_one_is_registered(workspace: Work
     command.kill()
     command.communicate()
     for process in processes_of(workspace.path):  # the run of the trial outlives the command
-        with_its_tree = [process, *process.children(recursive=True)]
-        for each in with_its_tree:
-            try:
-                os.kill(each.pid, signal.SIGKILL)
-            except (ProcessLookupError, psutil.NoSuchProcess):
-                continue
+        with contextlib.suppress(psutil.NoSuchProcess):  # those of a killed one end by themselves
+            for each in [process, *process.children(recursive=True)]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(each.pid, signal.SIGKILL)
     (workspace.path / "go").touch()
     result = workspace.slipway("tune")
     assert result.returncode == 0, result.stdout + result.stderr

@@ -135,11 +135,11 @@ def _serve(channel: socket.socket, later: Sequence[str]) -> list[str]:
     """
     with channel, channel.makefile("rw") as lines:
         for line in lines:
+            lines.write(STARTED)  # before the fork, which may end this process
+            lines.flush()
             pid = os.fork()
             if not pid:
                 return list(json.loads(line))
-            lines.write(STARTED)
-            lines.flush()
             import_all(later)
             _, status = os.waitpid(pid, 0)
             lines.write(f"{os.waitstatus_to_exitcode(status)}\n")
