@@ -63,7 +63,7 @@ compile: $(STAMP) ## Compile the pipeline for TARGET to spec.yaml (CONFIG, HARDW
 	$(BIN)/slipway compile $(options) --target $(TARGET) -o spec.yaml
 
 .PHONY: check
-check: lint ## Lint and run the fast tests, in two to three minutes
+check: lint ## Lint and run the fast tests, in about four minutes
 	$(BIN)/python -m pytest -m 'not slow' --durations 5
 
 .PHONY: test
