@@ -26,6 +26,8 @@ from typing import NoReturn, Self, TextIO
 from slipway.core.exit_codes import FAILED
 from slipway.core.parent_death import die_with_parent
 
+Streams = tuple[int, int, int]  # the descriptors of stdin, stdout and stderr
+
 _ready: set[str] = set()
 
 
@@ -71,7 +73,7 @@ class Forked:
         cls,
         command: Sequence[str],
         environment: Mapping[str, str],
-        streams: tuple[int, int, int],
+        streams: Streams,
         kept: Collection[int],
     ) -> Self:
         """Return a fork in a session of its own, which outlives this process.
@@ -131,7 +133,7 @@ class Forked:
 
 
 def start_session(
-    command: Sequence[str], environment: Mapping[str, str], streams: tuple[int, int, int], kept: Collection[int]
+    command: Sequence[str], environment: Mapping[str, str], streams: Streams, kept: Collection[int]
 ) -> subprocess.Popen[bytes] | Forked:
     """Start a program in a session of its own, which outlives this process: a fork, if this process can run it.
 
@@ -197,7 +199,7 @@ def _redirect(output: int | None, *, own_group: bool) -> None:
         os.dup2(output, 2)
 
 
-def _keep(streams: tuple[int, int, int], kept: Collection[int]) -> None:
+def _keep(streams: Streams, kept: Collection[int]) -> None:
     """Replace the streams, and all other descriptors by the null device: the objects that have them may close them."""
     for number, stream in enumerate([os.dup(each) for each in streams]):
         os.dup2(stream, number)

@@ -48,7 +48,7 @@ class ForkServer:
                 start_new_session=True,  # Ctrl-C is for this process alone
             )
 
-    def start(self, folder: Path, lock: int, streams: launch.Streams) -> int:
+    def start(self, folder: Path, lock: int, streams: forking.Streams) -> int:
         """Start the process of a run, without the server if that was killed; return its id."""
         with contextlib.suppress(OSError):
             socket.send_fds(self._channel, [os.fsencode(folder)], [*streams, lock])
@@ -69,11 +69,8 @@ def run_starter(config: RunConfig, platform: Platform) -> Iterator[launch.StartP
     if "train" not in warm.warm_steps(config, platform, os.environ):
         yield None
         return
-    server = ForkServer(config)
-    try:
+    with contextlib.closing(ForkServer(config)) as server:
         yield server.start
-    finally:
-        server.close()
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ from slipway.components.step import LOGS_VARIABLE
 from slipway.core.atomic import append_line, replace_file, sync_tree
 from slipway.core.errors import UserError
 from slipway.core.events import EVENTS_VARIABLE
-from slipway.core.forking import start_session
+from slipway.core.forking import Streams, start_session
 from slipway.core.memory import MemoryKills
 from slipway.core.noise import is_noise
 from slipway.core.paths import REHEARSAL_VARIABLE
@@ -58,7 +58,6 @@ READY = b"."
 LESS_MEMORY = {"prepare_data": "data.workers=1", "evaluate": "evaluate.batch_size=32"}
 
 
-Streams = tuple[int, int, int]  # the descriptors of stdin, stdout and stderr
 # Starts the process that executes a run, of which it receives the folder and the lock's descriptor; returns its id.
 StartProcess = Callable[[Path, int, Streams], int]
 
@@ -160,7 +159,7 @@ def start(folder: RunFolder, record: RunRecord, starter: StartProcess | None = N
 
 def command_of(folder: Path, held: int) -> list[str]:
     """Return the command that executes the run in `folder`; `held` is the descriptor of the run's lock."""
-    return [sys.executable, "-m", "slipway.pipelines.platforms.local.launch", str(folder), str(held)]
+    return [sys.executable, "-m", __name__, str(folder), str(held)]
 
 
 def start_process(folder: Path, held: int, streams: Streams) -> int:

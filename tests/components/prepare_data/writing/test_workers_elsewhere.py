@@ -208,6 +208,23 @@ def states(google: FakeGoogle) -> list[str]:
     return [job["currentState"].removeprefix("JOB_STATE_") for job in google.dataflow.jobs.values()]
 
 
+def kill_launcher(
+    google: FakeGoogle, bucket: Bucket, service: Service, settings: DataSettings, job_number: int
+) -> None:
+    """Start to prepare a data set, and kill the process when its job of this number, from 1, runs."""
+    working = dataflow_script(google, service)
+
+    def script(fake: FakeDataflow, job: dict[str, Any]) -> Iterator[None]:
+        if len(fake.jobs) == job_number:
+            launcher.kill()
+        yield from working(fake, job)
+
+    google.dataflow.script = script
+    launcher = bucket.start(settings)
+    launcher.communicate(timeout=120)
+    assert launcher.returncode == -signal.SIGKILL
+
+
 @pytest.mark.long
 def test_a_job_on_dataflow_is_adopted_after_the_launcher_was_killed(
     google: FakeGoogle, bucket: Bucket, on_dataflow: DataSettings, images: Path, make_settings: MakeSettings,
@@ -215,17 +232,7 @@ def test_a_job_on_dataflow_is_adopted_after_the_launcher_was_killed(
 ) -> None:  # fmt: skip
     expected = prepare(make_settings(images, skip_corrupt=0.05), 3).folder
     with job_service(tmp_path, bucket.environment) as service:
-        writing = dataflow_script(google, service)
-
-        def killing_the_launcher(fake: FakeDataflow, job: dict[str, Any]) -> Iterator[None]:
-            google.dataflow.script = writing
-            launcher.kill()
-            yield from writing(fake, job)
-
-        google.dataflow.script = killing_the_launcher
-        launcher = bucket.start(on_dataflow)
-        launcher.communicate(timeout=120)
-        assert launcher.returncode == -signal.SIGKILL
+        kill_launcher(google, bucket, service, on_dataflow, job_number=1)
         assert states(google) == ["RUNNING"]
         found = bucket.prepare(on_dataflow)
     assert content(found) == content(expected)
@@ -335,17 +342,7 @@ def test_no_part_is_listed_twice_after_the_launcher_was_killed(
 ) -> None:
     here, there = records
     with job_service(tmp_path, bucket.environment) as service:
-        working = dataflow_script(google, service)
-
-        def script(fake: FakeDataflow, job: dict[str, Any]) -> Iterator[None]:
-            if len(fake.jobs) == 1 + (during == "writing"):
-                launcher.kill()
-            yield from working(fake, job)
-
-        google.dataflow.script = script
-        launcher = bucket.start(there)
-        launcher.communicate(timeout=120)
-        assert launcher.returncode == -signal.SIGKILL
+        kill_launcher(google, bucket, service, there, job_number=1 + (during == "writing"))
         assert states(google)[-1] == "RUNNING"
         found = bucket.prepare(there)
     assert content(found) == content(prepare(here, 3).folder)
