@@ -92,7 +92,7 @@ class BeamLister:
             UserError: A part cannot be listed: the first such part's error. Or the job failed.
         """
         with contextlib.ExitStack() as own:
-            work = self.store.work_folder(_identity(source, settings), beside=needs_bucket(self.beam))
+            work = self.store.work_folder(_identity(source, parts, settings), beside=needs_bucket(self.beam))
             shared = own.enter_context(work)
             tasks = [ListTask(part, shared / f"part-{number:06d}.result") for number, part in enumerate(parts)]
             names = names_in(shared)
@@ -130,10 +130,10 @@ def _fetched(folder: Path, task: ListTask) -> PartList:
     return listed
 
 
-def _identity(source: Source, settings: DataSettings) -> str:
+def _identity(source: Source, parts: Sequence[Part], settings: DataSettings) -> str:
     """Return a name for the lists of a source, for which it need not be read."""
     files = [(str(path), (about := path.stat()).st_size, about.st_mtime_ns) for path in source.files]
     inputs = [(name, str(kind)) for name, kind in source.inputs.items()]
     own = settings.model_dump_json(exclude={"store", "workers", "beam"})
-    about_all = repr((FORMAT, source.task, files, own, source.features, inputs))
+    about_all = repr((FORMAT, source.task, files, parts, own, source.features, inputs))
     return hashlib.sha256(about_all.encode()).hexdigest()[:IDENTITY_DIGITS]
