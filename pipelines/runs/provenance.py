@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 FILE_NAME = "provenance.json"
 # The packages on which data and weights depend.
-PACKAGES = (DISTRIBUTION, "tensorflow", "keras", "jax", "torch", "numpy", "pyarrow", "pillow", "simplejpeg")
+PACKAGES = (
+    DISTRIBUTION, "tensorflow", "keras", "jax", "torch", "numpy", "pyarrow", "pillow", "simplejpeg", "cykooz-resizer",
+)  # fmt: skip
 
 MODULE = re.compile(r"[A-Za-z_][\w.]*(:[A-Za-z_]\w*)?")  # with a function
 

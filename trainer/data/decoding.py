@@ -4,8 +4,8 @@ Each thread decodes groups of examples. Training waits only for the groups that 
 
 JPEG files are decoded without TensorFlow (`images.decode_jpeg`): the same pixels in about half the time. Each call has
 to get the interpreter's lock back. While another thread holds on to that, as when a network is traced, TensorFlow
-decodes whole groups instead, which needs the lock once per group. Its graph takes a tenth of a second to trace, which
-does not pay off for what is decoded within a second.
+decodes whole groups instead, which needs the lock once per group, unless it would resize them, to slightly different
+pixels. Its graph takes a tenth of a second to trace, which does not pay off for what is decoded within a second.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from slipway.core.cores import available_cores
 from slipway.core.manifest import Manifest, damaged
 from slipway.core.tfrecord import CHECKSUM, HEADER_BYTES, masked_crc32c, record_length
 from slipway.trainer.data.assignment import ShardAssignment
-from slipway.trainer.data.features import Features, Inputs, Labels, blank, each
-from slipway.trainer.data.images import decode_jpeg, traced
+from slipway.trainer.data.features import Features, Inputs, Labels, as_image, blank, each
+from slipway.trainer.data.images import decode_jpeg, decodes_jpeg, traced
 
 # Maximum examples and decoded bytes of a group: small enough to stay in the CPU's caches and to reuse the previous
 # group's memory.
@@ -180,12 +180,14 @@ class Decoding:
             if waited > 0 and self._is_tensorflow_faster(waited, time.thread_time() - cpu, index):
                 self._slow_until = time.monotonic() + _TENSORFLOW_SECONDS
                 return [*left, *range(index, len(chosen))]
-            if not decode_jpeg(file, into[number]):
+            if not decode_jpeg(file, into[number], self._manifest.resize_mode):
                 left.append(index)
         return left
 
     def _is_tensorflow_faster(self, waited: float, used: float, decoded: int) -> bool:
         """Whether TensorFlow should decode, after a thread waited and `used` CPU seconds for `decoded` images."""
+        if not self._functions.equal:
+            return False
         rest = len(self.labels) - self._complete * self._group
         rest_seconds = rest * used / max(decoded, 1) / available_cores()
         return waited > _WAITING_RATIO * used and rest_seconds > _WORTH_SECONDS
@@ -194,13 +196,14 @@ class Decoding:
 class _Functions:
     """TensorFlow's part: parsing a group of records, with all images decoded or with those of `jpeg` still encoded.
 
-    `jpeg` are the names of the inputs that libjpeg-turbo may decode: images that keep their size.
+    `jpeg` are the names of the inputs that libjpeg-turbo may decode, and `equal` whether to TensorFlow's pixels.
     """
 
     def __init__(self, manifest: Manifest, group: int) -> None:
         features = Features(manifest)
         images = [name for name, one in manifest.all_inputs.items() if one.kind == "image"]
-        self.jpeg = [name for name in images if "jpeg" in manifest.encodings and not features.resizes(name)]
+        self.jpeg = [name for name in images if decodes_jpeg(as_image(manifest, name))]
+        self.equal = not any(as_image(manifest, name).resize for name in self.jpeg)
         self.decoded = _on_cpu(features.parse, group)
         self.encoded = _on_cpu(functools.partial(features.parse, encoded=self.jpeg), group)
         self._pixels = {name: _on_cpu(functools.partial(features.pixels, name), None) for name in self.jpeg}

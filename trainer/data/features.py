@@ -94,15 +94,20 @@ class Features:
         with tf.device("CPU:0"):
             self.tables = {name: _table(one) for name, one in manifest.all_inputs.items() if one.first_position}
 
-    def parse(self, raw: tf.Tensor, encoded: Collection[str] = ()) -> tuple[Tensors, tf.Tensor]:
+    def parse(
+        self,
+        raw: tf.Tensor,
+        encoded: Collection[str] = (),
+        decode: Callable[[tf.Tensor, Manifest], tf.Tensor] = decode_prepared,
+    ) -> tuple[Tensors, tf.Tensor]:
         """Parse serialized records, string [n] with static n, to decoded inputs and labels.
 
-        The images of the inputs `encoded` are not decoded.
+        The images of the inputs `encoded` are not decoded, the others by `decode`.
         """
         manifest = self._manifest
         label = tf.float32 if manifest.task == "regression" else tf.int64
         features = self.raw(raw, label=tf.io.FixedLenFeature(_label_shape(manifest), label))
-        return self._decoded(features, decode_prepared, encoded=encoded), self._labels(features["label"])
+        return self._decoded(features, decode, encoded=encoded), self._labels(features["label"])
 
     def raw(self, raw: tf.Tensor, **others: tf.io.FixedLenFeature) -> dict[str, tf.Tensor]:
         """Parse serialized records, string [n], to the values that they hold, with `others` besides the inputs."""
@@ -110,13 +115,9 @@ class Features:
         found: dict[str, tf.Tensor] = tf.io.parse_example(raw, {**inputs, **others})
         return found
 
-    def resizes(self, name: str) -> bool:
-        """Return whether images of the input `name` may have another size than the network's."""
-        return _as_image(self._manifest, name).resize
-
     def pixels(self, name: str, files: tf.Tensor) -> tf.Tensor:
         """Decode any number of image files of a data set, string [n], of the input `name`."""
-        return decode_images(files, _as_image(self._manifest, name), upright=True)
+        return decode_images(files, as_image(self._manifest, name), upright=True)
 
     def requests(self) -> dict[str, tf.TensorSpec]:
         """Return the serving signature's inputs: raw values, as they are in a record."""
@@ -151,7 +152,7 @@ class Features:
             if name in encoded:
                 found[name] = raw
             elif one.kind == "image":
-                found[name] = decode(raw, _as_image(self._manifest, name))
+                found[name] = decode(raw, as_image(self._manifest, name))
             elif one.kind == "category":
                 found[name] = self.tables[name].lookup(raw)
             elif one.kind == "text":
@@ -213,7 +214,8 @@ def _inputs(manifest: Manifest, found: dict[str, Any]) -> Any:
     return found["image"] if manifest.is_image_only else found
 
 
-def _as_image(manifest: Manifest, name: str) -> Manifest:
+def as_image(manifest: Manifest, name: str) -> Manifest:
+    """Return the manifest as if the input `name` were its image."""
     if name == "image":
         return manifest
     one = manifest.inputs[name]

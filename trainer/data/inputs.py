@@ -28,7 +28,7 @@ from slipway.core.manifest import Manifest
 from slipway.trainer.data.assignment import ShardAssignment
 from slipway.trainer.data.decoding import Decoder, Decoding, group_of
 from slipway.trainer.data.features import Features, Inputs, Labels, Tensors, blank, each
-from slipway.trainer.data.images import as_it_is
+from slipway.trainer.data.images import as_it_is, decode_stream
 
 # Maximum decoded size of a split that a worker keeps in memory, in bytes. A constant rather than a fraction of the
 # available memory, so that a run resumed on another machine reads in the same order.
@@ -390,7 +390,7 @@ def _read(assignment: ShardAssignment, split: str, batch: int | None = None) -> 
 def _decoded(records: tf.data.Dataset, manifest: Manifest, group: int) -> tf.data.Dataset:
     """Decode serialized examples, in order, to batches of inputs and labels of `group` examples."""
     # One call per core and one in reserve, from the start. AUTOTUNE would use a single call for the first seconds.
-    parse = as_it_is(Features(manifest).parse)
+    parse = as_it_is(functools.partial(Features(manifest).parse, decode=decode_stream))
     calls = available_cores() + 1
     return records.batch(group, drop_remainder=True).map(parse, num_parallel_calls=calls, deterministic=True)
 

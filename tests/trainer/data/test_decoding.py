@@ -203,7 +203,7 @@ def test_tensorflow_decodes_much_while_another_thread_holds_the_lock(
 
     called: list[int] = []
 
-    def slow(file: bytes, pixels: Pixels) -> bool:
+    def slow(file: bytes, pixels: Pixels, mode: str) -> bool:
         called.append(len(file))
         time.sleep(0.01)  # what waiting for the lock looks like
         pixels[:] = 0
@@ -267,6 +267,46 @@ def test_a_long_wait_is_reported(jpegs: ShardAssignment, tmp_path: Path, monkeyp
     assert phase["text"] == "decoding 60 images"
     assert {(event["unit"], event["total"]) for event in told} == {("images decoded", 60)}
     assert max(event["done"] for event in told) > 0
+
+
+def test_resized_images_are_the_same_in_memory_and_streamed(
+    data_sets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long a thread waits: TensorFlow, which would resize them to slightly different pixels, does not help."""
+    from slipway.trainer.data import decoding, images, inputs
+
+    manifest = data_sets.write(tmp_path / "set", train=[20, 20], size=(8, 8), written_size=(19, 27), kind="jpeg")
+    assignment = ShardAssignment(tmp_path / "set", manifest, 0, 1)
+    streamed = next(inputs.evaluation(assignment, "train", 40, budget=0).batches())[0]
+    monkeypatch.setattr(decoding, "_WAITING_RATIO", 0.0)
+    monkeypatch.setattr(decoding, "_WAITING_SECONDS", -1.0)
+    monkeypatch.setattr(decoding, "_WORTH_SECONDS", 0.0)
+    in_memory = decoding.Decoding(assignment, "train")
+    in_memory.wait()
+    np.testing.assert_array_equal(streamed, in_memory.inputs)
+    monkeypatch.setattr(images, "simd", None)
+    by_graph = next(inputs.evaluation(assignment, "train", 40, budget=0).batches())[0]
+    assert abs(by_graph.astype(int) - streamed).max() == 1
+
+
+def test_a_stream_has_the_images_that_only_tensorflow_decodes() -> None:
+    """PNG files, and JPEG files with colors that libjpeg-turbo converts differently, in their places."""
+    import tensorflow as tf
+
+    from slipway.trainer.data import images
+
+    noise = np.random.default_rng(8).integers(0, 256, (24, 24, 3), np.uint8)
+    inks, png = io.BytesIO(), io.BytesIO()
+    Image.fromarray(noise).convert("CMYK").save(inks, "JPEG")
+    Image.fromarray(noise).save(png, "PNG")
+    files = tf.constant([jpeg(noise), png.getvalue(), jpeg(noise[:, ::-1]), inks.getvalue()])
+    manifest = Manifest(
+        name="x", fingerprint="", source="", settings={}, classes=[], image_size=(24, 24), channels=3, resize=False,
+        encodings=["jpeg", "png"], splits={},
+    )  # fmt: skip
+    found = images.traced(lambda encoded: images.decode_stream(encoded, manifest))(files).numpy()
+    np.testing.assert_array_equal(found, images.decode_prepared(files, manifest).numpy())
+    np.testing.assert_array_equal(found[1], noise)
 
 
 def test_records_are_those_that_tensorflow_reads(jpegs: ShardAssignment) -> None:

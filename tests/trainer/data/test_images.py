@@ -7,11 +7,13 @@ import random
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
 from slipway.core.images import exif_orientation
-from slipway.core.manifest import Manifest
+from slipway.core.manifest import Manifest, ResizeMode
 from tests.photographs import ORIENTATIONS, jpeg, scene, stored
 
 Pixels = NDArray[np.uint8]
@@ -74,6 +76,25 @@ def test_crop_and_pad_keep_the_aspect_ratio(channels: int) -> None:
     pixels = generator.integers(0, 256, (30, 20, channels), np.uint8)
     assert (decoded(pixels, 30, 20, "crop") == pixels).all()
     assert (decoded(pixels, 30, 20, "pad") == pixels).all()
+
+
+@given(
+    st.integers(0, 1 << 32), st.sampled_from([1, 3]), st.sampled_from(["stretch", "crop"]),
+    *[st.integers(1, 90)] * 4,
+)  # fmt: skip
+def test_training_resizes_as_the_exported_model_to_one_level(
+    seed: int, channels: int, mode: ResizeMode, height: int, width: int, to_height: int, to_width: int
+) -> None:
+    pytest.importorskip("cykooz_resizer")
+    import tensorflow as tf
+
+    from slipway.trainer.data import images
+
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, channels), np.uint8)
+    found = np.empty((to_height, to_width, channels), np.uint8)
+    images._resize_by_simd(pixels, found, mode)
+    expected = images._resize(tf.constant(pixels), to_height, to_width, mode).numpy()
+    assert abs(found.astype(int) - expected).max() <= 1
 
 
 def manifest(height: int, width: int, channels: int = 3) -> Manifest:
