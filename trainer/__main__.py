@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import logging
 import os
 import sys
@@ -20,6 +21,7 @@ from pydantic import ValidationError
 
 from slipway.core import cores, events
 from slipway.core import manifest as manifests
+from slipway.core.atomic import replace_file
 from slipway.core.errors import UserError, report
 from slipway.core.exit_codes import FAILED, PEER_LOST, STOPPED, UNAVAILABLE, leave, reported
 from slipway.core.paths import OutputPaths, local_path, output_paths
@@ -42,7 +44,7 @@ from slipway.trainer.engines.quick_import import import_tensorflow
 from slipway.trainer.engines.table import ENGINES
 from slipway.trainer.export.export import export, exported
 from slipway.trainer.failures import full_disk, of_library, storage_unavailable
-from slipway.trainer.metrics.history import Metrics
+from slipway.trainer.metrics.history import Metrics, Record
 from slipway.trainer.metrics.summary import better_epoch, table
 from slipway.trainer.tasks import TASKS, check_inputs
 
@@ -193,6 +195,7 @@ def _train(
     from slipway.trainer import loop  # imported late because they import TensorFlow
     from slipway.trainer.data import inputs
     from slipway.trainer.engines import base
+    from slipway.trainer.metrics import spent
 
     engine = base.load(job.train.engine)
     logger.info("%s", engine.open(cluster))
@@ -219,9 +222,11 @@ def _train(
     best = None
     if job.train.export == "best":
         best = BestWeights(Checkpoints(where.checkpoints / BEST_FOLDER, keep=2), cluster, origin)
-    loop.Loop(
+    trained = loop.Loop(
         job, cluster, engine, training, validation, checkpoints, origin, metrics, stop, progress, best, task, watch
-    ).train()  # fmt: skip
+    )  # fmt: skip
+    trained.train()
+    seconds = trained.spent.by_activity()
     steps = weights_step = progress.step
     best_step = progress.selection.best_step
     if best and best_step not in (0, steps):
@@ -229,21 +234,25 @@ def _train(
         weights_step = best_step
     checksum = engine.weights_checksum()
     if metrics:
-        for line in _ended(job, metrics, TASKS[task].metric, best_step, weights_step):
+        history = metrics.history()
+        utilization = next((each.get("mfu") for each in reversed(history) if each["kind"] == "train"), None)
+        told = spent.told(seconds, job, assignment.manifest, engine.work(), utilization)
+        content = json.dumps({"seconds": seconds, "text": ". ".join(told)}, indent=2)
+        replace_file(metrics.folder / spent.FILE_NAME, content.encode())
+        for line in [*_ended(job, history, TASKS[task].metric, best_step, weights_step), *told]:
             logger.info("%s", line)
             events.message(line)
         metrics.close()
         events.phase("exporting the model")
         went_back = checkpoints.went_back()
-        export(engine, job, assignment.manifest, checksum, metrics.path, where.model, steps, weights_step, went_back)
+        export(engine, job, assignment.manifest, checksum, metrics.folder, where.model, steps, weights_step, went_back)
     engine.agree([0.0])  # barrier: a job may be considered finished when the chief exits
     logger.info("weights checksum %s", checksum)
     return engine
 
 
-def _ended(job: JobConfig, metrics: Metrics, metric: str, best_step: int, exported_step: int) -> list[str]:
+def _ended(job: JobConfig, history: list[Record], metric: str, best_step: int, exported_step: int) -> list[str]:
     """Return what is printed of the epochs, and of a better one than the exported."""
-    history = metrics.history()
     lines = table(history, metric, *((best_step, exported_step) if job.train.needs_validation else ()))
     better = better_epoch(history, job.train.monitor, exported_step) if job.train.export == "last" else None
     return [*lines, better] if better else lines

@@ -24,6 +24,7 @@ from slipway.trainer.distributed.rendezvous import Watch
 from slipway.trainer.distributed.signals import ASKED_TO_STOP, Stopped, StopRequest
 from slipway.trainer.engines.base import Engine, Measured, OutOfMemory, StepMetrics, Work
 from slipway.trainer.failures import check_finite, check_measured, too_large
+from slipway.trainer.metrics import spent
 from slipway.trainer.metrics.history import Metrics
 from slipway.trainer.metrics.speed import Speed
 from slipway.trainer.stages import stage_of
@@ -82,6 +83,7 @@ class Loop:
         self._saved_at = time.monotonic()
         self._shown_at = -math.inf
         self._validation_seconds = math.inf  # duration of the last validation
+        self.spent = spent.Spent()
 
     def train(self) -> None:
         """Run the remaining steps.
@@ -100,7 +102,8 @@ class Loop:
                 events.phase("saving the last checkpoint")
                 if self._metrics:
                     self._metrics.flush()
-                self._saver.wait()
+                with self.spent.on(spent.CHECKPOINTS):
+                    self._saver.wait()
 
     def _run(self) -> None:
         """Run steps, validations and saves. An epoch is saved before its validation, which may take long; a run that
@@ -170,7 +173,7 @@ class Loop:
         due = self._saver.due_again or (every is not None and time.monotonic() - self._saved_at >= every)
         mine = [float(self._stop_request.requested)]
         mine += [float(due), float(self._count())] if self._cluster.is_chief else [0.0, 0.0]
-        with self._watched():
+        with self._watched(), self.spent.on(spent.REPLICAS):
             stop, save, count = self._engine.agree(mine)
         return stop > 0, save > 0, round(count)
 
@@ -199,8 +202,11 @@ class Loop:
                 metrics = self._engine.run(self._training, self._step, rates)
         except OutOfMemory as error:
             raise too_large(error, self._job, self._work.devices) from None
+        seconds, waited = time.perf_counter() - started, metrics.waited or 0.0
+        self.spent.add(spent.STEPS if self._warm else spent.COMPILING, seconds - waited)
+        self.spent.add(spent.INPUT, waited)
         if self._warm:
-            self._speed.add(count, time.perf_counter() - started, metrics.waited)
+            self._speed.add(count, seconds, metrics.waited)
             self._end_profile(count)
         self._warm = True
         check_finite(metrics, self._step, self._job)
@@ -263,7 +269,7 @@ class Loop:
                 events.phase("validating")
                 self._shown_at = -math.inf  # so that the progress bar shows the training again
             started = time.monotonic()
-            with self._stop_request.at_once():
+            with self._stop_request.at_once(), self.spent.on(spent.VALIDATION):
                 measured = self._engine.evaluate(self._validation)
             self._validation_seconds = time.monotonic() - started
             check_measured(measured, self._job)
@@ -288,7 +294,7 @@ class Loop:
             from slipway.trainer.engines import hooks  # imports Keras
 
             self._metrics.flush()
-            with self._stop_request.at_once():
+            with self._stop_request.at_once(), self.spent.on(spent.FUNCTION):
                 function = hooks.load(self._job.train, "train.on_epoch_end")
                 ended = function(self._epoch(), self._step, dict(values), self._metrics.folder) is True
         (agreed,) = self._engine.agree([float(ended)])
@@ -305,7 +311,8 @@ class Loop:
             return
         metric = agreed_metric(train, measured, self._engine, self._cluster)
         if selection.take(train, metric, self._step) and self._best:
-            self._best.keep(self._engine, self._step)
+            with self.spent.on(spent.CHECKPOINTS):
+                self._best.keep(self._engine, self._step)
         if selection.ends(train) and self._step < self._plan.steps:
             text = f"stopping early at step {self._step} of {self._plan.steps}: the validation {train.monitor} did not "
             text += f"improve in {selection.waited} validations; "
@@ -321,11 +328,12 @@ class Loop:
         """Save a checkpoint unless this step is already saved. All replicas must call it; the chief writes."""
         if self._step == self._saved_step:
             return
-        checkpoint = checkpoint_of(self._progress, self._engine, self._identity)
-        if self._cluster.is_chief:
-            self._saver.start(checkpoint)
-        if self._best:
-            self._best.save_again()
+        with self.spent.on(spent.CHECKPOINTS):
+            checkpoint = checkpoint_of(self._progress, self._engine, self._identity)
+            if self._cluster.is_chief:
+                self._saver.start(checkpoint)
+            if self._best:
+                self._best.save_again()
         self._saved_step = self._step
         self._saved_at = time.monotonic()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import logging
 import os
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ from slipway.components.step import LOGS_VARIABLE
 from slipway.core.manifest import Manifest
 from slipway.core.values import JsonObject
 from slipway.trainer.metrics.history import METRICS_FILE
+from slipway.trainer.metrics.spent import FILE_NAME as SPENT_FILE
 from slipway.trainer.tasks import TASKS
 
 TEMPLATE = Path(__file__).with_name("report.html")
@@ -58,6 +60,7 @@ _TRAINING = {
     "replicas": "Replicas",
     "seed": "Seed",
     "went_back": "Older checkpoint used",
+    "time": "Time",
 }
 
 
@@ -260,6 +263,8 @@ def _data_uri(image: bytes) -> tuple[str, bool]:
 def _provenance(model: Measured, manifest: Manifest) -> list[tuple[str, list[tuple[str, str]]]]:
     """Return the columns of the provenance section: model and training from model.json, and the data set."""
     about = {key: value for key, value in model.description.items() if key not in _OF_DATA}
+    if (spent := model.folder / SPENT_FILE).is_file():
+        about["time"] = json.loads(spent.read_bytes())["text"]
     if not any(size := about.pop("image_size", None) or []):
         about.pop("channels", None)
     else:

@@ -85,6 +85,7 @@ class Export(Scenario):
 
     def begin(self, root: Path) -> None:
         (root / "metrics.jsonl").write_text("{}\n")
+        (root / "spent.json").write_text("{}")
         self._export(root, "before")
 
     def act(self, root: Path) -> object:
@@ -97,7 +98,7 @@ class Export(Scenario):
 
     def _export(self, root: Path, checksum: str) -> None:
         config = job(root, steps=10, steps_per_epoch=75)
-        exports.export(self.Engine(), config, manifest_of(), checksum, root / "metrics.jsonl", root / "model", 10, 10)  # type: ignore[arg-type]
+        exports.export(self.Engine(), config, manifest_of(), checksum, root, root / "model", 10, 10)  # type: ignore[arg-type]
 
 
 class Registration(Scenario):

@@ -73,7 +73,8 @@ def test_its_progress_can_be_watched(undisturbed: Any) -> None:
     events = [json.loads(line) for line in (root / "events.jsonl").read_text().splitlines()]
     told = [event["text"] for event in events if event["event"] == "message"]
     assert told[0].split()[:2] == ["epoch", "step"]  # the table at the end
-    assert told[-1].split()[1] == "1,800"
+    (end,) = [number for number, text in enumerate(told) if text.startswith("the training took ")]
+    assert told[end - 1].split()[1] == "1,800"
     phases = list(dict.fromkeys(event["text"] for event in events if event["event"] == "phase"))
     assert phases[:3] == ["checking the shards", "loading TensorFlow", "building the network"]
     training = ["compiling the training step", "validating", "saving the last checkpoint", "exporting the model"]

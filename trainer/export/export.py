@@ -26,6 +26,7 @@ from slipway.trainer.config import JobConfig
 from slipway.trainer.engines.base import Engine
 from slipway.trainer.engines.table import ENGINES
 from slipway.trainer.metrics.history import FILE_NAME as METRICS_FILE
+from slipway.trainer.metrics.spent import FILE_NAME as SPENT_FILE
 
 logger = logging.getLogger(__name__)
 
@@ -41,14 +42,14 @@ def export(
     weights_step: int,
     went_back: Sequence[str] = (),
 ) -> None:
-    """Write the engine's model, model.json and metrics.jsonl to `folder`, unless it already holds these weights.
+    """Write the engine's model, model.json and what is known of the training to `folder`, unless it has these weights.
 
     Args:
         engine: The engine with the trained network.
         job: The job that was trained.
         manifest: Manifest of the data set.
         checksum: Checksum of the exported weights.
-        metrics: The run's metrics.jsonl, which is copied.
+        metrics: The folder of the run's metrics.jsonl and spent.json, which are copied.
         folder: The output folder (AIP_MODEL_DIR).
         steps: Number of trained steps; fewer than planned after early stopping.
         weights_step: The step whose weights are exported.
@@ -64,7 +65,8 @@ def export(
     with replaced(folder) as path:
         if (threshold := engine.export(path, job, manifest)) is not None:
             record["threshold"] = threshold
-        shutil.copyfile(metrics, path / METRICS_FILE)
+        for name in (METRICS_FILE, SPENT_FILE):
+            shutil.copyfile(metrics / name, path / name)
         base = weights.find(job.model.weights).parent if job.model.weights else None
         seen.write_seen(local_path(job.data), manifest, path, base)
         integrity.seal(path, record)

@@ -165,6 +165,19 @@ def test_an_older_checkpoint_that_was_used_is_in_the_provenance(html: str, evalu
     assert "Older checkpoint" not in html
 
 
+def test_where_the_time_of_the_training_went_is_in_the_provenance(
+    html: str, evaluation: Evaluation, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(evaluation.model.folder, tmp_path / "model")
+    (folder / "spent.json").write_text(
+        json.dumps({"seconds": {"steps": 2.0}, "text": "the training took 2.0 s: steps 100%"})
+    )
+    model = dataclasses.replace(evaluation.model, folder=folder)
+    html_of_timed = render(dataclasses.replace(evaluation, model=model))
+    assert "Time the training took 2.0 s: steps 100%" in Page(html_of_timed).text
+    assert "the training took" not in html
+
+
 def test_the_notes_on_the_data_and_the_skipped_images_are_on_the_page(evaluation: Evaluation) -> None:
     noted = evaluation.manifest.model_copy(
         update={"notes": ["2 images have several labels."], "skipped_count": 3, "skipped_reasons": {"it is empty": 2}}

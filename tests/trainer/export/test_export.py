@@ -37,8 +37,9 @@ class WritingEngine:
 
 def write(engine: Any, tiny: Path, root: Path, make_job: Any, checksum: str = "c1") -> None:
     (root / "metrics.jsonl").write_text('{"kind": "train"}\n')
+    (root / "spent.json").write_text('{"text": "it took 2 s"}')
     job = make_job(tiny, steps=10, steps_per_epoch=75)
-    export(engine, job, manifests.read(tiny), checksum, root / "metrics.jsonl", root / "model", 10, 10)
+    export(engine, job, manifests.read(tiny), checksum, root, root / "model", 10, 10)
 
 
 def listing(root: Path) -> list[str]:
@@ -50,9 +51,9 @@ def test_the_folder_takes_the_place_of_an_empty_or_older_one(tiny: Path, tmp_pat
     write(WritingEngine(), tiny, tmp_path, make_job)
     (tmp_path / "model" / "stale").touch()
     write(WritingEngine(), tiny, tmp_path, make_job, checksum="c2")
-    assert listing(tmp_path / "model") == ["metrics.jsonl", "model.json", "saved_model.pb"]
+    assert listing(tmp_path / "model") == ["metrics.jsonl", "model.json", "saved_model.pb", "spent.json"]
     assert json.loads((tmp_path / "model" / "model.json").read_text())["weights_checksum"] == "c2"
-    assert listing(tmp_path) == ["metrics.jsonl", "model"]
+    assert listing(tmp_path) == ["metrics.jsonl", "model", "spent.json"]
 
 
 def test_a_model_with_another_ones_weights_has_seen_what_that_has(tiny: Path, tmp_path: Path, make_job: Any) -> None:
@@ -62,9 +63,10 @@ def test_a_model_with_another_ones_weights_has_seen_what_that_has(tiny: Path, tm
     np.array([3, 7], np.uint64).tofile(base / seen.SEEN_FILE)
     job = make_job(tiny, steps=10, steps_per_epoch=75)
     model = job.model.model_copy(update={"weights": WeightsSettings(file=str(base / "model.keras"))})
-    (tmp_path / "metrics.jsonl").touch()
+    for name in ("metrics.jsonl", "spent.json"):
+        (tmp_path / name).touch()
     job = job.model_copy(update={"model": model})
-    export(WritingEngine(), job, manifests.read(tiny), "c1", tmp_path / "metrics.jsonl", tmp_path / "model", 10, 10)
+    export(WritingEngine(), job, manifests.read(tiny), "c1", tmp_path, tmp_path / "model", 10, 10)
     assert {3, 7} <= set(seen.seen_by(tmp_path / "model").tolist())
 
 
@@ -105,11 +107,11 @@ def test_the_same_weights_are_not_written_again(tiny: Path, tmp_path: Path, make
 def test_a_failure_leaves_the_folder_as_it_was(tiny: Path, tmp_path: Path, make_job: Any) -> None:
     with pytest.raises(OSError, match="No space"):
         write(WritingEngine(fails=True), tiny, tmp_path, make_job)
-    assert listing(tmp_path) == ["metrics.jsonl"]
+    assert listing(tmp_path) == ["metrics.jsonl", "spent.json"]
     write(WritingEngine(), tiny, tmp_path, make_job)
     with pytest.raises(OSError, match="No space"):
         write(WritingEngine(fails=True), tiny, tmp_path, make_job, checksum="c2")
-    assert listing(tmp_path) == ["metrics.jsonl", "model"]
+    assert listing(tmp_path) == ["metrics.jsonl", "model", "spent.json"]
     assert json.loads((tmp_path / "model" / "model.json").read_text())["weights_checksum"] == "c1"
 
 
@@ -135,9 +137,9 @@ def test_in_a_bucket_the_record_goes_first_and_comes_last(
         write(WritingEngine(fails=True), tiny, tmp_path, make_job, checksum="c2")
     assert json.loads((tmp_path / "model" / "model.json").read_text())["weights_checksum"] == "c1"
     write(WritingEngine(), tiny, tmp_path, make_job, checksum="c2")
-    assert copied == ["metrics.jsonl", "saved_model.pb", "model.json"]
+    assert copied == ["metrics.jsonl", "saved_model.pb", "spent.json", "model.json"]
     found = [path.name for path in (tmp_path / "model").rglob("*") if path.is_file()]
-    assert sorted(found) == ["metrics.jsonl", "model.json", "saved_model.pb"]
+    assert sorted(found) == ["metrics.jsonl", "model.json", "saved_model.pb", "spent.json"]
     assert json.loads((tmp_path / "model" / "model.json").read_text())["weights_checksum"] == "c2"
 
 
@@ -190,5 +192,5 @@ def test_everything_is_on_the_disk_before_the_folder_has_its_name(
     monkeypatch.setattr(Path, "rename", lambda path, target: (done.append("rename"), rename(path, target))[1])
     write(WritingEngine(), tiny, tmp_path, make_job)
     before, after = done[: done.index("rename")], done[done.index("rename") + 1 :]
-    assert sorted(before) == [".model.new", "metrics.jsonl", "model.json", "saved_model.pb"]
+    assert sorted(before) == [".model.new", "metrics.jsonl", "model.json", "saved_model.pb", "spent.json"]
     assert after[0] == tmp_path.name

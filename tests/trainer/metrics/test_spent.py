@@ -1,0 +1,114 @@
+"""Where the seconds of a training went, and what is said of it: planted causes, by a clock that the test advances."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipway.trainer.engines.base import Measured, Work
+from slipway.trainer.metrics import spent
+from tests.trainer.test_loop import CountingEngine, Run
+
+
+class Clock:
+    """Stands for the module time: its seconds pass where a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.monotonic = time.monotonic
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+class Planted(CountingEngine):
+    """An engine on which a step takes a second, a validation `validating` and a state `copying` seconds."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.clock, self.compiling, self.waiting, self.validating, self.copying = clock, 0.0, 0.0, 0.0, 0.0
+        self.agreeing = 0.0
+
+    def run(self, data: Any, step: int, rates: Any) -> Any:
+        self.clock.now += len(rates) * (1.0 + self.waiting) + (self.compiling if step == 0 else 0.0)
+        self.waited = self.waiting * len(rates)
+        return super().run(data, step, rates)
+
+    def evaluate(self, data: Any) -> Measured:
+        self.clock.now += self.validating
+        return super().evaluate(data)
+
+    def state(self) -> Any:
+        self.clock.now += self.copying
+        return super().state()
+
+    def agree(self, values: Any) -> Any:
+        self.clock.now += self.agreeing
+        return super().agree(values)
+
+
+@pytest.mark.usefixtures("tensorflow")
+@pytest.mark.parametrize(
+    ("planted", "resize", "checkpoint", "described", "advised"),
+    [
+        ({"waiting": 1.0}, True, None, "waiting for input 50%, steps 49%", "--set 'data.resize={size: 8}'"),
+        ({"waiting": 3.0}, False, None, "waiting for input 75%, steps 24%", "a machine with more cores"),
+        ({"validating": 10.0}, False, None, "validation 50%, steps 49%", "it validates 4 times"),
+        ({"copying": 2.0}, False, 1, "checkpoints 67%, steps 32%", "--set train.checkpoint.every_steps=10"),
+        ({"copying": 15.0}, False, None, "checkpoints 60%, steps 39%", "it saves after each of 4 epochs"),
+        ({"agreeing": 5.0}, False, None, "waiting for other replicas 75%, steps 24%", "the log of the slowest replica"),
+        ({"compiling": 40.0}, False, None, "compiling 51%, steps 49%", "--set train.xla=false"),
+        ({"waiting": 0.1}, False, None, "steps 89%, waiting for input 9%, compiling 2%", None),
+    ],
+)
+def test_the_planted_cause_is_named_with_its_setting(
+    planted: dict[str, float], resize: bool, checkpoint: int | None, described: str, advised: str | None,
+    tmp_path: Path, make_job: Any, monkeypatch: pytest.MonkeyPatch, data_sets: Any,
+) -> None:  # fmt: skip
+    from slipway.trainer import loop
+
+    clock = Clock()
+    for module in (loop, spent):
+        monkeypatch.setattr(module, "time", clock)
+    config = make_job(
+        Path("x"), steps=40, steps_per_epoch=10, steps_per_call=5, xla=True,
+        checkpoint={"every_steps": checkpoint, "every_seconds": None},
+    )  # fmt: skip
+    engine = Planted(clock)
+    for name, value in planted.items():
+        setattr(engine, name, value)
+    run = Run(config, tmp_path / "run", engine)
+    began = clock.now
+    run.train()
+    manifest = data_sets.write(tmp_path / "data", train=[1], written_size=(20, 20) if resize else None)
+    seconds = run.loop.spent.by_activity()
+    whole = clock.now - began
+    assert sum(seconds.values()) == pytest.approx(whole)
+    first, *others = spent.told(seconds, config, manifest, Work("CPU", 1, "float32", lambda: None), None)
+    assert first.startswith(f"the training took {whole:.1f} s: ")
+    assert described in first
+    if advised is None:
+        assert not others
+    else:
+        assert advised in others[0]
+        rest = whole - seconds[next(each for each in seconds if others[0].startswith(f"without {each},"))]
+        assert f"it would take {rest:.1f} s" in others[0]
+
+
+def test_steps_below_the_devices_speed_have_a_precision_or_batch_size(
+    make_job: Any, data_sets: Any, tmp_path: Path
+) -> None:
+    config = make_job(Path("x"), steps=40, steps_per_epoch=10, batch=32)
+    manifest = data_sets.write(tmp_path / "data", train=[1])
+    seconds = {spent.STEPS: 90.0, spent.VALIDATION: 10.0}
+
+    def told(device: str, precision: str, mfu: float | None) -> list[str]:
+        return spent.told(seconds, config, manifest, Work(device, 2, precision, lambda: None), mfu)[1:]
+
+    assert "--set train.precision=mixed_bfloat16 has 2 times the peak" in told("NVIDIA A100", "float32", 0.3)[0]
+    assert "they reach 1.0% of the peak" in told("NVIDIA A100", "mixed_bfloat16", 0.01)[0]
+    assert "16 examples per device; try --set train.batch_size=128" in told("NVIDIA A100", "mixed_bfloat16", 0.01)[0]
+    assert told("NVIDIA A100", "mixed_bfloat16", 0.4) == told("CPU", "float32", None) == []

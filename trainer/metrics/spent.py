@@ -1,0 +1,118 @@
+"""Where the seconds of a training went, by activity, and what would shorten it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from slipway.core.manifest import Manifest
+from slipway.trainer.config import JobConfig
+from slipway.trainer.engines.base import Work
+from slipway.trainer.metrics.speed import peak_flops
+
+# In the folder of metrics.jsonl, and in that of the model: `seconds` by activity, and `text`.
+FILE_NAME = "spent.json"
+STEPS, INPUT, COMPILING = "steps", "waiting for input", "compiling"
+REPLICAS, VALIDATION = "waiting for other replicas", "validation"
+CHECKPOINTS, FUNCTION, OTHER = "checkpoints", "on_epoch_end", "other"
+# An activity that took less, in seconds or of the whole, is not worth a change.
+_WORTH_SECONDS = 2.0
+_WORTH = 0.15
+# Of a device's peak; below it, a step is too small for the device.
+_LOW_MFU = 0.05
+
+
+class Spent:
+    """A stopwatch for each activity of a training, of this process."""
+
+    def __init__(self) -> None:
+        self._seconds: Counter[str] = Counter()
+        self._started = time.perf_counter()
+
+    def add(self, activity: str, seconds: float) -> None:
+        """Add seconds to an activity."""
+        self._seconds[activity] += seconds
+
+    @contextlib.contextmanager
+    def on(self, activity: str) -> Iterator[None]:
+        """Add the duration of the context to an activity."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(activity, time.perf_counter() - started)
+
+    def by_activity(self) -> dict[str, float]:
+        """Return the seconds since the beginning by activity, the longest first; they sum to the whole."""
+        other = time.perf_counter() - self._started - self._seconds.total()
+        found = {**self._seconds, OTHER: max(other, 0.0)}
+        return {name: round(found[name], 3) for name in sorted(found, key=lambda name: -found[name])}
+
+
+def told(seconds: Mapping[str, float], job: JobConfig, manifest: Manifest, work: Work, mfu: float | None) -> list[str]:
+    """Return sentences: the activities that took at least 1 %; and the setting that would save most, and what it saves.
+
+    Args:
+        seconds: The seconds by activity.
+        job: The job.
+        manifest: Manifest of the data set.
+        work: The computation of a step.
+        mfu: The model FLOPs utilization of the last steps, 0 to 1; None if unknown.
+    """
+    whole = sum(seconds.values())
+    shares = [f"{name} {value / whole:.0%}" for name, value in seconds.items() if value >= 0.01 * whole > 0]
+    advice = _advice(seconds, job, manifest, work, mfu)
+    return [f"the training took {whole:.1f} s: {', '.join(shares)}", *([advice] if advice else [])]
+
+
+def _advice(
+    seconds: Mapping[str, float], job: JobConfig, manifest: Manifest, work: Work, mfu: float | None
+) -> str | None:
+    whole = sum(seconds.values())
+    for activity, value in sorted(seconds.items(), key=lambda item: -item[1]):
+        if value < max(_WORTH_SECONDS, _WORTH * whole):
+            break
+        if activity == STEPS:
+            if (faster := _faster_steps(job, work, mfu)) is not None:
+                return f"most of it are the steps: {faster}"
+        elif (fix := _fix(activity, job, manifest)) is not None:
+            return f"without {activity}, it would take {whole - value:.1f} s: {fix}"
+    return None
+
+
+def _fix(activity: str, job: JobConfig, manifest: Manifest) -> str | None:
+    every = job.train.checkpoint.every_steps
+    epochs = job.plan.steps / job.plan.steps_per_epoch
+    if activity == INPUT and manifest.resize:
+        return f"--set 'data.resize={{size: {max(manifest.image_size)}}}' resizes the images once, while preparing"
+    if activity == INPUT:
+        return "a machine with more cores for each accelerator reads faster, and a local disk faster than a bucket"
+    if activity == VALIDATION:
+        return f"it validates {epochs:,.0f} times, after each epoch; data.split.validation makes the split smaller"
+    if activity == CHECKPOINTS and every is not None:
+        return f"--set train.checkpoint.every_steps={10 * every}"
+    if activity == CHECKPOINTS:
+        return f"it saves after each of {epochs:,.0f} epochs; optimizers with fewer variables, such as sgd, save less"
+    if activity == COMPILING and job.train.xla is True:
+        return "--set train.xla=false"
+    if activity == REPLICAS:
+        return "the log of the slowest replica says what it waited for"
+    return f"see {job.train.on_epoch_end}" if activity == FUNCTION else None
+
+
+def _faster_steps(job: JobConfig, work: Work, mfu: float | None) -> str | None:
+    """Return what makes the steps of an accelerator faster; None if nothing is known."""
+    peak = peak_flops(work.device, work.precision)
+    lower = peak_flops(work.device, "mixed_bfloat16")
+    if peak is None:
+        return None
+    if work.precision == "float32" and lower is not None and lower > peak:
+        return f"--set train.precision=mixed_bfloat16 has {lower / peak:.0f} times the peak on {work.device}"
+    if mfu is not None and mfu < _LOW_MFU:
+        return (
+            f"they reach {mfu:.1%} of the peak of {work.device} with {job.train.batch_size / work.devices:,.0f} "
+            f"examples per device; try --set train.batch_size={4 * job.train.batch_size}"
+        )
+    return None
