@@ -119,16 +119,17 @@ class BeamSettings(Settings):
 
 
 class TextSettings(Settings):
-    """Inputs that are texts, whose words the network receives."""
+    """Inputs that are texts, whose words and subwords the network receives."""
 
     words: PositiveInt = Field(
         default=20_000,
-        description="Largest vocabulary: the most frequent words of the training split, of those that occur twice.",
+        description="Largest vocabulary: the words and subwords that occur at least twice in the training split, by "
+        "byte-pair encoding.",
     )
     length: PositiveInt | None = Field(
         default=None,
-        description="Words of a text that the network receives, its first ones; null: as many as 95 % of the training "
-        "split's texts have, at most 256.",
+        description="Words and subwords of a text that the network receives, its first ones; null: about as many as "
+        "95 % of the training split's texts have, at most 256.",
     )
 
 

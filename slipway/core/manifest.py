@@ -85,9 +85,9 @@ class Input(BaseModel):
     - date: text with a date, whose parts are in this `order`, and optionally a time; the network receives float32
       `shape` = (7,): the standardized days since 1970, and the sines and cosines of the positions in the year, the week
       and the day. If it is `nullable`, that is (8,), like a number's.
-    - text: the network receives the first words (see `slipway.core.words`), int32 `shape` = (words,): a word's position
-      in `vocabulary` plus 2, 1 for other words, and 0 after the last one. The vocabulary is the words of the training
-      split, the most frequent first.
+    - text: the network receives the first words and subwords (see `slipway.core.words`), int32 `shape` = (number,): the
+      position of each in `vocabulary` plus 2, 1 for a word that is unknown, and 0 after the last one. The vocabulary is
+      those of the training split, the most frequent first. Data sets prepared earlier have words only.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -123,7 +123,7 @@ class Input(BaseModel):
 
     @property
     def values(self) -> int:
-        """Number of different values of a category, an integer or a word of a text: the rows of an embedding."""
+        """Number of different values of a category, an integer or an entry of a text: the rows of an embedding."""
         return len(self.vocabulary) + self.first_position if self.first_position else (self.maximum or 0) + 1
 
     @property

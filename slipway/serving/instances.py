@@ -113,7 +113,7 @@ def example(stored: Input) -> Any:
         first = next(filter(None, stored.vocabulary), "")
         return [first] * shape[0] if shape else first
     if stored.kind == "text":
-        return " ".join(stored.vocabulary[:EXAMPLE_WORDS])
+        return " ".join([entry for entry in stored.vocabulary if entry.isalpha()][:EXAMPLE_WORDS])
     if stored.kind == "date":
         when = datetime.date(1970, 1, 1) + datetime.timedelta(days=math.floor(stored.mean[0]))
         return when.strftime({"ymd": "%Y-%m-%d", "dmy": "%d.%m.%Y", "mdy": "%m/%d/%Y"}[stored.order])
@@ -132,7 +132,7 @@ def usual(stored: Input) -> str:
         case "category":
             return f"{len(stored.vocabulary):,} categories"
         case "text":
-            return f"the first {stored.shape[0]:,} words"
+            return f"the first {stored.shape[0]:,} words or subwords"
         case "date":
             return f"such as {EPOCH[stored.order]}, or with a time" + ", may be missing" * stored.nullable
     return ""

@@ -195,6 +195,7 @@ def test_a_saved_model_without_a_task_answers_its_outputs_by_name(tmp_path: Path
         ({"kind": "integer", "shape": [3], "maximum": 9}, [0, 0, 0]),
         ({"kind": "category", "vocabulary": ["Elm", "Oak"]}, "Elm"),
         ({"kind": "category", "shape": [2], "vocabulary": ["Elm", "Oak"]}, ["Elm", "Elm"]),
+        ({"kind": "text", "shape": [9], "vocabulary": ["##s", "the", ".", "cat", "sat", "on"]}, "the cat sat"),
         ({"kind": "image", "shape": [8, 8, 1]}, None),
     ],
 )

@@ -156,7 +156,7 @@ class Features:
             elif one.kind == "category":
                 found[name] = self.tables[name].lookup(raw)
             elif one.kind == "text":
-                found[name] = word_ids(raw, self.tables[name], *one.shape)
+                found[name] = word_ids(raw, self.tables[name], one)
             elif one.kind == "date":
                 found[name] = date_features(raw, one)
             elif one.kind == "integer":

@@ -10,12 +10,45 @@ from slipway.core import dates, words
 from slipway.core.manifest import Input
 
 
-def word_ids(texts: tf.Tensor, table: tf.lookup.StaticHashTable, length: int) -> tf.Tensor:
-    """Return the first `length` words of texts, string [n], by `table`: int32 [n, length], 0 after the last word."""
+def word_ids(texts: tf.Tensor, table: tf.lookup.StaticHashTable, one: Input) -> tf.Tensor:
+    """Return the first words or subwords of texts, string [n], by `table`: int32 [n, *one.shape], 0 after the last."""
     spaced = tf.strings.regex_replace(tf.strings.lower(texts, "utf-8"), words.SPACES, " ")
     found = tf.strings.split(tf.strings.regex_replace(spaced, words.SINGLE, words.SPACED))
-    ids = found.with_values(table.lookup(found.values)).to_tensor(shape=[None, length])
-    return tf.ensure_shape(ids, [texts.shape[0], length])
+    if longest := words.longest_subword(one.vocabulary):
+        found = found[:, : one.shape[0]]
+        different, positions = tf.unique(found.values)
+        ids = found.with_values(tf.gather(_subword_ids(different, table, longest), positions)).merge_dims(1, 2)
+    else:
+        ids = found.with_values(table.lookup(found.values))
+    return tf.ensure_shape(ids.to_tensor(shape=[None, *one.shape]), [texts.shape[0], *one.shape])
+
+
+def _subword_ids(given: tf.Tensor, table: tf.lookup.StaticHashTable, longest: int) -> tf.RaggedTensor:
+    """Return the entries into which words, string [n], are divided: int32 [n, entries]; see `slipway.core.words`."""
+    too_long = tf.strings.length(given, "UTF8_CHAR") > words.MAX_CHARACTERS
+    given = tf.where(too_long, " ", given)  # which has no entry
+    sizes = tf.strings.length(given, "UTF8_CHAR")
+
+    def step(starts: tf.Tensor, ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Append the next entry of each word that has not ended, the longest that fits."""
+        left = tf.where(starts < sizes)
+        start = tf.repeat(tf.gather_nd(starts, left)[:, None], longest, axis=1)
+        length = tf.zeros_like(start) + tf.range(longest, 0, -1)
+        part = tf.strings.substr(tf.repeat(tf.gather_nd(given, left)[:, None], longest, 1), start, length, "UTF8_CHAR")
+        entries = table.lookup(tf.where(start > 0, words.CONTINUED + part, part))
+        size = tf.reduce_max(tf.where(entries > 1, length, 0), axis=1)
+        entry = tf.gather(entries, longest - tf.maximum(size, 1), batch_dims=1)
+        ends = tf.where(size > 0, start[:, 0] + size, words.MAX_CHARACTERS)
+        added = tf.scatter_nd(left, entry, tf.shape(starts, tf.int64))
+        return tf.tensor_scatter_nd_update(starts, left, ends), tf.concat([ids, added[:, None]], axis=1)
+
+    begin = tf.zeros_like(sizes), tf.zeros([tf.size(given), 0], tf.int32)
+    shapes = tf.TensorShape([None]), tf.TensorShape([None, None])
+    _, ids = tf.while_loop(
+        lambda starts, _: tf.reduce_any(starts < sizes), step, begin, shape_invariants=shapes, parallel_iterations=1
+    )
+    unknown = tf.reduce_any(ids == 1, axis=1, keepdims=True)
+    return tf.RaggedTensor.from_tensor(tf.where(unknown, tf.eye(1, tf.shape(ids)[1], dtype=tf.int32), ids), padding=0)
 
 
 def date_features(texts: tf.Tensor, one: Input) -> tf.Tensor:

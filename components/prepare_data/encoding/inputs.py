@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, cast
 from slipway.components.prepare_data.encoding.features import BOX, TEXTS, Kind
 from slipway.components.prepare_data.encoding.image import Inspector
 from slipway.components.prepare_data.encoding.messages import values
+from slipway.components.prepare_data.encoding.subwords import by_frequency, divided, learn
 from slipway.components.prepare_data.examples import Unusable, readable, stored_name
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.core.errors import UserError, nearest
@@ -43,9 +44,7 @@ SAME_AS = {
 ALLOWED = "features of the kinds number, integer, category, date, text and image, and fixed shapes as in number[3]"
 # At most this many different words of a text are counted in a shard and in a split.
 MAX_WORDS = 500_000
-# A text's vocabulary has the words that occur at least this often.
-FEWEST_OF_WORD = 2
-# The network receives this fraction of the texts whole, if they have at most this many words.
+# The network receives this fraction of the texts whole, if they have at most this many words and subwords.
 WHOLE_TEXTS, MAX_LENGTH = 0.95, 256
 # A date input has the days since 1970, and the sines and cosines of three positions.
 DATE_FEATURES = 7
@@ -148,11 +147,6 @@ class InputStatistics:
 
 
 Statistics = dict[str, InputStatistics]
-
-
-def by_frequency(counts: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Return words with their counts, the most frequent first."""
-    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 
 def combine_statistics(shards: Iterable[Statistics]) -> Statistics:
@@ -512,15 +506,22 @@ def as_input(
 
 
 def _as_text(train: InputStatistics, settings: DataSettings) -> Input:
-    """Return the description of a text: its vocabulary, and how many words the network receives."""
-    known = [word for word, count in by_frequency(train.categories) if count >= FEWEST_OF_WORD]
+    """Return the description of a text: its vocabulary, and how many words and subwords the network receives."""
+    vocabulary = learn(train.categories, settings.text.words)
     length, whole = 1, 0
     for length in sorted(train.lengths):
         whole += train.lengths[length]
         if whole >= WHOLE_TEXTS * train.count or length >= MAX_LENGTH:
             break
-    length = settings.text.length or max(1, min(length, MAX_LENGTH))
-    return Input(kind="text", shape=(length,), vocabulary=tuple(known[: settings.text.words]))
+    entries = math.ceil(length * _entries_of_word(train.categories, frozenset(vocabulary)))
+    length = settings.text.length or max(1, min(entries, MAX_LENGTH))
+    return Input(kind="text", shape=(length,), vocabulary=tuple(vocabulary))
+
+
+def _entries_of_word(counts: Mapping[str, int], vocabulary: Collection[str]) -> Fraction:
+    """Return the number of entries into which a word is divided, the mean of all that occur."""
+    total = sum(counts.values())
+    return Fraction(sum(count * max(1, len(divided(word, vocabulary))) for word, count in counts.items()), total or 1)
 
 
 def _check_dates(name: str, kind: Kind, found: InputStatistics, settings: DataSettings) -> None:

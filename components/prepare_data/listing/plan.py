@@ -24,6 +24,8 @@ from slipway.core.values import JsonObject
 FORMAT = 2
 # The same for sources of image files. Increment it if images are converted otherwise.
 IMAGES_FORMAT = 1
+# The same for sources of texts. Increment it if their vocabulary is learned otherwise.
+TEXTS_FORMAT = 1
 IDENTITY_DIGITS = 16
 # Approximate size of a record without the image: framing, field names and lengths, key.
 RECORD_BYTES_BESIDE_IMAGE = 120
@@ -153,6 +155,8 @@ class Target:
             about["classes"] = plan.classes
         if source.has_image and source.may_convert:
             about["images"] = IMAGES_FORMAT
+        if any(kind.name == "text" for kind in source.inputs.values()):
+            about["texts"] = TEXTS_FORMAT
         if source.features:
             about["features"] = source.features
         if source.task != "classification":

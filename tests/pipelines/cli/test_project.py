@@ -251,7 +251,7 @@ def test_a_table_is_scanned_and_its_configuration_prepares(tmp_path: Path, monke
     assert config.data.inputs == ["built", "zip", "rooms", "notes"]
     inputs = prepare(config.data, 1, task=config.task).manifest.inputs
     assert [each.kind for each in inputs.values()] == ["date", "category", "number", "text"]
-    assert "class Words" in (tmp_path / "project" / "model.py").read_text()  # as one input is a text
+    assert "a network for texts" in (tmp_path / "project" / "model.py").read_text()  # as one input is a text
     assert not list((tmp_path / "project").glob("*.csv"))
     on_images("trees", "--table", "flats.csv", "--label", "price", "--template", "trees")
     trees = load(tmp_path / "trees" / "slipway.yaml")

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow
 import pytest
 
+from slipway.components.prepare_data.encoding.subwords import divided, learn
 from slipway.components.prepare_data.encoding.texts import count_words, days_of, words_of
 from slipway.core.manifest import Input
 
@@ -51,20 +52,61 @@ def test_a_year_is_a_cycle() -> None:
     assert distances[3] > 1.99
 
 
-def test_the_words_of_a_text_are_the_same_for_preparation_and_the_network() -> None:
+def ids(texts: list[str], vocabulary: list[str], length: int) -> list[list[int]]:
+    """Return what the network receives."""
     import tensorflow as tf
 
+    from slipway.trainer.data.features import _table
     from slipway.trainer.data.texts import word_ids
 
+    one = Input(kind="text", shape=(length,), vocabulary=tuple(vocabulary))
+    found: list[list[int]] = tf.function(word_ids)(tf.constant(texts), _table(one), one).numpy().tolist()
+    return found
+
+
+def test_the_words_of_a_text_are_the_same_for_preparation_and_the_network() -> None:
     listed = [[word for word in words if word] for words in words_of(pyarrow.array(TEXTS)).to_pylist()]
     assert listed[0] == ["the", "cat", ",", "the", "dog", "!", "über", "-", "x2"]
     assert listed[1:4] == [[], [], ["日", "本", "語", "and", "ไ", "ท", "ย"]]
     vocabulary = sorted({word for words in listed for word in words})
-    table = tf.lookup.StaticHashTable(
-        tf.lookup.KeyValueTensorInitializer(vocabulary, tf.range(2, len(vocabulary) + 2)), default_value=1
-    )
-    ids = word_ids(tf.constant(TEXTS), table, 9).numpy()
-    assert [[vocabulary[each - 2] for each in row if each] for row in ids] == listed
-    assert word_ids(tf.constant(["the unheard cat"]), table, 2).numpy().tolist() == [[vocabulary.index("the") + 2, 1]]
+    assert [[vocabulary[each - 2] for each in row if each] for row in ids(TEXTS, vocabulary, 9)] == listed
+    assert ids(["the unheard cat"], vocabulary, 2) == [[vocabulary.index("the") + 2, 1]]
     words, lengths = count_words(pyarrow.array(TEXTS))
     assert (words["the"], words["cat"], lengths[0], lengths[9]) == (2, 1, 2, 1)
+
+
+def test_words_are_divided_into_the_longest_entries() -> None:
+    vocabulary = ["token", "##i", "##iza", "##zation", "to", "日", "##é", "caf"]
+    one, i, iza, _, to, day, e, caf = range(2, 10)
+    texts = ["Token tokeni", "tokenization", "to日", "café tokens", "", "x" * 101 + " to", "tokenizaizai"]
+    assert ids(texts, vocabulary, 4) == [
+        [one, one, i, 0], [1, 0, 0, 0], [to, day, 0, 0], [caf, e, 1, 0], [0] * 4, [1, to, 0, 0], [one, iza, iza, i],
+    ]  # fmt: skip
+
+
+def test_the_entries_of_random_texts_are_the_same_for_preparation_and_the_network() -> None:
+    rng = random.Random(5)
+    words = ["".join(rng.choices("abcdé", [5, 4, 3, 2, 1], k=rng.randrange(1, 12))) for _ in range(400)]
+    texts = [" ".join(rng.choices(words, k=rng.randrange(12))) for _ in range(300)]
+    counts, _ = count_words(pyarrow.array(texts[:100]))
+    vocabulary = learn(counts, 60)
+    expected = []
+    for text in texts:
+        entries = [divided(word, frozenset(vocabulary)) or ["?"] for word in text.split()]
+        row = [vocabulary.index(entry) + 2 if entry != "?" else 1 for word in entries for entry in word]
+        expected.append([*row, *[0] * 30][:30])
+    assert ids(texts, vocabulary, 30) == expected
+    assert any(max(row) > 1 and 1 not in row and len(set(row)) > 10 for row in expected)
+
+
+def test_the_most_frequent_pairs_are_entries() -> None:
+    counts = {"lower": 5, "low": 7, "newer": 4, "wider": 3, "x": 1}
+    # er and ow (12), then low (12), lower and newer
+    assert learn(counts, 100)[:1] == ["low"]
+    assert {"lower", "newer", "wider", "##er"} <= set(learn(counts, 100))
+    assert "x" not in learn(counts, 100)
+    small = learn(counts, 13)
+    assert len(small) == 13
+    assert {"##ow", "##er"} <= set(small)
+    assert divided("slower", frozenset(small)) == []
+    assert "".join(each.removeprefix("##") for each in divided("wowed", frozenset(small))) == "wowed"

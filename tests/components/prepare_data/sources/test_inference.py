@@ -72,14 +72,14 @@ def table(path: Path, rows: int = 400) -> Path:
 
 
 def test_dates_and_texts_are_inputs_and_keys_are_not(tmp_path: Path, make_settings: MakeSettings) -> None:
-    settings = make_settings(f"csv:{table(tmp_path / 't.csv')}", text={"words": 3})
+    settings = make_settings(f"csv:{table(tmp_path / 't.csv')}", text={"words": 60})
     found = prepare(settings, 1).manifest
     sold, about = found.inputs["sold"], found.inputs["about"]
     assert list(found.inputs) == ["sold", "about"]
     assert (sold.kind, sold.shape, sold.order) == ("date", (8,), "ymd")
     assert 17_897 < sold.mean[0] < 19_724  # days of 2019 to 2023
-    assert (about.kind, len(about.vocabulary), about.shape) == ("text", 3, (12,))
-    assert set(about.vocabulary) < {"old", "new", "big", "lake"}
+    assert (about.kind, len(about.vocabulary), about.shape) == ("text", 60, (14,))
+    assert set(about.vocabulary[:4]) == {"old", "new", "big", "lake"}
     assert "customer is no input: it is probably an identifier, since" in found.notes[0]
     named = make_settings(settings.source, inputs=["customer", "sold"], features={"customer": "category"})
     assert list(prepare(named, 1).manifest.inputs) == ["customer", "sold"]

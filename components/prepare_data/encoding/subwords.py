@@ -1,0 +1,98 @@
+"""The vocabulary of a text: words and subwords, learned from the training split's words."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping
+
+from slipway.core.words import CONTINUED, MAX_CHARACTERS
+
+# An entry occurs at least this often in the words from which it is learned: the most frequent ones.
+FEWEST_OF_ENTRY = 2
+MAX_LEARNED = 50_000
+
+
+def by_frequency(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Return words with their counts, the most frequent first."""
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+
+
+def learn(counts: Mapping[str, int], size: int) -> list[str]:
+    """Return a vocabulary for words that occur so often: at most `size` entries, the most frequent first.
+
+    By byte-pair encoding: the entries are the characters, and then, one by one, the most frequent pair of neighbors.
+    """
+    words = [
+        ([word[0], *(CONTINUED + character for character in word[1:])], count)
+        for word, count in by_frequency(counts)[:MAX_LEARNED]
+        if len(word) <= MAX_CHARACTERS
+    ]
+    characters = [entry for entry, count in by_frequency(_counts(words)) if count >= FEWEST_OF_ENTRY]
+    entries = dict.fromkeys(characters[:size])
+    pairs: Counter[tuple[str, str]] = Counter()
+    having: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
+    for number, (parts, count) in enumerate(words):
+        for pair in itertools.pairwise(parts):
+            pairs[pair] += count
+            having[pair].add(number)
+    frequent = [(-count, pair) for pair, count in pairs.items() if count >= FEWEST_OF_ENTRY]
+    heapq.heapify(frequent)
+    while frequent and len(entries) < size:
+        negative, pair = heapq.heappop(frequent)
+        if -negative != pairs[pair]:  # its count has changed since
+            continue
+        entry = pair[0] + pair[1].removeprefix(CONTINUED)
+        entries[entry] = None
+        changed: Counter[tuple[str, str]] = Counter()
+        for number in having.pop(pair):
+            parts, count = words[number]
+            merged = _merged(parts, pair, entry)
+            words[number] = merged, count
+            for before in itertools.pairwise(parts):
+                changed[before] -= count
+            for after in itertools.pairwise(merged):
+                changed[after] += count
+                having[after].add(number)
+        for each, more in changed.items():
+            pairs[each] += more
+            if more and pairs[each] >= FEWEST_OF_ENTRY:
+                heapq.heappush(frequent, (-pairs[each], each))
+    left = _counts(words)
+    return [entry for entry, _ in by_frequency({entry: left[entry] for entry in entries})]
+
+
+def _counts(words: Iterable[tuple[list[str], int]]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for parts, count in words:
+        for part in parts:
+            found[part] += count
+    return found
+
+
+def _merged(parts: list[str], pair: tuple[str, str], merged: str) -> list[str]:
+    """Return the parts of a word with one instead of each two neighbors that are the pair."""
+    found: list[str] = []
+    for part in parts:
+        if found and (found[-1], part) == pair:
+            found[-1] = merged
+        else:
+            found.append(part)
+    return found
+
+
+def divided(word: str, vocabulary: Collection[str]) -> list[str]:
+    """Return the entries of a word, each the longest that fits; none if it is unknown. See `slipway.core.words`."""
+    entries: list[str] = []
+    start = 0
+    while start < len(word) <= MAX_CHARACTERS:
+        for end in range(len(word), start, -1):
+            entry = CONTINUED * (start > 0) + word[start:end]
+            if entry in vocabulary:
+                break
+        else:
+            return []
+        entries.append(entry)
+        start = end
+    return entries
