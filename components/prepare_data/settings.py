@@ -124,7 +124,13 @@ class TextSettings(Settings):
     words: PositiveInt = Field(
         default=20_000,
         description="Largest vocabulary: the words and subwords that occur at least twice in the training split, by "
-        "byte-pair encoding.",
+        "byte-pair encoding. Not with `vocabulary`.",
+    )
+    vocabulary: str | None = Field(
+        default=None,
+        description="File with the vocabulary of a pretrained network, an entry in each line, as in BERT's vocab.txt: "
+        "words in lower case, subwords after ##, and [UNK]. A path, or in a container a gs:// URI. null: the "
+        "vocabulary is learned from the training split.",
     )
     length: PositiveInt | None = Field(
         default=None,

@@ -15,7 +15,10 @@ from slipway.pipelines.table import STEPS
 # Sections that may change when a run is resumed, because neither the data nor the checkpoints depend on them.
 CHANGEABLE = ("data.workers", "evaluate", "register", "train.restarts", "train.export", "tpu")
 # Settings that refer to files, where the file can be fixed without changing the setting.
-NAMES_OF_FILES = ("data.source", "data.features", "data.module", "model.builder", "train.module", "train.command")
+NAMES_OF_FILES = (
+    *("data.source", "data.features", "data.module", "data.text.vocabulary"),
+    *("model.builder", "train.module", "train.command"),
+)
 # An option in a fix; what follows its last quote or character is punctuation.
 OPTION = r"--(?:set|hardware) (?:'[^']*'|[^\s'])*(?:'[^']*'|[^\s',;.:])"
 

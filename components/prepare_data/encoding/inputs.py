@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 from slipway.components.prepare_data.encoding.features import BOX, TEXTS, Kind
 from slipway.components.prepare_data.encoding.image import Inspector
 from slipway.components.prepare_data.encoding.messages import values
-from slipway.components.prepare_data.encoding.subwords import by_frequency, divided, learn
+from slipway.components.prepare_data.encoding.subwords import by_frequency, divided, learn, read_vocabulary
 from slipway.components.prepare_data.examples import Unusable, readable, stored_name
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.core.errors import UserError, nearest
@@ -507,7 +507,8 @@ def as_input(
 
 def _as_text(train: InputStatistics, settings: DataSettings) -> Input:
     """Return the description of a text: its vocabulary, and how many words and subwords the network receives."""
-    vocabulary = learn(train.categories, settings.text.words)
+    file = settings.text.vocabulary
+    vocabulary = read_vocabulary(file) if file else learn(train.categories, settings.text.words)
     length, whole = 1, 0
     for length in sorted(train.lengths):
         whole += train.lengths[length]

@@ -1,17 +1,24 @@
-"""The vocabulary of a text: words and subwords, learned from the training split's words."""
+"""The vocabulary of a text: words and subwords, learned from the training split's words or read from a file."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
+import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 
+from slipway.core.errors import UserError
+from slipway.core.paths import local_path
 from slipway.core.words import CONTINUED, MAX_CHARACTERS
 
 # An entry occurs at least this often in the words from which it is learned: the most frequent ones.
 FEWEST_OF_ENTRY = 2
 MAX_LEARNED = 50_000
+# The entry of a file for unknown words.
+UNKNOWN = "[UNK]"
+# An entry that no text has, which is in lower case; entries such as [CLS] are not of texts.
+CAPITALS = re.compile(r"[^\[]*[A-Z]")
 
 
 def by_frequency(counts: Mapping[str, int]) -> list[tuple[str, int]]:
@@ -96,3 +103,40 @@ def divided(word: str, vocabulary: Collection[str]) -> list[str]:
         entries.append(entry)
         start = end
     return entries
+
+
+def read_vocabulary(file: str) -> list[str]:
+    """Return the entries in the file of `data.text.vocabulary`, one in each line.
+
+    Raises:
+        UserError: It cannot be read, or is no vocabulary of words in lower case with an entry for unknown words.
+    """
+    path = local_path(file).expanduser()
+    try:
+        entries = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except FileNotFoundError:
+        raise _wrong(
+            file, f"There is no file {file}.", "correct the path, which is relative to the project's folder"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise _wrong(file, f"{file} cannot be read: {error}.") from None
+    line_of = {entry: line for line, entry in reversed(list(enumerate(entries, 1)))}
+    repeated = next(((line, entry) for line, entry in enumerate(entries, 1) if line_of[entry] != line), None)
+    if "" in line_of:
+        raise _wrong(file, f"Line {line_of['']:,} of {file} is empty.")
+    if repeated:
+        line, entry = repeated
+        raise _wrong(file, f"Lines {line_of[entry]:,} and {line:,} of {file} have the same entry: {entry}")
+    if UNKNOWN not in line_of:
+        raise _wrong(file, f"{file} has no entry {UNKNOWN} for unknown words.")
+    if capital := next(filter(CAPITALS.match, entries), None):
+        message = f"{file} is of a network that distinguishes capital letters, but a text is in lower case: {capital}"
+        raise _wrong(file, message, "set the vocabulary of the network's uncased variant")
+    return entries
+
+
+def _wrong(file: str, message: str, fix: str = "restore the file from the pretrained network's folder") -> UserError:
+    return UserError(
+        message, setting="data.text.vocabulary", value=file, fix=fix,
+        allowed=f"an entry in each line, all different: words, subwords after {CONTINUED}, and {UNKNOWN}",
+    )  # fmt: skip

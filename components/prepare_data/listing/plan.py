@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from slipway.components.prepare_data.encoding.stored import stored_bytes
+from slipway.components.prepare_data.encoding.subwords import read_vocabulary
 from slipway.components.prepare_data.examples import SPLITS, Group
 from slipway.components.prepare_data.listing import split as splitting
 from slipway.components.prepare_data.listing.index import Summary
@@ -187,6 +188,9 @@ def stored_settings(settings: DataSettings, name: str, images: int) -> JsonObjec
         del found["missing"]
     if settings.text == TextSettings():
         del found["text"]
+    elif settings.text.vocabulary is not None:
+        entries = "\n".join(read_vocabulary(settings.text.vocabulary))
+        found["text"]["vocabulary"] = hashlib.sha256(entries.encode()).hexdigest()
     return {name: value for name, value in found.items() if value is not None or name not in DESCRIBING} | {
         "name": name
     }

@@ -14,6 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from slipway.components.prepare_data.encoding.subwords import read_vocabulary
 from slipway.components.prepare_data.examples import COLUMN, source_error
 from slipway.core.errors import UserError, nearest
 from slipway.core.paths import local_path
@@ -181,6 +182,8 @@ def open_source(settings: DataSettings, task: TaskName = "classification") -> So
     if not source.has_image:
         _refuse_image_settings(settings, source)
     _refuse_id(settings, source)
+    if settings.text.vocabulary is not None:
+        read_vocabulary(settings.text.vocabulary)
     return source
 
 

@@ -97,16 +97,3 @@ def test_the_entries_of_random_texts_are_the_same_for_preparation_and_the_networ
         expected.append([*row, *[0] * 30][:30])
     assert ids(texts, vocabulary, 30) == expected
     assert any(max(row) > 1 and 1 not in row and len(set(row)) > 10 for row in expected)
-
-
-def test_the_most_frequent_pairs_are_entries() -> None:
-    counts = {"lower": 5, "low": 7, "newer": 4, "wider": 3, "x": 1}
-    # er and ow (12), then low (12), lower and newer
-    assert learn(counts, 100)[:1] == ["low"]
-    assert {"lower", "newer", "wider", "##er"} <= set(learn(counts, 100))
-    assert "x" not in learn(counts, 100)
-    small = learn(counts, 13)
-    assert len(small) == 13
-    assert {"##ow", "##er"} <= set(small)
-    assert divided("slower", frozenset(small)) == []
-    assert "".join(each.removeprefix("##") for each in divided("wowed", frozenset(small))) == "wowed"
