@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slipway.core.atomic import json_lines
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject, leaves
 from slipway.pipelines.api import starting
@@ -20,7 +21,6 @@ from slipway.pipelines.platforms.base import RemotePlatform
 from slipway.pipelines.platforms.table import platform_of
 from slipway.pipelines.runs import record as records
 from slipway.pipelines.runs.record import RunFolder, RunRecord
-from slipway.trainer.metrics.history import FILE_NAME as HISTORY_FILE
 
 if TYPE_CHECKING:
     import pandas
@@ -140,12 +140,8 @@ class Run:
         return _pandas().DataFrame([{k: v for k, v in row.items() if k != "time"} for row in self._history()])
 
     def _history(self) -> list[JsonObject]:
-        model = next((step.outputs.get("model") for step in self._record.steps if step.name == "train"), None)
-        files = [self.folder / HISTORY_FILE, self.folder / "train" / "logs" / HISTORY_FILE]
-        if isinstance(model, str):
-            files.insert(0, Path(model) / HISTORY_FILE)
-        file = next((file for file in files if file.is_file()), None)
-        return [json.loads(line) for line in file.read_text().splitlines()] if file else []
+        file = self._folder.history_file(self._record)
+        return json_lines(file.read_bytes()) if file.is_file() else []
 
     @property
     @public

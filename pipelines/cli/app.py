@@ -10,7 +10,7 @@ from typer.core import TyperArgument
 from slipway.pipelines.cli.artifacts import build, compile_, verify
 from slipway.pipelines.cli.batch import batch
 from slipway.pipelines.cli.configuration import config as config_group
-from slipway.pipelines.cli.existing_runs import cancel, compare, explain, list_, logs, open_, status
+from slipway.pipelines.cli.existing_runs import cancel, compare, explain, list_, logs, open_, status, track
 from slipway.pipelines.cli.preparation import data as data_group
 from slipway.pipelines.cli.preparation import doctor, hardware_, migrate, setup
 from slipway.pipelines.cli.project import init
@@ -67,6 +67,12 @@ COMMANDS = (
     ("Follow runs", "logs", logs, ("slipway logs --step train", "slipway logs --follow")),
     ("Follow runs", "explain", explain, ("slipway explain", "slipway explain RUN --json")),
     ("Follow runs", "cancel", cancel, ("slipway cancel latest",)),
+    (
+        "Follow runs",
+        "track",
+        track,
+        ("slipway track latest", "slipway track RUN --set track.mlflow=http://localhost:5000"),
+    ),
     ("Follow runs", "verify", verify, ("slipway verify", "slipway verify digits", "slipway verify latest --json")),
     ("Prepare", "doctor", doctor, ("slipway doctor -c my.yaml", "slipway doctor --target vertex --hardware l4x1")),
     ("Prepare", "hardware", hardware_, ("slipway hardware --region europe-west4", "slipway hardware 'l4x4*2'")),

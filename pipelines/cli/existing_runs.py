@@ -14,8 +14,8 @@ from rich.markup import escape
 
 from slipway.core.errors import UserError, lowered
 from slipway.core.paths import short
-from slipway.pipelines.options import Json, Run, Timings, complete_run
-from slipway.pipelines.platforms.table import platform_of
+from slipway.pipelines.options import Json, Overrides, Run, Timings, complete_run
+from slipway.pipelines.platforms.table import platform_of, remote
 from slipway.pipelines.terminal import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -248,6 +248,29 @@ def cancel(run_id: Run = "latest") -> None:
     console.print(f"{folder.run_id}: {starting.cancel(folder, say).status}")
 
 
+@user_errors
+def track(
+    run_id: Annotated[
+        str, typer.Argument(metavar="[RUN]", help="A run's id, latest, or a search's.", autocompletion=complete_run)
+    ] = "latest",
+    overrides: Overrides = None,
+) -> None:
+    """Send to the tracker (section track) what it does not have of a run or search, as after it was down."""
+    from slipway.pipelines.config.config import load
+    from slipway.pipelines.runs import record as runs
+    from slipway.pipelines.runs import tracking
+
+    of_search = tracking.runs_of(run_id)
+    folder = of_search[0][0] if of_search else runs.find(run_id)
+    configuration = load(folder.configuration_file, overrides or ())
+    tracker = tracking.tracker_of(configuration)
+    if of_search:
+        tracking.send_study(configuration, run_id, tracker)
+    else:
+        tracker.send(tracking.of_run(folder, configuration, current(folder)))
+    console.print(tracker.page)
+
+
 def current(folder: RunFolder) -> RunRecord:
     """Return a run's record, updated from its platform if the run is remote; if that fails, warn."""
     from slipway.pipelines.api import starting
@@ -266,6 +289,10 @@ def watch_and_exit(folder: RunFolder, shown: Console, *, as_json: bool, require_
     except KeyboardInterrupt:
         shown.print(how_to_watch_on(folder.read()))
         raise typer.Exit(EXIT_INTERRUPTED) from None
+    if remote(record.platform):  # the process that executes a run on this machine sends it
+        from slipway.pipelines.runs.tracking import send_ended
+
+        send_ended(folder, record, say)
     exit_as_it_went(folder, record, shown, as_json=as_json, require_promotion=require_promotion)
 
 

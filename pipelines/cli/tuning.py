@@ -38,6 +38,7 @@ def tune(
     from slipway.pipelines.platforms.local.forkserver import run_starter
     from slipway.pipelines.platforms.local.launch import stop_on_signals
     from slipway.pipelines.runs import record as runs
+    from slipway.pipelines.runs.tracking import tracked_study
     from slipway.pipelines.tuning import study as studies
     from slipway.pipelines.tuning import trials
 
@@ -50,26 +51,28 @@ def tune(
     show_warnings(starting.check(configuration, DEFAULT))
     outcome = Outcome(error_console if as_json else console, as_json=as_json)
     study = studies.open_study(configuration, settings)
-    forks = run_starter(configuration, platform_of(DEFAULT))
-    with studies.locked(configuration), stop_on_signals() as stop, forks as starter:
-        base = trials.prepare(configuration, study, outcome.say)
-        search = trials.Trials(study, base, configuration, settings, starter)
-        done = sum(trial.state.is_finished() for trial in study.get_trials(deepcopy=False))
-        outcome.say(f"{settings.trials} trials, {settings.parallel} at once, data of run {base.run_id}" + (
-            f"; {done} were executed before" if done else ""))  # fmt: skip
-        for ended in search.execute(lambda: stop.requested):
-            outcome.say(_line(ended, settings))
-    if stop.requested:
-        outcome.say("stopped; the same command continues it, and each trial from its checkpoint")
-        raise typer.Exit(EXIT_INTERRUPTED)
-    _check_finished(study, search.failed(), settings)
-    best = study.best_trial
-    outcome.say(f"\nbest trial {best.number}: validation {settings.metric} {best.value:.4f}")
-    for name, value in best.params.items():
-        outcome.say(f"  {name} = {value}")
-    _say_importance(outcome, study)
-    with starting.rerun(runs.find(best.user_attrs[trials.RUN]), None, "evaluate", (), None) as ready:
-        outcome.of_local(ready)
+    with studies.locked(configuration), tracked_study(configuration, study.study_name, outcome.say):
+        forks = run_starter(configuration, platform_of(DEFAULT))
+        with stop_on_signals() as stop, forks as starter:
+            base = trials.prepare(configuration, study, outcome.say)
+            search = trials.Trials(study, base, configuration, settings, starter)
+            done = sum(trial.state.is_finished() for trial in study.get_trials(deepcopy=False))
+            outcome.say(f"{settings.trials} trials, {settings.parallel} at once, data of run {base.run_id}" + (
+                f"; {done} were executed before" if done else ""))  # fmt: skip
+            for ended in search.execute(lambda: stop.requested):
+                outcome.say(_line(ended, settings))
+        if stop.requested:
+            outcome.say("stopped; the same command continues it, and each trial from its checkpoint")
+            raise typer.Exit(EXIT_INTERRUPTED)
+        _check_finished(study, search.failed(), settings)
+        best = study.best_trial
+        outcome.say(f"\nbest trial {best.number}: validation {settings.metric} {best.value:.4f}")
+        for name, value in best.params.items():
+            outcome.say(f"  {name} = {value}")
+        _say_importance(outcome, study)
+        with starting.rerun(runs.find(best.user_attrs[trials.RUN]), None, "evaluate", (), None) as ready:
+            ready.record.study = study.study_name
+            outcome.of_local(ready)
 
 
 def _line(ended: Ended, settings: TuneSettings) -> str:

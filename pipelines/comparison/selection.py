@@ -15,7 +15,6 @@ from slipway.core.errors import UserError, nearest
 from slipway.core.values import JsonObject, leaves
 from slipway.pipelines.runs import provenance
 from slipway.pipelines.runs.record import RunFolder, RunRecord
-from slipway.trainer.metrics.history import FILE_NAME
 
 # Longer operators first: they begin with a shorter one.
 OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
@@ -91,9 +90,8 @@ class Row:
 
     @property
     def history_file(self) -> Path:
-        """The history of its training, which another run may have executed."""
-        own, model = self.folder.path / "train" / "logs" / FILE_NAME, str(self.outputs("train").get("model", ""))
-        return own if own.is_file() else Path(model) / FILE_NAME
+        """The history of its training; see `RunFolder.history_file`."""
+        return self.folder.history_file(self.record)
 
     def outputs(self, step: str) -> JsonObject:
         """Return what a step returned; {} if it did not."""

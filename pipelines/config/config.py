@@ -23,6 +23,7 @@ from slipway.core.errors import UserError
 from slipway.core.manifest import TaskName
 from slipway.pipelines.config.errors import explain_validation
 from slipway.pipelines.config.program import check_evaluation, check_program
+from slipway.pipelines.config.track import TrackSettings
 from slipway.pipelines.config.tune import TuneSettings
 from slipway.pipelines.config.values import read_values
 from slipway.pipelines.platforms.kubeflow.settings import KubeflowSettings
@@ -96,6 +97,9 @@ class RunConfig(Settings):
     )
     notify: NotifySettings | None = Field(
         default=None, description="Whom to notify when a run has ended; null: nobody."
+    )
+    track: TrackSettings | None = Field(
+        default=None, description="Where parameters, metrics, report and outcome of runs are sent; null: nowhere."
     )
     vertex: VertexSettings | None = Field(
         default=None, description="Vertex AI; required for `--target vertex` and for schedules."

@@ -14,6 +14,7 @@ from slipway.pipelines.hardware import compiled, this_machine
 from slipway.pipelines.hardware.memory import fits_memory
 from slipway.pipelines.hardware.placement import check_engine
 from slipway.pipelines.platforms.base import RemotePlatform
+from slipway.pipelines.runs.tracking import tracker_of
 from slipway.trainer.data.assignment import check_even_split
 from slipway.trainer.engines import builder, installed, table
 from slipway.trainer.stages import check_patterns
@@ -198,6 +199,18 @@ def notification(context: Context) -> str:
     if settings.email and not isinstance(context.platform, RemotePlatform):
         used[0] = "no e-mail from this machine"
     return ", ".join(used)
+
+
+def tracker(context: Context) -> str:
+    """The tracker responds; without it, a run succeeds, and is sent later."""
+    config = context.config
+    if config.track is None or context.rehearsal:
+        raise NotApplicableError("the run is not tracked")
+    try:
+        tracker_of(config).check()
+    except UserError as error:
+        raise CheckWarning(error.message, "start it, or later: slipway track RUN") from None
+    return f"MLflow at {config.track.mlflow}"
 
 
 def champion(context: Context) -> str:

@@ -23,6 +23,7 @@ PACKAGES = (
     DISTRIBUTION, "tensorflow", "keras", "jax", "torch", "numpy", "pyarrow", "pillow", "simplejpeg", "cykooz-resizer",
 )  # fmt: skip
 
+MAX_NAME = 250  # no file system has longer names
 MODULE = re.compile(r"[A-Za-z_][\w.]*(:[A-Za-z_]\w*)?")  # with a function
 
 
@@ -52,7 +53,7 @@ def read(folder: Path) -> JsonObject:
 def _files(config: RunConfig) -> list[Path]:
     """Return the project's files that the configuration names: modules, such as that of model.builder, and weights."""
     texts = [value for _, value in leaves(config.model_dump(mode="json")) if isinstance(value, str)]
-    modules = [text.partition(":")[0] for text in texts if MODULE.fullmatch(text)]
+    modules = [text.partition(":")[0] for text in texts if len(text) < MAX_NAME and MODULE.fullmatch(text)]
     files = [Path(*module.split(".")).with_suffix(".py") for module in modules]
     if config.model is not None and config.model.weights is not None:
         files.append(Path(config.model.weights.file))

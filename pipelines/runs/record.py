@@ -89,7 +89,8 @@ class RunRecord(BaseModel):
     started, in seconds since 1970; both None on a remote platform. `job` is the run's name on a remote platform (on
     Vertex AI, the job's resource name), `console` the URL of its page. Each resume of a remote run creates a new job;
     `tries` counts the jobs, and `trained` says whether an earlier one finished the training. `rehearsal` is the number
-    of steps of a rehearsal, 0 for a run. `part` is set if it executes only some steps, on the inputs of an earlier run.
+    of steps of a rehearsal, 0 for a run. `part` is set if it executes only some steps, on the inputs of an earlier run,
+    and `study` is the name of the search to which it belongs.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -99,6 +100,7 @@ class RunRecord(BaseModel):
     hardware: str
     rehearsal: int = 0
     part: Part | None = None
+    study: str | None = None
     runner: Literal["process", "docker"] = "process"
     status: Status = "running"
     created: datetime
@@ -245,6 +247,14 @@ class RunFolder:
         finally:
             os.close(self.lock)
             self.lock = None
+
+    def history_file(self, record: RunRecord) -> Path:
+        """Return the history of the training, which another run may have executed; it may not exist."""
+        from slipway.trainer.metrics.history import FILE_NAME  # light commands do not need it
+
+        own = (self.path / "train" / "logs" / FILE_NAME, self.path / FILE_NAME)  # the second is a copy
+        model = next((step.outputs.get("model", "") for step in record.steps if step.name == "train"), "")
+        return next((file for file in own if file.is_file()), Path(str(model)) / FILE_NAME)
 
     def holder(self) -> lock.Holder | None:
         """Return the process that executes the run on this machine, or None if none does."""

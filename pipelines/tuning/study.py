@@ -64,6 +64,7 @@ def open_study(config: RunConfig, tune: TuneSettings) -> optuna.Study:
     folder = in_project(FOLDER)
     folder.mkdir(exist_ok=True)
     values = config.model_dump(mode="json", by_alias=True)
+    values.pop("track", None)
     values["tune"] = {key: value for key, value in tune.model_dump(mode="json").items() if key not in FREE}
     fingerprint = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
     study = optuna.create_study(

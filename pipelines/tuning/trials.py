@@ -66,6 +66,7 @@ def prepare(config: RunConfig, study: optuna.Study, say: Say) -> RunFolder:
             return runs.find(known)
     with starting.new(config, runs.LOCAL, say, last="prepare_data") as ready:
         record = ready.record
+        record.study = study.study_name
         if config.prepared is None:  # a program that reads its data itself
             record.status = "succeeded"
             ready.folder.write(record)
@@ -157,6 +158,7 @@ class Trials:
         try:
             with starting.rerun(self._base, "train", None, changes, None, checked=True) as ready:
                 trial.set_user_attr(RUN, ready.folder.run_id)
+                ready.record.study = self._study.study_name
                 launch.start(ready.folder, ready.record, self._starter)
         except UserError as error:
             return self._tell(trial, "FAIL", error=error.message)

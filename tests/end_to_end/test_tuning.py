@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import optuna
@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from tests.end_to_end.workspace import Workspace, processes_of
+from tests.fakes.mlflow import FakeMlflow
 
 pytestmark = pytest.mark.timeout(300)
 # Counts its starts in the folder of its checkpoints; a trial waits until the file `go` exists.
@@ -74,6 +75,12 @@ def workspace(tmp_path: Path) -> Workspace:
     return space
 
 
+@pytest.fixture
+def mlflow() -> Iterator[FakeMlflow]:
+    with FakeMlflow() as server:
+        yield server
+
+
 def until(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + 120
     while not condition():
@@ -93,8 +100,9 @@ def trials(workspace: Workspace) -> list[optuna.trial.FrozenTrial]:
     return optuna.load_study(study_name=None, storage=storage).trials
 
 
-def test_a_killed_trial_continues_and_the_best_one_is_registered(workspace: Workspace) -> None:
-    command = workspace.start("tune")
+def test_a_killed_trial_continues_and_the_best_one_is_registered(workspace: Workspace, mlflow: FakeMlflow) -> None:
+    track = ("--set", f"track.mlflow={mlflow.url}")
+    command = workspace.start("tune", *track)
     until(lambda: starts(workspace) == [1])
     command.kill()
     command.communicate()
@@ -104,7 +112,7 @@ def test_a_killed_trial_continues_and_the_best_one_is_registered(workspace: Work
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(each.pid, signal.SIGKILL)
     (workspace.path / "go").touch()
-    result = workspace.slipway("tune")
+    result = workspace.slipway("tune", *track)
     assert result.returncode == 0, result.stdout + result.stderr
     found = trials(workspace)
     assert [trial.state.name for trial in found] == ["COMPLETE"] * 3
@@ -117,6 +125,11 @@ def test_a_killed_trial_continues_and_the_best_one_is_registered(workspace: Work
     metadata = json.loads((Path(record["model"]) / "metadata.json").read_text())
     assert metadata["run_id"] == record["run_id"]
     assert f"best trial {best.number}: validation score {best.value:.4f}" in result.stdout
+    [search] = [run for run in mlflow.runs.values() if "mlflow.parentRunId" not in run.tags]
+    children = [run for run in mlflow.runs.values() if run.tags.get("mlflow.parentRunId") == search.info["run_id"]]
+    assert {run.tags["slipway.run"] for run in children} == {folder.name for folder in workspace.runs()}
+    assert {run.info["status"] for run in (search, *children)} == {"FINISHED"}
+    assert search.series("test/score") == [(0, best.value)]
 
 
 def test_trials_are_forks_that_outlive_a_killed_command(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ from slipway.pipelines.runs import lock
 from slipway.pipelines.runs.following import EventReader, apply
 from slipway.pipelines.runs.notification import notify
 from slipway.pipelines.runs.record import ErrorRecord, RunFolder, RunRecord, StepRecord, Watcher
+from slipway.pipelines.runs.tracking import tracked
 from slipway.pipelines.table import steps_on
 from slipway.trainer.distributed.signals import stop_signals
 
@@ -118,19 +119,20 @@ def run(folder: RunFolder, config: RunConfig, record: RunRecord, watcher: Watche
             step.status = "pending"
     folder.write(record)
     started, kills = time.monotonic(), MemoryKills()
-    try:
-        with stop_on_signals() as stop, session.temporary_folder(folder) as temporary:
-            finished = _execute(folder, config, record, follower, stop, temporary)
-        follower.copy_pages()
-        _conclude(folder, record, finished, kills)
-    except OSError as error:  # the file system of its folder fails
-        follower.fail(error)
-    except Interrupted:
-        record.cancel()
-    record.ended = datetime.now(UTC)
-    record.seconds = round(time.monotonic() - started, 3)
-    record.process = None
-    follower.finish()
+    with tracked(folder, config, record, follower.say):
+        try:
+            with stop_on_signals() as stop, session.temporary_folder(folder) as temporary:
+                finished = _execute(folder, config, record, follower, stop, temporary)
+            follower.copy_pages()
+            _conclude(folder, record, finished, kills)
+        except OSError as error:  # the file system of its folder fails
+            follower.fail(error)
+        except Interrupted:
+            record.cancel()
+        record.ended = datetime.now(UTC)
+        record.seconds = round(time.monotonic() - started, 3)
+        record.process = None
+        follower.finish()
     return record
 
 

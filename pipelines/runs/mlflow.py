@@ -1,0 +1,253 @@
+"""MLflow as a tracker: sends a run to a tracking server, and never what the server already has.
+
+The server is called with requests: MLflow's own client would add some 20 packages, and repeats failing calls for
+minutes. The API: https://mlflow.org/docs/latest/rest-api.html
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import quote, urlsplit
+
+import requests
+
+from slipway.core.errors import UserError
+from slipway.core.values import JsonObject
+from slipway.pipelines.config.track import TrackSettings
+
+Value = TypeVar("Value")
+
+# For a connection, and for each part of an answer.
+TIMEOUT_SECONDS = 5.0
+# Limits of a batch and of names; the source of both: mlflow/utils/validation.py.
+MAX_METRICS, MAX_PARAMETERS = 1000, 100
+INVALID = re.compile(r"[^\w./ -]")
+# Shorter than what servers since 1.28 accept; they refuse longer values.
+MAX_VALUE = 500
+RUN_TAG = "slipway.run"
+PARENT_TAG = "mlflow.parentRunId"
+STATUS = {"running": "RUNNING", "succeeded": "FINISHED", "failed": "FAILED", "cancelled": "KILLED"}
+
+
+@dataclass(frozen=True)
+class Point:
+    """The value of a metric at a step; `time` is in seconds since 1970."""
+
+    name: str
+    step: int
+    value: float
+    time: float
+
+    def as_json(self) -> JsonObject:
+        """Return it in the API's form."""
+        return {
+            "key": _valid(self.name),
+            "value": self.value,
+            "step": self.step,
+            "timestamp": _milliseconds(self.time),
+        }
+
+
+@dataclass(frozen=True)
+class Tracked:
+    """What is sent of a run.
+
+    Attributes:
+        run_id: Its id, by which the server's run is found again.
+        status: running, succeeded, failed or cancelled.
+        started: When it was started, in seconds since 1970.
+        ended: When it ended, likewise; None while it is running.
+        parent: The id of the search to which it belongs.
+        parameters: Settings by dotted name.
+        points: Metrics, by step in ascending order for each name.
+        tags: Other facts; those without a value are not sent.
+        files: The artifacts, of a run that has ended.
+    """
+
+    run_id: str
+    status: str
+    started: float
+    ended: float | None = None
+    parent: str | None = None
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    points: Sequence[Point] = ()
+    tags: Mapping[str, str | None] = field(default_factory=dict)
+    files: Sequence[Path] = ()
+
+
+class Mlflow:
+    """One run on a tracking server. `send` creates it there, or completes it.
+
+    Args:
+        settings: The server.
+        experiment: The name of the experiment.
+        credentials: MLflow's environment variables.
+    """
+
+    def __init__(self, settings: TrackSettings, experiment: str, credentials: Mapping[str, str] = os.environ) -> None:
+        self._uri, self._experiment = settings.mlflow.rstrip("/"), experiment
+        self._session = requests.Session()
+        if user := credentials.get("MLFLOW_TRACKING_USERNAME"):
+            self._session.auth = (user, credentials.get("MLFLOW_TRACKING_PASSWORD", ""))
+        elif token := credentials.get("MLFLOW_TRACKING_TOKEN"):
+            self._session.headers["Authorization"] = f"Bearer {token}"
+        self._run: JsonObject = {}  # the server's description of the run, once it is known
+        self._parameters: set[str] = set()  # the names that the server has
+        self._latest: dict[str, tuple[int, float]] = {}  # the step and value of the last point that it has, by metric
+
+    @property
+    def page(self) -> str:
+        """The page of the run that was sent."""
+        return f"{self._uri}/#/experiments/{self._run['experiment_id']}/runs/{self._run['run_id']}"
+
+    def check(self) -> None:
+        """Raise UserError if the server does not respond, or refuses the credentials."""
+        try:
+            self._find_experiment()
+        except (requests.RequestException, _Refused) as error:
+            raise UserError(self._problem(error)) from None
+
+    def send(self, run: Tracked) -> None:
+        """Send what the server does not have of a run.
+
+        Raises:
+            UserError: The server failed; its message says what was not sent.
+        """
+        parts: dict[str, Callable[[], None]] = {
+            "parameters": lambda: self._open(run),
+            "metrics": lambda: self._log(self._new(run.points)),
+            **{file.name: partial(self._upload, file) for file in run.files},
+            "status": lambda: self._update(run),
+        }
+        left = list(parts)
+        try:
+            for part in parts.values():
+                part()
+                left.pop(0)
+        except (requests.RequestException, _Refused, OSError) as error:
+            if isinstance(error, _Refused):
+                self._run = {}  # the server may have lost it
+            values = f"metrics ({len(self._new(run.points)):,} values)"
+            unsent = ", ".join(values if name == "metrics" else name for name in left)
+            raise UserError(f"{self._problem(error)} Not sent: {unsent}.") from None
+
+    def _open(self, run: Tracked) -> None:
+        """Find the run, or create it, and send the parameters that it does not have, which cannot be changed."""
+        if not self._run:
+            experiment = self._find_experiment()
+            experiment = experiment or self._post("experiments/create", name=self._experiment)["experiment_id"]
+            parent = [] if run.parent is None else [(PARENT_TAG, self._run_of(experiment, run.parent, run.started))]
+            self._run_of(experiment, run.run_id, run.started, parent)
+        new = {_valid(name): value[:MAX_VALUE] for name, value in run.parameters.items()}
+        for some in _batches([name for name in new if name not in self._parameters], MAX_PARAMETERS):
+            self._post_batch(params=[{"key": name, "value": new[name]} for name in some])
+            self._parameters.update(some)
+
+    def _run_of(self, experiment: str, run_id: str, started: float, tags: Iterable[tuple[str, str]] = ()) -> str:
+        """Return the server's id of a run, which is created if it does not exist."""
+        having = f"tags.`{RUN_TAG}` = '{run_id}'"
+        found = self._post("runs/search", experiment_ids=[experiment], filter=having, max_results=1).get("runs")
+        run = found[0] if found else self._post(
+            "runs/create", experiment_id=experiment, run_name=run_id, start_time=_milliseconds(started),
+            tags=[{"key": name, "value": value} for name, value in ((RUN_TAG, run_id), *tags)],
+        )["run"]  # fmt: skip
+        self._run, data = run["info"], run.get("data", {})
+        self._parameters = {each["key"] for each in data.get("params", ())}
+        self._latest = {each["key"]: (int(each.get("step", 0)), each["value"]) for each in data.get("metrics", ())}
+        return str(self._run["run_id"])
+
+    def _new(self, points: Sequence[Point]) -> list[Point]:
+        """Return the points after the server's last one; a value that has changed at its step counts as new."""
+        before = (-1, 0.0)
+        found = [(point, self._latest.get(_valid(point.name), before)) for point in points]
+        return [
+            point
+            for point, (step, value) in found
+            if point.step > step or (point.step == step and point.value != value)
+        ]
+
+    def _log(self, points: Sequence[Point]) -> None:
+        for some in _batches(points, MAX_METRICS):
+            self._post_batch(metrics=[each.as_json() for each in some])
+            self._latest |= {_valid(each.name): (each.step, each.value) for each in some}
+
+    def _upload(self, file: Path) -> None:
+        """Upload an artifact through the server.
+
+        Raises:
+            _Refused: Clients of this server upload artifacts to its storage themselves.
+        """
+        place = urlsplit(self._run["artifact_uri"])
+        if place.scheme != "mlflow-artifacts" or place.netloc:
+            raise _Refused(f"stores artifacts in {self._run['artifact_uri']}, not through itself (--serve-artifacts)")
+        path = quote(f"{place.path.strip('/')}/{file.name}")
+        self._call("PUT", f"mlflow-artifacts/artifacts/{path}", data=file.read_bytes())
+
+    def _update(self, run: Tracked) -> None:
+        """Send the facts and the status."""
+        tags = [{"key": name, "value": value} for name, value in run.tags.items() if value]
+        self._post_batch(tags=tags)
+        end = {} if run.ended is None else {"end_time": _milliseconds(run.ended)}
+        self._post("runs/update", run_id=self._run["run_id"], status=STATUS[run.status], **end)
+
+    def _find_experiment(self) -> str | None:
+        try:
+            found = self._call("GET", "mlflow/experiments/get-by-name", params={"experiment_name": self._experiment})
+        except _Refused as error:
+            if error.code == "RESOURCE_DOES_NOT_EXIST":
+                return None
+            raise
+        return str(found["experiment"]["experiment_id"])
+
+    def _post_batch(self, **items: list[JsonObject]) -> None:
+        self._post("runs/log-batch", run_id=self._run["run_id"], **items)
+
+    def _post(self, path: str, **body: object) -> JsonObject:
+        return self._call("POST", f"mlflow/{path}", json=body)
+
+    def _call(self, method: str, path: str, **content: object) -> JsonObject:
+        # A redirection could carry the run to another host.
+        response = self._session.request(
+            method, f"{self._uri}/api/2.0/{path}", timeout=TIMEOUT_SECONDS, allow_redirects=False, **content
+        )
+        try:
+            found: JsonObject = response.json()
+        except requests.JSONDecodeError:
+            found = {}
+        if response.status_code != requests.codes.ok:
+            raise _Refused(
+                f"answered {response.status_code}: {found.get('message', response.reason)}", found.get("error_code", "")
+            )
+        return found
+
+    def _problem(self, error: Exception) -> str:
+        if isinstance(error, OSError) and not isinstance(error, requests.RequestException):  # of an artifact's file
+            return f"{error.filename} cannot be read: {error.strerror}."
+        refused = isinstance(error, _Refused)
+        return f"MLflow at {self._uri} {error if refused else f'could not be reached ({type(error).__name__})'}."
+
+
+class _Refused(Exception):
+    """The server refused a call; `code` is MLflow's name of the error."""
+
+    def __init__(self, message: str, code: str = "") -> None:
+        super().__init__(message.rstrip("."))
+        self.code = code
+
+
+def _batches(values: Sequence[Value], size: int) -> Iterator[Sequence[Value]]:
+    return (values[start : start + size] for start in range(0, len(values), size))
+
+
+def _valid(name: str) -> str:
+    return INVALID.sub("_", name)
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(1000 * seconds)

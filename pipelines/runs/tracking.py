@@ -1,0 +1,215 @@
+"""Send runs to the tracker of the section `track`, while they are executed and afterwards.
+
+What is sent is what a run stores: configuration, training history, metrics of the test split, report and outcome.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from slipway.core.atomic import json_lines
+from slipway.core.errors import UserError
+from slipway.core.values import JsonObject, leaves
+from slipway.pipelines.config.config import RunConfig, load, no_section
+from slipway.pipelines.runs import provenance
+from slipway.pipelines.runs import record as runs
+from slipway.pipelines.runs.record import RunFolder, RunRecord
+
+if TYPE_CHECKING:
+    from slipway.pipelines.runs.mlflow import Mlflow, Tracked
+
+# Between two transmissions of a run; the time that one took is at most this fraction of the run's.
+SECONDS, MAX_FRACTION = 5.0, 0.05
+# What a record of the history has beside metrics.
+NO_METRICS = ("kind", "step", "time")
+
+Say = Callable[[str], None]
+
+
+def tracker_of(config: RunConfig) -> Mlflow:
+    """Return the tracker of one run.
+
+    Raises:
+        UserError: The configuration has none.
+    """
+    from slipway.pipelines.runs.mlflow import Mlflow  # imports requests
+
+    if config.track is None:
+        raise no_section("track", "mlflow, experiment", "--set track.mlflow=http://localhost:5000")
+    return Mlflow(config.track, config.track.experiment or config.name)
+
+
+@contextlib.contextmanager
+def tracked(folder: RunFolder, config: RunConfig, record: RunRecord, say: Say) -> Iterator[None]:
+    """Return a context that sends a run while this process executes it, and when it has ended.
+
+    Args:
+        folder, config: The run; a rehearsal is not sent.
+        record: Its record, which changes in the context.
+        say: Receives a warning with what could not be sent.
+    """
+    if config.track is None or record.rehearsal:
+        yield
+        return
+    tracker, ended = tracker_of(config), threading.Event()
+
+    def follow() -> None:
+        pause = 0.0
+        while not ended.wait(pause):
+            began = time.monotonic()
+            with contextlib.suppress(Exception):  # the last transmission reports it
+                tracker.send(of_run(folder, config, record))
+            pause = max(SECONDS, (time.monotonic() - began) / MAX_FRACTION)
+
+    thread = threading.Thread(target=follow, name="tracking", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        with warned(say, f"slipway track {record.run_id}"):
+            tracker.send(of_run(folder, config, record))
+
+
+def send_ended(folder: RunFolder, record: RunRecord, say: Say) -> None:
+    """Send a run that has ended on another platform; `say` receives a warning with what could not be sent."""
+    config = load(folder.configuration_file)
+    if config.track is not None:
+        with warned(say, f"slipway track {record.run_id}"):
+            tracker_of(config).send(of_run(folder, config, record))
+
+
+@contextlib.contextmanager
+def tracked_study(config: RunConfig, study: str, say: Say) -> Iterator[None]:
+    """Return a context that sends a search when it starts, before its first trial, and ends; `say`: see `tracked`."""
+    if config.track is None:
+        yield
+        return
+    again = f"slipway track {study}"
+    with warned(say, again):
+        tracker_of(config).send(of_study(config, study, "running"))
+    try:
+        yield
+    finally:
+        with warned(say, again):
+            send_study(config, study, tracker_of(config))
+
+
+def send_study(config: RunConfig, study: str, tracker: Mlflow) -> None:
+    """Send a search that has ended, and what the tracker does not have of its runs.
+
+    Raises:
+        UserError: The tracker failed.
+    """
+    found = runs_of(study)
+    best = next((record for _, record in found if record.part and record.part.first == "evaluate"), None)
+    tracker.send(of_study(config, study, best.status if best else "cancelled", best))
+    for folder, record in found:
+        tracker_of(config).send(of_run(folder, load(folder.configuration_file), record))
+
+
+def runs_of(study: str) -> list[tuple[RunFolder, RunRecord]]:
+    """Return the runs of a search, newest first."""
+    found = []
+    for folder in runs.folders():
+        with contextlib.suppress(UserError):  # its record cannot be read
+            if (record := folder.read()).study == study:
+                found.append((folder, record))
+    return found
+
+
+@contextlib.contextmanager
+def warned(say: Say, again: str) -> Iterator[None]:
+    """Return a context whose errors are warnings, with the command that sends the rest."""
+    try:
+        yield
+    except UserError as error:
+        say(f"warning: not everything was tracked: {error.message} To send it: {again}")
+    except Exception as error:
+        say(f"warning: not everything was tracked: an internal error: {type(error).__name__}. To send it: {again}")
+
+
+def of_run(folder: RunFolder, config: RunConfig, record: RunRecord) -> Tracked:
+    """Return what is sent of a run."""
+    from slipway.pipelines.runs.mlflow import Point, Tracked
+
+    history = folder.history_file(record)
+    started, ended = record.created.timestamp(), record.ended.timestamp() if record.ended else None
+    points = [
+        Point(f"{line['kind']}/{name}", line["step"], value, line.get("time", started))
+        for line in (json_lines(history.read_bytes()) if history.is_file() else ())
+        for name, value in line.items()
+        if name not in NO_METRICS and _is_number(value)
+    ]
+    last = max((point.step for point in points), default=0)
+    tests = {f"test/{name}": value for name, value in record.metrics.items() if _is_number(value)}
+    points += [Point(name, last, value, ended or time.time()) for name, value in tests.items()]
+    files = (folder.configuration_file, folder.report_file)
+    return Tracked(
+        run_id=record.run_id,
+        status=record.status,
+        started=started,
+        ended=ended,
+        parent=record.study,
+        parameters=_parameters(config.model_dump(mode="json", by_alias=True)),
+        points=points,
+        tags=_tags(folder, config, record),
+        files=[file for file in files if ended and file.is_file()],
+    )
+
+
+def of_study(config: RunConfig, study: str, status: str, best: RunRecord | None = None) -> Tracked:
+    """Return what is sent of a search, which is the parent of its trials; `best` evaluated the best one."""
+    from slipway.pipelines.runs.mlflow import Point, Tracked
+
+    now = time.time()
+    tests = best.metrics if best else {}
+    return Tracked(
+        run_id=study,
+        status=status,
+        started=now,
+        ended=None if status == "running" else now,
+        parameters=_parameters({"tune": config.model_dump(mode="json")["tune"]}),
+        points=[Point(f"test/{name}", 0, value, now) for name, value in tests.items() if _is_number(value)],
+        tags={"slipway.best": best.run_id if best else None},
+    )
+
+
+def _tags(folder: RunFolder, config: RunConfig, record: RunRecord) -> dict[str, str | None]:
+    outputs: dict[str, JsonObject] = {step.name: step.outputs for step in record.steps}
+    image = folder.image_file.read_text() if folder.image_file.is_file() else None
+    trained = outputs.get("train", {})
+    return {
+        "mlflow.user": getpass.getuser(),
+        "mlflow.source.name": "slipway",
+        "mlflow.source.git.commit": provenance.read(folder.path).get("commit"),
+        "slipway.platform": record.platform,
+        "slipway.hardware": record.hardware,
+        "slipway.configuration": config.fingerprint(),
+        "slipway.data": outputs.get("prepare_data", {}).get("fingerprint"),
+        "slipway.image": image or outputs.get("build_image", {}).get("image"),
+        "slipway.weights": trained.get("weights_checksum"),
+        "slipway.model": record.model or trained.get("model"),
+        "slipway.verdict": (record.verdict or {}).get("decision"),
+        "slipway.error": record.error.message if record.error else None,
+    }
+
+
+def _parameters(values: JsonObject) -> dict[str, str]:
+    return {
+        ".".join(keys): value if isinstance(value, str) and value else json.dumps(value)
+        for keys, value in leaves(values)
+        if value is not None
+    }
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
