@@ -1,6 +1,6 @@
 """Send runs to the tracker of the section `track`, while they are executed and afterwards.
 
-What is sent is what a run stores: configuration, training history, metrics of the test split, report and outcome.
+What is sent is what a run stores: settings, training history, metrics of the test split, report and outcome.
 """
 
 from __future__ import annotations
@@ -152,17 +152,17 @@ def of_run(folder: RunFolder, config: RunConfig, record: RunRecord) -> Tracked:
     last = max((point.step for point in points), default=0)
     tests = {f"test/{name}": value for name, value in record.metrics.items() if _is_number(value)}
     points += [Point(name, last, value, ended or time.time()) for name, value in tests.items()]
-    files = (folder.configuration_file, folder.report_file)
     return Tracked(
         run_id=record.run_id,
         status=record.status,
         started=started,
         ended=ended,
         parent=record.study,
-        parameters=_parameters(config.model_dump(mode="json", by_alias=True)),
+        # The address of a webhook is a secret.
+        parameters=_parameters(config.model_dump(mode="json", by_alias=True, exclude={"notify"})),
         points=points,
         tags=_tags(folder, config, record),
-        files=[file for file in files if ended and file.is_file()],
+        files=[folder.report_file] if ended and folder.report_file.is_file() else [],
     )
 
 

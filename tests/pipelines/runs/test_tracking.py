@@ -40,6 +40,7 @@ def configuration(server: FakeMlflow, **track: Any) -> RunConfig:
         },
         "train": {"epochs": 2},
         "tune": {"parameters": {"train.learning_rate": {"low": 0.1, "high": 0.5}}},
+        "notify": {"webhook": "https://chat/s3cret"},
         "track": {"mlflow": server.url, **track},
     }
     return validate(values, "test.yaml")
@@ -108,14 +109,11 @@ def test_a_run_is_sent_once_however_often_it_is_sent(folder: RunFolder, server: 
     assert run.params["model.arguments.é_x_"] == "y" * 500
     assert run.params["tune.parameters.train.learning_rate.high"] == "0.5"
     assert len(run.params) > 100  # more than a batch
+    assert not any("s3cret" in value for value in run.params.values())
     tags = {"slipway.run": folder.run_id, "slipway.data": "f1", "slipway.configuration": config.fingerprint()}
     assert run.tags.items() >= tags.items()
     assert (run.info["status"], run.info["end_time"]) == ("FINISHED", round(1000 * record.ended.timestamp()))
-    path = f"1/{run.info['run_id']}/artifacts"
-    assert server.artifacts == {
-        f"{path}/report.html": b"<p>report",
-        f"{path}/config.yaml": folder.configuration_file.read_bytes(),
-    }
+    assert server.artifacts == {f"1/{run.info['run_id']}/artifacts/report.html": b"<p>report"}
     assert server.experiments == {"digits": "1"}
 
 
@@ -144,9 +142,10 @@ def test_a_server_that_is_killed_costs_a_warning_with_what_was_not_sent(
         until(lambda: server.runs and server.run(folder.run_id).series("train/loss") == [(1, 1.0), (2, 0.5)])
         server.stop()
         trained(folder, 1, 2, 3, 4)
+        folder.report_file.write_text("<p>report")
         ended(record)
     [warning] = said
-    assert "could not be reached (ConnectionError). Not sent: metrics (8 values), config.yaml, status." in warning
+    assert "could not be reached (ConnectionError). Not sent: metrics (8 values), report.html, status." in warning
     assert warning.endswith(f"To send it: slipway track {folder.run_id}")
     server.start()
     send(folder, configuration(server), record)
@@ -209,7 +208,8 @@ def test_other_addresses_are_refused(server: FakeMlflow, url: str) -> None:
 
 def test_artifacts_of_a_server_that_does_not_store_them_are_named(folder: RunFolder, server: FakeMlflow) -> None:
     server.root = "s3://bucket"
-    with pytest.raises(UserError, match=r"stores artifacts in s3://bucket.* Not sent: config.yaml, status"):
+    folder.report_file.write_text("<p>report")
+    with pytest.raises(UserError, match=r"stores artifacts in s3://bucket.* Not sent: report.html, status"):
         send(folder, configuration(server), ended(record_of(folder)))
 
 

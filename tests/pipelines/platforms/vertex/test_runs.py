@@ -12,6 +12,7 @@ from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.dataflow import job_name, prefix_of
 from tests.fakes.errors import ServiceError
 from tests.fakes.google import NUMBER, PROJECT, REGION, FakeGoogle
+from tests.fakes.mlflow import FakeMlflow
 from tests.fakes.ready import BUCKET, RUNNER, grant
 from tests.fakes.vertex.script import Failure
 from tests.pipelines.platforms.vertex.conftest import Slipway
@@ -264,6 +265,16 @@ def test_the_report_is_downloaded(ready_google: FakeGoogle, workspace: Path, sli
         workspace / "runs" / run_id / "report.html"
     ).read_text() == "<html>run 1, registered as <strong>digits@1</strong></html>"
     assert record(workspace)["report"].endswith("report.html")
+
+
+def test_the_command_that_watches_a_run_to_its_end_sends_it_to_mlflow(workspace: Path, slipway: Slipway):
+    with FakeMlflow() as server:
+        assert slipway(*RUN, "--set", f"track.mlflow={server.url}").exit_code == 0
+        [run] = server.runs.values()
+    assert (run.info["status"], run.tags["slipway.platform"]) == ("FINISHED", "vertex")
+    assert run.series("test/accuracy")
+    assert "@" in run.tags["slipway.model"]
+    assert run.info["start_time"] < run.info["end_time"]
 
 
 def test_an_unreadable_log_hides_nothing_else(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
