@@ -19,7 +19,7 @@ from pydantic import Field
 
 from slipway.core.atomic import FULL, replace_file, sync, sync_tree
 from slipway.core.errors import UserError
-from slipway.core.integrity import FILES_CHECKSUM, REGISTRATION_FILE, checksum, files, verify
+from slipway.core.integrity import FILES_CHECKSUM, REGISTRATION_FILE, STATEMENT_FILE, checksum, files, verify
 from slipway.core.values import JsonObject
 from slipway.trainer.settings import Settings
 
@@ -41,6 +41,11 @@ class RegisterSettings(Settings):
     registry: str = Field(
         default="models",
         description="Folder of the local registry. Not used on Vertex AI, which has its own Model Registry.",
+    )
+    signing_key: str | None = Field(
+        default=None,
+        description="Private key (Ed25519, in a PEM file) with which the provenance of versions that are "
+        "registered on this machine is signed, for `slipway verify --key`; null: it is not signed.",
     )
     model: str | None = Field(
         default=None,
@@ -181,6 +186,7 @@ class Registry:
         try:
             _copy_folder(source, unfinished)
             _verify_copy(source, unfinished)
+            (unfinished / STATEMENT_FILE).unlink(missing_ok=True)  # of a model copied from a registry
             record[FILES_CHECKSUM] = checksum(unfinished)
             # It replaces that of a model copied from a registry.
             replace_file(unfinished / METADATA, (json.dumps(record, indent=2) + "\n").encode())

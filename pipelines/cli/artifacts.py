@@ -110,13 +110,18 @@ def verify(
         typer.Argument(metavar="[WHAT]...", help="Models, runs and folders of data sets; default: all of this folder."),
     ] = None,
     registry: Registry = Path("models"),
+    key: Annotated[
+        Path | None,
+        typer.Option("--key", metavar="FILE", help="Public key (PEM) with which registered models must be signed."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Read models, checkpoints and prepared data sets, and compare every file with its checksum."""
-    from slipway.pipelines.runs import verification
+    from slipway.pipelines.runs import attestation, verification
 
-    found = [each for name in names for each in verification.verify(name, registry)] if names else []
-    found = found if names else list(verification.everything(registry))
+    public = None if key is None else attestation.read_key(str(key), private=False)
+    found = [each for name in names for each in verification.verify(name, registry, public)] if names else []
+    found = found if names else list(verification.everything(registry, public))
     print_results(found, as_json=as_json)
     damaged = sum(bool(each.damages) for each in found)
     say(f"{len(found):,} artifacts verified, {damaged:,} damaged")

@@ -28,6 +28,7 @@ GENERAL = (
     Check("stages", configuration.stages),
     Check("image context", configuration.image_context, of_run=True),
     Check("notification", configuration.notification, of_run=True),
+    Check("signing key", configuration.signing_key, of_run=True),
     Check("tracker", configuration.tracker, of_run=True),
     Check("champion", configuration.champion, of_run=True),
 )

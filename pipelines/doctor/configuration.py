@@ -14,6 +14,7 @@ from slipway.pipelines.hardware import compiled, this_machine
 from slipway.pipelines.hardware.memory import fits_memory
 from slipway.pipelines.hardware.placement import check_engine
 from slipway.pipelines.platforms.base import RemotePlatform
+from slipway.pipelines.runs.attestation import read_key
 from slipway.pipelines.runs.tracking import tracker_of
 from slipway.trainer.data.assignment import check_even_split
 from slipway.trainer.engines import builder, installed, table
@@ -211,6 +212,18 @@ def tracker(context: Context) -> str:
     except UserError as error:
         raise CheckWarning(error.message, "start it, or later: slipway track RUN") from None
     return f"MLflow at {config.track.mlflow}"
+
+
+def signing_key(context: Context) -> str:
+    """The key with which registered models are signed can be used."""
+    file = context.config.register_.signing_key
+    if file is None or context.rehearsal:
+        raise NotApplicableError("models are not signed")
+    if isinstance(context.platform, RemotePlatform):
+        what = f"models that are registered on {context.platform.title} are not signed"
+        raise CheckWarning(what, "--set register.signing_key=null")
+    read_key(file, private=True)
+    return file
 
 
 def champion(context: Context) -> str:

@@ -11,7 +11,9 @@ from slipway.core import integrity, manifest
 from slipway.core.errors import UserError, nearest
 from slipway.core.paths import local_path
 from slipway.core.values import JsonObject
+from slipway.pipelines.runs import attestation
 from slipway.pipelines.runs import record as runs
+from slipway.pipelines.runs.attestation import Key
 from slipway.trainer.checkpoint.best import FOLDER as BEST_FOLDER
 from slipway.trainer.checkpoint.store import Checkpoints
 
@@ -20,27 +22,32 @@ NAMES = "a registered model, NAME/VERSION, a run's id, or the folder of a model 
 
 @dataclass
 class Verified:
-    """An artifact, with an error for each of its damaged files; `sealed` is whether it has checksums."""
+    """An artifact, with an error for each of its damaged files; `sealed` is whether it has checksums.
+
+    `note` is what is not verified.
+    """
 
     kind: str
     path: Path
     damages: list[UserError] = field(default_factory=list)
     sealed: bool = True
+    note: str = ""
 
     def as_dict(self) -> JsonObject:
         """Return it as JSON."""
         damages = [error.as_dict() for error in self.damages]
-        return {"kind": self.kind, "path": str(self.path), "sealed": self.sealed, "damages": damages}
+        return {"kind": self.kind, "path": str(self.path), "sealed": self.sealed, "note": self.note, "damages": damages}
 
     def lines(self) -> list[str]:
         """Return the lines of output: the artifact, then its errors."""
         if self.damages:
             return [f"✗ {self.kind} {self.path}", *(f"  {line}" for e in self.damages for line in str(e).split("\n"))]
-        return [f"✓ {self.kind} {self.path}" + ("" if self.sealed else ": has no checksums")]
+        note = self.note if self.sealed else "has no checksums"
+        return [f"✓ {self.kind} {self.path}" + (f": {note}" if note else "")]
 
 
-def verify(name: str, registry: Path) -> Iterator[Verified]:
-    """Verify the artifacts that `name` names; see `NAMES`.
+def verify(name: str, registry: Path, key: Key = None) -> Iterator[Verified]:
+    """Verify the artifacts that `name` names; see `NAMES`. Registered models have to be signed with `key`, if given.
 
     Raises:
         UserError: There is no such artifact.
@@ -49,9 +56,9 @@ def verify(name: str, registry: Path) -> Iterator[Verified]:
     model, _, version = name.partition("/")
     run_ids = [each.run_id for each in runs.folders()]
     if name in known.models():
-        yield from _versions(known, name)
+        yield from _versions(known, name, key)
     elif version.isdecimal() and int(version) in known.numbers(model):
-        yield _version(known, model, int(version))
+        yield from _version(known, model, int(version), key)
     elif name == runs.LATEST or name in run_ids:
         yield from _run(runs.find(name))
     elif (folder / manifest.FILE_NAME).is_file():
@@ -70,11 +77,11 @@ def verify(name: str, registry: Path) -> Iterator[Verified]:
         )
 
 
-def everything(registry: Path) -> Iterator[Verified]:
+def everything(registry: Path, key: Key = None) -> Iterator[Verified]:
     """Verify all registered models, and the checkpoints, model and data set of each run in this folder."""
     known = Registry(registry)
     for name in known.models():
-        yield from _versions(known, name)
+        yield from _versions(known, name, key)
     seen: set[Path] = set()
     for folder in runs.folders():
         for each in _run(folder, seen):
@@ -82,22 +89,45 @@ def everything(registry: Path) -> Iterator[Verified]:
             yield each
 
 
-def _versions(known: Registry, name: str) -> Iterator[Verified]:
+def _versions(known: Registry, name: str, key: Key) -> Iterator[Verified]:
     for number in known.numbers(name):
-        yield _version(known, name, number)
+        yield from _version(known, name, number, key)
     try:
         known.champion(name)
     except UserError as error:
         yield Verified("champion", known.root / name / CHAMPION, [error])
 
 
-def _version(known: Registry, name: str, number: int) -> Verified:
+def _version(known: Registry, name: str, number: int, key: Key) -> Iterator[Verified]:
+    """Verify a version; with a key, also that it and its data set are those that were signed."""
     folder = known.root / name / str(number)
     try:
         checksum = known.version(name, number).metadata.get(integrity.FILES_CHECKSUM)
     except UserError as error:
-        return Verified("model", folder, [error])
-    return _model(folder, checksum)
+        yield Verified("model", folder, [error])
+        return
+    found, data = _model(folder, checksum), None
+    if key is not None:
+        try:
+            data = attestation.verified_data_set(folder, key)
+        except (UserError, OSError) as error:
+            found.damages.append(_told(error, folder))
+    elif (folder / integrity.STATEMENT_FILE).is_file():
+        found.note = "signed; to verify that: --key FILE"
+    yield found
+    if data is not None:
+        yield _signed_data_set(*data)
+
+
+def _signed_data_set(folder: Path, digest: str) -> Verified:
+    """Verify the data set of a signed model: `digest` is the SHA-256 of its manifest, which has those of the shards."""
+    if not folder.is_dir():
+        return Verified("data set", folder, note="not verified: it is not on this machine")
+    found = _data_set(folder)
+    if not found.damages and attestation.digest_of(folder) != digest:
+        what = f"The data set in {folder} is not the one with which the model was trained: another {manifest.FILE_NAME}"
+        found.damages.append(UserError(f"{what} was signed.", fix=manifest.PREPARE_AGAIN.format(folder)))
+    return found
 
 
 def _model(folder: Path, checksum: str | None = None) -> Verified:

@@ -18,6 +18,8 @@ RECORD_FILE = "model.json"
 CHECKSUMS_FILE = ".slipway.json"
 # Of a registered version; another program's file of this name is not part of it.
 REGISTRATION_FILE = "metadata.json"
+# The signed provenance of a registered version; see `slipway.pipelines.runs.attestation`.
+STATEMENT_FILE = "provenance.intoto.jsonl"
 # What the metadata of artifacts and registered versions call the checksum of the checksums.
 FILES_CHECKSUM = "files_checksum"
 # Entries of either file: [size, SHA-256] by file, and the SHA-256 of all other entries.
@@ -26,7 +28,7 @@ FILES, CHECKSUM = "files", "record_checksum"
 
 def seal(folder: Path, record: Mapping[str, object], file: str = RECORD_FILE) -> None:
     """Write `file`, model.json or CHECKSUMS_FILE, with `record` and the checksums of the folder's other files."""
-    kept = {name: one for name, one in files(folder).items() if name not in (file, REGISTRATION_FILE)}
+    kept = {name: one for name, one in files(folder).items() if name not in (file, REGISTRATION_FILE, STATEMENT_FILE)}
     content = {**record, FILES: kept}
     (folder / file).write_text(json.dumps({**content, CHECKSUM: _checksum(content)}, indent=2) + "\n")
 

@@ -15,7 +15,7 @@ DISTRIBUTION = "slipway-ml"
 NO_EXTRA = ""
 _EXTRAS = {
     NO_EXTRA: (
-        "docker", "google_crc32c", "importlib_resources", "keras", "matplotlib", "numpy", "packaging", "PIL",
+        "cryptography", "docker", "google_crc32c", "importlib_resources", "keras", "matplotlib", "numpy", "packaging", "PIL",
         "pyarrow", "scipy", "simplejpeg", "sklearn", "tensorflow", "tensorflow_datasets",
     ),
     "cloud": (

@@ -34,7 +34,7 @@ from slipway.pipelines.platforms.local import session
 from slipway.pipelines.platforms.local.containers import stop_containers
 from slipway.pipelines.platforms.local.warm import warm_steps
 from slipway.pipelines.platforms.table import DEFAULT, platform_of
-from slipway.pipelines.runs import lock
+from slipway.pipelines.runs import attestation, lock
 from slipway.pipelines.runs.following import EventReader, apply
 from slipway.pipelines.runs.notification import notify
 from slipway.pipelines.runs.record import ErrorRecord, RunFolder, RunRecord, StepRecord, Watcher
@@ -125,6 +125,7 @@ def run(folder: RunFolder, config: RunConfig, record: RunRecord, watcher: Watche
                 finished = _execute(folder, config, record, follower, stop, temporary)
             follower.copy_pages()
             _conclude(folder, record, finished, kills)
+            _sign(folder, config, record)
         except OSError as error:  # the file system of its folder fails
             follower.fail(error)
         except Interrupted:
@@ -491,6 +492,21 @@ def _conclude(folder: RunFolder, record: RunRecord, finished: bool, kills: Memor
             message=KILLED if running else FAILED_OUTSIDE,
             fix=f"slipway run --resume {record.run_id}",
             traceback=last_lines(log),
+        )
+
+
+def _sign(folder: RunFolder, config: RunConfig, record: RunRecord) -> None:
+    """Sign the version that a succeeded run has registered; if that fails, so has the run."""
+    try:
+        if record.status == "succeeded":
+            attestation.sign(folder, config, record)
+    except UserError as error:
+        record.status = "failed"
+        record.error = ErrorRecord(
+            step="register_model",
+            message=f"{error.message} The model is registered, but not signed.",
+            setting=error.setting,
+            fix=f"slipway run --resume {record.run_id}, with a key: {error.fix}",
         )
 
 

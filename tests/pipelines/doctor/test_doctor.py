@@ -47,6 +47,7 @@ NOT_LOCAL = (
     "stages",
     "image context",
     "notification",
+    "signing key",
     "tracker",
 )
 

@@ -1,0 +1,223 @@
+"""A registered model is signed with its data set, and every forgery is refused, also one with matching checksums."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from typer.testing import CliRunner
+
+from slipway.components.register_model.registry import Registry
+from slipway.core import integrity
+from slipway.core.errors import UserError
+from slipway.core.manifest import Manifest, Shard, Split
+from slipway.pipelines.checks import CheckWarning, Context
+from slipway.pipelines.cli.app import app
+from slipway.pipelines.config.config import RunConfig, validate
+from slipway.pipelines.doctor import configuration as checked
+from slipway.pipelines.platforms.local import launch
+from slipway.pipelines.platforms.table import PLATFORMS
+from slipway.pipelines.runs import attestation
+from slipway.pipelines.runs import record as runs
+from slipway.pipelines.runs.record import RunRecord
+
+VERSION = Path("models/digits/1")
+STATEMENT = VERSION / "provenance.intoto.jsonl"
+
+
+def write_keys(name: str, key: Any) -> None:
+    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    Path(f"{name}.key").write_bytes(pem)
+    Path(f"{name}.pub").write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+
+
+def write_data(content: bytes) -> None:
+    """Write a data set of one shard, whose checksums match."""
+    Path("data").mkdir(exist_ok=True)
+    Path("data/test.tfrecord").write_bytes(content)
+    shard = Shard(
+        file="test.tfrecord", examples=1, bytes=len(content), sha256=hashlib.sha256(content).hexdigest()
+    )  # fmt: skip
+    described = Manifest(
+        name="digits", fingerprint="f1", source="digits", settings={}, classes=["a", "b"], image_size=(8, 8),
+        channels=1, resize=False, encodings=["png"],
+        splits={"test": Split(examples=1, classes={"a": 1}, shards=[shard])},
+    )  # fmt: skip
+    Path("data/manifest.json").write_text(described.model_dump_json())
+
+
+def configuration(**register: Any) -> RunConfig:
+    values = {
+        "name": "digits",
+        "data": {"source": "digits"},
+        "model": {"builder": "a:b"},
+        "train": {"epochs": 1},
+        "notify": {"webhook": "https://chat/s3cret"},
+        "register": register,
+    }
+    return validate(values, "test.yaml")
+
+
+def executed(record: RunRecord) -> bool:
+    """Do what the steps of a run do; return True."""
+    Path("weights").mkdir()
+    Path("weights/model.pt2").write_bytes(b"weights")
+    integrity.seal(Path("weights"), {})
+    metadata = {"run_id": record.run_id, "weights_checksum": "1"}
+    registered = Registry(Path("models")).register("digits", Path("weights"), metadata, "any")
+    outputs = {
+        "prepare_data": {"dataset": str(Path("data").absolute()), "fingerprint": "f1"},
+        "register_model": {"model": str(registered.version.folder.absolute())},
+    }
+    for step in record.steps:
+        step.status, step.outputs = "succeeded", outputs.get(step.name, {})
+    record.model = outputs["register_model"]["model"]
+    return True
+
+
+class Silent:
+    def event(self, record: RunRecord, event: dict[str, Any]) -> None:
+        pass
+
+
+def run(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> RunRecord:
+    folder = runs.create(config)
+    monkeypatch.setattr(launch, "_execute", lambda _folder, _config, record, *_: executed(record))
+    with folder.held():
+        return launch.run(folder, config, launch.new_record(folder, config), Silent())
+
+
+@pytest.fixture
+def signed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunRecord:
+    (tmp_path / "my models").mkdir()
+    monkeypatch.chdir(tmp_path / "my models")
+    write_keys("signing", Ed25519PrivateKey.generate())
+    write_data(b"examples")
+    record = run(configuration(signing_key="signing.key"), monkeypatch)
+    assert record.status == "succeeded"
+    return record
+
+
+def verify(*options: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["verify", "digits", *options])
+    return result.exit_code, result.stdout
+
+
+def test_a_run_signs_what_it_registers_and_what_that_was_made_from(signed: RunRecord) -> None:
+    code, shown = verify("--key", "signing.pub")
+    assert (code, shown.splitlines()) == (0, [f"✓ model {VERSION}", f"✓ data set {Path('data').absolute()}"])
+    assert verify() == (0, f"✓ model {VERSION}: signed; to verify that: --key FILE\n")
+    envelope = json.loads(STATEMENT.read_bytes())
+    assert envelope["payloadType"] == "application/vnd.in-toto+json"
+    statement = json.loads(base64.b64decode(envelope["payload"]))
+    assert {each["name"] for each in statement["subject"]} == {"model.pt2", "model.json", "metadata.json"}
+    made = statement["predicate"]["buildDefinition"]
+    assert made["externalParameters"]["configuration"]["train"]["epochs"] == 1.0
+    [data] = [each for each in made["resolvedDependencies"] if each["name"] == "dataset"]
+    assert data["annotations"] == {"fingerprint": "f1"}
+    assert data["digest"] == {"sha256": hashlib.sha256(Path("data/manifest.json").read_bytes()).hexdigest()}
+    assert statement["predicate"]["runDetails"]["metadata"]["invocationId"] == signed.run_id
+    assert b"s3cret" not in base64.b64decode(envelope["payload"])
+
+
+def forge_weights() -> None:
+    """Replace the weights, with checksums that match."""
+    (VERSION / "model.pt2").write_bytes(b"forged")
+    integrity.seal(VERSION, {})
+    metadata = json.loads((VERSION / "metadata.json").read_text())
+    metadata["files_checksum"] = integrity.checksum(VERSION)
+    (VERSION / "metadata.json").write_text(json.dumps(metadata))
+
+
+def forge_statement() -> None:
+    """Replace the weights, with a statement that matches, and the old signature."""
+    forge_weights()
+    envelope = json.loads(STATEMENT.read_bytes())
+    statement = json.loads(base64.b64decode(envelope["payload"]))
+    digests = attestation._digests(VERSION)
+    statement["subject"] = [{"name": name, "digest": {"sha256": digest}} for name, digest in digests.items()]
+    envelope["payload"] = base64.b64encode(json.dumps(statement).encode()).decode()
+    STATEMENT.write_text(json.dumps(envelope))
+
+
+def change_payload_type() -> None:
+    envelope = json.loads(STATEMENT.read_bytes())
+    [signature] = envelope["signatures"]
+    key = attestation.read_key("signing.key", private=True)
+    payload = base64.b64decode(envelope["payload"])
+    signature["sig"] = base64.b64encode(key.sign(payload)).decode()  # without the type
+    STATEMENT.write_text(json.dumps(envelope))
+
+
+@pytest.mark.parametrize(
+    ("forge", "said"),
+    [
+        (forge_weights, "metadata.json is not what was signed"),
+        (forge_statement, "its provenance is not signed with this key, or was changed"),
+        (change_payload_type, "its provenance is not signed with this key, or was changed"),
+        (lambda: STATEMENT.write_text("[]"), "its provenance is not signed with this key, or was changed"),
+        (STATEMENT.unlink, "it is not signed"),
+        (lambda: (VERSION / "extra.py").touch(), "extra.py is not what was signed"),
+        (lambda: write_data(b"forged examples"), "is not the one with which the model was trained"),
+        (lambda: Path("data/test.tfrecord").write_bytes(b"Examples"), "its SHA-256 does not match manifest.json"),
+    ],
+)
+def test_what_was_forged_is_refused(signed: RunRecord, forge: Callable[[], object], said: str) -> None:
+    forge()
+    code, shown = verify("--key", "signing.pub")
+    assert (code, said in shown) == (1, True), shown
+
+
+def test_another_key_is_refused(signed: RunRecord) -> None:
+    write_keys("other", Ed25519PrivateKey.generate())
+    assert verify("--key", "other.pub")[0] == 1
+    write_keys("curve", ec.generate_private_key(ec.SECP256R1()))
+    for name, said in (
+        ("curve.pub", "of another kind"),
+        ("signing.key", "no public key"),
+        ("missing.pub", "No such file"),
+    ):
+        result = CliRunner().invoke(app, ["verify", "--key", name])
+        assert (result.exit_code, said in result.output) == (2, True), result.output
+
+
+def test_a_data_set_on_another_machine_is_named(signed: RunRecord) -> None:
+    Path("data").rename("moved")
+    code, shown = verify("--key", "signing.pub")
+    assert (code, "not verified: it is not on this machine" in shown) == (0, True)
+
+
+def test_a_copy_of_a_signed_model_is_signed_by_its_own_run_only(signed: RunRecord) -> None:
+    copied = Registry(Path("models")).register("copy", VERSION, {"run_id": "another"}, "any")
+    assert not (copied.version.folder / STATEMENT.name).exists()
+    assert CliRunner().invoke(app, ["verify", "copy"]).exit_code == 0
+
+
+def test_a_run_that_cannot_sign_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_data(b"examples")
+    record = run(configuration(signing_key="missing.key"), monkeypatch)
+    assert (record.status, STATEMENT.exists()) == ("failed", False)
+    assert record.error is not None
+    assert (
+        "The key missing.key cannot be used: No such file or directory. The model is registered" in record.error.message
+    )
+
+
+def test_a_key_is_checked_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = configuration(signing_key="signing.key")
+    with pytest.raises(UserError, match=r"signing\.key cannot be used"):
+        checked.signing_key(Context(config, PLATFORMS["local"]))
+    write_keys("signing", Ed25519PrivateKey.generate())
+    assert checked.signing_key(Context(config, PLATFORMS["local"])) == "signing.key"
+    with pytest.raises(CheckWarning, match="registered on Vertex AI are not signed"):
+        checked.signing_key(Context(config, PLATFORMS["vertex"]))
