@@ -15,8 +15,8 @@ DISTRIBUTION = "slipway-ml"
 NO_EXTRA = ""
 _EXTRAS = {
     NO_EXTRA: (
-        "cryptography", "docker", "google_crc32c", "importlib_resources", "keras", "matplotlib", "numpy", "packaging", "PIL",
-        "pyarrow", "scipy", "simplejpeg", "sklearn", "tensorflow", "tensorflow_datasets",
+        "cryptography", "docker", "google_crc32c", "importlib_resources", "keras", "matplotlib", "numpy", "packaging",
+        "PIL", "pyarrow", "scipy", "simplejpeg", "sklearn", "tensorflow", "tensorflow_datasets",
     ),
     "cloud": (
         "cronsim", "google_auth_httplib2", "googleapiclient", "google.cloud.aiplatform",
