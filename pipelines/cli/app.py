@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperArgument
 
-from slipway.pipelines.cli.artifacts import build, compile_, verify
+from slipway.pipelines.cli.artifacts import build, clean, compile_, verify
 from slipway.pipelines.cli.batch import batch
 from slipway.pipelines.cli.configuration import config as config_group
 from slipway.pipelines.cli.existing_runs import cancel, compare, explain, list_, logs, open_, status, track
@@ -74,6 +74,7 @@ COMMANDS = (
         ("slipway track latest", "slipway track RUN --set track.mlflow=http://localhost:5000"),
     ),
     ("Follow runs", "verify", verify, ("slipway verify", "slipway verify digits", "slipway verify latest --json")),
+    ("Follow runs", "clean", clean, ("slipway clean", "slipway clean --older-than 7d --apply")),
     ("Prepare", "doctor", doctor, ("slipway doctor -c my.yaml", "slipway doctor --target vertex --hardware l4x1")),
     ("Prepare", "hardware", hardware_, ("slipway hardware --region europe-west4", "slipway hardware 'l4x4*2'")),
     ("Prepare", "setup", setup, ("slipway setup -c my.yaml --apply", "slipway setup --target kubeflow -c my.yaml")),

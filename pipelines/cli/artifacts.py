@@ -1,10 +1,12 @@
-"""Artifacts of runs: `slipway compile` writes the pipeline spec, `build` builds images, `verify` compares checksums."""
+"""Artifacts of runs: `slipway compile` writes the spec, `build` builds images, `verify` reads and `clean` deletes."""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import asdict
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -127,3 +129,40 @@ def verify(
     say(f"{len(found):,} artifacts verified, {damaged:,} damaged")
     if damaged:
         raise typer.Exit(EXIT_FAILED)
+
+
+@user_errors
+def clean(
+    older: Annotated[
+        str, typer.Option("--older-than", metavar="AGE", help="Delete what ended this long ago, such as 30d or 12h.")
+    ] = "30d",
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Delete; without it, only list what would be deleted.")
+    ] = False,
+    registry: Registry = Path("models"),
+    store: Annotated[Path, typer.Option("--store", metavar="FOLDER", help="Folder of the prepared data sets.")] = Path(
+        "datasets"
+    ),
+    as_json: Json = False,
+) -> None:
+    """Delete old runs and data sets on this machine that no registered model, search or other run refers to."""
+    from slipway.components import formatting
+    from slipway.pipelines.runs import cleaning
+
+    parsed = re.fullmatch(r"(\d{1,5})([dh])", older)
+    if parsed is None:
+        raise UserError(
+            f"{older} is not an age.", setting="--older-than", value=older, allowed="days or hours, such as 30d or 12h",
+            fix="--older-than 30d",
+        )  # fmt: skip
+    age = timedelta(days=int(parsed[1])) if parsed[2] == "d" else timedelta(hours=int(parsed[1]))
+    found = cleaning.unneeded(registry, store, age)
+    if apply:
+        cleaning.remove_leftovers(store)
+        found = list(cleaning.delete(found))
+    print_results(found, as_json=as_json)
+    size = formatting.size(sum(each.size for each in found))
+    if not found:
+        say(f"nothing is older than {older} and not needed")
+    else:
+        say(f"{len(found):,} deleted, {size}" if apply else f"{len(found):,} can be deleted, {size}: add --apply")

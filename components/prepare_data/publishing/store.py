@@ -121,7 +121,7 @@ class Store:
             The manifest of the same data set if it was published before, from another listing; then that one stays.
         """
         target = self.path(identity)
-        with _locked(self.work_root / f".{identity}.lock"):
+        with self.publishing(identity):
             if existing := self.complete(identity):
                 return existing
             if target.exists():  # without a manifest, so incomplete
@@ -135,6 +135,12 @@ class Store:
             finished.rename(target)
             sync(self.folder)
             return None
+
+    @contextlib.contextmanager
+    def publishing(self, identity: str) -> Iterator[None]:
+        """Hold the lock under which a data set is published, and deleted."""
+        with _locked(self.work_root / f".{identity}.lock"):
+            yield
 
     def _copy(self, finished: Path, target: Path) -> None:
         """Copy the files into the bucket, or move them within it; the manifest last, because it marks completion."""

@@ -1,0 +1,217 @@
+"""Runs, data sets and models in random graphs: what anything else depends on is never deleted."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from slipway.core.errors import UserError
+from slipway.core.manifest import Manifest
+from slipway.pipelines.cli.app import app
+from slipway.pipelines.runs import cleaning
+from slipway.pipelines.runs.record import LATEST, Part, RunFolder, RunRecord, Status, StepRecord
+
+NOW = datetime.now(UTC)
+AGE = timedelta(days=30)
+
+
+def run(
+    name: str, days: float, data: Path | None = None, source: str | None = None, status: Status = "succeeded",
+    study: str | None = None,
+) -> RunFolder:  # fmt: skip
+    """Write a run that ended so many days ago."""
+    folder = RunFolder(Path("runs", name))
+    folder.path.mkdir(parents=True)
+    (folder.path / "weights").write_bytes(bytes(1000))
+    outputs = {"dataset": str(data.absolute())} if data else {}
+    folder.write(
+        RunRecord(
+            run_id=name, name="digits", platform="local", hardware="cpu", status=status, study=study,
+            created=NOW - timedelta(days=days + 1), ended=None if status == "running" else NOW - timedelta(days=days),
+            part=Part(source=source, first="evaluate", last="evaluate") if source else None,
+            steps=[StepRecord(name="prepare_data", outputs=outputs)],
+        )
+    )  # fmt: skip
+    return folder
+
+
+def data_set(fingerprint: str, days: float, name: str = "digits") -> Path:
+    folder = Path("datasets", name, fingerprint)
+    folder.mkdir(parents=True)
+    described = Manifest(
+        name=name, fingerprint=fingerprint, source="", settings={}, classes=["a"], image_size=(1, 1), channels=1,
+        resize=False, encodings=[], splits={},
+    )  # fmt: skip
+    (folder / "manifest.json").write_text(described.model_dump_json())
+    (folder / "shard").write_bytes(bytes(500))
+    moment = (NOW - timedelta(days=days)).timestamp()
+    os.utime(folder / "manifest.json", (moment, moment))
+    return folder
+
+
+def register(number: int, run_id: str, fingerprint: str) -> None:
+    folder = Path("models/digits", str(number))
+    folder.mkdir(parents=True)
+    (folder / "metadata.json").write_text(json.dumps({"run_id": run_id, "data_fingerprint": fingerprint}))
+
+
+def cleaned(*options: str) -> set[str]:
+    """Clean, and return the names of what was deleted; the list without --apply is the same."""
+    runner = CliRunner()
+    planned, done = (runner.invoke(app, ["clean", *options, *more, "--json"]) for more in ((), ("--apply",)))
+    assert planned.exit_code == done.exit_code == 0, done.output
+    assert json.loads(planned.stdout) == json.loads(done.stdout)
+    return {Path(each["path"]).name for each in json.loads(done.stdout)}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "a project"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.mark.usefixtures("here")
+def test_old_runs_and_data_sets_that_nothing_refers_to_are_deleted() -> None:
+    used, unused = data_set("used", 90), data_set("unused", 90)
+    data_set("new", 1)
+    data_set("of-a-model", 90, "other name")
+    run("old", 40, unused)
+    run("source", 80, used)
+    run("failed", 31, status="failed")
+    run("registered", 90)
+    run("recent", 29, used, source="source")
+    register(1, "registered", "of-a-model")
+    assert cleaned() == {"old", "failed", "unused"}
+    assert {path.name for path in Path("runs").iterdir()} == {"source", "registered", "recent", LATEST}
+    assert (used / "shard").is_file()
+    assert cleaned() == set()
+    assert cleaned("--older-than", "12h") == {"new"}, "the newest run, its source and its data set are kept"
+
+
+@pytest.mark.usefixtures("here")
+def test_without_apply_nothing_is_deleted_and_the_sizes_are_said() -> None:
+    data = data_set("old", 90)
+    run("old", 40, data)
+    run("newest", 0)
+    result = CliRunner().invoke(app, ["clean"])
+    assert result.exit_code == 0
+    assert "data set  datasets/digits/old" in result.stdout
+    assert "2 can be deleted, " in result.output
+    assert " kB: add --apply" in result.output
+    assert (data / "shard").is_file()
+    assert Path("runs/old/weights").is_file()
+
+
+@pytest.mark.usefixtures("here")
+def test_runs_of_a_search_that_can_be_continued_are_kept() -> None:
+    run("trial", 90, study="digits-1")
+    run("newest", 0)
+    Path("tuning").mkdir()
+    Path("tuning/digits.db").touch()
+    assert cleaned() == set()
+    Path("tuning/digits.db").unlink()
+    assert cleaned() == {"trial"}
+
+
+@pytest.mark.usefixtures("here")
+def test_while_a_run_is_in_progress_no_data_set_is_deleted() -> None:
+    """It may have chosen one that it has not recorded yet."""
+    data_set("old", 90)
+    run("old", 90)
+    beginning = run("beginning", 90, status="running")
+    run("newest", 0)
+    assert cleaned() == {"old"}
+    planned = [cleaning.Unneeded("data set", Path("datasets/digits/old").absolute(), NOW, 1)]
+    assert list(cleaning.delete(planned)) == [], "one that begins after the list was made"
+    beginning.write(beginning.read().model_copy(update={"status": "failed", "ended": NOW - AGE * 3}))
+    assert cleaned() == {"beginning", "old"}
+
+
+@pytest.mark.usefixtures("here")
+def test_a_run_that_is_resumed_meanwhile_is_not_deleted_nor_one_that_is_deleted_already() -> None:
+    resumed = run("resumed", 90)
+    run("gone", 90)
+    run("newest", 0)
+    found = cleaning.unneeded(Path("models"), Path("datasets"), AGE)
+    assert len(found) == 2
+    (deleted,) = cleaning.delete([each for each in found if each.path.name == "gone"])
+    with resumed.held():
+        assert list(cleaning.delete(found)) == []
+    assert deleted.path.name == "gone"
+    assert (resumed.path / "weights").is_file()
+    assert [each.path.name for each in cleaning.delete(found)] == ["resumed"]
+
+
+@pytest.mark.usefixtures("here")
+def test_what_cannot_be_read_stops_it() -> None:
+    data_set("old", 90)
+    run("old", 90)
+    run("newest", 0)
+    Path("runs/old/run.json").write_text("{")
+    with pytest.raises(UserError, match="no readable run record"):
+        cleaning.unneeded(Path("models"), Path("datasets"), AGE)
+    Path("runs/old/run.json").unlink()
+    register(1, "x", "y")
+    Path("models/digits/1/metadata.json").write_text("[")
+    with pytest.raises(UserError, match="cannot be read"):
+        cleaning.unneeded(Path("models"), Path("datasets"), AGE)
+
+
+def test_an_age_is_in_days_or_hours() -> None:
+    result = CliRunner().invoke(app, ["clean", "--older-than", "a week"])
+    assert result.exit_code != 0
+
+
+NAMES = [f"run-{number}" for number in range(6)]
+SETS = [f"set-{number}" for number in range(4)]
+
+
+@given(
+    st.fixed_dictionaries(
+        {
+            name: st.tuples(st.integers(0, 60), st.sampled_from([None, *SETS]), st.sampled_from([None, *NAMES]))
+            for name in NAMES
+        }
+    ),
+    st.fixed_dictionaries({name: st.integers(0, 60) for name in SETS}),
+    st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from(SETS)), max_size=3),
+)
+def test_nothing_is_deleted_that_is_referred_to(
+    made: dict[str, tuple[int, str | None, str | None]], sets: dict[str, int], models: list[tuple[str, str]]
+) -> None:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        data = {name: data_set(name, days) for name, days in sets.items()}
+        for name, (days, used, source) in made.items():
+            run(name, days, data[used] if used else None, source)
+        for number, (run_id, fingerprint) in enumerate(models, 1):
+            register(number, run_id, fingerprint)
+        deleted = {each.path.name for each in cleaning.delete(cleaning.unneeded(Path("models"), Path("datasets"), AGE))}
+        left = set(NAMES) - deleted
+        for name in left:
+            _, used, source = made[name]
+            assert used is None or data[used].is_dir()
+            assert source is None or source in left
+        assert {run_id for run_id, _ in models} <= left
+        assert all(data[fingerprint].is_dir() for _, fingerprint in models)
+        # And all that is old and not referred to is deleted.
+        needed = (
+            {name for name in NAMES if made[name][0] < AGE.days} | {run_id for run_id, _ in models} | {list(made)[-1]}
+        )
+        for _ in NAMES:
+            needed |= {source for name in needed if (source := made[name][2])}
+        assert left == needed
+        expected = {made[name][1] for name in needed} | {fingerprint for _, fingerprint in models}
+        assert {path.name for path in data.values() if path.is_dir()} == {
+            name for name, days in sets.items() if name in expected or days < AGE.days
+        }
