@@ -258,7 +258,7 @@ def track(
     """Send to the tracker (section track) what it does not have of a run or search, as after it was down."""
     from slipway.pipelines.config.config import load
     from slipway.pipelines.runs import record as runs
-    from slipway.pipelines.runs import tracking
+    from slipway.pipelines.tracking import tracking
 
     of_search = tracking.runs_of(run_id)
     folder = of_search[0][0] if of_search else runs.find(run_id)
@@ -290,7 +290,7 @@ def watch_and_exit(folder: RunFolder, shown: Console, *, as_json: bool, require_
         shown.print(how_to_watch_on(folder.read()))
         raise typer.Exit(EXIT_INTERRUPTED) from None
     if remote(record.platform):  # the process that executes a run on this machine sends it
-        from slipway.pipelines.runs.tracking import send_ended
+        from slipway.pipelines.tracking.tracking import send_ended
 
         send_ended(folder, record, say)
     exit_as_it_went(folder, record, shown, as_json=as_json, require_promotion=require_promotion)

@@ -38,7 +38,7 @@ def tune(
     from slipway.pipelines.platforms.local.forkserver import run_starter
     from slipway.pipelines.platforms.local.launch import stop_on_signals
     from slipway.pipelines.runs import record as runs
-    from slipway.pipelines.runs.tracking import tracked_study
+    from slipway.pipelines.tracking.tracking import tracked_study
     from slipway.pipelines.tuning import study as studies
     from slipway.pipelines.tuning import trials
 

@@ -15,7 +15,7 @@ from slipway.pipelines.hardware.memory import fits_memory
 from slipway.pipelines.hardware.placement import check_engine
 from slipway.pipelines.platforms.base import RemotePlatform
 from slipway.pipelines.runs.attestation import read_key
-from slipway.pipelines.runs.tracking import tracker_of
+from slipway.pipelines.tracking.tracking import tracker_of
 from slipway.trainer.data.assignment import check_even_split
 from slipway.trainer.engines import builder, installed, table
 from slipway.trainer.stages import check_patterns

@@ -48,8 +48,9 @@ PACKAGES = {
     "pipelines/platforms/vertex/endpoints": "endpoint files",
     "pipelines/platforms/vertex/schedules": "schedule files",
     "pipelines/prediction": "`slipway predict` and `batch`",
-    "pipelines/runs": "records, logs and locks of runs",
+    "pipelines/runs": "records, logs and locks of runs, and what is verified",
     "pipelines/templates": "what `slipway init` writes",
+    "pipelines/tracking": "MLflow: what of a run is sent, and how",
     "pipelines/tuning": "`slipway tune`: studies and their trials",
 }
 

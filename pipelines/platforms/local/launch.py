@@ -38,8 +38,8 @@ from slipway.pipelines.runs import attestation, lock
 from slipway.pipelines.runs.following import EventReader, apply
 from slipway.pipelines.runs.notification import notify
 from slipway.pipelines.runs.record import ErrorRecord, RunFolder, RunRecord, StepRecord, Watcher
-from slipway.pipelines.runs.tracking import tracked
 from slipway.pipelines.table import steps_on
+from slipway.pipelines.tracking.tracking import tracked
 from slipway.trainer.distributed.signals import stop_signals
 
 POLL_SECONDS = 0.1

@@ -23,7 +23,7 @@ from slipway.pipelines.runs import record as runs
 from slipway.pipelines.runs.record import RunFolder, RunRecord
 
 if TYPE_CHECKING:
-    from slipway.pipelines.runs.mlflow import Mlflow, Tracked
+    from slipway.pipelines.tracking.mlflow import Mlflow, Tracked
 
 # Between two transmissions of a run; the time that one took is at most this fraction of the run's.
 SECONDS, MAX_FRACTION = 5.0, 0.05
@@ -39,7 +39,7 @@ def tracker_of(config: RunConfig) -> Mlflow:
     Raises:
         UserError: The configuration has none.
     """
-    from slipway.pipelines.runs.mlflow import Mlflow  # imports requests
+    from slipway.pipelines.tracking.mlflow import Mlflow  # imports requests
 
     if config.track is None:
         raise no_section("track", "mlflow, experiment", "--set track.mlflow=http://localhost:5000")
@@ -139,7 +139,7 @@ def warned(say: Say, again: str) -> Iterator[None]:
 
 def of_run(folder: RunFolder, config: RunConfig, record: RunRecord) -> Tracked:
     """Return what is sent of a run."""
-    from slipway.pipelines.runs.mlflow import Point, Tracked
+    from slipway.pipelines.tracking.mlflow import Point, Tracked
 
     history = folder.history_file(record)
     started, ended = record.created.timestamp(), record.ended.timestamp() if record.ended else None
@@ -168,7 +168,7 @@ def of_run(folder: RunFolder, config: RunConfig, record: RunRecord) -> Tracked:
 
 def of_study(config: RunConfig, study: str, status: str, best: RunRecord | None = None) -> Tracked:
     """Return what is sent of a search, which is the parent of its trials; `best` evaluated the best one."""
-    from slipway.pipelines.runs.mlflow import Point, Tracked
+    from slipway.pipelines.tracking.mlflow import Point, Tracked
 
     now = time.time()
     tests = best.metrics if best else {}

@@ -19,8 +19,8 @@ from slipway.pipelines.config.config import RunConfig, validate
 from slipway.pipelines.doctor import configuration as checked
 from slipway.pipelines.platforms.table import PLATFORMS
 from slipway.pipelines.runs import record as runs
-from slipway.pipelines.runs import tracking
 from slipway.pipelines.runs.record import Part, RunFolder, RunRecord, StepRecord
+from slipway.pipelines.tracking import tracking
 from tests.fakes.mlflow import FakeMlflow, StoredRun
 
 

@@ -1,0 +1,1 @@
+"""Trackers: servers outside of Slipway to which runs are sent."""
