@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from slipway.core.manifest import Manifest
@@ -28,12 +27,12 @@ class Spent:
     """A stopwatch for each activity of a training, of this process."""
 
     def __init__(self) -> None:
-        self._seconds: Counter[str] = Counter()
+        self._seconds: dict[str, float] = {}
         self._started = time.perf_counter()
 
     def add(self, activity: str, seconds: float) -> None:
         """Add seconds to an activity."""
-        self._seconds[activity] += seconds
+        self._seconds[activity] = self._seconds.get(activity, 0.0) + seconds
 
     @contextlib.contextmanager
     def on(self, activity: str) -> Iterator[None]:
@@ -46,7 +45,7 @@ class Spent:
 
     def by_activity(self) -> dict[str, float]:
         """Return the seconds since the beginning by activity, the longest first; they sum to the whole."""
-        other = time.perf_counter() - self._started - self._seconds.total()
+        other = time.perf_counter() - self._started - sum(self._seconds.values())
         found = {**self._seconds, OTHER: max(other, 0.0)}
         return {name: round(found[name], 3) for name in sorted(found, key=lambda name: -found[name])}
 
