@@ -45,8 +45,7 @@ def tune(
     path = configuration_path(file, config)
     configuration = load(path, overrides or (), hardware)
     settings = studies.settings_of(configuration)
-    for end in (0, 1):  # whether the ends of the ranges are valid
-        values = {name: each.ends[end] for name, each in settings.parameters.items()}
+    for values in studies.extremes(settings.parameters):  # whether they are valid
         load(path, [*(overrides or ()), *studies.overrides(values, configuration.train.arguments)], hardware)
     show_warnings(starting.check(configuration, DEFAULT))
     outcome = Outcome(error_console if as_json else console, as_json=as_json)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
@@ -23,11 +24,16 @@ class ParameterSettings(Settings):
         default="linear", description="Whether values are drawn uniformly, or their logarithms."
     )
     choices: list[Untyped] | None = Field(default=None, min_length=1, description="The values, in place of a range.")
+    when: dict[str, list[Untyped]] = Field(
+        default={},
+        description="Choices of parameters before this one with which this one is tuned, such as "
+        "{train.optimizer: [sgd]}. With others, its setting keeps its value.",
+    )
 
     @model_validator(mode="after")
     def _is_range_or_choices(self) -> ParameterSettings:
         if self.choices is not None:
-            if self.changed() != ["choices"]:
+            if set(self.changed()) - {"choices", "when"}:
                 raise ValueError("has choices, so low, high, step and scale do not apply")
             return self
         if self.low is None or self.high is None:
@@ -37,6 +43,10 @@ class ParameterSettings(Settings):
         if self.scale == "log" and (self.low <= 0 or self.step is not None):
             raise ValueError("with scale log needs a low above 0, and no step")
         return self
+
+    def applies(self, values: Mapping[str, object]) -> bool:
+        """Return whether it is tuned with these values of the parameters before it."""
+        return all(values.get(name) in allowed for name, allowed in self.when.items())
 
     @property
     def ends(self) -> tuple[object, object]:
@@ -82,4 +92,22 @@ class TuneSettings(Settings):
                     value=name,
                     allowed="train.*, model.*, hardware, or an option of a custom program, such as --learning-rate",
                 )
+        return parameters
+
+    @field_validator("parameters")
+    @classmethod
+    def _depend_on_choices(cls, parameters: dict[str, ParameterSettings]) -> dict[str, ParameterSettings]:
+        before: dict[str, list[Untyped]] = {}
+        for name, each in parameters.items():
+            for other, values in each.when.items():
+                if other not in before or any(value not in before[other] for value in values):
+                    raise UserError(
+                        f"{name} is tuned when {other} is {' or '.join(map(str, values))}, which it never is.",
+                        setting=f"tune.parameters.{name}.when",
+                        value=other,
+                        allowed="choices of a parameter before it: "
+                        + ("; ".join(f"{key}: {', '.join(map(str, each))}" for key, each in before.items()) or "none"),
+                    )
+            if each.choices is not None:
+                before[name] = each.choices
         return parameters

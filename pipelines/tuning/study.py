@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -103,9 +104,11 @@ def locked(config: RunConfig) -> Iterator[None]:
 
 
 def suggest(trial: optuna.Trial, parameters: dict[str, ParameterSettings]) -> dict[str, Any]:
-    """Return the values of a trial's parameters."""
+    """Return the values of a trial's parameters, of those that apply."""
     values: dict[str, Any] = {}
     for name, each in parameters.items():
+        if not each.applies(values):
+            continue
         if each.choices is not None:  # Optuna stores only numbers, texts and truth values
             texts = [json.dumps(choice) for choice in each.choices]
             values[name] = json.loads(trial.suggest_categorical(name, texts))
@@ -117,6 +120,20 @@ def suggest(trial: optuna.Trial, parameters: dict[str, ParameterSettings]) -> di
             assert each.high is not None
             values[name] = trial.suggest_float(name, each.low, each.high, step=each.step, log=each.scale == "log")
     return values
+
+
+def extremes(parameters: dict[str, ParameterSettings]) -> Iterator[dict[str, Any]]:
+    """Yield values of the parameters: the ends of all ranges, also of those that apply with some choices only."""
+    fixed = [
+        {},
+        *({name: values[0] for name, values in each.when.items()} for each in parameters.values() if each.when),
+    ]
+    for chosen, end in itertools.product(fixed, (0, 1)):
+        values: dict[str, Any] = {}
+        for name, each in parameters.items():
+            if each.applies(values):
+                values[name] = chosen.get(name, each.ends[end])
+        yield values
 
 
 def overrides(values: dict[str, Any], arguments: Sequence[str]) -> list[str]:

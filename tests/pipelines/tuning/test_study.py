@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ def configuration(parameters: dict[str, Any], **fields: Any) -> RunConfig:
     return validate(values, "test.yaml")
 
 
+UNIT = {"low": 0.1, "high": 0.9}
 RATE = {"train.learning_rate": {"low": 0.001, "high": 0.1, "scale": "log"}}
 
 
@@ -42,6 +44,17 @@ def test_the_metric_is_the_tasks_own_and_its_direction_is_known() -> None:
         ({"train.epochs": {"low": 0, "high": 2, "scale": "log"}}, "with scale log needs a low above 0"),
         ({"train.epochs": {"choices": [1], "low": 1}}, "has choices"),
         ({"data.seed": {"low": 1, "high": 2}}, "data.seed cannot be tuned"),
+        (
+            {
+                "train.optimizer": {"choices": ["sgd"]},
+                "train.momentum": {**UNIT, "when": {"train.optimizer": ["adam"]}},
+            },
+            "train.momentum is tuned when train.optimizer is adam, which it never is",
+        ),
+        (
+            {"train.momentum": {**UNIT, "when": {"train.optimizer": ["sgd"]}}, "train.optimizer": {"choices": ["sgd"]}},
+            "choices of a parameter before it: none",
+        ),
         ({}, "at least 1 item"),
     ],
 )
@@ -49,6 +62,33 @@ def test_ranges_that_make_no_sense(parameters: dict[str, Any], said: str) -> Non
     with pytest.raises(UserError) as refused:
         configuration(parameters)
     assert said in str(refused.value)
+
+
+def test_a_parameter_is_tuned_only_with_the_choices_on_which_it_depends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = configuration(
+        {
+            "train.optimizer": {"choices": ["adam", "sgd", "lion"]},
+            "train.momentum": {"low": 0.1, "high": 0.9, "when": {"train.optimizer": ["sgd"]}},
+            "train.nesterov": {"choices": [True, False], "when": {"train.optimizer": ["sgd"]}},
+        }
+    )
+    tune = studies.settings_of(config)
+    study = studies.open_study(config, tune)
+    seen = set()
+    for _ in range(30):
+        trial = study.ask()
+        values = studies.suggest(trial, tune.parameters)
+        seen.add((values["train.optimizer"], *sorted(values)[:2]))
+        assert ("train.momentum" in values) == ("train.nesterov" in values) == (values["train.optimizer"] == "sgd")
+        study.tell(trial, len(values))
+    assert json.loads(study.best_params["train.optimizer"]) == "sgd"
+    assert {optimizer for optimizer, *_ in seen} == {"adam", "sgd", "lion"}
+    ends = list(studies.extremes(tune.parameters))
+    assert {"train.optimizer": "sgd", "train.momentum": 0.9, "train.nesterov": False} in ends
+    assert {"train.optimizer": "lion"} in ends
 
 
 def test_values_are_in_their_ranges_and_become_overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
