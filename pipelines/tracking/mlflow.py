@@ -24,7 +24,7 @@ from slipway.pipelines.config.track import TrackSettings
 Value = TypeVar("Value")
 
 # For a connection, and for each part of an answer.
-TIMEOUT_SECONDS = 5.0
+TIMEOUT_SECONDS = 10.0
 # Limits of a batch and of names; the source of both: mlflow/utils/validation.py.
 MAX_METRICS, MAX_PARAMETERS = 1000, 100
 INVALID = re.compile(r"[^\w./ -]")
