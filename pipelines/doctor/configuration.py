@@ -140,7 +140,7 @@ def compiled_step(context: Context) -> str:
     answer = compiled.compiled(hardware, job)
     found = "; ".join(compiled.sentences(hardware, job, answer, steps=job.plan.steps))
     if not answer.fits:
-        raise CheckWarning(found, compiled.fixes(job, answer.largest_batch))
+        raise CheckWarning(found, compiled.fixes(hardware, job, answer))
     return found
 
 

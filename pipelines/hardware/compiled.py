@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from slipway.core import manifest as manifests
 from slipway.core.errors import UserError
 from slipway.core.parent_death import dying_with_parent
 from slipway.pipelines.hardware.choice import Hardware
-from slipway.pipelines.hardware.memory import GIB, device_bytes
+from slipway.pipelines.hardware.memory import GIB, device_bytes, larger
 from slipway.trainer.config import JobConfig, ModelSettings, Plan, TrainSettings
 from slipway.trainer.engines.installed import is_installed, package
 from slipway.trainer.engines.jax.ahead import ENVIRONMENT, GPU_MEMORY, Answer, Request, Topology
@@ -27,6 +28,8 @@ LIMIT_SECONDS = 900
 # Real steps take this many times the estimate. The TPU compiler's, against published results: ResNet-50 on v3 1.01, on
 # v2 1.65. A GPU's peak rate, against measurements: MNIST's network on an H200 3.2.
 SLOWER = {"tpu": (1, 2), "cuda": (2, 4)}
+# Of a TPU's memory; the rest is reserved.
+_USABLE = 0.98
 # Below, the time of a GPU's step is not that of its arithmetic: a network of some layers starts a hundred kernels.
 SMALL_SECONDS = 1e-3
 # How the chips of a machine are arranged.
@@ -167,18 +170,30 @@ def _too_large(hardware: Hardware, job: JobConfig, answer: Answer) -> UserError:
         value=job.train.batch_size,
         allowed=f"about {most} at most" if most else "no batch fits",
         nearest=str(most) if most else None,
-        fix=fixes(job, most),
+        fix=fixes(hardware, job, answer),
     )
 
 
-def fixes(job: JobConfig, most: int | None) -> str:
-    """Return the settings with which the step fits, of which the largest batch is `most`."""
-    asked, parts = job.train.batch_size, job.train.accumulation
-    if not most:
-        return "a smaller model, or hardware with more memory: slipway hardware"
-    times = next((times for times in range(2, asked + 1) if asked % (times * parts) == 0 and asked / times <= most), 0)
-    keeping = f" or --set train.accumulation={times * parts}, which keeps the batch" if times else ""
-    return f"--set train.batch_size={most}{keeping}"
+def fixes(hardware: Hardware, job: JobConfig, answer: Answer) -> str:
+    """Return the settings, and the hardware, with which a step fits that does not."""
+    asked, parts, most = job.train.batch_size, job.train.accumulation, answer.largest_batch
+    found = [f"--set train.batch_size={most}"] if most else []
+    times = next(
+        (times for times in range(2, asked + 1) if asked % (times * parts) == 0 and asked / times <= (most or 0)), 0
+    )
+    if times:
+        found.append(f"--set train.accumulation={times * parts}, which keeps the batch,")
+    needed = (answer.peak_bytes or 0) / GPU_MEMORY if not hardware.is_tpu else _used(answer.refusal)
+    others = larger(hardware, job.train.engine) if needed else []
+    if near := next((other for other in others if needed <= _USABLE * (device_bytes(other) or 0)), None):
+        found.append(f"--hardware '{near}'")
+    return " or ".join(found) or "a smaller model, or hardware with more memory: slipway hardware"
+
+
+def _used(refusal: str) -> float:
+    """Return the bytes that a step needs by the sentence with which a TPU's compiler refuses it; 0 if it has none."""
+    found = re.search(r"([\d.]+)([MG])\)? (?:of|exceeds)", refusal)
+    return float(found[1]) * {"M": 2**20, "G": GIB}[found[2]] if found else 0.0
 
 
 def title(hardware: Hardware) -> str:

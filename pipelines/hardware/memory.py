@@ -65,7 +65,7 @@ def fits_memory(
         return need
     row = hardware.accelerator_row
     part = "the machine" if row is None else f"a {'core' if row.cores_per_chip > 1 else 'chip'} of {row.title}"
-    near = next((str(other) for other in _larger(hardware, engine) if (device_bytes(other) or 0) >= need.total), None)
+    near = next((str(other) for other in larger(hardware, engine) if (device_bytes(other) or 0) >= need.total), None)
     without_state = need.total - need.optimizer <= available and need.optimizer > 0
     fixes = [f"--hardware '{near}'"] if near else ["a smaller model"]
     if engine == "jax" and shard.total <= available < need.total and parts > 1:
@@ -87,7 +87,7 @@ def device_bytes(hardware: Hardware) -> int | None:
     return int(gigabytes * GIB) if gigabytes else None
 
 
-def _larger(hardware: Hardware, engine: str | None) -> list[Hardware]:
+def larger(hardware: Hardware, engine: str | None) -> list[Hardware]:
     """Return other choices: the same kind of accelerator first, then by increasing memory per device."""
     others = [replace(choice, replicas=hardware.replicas) for choice in choices() if choice.accelerator is None]
     if hardware.accelerator:

@@ -105,8 +105,12 @@ def test_the_answer_as_sentences(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("largest", "allowed", "fix"),
     [
-        (24, "about 24 at most", "--set train.batch_size=24 or --set train.accumulation=4, which keeps the batch"),
-        (None, "no batch fits", "a smaller model, or hardware with more memory: slipway hardware"),
+        (
+            24,
+            "about 24 at most",
+            "--set train.batch_size=24 or --set train.accumulation=4, which keeps the batch, or --hardware 'NEAR'",
+        ),
+        (None, "no batch fits", "--hardware 'NEAR'"),
     ],
 )
 def test_a_step_that_does_not_fit_is_refused_with_what_does(
@@ -119,7 +123,32 @@ def test_a_step_that_does_not_fit_is_refused_with_what_does(
     with pytest.raises(UserError, match="does not fit on TPU v5e with 8 chips: Ran out of memory on HBM") as caught:
         compiled.compiled(parse("tpu-v5e-2x4"), job(tmp_path))
     assert refusal.endswith("exceeds available HBM (15.75G)")
+    fix = fix.replace("NEAR", "tpu-v6e-2x4")  # 32 GiB a chip, of which the step needs 29.06
     assert (caught.value.setting, caught.value.allowed, caught.value.fix) == ("train.batch_size", allowed, fix)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "near"),
+    [
+        ("Ran out of memory in memory space hbm. Used 28.25G of 15.75G hbm", "tpu-v6e-2x4"),
+        ("Ran out of memory in memory space hbm. Used 31.50G of 15.75G hbm", "tpu7x-"),
+        ("Ran out of memory in memory space hbm. Used 900.50G of 15.75G hbm", None),
+        ("Ran out of memory.", None),
+    ],
+)
+def test_the_nearest_hardware_that_fits_is_named(tmp_path: Path, refusal: str, near: str | None) -> None:
+    answer = Answer(devices=8, kind="TPU v5 lite", fits=False, refusal=refusal)
+    found = compiled.fixes(parse("tpu-v5e-2x4"), job(tmp_path), answer)
+    if near is None:
+        assert found == "a smaller model, or hardware with more memory: slipway hardware"
+    else:
+        assert found.startswith(f"--hardware '{near}")
+
+
+def test_a_gpu_with_more_memory_is_named(tmp_path: Path) -> None:
+    answer = Answer(devices=1, kind="Tesla T4", fits=False, peak_bytes=15 * 2**30)
+    found = compiled.fixes(parse("t4x1"), job(tmp_path), answer)
+    assert found == "--hardware 'l4x1'", "15 GiB are 75 % of 20, and an L4 has 24"
 
 
 def test_a_network_that_jax_cannot_build_is_named(tmp_path: Path) -> None:
