@@ -14,7 +14,7 @@ import typer
 
 from slipway.core.errors import UserError
 from slipway.pipelines.cli.serving import Registry
-from slipway.pipelines.cli.targets import Target, show_warnings, target_option
+from slipway.pipelines.cli.targets import Target, show_cost, show_warnings, target_option
 from slipway.pipelines.options import (
     Configuration,
     ConfigurationFile,
@@ -47,6 +47,7 @@ def compile_(
 
     configuration = configured(file, config, overrides, hardware)
     show_warnings(starting.check(configuration, target, builds=False))
+    show_cost(configuration, target, say)
     if output.suffix not in (".yaml", ".yml", ".json"):
         raise UserError(
             f"{output} is not a YAML or JSON file name.", setting="-o", value=str(output),

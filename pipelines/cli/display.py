@@ -41,6 +41,8 @@ def summary(record: RunRecord) -> str:
     rows = {"run": f"{record.run_id}: {record.status}{after}"}
     if record.verdict:
         rows["verdict"] = f"{record.verdict['decision']}. {' '.join(record.verdict['reasons'])}"
+    if record.cost:
+        rows["cost"] = str(record.cost)
     if record.model:
         rows["model"] = short(record.model)
     if record.report:
@@ -170,7 +172,8 @@ def run_lines(records: list[RunRecord], settings: Sequence[Mapping[str, object]]
     ]
     shared = {name for name in measured if name}
     result = shared.pop() if len(shared) == 1 else "metric"
-    rows = [("run", "status", "hardware", result, "verdict", "seconds")]
+    cost = "cost" if any(record.cost for record in records) else ""
+    rows = [("run", "status", "hardware", result, "verdict", "seconds", cost)]
     for record, metric in zip(records, measured, strict=True):
         value = f"{record.metrics[metric]:.4f}" if metric in record.metrics else ""
         rows.append((
@@ -180,6 +183,7 @@ def run_lines(records: list[RunRecord], settings: Sequence[Mapping[str, object]]
             value if metric in ("", result) else f"{metric} {value}",
             "rehearsal" if record.rehearsal else (record.verdict or {}).get("decision", ""),
             "" if record.seconds is None else f"{record.seconds:.1f}",
+            "" if record.cost is None else f"~${record.cost.dollars:,.2f}",
         ))  # fmt: skip
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     header, *lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)

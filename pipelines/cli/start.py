@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from slipway.core.errors import UserError
 from slipway.pipelines.cli.existing_runs import exit_as_it_went, show_failure, watch_and_exit
-from slipway.pipelines.cli.targets import Target, check_runner_on, show_warnings
+from slipway.pipelines.cli.targets import Target, check_runner_on, show_cost, show_warnings
 from slipway.pipelines.options import (
     Configuration,
     ConfigurationFile,
@@ -137,6 +137,7 @@ def run(
                 fix="start several runs with --set train.arguments=[…]",
             )
         show_warnings(starting.check(configuration, target, runner=runner.value, submitting=not no_check))
+        show_cost(configuration, target, outcome.say)
         if elsewhere := remote(target):
             outcome.of_remote(elsewhere.start(configuration, outcome.say), wait=not no_wait)
         elif folds > 1:

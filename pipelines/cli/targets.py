@@ -14,6 +14,8 @@ from slipway.pipelines.platforms.table import PLATFORMS, platform_of
 
 if TYPE_CHECKING:
     from slipway.pipelines.checks import Finding
+    from slipway.pipelines.config.config import RunConfig
+    from slipway.pipelines.platforms.base import Say
 
 NAMES = list(PLATFORMS)
 
@@ -39,6 +41,13 @@ def show_warnings(findings: Iterable[Finding]) -> None:
 
     for finding in findings:
         error_console.print(f"[yellow]warning:[/] {escape(finding.check)}: {escape(finding.found)}")
+
+
+def show_cost(config: RunConfig, target: str, say: Say) -> None:
+    """Show what a run costs at most, if its training costs anything on its platform."""
+    bill = platform_of(target).bill(config)
+    if bill is not None:
+        say(f"cost: {bill}")
 
 
 def check_runner_on(target: str, runner: Runner) -> None:

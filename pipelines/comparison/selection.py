@@ -27,7 +27,7 @@ OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
 }
 CONDITION = re.compile(rf"\s*([\w.-]+?)\s*({'|'.join(OPERATORS)})\s*(.+?)\s*")
 # What a run is selected by beside its metrics and settings.
-FACTS = ("run", "status", "verdict", "seconds", "created", "platform", "data", "commit")
+FACTS = ("run", "status", "verdict", "seconds", "cost", "created", "platform", "data", "commit")
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,7 @@ class Row:
             "status": record.status,
             "verdict": (record.verdict or {}).get("decision"),
             "seconds": record.seconds,
+            "cost": record.cost and record.cost.dollars,
             "created": record.created.isoformat(),
             "platform": record.platform,
             "data": self.data,

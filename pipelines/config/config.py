@@ -108,6 +108,12 @@ class RunConfig(Settings):
         default=None, description="A Kubeflow cluster; required for `--target kubeflow`."
     )
     tpu: TpuSettings | None = Field(default=None, description="Cloud TPU VMs; required for `--target tpu`.")
+    budget: float | None = Field(
+        default=None,
+        gt=0,
+        description="Maximum cost of the training on Google Cloud in US dollars, by list prices: a run whose worst "
+        "case is higher or not known is refused before anything is submitted; null: any.",
+    )
     build: ContentSettings = Field(default=ContentSettings(), description="What your project adds to the images.")
     containers: ContainerSettings = Field(
         default=ContainerSettings(), description="Images for local runs with `--runner docker`."

@@ -26,6 +26,15 @@ def hardware_choice(context: Context) -> str:
     return context.platform.check_hardware(context)
 
 
+def cost(context: Context) -> str:
+    """The training costs no more than the budget, whatever happens."""
+    bill = context.platform.bill(context.config)
+    if bill is None:
+        raise NotApplicableError(f"the section {context.platform.name} is missing")
+    bill.check(context.config.budget)
+    return str(bill)
+
+
 def batch(context: Context) -> str:
     """The batch size is divisible by the number of devices; otherwise the run would fail after preparing its data."""
     hardware, train = context.config.parsed_hardware, context.config.train

@@ -11,7 +11,7 @@ from rich.table import Table
 from slipway.core.cores import available_cores
 from slipway.core.errors import UserError, nearest
 from slipway.core.values import JsonObject
-from slipway.pipelines.hardware import this_machine
+from slipway.pipelines.hardware import prices, this_machine
 from slipway.pipelines.hardware.catalogue import ENGINES, Accelerator, load
 from slipway.pipelines.hardware.choice import Hardware, choices
 from slipway.pipelines.hardware.grammar import HERE
@@ -261,6 +261,7 @@ def _details(hardware: Hardware, region: str | None) -> dict[str, str]:
         "scheduling": json.dumps(facts["scheduling"]) if facts["scheduling"] else "",
         "regions": "every training region" if regions is None else ", ".join(regions),
         "provisioning": ", ".join(facts["provisioning"]),
+        "price per hour": "\n".join(prices.lines_of(facts["prices"])),
         "quotas": "\n".join(quotas),
         "engines": "\n".join([", ".join(facts["engines"]) or "none", *facts["unsupported_engines"].values()]),
         "certainty": facts["certainty"],
@@ -303,6 +304,7 @@ def _facts(hardware: Hardware, region: str | None) -> JsonObject:
         "scheduling": hardware.scheduling(),
         "regions": list(hardware.regions) if hardware.regions is not None else None,
         "provisioning": list(hardware.provisioning_modes),
+        "prices": prices.facts_of(hardware, region),
         "quotas": dict(hardware.quotas),
         "runtime_version": row.tpu_vm.runtime_versions[0] if row and row.tpu_vm else None,
         "default_quota": hardware.default_quota(region) if region else None,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from slipway.components.notify.settings import NotifySettings
     from slipway.pipelines.checks import Check, Context
     from slipway.pipelines.config.config import RunConfig
+    from slipway.pipelines.hardware.prices import Bill
     from slipway.pipelines.images.images import Wanted
     from slipway.pipelines.platforms.steps import PlatformSteps
     from slipway.pipelines.runs.record import RunFolder, RunRecord, Watcher
@@ -66,6 +67,10 @@ class Platform(ABC):
     @abstractmethod
     def check_hardware(self, context: Context) -> str:
         """Raise UserError for hardware that the platform does not have; return the hardware and where it is."""
+
+    def bill(self, config: RunConfig) -> Bill | None:
+        """Return what the training costs at most; None if it costs nothing, or no price is known there."""
+        return None
 
     def check_notification(self, settings: NotifySettings, config: RunConfig) -> None:  # noqa: B027
         """Raise UserError if the platform cannot notify those whom the configuration names."""
@@ -139,6 +144,10 @@ class Platform(ABC):
     def refresh(self, folder: RunFolder) -> RunRecord:
         """Return the current record of a run."""
         return folder.read()
+
+    def training_seconds(self, folder: RunFolder, record: RunRecord) -> float:
+        """Return how long the machines of the training ran since the run was started or resumed on this machine."""
+        return 0.0
 
     def watch(self, folder: RunFolder, watcher: Watcher) -> RunRecord:
         """Show a run until it ends, and return its record; a KeyboardInterrupt leaves the run as it is."""

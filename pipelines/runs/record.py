@@ -22,6 +22,7 @@ from slipway.pipelines.runs import lock
 
 if TYPE_CHECKING:
     from slipway.pipelines.config.config import RunConfig
+    from slipway.pipelines.hardware.prices import Bill
 
 ROOT = Path("runs")
 # The platform of runs whose steps and replicas are on this machine.
@@ -69,6 +70,25 @@ class ErrorRecord(BaseModel):
     replica: str | None = None
 
 
+class CostRecord(BaseModel):
+    """An estimate in US dollars of what the training cost, by its times and the list prices of the date `prices`.
+
+    `seconds` is how long its machines ran, in all tries of the run; `without` is what the platform adds to the list
+    prices at a rate that is not known.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+    dollars: float
+    seconds: float
+    prices: str
+    without: str = ""
+
+    def __str__(self) -> str:
+        least, without = ("at least ", f" without {self.without}") if self.without else ("", "")
+        hours = f"{self.seconds / 3600:.2f} h of training"
+        return f"{least}${self.dollars:,.2f} for {hours}: an estimate by list prices of {self.prices}{without}"
+
+
 class Part(BaseModel):
     """The steps that a run executes, from `first` to `last`, on what `source`, an earlier run, has of those before.
 
@@ -90,7 +110,8 @@ class RunRecord(BaseModel):
     Vertex AI, the job's resource name), `console` the URL of its page. Each resume of a remote run creates a new job;
     `tries` counts the jobs, and `trained` says whether an earlier one finished the training. `rehearsal` is the number
     of steps of a rehearsal, 0 for a run. `part` is set if it executes only some steps, on the inputs of an earlier run,
-    and `study` is the name of the search to which it belongs.
+    and `study` is the name of the search to which it belongs. `cost` is None if the training cost nothing, or its price
+    is not known.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -120,6 +141,7 @@ class RunRecord(BaseModel):
     report: str | None = None
     statistics: str | None = None
     error: ErrorRecord | None = None
+    cost: CostRecord | None = None
 
     def step(self, name: str) -> StepRecord:
         """Return the record of the step called `name`."""
@@ -144,6 +166,19 @@ class RunRecord(BaseModel):
                 self.metrics, self.verdict = step.outputs["metrics"], step.outputs["verdict"]
             elif step.name == "register_model" and step.outputs:
                 self.model = step.outputs["model"]
+
+    def add_cost(self, bill: Bill | None, seconds: float) -> None:
+        """Add the cost of a training whose machines ran for `seconds`, if its price is known."""
+        price = bill.per_hour if bill else None
+        if bill is None or price is None or seconds <= 0:
+            return
+        before = (self.cost.dollars, self.cost.seconds) if self.cost else (0.0, 0.0)
+        self.cost = CostRecord(
+            dollars=round(before[0] + price * seconds / 3600, 4),
+            seconds=round(before[1] + seconds, 3),
+            prices=bill.date,
+            without=bill.without,
+        )
 
     def cancel(self) -> None:
         """Set the status of the run, and of its running steps, to cancelled."""

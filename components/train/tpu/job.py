@@ -51,6 +51,9 @@ ABSENT_SECONDS = 30.0
 # The final marker lines of a host, from `startup.sh`.
 DELETING, TIME_OVER, FAILED = "slipway: deleting this TPU: ", "its time is over", "slipway: failed: "
 
+# The beginning of the name of the phase in which the TPU is active; its price is charged for that time.
+TRAINING = "training on "
+
 # In the trainer's lines about its progress.
 STEPS = re.compile(r"\bstep (\d+) of (\d+)\b")
 
@@ -238,7 +241,7 @@ class _Job:
 
     def watch(self) -> TpuLost | None:
         """Copy the hosts' output to the log until all of them have ended; return why the TPU was lost, if it was."""
-        events.phase(f"training on {self.name}")
+        events.phase(f"{TRAINING}{self.name}")
         since = 0.0
         while True:
             lost = self._lost_tpu()

@@ -133,6 +133,9 @@ def run(folder: RunFolder, config: RunConfig, record: RunRecord, watcher: Watche
         record.ended = datetime.now(UTC)
         record.seconds = round(time.monotonic() - started, 3)
         record.process = None
+        platform = platform_of(record.platform)
+        if bill := platform.bill(config):
+            record.add_cost(bill, platform.training_seconds(folder, record))
         follower.finish()
     return record
 

@@ -33,6 +33,7 @@ from slipway.components.train.tpu.settings import TpuSettings
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
 from slipway.pipelines.checks import Check, CheckWarning, Context, NotApplicableError
+from slipway.pipelines.doctor.configuration import cost
 from slipway.pipelines.platforms.tpu.checks import access_settings, request_of, settings_of
 from slipway.pipelines.platforms.vertex.doctor.project import limits_by, quota_metrics
 from slipway.pipelines.platforms.vertex.doctor.quotas import PAGE as QUOTA_PAGE
@@ -289,6 +290,7 @@ def _limit(metric: JsonObject, zone: str) -> tuple[int, str]:
 
 
 CHECKS = (
+    Check("cost", cost, of_run=True),
     Check("credentials", credentials, of_run=True, remote=True),
     Check("APIs", apis, of_run=True, remote=True),
     Check("own rights", rights, of_run=True, remote=True),

@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from slipway.components.cloud.connection import Connection
     from slipway.pipelines.checks import Check, Context
     from slipway.pipelines.config.config import RunConfig
+    from slipway.pipelines.hardware.prices import Bill
     from slipway.pipelines.images.images import Wanted
     from slipway.pipelines.platforms.steps import PlatformSteps
+    from slipway.pipelines.runs.record import RunFolder, RunRecord
 
 
 class TpuPlatform(Platform):
@@ -40,6 +42,26 @@ class TpuPlatform(Platform):
         request = request_of(context.config)
         zones = ", ".join(request.settings.zones)
         return f"{context.config.parsed_hardware} in {zones}, with {request.runtime_version}"
+
+    def bill(self, config: RunConfig) -> Bill | None:
+        from slipway.pipelines.hardware.prices import Bill
+
+        settings = config.tpu
+        if settings is None:
+            return None
+        return Bill(
+            hardware=config.parsed_hardware,
+            region=settings.region,
+            seconds=3600 * settings.max_hours,
+            tries=1 + config.train.restarts.at_most,
+            setting="tpu.max_hours",
+        )
+
+    def training_seconds(self, folder: RunFolder, record: RunRecord) -> float:
+        from slipway.components.train.tpu.job import TRAINING
+        from slipway.pipelines.runs.timings import of_run
+
+        return sum(part.seconds for part in of_run(folder, record) if part.phase.startswith(TRAINING))
 
     def connection(self, config: RunConfig) -> Connection:
         from slipway.pipelines.platforms.tpu.checks import settings_of

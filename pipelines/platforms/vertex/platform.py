@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from slipway.components.notify.settings import NotifySettings
     from slipway.pipelines.checks import Check, Context
     from slipway.pipelines.config.config import RunConfig
+    from slipway.pipelines.hardware.prices import Bill
     from slipway.pipelines.images.images import Wanted
     from slipway.pipelines.runs.record import RunFolder, RunRecord, Watcher
 
@@ -38,6 +39,11 @@ class VertexPlatform(RemotePlatform):
         from slipway.pipelines.platforms.vertex.submission import check_hardware
 
         return check_hardware(context.config)
+
+    def bill(self, config: RunConfig) -> Bill | None:
+        from slipway.pipelines.hardware.prices import vertex_bill
+
+        return vertex_bill(config.parsed_hardware, config.vertex.region) if config.vertex else None
 
     def check_notification(self, settings: NotifySettings, config: RunConfig) -> None:  # noqa: ARG002
         if settings.variable:

@@ -20,6 +20,7 @@ from slipway.components.page import name_version
 from slipway.components.step import WorkFailed
 from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig, load, vertex_of
+from slipway.pipelines.hardware.prices import Bill, vertex_bill
 from slipway.pipelines.images.images import Images, Say, ensure_images
 from slipway.pipelines.platforms.vertex import submission
 from slipway.pipelines.platforms.vertex.access import uses_dataflow, with_dataflow
@@ -68,6 +69,11 @@ class VertexRun:
         """The experiment to add the run to."""
         return vertex_of(self.config).experiment
 
+    @property
+    def bill(self) -> Bill:
+        """What its training costs at most."""
+        return vertex_bill(self.config.parsed_hardware, vertex_of(self.config).region)
+
     def submit(self, images: Images, earlier: RunRecord | None = None) -> RunRecord:
         """Compile the pipeline, create the job, and record it.
 
@@ -89,6 +95,10 @@ class VertexRun:
         record.trained = earlier is not None and (
             earlier.trained or any((step.name, step.status) == ("train", "succeeded") for step in earlier.steps)
         )
+        if earlier is not None:
+            record.cost = earlier.cost
+        if not record.trained:
+            self.bill.check(self.config.budget, record.cost.dollars if record.cost else 0.0)
         submission.compile_pipeline(self.config, images, self.folder.specification_file, kept, trained=record.trained)
         record.job = f"{self.connection.parent}/pipelineJobs/{job_id}"
         record.console = submission.console_url(self.config, job_id)
@@ -269,6 +279,7 @@ class VertexRun:
         if record.status == "failed" and record.error is None:
             facts = submission.facts_of(self.config)
             record.error = ErrorRecord(**asdict(explain(self.connection, job, record.run_id, facts, step_of)))
+        record.add_cost(self.bill, self._training_seconds(job))
         evaluated, model = record.step("evaluate").outputs, record.step("train").outputs.get("model")
         report = evaluated.get("report")
         if report and record.report is None:
@@ -279,6 +290,19 @@ class VertexRun:
                 self.folder.report_file.write_bytes(name_version(page, record.registered))
             self._download(evaluated.get("classification"), self.folder.classification_file)
             self._download(f"{model}/{HISTORY_FILE}" if model else None, self.folder.path / HISTORY_FILE)
+
+    def _training_seconds(self, job: PipelineJob) -> float:
+        """Return how long the machines of the custom job ran; 0 if that is not known, or none was created."""
+        seconds = 0.0
+        with contextlib.suppress(Exception):  # an estimate is not what decides about the run
+            for task in job.job_detail.task_details:
+                if step_of(task.task_name) == "train":
+                    for name in custom_jobs(task)[:1]:
+                        found = retried(lambda name=name: self.connection.jobs.get_custom_job(name=name))  # type: ignore[misc]
+                        if found.start_time:
+                            ended = found.end_time or job.end_time
+                            seconds += (ended - found.start_time).total_seconds()
+        return seconds
 
     def _download(self, uri: str | None, file: Path) -> bool:
         """Copy an object to a file; return whether that succeeded."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from slipway.pipelines.checks import Check
+from slipway.pipelines.doctor.configuration import cost
 from slipway.pipelines.platforms.vertex.doctor import endpoints, quotas, resources
 
 CHECKS = (
+    Check("cost", cost, of_run=True),
     Check("serving image", resources.serving_image, of_run=True),
     Check("endpoint", endpoints.deployment, of_run=True),
     Check("endpoint machine", endpoints.machine, of_run=True),

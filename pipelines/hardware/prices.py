@@ -1,0 +1,198 @@
+"""Prices of hardware from the dated table `prices.json`, and what a training costs at most by them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+from slipway.core.errors import UserError
+from slipway.core.values import JsonObject
+from slipway.pipelines.hardware.catalogue import Provisioning
+from slipway.pipelines.hardware.choice import Hardware, choices
+from slipway.pipelines.hardware.grammar import write_time
+
+PRICES_FILE = Path(__file__).with_name("prices.json")
+# The columns of the table; it does not have the prices of FLEX_START.
+PROVISIONING: tuple[Provisioning, ...] = ("standard", "spot")
+# Of a custom job on Vertex AI: the default of Scheduling.timeout, and the tries after errors of its machines. Nothing
+# says that all tries together end after the timeout.
+DEFAULT_TIMEOUT = 7 * 86400
+TRIES = {"standard": 1 + 3, "flex": 1 + 3, "spot": 1 + 6}
+# A shorter time limit is no alternative to smaller hardware.
+MIN_SECONDS = 600
+
+
+@lru_cache(maxsize=1)
+def table() -> JsonObject:
+    """Return the table, read once; its key `about` describes the others."""
+    return dict(json.loads(PRICES_FILE.read_text()))
+
+
+def per_hour(hardware: Hardware, region: str) -> float | None:
+    """Return the list price of all replicas per hour in US dollars; None if a part of it is not known."""
+    total, mode = 0.0, hardware.provisioning
+    for row, number in _parts(hardware):
+        price = row[region][PROVISIONING.index(mode)] if region in row and mode in PROVISIONING else None
+        if price is None:
+            return None
+        total += price * number
+    return hardware.replicas * total
+
+
+def _parts(hardware: Hardware) -> Iterator[tuple[JsonObject, int]]:
+    """Yield what a replica is charged for, vCPUs and accelerators: the table's prices by region, and the number."""
+    row, machine = hardware.accelerator_row, hardware.machine_row
+    if not hardware.is_tpu:
+        yield table()["machines"].get(machine.series, {}), machine.vcpus or 0
+    if row is not None:
+        is_slice = row.slices is not None and hardware.machines_per_replica > 1
+        yield table()["accelerators"].get(f"{row.name}-slice" if is_slice else row.name, {}), hardware.chips
+
+
+def _regions(hardware: Hardware) -> list[str]:
+    """Return the regions that have the hardware; if the catalogue does not list them, those with a price."""
+    return sorted(hardware.regions or set.intersection(*(set(row) for row, _ in _parts(hardware))))
+
+
+def dollars(amount: float) -> str:
+    """Return an amount as text: "$1,234.50"."""
+    return f"${amount:,.2f}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bill:
+    """What a training costs at most: each of up to `tries` may take `seconds`.
+
+    `setting` is the setting of that time limit in hours; "" if it is an option of the hardware. `without` is what the
+    platform adds to list prices at rates that are not known, "" if nothing; with it, all costs are lower bounds.
+    """
+
+    hardware: Hardware
+    region: str
+    seconds: float
+    tries: int
+    setting: str = ""
+    without: str = ""
+
+    @property
+    def date(self) -> str:
+        """The date of the prices."""
+        return str(table()["date"])
+
+    @property
+    def per_hour(self) -> float | None:
+        """The price of all replicas in US dollars; None if it is not known."""
+        return per_hour(self.hardware, self.region)
+
+    @property
+    def worst_case(self) -> float | None:
+        """The price of all tries in US dollars; None if it is not known."""
+        price = self.per_hour
+        return None if price is None else price * self.seconds / 3600 * self.tries
+
+    def __str__(self) -> str:
+        price, worst = self.per_hour, self.worst_case
+        of = f"list prices of {self.date}"
+        if price is None or worst is None:
+            return f"the price of {self.hardware} in {self.region} is not known ({of})"
+        least, without = ("at least ", f" without {self.without}") if self.without else ("", "")
+        tries = f"{self.tries} {'tries' if self.tries > 1 else 'try'} of {write_time(round(self.seconds))}"
+        text = f"{least}{dollars(price)} per hour in {self.region}, {dollars(worst)} in the worst case ({tries})"
+        return f"{text}; {of}{without}"
+
+    def check(self, budget: float | None, spent: float = 0.0) -> None:
+        """Refuse a training whose worst case exceeds what is left of a budget in US dollars.
+
+        Raises:
+            UserError: It does, or the price is not known.
+        """
+        worst = self.worst_case
+        if budget is None or (worst is not None and worst + spent <= budget):
+            return
+        if worst is None:
+            raise UserError(
+                f"The budget cannot be checked: {self}.",
+                setting="budget",
+                value=budget,
+                fix=f"--set budget=null, or other hardware: slipway hardware --region {self.region}",
+            )
+        before = f", after {dollars(spent)} in earlier tries of this run" if spent else ""
+        near, fix = self._within(budget - spent)
+        raise UserError(
+            f"The training may exceed the budget of {dollars(budget)}{before}: {self}.",
+            setting="budget",
+            value=budget,
+            nearest=near,
+            fix=" or ".join([*([fix] if fix else []), f"--set budget={int(worst + spent) + 1}"]),
+        )
+
+    def _within(self, budget: float) -> tuple[str | None, str | None]:
+        """Return the longest time limit, else the largest hardware of the same kind, whose worst case fits a budget.
+
+        And the option that sets it; both None if there is none.
+        """
+        price = self.per_hour
+        seconds = int(3600 * budget / price / self.tries) if price else 0
+        if seconds >= MIN_SECONDS:
+            seconds -= seconds % (3600 if seconds >= 3600 else 60)
+            if self.setting:
+                hours = f"{self.setting}={seconds / 3600:g}"
+                return hours, f"--set {hours}"
+            limited = str(replace(self.hardware, timeout=seconds))
+            return limited, f"--hardware '{limited}'"
+        fitting: dict[float, Hardware] = {}
+        for choice in choices():
+            if choice.accelerator == self.hardware.accelerator:
+                size = {name: getattr(choice, name) for name in ("count", "topology", "machine")}
+                one = replace(self, hardware=replace(self.hardware, **size, replicas=1)).worst_case
+                replicas = min(self.hardware.replicas, int(budget / one)) if one else 0
+                if one and replicas:
+                    fitting.setdefault(one * replicas, replace(self.hardware, **size, replicas=replicas))
+        if not fitting:
+            return None, None
+        largest = str(fitting[max(fitting)])
+        return largest, f"--hardware '{largest}'"
+
+
+def vertex_bill(hardware: Hardware, region: str) -> Bill:
+    """Return what a training on Vertex AI costs at most, by the prices of Compute Engine and Cloud TPU."""
+    return Bill(
+        hardware=hardware,
+        region=region,
+        seconds=hardware.timeout or DEFAULT_TIMEOUT,
+        tries=TRIES[hardware.provisioning],
+        without="Vertex AI's fee",
+    )
+
+
+def facts_of(hardware: Hardware, region: str | None = None) -> JsonObject:
+    """Return the prices by region, or of `region`, with their date and the tries of the worst case on Vertex AI.
+
+    In US dollars per hour of all replicas, None if not known; `tries` is 0 for TPUs that only Cloud TPU has.
+    """
+    row, seconds = hardware.accelerator_row, hardware.timeout or DEFAULT_TIMEOUT
+    tries = 0 if row and row.status == "tpu-vm" else TRIES[hardware.provisioning]  # not on Vertex AI
+    regions: JsonObject = {}
+    for name in [region] if region else _regions(hardware):
+        bill = vertex_bill(hardware, name)
+        regions[name] = {mode: per_hour(replace(hardware, provisioning=mode), name) for mode in PROVISIONING}
+        regions[name]["worst_case"] = bill.worst_case if tries else None
+    return {"date": table()["date"], "seconds": seconds, "tries": tries, "regions": regions}
+
+
+def lines_of(facts: JsonObject) -> list[str]:
+    """Return the result of `facts_of` as text: a line for each region, and what the prices are."""
+    if not facts["regions"]:
+        return ["not known"]
+    width, lines = max(map(len, facts["regions"])), []
+    for name, prices in facts["regions"].items():
+        standard, spot, worst = ("not known" if price is None else dollars(price) for price in prices.values())
+        lines.append(f"{name:<{width}}  {standard}, Spot {spot}" + f", worst case {worst}" * (facts["tries"] > 0))
+    of = f"list prices of {facts['date']}"
+    if facts["tries"]:
+        tries = f"{facts['tries']} tries of {write_time(facts['seconds'])}"
+        of = f"lower bounds: {of} without Vertex AI's fee; worst case: {tries}"
+    return [*lines, of]
