@@ -41,6 +41,8 @@ def test_a_run_with_target_tpu_trains_the_weights_of_a_local_run_and_deletes_the
     assert trained["weights_checksum"] == steps(finished.record)["train"]["outputs"]["weights_checksum"]
     assert trained["model"] == str(tpu.workspace.path / "runs" / record["run_id"] / "train" / "model")
     assert record["metrics"]["accuracy"] >= 0.97
+    assert 0 < record["cost"]["seconds"] < steps(record)["train"]["seconds"]  # without the wait for the TPU
+    assert record["cost"]["dollars"] == pytest.approx(1.56 * record["cost"]["seconds"] / 3600, abs=1e-4)
     assert "[workerpool0-0] weights checksum" in tpu.workspace.log("train")
 
 

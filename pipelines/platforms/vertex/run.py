@@ -27,7 +27,7 @@ from slipway.pipelines.platforms.vertex.access import uses_dataflow, with_datafl
 from slipway.pipelines.platforms.vertex.tasks import RUNNING, steps_of, update
 from slipway.pipelines.runs import record as runs
 from slipway.pipelines.runs.record import ErrorRecord, RunFolder, RunRecord, StepRecord, Watcher
-from slipway.pipelines.table import step_of
+from slipway.pipelines.table import STEPS, step_of
 from slipway.trainer.metrics.history import FILE_NAME as HISTORY_FILE
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ POLL_SECONDS = 10.0
 RIGHTS = "aiplatform.pipelineJobs"
 ENDED = ("PIPELINE_STATE_SUCCEEDED", "PIPELINE_STATE_FAILED", "PIPELINE_STATE_CANCELLED")
 
+# The task that creates the custom job of the training.
+TRAINING = STEPS["train"].tasks_on("vertex")[0].name
 # Number of polls for a submitted run to start; only then can it be added to its experiment.
 START_POLLS = 12
 # A run that Vertex AI does not know may be submitted by another process for this long.
@@ -279,7 +281,6 @@ class VertexRun:
         if record.status == "failed" and record.error is None:
             facts = submission.facts_of(self.config)
             record.error = ErrorRecord(**asdict(explain(self.connection, job, record.run_id, facts, step_of)))
-        record.add_cost(self.bill, self._training_seconds(job))
         evaluated, model = record.step("evaluate").outputs, record.step("train").outputs.get("model")
         report = evaluated.get("report")
         if report and record.report is None:
@@ -290,19 +291,16 @@ class VertexRun:
                 self.folder.report_file.write_bytes(name_version(page, record.registered))
             self._download(evaluated.get("classification"), self.folder.classification_file)
             self._download(f"{model}/{HISTORY_FILE}" if model else None, self.folder.path / HISTORY_FILE)
+        record.add_cost(self.bill, self._training_seconds(job))  # last, as only what is complete is stored
 
     def _training_seconds(self, job: PipelineJob) -> float:
         """Return how long the machines of the custom job ran; 0 if that is not known, or none was created."""
-        seconds = 0.0
+        task = next((task for task in job.job_detail.task_details if task.task_name == TRAINING), None)
         with contextlib.suppress(Exception):  # an estimate is not what decides about the run
-            for task in job.job_detail.task_details:
-                if step_of(task.task_name) == "train":
-                    for name in custom_jobs(task)[:1]:
-                        found = retried(lambda name=name: self.connection.jobs.get_custom_job(name=name))  # type: ignore[misc]
-                        if found.start_time:
-                            ended = found.end_time or job.end_time
-                            seconds += (ended - found.start_time).total_seconds()
-        return seconds
+            for name in custom_jobs(task)[:1] if task else ():
+                found = retried(lambda name=name: self.connection.jobs.get_custom_job(name=name))  # type: ignore[misc]
+                return (found.end_time - found.start_time).total_seconds() if found.start_time else 0.0
+        return 0.0
 
     def _download(self, uri: str | None, file: Path) -> bool:
         """Copy an object to a file; return whether that succeeded."""

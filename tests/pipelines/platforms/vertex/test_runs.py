@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,80 @@ def test_a_run_submitted_without_waiting_can_be_followed_later(workspace: Path, 
     assert f"{run_id}: succeeded" in followed.output
     assert record(workspace)["status"] == "succeeded"
     assert "succeeded" in slipway("list").output
+
+
+@pytest.fixture
+def three_hours(ready_google: FakeGoogle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every custom job run for three hours."""
+    jobs = ready_google.region.jobs
+    end = jobs._end
+
+    def ended(job: Any, *arguments: Any) -> None:
+        end(job, *arguments)
+        job.start_time = job.end_time - timedelta(hours=3)
+
+    monkeypatch.setattr(jobs, "_end", ended)
+
+
+def test_a_run_over_the_budget_never_reaches_a_submit_call(
+    ready_google: FakeGoogle, workspace: Path, slipway: Slipway
+):
+    over = ("--hardware", "l4x4*2", "--set", "budget=1000")
+    hourly, days = 2 * (48 * 0.038572 + 4 * 0.58804), 7
+    for refused in (slipway(*RUN, *over), slipway(*RUN, *over, "--no-check"), slipway("compile", *RUN[1:], *over)):
+        assert refused.exit_code == 2, refused.output
+        assert f"at least ${hourly:.2f} per hour in europe-west4, ${hourly * 24 * days * 4:,.2f} in the worst case" in (
+            refused.stderr
+        )
+        assert "setting:  budget = 1000.0" in refused.stderr
+        assert "closest:  l4x4*2+timeout=29h" in refused.stderr
+        assert "fix:      --hardware 'l4x4*2+timeout=29h' or --set budget=5650" in refused.stderr
+        assert len(refused.stderr.splitlines()) <= 10
+    assert (ready_google.region.pipelines.jobs, ready_google.world.writes["pipelineJob"]) == ({}, 0)
+    assert not (workspace / "runs").exists()
+    fits = slipway(*RUN, "--hardware", "l4x4*2+timeout=29h", "--set", "budget=1000")
+    assert (fits.exit_code, len(ready_google.region.pipelines.jobs)) == (0, 1), fits.output
+    assert f"cost: at least ${hourly:.2f} per hour in europe-west4, ${hourly * 29 * 4:,.2f} in the worst case" in (
+        fits.output
+    )
+
+
+@pytest.mark.usefixtures("three_hours")
+def test_a_run_records_what_the_training_cost_in_all_its_tries(
+    ready_google: FakeGoogle, workspace: Path, slipway: Slipway
+):
+    script = ready_google.region.pipelines.script
+    script[TRAIN].failure = Failure("The replica workerpool0-0 exited with a non-zero status of 1.")
+    few = ("--hardware", "l4x1+timeout=4h", "--set", "budget=20")
+    assert slipway(*RUN, *few).exit_code == 1
+    hourly = 4 * 0.038572 + 0.58804
+    cost = record(workspace)["cost"]
+    assert cost["dollars"] == pytest.approx(3 * hourly, rel=1e-4)
+    script[TRAIN].failure = None
+    assert slipway("run", "--resume", "latest").exit_code == 0  # 3 h and at most 4 tries of 4 h: $14.10
+    cost = record(workspace)["cost"]
+    assert (cost["dollars"], cost["seconds"]) == (pytest.approx(6 * hourly, rel=1e-4), 6 * 3600)
+    assert f"cost     at least ${6 * hourly:.2f} for 6.00 h of training: an estimate by list prices of {cost['prices']}" in (
+        slipway("status").output
+    )
+    listed = slipway("list").output.splitlines()
+    assert (listed[0].split()[-1], listed[1].split()[-1]) == ("cost", f"~${6 * hourly:.2f}")
+    assert len(slipway("list", "--where", "cost>4").output.splitlines()) >= 2
+    assert "No run meets" in slipway("list", "--where", "cost>5").output
+    page = slipway("compare", "latest", "-o", "page.html")
+    assert page.exit_code == 0, page.output
+    assert f"<td>${6 * hourly:.2f}</td>" in (workspace / "page.html").read_text()
+
+
+@pytest.mark.usefixtures("three_hours")
+def test_a_resumed_run_stays_within_the_budget(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
+    ready_google.region.pipelines.script[TRAIN].failure = Failure("The replica exited with a non-zero status of 1.")
+    assert slipway(*RUN, "--hardware", "l4x1+timeout=4h", "--set", "budget=12").exit_code == 1
+    before = len(ready_google.region.pipelines.jobs)
+    refused = slipway("run", "--resume", "latest")
+    assert (refused.exit_code, "after $2.23 in earlier tries of this run" in refused.stderr) == (2, True), refused.output
+    assert len(ready_google.region.pipelines.jobs) == before
+    assert record(workspace)["status"] == "failed"
 
 
 def test_interrupting_the_watch_does_not_stop_the_run(

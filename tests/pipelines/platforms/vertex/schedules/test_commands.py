@@ -236,6 +236,7 @@ def test_a_duplicate_is_shown_and_deleted(ready_google: FakeGoogle, write: Write
     [
         ({"hardware": "a100x3"}, "setting:  hardware"),
         ({"end": "2020-01-01"}, "end is in the past"),
+        ({"set": ["budget=20"]}, "may exceed the budget of $20.00"),
         ({"set": ["vertex.image=europe-west4-docker.pkg.dev/slipway-test/slipway/none:1"]}, "there is no image"),
     ],
 )
