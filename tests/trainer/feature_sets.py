@@ -90,7 +90,7 @@ def _input(column: Column, train: slice) -> Input:
     if column.kind == "category":
         return Input(kind="category", vocabulary=tuple(sorted(set(values[train].tolist()))))
     if column.kind == "text":
-        return Input(kind="text", shape=(5,), vocabulary=("a", "of", "dry", "hot"))
+        return Input(kind="text", shape=(5,), vocabulary=("a", "of", "dry", "hot", "un", "##se", "##en"))
     if column.kind == "date":
         return Input(kind="date", shape=(8,), mean=(18_000.0,), deviation=(300.0,), nullable=True, order="dmy")
     if column.kind == "integer":
