@@ -1,4 +1,4 @@
-"""Artifacts of runs: `slipway compile` writes the spec, `build` builds images, `verify` reads and `clean` deletes."""
+"""Artifacts of runs, and `slipway compile`, `build`, `verify` and `clean`, which write, read and delete them."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def clean(
     ),
     as_json: Json = False,
 ) -> None:
-    """Delete old runs and data sets on this machine that no registered model, search or other run refers to."""
+    """Delete old runs and data sets on this machine that no model, search or other run refers to."""
     from slipway.components import formatting
     from slipway.pipelines.runs import cleaning
 
@@ -157,12 +157,18 @@ def clean(
             fix="--older-than 30d",
         )  # fmt: skip
     age = timedelta(days=int(parsed[1])) if parsed[2] == "d" else timedelta(hours=int(parsed[1]))
+    if registry != Path("models") and not registry.is_dir():
+        raise UserError(
+            f"There is no registry {registry}.", setting="--registry", value=str(registry), fix="--registry models"
+        )
     found = cleaning.unneeded(registry, store, age)
     if apply:
         cleaning.remove_leftovers(store)
-        found = list(cleaning.delete(found))
+        found = list(cleaning.delete(found, registry, age))
     print_results(found, as_json=as_json)
     size = formatting.size(sum(each.size for each in found))
+    if running := cleaning.in_progress():
+        say(f"no data set is deleted while a run is in progress: {', '.join(running[:3])}; see slipway status")
     if not found:
         say(f"nothing is older than {older} and not needed")
     else:

@@ -1,4 +1,4 @@
-"""What can be deleted from this machine: old runs, and prepared data sets that no other run and no model refers to.
+"""Old runs and prepared data sets on this machine that no model and no other run refers to.
 
 Kept is what anything else depends on: the run that trained a registered model, and its data set; the run on whose steps
 another one was built; runs of a search that can be continued; runs in progress, and the newest one.
@@ -47,40 +47,42 @@ class Unneeded:
 
 
 def unneeded(registry: Path, store: Path, age: timedelta) -> list[Unneeded]:
-    """Return what can be deleted and was last written longer than `age` ago: runs first, each oldest first.
+    """Return what can be deleted and was last written `age` ago or earlier: runs first, oldest first.
 
     Raises:
         UserError: What a run or a registered model refers to cannot be read.
     """
     before = datetime.now(UTC) - age
-    records = {folder.run_id: folder.read() for folder in runs.folders()}
-    models = list(_registered(registry))
-    kept = _kept(records, {str(each["run_id"]) for each in models}, before)
+    runs_kept, data_sets_kept = _kept(registry, before)
     found = [
-        Unneeded("run", folder.path, _ended(records[folder.run_id]), _size(folder.path))
+        Unneeded("run", folder.path, since, _size(folder.path))
         for folder in runs.folders()
-        if folder.run_id in records and folder.run_id not in kept
+        if folder.run_id not in runs_kept and (since := _last_written(folder)) < before
     ]
-    used = {path for run_id in kept for path in _data_sets(records[run_id])}
-    fingerprints = {each.get("data_fingerprint") for each in models}
-    # A run that has just begun has not recorded its data set yet.
-    if not any(record.status == "running" for record in records.values()):
-        found += [
-            each
-            for each in _prepared(store)
-            if each.since < before
-            and each.path.resolve() not in used
-            and manifest.read(each.path).fingerprint not in fingerprints
-        ]
+    if data_sets_kept is not None:
+        found += [each for each in _prepared(store) if each.since < before and not _is_used(each.path, data_sets_kept)]
     return sorted(found, key=lambda each: (each.kind != "run", each.since))
 
 
-def delete(found: Iterable[Unneeded]) -> Iterator[Unneeded]:
-    """Delete what was found, and yield it, but what was deleted or is used meanwhile."""
+def in_progress() -> list[str]:
+    """Return the runs in progress; they may not have recorded their data sets, so that all of these are kept."""
+    return [folder.run_id for folder in runs.folders() if folder.read().status == "running"]
+
+
+def delete(found: Iterable[Unneeded], registry: Path, age: timedelta) -> Iterator[Unneeded]:
+    """Delete what was found, and yield it, but what was deleted, written or referred to meanwhile."""
+    before = datetime.now(UTC) - age
     for each in found:
         hidden = each.path.with_name(f"{DELETED}{each.path.name}")
         try:
-            with RunFolder(each.path).held() if each.kind == "run" else _unused(each.path):
+            with RunFolder(each.path).held() if each.kind == "run" else _unpublished(each.path):
+                runs_kept, data_sets_kept = _kept(registry, before)
+                if each.kind == "run":
+                    is_needed = each.path.name in runs_kept
+                else:
+                    is_needed = data_sets_kept is None or _is_used(each.path, data_sets_kept)
+                if is_needed:
+                    continue
                 each.path.rename(hidden)  # at once: nothing half deleted has its name
         except (UserError, FileNotFoundError):
             continue
@@ -95,27 +97,23 @@ def remove_leftovers(store: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def _unused(data_set: Path) -> Iterator[None]:
-    """Hold the lock under which the data set is published.
-
-    Raises:
-        UserError: A run has begun meanwhile.
-    """
-    if any(folder.read().status == "running" for folder in runs.folders()):
-        raise UserError("A run has begun.")
-    with Store(str(data_set.parent.parent), data_set.parent.name).publishing(data_set.name):
-        yield
+def _unpublished(data_set: Path) -> contextlib.AbstractContextManager[None]:
+    """Return a context with the lock under which the data set is published."""
+    return Store(str(data_set.parent.parent), data_set.parent.name).publishing(data_set.name)
 
 
-def _kept(records: dict[str, RunRecord], registered: set[str], before: datetime) -> set[str]:
-    newest = in_project(runs.ROOT) / runs.LATEST
-    kept = {newest.resolve().name} | registered
+def _kept(registry: Path, before: datetime) -> tuple[set[str], set[Path | str] | None]:
+    """Return the kept runs, by id, and data sets, by folder or fingerprint; None: all data sets."""
+    folders = {folder.run_id: folder for folder in runs.folders()}
+    records = {run_id: folder.read() for run_id, folder in folders.items()}
+    models = list(_registered(registry))
+    kept = {(in_project(runs.ROOT) / runs.LATEST).resolve().name, *(str(each.get("run_id")) for each in models)}
     kept |= {
         run_id
         for run_id, record in records.items()
         if record.status == "running"
-        or _ended(record) >= before
+        or _last_written(folders[run_id]) >= before
+        or (record.model and _exists(record.model))
         or (record.study and in_project(SEARCHES / f"{record.name}.db").exists())
     }
     kept &= records.keys()
@@ -124,18 +122,31 @@ def _kept(records: dict[str, RunRecord], registered: set[str], before: datetime)
         sources = {part.source for run_id in added if (part := records[run_id].part) and part.source}
         added = (sources & records.keys()) - kept
         kept |= added
-    return kept
+    if any(record.status == "running" for record in records.values()):
+        return kept, None
+    used: set[Path | str] = {path for run_id in kept for path in _data_sets(records[run_id])}
+    return kept, used | {str(each.get("data_fingerprint")) for each in models}
+
+
+def _exists(model: str) -> bool:
+    """Whether a registered version exists; one in another registry than a folder is not asked."""
+    return not model.startswith("/") or Path(model).exists()
 
 
 def _registered(registry: Path) -> Iterator[JsonObject]:
-    known = Registry(registry)
+    known = Registry(in_project(registry))
     for model in known.models():
         for version in known.versions(model):
             yield version.metadata
 
 
-def _ended(record: RunRecord) -> datetime:
-    return record.ended or record.created
+def _last_written(folder: RunFolder) -> datetime:
+    files = [path for path in (folder.record_file, folder.events_file) if path.exists()]
+    return max(datetime.fromtimestamp(path.stat().st_mtime, UTC) for path in files)
+
+
+def _is_used(data_set: Path, kept: set[Path | str]) -> bool:
+    return bool({data_set.resolve(), manifest.read(data_set).fingerprint} & kept)
 
 
 def _data_sets(record: RunRecord) -> set[Path]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from slipway.components.register_model.registry import CHAMPION, Registry
 from slipway.core import integrity, manifest
 from slipway.core.errors import UserError, nearest
-from slipway.core.paths import local_path
+from slipway.core.paths import in_project, local_path
 from slipway.core.values import JsonObject
 from slipway.pipelines.runs import attestation
 from slipway.pipelines.runs import record as runs
@@ -52,7 +52,7 @@ def verify(name: str, registry: Path, key: Key = None) -> Iterator[Verified]:
     Raises:
         UserError: There is no such artifact.
     """
-    known, folder = Registry(registry), Path(name).expanduser()
+    known, folder = Registry(in_project(registry)), Path(name).expanduser()
     model, _, version = name.partition("/")
     run_ids = [each.run_id for each in runs.folders()]
     if name in known.models():
@@ -79,7 +79,7 @@ def verify(name: str, registry: Path, key: Key = None) -> Iterator[Verified]:
 
 def everything(registry: Path, key: Key = None) -> Iterator[Verified]:
     """Verify all registered models, and the checkpoints, model and data set of each run in this folder."""
-    known = Registry(registry)
+    known = Registry(in_project(registry))
     for name in known.models():
         yield from _versions(known, name, key)
     seen: set[Path] = set()

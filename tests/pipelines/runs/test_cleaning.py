@@ -25,7 +25,7 @@ AGE = timedelta(days=30)
 
 def run(
     name: str, days: float, data: Path | None = None, source: str | None = None, status: Status = "succeeded",
-    study: str | None = None,
+    study: str | None = None, model: str | None = None,
 ) -> RunFolder:  # fmt: skip
     """Write a run that ended so many days ago."""
     folder = RunFolder(Path("runs", name))
@@ -34,13 +34,20 @@ def run(
     outputs = {"dataset": str(data.absolute())} if data else {}
     folder.write(
         RunRecord(
-            run_id=name, name="digits", platform="local", hardware="cpu", status=status, study=study,
+            run_id=name, name="digits", platform="local", hardware="cpu", status=status, study=study, model=model,
             created=NOW - timedelta(days=days + 1), ended=None if status == "running" else NOW - timedelta(days=days),
             part=Part(source=source, first="evaluate", last="evaluate") if source else None,
             steps=[StepRecord(name="prepare_data", outputs=outputs)],
         )
     )  # fmt: skip
+    written(folder.record_file, days)
     return folder
+
+
+def written(file: Path, days: float) -> None:
+    """Make a file so many days old."""
+    moment = (NOW - timedelta(days=days)).timestamp()
+    os.utime(file, (moment, moment))
 
 
 def data_set(fingerprint: str, days: float, name: str = "digits") -> Path:
@@ -52,8 +59,7 @@ def data_set(fingerprint: str, days: float, name: str = "digits") -> Path:
     )  # fmt: skip
     (folder / "manifest.json").write_text(described.model_dump_json())
     (folder / "shard").write_bytes(bytes(500))
-    moment = (NOW - timedelta(days=days)).timestamp()
-    os.utime(folder / "manifest.json", (moment, moment))
+    written(folder / "manifest.json", days)
     return folder
 
 
@@ -132,24 +138,68 @@ def test_while_a_run_is_in_progress_no_data_set_is_deleted() -> None:
     run("newest", 0)
     assert cleaned() == {"old"}
     planned = [cleaning.Unneeded("data set", Path("datasets/digits/old").absolute(), NOW, 1)]
-    assert list(cleaning.delete(planned)) == [], "one that begins after the list was made"
-    beginning.write(beginning.read().model_copy(update={"status": "failed", "ended": NOW - AGE * 3}))
+    assert list(cleaning.delete(planned, Path("models"), AGE)) == [], "one that begins after the list was made"
+    assert "while a run is in progress: beginning" in CliRunner().invoke(app, ["clean"]).output
+    beginning.write(beginning.read().model_copy(update={"status": "failed"}))
+    written(beginning.record_file, 90)
     assert cleaned() == {"beginning", "old"}
 
 
 @pytest.mark.usefixtures("here")
-def test_a_run_that_is_resumed_meanwhile_is_not_deleted_nor_one_that_is_deleted_already() -> None:
-    resumed = run("resumed", 90)
+def test_what_is_used_or_deleted_after_the_list_was_made_is_not_deleted() -> None:
+    def delete(*names: str) -> list[str]:
+        chosen = [each for each in found if each.path.name in names]
+        return [each.path.name for each in cleaning.delete(chosen, Path("models"), AGE)]
+
+    data = data_set("old", 90)
+    resumed, source = run("resumed", 90), run("source", 90)
     run("gone", 90)
     run("newest", 0)
     found = cleaning.unneeded(Path("models"), Path("datasets"), AGE)
-    assert len(found) == 2
-    (deleted,) = cleaning.delete([each for each in found if each.path.name == "gone"])
+    assert {each.path.name for each in found} == {"resumed", "source", "gone", "old"}
+    assert delete("gone") == ["gone"]
+    assert delete("gone") == []
     with resumed.held():
-        assert list(cleaning.delete(found)) == []
-    assert deleted.path.name == "gone"
-    assert (resumed.path / "weights").is_file()
-    assert [each.path.name for each in cleaning.delete(found)] == ["resumed"]
+        assert delete("resumed") == []
+    run("later", 0, data, source="source")
+    assert delete("source", "old") == [], "a run that began after the list was made is based on them"
+    written(resumed.record_file, 1)
+    assert delete("resumed") == [], "it was resumed, and has ended"
+    written(resumed.record_file, 90)
+    assert delete("resumed") == ["resumed"]
+    assert (source.path / "weights").is_file()
+
+
+@pytest.mark.usefixtures("here")
+def test_a_run_counts_from_when_it_was_last_written() -> None:
+    """One that was created long ago, resumed and killed has no end."""
+    killed = run("killed", 90, status="failed")
+    run("newest", 0)
+    written(killed.record_file, 2)
+    assert cleaned() == set()
+
+
+@pytest.mark.usefixtures("here")
+def test_runs_of_models_in_other_registries_are_kept(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere" / "1"
+    elsewhere.mkdir(parents=True)
+    run("elsewhere", 90, model=str(elsewhere))
+    run("vertex", 90, model="projects/p/locations/l/models/digits@1")
+    run("removed", 90, model=str(tmp_path / "elsewhere" / "2"))
+    run("newest", 0)
+    assert cleaned() == {"removed"}
+    refused = CliRunner().invoke(app, ["clean", "--registry", "modles", "--apply"])
+    assert "there is no registry modles" in refused.output
+
+
+def test_in_a_subfolder_the_projects_registry_counts(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data_set("of-a-model", 90)
+    run("registered", 90)
+    run("newest", 0)
+    register(1, "registered", "of-a-model")
+    Path("notebooks").mkdir()
+    monkeypatch.chdir(here / "notebooks")
+    assert cleaned() == set()
 
 
 @pytest.mark.usefixtures("here")
@@ -196,7 +246,8 @@ def test_nothing_is_deleted_that_is_referred_to(
             run(name, days, data[used] if used else None, source)
         for number, (run_id, fingerprint) in enumerate(models, 1):
             register(number, run_id, fingerprint)
-        deleted = {each.path.name for each in cleaning.delete(cleaning.unneeded(Path("models"), Path("datasets"), AGE))}
+        found = cleaning.unneeded(Path("models"), Path("datasets"), AGE)
+        deleted = {each.path.name for each in cleaning.delete(found, Path("models"), AGE)}
         left = set(NAMES) - deleted
         for name in left:
             _, used, source = made[name]
