@@ -225,6 +225,7 @@ def _train(
     trained = loop.Loop(
         job, cluster, engine, training, validation, checkpoints, origin, metrics, stop, progress, best, task, watch
     )  # fmt: skip
+    began = progress.step
     trained.train()
     seconds = trained.spent.by_activity()
     steps = weights_step = progress.step
@@ -237,8 +238,9 @@ def _train(
         history = metrics.history()
         utilization = next((each.get("mfu") for each in reversed(history) if each["kind"] == "train"), None)
         told = spent.told(seconds, job, assignment.manifest, engine.work(), utilization)
-        content = json.dumps({"seconds": seconds, "text": ". ".join(told)}, indent=2)
-        replace_file(metrics.folder / spent.FILE_NAME, content.encode())
+        file = metrics.folder / spent.FILE_NAME
+        if progress.step > began or not file.exists():  # else the attempt that ran the steps has written it
+            replace_file(file, json.dumps({"seconds": seconds, "text": ". ".join(told)}, indent=2).encode())
         for line in [*_ended(job, history, TASKS[task].metric, best_step, weights_step), *told]:
             logger.info("%s", line)
             events.message(line)

@@ -42,7 +42,7 @@ def export(
     weights_step: int,
     went_back: Sequence[str] = (),
 ) -> None:
-    """Write the engine's model, model.json and what is known of the training to `folder`, unless it has these weights.
+    """Write the engine's model, model.json and the history to `folder`, unless it has these weights.
 
     Args:
         engine: The engine with the trained network.

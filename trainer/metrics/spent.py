@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator, Mapping
 
@@ -51,7 +52,7 @@ class Spent:
 
 
 def told(seconds: Mapping[str, float], job: JobConfig, manifest: Manifest, work: Work, mfu: float | None) -> list[str]:
-    """Return sentences: the activities that took at least 1 %; and the setting that would save most, and what it saves.
+    """Return sentences: what took at least 1 %, and the setting that would save most; none for no time.
 
     Args:
         seconds: The seconds by activity.
@@ -61,9 +62,11 @@ def told(seconds: Mapping[str, float], job: JobConfig, manifest: Manifest, work:
         mfu: The model FLOPs utilization of the last steps, 0 to 1; None if unknown.
     """
     whole = sum(seconds.values())
-    shares = [f"{name} {value / whole:.0%}" for name, value in seconds.items() if value >= 0.01 * whole > 0]
+    if not whole:
+        return []
+    fractions = [f"{name} {value / whole:.0%}" for name, value in seconds.items() if value >= 0.01 * whole]
     advice = _advice(seconds, job, manifest, work, mfu)
-    return [f"the training took {whole:.1f} s: {', '.join(shares)}", *([advice] if advice else [])]
+    return [f"the training took {whole:.1f} s: {', '.join(fractions)}", *([advice] if advice else [])]
 
 
 def _advice(
@@ -75,30 +78,42 @@ def _advice(
             break
         if activity == STEPS:
             if (faster := _faster_steps(job, work, mfu)) is not None:
-                return f"most of it are the steps: {faster}"
-        elif (fix := _fix(activity, job, manifest)) is not None:
+                return f"the steps took most of it: {faster}"
+        elif (fix := _fix(activity, job, manifest, whole)) is not None:
             return f"without {activity}, it would take {whole - value:.1f} s: {fix}"
     return None
 
 
-def _fix(activity: str, job: JobConfig, manifest: Manifest) -> str | None:
-    every = job.train.checkpoint.every_steps
-    epochs = job.plan.steps / job.plan.steps_per_epoch
-    if activity == INPUT and manifest.resize:
-        return f"--set 'data.resize={{size: {max(manifest.image_size)}}}' resizes the images once, while preparing"
+def _fix(activity: str, job: JobConfig, manifest: Manifest, whole: float) -> str | None:
+    epochs = math.ceil(job.plan.steps / job.plan.steps_per_epoch)
+    after = f"after each of {epochs:,} epochs" if epochs > 1 else "once"
+    if activity == INPUT and manifest.resize and "resize" not in manifest.settings:
+        return f"--set 'data.resize={{size: {max(manifest.image_size)}}}' resizes larger images once, while preparing"
     if activity == INPUT:
         return "a machine with more cores for each accelerator reads faster, and a local disk faster than a bucket"
     if activity == VALIDATION:
-        return f"it validates {epochs:,.0f} times, after each epoch; data.split.validation makes the split smaller"
-    if activity == CHECKPOINTS and every is not None:
-        return f"--set train.checkpoint.every_steps={10 * every}"
+        return f"it validates {after}; data.split.validation makes the split smaller"
     if activity == CHECKPOINTS:
-        return f"it saves after each of {epochs:,.0f} epochs; optimizers with fewer variables, such as sgd, save less"
+        return _fewer_checkpoints(job, whole) or (
+            f"it saves {after}; optimizers with fewer variables, such as sgd, save less"
+        )
     if activity == COMPILING and job.train.xla is True:
         return "--set train.xla=false"
     if activity == REPLICAS:
         return "the log of the slowest replica says what it waited for"
     return f"see {job.train.on_epoch_end}" if activity == FUNCTION else None
+
+
+def _fewer_checkpoints(job: JobConfig, whole: float) -> str | None:
+    """Return what has fewer checkpoints in `whole` seconds; None if most of them end epochs."""
+    settings, epochs = job.train.checkpoint, job.plan.steps / job.plan.steps_per_epoch
+    by_steps = job.plan.steps / settings.every_steps if settings.every_steps else 0.0
+    by_seconds = whole / settings.every_seconds if settings.every_seconds else 0.0
+    if settings.every_steps and by_steps >= max(by_seconds, epochs):
+        return f"--set train.checkpoint.every_steps={10 * settings.every_steps}"
+    if settings.every_seconds and by_seconds >= epochs:
+        return f"--set train.checkpoint.every_seconds={10 * settings.every_seconds:g}"
+    return None
 
 
 def _faster_steps(job: JobConfig, work: Work, mfu: float | None) -> str | None:

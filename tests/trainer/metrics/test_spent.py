@@ -56,8 +56,9 @@ class Planted(CountingEngine):
     [
         ({"waiting": 1.0}, True, None, "waiting for input 50%, steps 49%", "--set 'data.resize={size: 8}'"),
         ({"waiting": 3.0}, False, None, "waiting for input 75%, steps 24%", "a machine with more cores"),
-        ({"validating": 10.0}, False, None, "validation 50%, steps 49%", "it validates 4 times"),
+        ({"validating": 10.0}, False, None, "validation 50%, steps 49%", "it validates after each of 4 epochs"),
         ({"copying": 2.0}, False, 1, "checkpoints 67%, steps 32%", "--set train.checkpoint.every_steps=10"),
+        ({"copying": 15.0}, False, 5.0, "checkpoints 60%, steps 39%", "--set train.checkpoint.every_seconds=50"),
         ({"copying": 15.0}, False, None, "checkpoints 60%, steps 39%", "it saves after each of 4 epochs"),
         ({"agreeing": 5.0}, False, None, "waiting for other replicas 75%, steps 24%", "the log of the slowest replica"),
         ({"compiling": 40.0}, False, None, "compiling 51%, steps 49%", "--set train.xla=false"),
@@ -65,7 +66,7 @@ class Planted(CountingEngine):
     ],
 )
 def test_the_planted_cause_is_named_with_its_setting(
-    planted: dict[str, float], resize: bool, checkpoint: int | None, described: str, advised: str | None,
+    planted: dict[str, float], resize: bool, checkpoint: float | None, described: str, advised: str | None,
     tmp_path: Path, make_job: Any, monkeypatch: pytest.MonkeyPatch, data_sets: Any,
 ) -> None:  # fmt: skip
     from slipway.trainer import loop
@@ -73,9 +74,11 @@ def test_the_planted_cause_is_named_with_its_setting(
     clock = Clock()
     for module in (loop, spent):
         monkeypatch.setattr(module, "time", clock)
+    every_seconds = checkpoint if isinstance(checkpoint, float) else None
+    checkpoint = checkpoint if isinstance(checkpoint, int) else None
     config = make_job(
         Path("x"), steps=40, steps_per_epoch=10, steps_per_call=5, xla=True,
-        checkpoint={"every_steps": checkpoint, "every_seconds": None},
+        checkpoint={"every_steps": checkpoint, "every_seconds": every_seconds},
     )  # fmt: skip
     engine = Planted(clock)
     for name, value in planted.items():
@@ -112,3 +115,16 @@ def test_steps_below_the_devices_speed_have_a_precision_or_batch_size(
     assert "they reach 1.0% of the peak" in told("NVIDIA A100", "mixed_bfloat16", 0.01)[0]
     assert "16 examples per device; try --set train.batch_size=128" in told("NVIDIA A100", "mixed_bfloat16", 0.01)[0]
     assert told("NVIDIA A100", "mixed_bfloat16", 0.4) == told("CPU", "float32", None) == []
+
+
+def test_what_is_set_already_is_not_advised_and_nothing_is_said_of_no_time(
+    make_job: Any, data_sets: Any, tmp_path: Path
+) -> None:
+    config, work = make_job(Path("x"), steps=10, steps_per_epoch=10), Work("CPU", 1, "float32", lambda: None)
+    manifest = data_sets.write(tmp_path / "data", train=[1], written_size=(20, 20))
+    resized = manifest.model_copy(update={"settings": {"resize": {"size": 8}}})
+    seconds = {spent.INPUT: 60.0, spent.STEPS: 40.0}
+    assert "data.resize" in spent.told(seconds, config, manifest, work, None)[1]
+    assert "data.resize" not in spent.told(seconds, config, resized, work, None)[1]
+    assert "it validates once;" in spent.told({spent.VALIDATION: 9.0}, config, manifest, work, None)[1]
+    assert spent.told({spent.OTHER: 0.0}, config, manifest, work, None) == []
