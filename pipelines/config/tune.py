@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
@@ -24,7 +24,7 @@ class ParameterSettings(Settings):
         default="linear", description="Whether values are drawn uniformly, or their logarithms."
     )
     choices: list[Untyped] | None = Field(default=None, min_length=1, description="The values, in place of a range.")
-    when: dict[str, list[Untyped]] = Field(
+    when: dict[str, Annotated[list[Untyped], Field(min_length=1)]] = Field(
         default={},
         description="Choices of parameters before this one with which this one is tuned, such as "
         "{train.optimizer: [sgd]}. With others, its setting keeps its value.",

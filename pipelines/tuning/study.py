@@ -123,17 +123,22 @@ def suggest(trial: optuna.Trial, parameters: dict[str, ParameterSettings]) -> di
 
 
 def extremes(parameters: dict[str, ParameterSettings]) -> Iterator[dict[str, Any]]:
-    """Yield values of the parameters: the ends of all ranges, also of those that apply with some choices only."""
-    fixed = [
-        {},
-        *({name: values[0] for name, values in each.when.items()} for each in parameters.values() if each.when),
-    ]
-    for chosen, end in itertools.product(fixed, (0, 1)):
-        values: dict[str, Any] = {}
+    """Yield parameters at the ends of all ranges, also of those that apply with some choices only."""
+    fixed: list[dict[str, Any]] = [{}]
+    for each in parameters.values():
+        if each.when:
+            chosen: dict[str, Any] = {}
+            names = list(each.when.items())
+            for name, allowed in names:  # which grows by what those depend on
+                chosen.setdefault(name, allowed[0])
+                names += [item for item in parameters[name].when.items() if item[0] not in chosen]
+            fixed.append(chosen)
+    for values, end in itertools.product(fixed, (0, 1)):
+        found: dict[str, Any] = {}
         for name, each in parameters.items():
-            if each.applies(values):
-                values[name] = chosen.get(name, each.ends[end])
-        yield values
+            if each.applies(found):
+                found[name] = values.get(name, each.ends[end])
+        yield found
 
 
 def overrides(values: dict[str, Any], arguments: Sequence[str]) -> list[str]:

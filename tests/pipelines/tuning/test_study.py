@@ -55,6 +55,7 @@ def test_the_metric_is_the_tasks_own_and_its_direction_is_known() -> None:
             {"train.momentum": {**UNIT, "when": {"train.optimizer": ["sgd"]}}, "train.optimizer": {"choices": ["sgd"]}},
             "choices of a parameter before it: none",
         ),
+        ({"train.momentum": {**UNIT, "when": {"train.optimizer": []}}}, "at least 1 item"),
         ({}, "at least 1 item"),
     ],
 )
@@ -89,6 +90,21 @@ def test_a_parameter_is_tuned_only_with_the_choices_on_which_it_depends(
     ends = list(studies.extremes(tune.parameters))
     assert {"train.optimizer": "sgd", "train.momentum": 0.9, "train.nesterov": False} in ends
     assert {"train.optimizer": "lion"} in ends
+
+
+def test_the_ends_of_a_parameter_that_depends_on_a_dependent_one_are_known() -> None:
+    tune = studies.settings_of(
+        configuration(
+            {
+                "train.optimizer": {"choices": ["adam", "sgd", "lion"]},
+                "train.nesterov": {"choices": [False, True, False], "when": {"train.optimizer": ["sgd"]}},
+                "train.momentum": {"low": 0.1, "high": 0.9, "when": {"train.nesterov": [True]}},
+            }
+        )
+    )
+    ends = list(studies.extremes(tune.parameters))
+    for momentum in (0.1, 0.9):
+        assert {"train.optimizer": "sgd", "train.nesterov": True, "train.momentum": momentum} in ends
 
 
 def test_values_are_in_their_ranges_and_become_overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
