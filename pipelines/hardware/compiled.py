@@ -28,7 +28,7 @@ LIMIT_SECONDS = 900
 # Real steps take this many times the estimate. The TPU compiler's, against published results: ResNet-50 on v3 1.01, on
 # v2 1.65. A GPU's peak rate, against measurements: MNIST's network on an H200 3.2.
 SLOWER = {"tpu": (1, 2), "cuda": (2, 4)}
-# Of a TPU's memory; the rest is reserved.
+# Of a device's memory; the rest is reserved.
 _USABLE = 0.98
 # Below, the time of a GPU's step is not that of its arithmetic: a network of some layers starts a hundred kernels.
 SMALL_SECONDS = 1e-3
@@ -182,16 +182,16 @@ def fixes(hardware: Hardware, job: JobConfig, answer: Answer) -> str:
         (times for times in range(2, asked + 1) if asked % (times * parts) == 0 and asked / times <= (most or 0)), 0
     )
     if times:
-        found.append(f"--set train.accumulation={times * parts}, which keeps the batch,")
+        found.append(f"--set train.accumulation={times * parts}, which keeps the batch")
     needed = (answer.peak_bytes or 0) / GPU_MEMORY if not hardware.is_tpu else _used(answer.refusal)
     others = larger(hardware, job.train.engine) if needed else []
     if near := next((other for other in others if needed <= _USABLE * (device_bytes(other) or 0)), None):
         found.append(f"--hardware '{near}'")
-    return " or ".join(found) or "a smaller model, or hardware with more memory: slipway hardware"
+    return ", or ".join(found) or "a smaller model, or hardware with more memory: slipway hardware"
 
 
 def _used(refusal: str) -> float:
-    """Return the bytes that a step needs by the sentence with which a TPU's compiler refuses it; 0 if it has none."""
+    """Return the bytes that a step needs by a TPU compiler's refusal; 0 if that does not say."""
     found = re.search(r"([\d.]+)([MG])\)? (?:of|exceeds)", refusal)
     return float(found[1]) * {"M": 2**20, "G": GIB}[found[2]] if found else 0.0
 

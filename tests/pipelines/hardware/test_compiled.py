@@ -108,7 +108,7 @@ def test_the_answer_as_sentences(tmp_path: Path) -> None:
         (
             24,
             "about 24 at most",
-            "--set train.batch_size=24 or --set train.accumulation=4, which keeps the batch, or --hardware 'NEAR'",
+            "--set train.batch_size=24, or --set train.accumulation=4, which keeps the batch, or --hardware 'NEAR'",
         ),
         (None, "no batch fits", "--hardware 'NEAR'"),
     ],
@@ -143,6 +143,12 @@ def test_the_nearest_hardware_that_fits_is_named(tmp_path: Path, refusal: str, n
         assert found == "a smaller model, or hardware with more memory: slipway hardware"
     else:
         assert found.startswith(f"--hardware '{near}")
+
+
+def test_without_larger_hardware_the_settings_are_named(tmp_path: Path) -> None:
+    answer = Answer(devices=8, kind="TPU v5 lite", fits=False, refusal="Used 900.5G of 15.75G hbm", largest_batch=24)
+    found = compiled.fixes(parse("tpu-v5e-2x4"), job(tmp_path), answer)
+    assert found == "--set train.batch_size=24, or --set train.accumulation=4, which keeps the batch"
 
 
 def test_a_gpu_with_more_memory_is_named(tmp_path: Path) -> None:
