@@ -123,7 +123,7 @@ class Input(BaseModel):
 
     @property
     def values(self) -> int:
-        """Number of different values of a category, an integer or an entry of a text: the rows of an embedding."""
+        """Number of different values of a category, integer or entry of a text: an embedding's rows."""
         return len(self.vocabulary) + self.first_position if self.first_position else (self.maximum or 0) + 1
 
     @property

@@ -1,4 +1,4 @@
-"""How a text is divided into words and subwords: by preparation, which counts them, and by the network's inputs.
+"""How a text is divided into words and subwords, by preparation and by the network's inputs.
 
 A text is in lower case; a word is a run of letters, digits and marks. Any other character, such as a comma, is a word
 of its own, and so is each character of scripts that are written without spaces. Both patterns are of RE2, the regular
@@ -24,7 +24,7 @@ MAX_CHARACTERS = 100
 
 
 def longest_subword(vocabulary: Iterable[str]) -> int:
-    """Return the number of characters of the longest entry; 0 if none continues a word: words are not divided then."""
+    """Return the number of characters of the longest entry; 0 if words are not divided."""
     entries = list(vocabulary)
     continued = any(entry.startswith(CONTINUED) for entry in entries)
     return max(len(entry.removeprefix(CONTINUED)) for entry in entries) if continued else 0

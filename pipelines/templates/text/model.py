@@ -40,7 +40,7 @@ def build(
 
 
 def encoded(text: Any, values: int, width: int, dropout: float, blocks: int, heads: int) -> Any:
-    """Return the mean of the embeddings of a text's words and subwords, or of what a transformer returns for them."""
+    """Return the mean over a text's words and subwords of their embeddings, or of a transformer's output."""
     given = ops.not_equal(text, 0)
     x = layers.Embedding(values, width)(text)
     if blocks:
