@@ -122,8 +122,9 @@ class Mlflow:
         parts: dict[str, Callable[[], None]] = {
             "parameters": lambda: self._open(run),
             "metrics": lambda: self._log(self._new(run.points)),
-            **{file.name: partial(self._upload, file) for file in run.files},
             "status": lambda: self._update(run),
+            # Last, as some servers never accept them.
+            **{file.name: partial(self._upload, file) for file in run.files},
         }
         left = list(parts)
         try:

@@ -145,7 +145,7 @@ def test_a_server_that_is_killed_costs_a_warning_with_what_was_not_sent(
         folder.report_file.write_text("<p>report")
         ended(record)
     [warning] = said
-    assert "could not be reached (ConnectionError). Not sent: metrics (8 values), report.html, status." in warning
+    assert "could not be reached (ConnectionError). Not sent: metrics (8 values), status, report.html." in warning
     assert warning.endswith(f"To send it: slipway track {folder.run_id}")
     server.start()
     send(folder, configuration(server), record)
@@ -209,8 +209,10 @@ def test_other_addresses_are_refused(server: FakeMlflow, url: str) -> None:
 def test_artifacts_of_a_server_that_does_not_store_them_are_named(folder: RunFolder, server: FakeMlflow) -> None:
     server.root = "s3://bucket"
     folder.report_file.write_text("<p>report")
-    with pytest.raises(UserError, match=r"stores artifacts in s3://bucket.* Not sent: report.html, status"):
+    with pytest.raises(UserError, match=r"stores artifacts in s3://bucket.* Not sent: report\.html\.$"):
         send(folder, configuration(server), ended(record_of(folder)))
+    run = server.run(folder.run_id)
+    assert (run.info["status"], "end_time" in run.info, run.tags["slipway.data"]) == ("FINISHED", True, "f1")
 
 
 def test_trials_are_children_of_their_search_which_ends_with_the_evaluation(
