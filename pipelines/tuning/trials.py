@@ -182,6 +182,8 @@ class Trials:
         if running.pruned:
             return self._tell(running.trial, "PRUNED", seconds=seconds)
         if _was_stopped(record) and running.resumes < MAX_RESUMES:
+            if running.folder.holder() is not None:  # its process has to end first: it may still be tracking the run
+                return None
             running.resumes += 1
             with starting.resumed(running.folder, (), None, lambda _line: None) as ready:
                 launch.start(ready.folder, ready.record, self._starter)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from slipway.core.errors import UserError
 from slipway.pipelines.api import starting
 from slipway.pipelines.platforms.local import launch
+from slipway.pipelines.runs import lock
 from slipway.pipelines.runs import record as runs
 from slipway.pipelines.runs.record import ErrorRecord, RunFolder, RunRecord, StepRecord
 from slipway.pipelines.tuning import study as studies
@@ -49,6 +51,7 @@ class Machine:
 
     @contextlib.contextmanager
     def resume(self, folder: RunFolder, *_: Any) -> Iterator[Any]:
+        assert folder.holder() is None  # otherwise refused
         self.resumed.append(folder.run_id)
         yield starting.Ready(folder, None, folder.read())  # type: ignore[arg-type]
 
@@ -113,6 +116,26 @@ def test_a_killed_run_is_resumed_a_failed_one_is_not(execute: Any) -> None:
     assert states == {0: "COMPLETE", 1: "FAIL"}
     assert execute.machine.resumed == ["trial-0"]
     assert "diverged" in ended[1].error
+
+
+def test_a_stopped_run_is_resumed_after_its_process_has_ended(execute: Any) -> None:
+    locks: list[int] = []
+
+    def play(record: RunRecord, _rate: float) -> None:
+        if not locks:
+            locks.append(lock.acquire(RunFolder(Path("runs") / record.run_id).lock_file, record.run_id))
+            record.status = "cancelled"
+
+    polls = iter(range(9))
+
+    def stop() -> bool:
+        if next(polls) == 3:
+            assert execute.machine.resumed == []
+            os.close(locks[0])
+        return False
+
+    (ended,) = execute(play, stop, trials=1)
+    assert (ended.state, execute.machine.resumed) == ("COMPLETE", ["trial-0"])
 
 
 def test_a_run_that_is_always_killed_fails_at_last(execute: Any) -> None:
