@@ -267,7 +267,10 @@ def track(
     if of_search:
         tracking.send_study(configuration, run_id, tracker)
     else:
-        tracker.send(tracking.of_run(folder, configuration, current(folder)))
+        record = current(folder)
+        if record.rehearsal:
+            raise UserError(f"{record.run_id} is a rehearsal, which is not tracked.", fix="slipway track RUN")
+        tracker.send(tracking.of_run(folder, configuration, record))
     console.print(tracker.page)
 
 

@@ -273,6 +273,15 @@ def test_the_command_sends_a_run_and_needs_a_tracker(
     assert (refused.exit_code, "has no section track" in refused.output) == (2, True)
 
 
+def test_the_command_sends_no_rehearsal(folder: RunFolder, server: FakeMlflow, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.path.parent.parent)
+    folder.path.parent.rename("runs")
+    RunFolder(Path("runs") / folder.run_id).write(ended(record_of(folder, rehearsal=9)))
+    refused = CliRunner().invoke(app, ["track"])
+    assert (refused.exit_code, f"{folder.run_id} is a rehearsal" in refused.output) == (2, True)
+    assert server.runs == {}
+
+
 def test_the_doctor_warns_of_a_server_that_does_not_respond(server: FakeMlflow) -> None:
     context = Context(configuration(server), PLATFORMS["local"])
     assert checked.tracker(context) == f"MLflow at {server.url}"
