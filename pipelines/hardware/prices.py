@@ -120,7 +120,7 @@ class Bill:
                 fix=f"--set budget=null, or other hardware: slipway hardware --region {self.region}",
             )
         before = f", after {dollars(spent)} in earlier tries of this run" if spent else ""
-        near, fix = self._within(budget - spent)
+        near, fix = self._within(budget - spent, resumed=spent > 0)
         raise UserError(
             f"The training may exceed the budget of {dollars(budget)}{before}: {self}.",
             setting="budget",
@@ -129,13 +129,15 @@ class Bill:
             fix=" or ".join([*([fix] if fix else []), f"--set budget={int(worst + spent) + 1}"]),
         )
 
-    def _within(self, budget: float) -> tuple[str | None, str | None]:
+    def _within(self, budget: float, *, resumed: bool) -> tuple[str | None, str | None]:
         """Return the longest time limit, else the largest hardware of the same kind, whose worst case fits a budget.
 
-        And the option that sets it; both None if there is none.
+        And the option that sets it; both None if there is none. A resumed run keeps its hardware and its options.
         """
         price = self.per_hour
         seconds = int(3600 * budget / price / self.tries) if price else 0
+        if resumed and not (self.setting and seconds >= MIN_SECONDS):
+            return None, None
         if seconds >= MIN_SECONDS:
             seconds -= seconds % (3600 if seconds >= 3600 else 60)
             if self.setting:
@@ -149,7 +151,7 @@ class Bill:
                 size = {name: getattr(choice, name) for name in ("count", "topology", "machine")}
                 one = replace(self, hardware=replace(self.hardware, **size, replicas=1)).worst_case
                 replicas = min(self.hardware.replicas, int(budget / one)) if one else 0
-                if one and replicas:
+                if one and replicas > 0:
                     fitting.setdefault(one * replicas, replace(self.hardware, **size, replicas=replicas))
         if not fitting:
             return None, None

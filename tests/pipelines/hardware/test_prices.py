@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import date
 from typing import Any
 
@@ -17,6 +18,7 @@ from slipway.pipelines.hardware.catalogue import load
 from slipway.pipelines.hardware.choice import choices
 from slipway.pipelines.hardware.prices import PRICES_FILE, facts_of, lines_of, per_hour, vertex_bill
 from slipway.pipelines.platforms.table import platform_of
+from slipway.pipelines.runs.continuing import is_changeable
 
 TABLE: dict[str, Any] = json.loads(PRICES_FILE.read_text())
 PRICED = [choice for choice in choices() if per_hour(choice, "us-central1") is not None]
@@ -163,6 +165,29 @@ def test_what_earlier_tries_cost_counts():
     bill.check(0.77)
     with pytest.raises(UserError, match=r"after \$0.10 in earlier tries of this run"):
         bill.check(0.77, spent=0.10)
+
+
+@pytest.mark.parametrize(
+    ("platform", "budget", "spent", "fix"),
+    [
+        ("vertex", 500.0, 100.0, "--set budget=5479"),
+        ("vertex", 5.0, 2000.0, "--set budget=7379"),
+        ("tpu", 57.0, 20.0, "--set tpu.max_hours=3 or --set budget=78"),
+        ("tpu", 5.0, 20.0, "--set budget=78"),
+    ],
+)
+def test_what_is_proposed_for_a_resumed_run_does_not_change_its_hardware(
+    platform: str, budget: float, spent: float, fix: str
+):
+    hardware = {"vertex": "l4x4*2", "tpu": "tpu-v5e-2x4+spot"}[platform]
+    train = {"module": "a", "restarts": {"at_most": 2}}
+    config = configured(hardware, vertex=VERTEX, tpu={**TPU, "max_hours": 5}, train=train)
+    bill = platform_of(platform).bill(config)
+    assert bill is not None
+    with pytest.raises(UserError) as caught:
+        bill.check(budget, spent)
+    assert caught.value.fix == fix
+    assert all(is_changeable(name) for name in re.findall(r"--set ([\w.]+)", fix))
 
 
 def test_the_table():

@@ -141,6 +141,10 @@ def test_a_resumed_run_stays_within_the_budget(ready_google: FakeGoogle, workspa
     assert "after $2.23 in earlier tries of this run" in refused.stderr
     assert len(ready_google.region.pipelines.jobs) == before
     assert record(workspace)["status"] == "failed"
+    _, _, fix = refused.stderr.partition("fix:")
+    assert fix.split()[0] == "--set"
+    slipway("run", "--resume", "latest", *fix.split())
+    assert len(ready_google.region.pipelines.jobs) == before + 1
 
 
 def test_interrupting_the_watch_does_not_stop_the_run(
