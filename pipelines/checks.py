@@ -27,7 +27,8 @@ Shared = TypeVar("Shared")
 class Context:
     """The run to check: its configuration, platform and working folder.
 
-    `runner` is how local steps execute; `builds` is False if its pipeline is only compiled.
+    `runner` is how local steps execute; `builds` is False if its pipeline is only compiled. `spent` is what the
+    training has cost before the run is resumed, in US dollars.
     """
 
     config: RunConfig
@@ -36,6 +37,7 @@ class Context:
     folder: Path = field(default_factory=Path.cwd)
     runner: Literal["process", "docker"] = "process"
     builds: bool = True
+    spent: float = 0.0
     _shared: dict[object, Any] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 

@@ -41,8 +41,11 @@ def check(
     rehearsal: bool = False,
     submitting: bool = False,
     builds: bool = True,
+    spent: float = 0.0,
 ) -> list[Finding]:
     """Make the doctor's checks that apply to a run; return the warnings.
+
+    For `spent` and others, see `Context`.
 
     Raises:
         UserError: A check failed.
@@ -50,7 +53,7 @@ def check(
     from slipway.pipelines.checks import Context
     from slipway.pipelines.doctor import refuse_on_failure
 
-    context = Context(configuration, platform_of(target), rehearsal, Path.cwd(), runner, builds)
+    context = Context(configuration, platform_of(target), rehearsal, Path.cwd(), runner, builds, spent)
     return refuse_on_failure(context, submitting=submitting)
 
 
@@ -187,7 +190,9 @@ def resumed(
         ready = Ready(folder, resumed_configuration(folder, record, overrides, hardware), record)
         if not isinstance(platform, RemotePlatform):
             if platform.builds_trainer:  # its settings may have changed, and its machines cost money
-                for warning in check(ready.configuration, record.platform):
+                trained = record.step("train").status == "succeeded"
+                spent = record.cost.dollars if record.cost and not trained else 0.0
+                for warning in check(ready.configuration, record.platform, spent=spent):
                     say(f"warning: {warning.check}: {warning.found}")
             check_runner(runner, Runner(record.runner), f"the run {record.run_id}")
             if record.runner == Runner.docker:

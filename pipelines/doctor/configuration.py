@@ -31,7 +31,7 @@ def cost(context: Context) -> str:
     bill = context.platform.bill(context.config)
     if bill is None:
         raise NotApplicableError(f"the section {context.platform.name} is missing")
-    bill.check(context.config.budget)
+    bill.check(context.config.budget, context.spent)
     return str(bill)
 
 

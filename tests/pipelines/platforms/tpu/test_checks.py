@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,15 @@ import pytest
 import yaml
 
 from slipway.core.errors import UserError
-from slipway.pipelines.checks import Context
+from slipway.pipelines.api import starting
+from slipway.pipelines.checks import Context, Finding
 from slipway.pipelines.config.config import RunConfig, validate
 from slipway.pipelines.doctor import refuse_on_failure
+from slipway.pipelines.doctor.configuration import cost
 from slipway.pipelines.platforms.table import platform_of
 from slipway.pipelines.platforms.tpu.checks import request_of
+from slipway.pipelines.runs import record as runs
+from slipway.pipelines.runs.record import CostRecord, RunRecord, StepRecord
 
 SECTION = {
     "project": "p",
@@ -108,3 +113,30 @@ def test_settings_of_target_tpu_are_consistent(settings: dict[str, Any], message
 def test_multislice_is_refused_with_target_tpu_as_everywhere() -> None:
     with pytest.raises(UserError, match="choose a larger slice"):
         configured("tpu-v5e-2x4*2")
+
+
+@pytest.mark.parametrize(("status", "spent"), [("failed", 20.0), ("succeeded", 0.0)])
+def test_a_resumed_training_on_target_tpu_may_use_what_is_left_of_the_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: Any, spent: float
+) -> None:
+    folder = runs.create(configured("tpu-v5e-2x4"), tmp_path / "my runs")
+    folder.image_file.write_text("trainer@sha256:0")
+    record = RunRecord(
+        run_id=folder.run_id, name="digits", platform="tpu", hardware="tpu-v5e-2x4", created=datetime.now(UTC),
+        status="failed", steps=[StepRecord(name="train", status=status)],
+        cost=CostRecord(dollars=20, seconds=7500, prices="2026-11-27"),
+    )  # fmt: skip
+    folder.write(record)
+    checked: list[Context] = []
+
+    def check(context: Context, **_: Any) -> list[Finding]:
+        checked.append(context)
+        return []
+
+    monkeypatch.setattr("slipway.pipelines.doctor.refuse_on_failure", check)
+    with starting.resumed(folder, ["budget=30"], None, print):
+        pass
+    [context] = checked
+    assert context.spent == spent
+    with pytest.raises(UserError, match=r"after \$20\.00 in earlier tries" if spent else r"budget of \$30\.00: "):
+        cost(context)
