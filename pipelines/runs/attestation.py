@@ -95,6 +95,7 @@ def read_key(file: str, *, private: bool) -> Key:
     Raises:
         UserError: There is no such file, or it has no Ed25519 key of this kind.
     """
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
 
@@ -107,7 +108,7 @@ def read_key(file: str, *, private: bool) -> Key:
         problem = "it is of another kind"
     except OSError as error:
         problem = str(error.strerror)
-    except (ValueError, TypeError):  # TypeError: it is encrypted
+    except (ValueError, TypeError, UnsupportedAlgorithm):  # TypeError: it is encrypted
         problem = f"it contains no {kind} key that can be read"
     raise UserError(
         f"The key {file} cannot be used: {problem}.",

@@ -31,6 +31,11 @@ from slipway.pipelines.runs.record import RunRecord
 
 VERSION = Path("models/digits/1")
 STATEMENT = VERSION / "provenance.intoto.jsonl"
+# A key on the curve secp192k1, which the package cryptography does not support.
+UNSUPPORTED = """-----BEGIN PUBLIC KEY-----
+MEYwEAYHKoZIzj0CAQYFK4EEAB8DMgAEjF9b4sYmPFKoryh02neD1z0fhPcwVH4anEfz+5Q/l0wIZGLrXJjpGnoMx7UawzXk
+-----END PUBLIC KEY-----
+"""
 
 
 def write_keys(name: str, key: Any) -> None:
@@ -180,8 +185,10 @@ def test_another_key_is_refused(signed: RunRecord) -> None:
     write_keys("other", Ed25519PrivateKey.generate())
     assert verify("--key", "other.pub")[0] == 1
     write_keys("curve", ec.generate_private_key(ec.SECP256R1()))
+    Path("unsupported.pub").write_text(UNSUPPORTED)
     for name, said in (
         ("curve.pub", "of another kind"),
+        ("unsupported.pub", "no public key that can be read"),
         ("signing.key", "no public key"),
         ("missing.pub", "No such file"),
     ):
