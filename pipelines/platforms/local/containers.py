@@ -171,15 +171,16 @@ def mounted_folders(config: RunConfig, here: Path) -> list[Path]:
     """Return the folders that the steps read and write: `here`, and those outside it that the settings name."""
     data, prepared = config.data, config.prepared
     named = [*([Path(prepared.store)] if prepared else []), Path(config.register_.registry)]
-    place = data.uri if data else None
+    paths = [data.uri if data else None]
     if prepared is not None:
         kind = source_kind(prepared.source)
-        place = kind.argument_of(prepared.source) if kind.mounted else None
-    if place is not None and not is_remote(place) and "://" not in place:
-        source = local_path(place).expanduser()
-        # The folder of a pattern is the part before its first wildcard.
-        fixed = Path(*itertools.takewhile(lambda part: not set(part) & set("*?["), source.parts))
-        named.append(fixed if fixed.is_dir() else fixed.parent)
+        paths = [kind.argument_of(prepared.source) if kind.mounted else None, prepared.text.vocabulary]
+    for path in paths:
+        if path is not None and not is_remote(path) and "://" not in path:
+            # The folder of a pattern is the part before its first wildcard.
+            parts = local_path(path).expanduser().parts
+            fixed = Path(*itertools.takewhile(lambda part: not set(part) & set("*?["), parts))
+            named.append(fixed if fixed.is_dir() else fixed.parent)
     folders = [here]
     for folder in (here / path for path in named):
         resolved = folder.resolve()

@@ -40,10 +40,11 @@ def test_folders_elsewhere_that_settings_name_are_mounted_too(tmp_path: Path, so
     (elsewhere / "images").mkdir(parents=True)
     here.mkdir()
     config = configuration(
-        f"data.source={source.format(elsewhere)}", f"data.store={elsewhere}/store", "register.registry=../models"
-    )
+        f"data.source={source.format(elsewhere)}", f"data.store={elsewhere}/store", "register.registry=../models",
+        "data.text.vocabulary=../bert/vocab.txt",
+    )  # fmt: skip
     assert containers.mounted_folders(config, here) == [
-        here, elsewhere / "store", tmp_path / "models", elsewhere / "images"
+        here, elsewhere / "store", tmp_path / "models", elsewhere / "images", tmp_path / "bert"
     ]  # fmt: skip
 
 
