@@ -43,7 +43,7 @@ def per_hour(hardware: Hardware, region: str) -> float | None:
 
 
 def _parts(hardware: Hardware) -> Iterator[tuple[JsonObject, int]]:
-    """Yield what a replica is charged for, vCPUs and accelerators: the table's prices by region, and the number."""
+    """Yield the table's prices by region, and the number, of a replica's vCPUs and of its accelerators."""
     row, machine = hardware.accelerator_row, hardware.machine_row
     if not hardware.is_tpu:
         yield table()["machines"].get(machine.series, {}), machine.vcpus or 0
@@ -130,7 +130,7 @@ class Bill:
         )
 
     def _within(self, budget: float, *, resumed: bool) -> tuple[str | None, str | None]:
-        """Return the longest time limit, else the largest hardware of the same kind, whose worst case fits a budget.
+        """Return the longest time limit, else the largest hardware of the same kind, within a budget.
 
         And the option that sets it; both None if there is none. A resumed run keeps its hardware and its options.
         """
@@ -171,9 +171,9 @@ def vertex_bill(hardware: Hardware, region: str) -> Bill:
 
 
 def facts_of(hardware: Hardware, region: str | None = None) -> JsonObject:
-    """Return the prices by region, or of `region`, with their date and the tries of the worst case on Vertex AI.
+    """Return the prices by region, or of `region`, their date, and the tries of the worst case.
 
-    In US dollars per hour of all replicas, None if not known; `tries` is 0 for TPUs that only Cloud TPU has.
+    In US dollars per hour of all replicas, None if not known; `tries` are Vertex AI's, 0 for TPUs that it lacks.
     """
     row, seconds = hardware.accelerator_row, hardware.timeout or DEFAULT_TIMEOUT
     tries = 0 if row and row.status == "tpu-vm" else TRIES[hardware.provisioning]  # not on Vertex AI

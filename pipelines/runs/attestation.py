@@ -1,5 +1,6 @@
-"""The signed provenance of a registered model: an in-toto statement in a DSSE envelope, beside the model's files.
+"""The signed provenance of a registered model: an in-toto statement in a DSSE envelope.
 
+It is a file beside the model's.
 Formats: https://github.com/in-toto/attestation/tree/main/spec/v1 (statement), https://slsa.dev/spec/v1.0/provenance
 (predicate), https://github.com/secure-systems-lab/dsse/blob/master/protocol.md (envelope, and what is signed).
 """
@@ -33,7 +34,7 @@ NEW_KEY = "openssl genpkey -algorithm ed25519 -out signing.key && openssl pkey -
 
 
 def sign(folder: RunFolder, config: RunConfig, record: RunRecord) -> None:
-    """Write the signed statement of the version that a run has registered, if `register.signing_key` is set.
+    """Write the signed statement of a run's registered version, if `register.signing_key` is set.
 
     Raises:
         UserError: The key cannot be used.

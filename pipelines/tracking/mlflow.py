@@ -184,10 +184,10 @@ class Mlflow:
         Raises:
             _Refused: Clients of this server upload artifacts to its storage themselves.
         """
-        place = urlsplit(self._run["artifact_uri"])
-        if place.scheme != "mlflow-artifacts" or place.netloc:
+        uri = urlsplit(self._run["artifact_uri"])
+        if uri.scheme != "mlflow-artifacts" or uri.netloc:
             raise _Refused(f"stores artifacts in {self._run['artifact_uri']}, not through itself (--serve-artifacts)")
-        path = quote(f"{place.path.strip('/')}/{file.name}")
+        path = quote(f"{uri.path.strip('/')}/{file.name}")
         self._call("PUT", f"mlflow-artifacts/artifacts/{path}", data=file.read_bytes())
 
     def _update(self, run: Tracked) -> None:

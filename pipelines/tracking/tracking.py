@@ -80,7 +80,7 @@ def tracked(folder: RunFolder, config: RunConfig, record: RunRecord, say: Say) -
 
 
 def send_ended(folder: RunFolder, record: RunRecord, say: Say) -> None:
-    """Send a run that has ended on another platform; `say` receives a warning with what could not be sent."""
+    """Send a run that has ended on another platform; `say` receives a warning with what was not sent."""
     config = load(folder.configuration_file)
     if config.track is not None:
         with warned(say, f"slipway track {record.run_id}"):
@@ -89,7 +89,10 @@ def send_ended(folder: RunFolder, record: RunRecord, say: Say) -> None:
 
 @contextlib.contextmanager
 def tracked_study(config: RunConfig, study: str, say: Say) -> Iterator[None]:
-    """Return a context that sends a search when it starts, before its first trial, and ends; `say`: see `tracked`."""
+    """Return a context that sends a search when it starts, before its first trial, and ends.
+
+    For `say`, see `tracked`.
+    """
     if config.track is None:
         yield
         return

@@ -1,4 +1,7 @@
-"""Inputs that are texts in a record and numbers for the network: words and dates, by operations of plain TensorFlow."""
+"""Inputs that are texts in a record and numbers for the network: words and dates.
+
+They are converted by operations of plain TensorFlow.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,11 @@ from slipway.core.manifest import Input
 
 
 def word_ids(texts: tf.Tensor, table: tf.lookup.StaticHashTable, one: Input) -> tf.Tensor:
-    """Return the first words or subwords of texts, string [n], by `table`: int32 [n, *one.shape], 0 after the last."""
+    """Return the first words or subwords of texts, string [n], by `table`.
+
+    Returns:
+        int32 [n, *one.shape], 0 after the last.
+    """
     spaced = tf.strings.regex_replace(tf.strings.lower(texts, "utf-8"), words.SPACES, " ")
     found = tf.strings.split(tf.strings.regex_replace(spaced, words.SINGLE, words.SPACED))
     if longest := words.longest_subword(one.vocabulary):
@@ -24,7 +31,10 @@ def word_ids(texts: tf.Tensor, table: tf.lookup.StaticHashTable, one: Input) -> 
 
 
 def _subword_ids(given: tf.Tensor, table: tf.lookup.StaticHashTable, longest: int) -> tf.RaggedTensor:
-    """Return the entries into which words, string [n], are divided: int32 [n, entries]; see `slipway.core.words`."""
+    """Return the entries into which words, string [n], are divided: int32 [n, entries].
+
+    For how, see `slipway.core.words`.
+    """
     too_long = tf.strings.length(given, "UTF8_CHAR") > words.MAX_CHARACTERS
     given = tf.where(too_long, " ", given)  # which has no entry
     sizes = tf.strings.length(given, "UTF8_CHAR")

@@ -1,5 +1,6 @@
-"""Encoders of KerasHub with a new head, for texts: BERT, DistilBERT, ELECTRA and others with a WordPiece vocabulary.
+"""Encoders of KerasHub with a new head, for texts: BERT and others with a WordPiece vocabulary.
 
+Others are DistilBERT and ELECTRA, for example.
 A preset is a folder with config.json, weights, and assets/tokenizer/vocabulary.txt, which `data.text.vocabulary` names.
 """
 

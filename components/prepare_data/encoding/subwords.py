@@ -1,4 +1,4 @@
-"""The vocabulary of a text: words and subwords, learned from the training split's words or read from a file."""
+"""The vocabulary of a text: words and subwords, learned from the training split or read from a file."""
 
 from __future__ import annotations
 
@@ -90,7 +90,10 @@ def _merged(parts: list[str], pair: tuple[str, str], merged: str) -> list[str]:
 
 
 def divided(word: str, vocabulary: Collection[str]) -> list[str]:
-    """Return the entries of a word, each the longest that fits; none if it is unknown. See `slipway.core.words`."""
+    """Return the entries of a word, each the longest that fits; none if it is unknown.
+
+    For how, see `slipway.core.words`.
+    """
     entries: list[str] = []
     start = 0
     while start < len(word) <= MAX_CHARACTERS:
