@@ -119,8 +119,8 @@ def examine(check: Check, context: Context) -> Finding:
 
 def examine_in_parallel(checks: Sequence[Check], context: Context, seconds: float = SECONDS) -> list[Finding]:
     """Run remote checks in parallel and return their findings in order; a check that exceeds `seconds` fails."""
-    # Threads that import html (google-cloud-aiplatform) and html.entities (pyparsing) at once have been refused by Python
-    # as a deadlock.
+    # Threads that import html (google-cloud-aiplatform) and html.entities (pyparsing) at once are refused by Python now
+    # and then, as a deadlock.
     import html.entities  # noqa: F401
 
     answers: queue.Queue[tuple[int, Finding]] = queue.Queue()
