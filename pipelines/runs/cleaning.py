@@ -27,6 +27,9 @@ from slipway.pipelines.runs.record import RunFolder, RunRecord
 SEARCHES = Path("tuning")
 DELETED = ".deleted-"
 
+# Records by run, and when each was written, in nanoseconds.
+Known = dict[str, tuple[int, RunRecord]]
+
 
 @dataclass(frozen=True)
 class Unneeded:
@@ -53,7 +56,7 @@ def unneeded(registry: Path, store: Path, age: timedelta) -> list[Unneeded]:
         UserError: What a run or a registered model refers to cannot be read.
     """
     before = datetime.now(UTC) - age
-    runs_kept, data_sets_kept = _kept(registry, before)
+    runs_kept, data_sets_kept = _kept(registry, before, {})
     found = [
         Unneeded("run", folder.path, since, _size(folder.path))
         for folder in runs.folders()
@@ -71,12 +74,12 @@ def in_progress() -> list[str]:
 
 def delete(found: Iterable[Unneeded], registry: Path, age: timedelta) -> Iterator[Unneeded]:
     """Delete what was found, and yield it, but what was deleted, written or referred to meanwhile."""
-    before = datetime.now(UTC) - age
+    before, known = datetime.now(UTC) - age, Known()
     for each in found:
         hidden = each.path.with_name(f"{DELETED}{each.path.name}")
         try:
             with RunFolder(each.path).held() if each.kind == "run" else _unpublished(each.path):
-                runs_kept, data_sets_kept = _kept(registry, before)
+                runs_kept, data_sets_kept = _kept(registry, before, known)
                 if each.kind == "run":
                     is_needed = each.path.name in runs_kept
                 else:
@@ -102,10 +105,13 @@ def _unpublished(data_set: Path) -> contextlib.AbstractContextManager[None]:
     return Store(str(data_set.parent.parent), data_set.parent.name).publishing(data_set.name)
 
 
-def _kept(registry: Path, before: datetime) -> tuple[set[str], set[Path | str] | None]:
-    """Return the kept runs, by id, and data sets, by folder or fingerprint; None: all data sets."""
+def _kept(registry: Path, before: datetime, known: Known) -> tuple[set[str], set[Path | str] | None]:
+    """Return the kept runs, by id, and data sets, by folder or fingerprint; None: all data sets.
+
+    Only records that have changed since they became `known` are read.
+    """
     folders = {folder.run_id: folder for folder in runs.folders()}
-    records = {run_id: folder.read() for run_id, folder in folders.items()}
+    records = {run_id: _record(folder, known) for run_id, folder in folders.items()}
     models = list(_registered(registry))
     kept = {(in_project(runs.ROOT) / runs.LATEST).resolve().name, *(str(each.get("run_id")) for each in models)}
     kept |= {
@@ -126,6 +132,13 @@ def _kept(registry: Path, before: datetime) -> tuple[set[str], set[Path | str] |
         return kept, None
     used: set[Path | str] = {path for run_id in kept for path in _data_sets(records[run_id])}
     return kept, used | {str(each.get("data_fingerprint")) for each in models}
+
+
+def _record(folder: RunFolder, known: Known) -> RunRecord:
+    changed = folder.record_file.stat().st_mtime_ns
+    if known.get(folder.run_id, (None,))[0] != changed:
+        known[folder.run_id] = changed, folder.read()
+    return known[folder.run_id][1]
 
 
 def _exists(model: str) -> bool:
