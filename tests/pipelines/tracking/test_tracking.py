@@ -85,6 +85,13 @@ def send(folder: RunFolder, config: RunConfig, record: RunRecord) -> None:
     tracking.tracker_of(config).send(tracking.of_run(folder, config, record))
 
 
+@pytest.fixture
+def sent_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run is sent again after some milliseconds."""
+    monkeypatch.setattr(tracking, "SECONDS", 0.01)
+    monkeypatch.setattr(tracking, "MAX_FRACTION", 1.0)
+
+
 def test_a_run_is_sent_once_however_often_it_is_sent(folder: RunFolder, server: FakeMlflow) -> None:
     config, record = configuration(server), record_of(folder)
     trained(folder, 1, 2)
@@ -130,11 +137,8 @@ def test_another_evaluation_adds_its_metrics_and_leaves_the_parameters(folder: R
     assert run.params["name"] == "digits"
 
 
-def test_a_server_that_is_killed_costs_a_warning_with_what_was_not_sent(
-    folder: RunFolder, server: FakeMlflow, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tracking, "SECONDS", 0.01)
-    monkeypatch.setattr(tracking, "MAX_FRACTION", 1.0)
+@pytest.mark.usefixtures("sent_often")
+def test_a_server_that_is_killed_costs_a_warning_with_what_was_not_sent(folder: RunFolder, server: FakeMlflow) -> None:
     said: list[str] = []
     record = record_of(folder)
     trained(folder, 1, 2)
@@ -154,11 +158,8 @@ def test_a_server_that_is_killed_costs_a_warning_with_what_was_not_sent(
     assert run.info["status"] == "FINISHED"
 
 
-def test_a_server_that_has_lost_the_run_receives_it_again(
-    folder: RunFolder, server: FakeMlflow, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tracking, "SECONDS", 0.01)
-    monkeypatch.setattr(tracking, "MAX_FRACTION", 1.0)
+@pytest.mark.usefixtures("sent_often")
+def test_a_server_that_has_lost_the_run_receives_it_again(folder: RunFolder, server: FakeMlflow) -> None:
     said: list[str] = []
     record = record_of(folder)
     trained(folder, 1)
