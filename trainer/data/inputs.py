@@ -207,22 +207,33 @@ class StreamTraining:
     def _pass(self, number: tf.Tensor) -> tf.data.Dataset:
         """Return all of the worker's encoded records once, shuffled; `number` counts passes since the run began."""
         paths = self.assignment.paths("train")
-        # Sets the seed of the graph that is being traced, so that the order depends only on the run's seed. It must not
-        # be 0: TensorFlow cannot compare an operation seed given as a tensor with a graph seed of 0.
-        tf.random.set_seed(self.seed + 1)
-        seed = (number * self.assignment.workers + self.assignment.rank) * 2
-        records = (
-            tf.data.Dataset.from_tensor_slices(paths)
-            .shuffle(len(paths), seed=seed)
-            .interleave(
-                tf.data.TFRecordDataset,
-                cycle_length=min(len(paths), _SHARDS_TOGETHER),
-                block_length=16,
-                num_parallel_calls=min(len(paths), _SHARDS_TOGETHER),
-                deterministic=True,
-            )
+        order = (number * self.assignment.workers + self.assignment.rank) * 2
+        shards = tf.data.Dataset.from_tensor_slices(paths)
+        records = self._shuffled(shards, len(paths), order).interleave(
+            tf.data.TFRecordDataset,
+            cycle_length=min(len(paths), _SHARDS_TOGETHER),
+            block_length=16,
+            num_parallel_calls=min(len(paths), _SHARDS_TOGETHER),
+            deterministic=True,
         )
-        return records.shuffle(shuffled_together(self.assignment), seed=seed + 1)
+        return self._shuffled(records, shuffled_together(self.assignment), order + 1)
+
+    def _shuffled(self, strings: tf.data.Dataset, together: int, order: tf.Tensor) -> tf.data.Dataset:
+        """Return a dataset of strings through a shuffle buffer of `together` elements, in the order of this number.
+
+        `Dataset.shuffle` has a resource, because of which TensorFlow runs all of the pipeline in one thread where its
+        operations have to be deterministic.
+        """
+        shuffled = tf.raw_ops.ShuffleDataset(
+            input_dataset=tf.data.experimental.to_variant(strings),
+            buffer_size=together,
+            seed=self.seed + 1,  # both 0 would be a random order
+            seed2=order,
+            output_types=[tf.string],
+            output_shapes=[()],
+            reshuffle_each_iteration=False,
+        )
+        return tf.data.experimental.from_variant(shuffled, strings.element_spec)
 
 
 TrainingData = MemoryTraining | StreamTraining

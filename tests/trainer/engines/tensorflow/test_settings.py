@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -243,3 +244,26 @@ def test_the_graph_and_a_profile_are_for_tensorboard(start: Any, tmp_path: Path)
 def test_waiting_for_input_is_measured(start: Any) -> None:
     engine, data = start(budget=0, builder="sample_networks:dropout")
     assert engine.run(data, 0, rates(0.1, 0.1)).waited > 0
+
+
+def test_a_stream_decodes_several_batches_at_once(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine asks TensorFlow for deterministic operations, for which it once ran such a pipeline in one thread."""
+    import tensorflow as tf
+
+    from slipway.trainer.data import inputs
+
+    both = threading.Barrier(2, timeout=60)
+    decode = inputs.decode_stream
+
+    def waiting(encoded: Any) -> Any:
+        both.wait()
+        return encoded
+
+    def together(encoded: Any, manifest: Any) -> Any:
+        waited = tf.numpy_function(waiting, [encoded], tf.string, stateful=False)
+        return decode(tf.ensure_shape(waited, encoded.shape), manifest)
+
+    monkeypatch.setattr(inputs, "decode_stream", together)
+    engine, data = start(budget=0)
+    assert np.isfinite(engine.run(data, 0, rates(0.1, 0.1)).losses).all()
+    both.abort()
