@@ -96,6 +96,8 @@ class Compiler:
 
     def answer(self) -> Answer:
         """Compile the job's batch, and others if the largest is wanted."""
+        import jax
+
         from slipway.core import manifest as manifests
         from slipway.trainer.engines.jax.devices import TopologyDevices
         from slipway.trainer.engines.jax.engine import JaxEngine
@@ -108,8 +110,14 @@ class Compiler:
         parts = [ShardAssignment(data, manifest, rank, devices.hosts) for rank in range(devices.hosts)]
         self._part, self._devices = max(parts, key=lambda part: part.examples("train")), devices
         self._engine = JaxEngine(devices)
-        self._engine.build(job.model_copy(update={"plan": plan}), manifest)
-        found = self._compiled(job.train.batch_size)
+        job = job.model_copy(update={"plan": plan})
+        self._engine.build(job, manifest)
+        try:
+            found = self._compiled(job.train.batch_size)
+        except jax.errors.UnexpectedTracerError:  # the network keeps what it computed while it was built
+            devices.needs_values = True
+            self._engine.build(job, manifest)
+            found = self._compiled(job.train.batch_size)
         if self.request.largest or not found.fits:
             found.largest_batch = self._largest(job.train.batch_size, fits=found.fits)
         return found

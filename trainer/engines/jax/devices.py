@@ -7,8 +7,8 @@ import logging
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -23,6 +23,8 @@ from slipway.trainer.distributed.rendezvous import NO_ENGINE_HEARTBEAT_SECONDS
 from slipway.trainer.distributed.verification import verify_library
 from slipway.trainer.engines.base import OutOfMemory, PeerLost
 from slipway.trainer.engines.quick_import import let_tensorflow_only_read
+
+Built = TypeVar("Built")
 
 # The mesh's only axis: a batch's examples are split along it, everything else is replicated on each device.
 AXIS = "examples"
@@ -109,6 +111,10 @@ class Devices:
         copies = [jax.device_put(array, device) for device in self.local]
         return jax.make_array_from_single_device_arrays(shape, self.layout(0), copies)
 
+    def built(self, make: Callable[[], Built]) -> Built:
+        """Return the network or optimizer that `make` makes, with its variables."""
+        return make()
+
     def leave(self) -> None:
         """Disconnect from the other processes."""
         if self.cluster.world_size > 1:
@@ -124,6 +130,9 @@ class TopologyDevices(Devices):
         platform: "tpu" or "cuda".
         options: More arguments of get_topology_desc.
         memory: A device's memory in bytes.
+
+    Attributes:
+        needs_values: Whether variables have values, for a network that computes with them before it is trained.
     """
 
     def __init__(self, name: str, platform: str, options: Mapping[str, object], memory: int) -> None:
@@ -131,6 +140,7 @@ class TopologyDevices(Devices):
         self.all = self.local = list(described.devices)
         self.mesh = Mesh(np.array(self.all), (AXIS,))
         self.whole_layout = NamedSharding(self.mesh, PartitionSpec())
+        self.needs_values = False
         self._memory = memory
 
     @property
@@ -146,9 +156,20 @@ class TopologyDevices(Devices):
         """The number of machines, each with one process."""
         return len({device.process_index for device in self.all})
 
-    def place(self, array: ArrayLike, layout: NamedSharding) -> Any:
-        values = np.asarray(array)
-        return jax.ShapeDtypeStruct(values.shape, values.dtype, sharding=layout)
+    def built(self, make: Callable[[], Built]) -> Built:
+        """Return what `make` makes, with variables that have shapes only: it may be larger than this machine's memory.
+
+        They have values if there is an error without them.
+        """
+        made: list[Built] = []
+        with contextlib.suppress(Exception):
+            if not self.needs_values:
+                jax.eval_shape(lambda: made.append(make()))
+        self.needs_values = not made
+        return made[0] if made else make()
+
+    def place(self, array: Any, layout: NamedSharding) -> Any:
+        return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=layout)
 
 
 def configure(on_this_machine: int) -> None:
