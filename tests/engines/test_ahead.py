@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -104,3 +105,74 @@ def test_the_compiler_ends_with_the_process_that_waits_for_it(job: JobConfig) ->
     parent.wait()
     _, left = psutil.wait_procs(children, timeout=30)
     assert not left
+
+
+VAST = """
+import keras
+from keras import layers, ops
+
+
+class Kept(layers.Layer):
+    def build(self, shape):
+        self.kept = ops.arange(shape[-1], dtype="float32") / 2  # not a variable
+
+    def call(self, x):
+        return x * self.kept
+
+
+def vast(image_shape, classes):
+    return keras.Sequential([keras.Input(image_shape), layers.Flatten(), layers.Dense(2**19), layers.Dense(2**19),
+                             layers.Dense(classes)])
+
+
+def keeping(image_shape, classes):
+    return keras.Sequential([keras.Input(image_shape), layers.Flatten(), Kept(), layers.Dense(classes)])
+
+
+def deep(image_shape, classes, blocks, again):
+    x = inputs = keras.Input(image_shape)
+    x = layers.Dense(4096)(layers.Flatten()(x))
+    with keras.RematScope(mode="full" if again else None):
+        for _ in range(blocks):
+            x = layers.Dense(4096, activation="gelu")(x)
+    return keras.Model(inputs, layers.Dense(classes)(x))
+"""
+
+
+@pytest.fixture
+def own_networks(job: JobConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., JobConfig]:
+    """Return jobs of the networks of `VAST`."""
+    (tmp_path / "own_networks.py").write_text(VAST)
+    monkeypatch.chdir(tmp_path)
+
+    def with_network(name: str, sharding: str = "replicated", **arguments: object) -> JobConfig:
+        model = ModelSettings(builder=f"own_networks:{name}", arguments=arguments)
+        train = job.train.model_copy(update={"sharding": sharding})
+        return job.model_copy(update={"model": model, "train": train})
+
+    return with_network
+
+
+def test_a_network_larger_than_this_machine_is_compiled(own_networks: Callable[..., JobConfig]) -> None:
+    """Of a terabyte of parameters."""
+    with pytest.raises(UserError, match="does not fit") as caught:
+        compiled.compiled(parse("tpu-v5e-1x1"), own_networks("vast"))
+    assert caught.value.nearest is None
+
+
+def test_a_network_that_keeps_what_it_computed_while_it_was_built(own_networks: Callable[..., JobConfig]) -> None:
+    assert compiled.compiled(parse("tpu-v5e-1x1"), own_networks("keeping")).peak_bytes
+
+
+# In how many copies of a layer's gathered variables the peak grows by a layer, beside its part of them.
+@pytest.mark.parametrize(("again", "copies"), [(True, 0.2), (False, 2.1)])
+def test_sharded_variables_are_not_kept_once_they_were_gathered(
+    own_networks: Callable[..., JobConfig], *, again: bool, copies: float
+) -> None:
+    """Of layers that compute their activations again for the gradient, only one is gathered at a time."""
+    few, many = (
+        compiled.compiled(parse(HARDWARE), own_networks("deep", "fsdp", blocks=blocks, again=again)).peak_bytes or 0
+        for blocks in (4, 12)
+    )
+    part, gathered = (1 + 2) * 4 * 4096**2 / 8, 2 * 4096**2  # float32 with Adam's two states on 8 chips, and bfloat16
+    assert (many - few) / 8 < part + copies * gathered

@@ -30,6 +30,7 @@ from slipway.trainer.engines.base import Engine, Measured, ModelSize, State, Ste
 from slipway.trainer.engines.jax import export
 from slipway.trainer.engines.jax.devices import Devices, TopologyDevices, errors_named
 from slipway.trainer.engines.jax.feed import Feed, MemoryFeed, StreamFeed, abstract, fits
+from slipway.trainer.engines.jax.sharding import Gathering
 from slipway.trainer.engines.jax.step import CLASSIFICATION, Arrays, Layouts, Program, Step, Variables, has_convolutions
 from slipway.trainer.engines.keras import model as keras_model
 from slipway.trainer.engines.keras import normalization, optimizer
@@ -80,14 +81,19 @@ class JaxEngine:
         devices = self._devices
         self._precision = keras_model.prepare(job, manifest, len(devices.local), devices.kind, devices.capability)
         self._max_steps = job.train.steps_per_call
-        self._model = keras_model.build_network(job.model, manifest)
-        if job.model.weights:
-            weights.load_keras(self._model, job.model.weights)
+        self._model = devices.built(lambda: self._network(job, manifest))
         normalization.synchronize(self._model, None)  # XLA computes the global batch's statistics
         check_patterns(job.train.stages, keras_model.layers(self._model))
         self._job, self._manifest = job, manifest
         self._freeze_others, self._stage = keras_model.freezer(self._model), None
         self.begin(0)
+
+    @staticmethod
+    def _network(job: JobConfig, manifest: Manifest) -> keras.Model:
+        model = keras_model.build_network(job.model, manifest)
+        if job.model.weights:
+            weights.load_keras(model, job.model.weights)
+        return model
 
     def begin(self, step: int) -> None:
         job = self._job
@@ -100,9 +106,15 @@ class JaxEngine:
         self._freeze_others(stage.trainable)
         scaled = self._precision == "mixed_float16"
         variables = self._model.trainable_variables
-        inner = optimizer.make(job.train, variables, clip_norm=job.train.clip_norm)
-        self._optimizer = keras.optimizers.LossScaleOptimizer(inner) if scaled else inner
-        self._optimizer.build(variables)
+
+        def made() -> tuple[keras.optimizers.Optimizer, keras.optimizers.Optimizer]:
+            inner = optimizer.make(job.train, variables, clip_norm=job.train.clip_norm)
+            outer = keras.optimizers.LossScaleOptimizer(inner) if scaled else inner
+            outer.build(variables)
+            return inner, outer
+
+        inner, self._optimizer = self._devices.built(made)
+        layouts = self._layouts() if job.train.sharding == "fsdp" else None
         self._step = Step(
             model=self._model,
             optimizer=self._optimizer,
@@ -112,7 +124,8 @@ class JaxEngine:
             loss_scale=_index(self._optimizer.dynamic_scale, self._optimizer.variables) if scaled else None,
             train=job.train,
             devices=self._devices,
-            layouts=self._layouts() if job.train.sharding == "fsdp" else None,
+            layouts=layouts,
+            gathering=layouts and Gathering(variables, layouts[0], self._devices.whole_layout),
             own_augmentation=hooks.augmentation(job.train, self._manifest),
             is_loop_fast=self._devices.kind != "CPU" or not has_convolutions(self._model),
         )

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
@@ -20,6 +19,7 @@ from slipway.core.manifest import Manifest
 from slipway.trainer.config import TrainSettings
 from slipway.trainer.data.features import Tensors, blank, each, in_order
 from slipway.trainer.engines.jax.devices import AXIS, Devices
+from slipway.trainer.engines.jax.sharding import GATHERED, Gathering
 from slipway.trainer.engines.keras import augment
 from slipway.trainer.engines.keras.augment import Custom, Labels
 from slipway.trainer.engines.keras.objective import Objective
@@ -32,8 +32,6 @@ Arrays: TypeAlias = list[jax.Array]
 Variables = tuple[Arrays, Arrays, Arrays]
 # The layout of each of them.
 Layouts = tuple[list[NamedSharding], list[NamedSharding], list[NamedSharding]]
-# The name of sharded variables that were gathered.
-GATHERED = "gathered"
 # The arrays that a call's steps read, of a split in memory or of batches: the network's inputs, then others.
 Inputs = Sequence[Tensors]
 # The network's inputs and labels.
@@ -60,6 +58,7 @@ class Step:
         train: The settings.
         devices: The job's Devices.
         layouts: The layouts of sharded variables; None if all are whole on each device.
+        gathering: Gathers the trainable variables; None if all are whole.
         is_loop_fast: Whether the steps of a call run in one compiled loop; else each is a separate call.
         own_augmentation: The user's augmentation, or None.
     """
@@ -73,6 +72,7 @@ class Step:
     train: TrainSettings
     devices: Devices
     layouts: Layouts | None
+    gathering: Gathering | None
     is_loop_fast: bool
     own_augmentation: Custom | None = None
 
@@ -115,7 +115,8 @@ class Step:
             outputs = self.model.stateless_call(trained, others, self._scaled(inputs), training=False)[0]
             return self.objective.sums(outputs.astype(jnp.float32), labels, weights)
 
-        return jax.jit(measure, out_shardings=self.devices.whole_layout)
+        gathering = measure if self.gathering is None else self.gathering(measure)
+        return jax.jit(gathering, out_shardings=self.devices.whole_layout)
 
     def gradient_flops(self, variables: Variables) -> float | None:
         """Return the FLOPs of one step's forward and backward pass over all devices; None if XLA has no estimate."""
@@ -240,27 +241,15 @@ class Step:
         return (list(trained), list(others), list(kept)), metrics
 
     def _gradient(self) -> Callable[..., tuple[Arrays, tuple[Arrays, jax.Array]]]:
-        """Return the gradient of `_loss`.
-
-        Sharded variables are gathered where the forward pass needs them and, so as not to be kept until then, again in
-        the backward pass; their gradients are sharded as they are.
-        """
-        if self.layouts is None:
+        """Return the gradient of `_loss`, sharded as the variables are."""
+        if self.gathering is None:
             return jax.grad(self._loss, has_aux=True)
-        layouts, whole = self.layouts[0], self.devices.whole_layout
-
-        def loss(trained: Arrays, *others: Any) -> tuple[jax.Array, tuple[Arrays, jax.Array]]:
-            gathered = [checkpoint_name(jax.lax.with_sharding_constraint(each, whole), GATHERED) for each in trained]
-            return self._loss(gathered, *others)
-
-        policy = jax.checkpoint_policies.save_anything_except_these_names(GATHERED)
-        gradient = jax.grad(jax.checkpoint(loss, policy=policy), has_aux=True)
-
-        def sharded(trained: Arrays, *others: Any) -> tuple[Arrays, tuple[Arrays, jax.Array]]:
-            gradients, rest = gradient(trained, *others)
-            return jax.lax.with_sharding_constraint(gradients, layouts), rest
-
-        return sharded
+        loss = self.gathering(self._loss)
+        if not any(layer._remat_mode for layer in self.model._flatten_layers()):
+            # Else XLA would keep what it gathered until the backward pass.
+            policy = jax.checkpoint_policies.save_anything_except_these_names(GATHERED)
+            loss = jax.checkpoint(loss, policy=policy)
+        return jax.grad(loss, has_aux=True)
 
     def _loss(
         self, trained: Arrays, others: Arrays, inputs: Tensors, labels: Labels, scale: jax.Array
