@@ -15,7 +15,7 @@ from slipway.pipelines.cli.preparation import data as data_group
 from slipway.pipelines.cli.preparation import doctor, hardware_, migrate, setup
 from slipway.pipelines.cli.project import init
 from slipway.pipelines.cli.serving import predict, serve
-from slipway.pipelines.cli.start import rehearse, reproduce, run
+from slipway.pipelines.cli.start import diagnose, rehearse, reproduce, run
 from slipway.pipelines.cli.tuning import tune
 from slipway.pipelines.platforms.tpu.commands import app as tpu_app
 from slipway.pipelines.platforms.vertex.endpoints.commands import app as endpoints_app
@@ -66,6 +66,7 @@ COMMANDS = (
     ("Follow runs", "status", status, ("slipway status", "slipway status --follow RUN", "slipway status --json")),
     ("Follow runs", "logs", logs, ("slipway logs --step train", "slipway logs --follow")),
     ("Follow runs", "explain", explain, ("slipway explain", "slipway explain RUN --json")),
+    ("Follow runs", "diagnose", diagnose, ("slipway diagnose", "slipway diagnose RUN --try")),
     ("Follow runs", "cancel", cancel, ("slipway cancel latest",)),
     (
         "Follow runs",

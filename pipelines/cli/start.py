@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -284,6 +285,42 @@ def reproduce(
         outcome.say("likely cause: " + ("; ".join(found.causes) or "an operation that is not deterministic"))
     if verify and not found.equal:
         raise typer.Exit(EXIT_FAILED)
+
+
+@user_errors
+def diagnose(
+    run_id: Run = "latest",
+    try_it: Annotated[
+        bool, typer.Option("--try", help="Train some steps with and without the proposed change, and compare.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Say where the time of a training on this machine went, and the setting that would save most."""
+    from slipway.pipelines.api import starting
+    from slipway.pipelines.comparison import diagnosis, selection
+    from slipway.pipelines.config.config import load
+    from slipway.pipelines.runs import record as runs
+
+    row = selection.read(runs.find(run_id))
+    found = diagnosis.of_run(row)
+    outcome = Outcome(error_console if as_json else console, as_json=False)
+    outcome.say(found.text)
+    tried: list[float] = []
+    if try_it:
+        if found.change is None:
+            raise UserError("No setting is known that would save time, so none is tried.", fix="slipway list")
+        few = diagnosis.shortened(load(row.folder.configuration_file))
+        first = "prepare_data" if found.change.startswith("data.") else "train"
+        for changes in ([], [found.change]):
+            with starting.rerun(row.folder, None, first, [*few, *changes], None, last="train") as ready:
+                outcome.of_local(ready)
+            tried.append(diagnosis.seconds_for(selection.read(ready.folder), diagnosis.trained_examples(row)))
+        outcome.say(
+            f"with --set {shlex.quote(found.change)}, it would take {tried[1]:.1f} s instead of {tried[0]:.1f} s, "
+            f"by at most {diagnosis.TRIED_STEPS} steps of each"
+        )
+    if as_json:
+        print_json({**found.as_dict(), "tried": tried})
 
 
 @dataclass(frozen=True)

@@ -136,6 +136,24 @@ def test_a_repeated_run_trains_with_other_seeds_and_registers_only_the_first(
 
 
 @pytest.mark.long
+def test_a_proposed_change_is_tried(workspace: Workspace) -> None:
+    """Of a run that saves a checkpoint after every step."""
+    slow = ("--set", "train.checkpoint.every_steps=1", "--set", "train.steps=200", "--set", "train.early_stop=null")
+    trained = workspace.slipway(
+        "run", "--from-step", "train", "--from", "latest", "--set", "register.model=slow", *slow
+    )
+    assert trained.returncode == 0, trained.stdout + trained.stderr
+    slow_run = workspace.record()["run_id"]
+    result = workspace.slipway("diagnose", "--try", "--json")
+    assert result.returncode == 0, result.stdout + result.stderr
+    found = json.loads(result.stdout)
+    assert (found["run_id"], found["change"]) == (slow_run, "train.checkpoint.every_steps=10")
+    unchanged, changed = found["tried"]
+    assert changed < unchanged
+    assert "with --set train.checkpoint.every_steps=10, it would take " in result.stderr
+    assert steps(workspace.record())["train"]["outputs"]["steps"] == 200
+
+
 def test_each_fold_is_a_run_that_registers_nothing(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     result = workspace.slipway("run", "--folds", "2", "--json", "--set", "train.epochs=2")
