@@ -76,6 +76,8 @@ class FakeGoogle:
         self.http: dict[str, HttpService] = {}
         self.vertex = GrpcServer(self.faults, self.world.identify)
         self.endpoints: dict[str, str] = {}
+        self.addresses: dict[str, str] = {}
+        self._others: list[tuple[GrpcServer, Region]] = []
         self.environment: dict[str, str] = {}
         add_resource_manager(self.service("cloudresourcemanager"), self.world)
         self.iam = FakeIam(self.service("iam"), self.world)
@@ -115,6 +117,16 @@ class FakeGoogle:
         )
         return region
 
+    def other_region(self, name: str) -> Region:
+        """Return Vertex AI's services of another region, which have an address of their own: `addresses`."""
+        from tests.fakes.vertex.region import Region
+
+        server = GrpcServer(self.faults, self.world.identify)
+        region = Region(server, self.world, name, self.log, self.storage)
+        self.addresses[name] = f"localhost:{server.start(self.certificates)}"
+        self._others.append((server, region))
+        return region
+
     def service(self, name: str) -> HttpService:
         """Return the HTTP service of that name, to add routes."""
         if name not in self.http:
@@ -145,11 +157,11 @@ class FakeGoogle:
 
     def __exit__(self, *_: Any) -> None:
         self.tpu.stop()
-        servers = [*self.http.values(), self.vertex, self.storage, self.tokens]
+        servers = [*self.http.values(), self.vertex, *(server for server, _ in self._others), self.storage, self.tokens]
         with ThreadPoolExecutor(len(servers)) as pool:  # all at once: each waits until its thread notices
             list(pool.map(lambda server: server.stop(), servers))
-        if "region" in self.__dict__:
-            self.region.stop()
+        for region in [*([self.region] if "region" in self.__dict__ else []), *(other for _, other in self._others)]:
+            region.stop()
 
 
 def add_predictions(google: FakeGoogle) -> None:

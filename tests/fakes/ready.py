@@ -36,6 +36,15 @@ def make_ready(google: FakeGoogle) -> None:
     grant(google, REPOSITORY, "roles/artifactregistry.reader", RUNNER)
 
 
+def make_region_ready(google: FakeGoogle, name: str) -> dict[str, Any]:
+    """Start Vertex AI in another region, with a bucket there; return its entry in `vertex.regions`."""
+    google.other_region(name)
+    bucket = f"{BUCKET}-{name}"
+    google.storage.add_bucket(bucket, google.world.projects[PROJECT], name)
+    grant(google, f"buckets/{bucket}", "roles/storage.objectUser", RUNNER)
+    return {"bucket": f"gs://{bucket}", "endpoints": {"aiplatform": google.addresses[name]}}
+
+
 def let_build(google: FakeGoogle, email: str, bucket: str, repository: str) -> None:
     """Grant an account the roles of one that builds run as."""
     grant(google, f"projects/{PROJECT}", "roles/logging.logWriter", email)
