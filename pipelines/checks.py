@@ -6,7 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -48,6 +48,11 @@ class Context:
                 self._shared[make] = make(self.config)
             result: Shared = self._shared[make]
             return result
+
+    def candidates(self) -> list[Context]:
+        """Return the context of each configuration with which the run may execute, the first one first."""
+        configs = self.platform.candidates(self.config)
+        return [replace(self, config=config, _shared={}, _lock=threading.RLock()) for config in configs]
 
     @property
     def connection(self) -> Connection:
@@ -92,12 +97,16 @@ class Check:
         run: The function.
         of_run: Whether `slipway run` and `compile` make it, too, before anything starts.
         remote: Whether it calls the run's Google Cloud project; then `compile` does not make it.
+        each: Whether it depends on the hardware or the region: it is made for each in which the run may execute.
+        moves: Whether a run that fails it may execute on other hardware or in another region, and is not refused.
     """
 
     name: str
     run: Callable[[Context], str]
     of_run: bool = False
     remote: bool = False
+    each: bool = False
+    moves: bool = False
 
 
 def examine(check: Check, context: Context) -> Finding:

@@ -16,7 +16,7 @@ from slipway.core.errors import ERROR_PREFIX, UserError
 from slipway.core.values import JsonObject
 
 if TYPE_CHECKING:
-    from google.cloud.aiplatform_v1.types import PipelineJob, PipelineTaskDetail
+    from google.cloud.aiplatform_v1.types import CustomJob, PipelineJob, PipelineTaskDetail
 
 # Out of memory, Vertex AI names the pool only.
 REPLICA = re.compile(r"(?:[Tt]he replica|low on memory:) (?P<replica>workerpool\d+(?:-\d+)?)")
@@ -27,11 +27,16 @@ LONGEST_TRACEBACK = 200
 FAILED = "JOB_STATE_FAILED"
 LIST_ENTRIES = "logging.logEntries.list"
 RESOURCES = "output:gcp_resources"
+# Of FLEX_START, in seconds, where a job sets none (Scheduling.max_wait_duration).
+DEFAULT_WAIT = 86400.0
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why a run failed; the fields are those of a run's ErrorRecord."""
+    """Why a run failed; the fields are those of a run's ErrorRecord.
+
+    `moves` are the provisioning modes with which it may succeed elsewhere; see known_errors.KnownError.
+    """
 
     step: str | None
     message: str
@@ -40,16 +45,21 @@ class Explanation:
     traceback: str | None = None
     job: str | None = None
     replica: str | None = None
+    moves: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class _FailedJob:
-    """A failed custom job: its resource name, the service's message, and its log or why that could not be read."""
+    """A failed custom job: its resource name, the service's message, and its log or why that could not be read.
+
+    `waited` is for how many seconds it waited for machines in vain, as FLEX_START does; 0 if that is not why it failed.
+    """
 
     name: str
     message: str
     lines: list[LogLine]
     unread: str | None = None
+    waited: float = 0.0
 
 
 def explain(
@@ -72,7 +82,8 @@ def explain(
     if task is None:
         found = first_recognized([job.error.message], facts)
         message = found.sentence if found else _parts(job.error.message)[0] or "The pipeline failed outside its steps."
-        return Explanation(step=None, message=message, fix=found.fix if found else f"slipway logs {run_id}")
+        fix = found.fix if found else f"slipway logs {run_id}"
+        return Explanation(step=None, message=message, fix=fix, moves=found.moves if found else ())
     step = step_of(task.task_name) or task.task_name
     failed = _failed_job(connection, custom_jobs(task))
     lines = failed.lines if failed else []
@@ -86,10 +97,17 @@ def explain(
         texts = [text for text in texts if not _asked_again(text)]
         message = f"The replica {replica} failed, and the others asked for another try because of it."
     found = first_recognized(sorted(texts, key=_asked_again), facts)
+    moves: tuple[str, ...] = ()
     if mistake is not None:
         message, fix = str(UserError.from_dict({**mistake.as_dict(), "fix": None})), mistake.fix or fix
     elif found is not None:
-        message, fix = found.sentence, found.fix
+        message, fix, moves = found.sentence, found.fix, found.moves
+    elif failed is not None and failed.waited:
+        message = f"No machines of this kind were free within {failed.waited / 3600:.1f} hours: {message}"
+        fix, moves = (
+            "slipway run --resume latest, later; or a longer wait: --hardware 'CHOICE+flex+wait=24h'",
+            ("flex",),
+        )
     if failed is not None and failed.unread:
         message += f"\nIts log could not be read: {failed.unread}"
     return Explanation(
@@ -100,6 +118,7 @@ def explain(
         traceback=mistake.traceback if mistake else _traceback(lines, replica, quoted),
         job=failed.name if failed else None,
         replica=replica,
+        moves=moves,
     )
 
 
@@ -170,10 +189,23 @@ def _failed_job(connection: Connection, names: Iterable[str]) -> _FailedJob | No
                 continue
             raise
         lines, unread = _log(reader, name)
-        candidates.append(_FailedJob(name, job.error.message, lines, unread))
+        candidates.append(_FailedJob(name, job.error.message, lines, unread, _waited(job)))
         if job.state.name == FAILED:
             return candidates[-1]
     return next((found for found in candidates if found.lines), None)
+
+
+def _waited(job: CustomJob) -> float:
+    """Return for how many seconds a FLEX_START job waited for machines, if that was as long as it may wait; else 0.
+
+    https://cloud.google.com/vertex-ai/docs/training/schedule-jobs-dws; no report has the words of such a job's error.
+    """
+    scheduling = job.job_spec.scheduling
+    if scheduling.strategy.name != "FLEX_START" or job.start_time or not job.end_time:
+        return 0.0
+    seconds = (job.end_time - job.create_time).total_seconds()
+    longest = scheduling.max_wait_duration.total_seconds() if scheduling.max_wait_duration else DEFAULT_WAIT
+    return seconds if seconds >= longest else 0.0
 
 
 def _log(reader: LogReader, job: str) -> tuple[list[LogLine], str | None]:

@@ -17,7 +17,8 @@ from slipway.core.errors import UserError
 class KnownError:
     """A known error. `sentence` and `fix` are format strings for the pattern's named groups and the run's values.
 
-    `cause` is a short description for the table in the docs.
+    `cause` is a short description for the table in the docs. `moves` are the provisioning modes with which the run may
+    succeed on other hardware or in another region.
     """
 
     name: str
@@ -25,20 +26,25 @@ class KnownError:
     pattern: re.Pattern[str]
     sentence: str
     fix: str
+    moves: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Recognized:
-    """A known error that was recognized: its name, the explanation, the fix and the matched text."""
+    """A known error that was recognized: its name, explanation, fix, the matched text, and `KnownError.moves`."""
 
     name: str
     sentence: str
     fix: str
     words: str
+    moves: tuple[str, ...] = ()
 
 
-def _known(name: str, cause: str, pattern: str, sentence: str, fix: str) -> KnownError:
-    return KnownError(name, cause, re.compile(pattern, re.DOTALL), sentence, fix)
+def _known(name: str, cause: str, pattern: str, sentence: str, fix: str, moves: tuple[str, ...] = ()) -> KnownError:
+    return KnownError(name, cause, re.compile(pattern, re.DOTALL), sentence, fix, moves)
+
+
+ALL = ("standard", "spot", "flex")
 
 
 QUOTA_PAGE = "https://console.cloud.google.com/iam-admin/quotas?project={project}"
@@ -83,6 +89,7 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
         r"(?P<metric>aiplatform\.googleapis\.com/\w+(?:,\s*aiplatform\.googleapis\.com/\w+)*)",
         "The project has too little quota in {region} for this run: {metric}.",
         f"request more quota in {{region}} at {QUOTA_PAGE}, or use a region that has some: slipway doctor lists them",
+        moves=ALL,
     ),
     _known(
         "batch quota",
@@ -107,6 +114,16 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
         "There are no free machines of this kind in {where} at the moment.",
         "try another region (--set vertex.region=REGION, with a bucket there) or other hardware, or let the job wait "
         "for GPUs: --hardware 'CHOICE+flex+wait=24h'; then slipway run --target vertex",
+        moves=ALL,
+    ),
+    _known(
+        "Spot capacity",
+        "Spot machines were preempted more often than Vertex AI restarts a job, which is six times",
+        # https://cloud.google.com/vertex-ai/docs/predictions/use-spot-vms
+        r"\bSTOCKOUT\b",
+        "The machines were preempted, and {region} has no free Spot machines of this kind for another restart.",
+        "slipway run --resume latest, later; or other hardware (--hardware), such as the same without +spot",
+        moves=ALL,
     ),
     _known(
         "TPU capacity",
@@ -132,6 +149,7 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
         "the cause.",
         "slipway run --resume latest; if it fails again, use other hardware (--hardware) or another region "
         "(--set vertex.region=REGION, with a bucket there)",
+        moves=ALL,
     ),
     _known(
         "act as",
@@ -242,6 +260,7 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
         "the storage, and Vertex AI had already retried the job three times.",
         "slipway run --resume latest, which continues from the last checkpoint; slipway logs --step train shows which "
         "replica was lost first",
+        moves=("spot",),
     ),
     _known(
         "pipeline root",
@@ -292,7 +311,8 @@ def recognize(text: str, facts: Mapping[str, object] | None = None) -> Recognize
             groups = {name.rstrip("2"): value for name, value in match.groupdict().items() if value}
             told = {name: str(value) for name, value in (facts or {}).items() if value}
             values = {**UNKNOWN, **told, "where": told.get("region", UNKNOWN["where"]), **groups}
-            return Recognized(known.name, known.sentence.format_map(values), known.fix.format_map(values), match[0])
+            sentence, fix = known.sentence.format_map(values), known.fix.format_map(values)
+            return Recognized(known.name, sentence, fix, match[0], known.moves)
     return None
 
 

@@ -41,6 +41,8 @@ def summary(record: RunRecord) -> str:
     rows = {"run": f"{record.run_id}: {record.status}{after}"}
     if record.verdict:
         rows["verdict"] = f"{record.verdict['decision']}. {' '.join(record.verdict['reasons'])}"
+    if record.refused:
+        rows["tried"] = "; ".join(each.title for each in record.refused)
     if record.cost:
         rows["cost"] = str(record.cost)
     if record.model:
@@ -142,8 +144,13 @@ def _trainer_rehearsed(
 
 def explanation(record: RunRecord, *, with_traceback: bool = True) -> str:
     """Return why a run failed and how to fix it, as one screen of text."""
+    tried = [
+        f"  no quota or capacity on {each.title}, {each.ended:%Y-%m-%d %H:%M} UTC: {each.message}"
+        for each in record.refused
+    ]
     if record.error is None:
-        return f"Run {record.run_id} has not failed; its status is {record.status}."
+        where = f" on {record.hardware} in {record.region}" if tried else ""
+        return "\n".join([f"Run {record.run_id} has not failed; its status is {record.status}{where}.", *tried])
     error = record.error
     where = f"The step {error.step} failed" if error.step else "The run failed"
     where += f" in the replica {error.replica}" if error.replica else ""
@@ -154,7 +161,7 @@ def explanation(record: RunRecord, *, with_traceback: bool = True) -> str:
         lines += ["", *(f"  {line}" for line in error.traceback.rstrip().splitlines()[-24:]), ""]
     if error.fix:
         lines.append(f"  fix:      {error.fix}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *tried])
 
 
 def run_lines(records: list[RunRecord], settings: Sequence[Mapping[str, object]]) -> list[str]:

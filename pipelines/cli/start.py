@@ -356,7 +356,7 @@ class Outcome:
 
         folder, configuration, record = ready.folder, ready.configuration, ready.record
         kind = "rehearsal" if record.rehearsal else "run"
-        self.say(f"{kind} {folder.run_id} on {configuration.hardware}, logs in {folder.logs}")
+        self.say(f"{kind} {folder.run_id} on {configuration.parsed_hardware}, logs in {folder.logs}")
         with RunDisplay(self.shown) as watcher:
             record = launch.run(folder, configuration, record, watcher)
         for problem in notify(configuration, record):

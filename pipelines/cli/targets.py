@@ -45,9 +45,11 @@ def show_warnings(findings: Iterable[Finding]) -> None:
 
 def show_cost(config: RunConfig, target: str, say: Say) -> None:
     """Show what a run costs at most, if its training costs anything on its platform."""
-    bill = platform_of(target).bill(config)
-    if bill is not None:
-        say(f"cost: {bill}")
+    platform = platform_of(target)
+    for candidate in platform.candidates(config):
+        bill = platform.bill(candidate)
+        if bill is not None:
+            say(f"cost: {bill}")
 
 
 def check_runner_on(target: str, runner: Runner) -> None:

@@ -42,14 +42,17 @@ HARDWARE_PATTERN = r"^\s*([cC][pP][uU]|[tT][pP][uU][\w -]*-[0-9xX ]+|[\w -]+[xX]
 
 
 def _hardware_schema(schema: JsonDict) -> None:
-    """Describe both forms of `hardware` in the JSON Schema: text, and a mapping with Vertex AI's names."""
+    """Describe the forms of `hardware` in the JSON Schema: text, a mapping with Vertex AI's names, a list of these."""
     from slipway.pipelines.hardware.grammar import KEYS
 
+    schema.pop("anyOf")
     schema |= {
-        "type": ["string", "object"],
+        "type": ["string", "object", "array"],
         "pattern": HARDWARE_PATTERN,
         "properties": {key: {} for key in ("choice", *KEYS)},
         "additionalProperties": False,
+        "items": {"type": ["string", "object"]},
+        "minItems": 1,
         "examples": list(HARDWARE_EXAMPLES),
     }
 
@@ -58,15 +61,17 @@ class RunConfig(Settings):
     """One run: its data, model, training, evaluation and registration, and the hardware that trains."""
 
     _file: Path | None = PrivateAttr(default=None)
+    _choice: str | None = PrivateAttr(default=None)
     name: str = Field(
         pattern=r"^[a-z][a-z0-9-]*$",
         max_length=40,
         description="Name of the configuration; run ids and the registered model's name start with it.",
     )
-    hardware: str = Field(
+    hardware: str | tuple[str, ...] = Field(
         default="cpu",
         description="Training hardware, such as cpu, cpu*2, gpu, l4x4*2, a100x8+spot or tpu-v5e-2x4; or a mapping with "
-        "Vertex AI's names. `slipway hardware` lists all choices.",
+        "Vertex AI's names. `slipway hardware` lists all choices. On Vertex AI also a list, from which a run takes the "
+        "next one when there is no quota or capacity: [l4x4*2, a100x2*2+spot].",
         json_schema_extra=_hardware_schema,
     )
     task: TaskName = Field(
@@ -122,10 +127,15 @@ class RunConfig(Settings):
     @model_validator(mode="before")
     @classmethod
     def _canonical_hardware(cls, values: object) -> object:
-        if isinstance(values, Mapping) and isinstance(values.get("hardware"), str | Mapping):
-            from slipway.pipelines.hardware import parse
+        if not isinstance(values, Mapping):
+            return values
+        from slipway.pipelines.hardware import parse
 
-            return {**values, "hardware": str(parse(values["hardware"]))}
+        given = values.get("hardware")
+        if isinstance(given, str | Mapping):
+            return {**values, "hardware": str(parse(given))}
+        if isinstance(given, list | tuple) and given and all(isinstance(each, str | Mapping) for each in given):
+            return {**values, "hardware": tuple(dict.fromkeys(str(parse(each)) for each in given))}
         return values
 
     @model_validator(mode="after")
@@ -172,20 +182,30 @@ class RunConfig(Settings):
         """The model's name in the registry."""
         return self.register_.model or self.name
 
-    @functools.cached_property
+    @property
     def parsed_hardware(self) -> Hardware:
-        """The hardware as a typed choice, parsed once."""
-        from slipway.pipelines.hardware import parse
+        """The hardware as a typed choice; of several, the chosen one, else the first."""
+        return self.hardware_choices[0] if self._choice is None else _parse(self._choice)
 
-        return parse(self.hardware)
+    @property
+    def hardware_choices(self) -> tuple[Hardware, ...]:
+        """All hardware that is listed."""
+        return tuple(map(_parse, [self.hardware] if isinstance(self.hardware, str) else self.hardware))
+
+    def on(self, hardware: Hardware, vertex: VertexSettings) -> RunConfig:
+        """Return the configuration of a run on one of `hardware_choices`, with these settings of Vertex AI."""
+        chosen = self.model_copy(update={"vertex": vertex})
+        chosen._choice = str(hardware)
+        return chosen
 
     @property
     def readers(self) -> int:
-        """Number of processes that read the prepared data set during training."""
+        """Number of processes that read the prepared data set during training, on the largest listed hardware."""
         from slipway.trainer.engines import table
 
-        hardware = self.parsed_hardware
-        return table.readers(self.train.engine, hardware.hosts, hardware.accelerators_per_host)
+        return max(
+            table.readers(self.train.engine, each.hosts, each.accelerators_per_host) for each in self.hardware_choices
+        )
 
     def as_yaml(self) -> str:
         """Return the resolved configuration as YAML, including defaults but those that are null."""
@@ -198,6 +218,13 @@ class RunConfig(Settings):
         import hashlib
 
         return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
+
+
+@functools.cache
+def _parse(text: str) -> Hardware:
+    from slipway.pipelines.hardware import parse
+
+    return parse(text)
 
 
 def _remove_null_defaults(settings: BaseModel, values: dict[str, object]) -> None:

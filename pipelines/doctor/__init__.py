@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from slipway.pipelines.checks import Check, Context, Finding, examine, examine_in_parallel, refuse
 from slipway.pipelines.doctor import configuration, machine, model_builder, user_code
 from slipway.pipelines.platforms.base import Platform
@@ -14,17 +17,17 @@ GENERAL = (
     Check("cores", machine.cores),
     Check("accelerators", machine.accelerators, of_run=True),
     Check("packages", machine.packages, of_run=True),
-    Check("hardware", configuration.hardware_choice, of_run=True),
-    Check("batch", configuration.batch, of_run=True),
-    Check("engine", configuration.training_engine, of_run=True),
+    Check("hardware", configuration.hardware_choice, of_run=True, each=True),
+    Check("batch", configuration.batch, of_run=True, each=True),
+    Check("engine", configuration.training_engine, of_run=True, each=True),
     Check("data source", configuration.data_source, of_run=True),
     Check("model builder", model_builder.model_builder, of_run=True),
     Check("evaluation", model_builder.evaluation, of_run=True),
     Check("serving", model_builder.serving, of_run=True),
     Check("modules", user_code.imports, of_run=True),
     Check("results", user_code.outputs, of_run=True),
-    Check("model memory", configuration.model_memory),
-    Check("compiled step", configuration.compiled_step, of_run=True),
+    Check("model memory", configuration.model_memory, each=True),
+    Check("compiled step", configuration.compiled_step, of_run=True, each=True),
     Check("stages", configuration.stages),
     Check("image context", configuration.image_context, of_run=True),
     Check("notification", configuration.notification, of_run=True),
@@ -42,8 +45,8 @@ def checks_of(platform: Platform) -> tuple[Check, ...]:
 def examine_all(context: Context) -> list[Finding]:
     """Run all checks and return their findings: those of this machine in order, then the remote ones, in parallel."""
     checks = checks_of(context.platform)
-    findings = [examine(check, context) for check in checks if not check.remote]
-    return findings + examine_in_parallel([check for check in checks if check.remote], context)
+    findings = _of_candidates([check for check in checks if not check.remote], context)
+    return findings + _of_candidates([check for check in checks if check.remote], context)
 
 
 def refuse_on_failure(context: Context, *, submitting: bool = False) -> list[Finding]:
@@ -57,7 +60,37 @@ def refuse_on_failure(context: Context, *, submitting: bool = False) -> list[Fin
         UserError: The error of the first check that failed.
     """
     checks = [check for check in checks_of(context.platform) if check.of_run]
-    warnings = refuse(examine(check, context) for check in checks if not check.remote)
+    warnings = refuse(_of_candidates([check for check in checks if not check.remote], context))
     if submitting:
-        warnings += refuse(examine_in_parallel([check for check in checks if check.remote], context))
+        warnings += refuse(_of_candidates([check for check in checks if check.remote], context))
     return warnings
+
+
+def _of_candidates(checks: Sequence[Check], context: Context) -> list[Finding]:
+    """Return the findings of checks that are all on this machine or all remote, for each candidate of the run.
+
+    What only some candidates lack, such as quota, is a warning: the run continues on another one.
+    """
+    first, *others = context.candidates()
+    findings = _examined(checks, first)
+    each = [check for check in checks if check.each]
+    of_others = [_examined(each, other) for other in others]
+    may_move = {check.name for check in each if check.moves}
+    passed = {found.check for all_of in (findings, *of_others) for found in all_of if found.status != "fail"}
+
+    def softened(found: Finding) -> Finding:
+        if others and found.status == "fail" and found.check in may_move & passed:
+            return replace(found, status="warning", error=None)
+        return found
+
+    result = [softened(found) for found in findings]
+    for other, found in zip(others, of_others, strict=True):
+        title = context.platform.candidate_title(other.config)
+        result += [replace(softened(each), check=f"{each.check}, {title}") for each in found]
+    return result
+
+
+def _examined(checks: Sequence[Check], context: Context) -> list[Finding]:
+    if any(check.remote for check in checks):
+        return examine_in_parallel(checks, context)
+    return [examine(check, context) for check in checks]

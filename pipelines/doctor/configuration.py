@@ -23,7 +23,13 @@ from slipway.trainer.stages import check_patterns
 
 def hardware_choice(context: Context) -> str:
     """The hardware is available on the run's platform."""
-    return context.platform.check_hardware(context)
+    found, listed = context.platform.check_hardware(context), len(context.config.hardware_choices)
+    if listed > 1 and len(context.candidates()) == 1:
+        raise CheckWarning(
+            f"{found}, the first of {listed} in the list: only runs on Vertex AI take the next one",
+            f"--hardware '{context.config.parsed_hardware}'",
+        )
+    return found
 
 
 def cost(context: Context) -> str:

@@ -79,7 +79,7 @@ def cores(context: Context) -> str:
         raise UserError(
             f"{replicas} replicas would share {cores} cores.",
             setting="hardware",
-            value=context.config.hardware,
+            value=str(context.config.parsed_hardware),
             allowed=f"up to {4 * cores} replicas on this machine",
             nearest=f"cpu*{4 * cores}",
         )
@@ -98,7 +98,9 @@ def accelerators(context: Context) -> str:
         raise NotApplicableError("no accelerator found; local runs train on the CPU")
     trains_here = context.platform.trains_here and context.runner == "process" and not context.rehearsal
     if trains_here and not context.config.parsed_hardware.accelerators_per_replica:
-        raise CheckWarning(f"{context.config.hardware} leaves this machine's GPUs unused: {gpus}", "--hardware gpu")
+        raise CheckWarning(
+            f"{context.config.parsed_hardware} leaves this machine's GPUs unused: {gpus}", "--hardware gpu"
+        )
     return gpus
 
 

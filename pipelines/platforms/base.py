@@ -68,6 +68,14 @@ class Platform(ABC):
     def check_hardware(self, context: Context) -> str:
         """Raise UserError for hardware that the platform does not have; return the hardware and where it is."""
 
+    def candidates(self, config: RunConfig) -> Sequence[RunConfig]:
+        """Return the configuration for each hardware and region on which the run is tried, in order."""
+        return (config,)
+
+    def candidate_title(self, config: RunConfig) -> str:
+        """Return how one of several candidates is called."""
+        return str(config.parsed_hardware)
+
     def bill(self, config: RunConfig) -> Bill | None:
         """Return what the training costs at most; None if it costs nothing, or no price is known there."""
         return None

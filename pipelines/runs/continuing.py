@@ -64,7 +64,9 @@ def next_command(record: RunRecord) -> str | None:
 
 
 def how_to_watch_on(record: RunRecord) -> str:
-    """Return the commands to watch or stop a run after the user stopped watching it."""
+    """Return the commands to watch or stop a run that the user stopped watching, or to resume it if it has ended."""
+    if record.status != "running":
+        return f"Run {record.run_id} is not running.\n  resume: slipway run --resume {record.run_id}"
     return (
         f"Run {record.run_id} continues in the background.\n"
         f"  watch:  slipway status --follow {record.run_id}\n"

@@ -57,7 +57,8 @@ class ErrorRecord(BaseModel):
     """Why a run failed: the step, a one-line message, the fix, and the traceback, if any.
 
     `setting` is the configuration setting that caused the failure, if any.
-    `job` is the failed custom job on Vertex AI, `replica` the failed replica in it (workerpool0-0).
+    `job` is the failed custom job on Vertex AI, `replica` the failed replica in it (workerpool0-0). `moves` says that
+    there was no quota or capacity, so that the run may succeed on other hardware or in another region.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -68,6 +69,24 @@ class ErrorRecord(BaseModel):
     traceback: str | None = None
     job: str | None = None
     replica: str | None = None
+    moves: bool = False
+
+
+class RefusalRecord(BaseModel):
+    """A try of a run for which there was no quota or capacity: on which hardware, where, when and why."""
+
+    model_config = ConfigDict(extra="forbid")
+    hardware: str
+    region: str
+    job: str
+    started: datetime
+    ended: datetime
+    message: str
+
+    @property
+    def title(self) -> str:
+        """Its hardware and region."""
+        return f"{self.hardware} in {self.region}"
 
 
 class CostRecord(BaseModel):
@@ -108,7 +127,8 @@ class RunRecord(BaseModel):
     passed to the steps. `process` is the process id of the command that executes it, and `started` is when that was
     started, in seconds since 1970; both None on a remote platform. `job` is the run's name on a remote platform (on
     Vertex AI, the job's resource name), `console` the URL of its page. Each resume of a remote run creates a new job;
-    `tries` counts the jobs, and `trained` says whether an earlier one finished the training. `rehearsal` is the number
+    `tries` counts the jobs, and `trained` says whether an earlier one finished the training. `region` is where it runs,
+    and `refused` lists the tries without quota or capacity, if it may continue elsewhere. `rehearsal` is the number
     of steps of a rehearsal, 0 for a run. `part` is set if it executes only some steps, on the inputs of an earlier run,
     and `study` is the name of the search to which it belongs. `cost` is None if the training cost nothing, or its price
     is not known.
@@ -133,6 +153,8 @@ class RunRecord(BaseModel):
     console: str | None = None
     tries: int = 1
     trained: bool = False
+    region: str | None = None
+    refused: list[RefusalRecord] = []
     steps: list[StepRecord] = []
     champion: str | None = None
     metrics: dict[str, float] = {}

@@ -136,7 +136,7 @@ def _kind(form: JsonSchemaValue) -> str:
     """Return a form's type in words."""
     if "$ref" in form:
         return "any" if form["$ref"].endswith("JsonValue") else "section"
-    if "items" in form:
+    if form.get("type") == "array":
         return f"list of {_kind(form['items'])}s"
     kind = form.get("type", "any")
     inner = form.get("additionalProperties")

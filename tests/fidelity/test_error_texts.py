@@ -63,6 +63,11 @@ SAID = (
         "accelerator.",
     ),
     (
+        "Spot capacity",
+        "read: cloud.google.com/vertex-ai/docs/predictions/use-spot-vms, which has the error's name only",
+        "When Spot VMs are preempted, the prediction job fails with a STOCKOUT error",
+    ),
+    (
         "TPU capacity",
         "reported: skypilot-org/skypilot#4579",
         "Insufficient reserved capacity. Contact customer support to increase your reservation. [EID: 0x1]",

@@ -61,7 +61,7 @@ def submit(config: RunConfig) -> tuple[RunFolder, RunRecord]:
         run_id=folder.run_id,
         name=config.name,
         platform="kubeflow",
-        hardware=config.hardware,
+        hardware=str(config.parsed_hardware),
         created=datetime.now(UTC),
         steps=[StepRecord(name=name) for name in steps_on("kubeflow") if name not in absent],
     )

@@ -82,7 +82,7 @@ class KubeflowSteps(PlatformSteps):
     def exit_tasks(self, config: RunConfig, run_id: str | PipelineParameterChannel) -> list[dsl.PipelineTask]:
         if config.notify is None:
             return []
-        about = ExitTask(notify=config.notify, name=config.name, hardware=config.hardware, where="Kubeflow")
+        about = ExitTask(notify=config.notify, name=config.name, hardware=str(config.parsed_hardware), where="Kubeflow")
         page = Server(self.settings).page(dsl.PIPELINE_JOB_ID_PLACEHOLDER)
         task = self.add(notify, settings=about.model_dump_json(), run=run_id, page=page)
         if variable := config.notify.variable:

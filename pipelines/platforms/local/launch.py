@@ -85,7 +85,7 @@ def new_record(
         run_id=folder.run_id,
         name=config.name,
         platform=platform,
-        hardware=config.hardware,
+        hardware=str(config.parsed_hardware),
         rehearsal=rehearsal,
         runner=runner,
         created=datetime.now(UTC),

@@ -72,7 +72,7 @@ class TpuPlatform(Platform):
         from slipway.pipelines.platforms.tpu.checks import access_settings
         from slipway.pipelines.platforms.vertex.access import setup
 
-        return setup(access_settings(config), apply=apply, as_json=as_json)
+        return setup([access_settings(config)], apply=apply, as_json=as_json)
 
     def image(self, config: RunConfig) -> str | None:
         return config.tpu.image if config.tpu else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
@@ -15,6 +16,7 @@ from slipway.components.prepare_data.sources import source_kind
 from slipway.components.setup_access.difference import Line, blocking
 from slipway.components.setup_access.settings import AccessSettings
 from slipway.core.errors import UserError, lowered
+from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig, vertex_of
 from slipway.pipelines.platforms.vertex.settings import VertexSettings
 from slipway.pipelines.terminal import console, print_json
@@ -97,13 +99,34 @@ def _buckets(place: str, own: str) -> tuple[str, ...]:
     return (found[1],) if found and f"gs://{found[1]}" != own else ()
 
 
-def setup(settings: AccessSettings, *, apply: bool, as_json: bool) -> bool:
+def regions_settings(candidates: Sequence[RunConfig]) -> list[AccessSettings]:
+    """Return what the permissions of a run depend on in each of its regions."""
+    tpu = any(config.parsed_hardware.is_tpu for config in candidates)
+    regions = {vertex_of(config).region: access_settings(config) for config in candidates}
+    return [settings.model_copy(update={"tpu": tpu}) for settings in regions.values()]
+
+
+def setup(regions: Sequence[AccessSettings], *, apply: bool, as_json: bool) -> bool:
+    """Show what is missing in each region of a run, and create it if requested; see `_setup`."""
+    rows: list[JsonObject] = []
+    sound = True
+    for settings in regions:
+        if len(regions) > 1 and not as_json:
+            console.print(f"[bold]{settings.region}[/]")
+        sound &= _setup(settings, rows, apply=apply, as_json=as_json)
+    if as_json:
+        print_json(rows)
+    return sound
+
+
+def _setup(settings: AccessSettings, rows: list[JsonObject], *, apply: bool, as_json: bool) -> bool:
     """Show what is missing, and create it if requested.
 
     Args:
         settings: The desired state of the project.
+        rows: Receives the lines as plain values.
         apply: Whether to create what is missing.
-        as_json: Whether to print the lines as JSON instead.
+        as_json: Whether to print nothing.
 
     Returns:
         Whether everything exists (with `apply`), or exists or can be created (without it).
@@ -120,9 +143,8 @@ def setup(settings: AccessSettings, *, apply: bool, as_json: bool) -> bool:
     if not as_json:
         show(lines)
     if not apply or all(line.status == "there" for line in lines):
-        if as_json:
-            print_json([line.as_dict() for line in lines])
-        elif not apply and any(line.status == "missing" for line in lines):
+        rows += [line.as_dict() for line in lines]
+        if not as_json and not apply and any(line.status == "missing" for line in lines):
             console.print("to create what is missing: run the same command with --apply")
         return not any(line.status in ("wrong", "unseen") for line in lines)
 
@@ -131,10 +153,9 @@ def setup(settings: AccessSettings, *, apply: bool, as_json: bool) -> bool:
             console.print(f"{RESULTS[outcome.result]} {escape(str(outcome.line.item))}")
 
     outcomes, left = access.apply(settings, report)
-    if as_json:
-        made = {str(outcome.line.item): outcome for outcome in outcomes}
-        print_json([made[str(line.item)].as_dict() if str(line.item) in made else line.as_dict() for line in left])
-    else:
+    made = {str(outcome.line.item): outcome for outcome in outcomes}
+    rows += [made[str(line.item)].as_dict() if str(line.item) in made else line.as_dict() for line in left]
+    if not as_json:
         show_end(outcomes, left)
     sound = not any(outcome.result == "failed" for outcome in outcomes) and not blocking(left)
     return sound and not any(line.status == "unseen" for line in left)

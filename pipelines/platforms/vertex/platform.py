@@ -40,6 +40,16 @@ class VertexPlatform(RemotePlatform):
 
         return check_hardware(context.config)
 
+    def candidates(self, config: RunConfig) -> Sequence[RunConfig]:
+        from slipway.pipelines.platforms.vertex.candidates import candidates
+
+        return candidates(config) if config.vertex else (config,)
+
+    def candidate_title(self, config: RunConfig) -> str:
+        from slipway.pipelines.platforms.vertex.candidates import title_of
+
+        return title_of(config)
+
     def bill(self, config: RunConfig) -> Bill | None:
         from slipway.pipelines.hardware.prices import vertex_bill
 
@@ -64,7 +74,7 @@ class VertexPlatform(RemotePlatform):
     def setup(self, config: RunConfig, *, apply: bool, as_json: bool) -> bool:
         from slipway.pipelines.platforms.vertex import access
 
-        return access.setup(access.access_settings(config), apply=apply, as_json=as_json)
+        return access.setup(access.regions_settings(self.candidates(config)), apply=apply, as_json=as_json)
 
     def image(self, config: RunConfig) -> str | None:
         return config.vertex.image if config.vertex else None
@@ -98,7 +108,10 @@ class VertexPlatform(RemotePlatform):
         from slipway.pipelines.images.images import known_images
         from slipway.pipelines.platforms.vertex.submission import compile_pipeline
 
-        compile_pipeline(config, known_images(config, say), path)
+        first, *others = self.candidates(config)
+        if others:
+            say(f"compiled for {self.candidate_title(first)}: only slipway run moves a run to another candidate")
+        compile_pipeline(first, known_images(first, say), path)
 
     def start(self, config: RunConfig, say: Say) -> tuple[RunFolder, RunRecord]:
         from slipway.pipelines.platforms.vertex import run

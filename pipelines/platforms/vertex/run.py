@@ -15,7 +15,7 @@ from slipway.components.cloud.dataflow import DataflowJobs, prefix_of
 from slipway.components.cloud.explanation import custom_jobs, explain
 from slipway.components.cloud.logs import LogReader, not_noise
 from slipway.components.cloud.refusals import refusal
-from slipway.components.cloud.retries import is_transient, retried, status_of
+from slipway.components.cloud.retries import is_transient, paced, retried, status_of
 from slipway.components.page import name_version
 from slipway.components.step import WorkFailed
 from slipway.core.errors import UserError
@@ -24,9 +24,10 @@ from slipway.pipelines.hardware.prices import Bill, vertex_bill
 from slipway.pipelines.images.images import Images, Say, ensure_images
 from slipway.pipelines.platforms.vertex import submission
 from slipway.pipelines.platforms.vertex.access import uses_dataflow, with_dataflow
+from slipway.pipelines.platforms.vertex.candidates import batch_change, candidates, carry, title_of
 from slipway.pipelines.platforms.vertex.tasks import RUNNING, steps_of, update
 from slipway.pipelines.runs import record as runs
-from slipway.pipelines.runs.record import ErrorRecord, RunFolder, RunRecord, StepRecord, Watcher
+from slipway.pipelines.runs.record import ErrorRecord, RefusalRecord, RunFolder, RunRecord, StepRecord, Watcher
 from slipway.pipelines.table import STEPS, step_of
 from slipway.trainer.metrics.history import FILE_NAME as HISTORY_FILE
 
@@ -47,7 +48,7 @@ SUBMISSION_TIME = timedelta(minutes=10)
 
 def pause() -> None:
     """Wait before the next poll."""
-    time.sleep(POLL_SECONDS)
+    time.sleep(paced(POLL_SECONDS))
 
 
 class NoSuchJobError(UserError):
@@ -59,12 +60,33 @@ class UnreachableError(UserError):
 
 
 class VertexRun:
-    """The run on Vertex AI whose record is in `folder`."""
+    """The run on Vertex AI whose record is in `folder`; `config` is that of the candidate on which it runs."""
 
     def __init__(self, folder: RunFolder, config: RunConfig | None = None) -> None:
         self.folder = folder
-        self.config = config or load(folder.configuration_file)
+        self.candidates = candidates(config or load(folder.configuration_file))
+        self._take(0)
+        if folder.record_file.exists():
+            self._take_recorded(folder.read())
+
+    def _take(self, position: int) -> None:
+        self.position, self.config = position, self.candidates[position]
         self.connection: Connection = vertex_of(self.config).connection
+
+    def _take_recorded(self, record: RunRecord) -> None:
+        titles = [title_of(config) for config in self.candidates]
+        recorded = f"{record.hardware} in {record.region}"
+        self._take(titles.index(recorded) if recorded in titles else 0)
+
+    def take_next(self, record: RunRecord) -> None:
+        """Take the next candidate if there was no quota or capacity for the recorded one; after the last, the first."""
+        if record.error is not None and record.error.moves:
+            self._take((self.position + 1) % len(self.candidates))
+
+    @property
+    def others(self) -> list[str]:
+        """The candidates that are tried after the present one."""
+        return [title_of(config) for config in self.candidates[self.position + 1 :]]
 
     @property
     def experiment(self) -> str | None:
@@ -90,7 +112,8 @@ class VertexRun:
         Raises:
             UserError: Vertex AI refuses the job.
         """
-        tries = earlier.tries + 1 if earlier else 1
+        # A job that may not have been created is not followed by another one: the same id cannot be used twice.
+        tries = earlier.tries + (earlier.job is not None) if earlier else 1
         job_id = self.folder.run_id if tries == 1 else f"{self.folder.run_id}-{tries}"
         kept = self.folder.run_id if earlier else None
         record = self._new_record()
@@ -98,7 +121,7 @@ class VertexRun:
             earlier.trained or any((step.name, step.status) == ("train", "succeeded") for step in earlier.steps)
         )
         if earlier is not None:
-            record.cost = earlier.cost
+            record.cost, record.refused = earlier.cost, earlier.refused
         if not record.trained:
             self.bill.check(self.config.budget, record.cost.dollars if record.cost else 0.0)
         submission.compile_pipeline(self.config, images, self.folder.specification_file, kept, trained=record.trained)
@@ -109,7 +132,7 @@ class VertexRun:
         self.folder.write(record)
         try:
             job = submission.pipeline_job(self.config, self.folder.specification_file)
-            created = submission.submit(self.connection, job, job_id)
+            created = submission.submit(self.connection, job, job_id, again=earlier is not None and earlier.job is None)
         except Exception as error:
             known = self._refusal(error, "submit the run", f"{RIGHTS}.create")
             if not isinstance(known, UnreachableError):
@@ -120,13 +143,34 @@ class VertexRun:
         self.folder.write(record)
         return record
 
-    def build_failed(self, error: UserError, earlier: RunRecord | None) -> RunRecord:
-        """Record that an image could not be built; return the record."""
-        record = earlier or self._new_record()
+    def not_submitted(self, error: UserError, earlier: RunRecord | None) -> RunRecord:
+        """Record that the run could not be submitted, such as for an image that cannot be built; return the record."""
+        record = self._new_record()
+        if earlier is not None:
+            record = earlier.model_copy(update={"hardware": record.hardware, "region": record.region})
+            if earlier.region != record.region or earlier.hardware != record.hardware:
+                record.tries, record.job, record.console = earlier.tries + (earlier.job is not None), None, None
         record.status, record.ended = "failed", datetime.now(UTC)
         record.error = ErrorRecord(step=None, message=error.message, fix=error.fix)
         self.folder.write(record)
         return record
+
+    def bring(self, earlier: RunRecord, say: Say) -> None:
+        """Copy what an earlier try left in another region to this one's bucket, unless the run was here already.
+
+        Raises:
+            UserError: A bucket refuses the access.
+        """
+        if not earlier.refused:
+            return
+        last, region = earlier.refused[-1], vertex_of(self.config).region
+        before = next((config for config in self.candidates if title_of(config) == last.title), None)
+        if before is None:  # it is no longer listed
+            return
+        if change := batch_change(before, self.config):
+            say(change)
+        if earlier.job is None or f"/locations/{region}/" not in earlier.job:
+            carry(earlier.run_id, before, self.config, say)
 
     def add_to_experiment(self, record: RunRecord) -> None:
         """Add a submitted run to its experiment, after waiting until it has started.
@@ -152,7 +196,8 @@ class VertexRun:
             job = self._job(record)
         except NoSuchJobError as error:
             # Another process may be submitting it.
-            if datetime.now(UTC) - record.created < SUBMISSION_TIME:
+            submitting = self.folder.lock is None and self.folder.holder() is not None
+            if submitting and datetime.now(UTC) - record.created < SUBMISSION_TIME:
                 raise
             self._never_started(record, error)
             return record
@@ -170,7 +215,59 @@ class VertexRun:
         return record
 
     def watch(self, record: RunRecord, watcher: Watcher | None = None) -> RunRecord:
-        """Refresh the record until the run has ended, also after failures of the connection."""
+        """Follow the run until it has ended, on one candidate after the other; return its record."""
+        while True:
+            if record.status == "running":
+                record = self._watch_try(record, watcher)
+            if not self._moves(record):
+                return record
+            record = self._move(record, watcher)
+
+    def _moves(self, record: RunRecord) -> bool:
+        """Return whether the run continues on the next candidate."""
+        return record.status == "failed" and record.error is not None and record.error.moves and bool(self.others)
+
+    def _move(self, record: RunRecord, watcher: Watcher | None) -> RunRecord:
+        """Submit the run on the next candidate, unless another command does; return its record."""
+
+        def say(text: str) -> None:
+            if watcher is not None:
+                watcher.event(shown, {"step": shown.steps[0].name, "event": "message", "text": text})
+
+        shown = record
+        while self.folder.lock is None and self.folder.holder() is not None:  # another command watches it, too
+            pause()
+            record = self.folder.read()
+            if not self._moves(record):
+                self._take_recorded(record)
+                return record
+        with self.executed():
+            latest = self.folder.read()
+            self._take_recorded(latest)
+            if not self._moves(latest):
+                return latest
+            assert latest.error is not None
+            why, left = latest.error.message, title_of(self.config)
+            self.take_next(latest)
+            say(f"moving from {left} to {title_of(self.config)}: {why}")
+            try:
+                _, record = _submit(self, latest, say)
+            except UserError as error:
+                return self.not_submitted(error, latest)
+            return record
+
+    @contextlib.contextmanager
+    def executed(self) -> Iterator[None]:
+        """Return a context in which no other command submits the run; this one may be in such a context already.
+
+        Raises:
+            UserError: Another command submits it.
+        """
+        with contextlib.nullcontext() if self.folder.lock is not None else self.folder.held():
+            yield
+
+    def _watch_try(self, record: RunRecord, watcher: Watcher | None) -> RunRecord:
+        """Refresh the record until the present try has ended, also after failures of the connection."""
         connected = True
         while True:
             try:
@@ -280,7 +377,11 @@ class VertexRun:
         """Add to the record of a finished run why it failed, and download its report, history and confusion matrix."""
         if record.status == "failed" and record.error is None:
             facts = submission.facts_of(self.config)
-            record.error = ErrorRecord(**asdict(explain(self.connection, job, record.run_id, facts, step_of)))
+            told = asdict(explain(self.connection, job, record.run_id, facts, step_of))
+            moves = self.config.parsed_hardware.provisioning in told.pop("moves")
+            record.error = ErrorRecord(**told, moves=moves and len(self.candidates) > 1)
+            if record.error.moves:
+                self._refused(record, record.error, job)
         evaluated, model = record.step("evaluate").outputs, record.step("train").outputs.get("model")
         report = evaluated.get("report")
         if report and record.report is None:
@@ -292,6 +393,22 @@ class VertexRun:
             self._download(evaluated.get("classification"), self.folder.classification_file)
             self._download(f"{model}/{HISTORY_FILE}" if model else None, self.folder.path / HISTORY_FILE)
         record.add_cost(self.bill, self._training_seconds(job))  # last, as only what is complete is stored
+
+    def _refused(self, record: RunRecord, error: ErrorRecord, job: PipelineJob) -> None:
+        """Add the try to those without quota or capacity, and what continues the run to the error."""
+        assert record.job is not None
+        record.refused.append(
+            RefusalRecord(
+                hardware=record.hardware,
+                region=vertex_of(self.config).region,
+                job=record.job,
+                started=job.create_time,
+                ended=job.end_time,
+                message=error.message,
+            )
+        )
+        then = f"to continue on {self.others[0]}" if self.others else f"later, from {title_of(self.candidates[0])} on"
+        error.fix = f"slipway run --resume {record.run_id}, {then}"
 
     def _training_seconds(self, job: PipelineJob) -> float:
         """Return how long the machines of the custom job ran; 0 if that is not known, or none was created."""
@@ -323,7 +440,8 @@ class VertexRun:
             run_id=self.folder.run_id,
             name=self.config.name,
             platform="vertex",
-            hardware=self.config.hardware,
+            hardware=str(self.config.parsed_hardware),
+            region=vertex_of(self.config).region,
             created=datetime.now(UTC),
             steps=[],
         )
@@ -349,28 +467,35 @@ def start(config: RunConfig, say: Say) -> tuple[RunFolder, RunRecord]:
 
 
 def resume(folder: RunFolder, say: Say) -> tuple[RunFolder, RunRecord]:
-    """Resubmit a failed or cancelled run; see `start`."""
-    return _submit(VertexRun(folder), folder.read(), say)
+    """Resubmit a failed or cancelled run, on the next candidate if it failed for quota or capacity; see `start`."""
+    run, record = VertexRun(folder), folder.read()
+    run.take_next(record)
+    return _submit(run, record, say)
 
 
 def _submit(run: VertexRun, earlier: RunRecord | None, say: Say) -> tuple[RunFolder, RunRecord]:
-    try:
-        with (run.folder.logs / "build_image.log").open("w") as log:
-            images = ensure_images(run.config, log, say)
-    except WorkFailed as error:
-        return run.folder, run.build_failed(UserError(error.message, fix=f"see {log.name}"), earlier)
-    except BaseException:
-        _undo(run.folder, earlier)
-        raise
-    try:
-        record = run.submit(images, earlier)
-    except UserError:
-        _undo(run.folder, earlier)
-        raise
+    with run.executed():
+        try:
+            with (run.folder.logs / "build_image.log").open("w") as log:
+                images = ensure_images(run.config, log, say)
+        except WorkFailed as error:
+            return run.folder, run.not_submitted(UserError(error.message, fix=f"see {log.name}"), earlier)
+        except BaseException:
+            _undo(run.folder, earlier)
+            raise
+        try:
+            if earlier is not None:
+                run.bring(earlier, say)
+            record = run.submit(images, earlier)
+        except UserError:
+            _undo(run.folder, earlier)
+            raise
     if record.status == "failed":
         return run.folder, record
-    say(f"run {record.run_id} on {record.hardware} in {run.connection.region}, submitted")
+    say(f"run {record.run_id} on {title_of(run.config)}, submitted")
     say(f"  console: {record.console}")
+    if run.others:
+        say(f"  without quota or capacity, a command that watches it moves it to {', then '.join(run.others)}")
     try:
         run.add_to_experiment(record)
     except UserError as error:

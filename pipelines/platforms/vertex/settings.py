@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from slipway.components.build_image.settings import BuildSettings
 from slipway.components.cloud.connection import SERVICES
 from slipway.components.cloud.settings import AccountEmail, BucketUri, CloudSettings, PinnedImage
 from slipway.pipelines.config.resources import VertexStepResources, check_vertex_steps
+from slipway.trainer.settings import Settings
+
+REGION = r"^[a-z]+-[a-z]+\d+$"
+KEY = r"^projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+$"
+
+
+class RegionSettings(Settings):
+    """What another region has of its own."""
+
+    bucket: BucketUri = Field(description="Bucket of runs there, gs://NAME; a single-region bucket in that region.")
+    image: PinnedImage | None = Field(default=None, description="Replaces `vertex.image` there; null: the same image.")
+    serving_image: PinnedImage | None = Field(
+        default=None, description="Replaces `vertex.serving_image` there; null: the same image."
+    )
+    encryption_key: str | None = Field(
+        default=None, pattern=KEY, description="Cloud KMS key there; required with `vertex.encryption_key`."
+    )
+    endpoints: dict[str, str] = Field(
+        default_factory=dict, description="Addresses that differ there from those in `vertex.endpoints`."
+    )
 
 
 class VertexSettings(CloudSettings):
@@ -17,11 +38,19 @@ class VertexSettings(CloudSettings):
 
     section: ClassVar[str] = "vertex"
 
-    region: str = Field(
-        pattern=r"^[a-z]+-[a-z]+\d+$", description="Region of the run and its training job, such as us-central1."
-    )
+    region: str = Field(pattern=REGION, description="Region of the run and its training job, such as us-central1.")
     bucket: BucketUri = Field(
         description="Bucket for artifacts and prepared data, gs://NAME; a single-region bucket in `region`.",
+    )
+    regions: dict[str, RegionSettings] = Field(
+        default_factory=dict,
+        description="Other regions in which a run continues when there is no quota or capacity for it, in this order, "
+        "each with its bucket: {us-central1: {bucket: gs://NAME}}. A run never uses a region that is not listed.",
+    )
+    order: Literal["listed", "cheapest"] = Field(
+        default="listed",
+        description="The order in which `hardware` and `regions` are tried: listed tries the first hardware in all "
+        "regions, then the next one; cheapest goes by list prices.",
     )
     image: PinnedImage | None = Field(
         default=None,
@@ -72,7 +101,7 @@ class VertexSettings(CloudSettings):
     retries: int = Field(default=1, ge=0, le=10, description="Number of retries for every step except train.")
     encryption_key: str | None = Field(
         default=None,
-        pattern=r"^projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+$",
+        pattern=KEY,
         description="Full name of the Cloud KMS key that encrypts the pipeline, the training job and the "
         "model; null: Google's key.",
     )
@@ -92,3 +121,25 @@ class VertexSettings(CloudSettings):
     def _possible_steps(cls, steps: dict[str, VertexStepResources]) -> dict[str, VertexStepResources]:
         check_vertex_steps(steps)
         return steps
+
+    @model_validator(mode="after")
+    def _other_regions(self) -> VertexSettings:
+        for name in self.regions:
+            if not re.search(REGION, name):
+                raise ValueError(f"regions has {name!r}, which is not the name of a region such as us-central1")
+        if self.region in self.regions:
+            raise ValueError(f"regions has the other regions, without region, which is {self.region}")
+        missing = [name for name, own in self.regions.items() if self.encryption_key and not own.encryption_key]
+        if missing:
+            raise ValueError(
+                f"regions.{missing[0]} needs an encryption_key: that of {self.region} cannot be used there"
+            )
+        return self
+
+    def in_region(self, region: str) -> VertexSettings:
+        """Return the settings of a run in `region`, which is one of its regions."""
+        if region == self.region:
+            return self
+        own = self.regions[region]
+        values = {name: value for name, value in own if value is not None}
+        return self.model_copy(update={**values, "region": region, "endpoints": {**self.endpoints, **own.endpoints}})

@@ -92,7 +92,7 @@ class VertexSteps(PlatformSteps):
             about = ExitTask(
                 notify=settings,
                 name=config.name,
-                hardware=config.hardware,
+                hardware=str(config.parsed_hardware),
                 where="Vertex AI",
                 endpoints=self.settings.endpoints,
                 region=self.settings.region,

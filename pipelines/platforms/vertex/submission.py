@@ -178,8 +178,10 @@ def pipeline_job(config: RunConfig, specification: Path) -> PipelineJob:
     return job
 
 
-def submit(connection: Connection, job: PipelineJob, job_id: str) -> PipelineJob:
+def submit(connection: Connection, job: PipelineJob, job_id: str, *, again: bool = False) -> PipelineJob:
     """Create the job with a chosen id, so that a retry after a lost response finds it instead.
+
+    `again` says that an earlier command may have created it.
 
     Returns:
         The job as the service stores it.
@@ -188,15 +190,15 @@ def submit(connection: Connection, job: PipelineJob, job_id: str) -> PipelineJob
         Exception: The client's error if the service refuses the job or is unreachable.
     """
     request = {"parent": connection.parent, "pipeline_job": job, "pipeline_job_id": job_id}
-    tried = False
+    tried = again
 
     def create() -> PipelineJob:
         nonlocal tried
-        again, tried = tried, True
+        before, tried = tried, True
         try:
             return connection.pipelines.create_pipeline_job(request)
         except Exception as error:
-            if not (again and is_conflict(error)):
+            if not (before and is_conflict(error)):
                 raise
             # The id is unique to this run, so an earlier attempt created the job.
             return connection.pipelines.get_pipeline_job(name=f"{connection.parent}/pipelineJobs/{job_id}")

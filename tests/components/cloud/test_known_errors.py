@@ -47,6 +47,11 @@ WORDS: dict[str, tuple[str, str, str]] = {
         "in us-west1 at the moment",
         "--set vertex.region=REGION",
     ),
+    "Spot capacity": (
+        "The prediction job fails with a STOCKOUT error.",
+        "europe-west4 has no free Spot machines",
+        "the same without +spot",
+    ),
     "TPU capacity": (
         "Insufficient reserved capacity. Contact customer support to increase your reservation. [EID: 0x1]",
         "no free TPUs of this kind",
