@@ -112,8 +112,9 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
         "the region has no free machines of that kind",
         r"Resources are insufficient in region: (?P<where>[a-z]+-[a-z]+\d+)",
         "There are no free machines of this kind in {where} at the moment.",
-        "try another region (--set vertex.region=REGION, with a bucket there) or other hardware, or let the job wait "
-        "for GPUs: --hardware 'CHOICE+flex+wait=24h'; then slipway run --target vertex",
+        "continue in another region: slipway run --resume latest --set vertex.regions.REGION.bucket=gs://BUCKET; or on "
+        "other hardware, or let the job wait for GPUs: --hardware 'CHOICE+flex+wait=24h'; then slipway run --target "
+        "vertex",
         moves=ALL,
     ),
     _known(

@@ -146,7 +146,7 @@ def explanation(record: RunRecord, *, with_traceback: bool = True) -> str:
     """Return why a run failed and how to fix it, as one screen of text."""
     tried = [
         f"  no quota or capacity on {each.title}, {each.ended:%Y-%m-%d %H:%M} UTC: {each.message}"
-        for each in record.refused
+        for each in record.refused[: -1 if record.error and record.error.moves else None]  # the last one is the error
     ]
     if record.error is None:
         where = f" on {record.hardware} in {record.region}" if tried else ""

@@ -192,6 +192,11 @@ class RunConfig(Settings):
         """All hardware that is listed."""
         return tuple(map(_parse, [self.hardware] if isinstance(self.hardware, str) else self.hardware))
 
+    @property
+    def is_chosen(self) -> bool:
+        """Whether one of `hardware_choices` and of the regions was chosen; see `on`."""
+        return self._choice is not None
+
     def on(self, hardware: Hardware, vertex: VertexSettings) -> RunConfig:
         """Return the configuration of a run on one of `hardware_choices`, with these settings of Vertex AI."""
         chosen = self.model_copy(update={"vertex": vertex})

@@ -24,7 +24,7 @@ from slipway.trainer.stages import check_patterns
 def hardware_choice(context: Context) -> str:
     """The hardware is available on the run's platform."""
     found, listed = context.platform.check_hardware(context), len(context.config.hardware_choices)
-    if listed > 1 and len(context.candidates()) == 1:
+    if listed > 1 and not context.config.is_chosen:
         raise CheckWarning(
             f"{found}, the first of {listed} in the list: only runs on Vertex AI take the next one",
             f"--hardware '{context.config.parsed_hardware}'",

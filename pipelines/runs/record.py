@@ -128,7 +128,7 @@ class RunRecord(BaseModel):
     started, in seconds since 1970; both None on a remote platform. `job` is the run's name on a remote platform (on
     Vertex AI, the job's resource name), `console` the URL of its page. Each resume of a remote run creates a new job;
     `tries` counts the jobs, and `trained` says whether an earlier one finished the training. `region` is where it runs,
-    and `refused` lists the tries without quota or capacity, if it may continue elsewhere. `rehearsal` is the number
+    and `refused` lists the tries without quota or capacity. `rehearsal` is the number
     of steps of a rehearsal, 0 for a run. `part` is set if it executes only some steps, on the inputs of an earlier run,
     and `study` is the name of the search to which it belongs. `cost` is None if the training cost nothing, or its price
     is not known.

@@ -25,6 +25,8 @@ AT_ONCE = 8
 
 def candidates(config: RunConfig) -> tuple[RunConfig, ...]:
     """Return the configuration for each hardware in each region, in the order in which they are tried."""
+    if config.is_chosen:
+        return (config,)
     settings = vertex_of(config)
     regions = [settings.in_region(name) for name in (settings.region, *settings.regions)]
     found = [config.on(hardware, region) for hardware in config.hardware_choices for region in regions]

@@ -379,7 +379,7 @@ class VertexRun:
             facts = submission.facts_of(self.config)
             told = asdict(explain(self.connection, job, record.run_id, facts, step_of))
             moves = self.config.parsed_hardware.provisioning in told.pop("moves")
-            record.error = ErrorRecord(**told, moves=moves and len(self.candidates) > 1)
+            record.error = ErrorRecord(**told, moves=moves)
             if record.error.moves:
                 self._refused(record, record.error, job)
         evaluated, model = record.step("evaluate").outputs, record.step("train").outputs.get("model")
@@ -395,7 +395,7 @@ class VertexRun:
         record.add_cost(self.bill, self._training_seconds(job))  # last, as only what is complete is stored
 
     def _refused(self, record: RunRecord, error: ErrorRecord, job: PipelineJob) -> None:
-        """Add the try to those without quota or capacity, and what continues the run to the error."""
+        """Add the try to those without quota or capacity, and how the run continues elsewhere to the error."""
         assert record.job is not None
         record.refused.append(
             RefusalRecord(
@@ -407,6 +407,8 @@ class VertexRun:
                 message=error.message,
             )
         )
+        if len(self.candidates) == 1:
+            return
         then = f"to continue on {self.others[0]}" if self.others else f"later, from {title_of(self.candidates[0])} on"
         error.fix = f"slipway run --resume {record.run_id}, {then}"
 

@@ -45,7 +45,7 @@ WORDS: dict[str, tuple[str, str, str]] = {
     "capacity": (
         "Resources are insufficient in region: us-west1. Try a different region or use a different accelerator.",
         "in us-west1 at the moment",
-        "--set vertex.region=REGION",
+        "--set vertex.regions.REGION.bucket=gs://BUCKET",
     ),
     "Spot capacity": (
         "The prediction job fails with a STOCKOUT error.",

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.fakes.vertex.work import Work
 
 EXITED = (
     "The replica {replica} exited with a non-zero status of {status}. To find out more about why your job exited "
@@ -35,7 +38,8 @@ class StepScript:
 
     `logs` are lines or entries ({"severity", "message"}) by replica (`workerpool0-0`): one per poll, the rest when the
     task ends. `refused` is the job service's error when the task's job is created. `work` does the step's real work: it
-    receives the task's parameters and returns URI and metadata of its artifacts by name.
+    receives the task's parameters and returns URI and metadata of its artifacts by name. `job` makes what a launcher's
+    job does, in place of `looks`, `failure` and `logs`.
     """
 
     looks: int = 1
@@ -44,6 +48,7 @@ class StepScript:
     outputs: dict[str, Any] = field(default_factory=dict)
     logs: Mapping[str, list[str | dict[str, Any]]] = field(default_factory=dict)
     work: Callable[[Mapping[str, Any]], Mapping[str, tuple[str, dict[str, Any]]]] | None = None
+    job: Callable[[], Work] | None = None
 
 
 class Script:

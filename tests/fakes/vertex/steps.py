@@ -144,7 +144,7 @@ class ScriptedSteps:
         self._script.mails.append((list(inputs["recipients"]), status["state"]))
 
     def _work(self, script: StepScript) -> Work:
-        return ScriptedWork(script, self._jobs.log)
+        return script.job() if script.job is not None else ScriptedWork(script, self._jobs.log)
 
 
 def parent_of(pipeline: vertex.PipelineJob) -> str:

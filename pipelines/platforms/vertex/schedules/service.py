@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, TextIO
 from slipway.components.cloud.retries import existing, retried
 from slipway.core.errors import UserError
 from slipway.pipelines.checks import Context
+from slipway.pipelines.config.config import vertex_of
 from slipway.pipelines.doctor import refuse_on_failure
 from slipway.pipelines.images.images import ensure_images, known_images
+from slipway.pipelines.platforms.vertex.candidates import candidates, title_of
 from slipway.pipelines.platforms.vertex.declared import Declared, Difference, Say, number_of
 from slipway.pipelines.platforms.vertex.platform import VertexPlatform
 from slipway.pipelines.platforms.vertex.schedules.difference import (
@@ -194,5 +196,8 @@ def _check(file: ScheduleFile, say: Say) -> None:
             allowed="a time in the future, or none",
             fix=f"correct end in {file.path}, or slipway schedule delete {file.name}",
         )
-    for warning in refuse_on_failure(Context(file.config, VertexPlatform()), submitting=True):
+    first = file.config.on(file.config.parsed_hardware, vertex_of(file.config))
+    if len(candidates(file.config)) > 1:
+        say(f"its runs are on {title_of(first)} only: without quota or capacity, none continues elsewhere")
+    for warning in refuse_on_failure(Context(first, VertexPlatform()), submitting=True):
         say(f"warning: {warning.check}: {warning.found}")

@@ -288,6 +288,20 @@ def test_a_run_without_any_candidate_left_fails_and_is_resumed_with_the_first(
     assert record(workspace)["region"] == REGION
 
 
+def test_a_run_without_capacity_is_given_another_region(regions: Regions, workspace: Path, slipway: Slipway):
+    listed = yaml.safe_load((workspace / "run.yaml").read_text())["vertex"]["regions"]
+    change(workspace, regions={})
+    regions[REGION].pipelines.script[TRAIN].failure = Failure(CAPACITY.replace(SECOND, REGION), code=8)
+    result = slipway(*RUN)
+    assert result.exit_code == 1
+    then = "slipway run --resume latest --set vertex.regions.REGION.bucket=gs://BUCKET"
+    assert f"fix:      continue in another region: {then};" in result.output
+    third = yaml.safe_dump({THIRD: listed[THIRD]}, default_flow_style=True).strip()
+    assert slipway("run", "--resume", "latest", "--set", f"vertex.regions={third}").exit_code == 0
+    assert jobs(regions) == [["run"], [], ["run-2"]]
+    assert [each["region"] for each in record(workspace)["refused"]] == [REGION]
+
+
 def test_a_failure_of_the_program_does_not_move_the_run(regions: Regions, workspace: Path, slipway: Slipway):
     regions[SECOND].pipelines.script[TRAIN].failure = Failure()
     assert slipway(*RUN, *HARDWARE).exit_code == 1

@@ -467,7 +467,7 @@ def test_setup_requires_a_service_account(google, tmp_path):
     from slipway.pipelines.platforms.vertex.access import setup
 
     with pytest.raises(UserError) as error:
-        setup(access_settings(subject(google, tmp_path, service_account=None).config), apply=True, as_json=False)
+        setup([access_settings(subject(google, tmp_path, service_account=None).config)], apply=True, as_json=False)
     assert error.value.nearest == f"slipway@{PROJECT}.iam.gserviceaccount.com"
     assert google.world.writes.total() == 0
 
