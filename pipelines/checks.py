@@ -97,7 +97,8 @@ class Check:
         run: The function.
         of_run: Whether `slipway run` and `compile` make it, too, before anything starts.
         remote: Whether it calls the run's Google Cloud project; then `compile` does not make it.
-        each: Whether it depends on the hardware or the region: it is made for each in which the run may execute.
+        each: "hardware" or "candidate" if it depends on the hardware, or on hardware and region: it is made for each on
+            which the run may execute.
         moves: Whether a run that fails it may execute on other hardware or in another region, and is not refused.
     """
 
@@ -105,7 +106,7 @@ class Check:
     run: Callable[[Context], str]
     of_run: bool = False
     remote: bool = False
-    each: bool = False
+    each: Literal["hardware", "candidate"] | None = None
     moves: bool = False
 
 

@@ -17,17 +17,17 @@ GENERAL = (
     Check("cores", machine.cores),
     Check("accelerators", machine.accelerators, of_run=True),
     Check("packages", machine.packages, of_run=True),
-    Check("hardware", configuration.hardware_choice, of_run=True, each=True),
-    Check("batch", configuration.batch, of_run=True, each=True),
-    Check("engine", configuration.training_engine, of_run=True, each=True),
+    Check("hardware", configuration.hardware_choice, of_run=True, each="candidate"),
+    Check("batch", configuration.batch, of_run=True, each="hardware"),
+    Check("engine", configuration.training_engine, of_run=True, each="hardware"),
     Check("data source", configuration.data_source, of_run=True),
     Check("model builder", model_builder.model_builder, of_run=True),
     Check("evaluation", model_builder.evaluation, of_run=True),
     Check("serving", model_builder.serving, of_run=True),
     Check("modules", user_code.imports, of_run=True),
     Check("results", user_code.outputs, of_run=True),
-    Check("model memory", configuration.model_memory, each=True),
-    Check("compiled step", configuration.compiled_step, of_run=True, each=True),
+    Check("model memory", configuration.model_memory, each="hardware"),
+    Check("compiled step", configuration.compiled_step, of_run=True, each="hardware"),
     Check("stages", configuration.stages),
     Check("image context", configuration.image_context, of_run=True),
     Check("notification", configuration.notification, of_run=True),
@@ -73,9 +73,13 @@ def _of_candidates(checks: Sequence[Check], context: Context) -> list[Finding]:
     """
     first, *others = context.candidates()
     findings = _examined(checks, first)
-    each = [check for check in checks if check.each]
-    of_others = [_examined(each, other) for other in others]
-    may_move = {check.name for check in each if check.moves}
+    seen, of_others = {str(first.config.parsed_hardware)}, []
+    for other in others:
+        hardware = str(other.config.parsed_hardware)
+        each = [c for c in checks if c.each == "candidate" or (c.each == "hardware" and hardware not in seen)]
+        of_others.append(_examined(each, other))
+        seen.add(hardware)
+    may_move = {check.name for check in checks if check.moves}
     passed = {found.check for all_of in (findings, *of_others) for found in all_of if found.status != "fail"}
 
     def softened(found: Finding) -> Finding:
@@ -86,7 +90,7 @@ def _of_candidates(checks: Sequence[Check], context: Context) -> list[Finding]:
     result = [softened(found) for found in findings]
     for other, found in zip(others, of_others, strict=True):
         title = context.platform.candidate_title(other.config)
-        result += [replace(softened(each), check=f"{each.check}, {title}") for each in found]
+        result += [replace(softened(one), check=f"{one.check}, {title}") for one in found]
     return result
 
 

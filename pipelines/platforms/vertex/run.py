@@ -191,7 +191,12 @@ class VertexRun:
             raise UserError("The run has not started yet.", setting="vertex.experiment", value=experiment)
 
     def refresh(self, record: RunRecord, watcher: Watcher | None = None) -> RunRecord:
-        """Update the record from the service, and write it; the watcher receives each change of a step's status."""
+        """Update the record from the service, and write it; the watcher receives each change of a step's status.
+
+        If another command has submitted the run again in the meantime, return that try's record.
+        """
+        if newer := self._newer(record):
+            return newer
         try:
             job = self._job(record)
         except NoSuchJobError as error:
@@ -211,8 +216,18 @@ class VertexRun:
                 # The stored record still has the status running, so the next call repeats this.
                 record.status = "running"
                 raise self._refusal(error, "read why the run failed", "aiplatform.customJobs.get") from error
+        if newer := self._newer(record):
+            return newer
         self.folder.write(record)
         return record
+
+    def _newer(self, record: RunRecord) -> RunRecord | None:
+        """Return the stored record, and take its candidate, if it is that of a later try; else None."""
+        stored = self.folder.read()
+        if stored.tries <= record.tries:
+            return None
+        self._take_recorded(stored)
+        return stored
 
     def watch(self, record: RunRecord, watcher: Watcher | None = None) -> RunRecord:
         """Follow the run until it has ended, on one candidate after the other; return its record."""

@@ -273,6 +273,27 @@ def test_only_one_of_two_commands_that_watch_a_run_moves_it(
     assert jobs(regions) == [["run"], ["run-2"], ["run-3"]]
 
 
+def test_a_command_that_missed_the_move_of_another_one_follows_the_new_try(
+    regions: Regions, workspace: Path, slipway: Slipway, monkeypatch: pytest.MonkeyPatch
+):
+    assert slipway(*RUN, *HARDWARE, "--no-wait").exit_code == 0
+    looks: list[int] = []
+
+    def moved() -> None:
+        """Between two looks, another command sees the failure and moves the run."""
+        looks.append(1)
+        if len(looks) == 1:
+            while record(workspace)["status"] == "running":
+                slipway("status")
+            run.resume(RunFolder((workspace / "runs/latest").resolve()), lambda _: None)
+
+    monkeypatch.setattr(run, "pause", moved)
+    result = slipway("status", "--follow")
+    assert result.exit_code == 0, result.output
+    assert jobs(regions) == [["run"], ["run-2"], ["run-3"]]
+    assert [each["region"] for each in record(workspace)["refused"]] == [REGION, SECOND]
+
+
 def test_a_run_without_any_candidate_left_fails_and_is_resumed_with_the_first(
     ready_google: FakeGoogle, regions: Regions, workspace: Path, slipway: Slipway
 ):
