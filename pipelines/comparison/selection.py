@@ -109,7 +109,9 @@ def read(folder: RunFolder, record: RunRecord | None = None) -> Row:
     # Slipway wrote the file, so the C parser reads it, which is 15 times faster than `load_yaml`.
     settings = yaml.load(file.read_bytes(), yaml.CSafeLoader) if file.is_file() else {}
     flat = {".".join(keys): value for keys, value in leaves(settings) if value != {}}
-    return Row(folder, record or folder.read(), flat, provenance.read(folder.path))
+    record = record or folder.read()
+    flat["hardware"] = record.hardware  # of several in the configuration, the one on which it ran
+    return Row(folder, record, flat, provenance.read(folder.path))
 
 
 def select(rows: Iterable[Row], conditions: Iterable[str], order: str | None) -> list[Row]:

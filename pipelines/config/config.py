@@ -134,7 +134,9 @@ class RunConfig(Settings):
         given = values.get("hardware")
         if isinstance(given, str | Mapping):
             return {**values, "hardware": str(parse(given))}
-        if isinstance(given, list | tuple) and given and all(isinstance(each, str | Mapping) for each in given):
+        if given in ([], ()):
+            raise UserError("The list of hardware is empty.", setting="hardware", value=given, fix="--hardware cpu")
+        if isinstance(given, list | tuple) and all(isinstance(each, str | Mapping) for each in given):
             return {**values, "hardware": tuple(dict.fromkeys(str(parse(each)) for each in given))}
         return values
 

@@ -379,6 +379,7 @@ def test_hardware_that_is_not_free_is_followed_by_the_next_with_the_same_batch(
     assert "the batch is 64 examples as before: 32 per device on 2, not 16 on 4" in result.output
     kept = record(workspace)
     assert (kept["hardware"], kept["region"], kept["refused"][0]["hardware"]) == ("cpu*2", REGION, "cpu*4")
+    assert kept["run_id"] in slipway("list", "--where", "hardware=cpu*2").output
     first, second = regions[REGION].pipelines.jobs.values()
     assert training_of(regions[REGION]).job_spec.worker_pool_specs[1].replica_count == 1
     replicas = [
@@ -450,6 +451,12 @@ def test_setup_prepares_all_regions(ready_google: FakeGoogle, regions: Regions, 
 def configuration(hardware: Any = "cpu", **vertex: Any) -> RunConfig:
     section = {"project": "p", "region": REGION, "bucket": "gs://here", **vertex}
     return validate({**CONFIGURATION, "hardware": hardware, "vertex": section}, "run.yaml")
+
+
+def test_an_empty_list_of_hardware_is_refused():
+    with pytest.raises(UserError) as refused:
+        configuration([])
+    assert (refused.value.setting, refused.value.value) == ("hardware", [])
 
 
 def test_candidates_are_tried_in_order_or_the_cheapest_first():
