@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from slipway.pipelines.hardware.prices import vertex_bill
 
 if TYPE_CHECKING:
     from slipway.pipelines.images.images import Say
+    from slipway.pipelines.runs.record import RunRecord
 
 # Objects copied at the same time: the service copies them, so more do not use more of this machine.
 AT_ONCE = 8
@@ -46,6 +47,28 @@ def batch_change(before: RunConfig, after: RunConfig) -> str | None:
     if before.train.program is not None or old == new:
         return None
     return f"the batch is {size} examples as before: {size // new} per device on {new}, not {size // old} on {old}"
+
+
+def bring(earlier: RunRecord, listed: Sequence[RunConfig], config: RunConfig, say: Say) -> None:
+    """Copy what an earlier try of a run left in another region to the bucket of the candidate `config`.
+
+    Args:
+        earlier: The record of the try; nothing is copied if the run was in the candidate's region already.
+        listed: All candidates.
+        config: The candidate on which the run continues.
+        say: Receives what is copied, and what becomes of the batch.
+
+    Raises:
+        UserError: A bucket refuses the access.
+    """
+    last = earlier.refused[-1].title if earlier.refused else None
+    before = next((each for each in listed if title_of(each) == last), None)
+    if before is None:  # it was not refused, or the candidate is no longer listed
+        return
+    if change := batch_change(before, config):
+        say(change)
+    if earlier.job is None or f"/locations/{vertex_of(config).region}/" not in earlier.job:
+        carry(earlier.run_id, before, config, say)
 
 
 def carry(run_id: str, before: RunConfig, after: RunConfig, say: Say) -> None:

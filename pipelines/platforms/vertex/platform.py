@@ -130,9 +130,9 @@ class VertexPlatform(RemotePlatform):
         return VertexRun(folder).refresh(record) if record.status == "running" else record
 
     def watch(self, folder: RunFolder, watcher: Watcher) -> RunRecord:
-        from slipway.pipelines.platforms.vertex.run import VertexRun
+        from slipway.pipelines.platforms.vertex import moves
 
-        return VertexRun(folder).watch(folder.read(), watcher)
+        return moves.watch(folder, watcher)
 
     def log_lines(self, folder: RunFolder, step: str | None, *, follow: bool, raw: bool) -> Iterator[str]:
         from slipway.pipelines.platforms.vertex.run import VertexRun

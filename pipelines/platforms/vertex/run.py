@@ -24,7 +24,7 @@ from slipway.pipelines.hardware.prices import Bill, vertex_bill
 from slipway.pipelines.images.images import Images, Say, ensure_images
 from slipway.pipelines.platforms.vertex import submission
 from slipway.pipelines.platforms.vertex.access import uses_dataflow, with_dataflow
-from slipway.pipelines.platforms.vertex.candidates import batch_change, candidates, carry, title_of
+from slipway.pipelines.platforms.vertex.candidates import bring, candidates, title_of
 from slipway.pipelines.platforms.vertex.tasks import RUNNING, steps_of, update
 from slipway.pipelines.runs import record as runs
 from slipway.pipelines.runs.record import ErrorRecord, RefusalRecord, RunFolder, RunRecord, StepRecord, Watcher
@@ -67,13 +67,14 @@ class VertexRun:
         self.candidates = candidates(config or load(folder.configuration_file))
         self._take(0)
         if folder.record_file.exists():
-            self._take_recorded(folder.read())
+            self.take_recorded(folder.read())
 
     def _take(self, position: int) -> None:
         self.position, self.config = position, self.candidates[position]
         self.connection: Connection = vertex_of(self.config).connection
 
-    def _take_recorded(self, record: RunRecord) -> None:
+    def take_recorded(self, record: RunRecord) -> None:
+        """Take the candidate of a record; the first one if it is no longer listed."""
         titles = [title_of(config) for config in self.candidates]
         recorded = f"{record.hardware} in {record.region}"
         self._take(titles.index(recorded) if recorded in titles else 0)
@@ -155,23 +156,6 @@ class VertexRun:
         self.folder.write(record)
         return record
 
-    def bring(self, earlier: RunRecord, say: Say) -> None:
-        """Copy what an earlier try left in another region to this one's bucket, unless the run was here already.
-
-        Raises:
-            UserError: A bucket refuses the access.
-        """
-        if not earlier.refused:
-            return
-        last, region = earlier.refused[-1], vertex_of(self.config).region
-        before = next((config for config in self.candidates if title_of(config) == last.title), None)
-        if before is None:  # it is no longer listed
-            return
-        if change := batch_change(before, self.config):
-            say(change)
-        if earlier.job is None or f"/locations/{region}/" not in earlier.job:
-            carry(earlier.run_id, before, self.config, say)
-
     def add_to_experiment(self, record: RunRecord) -> None:
         """Add a submitted run to its experiment, after waiting until it has started.
 
@@ -226,50 +210,8 @@ class VertexRun:
         stored = self.folder.read()
         if stored.tries <= record.tries:
             return None
-        self._take_recorded(stored)
+        self.take_recorded(stored)
         return stored
-
-    def watch(self, record: RunRecord, watcher: Watcher | None = None) -> RunRecord:
-        """Follow the run until it has ended, on one candidate after the other; return its record."""
-        while True:
-            if record.status == "running":
-                record = self._watch_try(record, watcher)
-            if not self._moves(record):
-                return record
-            record = self._move(record, watcher)
-
-    def _moves(self, record: RunRecord) -> bool:
-        """Return whether the run continues on the next candidate."""
-        return record.status == "failed" and record.error is not None and record.error.moves and bool(self.others)
-
-    def _move(self, record: RunRecord, watcher: Watcher | None) -> RunRecord:
-        """Submit the run on the next candidate, unless another command does; return its record."""
-
-        def say(text: str) -> None:
-            if watcher is not None:
-                watcher.event(shown, {"step": shown.steps[0].name, "event": "message", "text": text})
-
-        shown = record
-        while self.folder.lock is None and self.folder.holder() is not None:  # another command watches it, too
-            pause()
-            record = self.folder.read()
-            if not self._moves(record):
-                self._take_recorded(record)
-                return record
-        with self.executed():
-            latest = self.folder.read()
-            self._take_recorded(latest)
-            if not self._moves(latest):
-                return latest
-            assert latest.error is not None
-            why, left = latest.error.message, title_of(self.config)
-            self.take_next(latest)
-            say(f"moving from {left} to {title_of(self.config)}: {why}")
-            try:
-                _, record = _submit(self, latest, say)
-            except UserError as error:
-                return self.not_submitted(error, latest)
-            return record
 
     @contextlib.contextmanager
     def executed(self) -> Iterator[None]:
@@ -281,8 +223,8 @@ class VertexRun:
         with contextlib.nullcontext() if self.folder.lock is not None else self.folder.held():
             yield
 
-    def _watch_try(self, record: RunRecord, watcher: Watcher | None) -> RunRecord:
-        """Refresh the record until the present try has ended, also after failures of the connection."""
+    def watch(self, record: RunRecord, watcher: Watcher | None = None) -> RunRecord:
+        """Refresh the record until the try has ended, also after failures of the connection."""
         connected = True
         while True:
             try:
@@ -480,17 +422,18 @@ def start(config: RunConfig, say: Say) -> tuple[RunFolder, RunRecord]:
     Raises:
         UserError: An image cannot be built, or Vertex AI refuses the run, whose folder is removed.
     """
-    return _submit(VertexRun(runs.create(config), config), None, say)
+    return submitted(VertexRun(runs.create(config), config), None, say)
 
 
 def resume(folder: RunFolder, say: Say) -> tuple[RunFolder, RunRecord]:
     """Resubmit a failed or cancelled run, on the next candidate if it failed for quota or capacity; see `start`."""
     run, record = VertexRun(folder), folder.read()
     run.take_next(record)
-    return _submit(run, record, say)
+    return submitted(run, record, say)
 
 
-def _submit(run: VertexRun, earlier: RunRecord | None, say: Say) -> tuple[RunFolder, RunRecord]:
+def submitted(run: VertexRun, earlier: RunRecord | None, say: Say) -> tuple[RunFolder, RunRecord]:
+    """Submit a run for the first time, or again with the record of its previous try; see `start`."""
     with run.executed():
         try:
             with (run.folder.logs / "build_image.log").open("w") as log:
@@ -502,7 +445,7 @@ def _submit(run: VertexRun, earlier: RunRecord | None, say: Say) -> tuple[RunFol
             raise
         try:
             if earlier is not None:
-                run.bring(earlier, say)
+                bring(earlier, run.candidates, run.config, say)
             record = run.submit(images, earlier)
         except UserError:
             _undo(run.folder, earlier)

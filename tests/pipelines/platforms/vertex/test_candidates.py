@@ -13,7 +13,8 @@ import yaml
 
 from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig, validate
-from slipway.pipelines.platforms.vertex import run, submission
+from slipway.pipelines.platforms.vertex import candidates as candidates_module
+from slipway.pipelines.platforms.vertex import moves, run, submission
 from slipway.pipelines.platforms.vertex.candidates import candidates, title_of
 from slipway.pipelines.runs.record import RunFolder
 from tests.fakes.google import PROJECT, REGION, FakeGoogle
@@ -171,7 +172,7 @@ def test_a_run_that_was_killed_between_two_regions_is_resumed_in_the_next_one(
                 lambda *given, **how: killed() if regions[REGION].pipelines.jobs else sent(*given, **how),
             )
         elif moment == "after the copy":
-            patch.setattr(run, "carry", killed)
+            patch.setattr(candidates_module, "carry", killed)
         else:
             ensured = run.ensure_images
             patch.setattr(
@@ -268,7 +269,8 @@ def test_only_one_of_two_commands_that_watch_a_run_moves_it(
 
     held = other.held()
     held.__enter__()
-    monkeypatch.setattr(run, "pause", moved)
+    for module in (run, moves):
+        monkeypatch.setattr(module, "pause", moved)
     assert slipway("status", "--follow").exit_code == 0
     assert jobs(regions) == [["run"], ["run-2"], ["run-3"]]
 

@@ -125,7 +125,7 @@ TPU_AGENT = f"service-{NUMBER}@cloud-tpu.iam.gserviceaccount.com"
             job_says(f"Resources are insufficient in region: {REGION}. Try a different region or use a different acc"),
             "train",
             f"no free machines of this kind in {REGION}",
-            "--set vertex.region=REGION",
+            "--set vertex.regions.REGION.bucket=gs://BUCKET",
         ),
         (
             job_says("Replicas low on memory: workerpool0. Specify a machine with larger memory and try again."),
