@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from slipway.components.step import WorkFailed
 from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig, validate
 from slipway.pipelines.platforms.vertex import candidates as candidates_module
@@ -323,6 +324,26 @@ def test_a_run_without_capacity_is_given_another_region(regions: Regions, worksp
     assert slipway("run", "--resume", "latest", "--set", f"vertex.regions={third}").exit_code == 0
     assert jobs(regions) == [["run"], [], ["run-2"]]
     assert [each["region"] for each in record(workspace)["refused"]] == [REGION]
+
+
+def test_an_image_that_cannot_be_built_for_the_next_region_is_built_by_a_resumed_run(
+    regions: Regions, workspace: Path, slipway: Slipway, monkeypatch: pytest.MonkeyPatch
+):
+    ensured = run.ensure_images
+
+    def failing(config: RunConfig, *given: Any) -> Any:
+        if config.vertex and config.vertex.region == SECOND:
+            raise WorkFailed("The build failed.")
+        return ensured(config, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "ensure_images", failing)
+        result = slipway(*RUN, *HARDWARE)
+    assert (result.exit_code, "The build failed." in result.output) == (1, True), result.output
+    kept = record(workspace)
+    assert (kept["region"], kept["job"], kept["error"]["moves"]) == (SECOND, None, False)
+    assert slipway("run", "--resume", "latest").exit_code == 0
+    assert jobs(regions) == [["run"], ["run-2"], ["run-3"]]
 
 
 def test_a_failure_of_the_program_does_not_move_the_run(regions: Regions, workspace: Path, slipway: Slipway):

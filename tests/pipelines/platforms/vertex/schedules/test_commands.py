@@ -249,6 +249,20 @@ def test_a_configuration_that_cannot_run_is_not_scheduled(
     assert ready_google.world.writes["schedule"] == 0
 
 
+def test_a_scheduled_run_has_one_candidate(ready_google: FakeGoogle, write: Write, slipway: Slipway) -> None:
+    """Nobody watches it, so the quota has to be enough for the first one."""
+    write(set=["hardware=[cpu*4, cpu]"])
+    cpus = (PROJECT, ready_google.location, "aiplatform.googleapis.com/custom_model_training_cpus")
+    ready_google.world.quotas[cpus] = 16
+    refused = slipway("schedule", "apply")
+    assert (refused.exit_code, "the run needs 20 of" in refused.stderr) == (2, True), refused.output
+    ready_google.world.quotas[cpus] = 20
+    applied = slipway("schedule", "apply")
+    assert (applied.exit_code, "its runs are on cpu*4 in europe-west4 only" in applied.output) == (0, True), (
+        applied.output
+    )
+
+
 def test_an_error_of_vertex_is_one_sentence_with_a_fix(
     ready_google: FakeGoogle, write: Write, slipway: Slipway
 ) -> None:
