@@ -182,8 +182,11 @@ class Compiler:
         return self._engine.work()
 
     def _gpu_flops(self, batch: int) -> float | None:
-        """Return the FLOPs on each GPU, which XLA counts for CPUs only."""
-        whole = self._work.step_flops
+        """Return the FLOPs on each GPU, which XLA counts for CPUs only; None for operations that CPUs do not have."""
+        try:
+            whole = self._work.step_flops
+        except ValueError:  # such as float16 attention that is summed in float32
+            return None
         return whole and whole * batch / self.request.job.train.batch_size / len(self._devices.all)
 
     def _gpu_seconds(self, flops: float | None) -> float:
