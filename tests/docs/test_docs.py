@@ -22,6 +22,7 @@ from pydantic import BaseModel
 from typer.testing import CliRunner
 
 from slipway.components.deploy.settings import EndpointSettings
+from slipway.components.setup_access.requirements import APIS
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.config.config import RunConfig, validate
 from slipway.pipelines.config.schedule import ScheduleSettings
@@ -233,6 +234,11 @@ def test_python_examples_compile(page: Path) -> None:
 def test_pages_use_the_words_of_the_field(page: Path) -> None:
     found = re.search(rf"\b({BANNED})\b", page.read_text(), re.IGNORECASE)
     assert found is None, f"{page.name}: {found}"
+
+
+def test_the_security_page_names_all_apis() -> None:
+    page = (ROOT / "docs" / "security.md").read_text()
+    assert {row.service for row in APIS} <= set(re.findall(r"`(\w+)`", page))
 
 
 def test_code_uses_the_words_of_the_field() -> None:

@@ -64,6 +64,12 @@ def test_no_temporary_files_are_left(finished):
     assert finished.left == []
 
 
+def test_a_run_on_this_machine_connects_to_no_other(finished):
+    """docs/security.md says so; neither Slipway nor a library of its steps reports its use."""
+    assert finished.connections.count("started") > len(finished.record["steps"])
+    assert [line for line in finished.connections if line != "started"] == []
+
+
 def test_one_line_per_step_without_start_up_messages(finished):
     lines = [line for line in finished.stdout.splitlines() if line.startswith("✓")]
     assert [line.split()[1] for line in lines] == [

@@ -95,13 +95,17 @@ class Workspace:
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """The first run in the workspace `path`, which nobody changes: its output, and the temporary files left by it."""
+    """The first run in the workspace `path`, which nobody changes: its output, and the temporary files left by it.
+
+    `connections` has a line for each of its Python processes, and for each host elsewhere to which one connected.
+    """
 
     path: Path
     returncode: int
     stdout: str
     stderr: str
     left: list[str]
+    connections: list[str]
 
     @property
     def folder(self) -> Path:
