@@ -267,7 +267,7 @@ class TrainSettings(Settings):
         default="replicated",
         description="What each device holds of the variables and the optimizer's state: all of them (replicated), or "
         "an even part that is gathered when a layer is computed (fsdp, fully sharded data parallel), for networks that "
-        "are larger than a device's memory. Requires the engine jax.",
+        "are larger than a device's memory. Requires the engine jax or pytorch.",
     )
     xla: bool | Literal["auto"] = Field(
         default="auto", description="Compile the training step with XLA; auto: where it is faster."

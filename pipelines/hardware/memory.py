@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from slipway.core.errors import UserError
 from slipway.pipelines.hardware.choice import Hardware, choices
 from slipway.pipelines.hardware.placement import alternatives
+from slipway.trainer.engines.table import ENGINES
 from slipway.trainer.optimizers import slots
 
 GIB = 2**30
@@ -68,7 +69,7 @@ def fits_memory(
     near = next((str(other) for other in larger(hardware, engine) if (device_bytes(other) or 0) >= need.total), None)
     without_state = need.total - need.optimizer <= available and need.optimizer > 0
     fixes = [f"--hardware '{near}'"] if near else ["a smaller model"]
-    if engine == "jax" and shard.total <= available < need.total and parts > 1:
+    if engine and ENGINES[engine].shards and shard.total <= available < need.total and parts > 1:
         fixes.insert(0, "--set train.sharding=fsdp")
     raise UserError(
         f"The model does not fit in memory: without activations it needs {need}, and {part} has {_gib(available)}.",

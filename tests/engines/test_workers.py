@@ -91,7 +91,7 @@ def test_an_error_on_one_replica_is_its_own_only(bench: Bench, tmp_path: Path, w
     assert "Traceback" not in end.errors
 
 
-@pytest.mark.engine("jax")
+@pytest.mark.engine("jax", "pytorch")
 def test_sharded_variables_train_as_whole_ones_would(bench: Bench, tmp_path: Path, workers: Any) -> None:
     settings = {"steps": 300, "steps_per_epoch": 75, "precision": "float32", "builder": TWO, **SAVING}
     sharded = bench.job(**settings, sharding="fsdp", replicas=2)
@@ -111,7 +111,7 @@ def test_sharded_variables_train_as_whole_ones_would(bench: Bench, tmp_path: Pat
     np.testing.assert_allclose(losses(tmp_path / "sharded"), losses(tmp_path / "whole"), rtol=1e-3)
 
 
-@pytest.mark.engine("jax")
+@pytest.mark.engine("jax", "pytorch")
 def test_sharded_variables_resume_on_another_number_of_devices(bench: Bench, tmp_path: Path, workers: Any) -> None:
     settings = {"steps": 300, "steps_per_epoch": 75, "precision": "float32", "builder": TWO, **SAVING}
     config = bench.job(**settings, sharding="fsdp")

@@ -60,6 +60,7 @@ class EngineRow:
         model_file: The exported model's main file: a SavedModel's, or that of a format of the engine's own, which
             only the engine's library can run.
         one_device_per_process: Whether a process trains on one device, so a replica has as many processes as devices.
+        shards: Whether it can train with variables that are sharded over the devices (`train.sharding: fsdp`).
         custom_optimizer: The library of the optimizers that the user's functions return.
         compute_capability: The lowest of the GPUs that the build in Slipway's images supports.
         cuda_packages: The packages by which its library uses GPUs, with the CUDA version for which they are built;
@@ -82,6 +83,7 @@ class EngineRow:
     networks: str = "slipway.trainer.engines.keras.model"
     model_file: str = SAVED_MODEL_FILE
     one_device_per_process: bool = False
+    shards: bool = False
     custom_optimizer: Literal["keras", "torch"] = "keras"
     compute_capability: float = CUDNN_COMPUTE_CAPABILITY
     cuda_packages: Mapping[str, int] = field(default_factory=dict)
@@ -98,10 +100,6 @@ class EngineRow:
         return self.model_file == SAVED_MODEL_FILE
 
 
-_NOT_SHARDED = Unsupported(
-    "sharding", lambda value: value != "replicated", "keeps all variables on each device", "replicated", "replicated"
-)
-
 # TensorFlow reads the data for every engine; every engine trains Keras networks.
 READERS = ("tensorflow", "keras")
 
@@ -111,7 +109,15 @@ ENGINES: dict[str, EngineRow] = {
         keras_backend="tensorflow",
         cuda_packages={"nvidia-cudnn-cu12": 12, "nvidia-cudnn-cu13": 13},
         topology_variables={PLUGGABLE_VARIABLE: "true"},
-        unsupported=(_NOT_SHARDED,),
+        unsupported=(
+            Unsupported(
+                "sharding",
+                lambda value: value != "replicated",
+                "keeps all variables on each device",
+                "replicated",
+                "replicated",
+            ),
+        ),
     ),
     "jax": EngineRow(
         libraries="JAX and TensorFlow",
@@ -121,6 +127,7 @@ ENGINES: dict[str, EngineRow] = {
         imported_first=("jax.experimental.sparse",),
         cuda_packages={"jax-cuda12-plugin": 12, "jax-cuda13-plugin": 13},
         tpus="all",
+        shards=True,
         slices="slipway.trainer.engines.jax.slices",
         # Measured with the wheels; the SavedModel contains XlaCallModule of version 10.
         not_prebuilt="TensorFlow 2.15 and 2.17 load its SavedModels but fail at the first prediction",
@@ -142,6 +149,7 @@ ENGINES: dict[str, EngineRow] = {
         networks="slipway.trainer.engines.pytorch.network",
         model_file="model.pt2",
         one_device_per_process=True,
+        shards=True,
         custom_optimizer="torch",
         # torch 2.13 for CUDA 13 has kernels from 7.5 on, and needs driver 580 or later:
         # https://github.com/pytorch/pytorch/issues/172352
@@ -150,7 +158,6 @@ ENGINES: dict[str, EngineRow] = {
         tpus="none",
         not_prebuilt="its models are not SavedModels but model.pt2",
         unsupported=(
-            _NOT_SHARDED,
             Unsupported("xla", lambda value: value is True, "does not compile with XLA", "auto, false", "false"),
             Unsupported(
                 "optimizer",

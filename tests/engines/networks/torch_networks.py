@@ -93,3 +93,20 @@ class Named(torch.nn.Module):
 
 def named(inputs, outputs):
     return Named(inputs, outputs)
+
+
+class Blocks(nn.Module):
+    """Blocks of 1 MiB, which are sharded on their own; two share their weights, so they are not."""
+
+    def __init__(self, image_shape, classes):
+        super().__init__()
+        self.first = nn.Linear(image_shape[0] * image_shape[1] * image_shape[2], 512)
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(512, 512), nn.ReLU()) for _ in range(4)])
+        self.blocks[3][0].weight = self.blocks[2][0].weight
+        self.head = nn.Linear(512, classes)
+
+    def forward(self, images):
+        values = self.first(images.flatten(1)).relu()
+        for block in self.blocks:
+            values = values + block(values)
+        return self.head(values)

@@ -163,3 +163,19 @@ def none_on_a_worker(image_shape, classes):
     if json.loads(os.environ["TF_CONFIG"])["task"]["type"] == "worker":
         raise RuntimeError("not on a worker")
     return dense(image_shape, classes)
+
+
+def wide(image_shape, classes):
+    """Layers of 1 MiB, which the engine pytorch shards on their own, with everything that depends on their values."""
+    return keras.Sequential(
+        [
+            keras.Input(image_shape),
+            keras.layers.Flatten(),
+            keras.layers.Dense(512, activation="relu"),
+            keras.layers.Dense(512, activation="relu", kernel_regularizer=keras.regularizers.L2(0.001), name="middle"),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.5),
+            keras.layers.Dense(512, activation="relu"),
+            keras.layers.Dense(classes, name="head"),
+        ]
+    )

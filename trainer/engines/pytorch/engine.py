@@ -1,4 +1,4 @@
-"""The pytorch engine: Keras networks (on torch) or torch.nn.Modules with DistributedDataParallel.
+"""The pytorch engine: Keras networks (on torch) or torch.nn.Modules with DistributedDataParallel or fully_shard.
 
 Each process trains on one device.
 """
@@ -29,7 +29,7 @@ from slipway.trainer.engines import hooks
 from slipway.trainer.engines.base import Engine, Measured, ModelSize, State, StepMetrics, Work, verify_state
 from slipway.trainer.engines.keras import model as keras_model
 from slipway.trainer.engines.keras.objective import objective
-from slipway.trainer.engines.pytorch import export, normalization, optimizer
+from slipway.trainer.engines.pytorch import export, normalization, optimizer, sharding
 from slipway.trainer.engines.pytorch import network as pytorch_network
 from slipway.trainer.engines.pytorch.devices import Devices, errors_named
 from slipway.trainer.engines.pytorch.export import Tensors, tensors
@@ -57,10 +57,13 @@ class PyTorchEngine:
     _job: JobConfig
     _manifest: Manifest
     _network: Network
+    _is_sharded: bool
     _precision: Precision
     _freeze_others: Callable[[Collection[str]], None]
     # Set by `begin`.
     _step: Step
+    # The variables to export, gathered by `weights_checksum` on the chief if they are sharded.
+    _trained: dict[str, torch.Tensor]
 
     def __init__(self) -> None:
         self._stage: Stage | None = None
@@ -77,12 +80,18 @@ class PyTorchEngine:
     def build(self, job: JobConfig, manifest: Manifest) -> None:
         devices = self._devices
         chosen = keras_model.prepare(job, manifest, job.plan.processes, devices.kind, devices.capability)
-        self._network = pytorch_network.build_network(job.model, manifest)
+        self._is_sharded = job.train.sharding == "fsdp" and devices.cluster.world_size > 1
+        with keras.device("cpu") if self._is_sharded else contextlib.nullcontext():
+            self._network = pytorch_network.build_network(job.model, manifest)
         if job.model.weights:
             load = weights.load_keras if self._network.is_keras else weights.load_torch
             load(self._network.inner, job.model.weights)
         normalization.synchronize(self._network, devices)
-        self._network.to(devices.device)
+        if self._is_sharded:
+            with errors_named(devices.cluster):
+                sharding.shard(self._network, devices)
+        else:
+            self._network.to(devices.device)
         check_patterns(job.train.stages, pytorch_network.layers(self._network.inner))
         self._job, self._manifest, self._precision = job, manifest, chosen
         self._freeze_others, self._stage = freezer(self._network), None
@@ -111,9 +120,12 @@ class PyTorchEngine:
             own_augmentation=hooks.augmentation(job.train, self._manifest),
         )
         self._batches, self._position = None, 0
+        # Counting gathers the parameters, so all processes do it together.
+        with errors_named(devices.cluster):
+            self._counted = self._flops() if self._is_sharded else None
 
     def _wrapped(self) -> torch.nn.Module:
-        if self._devices.cluster.world_size == 1 or not self._network.trained():
+        if self._devices.cluster.world_size == 1 or self._is_sharded or not self._network.trained():
             return self._network
         # find_unused_parameters keeps the order in which gradients are summed constant, so that a resumed run gets the
         # same sums as an uninterrupted one. Buffers are equal on all processes, since BatchNorm is rejected.
@@ -182,7 +194,8 @@ class PyTorchEngine:
             return [float(value) for value in self._devices.reduced(torch.tensor(values, dtype=torch.float64), "MAX")]
 
     def state(self) -> State:
-        return {name: np.array(tensor.detach().cpu().numpy()) for name, tensor in self._tensors().items()}
+        with errors_named(self._devices.cluster):
+            return {name: np.array(sharding.gathered(tensor).numpy()) for name, tensor in self._tensors().items()}
 
     def load_state(self, state: State) -> None:
         if ":" in self._step.train.optimizer:
@@ -197,7 +210,8 @@ class PyTorchEngine:
                 if name == "optimizer/loss_scale":
                     optimizer.load_loss_scale(self._step.scaler, np.asarray(state[name], np.float32))
                 else:
-                    tensor.copy_(torch.from_numpy(np.array(state[name])))
+                    part = sharding.part(tensor, self._devices.cluster)
+                    sharding.local(tensor).copy_(torch.from_numpy(np.array(state[name][part])))
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         """Return the tensors of the training state by name, not copies."""
@@ -208,7 +222,8 @@ class PyTorchEngine:
         }
 
     def work(self) -> Work:
-        return Work(self._devices.name, self._devices.cluster.world_size, self._step.precision, self._flops)
+        count = (lambda: self._counted) if self._is_sharded else self._flops
+        return Work(self._devices.name, self._devices.cluster.world_size, self._step.precision, count)
 
     def _flops(self) -> float | None:
         self._network.eval()  # in training mode BatchNorm would include the zeros
@@ -233,12 +248,14 @@ class PyTorchEngine:
         return pytorch_network.size(self._network.inner)
 
     def weights_checksum(self) -> str:
-        return self._network.checksum()
+        self._trained = {}
+        keeps = self._is_sharded and self._devices.cluster.is_chief
+        return self._network.checksum(self._trained if keeps else None)
 
     def export(self, folder: Path, job: JobConfig, manifest: Manifest) -> float | None:
         with keras.device("cpu"):
             network = pytorch_network.build_network(job.model, manifest)
-        trained = self._network.variables()
+        trained = self._trained if self._is_sharded else self._network.variables()
         with torch.no_grad():
             for name, tensor in network.variables().items():
                 tensor.copy_(trained[name])

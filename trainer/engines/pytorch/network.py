@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection
 import keras
 import numpy as np
 import torch
+from torch.distributed.tensor import DTensor
 
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
@@ -23,6 +24,7 @@ from slipway.trainer.engines.base import ModelSize
 from slipway.trainer.engines.keras import model as keras_model
 from slipway.trainer.engines.pytorch import normalization
 from slipway.trainer.engines.pytorch.export import Tensors, scaled, tensors
+from slipway.trainer.engines.pytorch.sharding import gathered
 from slipway.trainer.tasks import TASKS
 from slipway.trainer.weights import matches
 
@@ -63,7 +65,8 @@ class Network(torch.nn.Module):
 
     def extra_losses(self) -> list[torch.Tensor]:
         """Return a Keras network's additional losses, such as regularization."""
-        return list(self.inner.losses) if self.is_keras else []
+        losses = self.inner.losses if self.is_keras else []
+        return [one.full_tensor() if isinstance(one, DTensor) else one for one in losses]
 
     def variables(self) -> dict[str, torch.Tensor]:
         """Return parameters and buffers by name, in order, without the state of random generators."""
@@ -76,11 +79,17 @@ class Network(torch.nn.Module):
             for number, (name, tensor) in enumerate([*self.inner.named_parameters(), *self.inner.named_buffers()])
         }
 
-    def checksum(self) -> str:
-        """Return the SHA-256 (hex) of all variables in order."""
+    def checksum(self, kept: dict[str, torch.Tensor] | None = None) -> str:
+        """Return the SHA-256 (hex) of all variables in order, and add them to `kept`, on the host.
+
+        If they are sharded, all processes must call it.
+        """
         digest = hashlib.sha256()
-        for tensor in self.variables().values():
-            digest.update(np.ascontiguousarray(tensor.detach().cpu().numpy()).tobytes())
+        for name, tensor in self.variables().items():
+            whole = gathered(tensor)
+            digest.update(np.ascontiguousarray(whole.numpy()).tobytes())
+            if kept is not None:
+                kept[name] = whole
         return digest.hexdigest()
 
     def trained(self) -> list[torch.nn.Parameter]:

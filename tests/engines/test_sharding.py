@@ -1,0 +1,40 @@
+"""Training with `train.sharding: fsdp`, compared with the same training in which each device has all variables."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.engines.conftest import HERE, Bench
+from tests.trainer.conftest import NETWORKS
+
+NETWORK_FOLDERS = {"PYTHONPATH": f"{NETWORKS}:{HERE / 'networks'}"}
+
+
+def losses(place: Path) -> list[float]:
+    lines = [json.loads(line) for line in (place / "model" / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines]
+
+
+@pytest.mark.engine("pytorch")
+@pytest.mark.parametrize("builder", ["sample_networks:wide", "torch_networks:Blocks"], ids=["keras", "torch"])
+def test_sharded_layers_train_as_whole_ones_would(bench: Bench, tmp_path: Path, workers: Any, builder: str) -> None:
+    settings: dict[str, Any] = {
+        "replicas": 2, "steps": 60, "steps_per_epoch": 10, "builder": builder, "accumulation": 2, "clip_norm": 0.5,
+        "stages": [{"steps": 20, "trainable": ["head"]}, {"steps": 40}], "optimizer": "sgd", "momentum": 0.9,
+    }  # fmt: skip
+    checksums = {}
+    for sharding in ("replicated", "fsdp"):
+        place = tmp_path / sharding
+        pair = workers.start_two(bench.job(**settings, sharding=sharding), place, **NETWORK_FOLDERS)
+        ends = [worker.wait() for worker in pair]
+        assert [end.status for end in ends] == [0, 0], ends
+        checksums[sharding] = {end.checksum for end in ends}
+        assert (place / "model" / "model.pt2").exists()
+    assert len(checksums["fsdp"]) == 1
+    assert len(losses(tmp_path / "fsdp")) == 66  # 60 of training, 6 of validation
+    np.testing.assert_allclose(losses(tmp_path / "fsdp"), losses(tmp_path / "replicated"), rtol=1e-4)
