@@ -210,7 +210,7 @@ def _train(
     engine.build(job, assignment.manifest)
     if cluster.is_chief:
         _warn_untrainable(engine, job)
-    checkpoints = Checkpoints(where.checkpoints, job.train.checkpoint.keep)
+    checkpoints = Checkpoints(where.checkpoints, job.train.checkpoint.keep, cluster.rank, cluster.world_size)
     origin = identity(job, assignment.manifest.fingerprint)
     progress = resume(checkpoints, cluster, engine, origin, job.plan.steps)
     if job.train.needs_validation and not assignment.has("validation"):
@@ -221,7 +221,8 @@ def _train(
     training, validation = reading.result()
     best = None
     if job.train.export == "best":
-        best = BestWeights(Checkpoints(where.checkpoints / BEST_FOLDER, keep=2), cluster, origin)
+        folder = Checkpoints(where.checkpoints / BEST_FOLDER, 2, cluster.rank, cluster.world_size)
+        best = BestWeights(folder, cluster, origin)
     trained = loop.Loop(
         job, cluster, engine, training, validation, checkpoints, origin, metrics, stop, progress, best, task, watch
     )  # fmt: skip

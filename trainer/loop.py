@@ -16,7 +16,8 @@ from slipway.core.manifest import TaskName
 from slipway.trainer import hyperparameters
 from slipway.trainer.checkpoint.best import BestWeights, agreed_metric
 from slipway.trainer.checkpoint.resume import Interval, Progress, checkpoint_of
-from slipway.trainer.checkpoint.store import Checkpoints, Saver
+from slipway.trainer.checkpoint.saver import Saver
+from slipway.trainer.checkpoint.store import Checkpoints
 from slipway.trainer.config import JobConfig
 from slipway.trainer.data.inputs import Evaluation, TrainingData
 from slipway.trainer.distributed.cluster import Cluster
@@ -110,6 +111,7 @@ class Loop:
         resumes from the end of an epoch validates it again."""
         while True:
             if self._ends_epoch(self._step) and self._step != self._validated_step:
+                self._finish_save()
                 self._validate()
             if self._step == self._plan.steps or self._progress.selection.ends(self._job.train) or self._is_ended:
                 return
@@ -143,6 +145,7 @@ class Loop:
         """Exit together with all replicas once the chief has saved; an early exit would abort the others."""
         who = ASKED_TO_STOP if self._stop_request.requested else "another replica was asked to stop"
         logger.info("%s: ended at step %d of %d", who, self._step, self._plan.steps)
+        self._finish_save()
         self._saver.wait()
         self._engine.agree([0.0])
         raise Stopped
@@ -173,8 +176,12 @@ class Loop:
         due = self._saver.due_again or (every is not None and time.monotonic() - self._saved_at >= every)
         mine = [float(self._stop_request.requested)]
         mine += [float(due), float(self._count())] if self._cluster.is_chief else [0.0, 0.0]
+        mine += [float(self._saver.is_writing), float(self._saver.has_failed)]
         with self._watched(), self.spent.on(spent.REPLICAS):
-            stop, save, count = self._engine.agree(mine)
+            stop, save, count, writing, failed = self._engine.agree(mine)
+        if self._saver.is_unfinished and not writing:
+            with self.spent.on(spent.CHECKPOINTS):
+                self._saver.finish(failed=failed > 0)
         return stop > 0, save > 0, round(count)
 
     def _count(self) -> int:
@@ -325,17 +332,30 @@ class Loop:
                 events.message(text)
 
     def _save(self) -> None:
-        """Save a checkpoint unless this step is already saved. All replicas must call it; the chief writes."""
+        """Save a checkpoint unless this step is already saved.
+
+        All replicas must call it; the chief writes, or each its part of sharded arrays.
+        """
         if self._step == self._saved_step:
             return
+        self._finish_save()
         with self.spent.on(spent.CHECKPOINTS):
             checkpoint = checkpoint_of(self._progress, self._engine, self._identity)
-            if self._cluster.is_chief:
+            if self._cluster.is_chief or checkpoint.is_sharded:
                 self._saver.start(checkpoint)
             if self._best:
-                self._best.save_again()
+                self._best.save_again(self._engine)
         self._saved_step = self._step
         self._saved_at = time.monotonic()
+
+    def _finish_save(self) -> None:
+        """Wait until all replicas have written their parts of a checkpoint, and complete it."""
+        if not self._saver.is_unfinished:
+            return
+        with self.spent.on(spent.CHECKPOINTS):
+            self._saver.wait()
+            (failed,) = self._engine.agree([float(self._saver.has_failed)])
+            self._saver.finish(failed=failed > 0)
 
 
 def _next_multiple(step: int, of: int) -> int:

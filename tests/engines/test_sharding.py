@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,29 @@ def test_sharded_layers_train_as_whole_ones_would(bench: Bench, tmp_path: Path, 
         assert [end.status for end in ends] == [0, 0], ends
         checksums[sharding] = {end.checksum for end in ends}
         assert (place / "model" / "model.pt2").exists()
+        parts = list((place / "checkpoints").glob("step-*/state-00001.npz"))
+        assert len(parts) == (3 if sharding == "fsdp" else 0)
     assert len(checksums["fsdp"]) == 1
     assert len(losses(tmp_path / "fsdp")) == 66  # 60 of training, 6 of validation
     np.testing.assert_allclose(losses(tmp_path / "fsdp"), losses(tmp_path / "replicated"), rtol=1e-4)
+
+
+@pytest.mark.engine("jax", "pytorch")
+def test_parts_of_a_checkpoint_are_read_on_another_number_of_devices(
+    bench: Bench, tmp_path: Path, workers: Any
+) -> None:
+    """A run that has ended only exports its last checkpoint again."""
+    settings = {"steps": 30, "steps_per_epoch": 10, "builder": "sample_networks:wide", "export": "best"}
+    pair = workers.start_two(bench.job(**settings, replicas=2, sharding="fsdp"), tmp_path, **NETWORK_FOLDERS)
+    ends = [worker.wait() for worker in pair]
+    assert [end.status for end in ends] == [0, 0], ends
+    assert (tmp_path / "checkpoints" / "step-00000030" / "state-00001.npz").exists()
+    assert list((tmp_path / "checkpoints" / "best").glob("step-*/state-00001.npz"))
+    for sharding, devices in (("fsdp", "4"), ("replicated", "1")):
+        shutil.rmtree(tmp_path / "model")
+        end = workers.start(
+            bench.job(**settings, sharding=sharding), tmp_path, **NETWORK_FOLDERS, SLIPWAY_VIRTUAL_DEVICES=devices
+        ).wait()
+        assert end.status == 0, end
+        assert "resuming from the checkpoint at step 30 of 30" in end.output
+        assert end.checksum == ends[0].checksum

@@ -29,6 +29,9 @@ LAST = "5" if ENGINE == "pytorch" else "dense*"
 STAGES = [{"steps": 300, "trainable": [LAST]}, {"epochs": 8}]
 TWO = "torch_networks:regularized" if ENGINE == "pytorch" else "sample_networks:dropout"
 
+# With variables that are large enough, and an update that does not amplify differences by rounding.
+SHARDED = {"builder": "sample_networks:wide", "precision": "float32", "optimizer": "sgd", "learning_rate": 0.001}
+
 
 def last_line(place: Path) -> dict[str, Any]:
     return json.loads((place / "model" / "metrics.jsonl").read_text().splitlines()[-1])
@@ -93,13 +96,14 @@ def test_an_error_on_one_replica_is_its_own_only(bench: Bench, tmp_path: Path, w
 
 @pytest.mark.engine("jax", "pytorch")
 def test_sharded_variables_train_as_whole_ones_would(bench: Bench, tmp_path: Path, workers: Any) -> None:
-    settings = {"steps": 300, "steps_per_epoch": 75, "precision": "float32", "builder": TWO, **SAVING}
+    settings = {"steps": 300, "steps_per_epoch": 75, **SHARDED, **SAVING}
     sharded = bench.job(**settings, sharding="fsdp", replicas=2)
     devices = {"SLIPWAY_VIRTUAL_DEVICES": "2"}
     pair = workers.start_two(sharded, tmp_path / "sharded", **BUILDERS, **devices)
     pair[0].wait_for_checkpoint(150)
     pair[1].process.kill()
     assert pair[0].wait().status == PEER_LOST
+    assert list((tmp_path / "sharded" / "checkpoints").glob("step-*/state-00001.npz"))  # each writes its part
     resumed = [worker.wait() for worker in workers.start_two(sharded, tmp_path / "sharded", **BUILDERS, **devices)]
     undisturbed = [worker.wait() for worker in workers.start_two(sharded, tmp_path / "again", **BUILDERS, **devices)]
     assert [end.status for end in undisturbed] == [0, 0], undisturbed
@@ -111,9 +115,9 @@ def test_sharded_variables_train_as_whole_ones_would(bench: Bench, tmp_path: Pat
     np.testing.assert_allclose(losses(tmp_path / "sharded"), losses(tmp_path / "whole"), rtol=1e-3)
 
 
-@pytest.mark.engine("jax", "pytorch")
+@pytest.mark.engine("jax")
 def test_sharded_variables_resume_on_another_number_of_devices(bench: Bench, tmp_path: Path, workers: Any) -> None:
-    settings = {"steps": 300, "steps_per_epoch": 75, "precision": "float32", "builder": TWO, **SAVING}
+    settings = {"steps": 300, "steps_per_epoch": 75, **SHARDED, **SAVING}
     config = bench.job(**settings, sharding="fsdp")
     stopped = workers.start(config, tmp_path / "resumed", **BUILDERS, SLIPWAY_VIRTUAL_DEVICES="2")
     stopped.wait_for_checkpoint(150)

@@ -373,10 +373,10 @@ def test_a_save_that_failed_is_tried_again_before_the_next_one_would_be_due(
     write = slipway.trainer.checkpoint.store._write
     full = [True, True, False]
 
-    def sometimes_full(folder: Path, checkpoint: Checkpoint) -> None:
+    def sometimes_full(folder: Path, checkpoint: Checkpoint, process: int) -> dict[str, Any]:
         if full and full.pop(0):
             raise OSError(28, "No space left on device")
-        write(folder, checkpoint)
+        return write(folder, checkpoint, process)
 
     monkeypatch.setattr(slipway.trainer.checkpoint.store, "_write", sometimes_full)
     engine = CountingEngine()
@@ -401,10 +401,10 @@ def test_a_full_disk_is_survived_and_tried_again(
 
     write = slipway.trainer.checkpoint.store._write
 
-    def full_at_20(folder: Path, checkpoint: Checkpoint) -> None:
+    def full_at_20(folder: Path, checkpoint: Checkpoint, process: int) -> dict[str, Any]:
         if checkpoint.step == 20:
             raise OSError(28, "No space left on device")
-        write(folder, checkpoint)
+        return write(folder, checkpoint, process)
 
     monkeypatch.setattr(slipway.trainer.checkpoint.store, "_write", full_at_20)
     checkpoint = {"every_steps": 10, "every_seconds": None, "keep": 100}
@@ -503,10 +503,10 @@ def test_best_weights_that_could_not_be_saved_are_saved_later(
     write = slipway.trainer.checkpoint.store._write
     full = [True]
 
-    def full_disk(folder: Path, checkpoint: Checkpoint) -> None:
+    def full_disk(folder: Path, checkpoint: Checkpoint, process: int) -> dict[str, Any]:
         if full[0] and folder.parent.name == "best":
             raise OSError(28, "No space left on device")
-        write(folder, checkpoint)
+        return write(folder, checkpoint, process)
 
     monkeypatch.setattr(slipway.trainer.checkpoint.store, "_write", full_disk)
     engine = CountingEngine()

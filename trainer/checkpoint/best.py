@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -61,6 +62,14 @@ def agreed_metric(train: TrainSettings, measured: Measured, engine: Engine, clus
     return math.nan if metric == -math.inf else metric
 
 
+def numbered(checkpoint: Checkpoint, engine: Engine) -> Checkpoint:
+    """Return a checkpoint with the number that all processes agree on, if each has to write a part of it."""
+    if not checkpoint.is_sharded:
+        return checkpoint
+    (number,) = engine.agree([random.random()])
+    return replace(checkpoint, number=number)
+
+
 def no_validation(train: TrainSettings) -> UserError:
     """Return the error for early stopping or export=best on a data set without a validation split."""
     setting, value = ("train.early_stop", "on") if train.early_stop else ("train.export", train.export)
@@ -83,14 +92,21 @@ class BestWeights:
 
     def keep(self, engine: Engine, step: int) -> None:
         """Save the engine's state as the best so far. All replicas must call it; on a full disk it is retried later."""
-        state = engine.state()
-        if self._cluster.is_chief:
-            self._unsaved = Checkpoint(step, state, self._record)
-            self.save_again()
+        checkpoint = numbered(Checkpoint(step, engine.state(), self._record), engine)
+        if self._cluster.is_chief or checkpoint.is_sharded:
+            self._unsaved = checkpoint
+            self.save_again(engine)
 
-    def save_again(self) -> None:
-        """Retry a save that failed."""
-        if self._unsaved is not None and self._checkpoints.save(self._unsaved):
+    def save_again(self, engine: Engine) -> None:
+        """Retry a save that failed. All replicas must call it."""
+        if self._unsaved is None:
+            return
+        saved = self._checkpoints.save(self._unsaved)
+        if self._unsaved.is_sharded:  # then it is unsaved on all processes or on none
+            (failed,) = engine.agree([float(not saved)])
+            (failed,) = engine.agree([float(failed > 0 or not self._checkpoints.commit())])
+            saved = not failed
+        if saved:
             self._unsaved = None
 
     def restore(self, engine: Engine, step: int) -> None:
@@ -99,7 +115,7 @@ class BestWeights:
         Raises:
             UserError: The weights could not be saved, are damaged, or belong to another run.
         """
-        self.save_again()
+        self.save_again(engine)
         found = self._checkpoints.at(step) if self._cluster.is_chief and self._unsaved is None else None
         # Only the chief knows whether it was saved; the other replicas read it then.
         (whole,) = engine.agree([float(found is not None and found.record == self._record)])

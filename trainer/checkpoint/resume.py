@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 from slipway.core.errors import UserError
-from slipway.trainer.checkpoint.best import UNTIL_THE_END, Selection
+from slipway.trainer.checkpoint.best import UNTIL_THE_END, Selection, numbered
 from slipway.trainer.checkpoint.store import Checkpoint, Checkpoints
 from slipway.trainer.config import JobConfig
 from slipway.trainer.distributed.cluster import Cluster
@@ -82,9 +82,9 @@ def identity(job: JobConfig, data_fingerprint: str) -> dict[str, object]:
 
 
 def checkpoint_of(progress: Progress, engine: Engine, identity: Mapping[str, object]) -> Checkpoint:
-    """Return a checkpoint of the current state."""
+    """Return a checkpoint of the current state. All processes must call it."""
     record = {"identity": dict(identity), **{name: asdict(getattr(progress, name)) for name in _PARTS}}
-    return Checkpoint(progress.step, engine.state(), record)
+    return numbered(Checkpoint(progress.step, engine.state(), record), engine)
 
 
 def resume(

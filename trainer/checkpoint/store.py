@@ -4,6 +4,9 @@
 identity and the training loop's state, with one checksum over all of these), which is written last. `latest` names the
 newest complete folder and is replaced atomically, so the folder that it names is complete even if the process is
 killed. Folders are never renamed: a mounted bucket cannot do that atomically.
+
+If arrays are sharded, each other process writes what it holds of them into `state-00001.npz` and so on, with its record
+`part-00001.json`. The chief commits the checkpoint, with their number in `checkpoint.json`, once all have written.
 """
 
 from __future__ import annotations
@@ -16,7 +19,6 @@ import logging
 import os
 import re
 import shutil
-import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
@@ -31,14 +33,13 @@ from numpy.typing import NDArray
 from slipway.core import events
 from slipway.core.atomic import FULL, append_line, replace_file
 from slipway.core.errors import UserError
+from slipway.trainer.checkpoint.parts import Array, Indices, Parts
 
 POINTER = "latest"
 STATE_FILE = "state.npz"
 RECORD_FILE = "checkpoint.json"
 WENT_BACK_FILE = "went-back.txt"
 _FOLDER = re.compile(r"step-(\d{8,})")
-# A failed save (full disk) is retried after this delay, or when the next save is due, whichever comes first.
-RETRY_SECONDS = 30.0
 # Seconds before each repetition of a read that failed.
 READ_WAITS = (1.0, 2.0, 4.0, 8.0)
 # Error numbers that say what is in the folder; any other one says nothing about the checkpoint.
@@ -58,46 +59,89 @@ class StorageUnavailable(UserError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint after `step` steps: `state` (arrays by name) and `record` (JSON values)."""
+    """A checkpoint after `step` steps: `state` (arrays by name) and `record` (JSON values).
+
+    `number` is the same on all processes that write one with sharded arrays, and another one for each save.
+    """
 
     step: int
-    state: dict[str, NDArray[np.generic]]
+    state: dict[str, NDArray[np.generic] | Parts]
     record: dict[str, dict[str, Any]]
+    number: float = 0.0
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each process has to write its part."""
+        return any(isinstance(array, Parts) for array in self.state.values())
 
 
 class Checkpoints:
-    """The checkpoints in one folder. The chief writes them; all replicas read them."""
+    """The checkpoints in one folder. The chief writes them, or all processes their parts; all replicas read them."""
 
-    def __init__(self, folder: Path, keep: int) -> None:
+    def __init__(self, folder: Path, keep: int, process: int = 0, processes: int = 1) -> None:
         self._folder = folder
         self._keep = keep
+        self._process, self._processes = process, processes
+        self._written: dict[str, Any] = {}  # the record that `commit` writes
         self._is_failing = False
 
     def save(self, checkpoint: Checkpoint) -> bool:
-        """Write a checkpoint, update the pointer and delete old ones. On a disk error, warn and return False."""
-        folder = self._folder / _name(checkpoint.step)
-        try:
-            _remove(folder)
-            folder.mkdir(parents=True)
-            _write(folder, checkpoint)
+        """Write this process's part of a checkpoint, and commit one without sharded arrays.
+
+        On a disk error, warns and returns False.
+        """
+        folder, self._written = self._folder / _name(checkpoint.step), {}
+        with self._disk_errors(checkpoint.step):
+            if checkpoint.is_sharded:  # others may be writing their parts
+                (folder / RECORD_FILE).unlink(missing_ok=True)
+            else:
+                _remove(folder)
+            folder.mkdir(parents=True, exist_ok=checkpoint.is_sharded)
+            content = _write(folder, checkpoint, self._process)
+            if self._process:
+                _write_record(folder / _record_file(self._process), content)
+            self._written = {**content, "parts": self._processes if checkpoint.is_sharded else 1}
+        return bool(self._written) and (checkpoint.is_sharded or self.commit())
+
+    def commit(self) -> bool:
+        """Complete the checkpoint that all processes have written, update the pointer and delete old ones.
+
+        Does nothing but on the chief. On a disk error, warns and returns False.
+        """
+        if self._process:
+            return True
+        step, is_committed = self._written["step"], False
+        folder = self._folder / _name(step)
+        with self._disk_errors(step):
+            _write_record(folder / RECORD_FILE, self._written)
             if (self._folder / POINTER).is_dir():
                 _remove(self._folder / POINTER)
             replace_file(self._folder / POINTER, folder.name.encode())
-        except OSError as error:
-            shutil.rmtree(folder, ignore_errors=True)
-            text = f"could not save a checkpoint at step {checkpoint.step}: "
-            text += f"no space left in {self._folder}" if error.errno in FULL else str(error)
-            text += "; training continues and the save will be retried"
-            logger.warning("%s", text)
-            if not self._is_failing:
-                events.message(f"warning: {text}")
-            self._is_failing = True
+            is_committed = True
+        if not is_committed:
             return False
         if self._is_failing:
-            events.message(f"checkpoints are saved again, from step {checkpoint.step} on")
+            events.message(f"checkpoints are saved again, from step {step} on")
         self._is_failing = False
-        self._remove_all_but(checkpoint.step)
+        self._remove_all_but(step)
         return True
+
+    @contextlib.contextmanager
+    def _disk_errors(self, step: int) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.give_up(step, f"no space left in {self._folder}" if error.errno in FULL else str(error))
+
+    def give_up(self, step: int, why: str) -> None:
+        """Remove a checkpoint that could not be saved, and tell the user: once, until one is saved again."""
+        if not self._process:
+            shutil.rmtree(self._folder / _name(step), ignore_errors=True)
+        text = f"could not save a checkpoint at step {step}: {why}; training continues and the save will be retried"
+        logger.warning("%s", text)
+        if not self._is_failing:
+            events.message(f"warning: {text}")
+        self._is_failing = True
 
     def newest(self) -> Checkpoint | None:
         """Return the newest valid checkpoint, or None; tell the user about each damaged one skipped.
@@ -181,20 +225,34 @@ class Checkpoints:
         )
 
     def _read(self, step: int) -> Checkpoint:
+        """Return a checkpoint; its sharded arrays are read when they are used.
+
+        The chief verifies all files, the other processes the one with whole arrays.
+        """
         folder = self._folder / _name(step)
-        content = json.loads((folder / RECORD_FILE).read_bytes())
-        if not isinstance(content, dict) or content.pop("checksum", None) != _checksum(content):
-            raise ValueError(f"{RECORD_FILE} does not match its checksum")
-        if content["step"] != step:
-            raise ValueError(f"it is the checkpoint of step {content['step']}")
-        with (folder / STATE_FILE).open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != content["sha256"]:
-                raise ValueError(f"{STATE_FILE} does not match the recorded checksum")
-            file.seek(0)
-            with np.load(file, allow_pickle=False) as arrays:
-                # Arrays are stored by number, since names in an archive must not look like paths.
-                state = {name: arrays[f"array{number}"] for number, name in enumerate(content["names"])}
-        return Checkpoint(step, state, content["record"])
+        content = _read_record(folder / RECORD_FILE, step)
+        state: dict[str, NDArray[np.generic] | Parts] = {}
+        pieces: dict[str, dict[Indices, tuple[Indices, Callable[[], Array]]]] = {}
+        for process in range(content["parts"]):
+            own, path = content, folder / _state_file(process)
+            if process:
+                own = _read_record(folder / _record_file(process), step)
+                if own["number"] != content["number"]:
+                    raise ValueError(f"{_record_file(process)} belongs to another save")
+            if (process == 0 or self._process == 0) and _digest(path) != own["sha256"]:
+                raise ValueError(f"{path.name} does not match the recorded checksum")
+            if process == 0:
+                with np.load(path, allow_pickle=False) as arrays:
+                    state = {
+                        name: arrays[f"array{number}"]
+                        for number, name in enumerate(own["names"])
+                        if number not in {piece["number"] for piece in own["pieces"]}
+                    }
+            for piece in own["pieces"]:
+                loaded = tuple(piece["size"]), partial(_array, path, piece["number"])
+                pieces.setdefault(piece["name"], {})[tuple(piece["start"])] = loaded
+                state[piece["name"]] = Parts(tuple(piece["shape"]), np.dtype(piece["dtype"]), pieces[piece["name"]])
+        return Checkpoint(step, state, content["record"], content["number"])
 
     def _steps(self) -> list[int]:
         try:
@@ -213,53 +271,6 @@ class Checkpoints:
         for step in steps:
             if step not in kept:
                 _remove(self._folder / _name(step))
-
-
-class Saver:
-    """Writes checkpoints in a thread while training continues, one at a time, each after a call of `first`."""
-
-    def __init__(self, checkpoints: Checkpoints, first: Callable[[], None] | None = None) -> None:
-        self._checkpoints = checkpoints
-        self._first = first
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-        self._failed_at: float | None = None
-
-    def start(self, checkpoint: Checkpoint) -> None:
-        """Start writing a checkpoint, whose arrays must not be modified afterwards.
-
-        Raises:
-            Exception: The error of the previous save, unless it was an error of the disk.
-        """
-        self.wait()
-        self._thread = threading.Thread(target=self._write, args=(checkpoint,), name="saver")
-        self._thread.start()
-
-    def _write(self, checkpoint: Checkpoint) -> None:
-        try:
-            if self._first:
-                self._first()
-            self._failed_at = None if self._checkpoints.save(checkpoint) else time.monotonic()
-        except BaseException as error:  # raised by wait()
-            self._error = error
-
-    @property
-    def due_again(self) -> bool:
-        """Whether the last save failed and its retry is due."""
-        return self._failed_at is not None and time.monotonic() - self._failed_at >= RETRY_SECONDS
-
-    def wait(self) -> None:
-        """Wait for the current save.
-
-        Raises:
-            Exception: The error of the save, unless it was an error of the disk.
-        """
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            thread.join()
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
 
 
 def pointed_step(folder: Path) -> int | None:
@@ -304,19 +315,68 @@ def _name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def _write(folder: Path, checkpoint: Checkpoint) -> None:
-    state = folder / STATE_FILE
-    with state.open("wb") as file:
-        arrays: dict[str, Any] = {f"array{number}": array for number, array in enumerate(checkpoint.state.values())}
-        np.savez(file, **arrays)
+def _state_file(process: int) -> str:
+    return f"state-{process:05d}.npz" if process else STATE_FILE
+
+
+def _record_file(process: int) -> str:
+    return f"part-{process:05d}.json"
+
+
+def _write(folder: Path, checkpoint: Checkpoint, process: int) -> dict[str, Any]:
+    """Write the arrays of one process, of which whole ones are the chief's; return their record.
+
+    Arrays are stored by number, since names in an archive must not look like paths.
+    """
+    names: list[str] = []
+    pieces: list[dict[str, Any]] = []
+
+    def arrays() -> Iterator[NDArray[np.generic]]:
+        for name, array in checkpoint.state.items():
+            if isinstance(array, Parts):
+                for start, (size, load) in array.parts.items():
+                    place = {"name": name, "number": len(names), "start": start, "size": size}
+                    pieces.append({**place, "shape": array.shape, "dtype": array.dtype.name})
+                    names.append(name)
+                    yield load()
+            elif not process:
+                names.append(name)
+                yield array
+
+    path = folder / _state_file(process)
+    with path.open("wb") as file:
+        stored: dict[str, Any] = {f"array{number}": array for number, array in enumerate(arrays())}
+        np.savez(file, **stored)
         file.flush()
         os.fsync(file.fileno())
-    with state.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    content = {
-        "step": checkpoint.step, "sha256": digest, "names": list(checkpoint.state), "record": checkpoint.record
+    return {
+        "step": checkpoint.step, "number": checkpoint.number, "sha256": _digest(path), "names": names, "pieces": pieces,
+        "record": checkpoint.record if not process else {},
     }  # fmt: skip
-    replace_file(folder / RECORD_FILE, json.dumps({**content, "checksum": _checksum(content)}).encode())
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _array(path: Path, number: int) -> NDArray[np.generic]:
+    with np.load(path, allow_pickle=False) as arrays:
+        found: NDArray[np.generic] = arrays[f"array{number}"]
+    return found
+
+
+def _write_record(path: Path, content: dict[str, Any]) -> None:
+    replace_file(path, json.dumps({**content, "checksum": _checksum(content)}).encode())
+
+
+def _read_record(path: Path, step: int) -> dict[str, Any]:
+    content = json.loads(path.read_bytes())
+    if not isinstance(content, dict) or content.pop("checksum", None) != _checksum(content):
+        raise ValueError(f"{path.name} does not match its checksum")
+    if content["step"] != step:
+        raise ValueError(f"it is the checkpoint of step {content['step']}")
+    return content
 
 
 def _checksum(content: dict[str, Any]) -> str:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
+from slipway.trainer.checkpoint.parts import Parts
 from slipway.trainer.config import JobConfig
 from slipway.trainer.distributed.cluster import Cluster
 from slipway.trainer.engines import installed
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from slipway.trainer.data.inputs import Evaluation, TrainingData
 
 # Named arrays; `Shapes` are their shapes and data types.
-State = dict[str, NDArray[np.generic]]
+State = dict[str, NDArray[np.generic] | Parts]
 Shapes = Mapping[str, tuple[tuple[int, ...], str]]
 
 
@@ -150,11 +151,12 @@ class Engine(Protocol):
     def state(self) -> State:
         """Return the state needed to resume training, by name: weights, optimizer, random state.
 
-        Equal on all processes. The arrays are copies that later steps do not modify.
+        Arrays that are sharded over the processes are the `Parts` that this one holds; all others are equal on all
+        processes. They are copies that later steps do not modify.
         """
 
     def load_state(self, state: State) -> None:
-        """Restore the result of `state`.
+        """Restore the result of `state`, perhaps of another number of processes; all parts can be read.
 
         Raises:
             UserError: It belongs to a different network, optimizer or stage.

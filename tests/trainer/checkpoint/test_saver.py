@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slipway.trainer.checkpoint import store as saving
-from slipway.trainer.checkpoint.store import Checkpoint, Checkpoints, Saver
+from slipway.trainer.checkpoint import saver as saving
+from slipway.trainer.checkpoint.saver import Saver
+from slipway.trainer.checkpoint.store import Checkpoint, Checkpoints
 
 
 class SlowDisk(Checkpoints):

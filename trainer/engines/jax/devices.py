@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import ArrayLike, NDArray
 
 from slipway.core.cores import available_cores
+from slipway.trainer.checkpoint.parts import Parts
 from slipway.trainer.distributed.accelerators import virtual_devices
 from slipway.trainer.distributed.cluster import SLICE, Cluster
 from slipway.trainer.distributed.rendezvous import NO_ENGINE_HEARTBEAT_SECONDS
@@ -90,10 +91,22 @@ class Devices:
             return self.whole_layout
         return self.layout(max(axes, key=lambda axis: shape[axis]))
 
-    def place(self, array: ArrayLike, layout: NamedSharding) -> jax.Array:
-        """Make an array with a layout from `array`, which is equal on every process."""
-        values = np.asarray(array)
+    def place(self, array: ArrayLike | Parts, layout: NamedSharding) -> jax.Array:
+        """Make an array with a layout from `array`, which is equal on every process or has all parts."""
+        is_whole = layout.is_fully_replicated
+        values = array if isinstance(array, Parts) and not is_whole else np.asarray(array)
         return jax.make_array_from_callback(values.shape, layout, lambda index: values[index])
+
+    def stored(self, array: jax.Array) -> NDArray[Any] | Parts:
+        """Return a copy of an array for a checkpoint: what this process's devices hold if others have the rest."""
+        if array.is_fully_addressable or array.is_fully_replicated:
+            return np.array(array)
+        held: dict[tuple[int, ...], NDArray[Any]] = {}
+        for shard in array.addressable_shards:
+            if shard.replica_id == 0:
+                bounds = zip(shard.index, array.shape, strict=True)
+                held[tuple(one.indices(size)[0] for one, size in bounds)] = np.array(shard.data)
+        return Parts.held(array.shape, held)
 
     def gathered(self, array: jax.Array) -> NDArray[Any]:
         """Return a copy of the whole of an array with any layout. All processes must call it."""

@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from slipway.core.manifest import Manifest
 from slipway.core.paths import local_path
 from slipway.trainer import weights
+from slipway.trainer.checkpoint.parts import Parts
 from slipway.trainer.config import JobConfig
 from slipway.trainer.data.assignment import ShardAssignment
 from slipway.trainer.data.inputs import Evaluation, MemoryTraining, TrainingData
@@ -191,7 +192,7 @@ class JaxEngine:
 
     def state(self) -> State:
         with errors_named(self._devices.cluster):
-            arrays = [self._devices.gathered(array) for group in self._variables for array in group]
+            arrays = [self._devices.stored(array) for group in self._variables for array in group]
         return dict(zip(self._names(), arrays, strict=True))
 
     def load_state(self, state: State) -> None:
@@ -253,7 +254,7 @@ class JaxEngine:
         first, second, third = ([self._devices.part_layout(each.shape) for each in group] for group in self._groups())
         return first, second, third
 
-    def _place(self, values: Sequence[ArrayLike]) -> None:
+    def _place(self, values: Sequence[ArrayLike | Parts]) -> None:
         """Copy the values of all variables to the devices, in the order of `_groups`."""
         rest = iter(values)
         whole, groups = self._devices.whole_layout, self._groups()

@@ -194,8 +194,7 @@ class PyTorchEngine:
             return [float(value) for value in self._devices.reduced(torch.tensor(values, dtype=torch.float64), "MAX")]
 
     def state(self) -> State:
-        with errors_named(self._devices.cluster):
-            return {name: np.array(sharding.gathered(tensor).numpy()) for name, tensor in self._tensors().items()}
+        return {name: sharding.stored(tensor, self._devices.cluster) for name, tensor in self._tensors().items()}
 
     def load_state(self, state: State) -> None:
         if ":" in self._step.train.optimizer:
@@ -210,8 +209,8 @@ class PyTorchEngine:
                 if name == "optimizer/loss_scale":
                     optimizer.load_loss_scale(self._step.scaler, np.asarray(state[name], np.float32))
                 else:
-                    part = sharding.part(tensor, self._devices.cluster)
-                    sharding.local(tensor).copy_(torch.from_numpy(np.array(state[name][part])))
+                    own = np.array(state[name][sharding.part(tensor, self._devices.cluster)])
+                    sharding.local(tensor).copy_(torch.from_numpy(own))
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         """Return the tensors of the training state by name, not copies."""

@@ -14,12 +14,15 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import keras
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from slipway.core.errors import UserError
+from slipway.trainer.checkpoint.parts import Parts
 from slipway.trainer.distributed.cluster import Cluster
 
 if TYPE_CHECKING:
@@ -73,6 +76,15 @@ def part(tensor: torch.Tensor, cluster: Cluster) -> tuple[slice, ...]:
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """Return this process's part of a DTensor; any other tensor itself."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def stored(tensor: torch.Tensor, cluster: Cluster) -> NDArray[np.generic] | Parts:
+    """Return a copy of a tensor for a checkpoint, of a DTensor only this process's part."""
+    array = np.array(local(tensor.detach()).cpu().numpy())
+    if not isinstance(tensor, DTensor):
+        return array
+    first = part(tensor, cluster)[0].start
+    return Parts.held(tuple(tensor.shape), {(first, *[0] * (tensor.dim() - 1)): array})
 
 
 def gathered(tensor: torch.Tensor) -> torch.Tensor:
