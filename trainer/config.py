@@ -263,11 +263,12 @@ class TrainSettings(Settings):
         "loss scaling. auto: mixed_bfloat16 on TPUs and Ampere or newer GPUs, mixed_float16 on Volta and Turing GPUs, "
         "float32 elsewhere.",
     )
-    sharding: Literal["replicated", "fsdp"] = Field(
-        default="replicated",
+    sharding: Literal["auto", "replicated", "fsdp"] = Field(
+        default="auto",
         description="What each device holds of the variables and the optimizer's state: all of them (replicated), or "
         "an even part that is gathered when a layer is computed (fsdp, fully sharded data parallel), for networks that "
-        "are larger than a device's memory. Requires the engine jax or pytorch.",
+        "are larger than a device's memory. fsdp requires the engine jax or pytorch; auto: fsdp on these engines if "
+        "variables, gradients and optimizer state do not fit a device.",
     )
     xla: bool | Literal["auto"] = Field(
         default="auto", description="Compile the training step with XLA; auto: where it is faster."

@@ -130,6 +130,7 @@ def _trainer_rehearsed(
             trained["variables_bytes"],
             train.optimizer_kind,
             trainable_bytes=trained["trainable_bytes"],
+            engine=train.engine,
             sharding=train.sharding,
         )
         has = device_bytes(hardware)

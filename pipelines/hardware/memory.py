@@ -60,8 +60,10 @@ def fits_memory(
         MemoryNeed(variables_bytes // of, trainable // of, trainable * slots(optimizer) // of, optimizer)
         for of in (1, parts)
     )
-    need = shard if sharding == "fsdp" else whole
     available = device_bytes(hardware)
+    is_small = available is None or whole.total <= available
+    can_shard = engine is not None and ENGINES[engine].shards
+    need = shard if sharding == "fsdp" or (sharding == "auto" and can_shard and not is_small) else whole
     if available is None or need.total <= available:
         return need
     row = hardware.accelerator_row
@@ -69,7 +71,7 @@ def fits_memory(
     near = next((str(other) for other in larger(hardware, engine) if (device_bytes(other) or 0) >= need.total), None)
     without_state = need.total - need.optimizer <= available and need.optimizer > 0
     fixes = [f"--hardware '{near}'"] if near else ["a smaller model"]
-    if engine and ENGINES[engine].shards and shard.total <= available < need.total and parts > 1:
+    if can_shard and shard.total <= available < need.total and parts > 1:
         fixes.insert(0, "--set train.sharding=fsdp")
     raise UserError(
         f"The model does not fit in memory: without activations it needs {need}, and {part} has {_gib(available)}.",

@@ -1,4 +1,7 @@
-"""Whether the kernel has killed a process for lack of memory: the control group's word, or else the machine's."""
+"""How much memory there is, and whether the kernel has killed a process for lack of it.
+
+The control group's word, or else the machine's.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +31,22 @@ class MemoryKills:
         before, self._before = self._before, _kills()
         if all(count <= before.get(where, count) for where, count in self._before.items()):
             return None
-        # The smallest limit of this process's control groups, and that group's peak.
-        usages = [(_number(folder / limit), _number(folder / peak)) for folder, (_, limit, peak) in _groups()]
-        limited = [(limit, peak) for limit, peak in usages if limit is not None and limit < NO_LIMIT]
-        if not limited:
+        if not (limited := _limits()):
             return f"out of memory: the machine has {_gigabytes(_machine_bytes())}, and the kernel killed a process"
         limit, peak = min(limited, key=lambda usage: usage[0])
         at_peak = "" if peak is None else f", the peak was {_gigabytes(peak)}"
         return f"out of memory: the limit of its control group is {_gigabytes(limit)}{at_peak}"
+
+
+def available_bytes() -> int | None:
+    """Return the memory that this process may use with others: its control groups' limit, else the machine's."""
+    return min([limit for limit, _ in _limits()], default=_machine_bytes()) or None
+
+
+def _limits() -> list[tuple[int, int | None]]:
+    """Return the limits of this process's control groups, with the groups' peaks."""
+    usages = [(_number(folder / limit), _number(folder / peak)) for folder, (_, limit, peak) in _groups()]
+    return [(limit, peak) for limit, peak in usages if limit is not None and limit < NO_LIMIT]
 
 
 def _kills() -> dict[str, int]:

@@ -44,17 +44,19 @@ def test_sharded_layers_train_as_whole_ones_would(bench: Bench, tmp_path: Path, 
 
 
 @pytest.mark.engine("jax", "pytorch")
-def test_parts_of_a_checkpoint_are_read_on_another_number_of_devices(
+def test_a_network_that_does_not_fit_is_sharded_and_its_checkpoint_read_on_another_number_of_devices(
     bench: Bench, tmp_path: Path, workers: Any
 ) -> None:
     """A run that has ended only exports its last checkpoint again."""
-    settings = {"steps": 30, "steps_per_epoch": 10, "builder": "sample_networks:wide", "export": "best"}
-    pair = workers.start_two(bench.job(**settings, replicas=2, sharding="fsdp"), tmp_path, **NETWORK_FOLDERS)
+    settings: dict[str, Any] = {"steps": 30, "steps_per_epoch": 10, "export": "best"}
+    settings["builder"] = "sample_networks:wide_on_a_small_machine"
+    pair = workers.start_two(bench.job(**settings, replicas=2), tmp_path, **NETWORK_FOLDERS)
     ends = [worker.wait() for worker in pair]
     assert [end.status for end in ends] == [0, 0], ends
+    assert "sharding the variables over 2 devices (train.sharding: auto)" in ends[0].output
     assert (tmp_path / "checkpoints" / "step-00000030" / "state-00001.npz").exists()
     assert list((tmp_path / "checkpoints" / "best").glob("step-*/state-00001.npz"))
-    for sharding, devices in (("fsdp", "4"), ("replicated", "1")):
+    for sharding, devices in (("auto", "4"), ("replicated", "1")):
         shutil.rmtree(tmp_path / "model")
         end = workers.start(
             bench.job(**settings, sharding=sharding), tmp_path, **NETWORK_FOLDERS, SLIPWAY_VIRTUAL_DEVICES=devices

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -18,12 +19,14 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from slipway.core import events
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
 from slipway.trainer.checkpoint.parts import Parts
-from slipway.trainer.config import JobConfig
+from slipway.trainer.config import JobConfig, TrainSettings
 from slipway.trainer.distributed.cluster import Cluster
 from slipway.trainer.engines import installed
+from slipway.trainer.optimizers import slots
 
 if TYPE_CHECKING:
     from slipway.trainer.data.inputs import Evaluation, TrainingData
@@ -31,6 +34,9 @@ if TYPE_CHECKING:
 # Named arrays; `Shapes` are their shapes and data types.
 State = dict[str, NDArray[np.generic] | Parts]
 Shapes = Mapping[str, tuple[tuple[int, ...], str]]
+
+
+logger = logging.getLogger(__name__)
 
 
 class PeerLost(Exception):
@@ -190,6 +196,36 @@ class Engine(Protocol):
         Args:
             wait_for_others: Blocks until all other processes have closed; for a chief that has to leave last.
         """
+
+
+def choose_sharding(
+    train: TrainSettings,
+    size: ModelSize,
+    memory: int | None,
+    devices: int,
+    agree: Callable[[Sequence[float]], list[float]],
+) -> bool:
+    """Return whether each of the job's devices holds only a part of the variables. All processes must call it.
+
+    Args:
+        train: The settings.
+        size: The network's size.
+        memory: A device's memory in bytes; None if unknown.
+        devices: The number of devices of all processes.
+        agree: `Engine.agree`.
+    """
+    if train.sharding != "auto" or devices == 1:
+        return train.sharding == "fsdp" and devices > 1
+    need = size.variables + size.trainable * (1 + slots(train.optimizer_kind))
+    (exceeds,) = agree([float(memory is not None and need > memory)])
+    if exceeds:
+        text = (
+            f"sharding the variables over {devices} devices (train.sharding: auto): with gradients and optimizer state "
+        )
+        text += f"they need {need / 2**30:.2f} GiB, and a device has {(memory or 0) / 2**30:.2f} GiB"
+        logger.info("%s", text)
+        events.message(text)
+    return exceeds > 0
 
 
 def load(name: str) -> Engine:

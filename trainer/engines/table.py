@@ -112,10 +112,10 @@ ENGINES: dict[str, EngineRow] = {
         unsupported=(
             Unsupported(
                 "sharding",
-                lambda value: value != "replicated",
+                lambda value: value == "fsdp",
                 "keeps all variables on each device",
-                "replicated",
-                "replicated",
+                "auto, replicated",
+                "auto",
             ),
         ),
     ),

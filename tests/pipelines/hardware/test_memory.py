@@ -16,6 +16,14 @@ def test_sharded_variables_need_their_part_of_each_device() -> None:
     assert fits_memory(parse("t4x4"), 8 * GIB, "adam", engine="jax", sharding="fsdp").total == 8 * GIB
 
 
+def test_automatically_sharded_variables_are_so_only_if_they_do_not_fit() -> None:
+    assert fits_memory(parse("t4x4"), 4 * GIB, "adam", engine="jax", sharding="auto").total == 16 * GIB
+    assert fits_memory(parse("t4x4"), 8 * GIB, "adam", engine="pytorch", sharding="auto").total == 8 * GIB
+    for engine, size in (("tensorflow", 8), ("jax", 17)):
+        with pytest.raises(UserError, match=r"does not fit"):
+            fits_memory(parse("t4x4"), size * GIB, "adam", engine=engine, sharding="auto")
+
+
 def test_memory_of_variables_gradients_and_optimizer():
     need = fits_memory(parse("t4x4"), 2 * GIB, "adam", trainable_bytes=GIB)
     assert (need.variables, need.gradients, need.optimizer) == (2 * GIB, GIB, 2 * GIB)

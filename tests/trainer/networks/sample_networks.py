@@ -1,5 +1,6 @@
 """Valid and invalid networks, as a user might write them."""
 
+import importlib
 import json
 import os
 
@@ -163,6 +164,13 @@ def none_on_a_worker(image_shape, classes):
     if json.loads(os.environ["TF_CONFIG"])["task"]["type"] == "worker":
         raise RuntimeError("not on a worker")
     return dense(image_shape, classes)
+
+
+def wide_on_a_small_machine(image_shape, classes):
+    """The network `wide`, larger than what the engine thinks that the machine has."""
+    engine = {"jax": "jax", "torch": "pytorch"}[keras.backend.backend()]
+    importlib.import_module(f"slipway.trainer.engines.{engine}.devices").available_bytes = lambda: 2**20
+    return wide(image_shape, classes)
 
 
 def wide(image_shape, classes):

@@ -17,9 +17,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import ArrayLike, NDArray
 
 from slipway.core.cores import available_cores
+from slipway.core.memory import available_bytes
 from slipway.trainer.checkpoint.parts import Parts
 from slipway.trainer.distributed.accelerators import virtual_devices
-from slipway.trainer.distributed.cluster import SLICE, Cluster
+from slipway.trainer.distributed.cluster import SLICE, Cluster, read
 from slipway.trainer.distributed.rendezvous import NO_ENGINE_HEARTBEAT_SECONDS
 from slipway.trainer.distributed.verification import verify_library
 from slipway.trainer.engines.base import OutOfMemory, PeerLost
@@ -76,9 +77,20 @@ class Devices:
 
     @property
     def memory(self) -> int | None:
-        """A device's memory in bytes; None if unknown, and for a CPU, which uses the machine's memory."""
+        """A device's memory in bytes; None if unknown, and for a CPU, which uses the machine's memory.
+
+        See `own_memory`.
+        """
         statistics = self.local[0].memory_stats() if self.kind != "CPU" else None
         return int(statistics["bytes_limit"]) if statistics and "bytes_limit" in statistics else None
+
+    @property
+    def own_memory(self) -> int | None:
+        """The same, of a CPU its part of the machine's memory."""
+        if self.kind != "CPU":
+            return self.memory
+        available = available_bytes()
+        return available and available // (len(self.local) * self.cluster.on_this_machine)
 
     def layout(self, axis: int) -> NamedSharding:
         """Return the sharding of an array that is split along `axis`."""
@@ -151,6 +163,7 @@ class TopologyDevices(Devices):
     def __init__(self, name: str, platform: str, options: Mapping[str, object], memory: int) -> None:
         described = topologies.get_topology_desc(topology_name=name, platform=platform, **options)
         self.all = self.local = list(described.devices)
+        self.cluster = read({})
         self.mesh = Mesh(np.array(self.all), (AXIS,))
         self.whole_layout = NamedSharding(self.mesh, PartitionSpec())
         self.needs_values = False

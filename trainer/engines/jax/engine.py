@@ -27,7 +27,16 @@ from slipway.trainer.data.assignment import ShardAssignment
 from slipway.trainer.data.inputs import Evaluation, MemoryTraining, TrainingData
 from slipway.trainer.distributed.cluster import Cluster
 from slipway.trainer.engines import hooks
-from slipway.trainer.engines.base import Engine, Measured, ModelSize, State, StepMetrics, Work, verify_state
+from slipway.trainer.engines.base import (
+    Engine,
+    Measured,
+    ModelSize,
+    State,
+    StepMetrics,
+    Work,
+    choose_sharding,
+    verify_state,
+)
 from slipway.trainer.engines.jax import export
 from slipway.trainer.engines.jax.devices import Devices, TopologyDevices, errors_named
 from slipway.trainer.engines.jax.feed import Feed, MemoryFeed, StreamFeed, abstract, fits
@@ -55,6 +64,7 @@ class JaxEngine:
     _job: JobConfig
     _manifest: Manifest
     _model: keras.Model
+    _is_sharded: bool
     _freeze_others: Callable[[Collection[str]], None]
     # Set by `begin`.
     _optimizer: keras.optimizers.Optimizer
@@ -82,7 +92,12 @@ class JaxEngine:
         devices = self._devices
         self._precision = keras_model.prepare(job, manifest, len(devices.local), devices.kind, devices.capability)
         self._max_steps = job.train.steps_per_call
-        self._model = devices.built(lambda: self._network(job, manifest))
+        self._is_sharded = job.train.sharding == "fsdp"
+        with self._beside():
+            self._model = keras_model.build_network(job.model, manifest)
+            if job.model.weights:
+                weights.load_keras(self._model, job.model.weights)
+        self._is_sharded = choose_sharding(job.train, self.size(), devices.own_memory, len(devices.all), self.agree)
         normalization.synchronize(self._model, None)  # XLA computes the global batch's statistics
         check_patterns(job.train.stages, keras_model.layers(self._model))
         self._job, self._manifest = job, manifest
@@ -107,15 +122,10 @@ class JaxEngine:
         self._freeze_others(stage.trainable)
         scaled = self._precision == "mixed_float16"
         variables = self._model.trainable_variables
-
-        def made() -> tuple[keras.optimizers.Optimizer, keras.optimizers.Optimizer]:
-            inner = optimizer.make(job.train, variables, clip_norm=job.train.clip_norm)
-            outer = keras.optimizers.LossScaleOptimizer(inner) if scaled else inner
-            outer.build(variables)
-            return inner, outer
-
-        inner, self._optimizer = self._devices.built(made)
-        layouts = self._layouts() if job.train.sharding == "fsdp" else None
+        inner = optimizer.make(job.train, variables, clip_norm=job.train.clip_norm)
+        self._optimizer = keras.optimizers.LossScaleOptimizer(inner) if scaled else inner
+        with self._beside():
+            self._optimizer.build(variables)
         self._step = Step(
             model=self._model,
             optimizer=self._optimizer,
@@ -125,8 +135,7 @@ class JaxEngine:
             loss_scale=_index(self._optimizer.dynamic_scale, self._optimizer.variables) if scaled else None,
             train=job.train,
             devices=self._devices,
-            layouts=layouts,
-            gathering=layouts and Gathering(variables, layouts[0], self._devices.whole_layout),
+            layouts=self._layouts() if self._is_sharded else None,
             own_augmentation=hooks.augmentation(job.train, self._manifest),
             is_loop_fast=self._devices.kind != "CPU" or not has_convolutions(self._model),
         )
@@ -237,6 +246,13 @@ class JaxEngine:
 
     # The variables
 
+    def _beside(self) -> contextlib.AbstractContextManager[object]:
+        """Return a context in which Keras' own values of sharded variables are on the host, beside the devices."""
+        if not self._is_sharded or self._devices.kind == "CPU":
+            return contextlib.nullcontext()
+        device: contextlib.AbstractContextManager[object] = jax.default_device(jax.local_devices(backend="cpu")[0])
+        return device
+
     def _groups(self) -> tuple[list[keras.Variable], list[keras.Variable], list[keras.Variable]]:
         model = self._model
         return list(model.trainable_variables), list(model.non_trainable_variables), list(self._optimizer.variables)
@@ -269,7 +285,7 @@ class JaxEngine:
         """
         if self._in_model:
             return
-        with errors_named(self._devices.cluster):
+        with errors_named(self._devices.cluster), self._beside():
             for variables, arrays in zip(self._groups(), self._variables, strict=True):
                 for variable, array in zip(variables, arrays, strict=True):
                     variable.assign(self._devices.gathered(array))

@@ -14,6 +14,7 @@ import torch.distributed as distributed
 
 from slipway.core.cores import available_cores
 from slipway.core.errors import UserError
+from slipway.core.memory import available_bytes
 from slipway.trainer.distributed.cluster import Cluster
 from slipway.trainer.distributed.rendezvous import listen
 from slipway.trainer.distributed.verification import verify_library
@@ -72,6 +73,14 @@ class Devices:
     def memory(self) -> int | None:
         """The device's memory in bytes; None for a CPU, which uses the machine's memory."""
         return int(torch.cuda.get_device_properties(self.device).total_memory) if self.kind == "GPU" else None
+
+    @property
+    def own_memory(self) -> int | None:
+        """The same, of a CPU this process's part of the machine's memory."""
+        if self.kind == "GPU":
+            return self.memory
+        available = available_bytes()
+        return available and available // self.cluster.on_this_machine
 
     def _join(self) -> None:
         """Join the process group at the chief's address, and set torchrun's variables for user code."""

@@ -26,7 +26,16 @@ from slipway.trainer.data.features import Labels, blank, each
 from slipway.trainer.data.inputs import DEVICE_MEMORY_FRACTION, Evaluation, MemoryTraining, TrainingData
 from slipway.trainer.distributed.cluster import Cluster
 from slipway.trainer.engines import hooks
-from slipway.trainer.engines.base import Engine, Measured, ModelSize, State, StepMetrics, Work, verify_state
+from slipway.trainer.engines.base import (
+    Engine,
+    Measured,
+    ModelSize,
+    State,
+    StepMetrics,
+    Work,
+    choose_sharding,
+    verify_state,
+)
 from slipway.trainer.engines.keras import model as keras_model
 from slipway.trainer.engines.keras.objective import objective
 from slipway.trainer.engines.pytorch import export, normalization, optimizer, sharding
@@ -80,13 +89,14 @@ class PyTorchEngine:
     def build(self, job: JobConfig, manifest: Manifest) -> None:
         devices = self._devices
         chosen = keras_model.prepare(job, manifest, job.plan.processes, devices.kind, devices.capability)
-        self._is_sharded = job.train.sharding == "fsdp" and devices.cluster.world_size > 1
-        with keras.device("cpu") if self._is_sharded else contextlib.nullcontext():
+        with keras.device("cpu") if job.train.sharding == "fsdp" else contextlib.nullcontext():
             self._network = pytorch_network.build_network(job.model, manifest)
         if job.model.weights:
             load = weights.load_keras if self._network.is_keras else weights.load_torch
             load(self._network.inner, job.model.weights)
         normalization.synchronize(self._network, devices)
+        workers = devices.cluster.world_size
+        self._is_sharded = choose_sharding(job.train, self.size(), devices.own_memory, workers, self.agree)
         if self._is_sharded:
             with errors_named(devices.cluster):
                 sharding.shard(self._network, devices)
