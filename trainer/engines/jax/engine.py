@@ -277,6 +277,9 @@ class JaxEngine:
         layouts = self._step.layouts or tuple([whole] * len(group) for group in groups)
         first, second, third = ([self._devices.place(next(rest), layout) for layout in group] for group in layouts)
         self._variables, self._in_model = (first, second, third), False
+        if self._is_sharded:  # else each process would keep the whole network; see `_into_model`
+            for variable in [variable for group in groups for variable in group]:
+                variable._value = np.broadcast_to(np.zeros((), variable.dtype), variable.shape)
 
     def _into_model(self) -> None:
         """Copy the trained values into the network; the compiled functions work on separate arrays.

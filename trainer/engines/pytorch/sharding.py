@@ -161,6 +161,7 @@ def _hold(layers: Sequence[keras.Layer]) -> torch.nn.ParameterDict:
     holder = torch.nn.ParameterDict({str(number): each.value for number, each in enumerate(variables.values())})
     for number, variable in enumerate(variables.values()):
         variable._holder = holder, str(number)
+        del variable._value  # the whole parameter, which would be kept beside the parts
         variable.__class__ = _Held
     return holder
 
