@@ -1,8 +1,7 @@
 """Speed and memory of replicated and sharded variables on `cpu*2`: `python -m benchmarks.sharding`.
 
 A decoder of 25 million parameters trains on the digits, whose rows are its 8 tokens, with Adam, on the engines jax and
-pytorch where they are installed. Memory is the peak of the larger of the two processes, from the step's record; the
-first losses show that the training is the same.
+pytorch where they are installed. Memory is the largest process's, until the model is exported.
 """
 
 from __future__ import annotations
@@ -13,10 +12,12 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
@@ -44,6 +45,14 @@ def build(image_shape: Sequence[int], classes: int, width: int = 512, blocks: in
     return keras.Model(inputs, layers.Dense(classes)(layers.GlobalAveragePooling1D()(values)))
 
 
+def resident(process: psutil.Process) -> int:
+    """Return the resident memory of a process, 0 once it has ended."""
+    try:
+        return int(process.memory_info().rss)
+    except psutil.NoSuchProcess:
+        return 0
+
+
 def run(engine: str, sharding: str, hardware: str, steps: int) -> dict[str, Any]:
     """Train in an empty project; return the steps per second, the peak memory in MiB and the losses."""
     settings = {
@@ -55,16 +64,21 @@ def run(engine: str, sharding: str, hardware: str, steps: int) -> dict[str, Any]
     command = [sys.executable, "-m", "slipway.pipelines", "run", "-c", str(CONFIGURATION), *options]
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-        if ended.returncode:
-            sys.exit(ended.stdout[-2000:] + ended.stderr[-2000:])
-        of = Path(folder) / "runs" / "latest"
-        train = next(step for step in json.loads((of / "run.json").read_text())["steps"] if step["name"] == "train")
-        metrics = next(of.rglob("metrics.jsonl")).read_text().splitlines()
+        with (Path(folder) / "output").open("w+") as output:
+            process = psutil.Popen(command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT)
+            peak = 0
+            while process.poll() is None:
+                if not list(Path(folder).rglob("model/metrics.jsonl")):  # until the model is exported
+                    peak = max([peak, *map(resident, process.children(recursive=True))])
+                time.sleep(0.2)
+            output.seek(0)
+            if process.returncode:
+                sys.exit(output.read()[-4000:])
+        metrics = next(Path(folder).rglob("model/metrics.jsonl")).read_text().splitlines()
     lines = [line for line in map(json.loads, metrics) if line["kind"] == "train"]
     speeds = [line["steps_per_second"] for line in lines if "steps_per_second" in line]
     return {
-        "speed": speeds[-1], "memory": train["peak_memory_bytes"] / 2**20, "losses": [line["loss"] for line in lines]
+        "speed": speeds[-1], "memory": peak / 2**20, "losses": [line["loss"] for line in lines]
     }  # fmt: skip
 
 
@@ -73,13 +87,12 @@ def main() -> None:
     parser.add_argument("--hardware", default="cpu*2")
     parser.add_argument("--steps", type=int, default=30)
     options = parser.parse_args()
-    table = Table("engine", "sharding", "steps/s", "peak MiB of a process", "loss at the first and last log points")
+    table = Table("engine", "sharding", "steps/s", "peak MiB of a process", "losses at log points")
     for engine in [name for name, row in ENGINES.items() if row.shards and all(map(is_installed, row.modules))]:
         for sharding in ("replicated", "fsdp"):
             found = run(engine, sharding, options.hardware, options.steps)
-            first, *_, last = found["losses"]
-            row = (f"{found['speed']:.2f}", f"{found['memory']:.0f}", f"{first:.6f}, {last:.6f}")
-            table.add_row(engine, sharding, *row)
+            losses = ", ".join(f"{loss:.6f}" for loss in found["losses"])
+            table.add_row(engine, sharding, f"{found['speed']:.2f}", f"{found['memory']:.0f}", losses)
     Console().print(table)
     print("load", ", ".join(f"{load:.1f}" for load in os.getloadavg()))
 
