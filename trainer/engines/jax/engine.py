@@ -126,6 +126,7 @@ class JaxEngine:
         self._optimizer = keras.optimizers.LossScaleOptimizer(inner) if scaled else inner
         with self._beside():
             self._optimizer.build(variables)
+        layouts = self._layouts() if self._is_sharded else None
         self._step = Step(
             model=self._model,
             optimizer=self._optimizer,
@@ -135,7 +136,8 @@ class JaxEngine:
             loss_scale=_index(self._optimizer.dynamic_scale, self._optimizer.variables) if scaled else None,
             train=job.train,
             devices=self._devices,
-            layouts=self._layouts() if self._is_sharded else None,
+            layouts=layouts,
+            gathering=layouts and Gathering(variables, layouts[0], self._devices.whole_layout),
             own_augmentation=hooks.augmentation(job.train, self._manifest),
             is_loop_fast=self._devices.kind != "CPU" or not has_convolutions(self._model),
         )
