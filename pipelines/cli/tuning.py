@@ -66,7 +66,7 @@ def tune(
         _check_finished(study, search.failed(), settings)
         best = study.best_trial
         outcome.say(f"\nbest trial {best.number}: validation {settings.metric} {best.value:.4f}")
-        for name, value in best.params.items():
+        for name, value in studies.drawn(best.params, settings.parameters).items():
             outcome.say(f"  {name} = {value}")
         _say_importance(outcome, study)
         with starting.rerun(runs.find(best.user_attrs[trials.RUN]), None, "evaluate", (), None) as ready:

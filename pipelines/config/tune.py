@@ -20,8 +20,10 @@ class ParameterSettings(Settings):
     low: int | float | None = Field(default=None, description="Lowest value.")
     high: int | float | None = Field(default=None, description="Highest value.")
     step: int | float | None = Field(default=None, gt=0, description="Distance between values; null: any value.")
-    scale: Literal["linear", "log"] = Field(
-        default="linear", description="Whether values are drawn uniformly, or their logarithms."
+    scale: Literal["linear", "log", "reverse_log"] = Field(
+        default="linear",
+        description="Whether values are drawn uniformly, or their logarithms; reverse_log: more finely near `high`, as "
+        "log does near `low`.",
     )
     choices: list[Untyped] | None = Field(default=None, min_length=1, description="The values, in place of a range.")
     when: dict[str, Annotated[list[Untyped], Field(min_length=1)]] = Field(
@@ -40,8 +42,8 @@ class ParameterSettings(Settings):
             raise ValueError("needs low and high, or choices")
         if self.low >= self.high:
             raise ValueError(f"low must be below high; got {self.low:g} and {self.high:g}")
-        if self.scale == "log" and (self.low <= 0 or self.step is not None):
-            raise ValueError("with scale log needs a low above 0, and no step")
+        if self.scale != "linear" and (self.low <= 0 or self.step is not None):
+            raise ValueError(f"with scale {self.scale} needs a low above 0, and no step")
         return self
 
     def applies(self, values: Mapping[str, object]) -> bool:
@@ -52,6 +54,11 @@ class ParameterSettings(Settings):
     def ends(self) -> tuple[object, object]:
         """The lowest and the highest value, or the first and the last choice."""
         return (self.choices[0], self.choices[-1]) if self.choices else (self.low, self.high)
+
+    def mirrored(self, value: float) -> float:
+        """Return the value at the same distance from the other end of the range."""
+        assert self.low is not None and self.high is not None
+        return self.low + self.high - value
 
 
 class TuneSettings(Settings):

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from slipway.pipelines.migrate.replacement import Notes
 
 METRIC = "training/hptuning/metric"  # of a job that names none
-SCALES = {"UNIT_LINEAR_SCALE": "linear", "NONE": "linear", "UNIT_LOG_SCALE": "log", "UNIT_REVERSE_LOG_SCALE": "linear"}
+SCALES = {"UNIT_LOG_SCALE": "log", "UNIT_REVERSE_LOG_SCALE": "reverse_log"}  # others are linear
 
 
 def tune_section(values: Mapping[str, object], notes: Notes) -> dict[str, object] | None:
@@ -34,7 +34,7 @@ def tune_section(values: Mapping[str, object], notes: Notes) -> dict[str, object
         section["failures"] = int(str(failures))
     if str(values.get("enableTrialEarlyStopping")).lower() == "true":
         section["pruning"] = "median"
-    section["parameters"] = dict(_parameter(each, notes) for each in parameters)
+    section["parameters"] = dict(_parameter(each) for each in parameters)
     notes.changed.append("hyperparameters became tune, for slipway tune on this machine")
     notes.decisions.append(
         f'tune: the program reports the metric by slipway.training.report(step, kind="validation", '
@@ -48,7 +48,7 @@ def tune_section(values: Mapping[str, object], notes: Notes) -> dict[str, object
     return section
 
 
-def _parameter(values: object, notes: Notes) -> tuple[str, dict[str, object]]:
+def _parameter(values: object) -> tuple[str, dict[str, object]]:
     """Return the option of a parameter, and its range or choices."""
     found = values if isinstance(values, Mapping) else {}
     name, kind = str(found.get("parameterName") or ""), str(found.get("type") or "")
@@ -69,12 +69,10 @@ def _parameter(values: object, notes: Notes) -> tuple[str, dict[str, object]]:
             allowed="parameterName, type, and minValue and maxValue, categoricalValues or discreteValues",
             fix="correct hyperparameters.params",
         ) from None
-    scale = str(found.get("scaleType") or "NONE")
-    if scale == "UNIT_REVERSE_LOG_SCALE":
-        notes.changed.append(f"the scale of {name}, UNIT_REVERSE_LOG_SCALE, became linear")
+    scale = SCALES.get(str(found.get("scaleType")))
     ends: tuple[int | float, ...] = (low, high) if kind == "INTEGER" else (float(low), float(high))
     section: dict[str, object] = {"low": ends[0], "high": ends[1]}
-    return f"--{name}", section | ({"scale": "log"} if SCALES.get(scale) == "log" else {})
+    return f"--{name}", section | ({"scale": scale} if scale else {})
 
 
 def _number(value: object) -> int | float:

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,13 +113,22 @@ def suggest(trial: optuna.Trial, parameters: dict[str, ParameterSettings]) -> di
             texts = [json.dumps(choice) for choice in each.choices]
             values[name] = json.loads(trial.suggest_categorical(name, texts))
         elif isinstance(each.low, int) and isinstance(each.high, int):
-            log = each.scale == "log"
+            log = each.scale != "linear"
             values[name] = trial.suggest_int(name, each.low, each.high, step=int(each.step or 1), log=log)
         else:
             assert each.low is not None
             assert each.high is not None
-            values[name] = trial.suggest_float(name, each.low, each.high, step=each.step, log=each.scale == "log")
+            log = each.scale != "linear"
+            values[name] = trial.suggest_float(name, each.low, each.high, step=each.step, log=log)
+        if each.scale == "reverse_log":  # Optuna has only log: it draws, and stores, mirrored values
+            values[name] = each.mirrored(values[name])
     return values
+
+
+def drawn(params: Mapping[str, Any], parameters: dict[str, ParameterSettings]) -> dict[str, Any]:
+    """Return the values of a trial's parameters from those that Optuna stores; choices remain JSON."""
+    mirrored = {name for name, each in parameters.items() if each.scale == "reverse_log"}
+    return {name: parameters[name].mirrored(value) if name in mirrored else value for name, value in params.items()}
 
 
 def extremes(parameters: dict[str, ParameterSettings]) -> Iterator[dict[str, Any]]:

@@ -220,7 +220,8 @@ class Trials:
         if error:
             trial.set_user_attr(ERROR, error)
         frozen = self._study.tell(trial.number, value, TrialState[state])
-        return Ended(trial.number, state, frozen.value, dict(frozen.params), seconds, error)
+        values = studies.drawn(frozen.params, self._tune.parameters)
+        return Ended(trial.number, state, frozen.value, values, seconds, error)
 
 
 def _was_stopped(record: RunRecord) -> bool:

@@ -624,6 +624,13 @@ HYPERPARAMETERS = {
     "params": [
         {"parameterName": "rate", "type": "DOUBLE", "minValue": 0.0001, "maxValue": "1", "scaleType": "UNIT_LOG_SCALE"},
         {"parameterName": "units", "type": "INTEGER", "minValue": 8, "maxValue": 64, "scaleType": "UNIT_LINEAR_SCALE"},
+        {
+            "parameterName": "momentum",
+            "type": "DOUBLE",
+            "minValue": 0.5,
+            "maxValue": 0.99,
+            "scaleType": "UNIT_REVERSE_LOG_SCALE",
+        },
         {"parameterName": "batch", "type": "DISCRETE", "discreteValues": [32, 64.5]},
         {"parameterName": "optimizer", "type": "CATEGORICAL", "categoricalValues": ["sgd", "adam"]},
     ],
@@ -639,6 +646,7 @@ def test_hyperparameters_become_the_section_tune():
     )  # fmt: skip
     parameters = tune.parameters
     assert (parameters["--rate"].low, parameters["--rate"].high, parameters["--rate"].scale) == (0.0001, 1.0, "log")
+    assert (parameters["--momentum"].scale, parameters["--units"].scale) == ("reverse_log", "linear")
     assert repr(parameters["--units"].high) == "64"  # a whole number, unlike the rate's
     assert parameters["--batch"].choices == [32, 64.5]
     assert parameters["--optimizer"].choices == ["sgd", "adam"]

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 
 from slipway.core.errors import UserError
@@ -42,6 +43,7 @@ def test_the_metric_is_the_tasks_own_and_its_direction_is_known() -> None:
         ({"train.epochs": {"low": 1}}, "needs low and high, or choices"),
         ({"train.epochs": {"low": 4, "high": 2}}, "low must be below high; got 4 and 2"),
         ({"train.epochs": {"low": 0, "high": 2, "scale": "log"}}, "with scale log needs a low above 0"),
+        ({"train.epochs": {"low": 0, "high": 2, "scale": "reverse_log"}}, "with scale reverse_log needs a low above 0"),
         ({"train.epochs": {"choices": [1], "low": 1}}, "has choices"),
         ({"data.seed": {"low": 1, "high": 2}}, "data.seed cannot be tuned"),
         (
@@ -133,6 +135,23 @@ def test_values_are_in_their_ranges_and_become_overrides(tmp_path: Path, monkeyp
         'model.arguments={"width": 8}',
         'train.arguments=["--fast", "--depth=2"]',
     ]
+
+
+def test_a_reversed_logarithmic_scale_is_finer_near_its_high_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = configuration({"train.momentum": {"low": 0.001, "high": 0.999, "scale": "reverse_log"}})
+    tune = studies.settings_of(config)
+    study = studies.open_study(config, tune)
+    study.sampler = optuna.samplers.RandomSampler(seed=1)
+    found = []
+    for _ in range(100):
+        trial = study.ask()
+        found.append(studies.suggest(trial, tune.parameters)["train.momentum"])
+        assert studies.drawn(trial.params, tune.parameters) == {"train.momentum": found[-1]}
+    assert all(0.001 <= value <= 0.999 for value in found)
+    assert sum(value > 0.9 for value in found) > 60  # log10(0.1 / 0.001) of log10(0.999 / 0.001): two thirds
 
 
 def test_a_study_is_continued_unless_its_settings_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
