@@ -127,6 +127,7 @@ def plan_training(
     memory: int = 0,
     hosts: int = 1,
     slices: Sequence[str] = (),
+    metric: str = "",
     trainer_image: Text = "",
     image: Place = "",
 ) -> PipelineTask:
@@ -142,6 +143,7 @@ def plan_training(
         memory: Memory in bytes to which the batch size is reduced; 0 for no limit.
         hosts: Number of machines per replica: 1, except for TPU slices.
         slices: The columns and conditions of `evaluate.slices`, to check them before the training.
+        metric: The metric on the validation split that the trials of a search on Vertex AI report; "" for no search.
         trainer_image: The container image of the replicas; "" for the Python environment of the task `train`.
         image: The container image of the task.
     """
@@ -159,6 +161,7 @@ def plan_training(
         memory=memory,
         hosts=hosts,
         slices=list(slices),
+        metric=metric,
         uri=uri or "",
         dataset=dataset,
     )

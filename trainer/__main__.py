@@ -1,5 +1,7 @@
 """A training worker, `python -m slipway.trainer --config JSON`: one process per replica, in Vertex AI's environment.
 
+Arguments after that override settings, as a trial of a search has them: see `overrides`.
+
 Exit status: 0 trained and exported; 1 failed; 75 the storage or a replica was unavailable; 138 another replica was
 lost; 143 stopped by SIGTERM or SIGHUP, after saving a checkpoint if possible. Vertex AI receives 134 for the last
 three.
@@ -58,12 +60,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one worker and return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m trainer", description="Run one training worker.")
     parser.add_argument("--config", required=True, metavar="JSON", help="the job: a slipway.trainer.config.JobConfig")
-    options = parser.parse_args(arguments)
+    options, overrides = parser.parse_known_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout, force=True)
     stop = StopRequest()
     stop.install()
     try:
-        _work(options.config, stop)
+        _work(_overridden(options.config, overrides), stop)
     except UserError as error:
         if error.__cause__ is not None:  # raised by the user's code
             error.traceback = "".join(traceback.format_exception(error.__cause__))
@@ -245,6 +247,7 @@ def _train(
         for line in [*_ended(job, history, TASKS[task].metric, best_step, weights_step), *told]:
             logger.info("%s", line)
             events.message(line)
+        metrics.report_exported(weights_step)
         metrics.close()
         events.phase("exporting the model")
         went_back = checkpoints.went_back()
@@ -278,6 +281,22 @@ def _warn_untrainable(engine: Engine, job: JobConfig) -> None:
         text = f"warning: the network of {job.model.builder} has no trainable weights; training will not change it"
         logger.warning("%s", text)
         events.message(text)
+
+
+def _overridden(config: str, arguments: Sequence[str]) -> str:
+    """Return the configuration with a trial's settings, for this process and its children."""
+    if not arguments:
+        return config
+    from slipway.trainer.overrides import overridden
+
+    _job(config)
+    try:
+        return overridden(config, arguments, os.environ)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        message = f"The settings of this trial are not valid: {first['msg']}."
+        raise UserError(message, setting=name, value=" ".join(arguments)) from None
 
 
 def _job(config: str) -> JobConfig:

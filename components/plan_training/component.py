@@ -15,6 +15,7 @@ def plan_training(
     hosts: int,
     slices: list,  # type: ignore[type-arg]
     uri: str = "",
+    metric: str = "",
     dataset: Input[Dataset] = None,
 ) -> list:  # type: ignore[type-arg]
     """Return the complete worker_pool_specs of a custom job.
@@ -31,6 +32,7 @@ def plan_training(
         slices: The columns and conditions by which the evaluation divides the test split: checked here, so that a wrong
             one does not cost a training.
         uri: The data that a custom program receives as they are, if no data set is prepared; "" for none.
+        metric: The metric on the validation split that the trials of a search on Vertex AI report; "" for no search.
         dataset: The prepared data set; None if there is none.
     """
     import shlex
@@ -59,6 +61,7 @@ def plan_training(
             image=image,
             memory=memory,
             hosts=hosts,
+            metric=metric,
         )
         program = shlex.join(how.command or ()) or f"the entry point of {how.image}"
         program = f"python -m {how.module}" if how.module else program

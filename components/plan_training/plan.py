@@ -12,7 +12,6 @@ from slipway.core.paths import DATA_VARIABLE
 from slipway.trainer import launch
 from slipway.trainer.checkpoint.best import no_validation
 from slipway.trainer.config import JobConfig, ModelSettings, Plan, TrainSettings
-from slipway.trainer.data.assignment import check_even_split
 from slipway.trainer.distributed import nccl
 from slipway.trainer.distributed.accelerators import PLANNED_VARIABLE
 from slipway.trainer.distributed.cluster import HOSTS_VARIABLE
@@ -20,7 +19,9 @@ from slipway.trainer.distributed.verification import verified_command, verified_
 from slipway.trainer.engines import table
 from slipway.trainer.engines.builder import example_elements
 from slipway.trainer.hyperparameters import class_weights, warmup_steps
-from slipway.trainer.stages import stages, whole_length
+from slipway.trainer.metrics.trial import METRIC_VARIABLE
+from slipway.trainer.plan import divide
+from slipway.trainer.stages import stages
 from slipway.trainer.tasks import check_inputs
 
 TRAINER_COMMAND = ["python", "-m", "slipway.trainer"]
@@ -49,6 +50,7 @@ def plan_training(
     image: str,
     memory: int = 0,
     hosts: int = 1,
+    metric: str = "",
 ) -> TrainingPlan:
     """Divide the batch among the replicas, compute the steps, and add the trainer's command to every pool.
 
@@ -60,7 +62,9 @@ def plan_training(
     """
     replicas, devices = count_replicas(pools) * hosts, max(1, devices // hosts)
     if train.program is not None:
-        return TrainingPlan(_with_container(pools, _own_container(train, data), image, train, hosts, devices), None)
+        return TrainingPlan(
+            _with_container(pools, _own_container(train, data), image, train, hosts, devices, metric), None
+        )
     assert model is not None and manifest is not None  # a run's configuration has these, or a program
     table.refuse(train)
     check_inputs(train, manifest)
@@ -70,7 +74,7 @@ def plan_training(
         raise no_validation(train)
     if memory:
         train = _fitted(replicas * devices, manifest, model, train, memory)
-    plan = _plan(replicas, devices, manifest, train)
+    plan = divide(replicas, devices, manifest, train)
     warmup = warmup_steps(train, plan)
     for stage in stages(train, plan):
         if warmup >= (steps := stage.end - stage.start) and not memory:
@@ -81,7 +85,7 @@ def plan_training(
             )
     job = JobConfig(data=data, model=model, train=train, plan=plan)
     container: Container = {"command": TRAINER_COMMAND, "args": ["--config", job.model_dump_json()]}
-    return TrainingPlan(_with_container(pools, container, image, train, hosts, devices), plan)
+    return TrainingPlan(_with_container(pools, container, image, train, hosts, devices, metric), plan)
 
 
 def _own_container(train: TrainSettings, data: str) -> Container:
@@ -99,8 +103,16 @@ def _own_container(train: TrainSettings, data: str) -> Container:
 
 
 def _with_container(
-    pools: list[WorkerPool], container: Container, image: str, train: TrainSettings, hosts: int, devices: int
+    pools: list[WorkerPool],
+    container: Container,
+    image: str,
+    train: TrainSettings,
+    hosts: int,
+    devices: int,
+    metric: str,
 ) -> list[WorkerPool]:
+    if metric:
+        container = {**container, "env": [*container.get("env", []), {"name": METRIC_VARIABLE, "value": metric}]}
     if image := train.image or image:
         container = {**container, "image_uri": image}
     return [
@@ -165,39 +177,3 @@ def _fitted(workers: int, manifest: Manifest, model: ModelSettings, train: Train
         )
     events.message(f"rehearsing with batch size {fitting}: {asked} does not fit this machine's memory")
     return train.model_copy(update={"batch_size": fitting})
-
-
-def _plan(replicas: int, devices: int, manifest: Manifest, train: TrainSettings) -> Plan:
-    examples = manifest.splits["train"].examples
-    shards = len(manifest.splits["train"].shards)
-    workers = replicas * devices
-    batch = train.batch_size
-    check_even_split(train, replicas, devices)
-    if examples < batch:
-        largest = examples // workers * workers
-        raise UserError(
-            f"The training split has {examples} examples, fewer than one batch of {batch}.",
-            setting="train.batch_size",
-            value=batch,
-            allowed=f"at most {largest}" if largest else f"a training split of at least {workers} examples",
-            nearest=str(largest) if largest else None,
-            fix=f"--set train.batch_size={largest}" if largest else f"use fewer replicas than {replicas}, or more data",
-        )
-    readers = table.readers(train.engine, replicas, devices)
-    if shards < readers:
-        what = "replicas" if readers == replicas else "devices"
-        raise UserError(
-            f"The training split has {shards} shards, fewer than the {readers} {what} that would read them.",
-            setting="hardware",
-            value=f"{readers} {what}",
-            allowed=f"at most {shards} {what} for this data set",
-            nearest=f"{shards} {what}",
-            fix=f"use {shards} {what} or fewer, or let prepare_data write the set for {readers} {what}",
-        )
-    steps_per_epoch = examples // batch
-    return Plan(
-        replicas=replicas,
-        batch_per_replica=batch // replicas,
-        steps_per_epoch=steps_per_epoch,
-        steps=whole_length(train, batch, steps_per_epoch),
-    )

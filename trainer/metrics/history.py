@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import threading
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any, TypeAlias
 from slipway.core.atomic import json_lines, replace_file, sync
 from slipway.core.paths import is_mounted
 from slipway.trainer.engines.installed import is_installed
+from slipway.trainer.metrics.trial import trial_metric
 
 # A record of the history: kind, step, epoch, time and the metrics by name.
 Record: TypeAlias = dict[str, Any]
@@ -49,6 +51,7 @@ class Metrics:
         replace_file(self.path, content)
         self._lines = Segments(self.path, len(content))
         self._scalars = {kind: Scalars(folder / kind) for kind in KINDS} if is_installed("tensorflow") else {}
+        self._trial = trial_metric(os.environ)
         for line in kept:
             self._show(line)
         self.flush()
@@ -66,6 +69,15 @@ class Metrics:
     def _show(self, line: Record) -> None:
         if self._scalars:
             self._scalars[line["kind"]].write(line)
+        if self._trial and line["kind"] == "validation":
+            self._trial.report(line.get(self._trial.metric), line["step"])
+
+    def report_exported(self, step: int) -> None:
+        """Let a trial of Vertex AI end with the validation at `step`, whose weights are exported."""
+        validations = [line for line in self.history() if line["kind"] == "validation"]
+        exported = next((line for line in validations if line["step"] == step), None)
+        if self._trial and exported and exported is not validations[-1]:
+            self._trial.report(exported.get(self._trial.metric), validations[-1]["step"])
 
     def graph(self, serialized: bytes) -> None:
         """Write the network's graph, a serialized tf.GraphDef, for TensorBoard."""
