@@ -34,6 +34,7 @@ def tune(
     The same command continues a search that was stopped, or adds trials if tune.trials is raised.
     """
     from slipway.pipelines.api import starting
+    from slipway.pipelines.config import search
     from slipway.pipelines.config.config import load
     from slipway.pipelines.platforms.local.forkserver import run_starter
     from slipway.pipelines.platforms.local.launch import stop_on_signals
@@ -44,9 +45,9 @@ def tune(
 
     path = configuration_path(file, config)
     configuration = load(path, overrides or (), hardware)
-    settings = studies.settings_of(configuration)
-    for values in studies.extremes(settings.parameters):  # whether they are valid
-        load(path, [*(overrides or ()), *studies.overrides(values, configuration.train.arguments)], hardware)
+    settings = search.settings_of(configuration)
+    for values in search.extremes(settings.parameters):  # whether they are valid
+        load(path, [*(overrides or ()), *search.overrides(values, configuration.train.arguments)], hardware)
     show_warnings(starting.check(configuration, DEFAULT))
     outcome = Outcome(error_console if as_json else console, as_json=as_json)
     study = studies.open_study(configuration, settings)
@@ -54,16 +55,16 @@ def tune(
         forks = run_starter(configuration, platform_of(DEFAULT))
         with stop_on_signals() as stop, forks as starter:
             base = trials.prepare(configuration, study, outcome.say)
-            search = trials.Trials(study, base, configuration, settings, starter)
+            execution = trials.Trials(study, base, configuration, settings, starter)
             done = sum(trial.state.is_finished() for trial in study.get_trials(deepcopy=False))
             outcome.say(f"{settings.trials} trials, {settings.parallel} at once, data of run {base.run_id}" + (
                 f"; {done} were executed before" if done else ""))  # fmt: skip
-            for ended in search.execute(lambda: stop.requested):
+            for ended in execution.execute(lambda: stop.requested):
                 outcome.say(_line(ended, settings))
         if stop.requested:
             outcome.say("stopped; the same command continues it, and each trial from its checkpoint")
             raise typer.Exit(EXIT_INTERRUPTED)
-        _check_finished(study, search.failed(), settings)
+        _check_finished(study, execution.failed(), settings)
         best = study.best_trial
         outcome.say(f"\nbest trial {best.number}: validation {settings.metric} {best.value:.4f}")
         for name, value in studies.drawn(best.params, settings.parameters).items():

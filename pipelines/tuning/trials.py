@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from slipway.core.atomic import json_lines
 from slipway.core.errors import UserError
 from slipway.pipelines.api import starting
+from slipway.pipelines.config import search
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.config.tune import TuneSettings
 from slipway.pipelines.platforms.base import Say
@@ -154,7 +155,7 @@ class Trials:
     def _start(self, trial: optuna.Trial) -> Ended | None:
         """Start the run of a trial; return the trial only if its settings are refused."""
         values = studies.suggest(trial, self._tune.parameters)
-        changes = studies.overrides(values, self._config.train.arguments)
+        changes = search.overrides(values, self._config.train.arguments)
         try:
             with starting.rerun(self._base, "train", None, changes, None, checked=True) as ready:
                 trial.set_user_attr(RUN, ready.folder.run_id)

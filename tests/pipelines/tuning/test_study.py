@@ -10,6 +10,7 @@ import optuna
 import pytest
 
 from slipway.core.errors import UserError
+from slipway.pipelines.config import search
 from slipway.pipelines.config.config import RunConfig, validate
 from slipway.pipelines.tuning import study as studies
 
@@ -30,11 +31,11 @@ RATE = {"train.learning_rate": {"low": 0.001, "high": 0.1, "scale": "log"}}
 
 
 def test_the_metric_is_the_tasks_own_and_its_direction_is_known() -> None:
-    found = studies.settings_of(configuration(RATE))
+    found = search.settings_of(configuration(RATE))
     assert (found.metric, found.direction) == ("accuracy", "maximize")
-    assert studies.settings_of(configuration(RATE, metric="loss")).direction == "minimize"
+    assert search.settings_of(configuration(RATE, metric="loss")).direction == "minimize"
     with pytest.raises(UserError, match="score are better"):
-        studies.settings_of(configuration(RATE, metric="score"))
+        search.settings_of(configuration(RATE, metric="score"))
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,7 @@ def test_a_parameter_is_tuned_only_with_the_choices_on_which_it_depends(
             "train.nesterov": {"choices": [True, False], "when": {"train.optimizer": ["sgd"]}},
         }
     )
-    tune = studies.settings_of(config)
+    tune = search.settings_of(config)
     study = studies.open_study(config, tune)
     seen = set()
     for _ in range(30):
@@ -89,13 +90,13 @@ def test_a_parameter_is_tuned_only_with_the_choices_on_which_it_depends(
         study.tell(trial, len(values))
     assert json.loads(study.best_params["train.optimizer"]) == "sgd"
     assert {optimizer for optimizer, *_ in seen} == {"adam", "sgd", "lion"}
-    ends = list(studies.extremes(tune.parameters))
+    ends = list(search.extremes(tune.parameters))
     assert {"train.optimizer": "sgd", "train.momentum": 0.9, "train.nesterov": False} in ends
     assert {"train.optimizer": "lion"} in ends
 
 
 def test_the_ends_of_a_parameter_that_depends_on_a_dependent_one_are_known() -> None:
-    tune = studies.settings_of(
+    tune = search.settings_of(
         configuration(
             {
                 "train.optimizer": {"choices": ["adam", "sgd", "lion"]},
@@ -104,7 +105,7 @@ def test_the_ends_of_a_parameter_that_depends_on_a_dependent_one_are_known() -> 
             }
         )
     )
-    ends = list(studies.extremes(tune.parameters))
+    ends = list(search.extremes(tune.parameters))
     for momentum in (0.1, 0.9):
         assert {"train.optimizer": "sgd", "train.nesterov": True, "train.momentum": momentum} in ends
 
@@ -119,7 +120,7 @@ def test_values_are_in_their_ranges_and_become_overrides(tmp_path: Path, monkeyp
         "--depth": {"low": 1, "high": 3},
     }
     config = configuration(parameters)
-    tune = studies.settings_of(config)
+    tune = search.settings_of(config)
     study = studies.open_study(config, tune)
     for _ in range(8):
         trial = study.ask()
@@ -130,7 +131,7 @@ def test_values_are_in_their_ranges_and_become_overrides(tmp_path: Path, monkeyp
         assert isinstance(values["--depth"], int)
         study.tell(trial, values["train.learning_rate"])
     fixed = {"train.learning_rate": 0.01, "model.arguments": {"width": 8}, "--depth": 2}
-    assert studies.overrides(fixed, ["--fast"]) == [
+    assert search.overrides(fixed, ["--fast"]) == [
         "train.learning_rate=0.01",
         'model.arguments={"width": 8}',
         'train.arguments=["--fast", "--depth=2"]',
@@ -142,7 +143,7 @@ def test_a_reversed_logarithmic_scale_is_finer_near_its_high_end(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     config = configuration({"train.momentum": {"low": 0.001, "high": 0.999, "scale": "reverse_log"}})
-    tune = studies.settings_of(config)
+    tune = search.settings_of(config)
     study = studies.open_study(config, tune)
     study.sampler = optuna.samplers.RandomSampler(seed=1)
     found = []
@@ -159,7 +160,7 @@ def test_a_study_is_continued_unless_its_settings_change(tmp_path: Path, monkeyp
 
     def name(**fields: Any) -> str:
         config = configuration(RATE, **fields)
-        return studies.open_study(config, studies.settings_of(config)).study_name
+        return studies.open_study(config, search.settings_of(config)).study_name
 
     first = name()
     assert name(trials=99, parallel=4, failures=9) == first

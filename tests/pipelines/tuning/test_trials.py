@@ -14,6 +14,7 @@ import pytest
 
 from slipway.core.errors import UserError
 from slipway.pipelines.api import starting
+from slipway.pipelines.config import search
 from slipway.pipelines.platforms.local import launch
 from slipway.pipelines.runs import lock
 from slipway.pipelines.runs import record as runs
@@ -88,7 +89,7 @@ def execute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Execute:
         monkeypatch.setattr(starting, "resumed", machine.resume)
         monkeypatch.setattr(launch, "start", machine.start)
         config = configuration(RATE, **fields)
-        tune = studies.settings_of(config)
+        tune = search.settings_of(config)
         study = executed.study = studies.open_study(config, tune)  # type: ignore[attr-defined]
         return list(Trials(study, RunFolder(tmp_path / "base"), config, tune).execute(stop))
 
