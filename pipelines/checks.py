@@ -17,6 +17,7 @@ from slipway.trainer.engines.installed import missing_extra
 
 if TYPE_CHECKING:
     from slipway.components.cloud.connection import Connection
+    from slipway.pipelines.config.tune import TuneSettings
     from slipway.pipelines.platforms.base import Platform
 
 SECONDS = 30.0
@@ -28,7 +29,8 @@ class Context:
     """The run to check: its configuration, platform and working folder.
 
     `runner` is how local steps execute; `builds` is False if its pipeline is only compiled. `spent` is what the
-    training has cost before the run is resumed, in US dollars.
+    training has cost before the run is resumed, in US dollars. `search` says how to search, if the training is a search
+    on the platform.
     """
 
     config: RunConfig
@@ -38,6 +40,7 @@ class Context:
     runner: Literal["process", "docker"] = "process"
     builds: bool = True
     spent: float = 0.0
+    search: TuneSettings | None = None
     _shared: dict[object, Any] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 

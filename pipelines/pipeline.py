@@ -55,6 +55,7 @@ def training_steps(
         devices=config.parsed_hardware.accelerators_per_replica,
         memory=platform.memory,
         hosts=config.parsed_hardware.machines_per_replica,
+        metric=platform.metric,
         slices=config.evaluate.slice_columns if dataset else (),
         trainer_image=image,
     )

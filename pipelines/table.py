@@ -24,6 +24,7 @@ class Task:
             Vertex AI and Kubeflow are off for every task; see `PlatformSteps.configure`.
         retried: Whether Vertex AI retries it after a failure (`vertex.retries`).
         concurrent: Whether it runs beside the other steps: it can fail its step, but neither starts nor ends it.
+        search: Whether only the pipeline of a search (`slipway tune`) has it, in place of the task before it.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Task:
     cached: bool = True
     retried: bool = True
     concurrent: bool = False
+    search: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,8 +103,12 @@ STEPS: Mapping[str, Step] = {
             outputs=("model", "metrics"),
             tasks=(Task("train", image="trainer"),),
             on={
-                # The custom job restarts its own replicas.
-                "vertex": (Task("custom-training-job", image="trainer", retried=False), Task("collect-model")),
+                # The custom job, or those of a search's trials, restart their own replicas.
+                "vertex": (
+                    Task("custom-training-job", image="trainer", retried=False),
+                    Task("hyperparameter-tuning-job", image="trainer", retried=False, search=True),
+                    Task("collect-model"),
+                ),
             },
             starts_machines=True,
             settings=("train", "model", "hardware"),

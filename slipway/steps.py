@@ -210,16 +210,28 @@ def train(
     )
 
 
-def collect_model(job: Text, output: Text, dataset: Artifact | None = None, *, image: Place = "") -> PipelineTask:
-    """Publish the model of a finished custom job. Outputs: `model`, `metrics` of the validation split.
+def collect_model(
+    job: Text,
+    output: Text,
+    dataset: Artifact | None = None,
+    *,
+    connection: Mapping[str, object] | None = None,
+    image: Place = "",
+) -> PipelineTask:
+    """Publish the model of a finished custom job, or of the best trial of a search.
+
+    Outputs: `model`, `metrics` of the validation split.
 
     Args:
-        job: The output `gcp_resources` of CustomTrainingJobOp; "" if the job ended in an earlier attempt of the run.
+        job: The output `gcp_resources` of CustomTrainingJobOp or HyperparameterTuningJobRunOp; "" if the job ended in
+            an earlier attempt of the run.
         output: The job's base output directory, a gs:// URI.
         dataset: The prepared data set on which the model was trained, if there is one.
+        connection: As for `find_champion`, if the job is a search; None for a custom job.
         image: The container image of the task.
     """
-    return _task(_train.collect_model, image, job=job, output=output, dataset=dataset)
+    place = json.dumps(connection) if connection else ""
+    return _task(_train.collect_model, image, job=job, output=output, place=place, dataset=dataset)
 
 
 def evaluate(

@@ -25,10 +25,13 @@ TRACEBACK = "Traceback (most recent call last):"
 TAIL_LINES = 24
 LONGEST_TRACEBACK = 200
 FAILED = "JOB_STATE_FAILED"
+INFEASIBLE = "INFEASIBLE"  # of a trial: "done but missing the final_measurement"
 LIST_ENTRIES = "logging.logEntries.list"
 RESOURCES = "output:gcp_resources"
 # Of FLEX_START, in seconds, where a job sets none (Scheduling.max_wait_duration).
 DEFAULT_WAIT = 86400.0
+# The jobs that launchers create: a training, or a search.
+KINDS = ("CustomJob", "HyperparameterTuningJob")
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class _FailedJob:
     """A failed custom job: its resource name, the service's message, and its log or why that could not be read.
 
     `waited` is for how many seconds it waited for machines in vain, as FLEX_START does; 0 if that is not why it failed.
+    `trial` is the number of the search's trial that it executed, if any.
     """
 
     name: str
@@ -60,6 +64,7 @@ class _FailedJob:
     lines: list[LogLine]
     unread: str | None = None
     waited: float = 0.0
+    trial: str | None = None
 
 
 def explain(
@@ -108,6 +113,8 @@ def explain(
             "slipway run --resume latest, later; or a longer wait: --hardware 'CHOICE+flex+wait=24h'",
             ("flex",),
         )
+    if failed is not None and failed.trial:
+        message = f"Trial {failed.trial}: {message}"
     if failed is not None and failed.unread:
         message += f"\nIts log could not be read: {failed.unread}"
     return Explanation(
@@ -123,17 +130,25 @@ def explain(
 
 
 def custom_jobs(task: PipelineTaskDetail) -> list[str]:
-    """Return the resource names of a task's custom jobs: first those it created, then those that executed it."""
+    """Return the resource names of a task's jobs: first those it created, then the custom jobs that executed it.
+
+    A search is a job whose trials are custom jobs.
+    """
     created = []
     metadata: JsonObject = task.execution.metadata or {}  # None without an execution
     if metadata.get(RESOURCES):
         resources = json.loads(metadata[RESOURCES]).get("resources", [])
-        uris = [resource["resourceUri"] for resource in resources if resource.get("resourceType") == "CustomJob"]
+        uris = [resource["resourceUri"] for resource in resources if resource.get("resourceType") in KINDS]
         created = [uri.partition("/v1/")[2] for uri in uris]
     container = task.executor_detail.container_detail
     own = task.executor_detail.custom_job_detail
     named = [*created, own.job, *own.failed_jobs, container.main_job, *container.failed_main_jobs]
     return list(dict.fromkeys(name for name in named if name))
+
+
+def is_search(job: str) -> bool:
+    """Return whether a job is a search, by its resource name."""
+    return "/hyperparameterTuningJobs/" in job
 
 
 def evaluation(task: PipelineTaskDetail) -> JsonObject:
@@ -182,6 +197,10 @@ def _failed_job(connection: Connection, names: Iterable[str]) -> _FailedJob | No
     reader = LogReader(connection)
     candidates = []
     for name in names:
+        if is_search(name):
+            if (trial := _failed_trial(connection, reader, name)) is not None:
+                return trial
+            continue
         try:
             job = retried(lambda name=name: connection.jobs.get_custom_job(name=name))  # type: ignore[misc]
         except Exception as error:
@@ -206,6 +225,19 @@ def _waited(job: CustomJob) -> float:
     seconds = (job.end_time - job.create_time).total_seconds()
     longest = scheduling.max_wait_duration.total_seconds() if scheduling.max_wait_duration else DEFAULT_WAIT
     return seconds if seconds >= longest else 0.0
+
+
+def _failed_trial(connection: Connection, reader: LogReader, name: str) -> _FailedJob | None:
+    """Return the custom job of a search's first trial without a result; None if all have one."""
+    search = retried(lambda: connection.jobs.get_hyperparameter_tuning_job(name=name))
+    trial = next((trial for trial in search.trials if trial.state.name == INFEASIBLE), None)
+    if trial is None:
+        return None
+    job = retried(lambda: connection.jobs.get_custom_job(name=trial.custom_job)) if trial.custom_job else search
+    lines, unread = _log(reader, name)
+    own = [line for line in lines if line.trial == trial.id]
+    message = job.error.message or trial.infeasible_reason or search.error.message
+    return _FailedJob(trial.custom_job or name, message, own, unread, trial=trial.id)
 
 
 def _log(reader: LogReader, job: str) -> tuple[list[LogLine], str | None]:

@@ -75,13 +75,17 @@ def text_of(entry: JsonObject) -> str:
 
 @dataclass(frozen=True)
 class LogLine:
-    """One log line: time, the custom job's number, the replica (workerpool0-0), severity, text."""
+    """One log line: time, the job's number, the replica (workerpool0-0), severity, text.
+
+    The log of a search has the lines of all trials; `trial` is the trial's number, "" in other logs.
+    """
 
     time: datetime
     job: str
     replica: str
     severity: str
     text: str
+    trial: str = ""
 
 
 class LogReader:
@@ -109,7 +113,9 @@ def _lines(number: str, entry: JsonObject) -> list[LogLine]:
     worker = entry.get("labels", {}).get("ml.googleapis.com/tpu_worker_id", "")
     replica = labels.get("task_name", SERVICE) + (f"-{worker}" if worker else "")
     severity, time = entry.get("severity", "DEFAULT"), time_of(entry)
-    return [LogLine(time, number, replica, severity, text) for text in text_of(entry).splitlines()]
+    own = entry.get("labels", {})
+    trial = own.get("ml.googleapis.com/trial_id") or own.get("trial_id", "")
+    return [LogLine(time, number, replica, severity, text, trial) for text in text_of(entry).splitlines()]
 
 
 def not_noise(lines: Iterable[LogLine]) -> list[LogLine]:

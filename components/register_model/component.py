@@ -142,6 +142,7 @@ def register_version(
             champion=champion,
             uri=model.uri,
             metrics=metrics.metadata,
+            parameters=model.metadata.get("parameters", ""),
         )
         registered.uri = f"https://{connection.region}-aiplatform.googleapis.com/v1/{version.name}"
         checked = UNCHECKED not in metrics.metadata
@@ -149,4 +150,6 @@ def register_version(
         registered.metadata.update(resourceName=version.name, **result)
         if note:
             registered.metadata["note"] = note
+        if "parameters" in model.metadata:  # the best trial's, of a search
+            registered.metadata["parameters"] = model.metadata["parameters"]
         outcome.outputs = {"model": version.name, **result}

@@ -43,8 +43,8 @@ class Candidate:
     """A trained model to register.
 
     `uri` is its folder in Cloud Storage, `container` what serves it (ModelContainerSpec). `job` is the resource name of
-    its pipeline job (lineage). `metrics` on the test split, their 95% confidence `intervals` and `note`, a sentence, go
-    into the version's description.
+    its pipeline job (lineage). `metrics` on the test split, their 95% confidence `intervals`, the `parameters` that a
+    search has found and `note`, a sentence, go into the version's description.
     """
 
     model: str
@@ -57,6 +57,7 @@ class Candidate:
     encryption_key: str | None = None
     note: str = ""
     intervals: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    parameters: JsonObject = field(default_factory=dict)
 
 
 class ModelRegistry:
@@ -152,7 +153,8 @@ def label(text: str) -> str:
 def _description(candidate: Candidate) -> str:
     between = {name: f" (95%: {low:.4f} to {high:.4f})" for name, (low, high) in candidate.intervals.items()}
     text = ", ".join(f"{name} {value:.4f}{between.get(name, '')}" for name, value in candidate.metrics.items())
-    return f"{text}. {candidate.note}" if candidate.note else text
+    tuned = ", ".join(f"{name} {value}" for name, value in candidate.parameters.items())
+    return ". ".join(part for part in (text, f"Tuned: {tuned}" if tuned else "", candidate.note) if part)
 
 
 def _version(model: Any) -> RegisteredVersion:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 
@@ -83,8 +84,11 @@ def register_in_model_registry(
     champion: str,
     uri: str,
     metrics: JsonObject,
+    parameters: str = "",
 ) -> tuple[RegisteredVersion, str | None]:
     """Register the model at `uri` in Vertex AI's Model Registry; see the component for the arguments.
+
+    `parameters` are those of a search's best trial by name, JSON.
 
     Returns:
         The version, and the reason if it is not the champion.
@@ -101,6 +105,7 @@ def register_in_model_registry(
             metrics=_numeric(metrics),
             intervals=metrics.get(INTERVALS, {}),
             note=str(metrics.get(UNCHECKED, "")),
+            parameters=json.loads(parameters or "{}"),
             **candidate,
         ),
         None if champion == NONE_ASKED else champion,

@@ -17,6 +17,7 @@ from slipway.pipelines.platforms.table import platform_of
 if TYPE_CHECKING:
     from slipway.pipelines.checks import Finding
     from slipway.pipelines.config.config import RunConfig
+    from slipway.pipelines.config.tune import TuneSettings
     from slipway.pipelines.runs.record import RunFolder, RunRecord
 
 
@@ -42,6 +43,7 @@ def check(
     submitting: bool = False,
     builds: bool = True,
     spent: float = 0.0,
+    search: TuneSettings | None = None,
 ) -> list[Finding]:
     """Make the doctor's checks that apply to a run; return the warnings.
 
@@ -53,7 +55,7 @@ def check(
     from slipway.pipelines.checks import Context
     from slipway.pipelines.doctor import refuse_on_failure
 
-    context = Context(configuration, platform_of(target), rehearsal, Path.cwd(), runner, builds, spent)
+    context = Context(configuration, platform_of(target), rehearsal, Path.cwd(), runner, builds, spent, search)
     return refuse_on_failure(context, submitting=submitting)
 
 

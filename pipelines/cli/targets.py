@@ -43,13 +43,13 @@ def show_warnings(findings: Iterable[Finding]) -> None:
         error_console.print(f"[yellow]warning:[/] {escape(finding.check)}: {escape(finding.found)}")
 
 
-def show_cost(config: RunConfig, target: str, say: Say) -> None:
+def show_cost(config: RunConfig, target: str, say: Say, trials: int = 1) -> None:
     """Show what a run costs at most, if its training costs anything on its platform."""
     platform = platform_of(target)
     for candidate in platform.candidates(config):
         bill = platform.bill(candidate)
         if bill is not None:
-            say(f"cost: {bill}")
+            say(f"cost: {bill.times(trials)}")
 
 
 def check_runner_on(target: str, runner: Runner) -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
 from slipway.core.errors import UserError
+from slipway.core.values import spoken
 from slipway.pipelines.cli.start import Outcome
-from slipway.pipelines.cli.targets import show_warnings
+from slipway.pipelines.cli.targets import Target, show_cost, show_warnings
 from slipway.pipelines.options import Configuration, ConfigurationFile, Hardware, Json, Overrides, configuration_path
-from slipway.pipelines.platforms.table import DEFAULT, platform_of
+from slipway.pipelines.platforms.table import DEFAULT, PLATFORMS, platform_of
 from slipway.pipelines.terminal import EXIT_INTERRUPTED, console, error_console, user_errors
 
 if TYPE_CHECKING:
@@ -25,13 +26,18 @@ if TYPE_CHECKING:
 def tune(
     file: ConfigurationFile = None,
     config: Configuration = None,
+    target: Target = DEFAULT,
     hardware: Hardware = None,
     overrides: Overrides = None,
+    no_wait: Annotated[
+        bool, typer.Option("--no-wait", help="Submit the search and return at once, on Vertex AI.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Train with different settings (section tune) on this machine; evaluate and register the best model.
+    """Train with different settings (section tune); evaluate and register the best model.
 
-    The same command continues a search that was stopped, or adds trials if tune.trials is raised.
+    On this machine, the same command continues a search that was stopped, or adds trials if tune.trials is raised. On
+    Vertex AI, a search is a run, whose training is a hyperparameter tuning job.
     """
     from slipway.pipelines.api import starting
     from slipway.pipelines.config import search
@@ -43,13 +49,26 @@ def tune(
     from slipway.pipelines.tuning import study as studies
     from slipway.pipelines.tuning import trials
 
+    if target != DEFAULT and not platform_of(target).searches:
+        raise UserError(
+            f"slipway tune does not search on {platform_of(target).title}.",
+            setting="--target",
+            value=target,
+            allowed=spoken([DEFAULT, *(name for name, platform in PLATFORMS.items() if platform.searches)]),
+            fix="slipway tune, on this machine",
+        )
     path = configuration_path(file, config)
     configuration = load(path, overrides or (), hardware)
     settings = search.settings_of(configuration)
     for values in search.extremes(settings.parameters):  # whether they are valid
         load(path, [*(overrides or ()), *search.overrides(values, configuration.train.arguments)], hardware)
-    show_warnings(starting.check(configuration, DEFAULT))
     outcome = Outcome(error_console if as_json else console, as_json=as_json)
+    if target != DEFAULT:
+        show_warnings(starting.check(configuration, target, submitting=True, search=settings))
+        show_cost(configuration, target, outcome.say, settings.trials)
+        outcome.of_remote(platform_of(target).tune(configuration, settings, outcome.say), wait=not no_wait)
+        return
+    show_warnings(starting.check(configuration, DEFAULT))
     study = studies.open_study(configuration, settings)
     with studies.locked(configuration), tracked_study(configuration, study.study_name, outcome.say):
         forks = run_starter(configuration, platform_of(DEFAULT))

@@ -37,6 +37,7 @@ def cost(context: Context) -> str:
     bill = context.platform.bill(context.config)
     if bill is None:
         raise NotApplicableError(f"the section {context.platform.name} is missing")
+    bill = bill.times(context.search.trials) if context.search else bill
     bill.check(context.config.budget, context.spent)
     return str(bill)
 

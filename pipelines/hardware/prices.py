@@ -68,6 +68,7 @@ class Bill:
 
     `setting` is the setting of that time limit in hours; "" if it is an option of the hardware. `without` is what the
     platform adds to list prices at rates that are not known, "" if nothing; with it, all costs are lower bounds.
+    `trials` is the number of trainings of a search.
     """
 
     hardware: Hardware
@@ -76,6 +77,11 @@ class Bill:
     tries: int
     setting: str = ""
     without: str = ""
+    trials: int = 1
+
+    def times(self, trials: int) -> Bill:
+        """Return what a search of this many such trainings costs at most."""
+        return replace(self, trials=trials)
 
     @property
     def date(self) -> str:
@@ -91,7 +97,7 @@ class Bill:
     def worst_case(self) -> float | None:
         """The price of all tries in US dollars; None if it is not known."""
         price = self.per_hour
-        return None if price is None else price * self.seconds / 3600 * self.tries
+        return None if price is None else price * self.seconds / 3600 * self.tries * self.trials
 
     def __str__(self) -> str:
         price, worst = self.per_hour, self.worst_case
@@ -100,6 +106,7 @@ class Bill:
             return f"the price of {self.hardware} in {self.region} is not known ({of})"
         least, without = ("at least ", f" without {self.without}") if self.without else ("", "")
         tries = f"{self.tries} {'tries' if self.tries > 1 else 'try'} of {write_time(round(self.seconds))}"
+        tries = f"{self.trials} trials, {tries} each" if self.trials > 1 else tries
         text = f"{least}{dollars(price)} per hour in {self.region}, {dollars(worst)} in the worst case ({tries})"
         return f"{text}; {of}{without}"
 
@@ -135,7 +142,7 @@ class Bill:
         And the option that sets it; both None if there is none. A resumed run keeps its hardware and its options.
         """
         price = self.per_hour
-        seconds = int(3600 * budget / price / self.tries) if price else 0
+        seconds = int(3600 * budget / price / self.tries / self.trials) if price else 0
         if resumed and not (self.setting and seconds >= MIN_SECONDS):
             return None, None
         if seconds >= MIN_SECONDS:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from slipway.components.notify.settings import NotifySettings
     from slipway.pipelines.checks import Check, Context
     from slipway.pipelines.config.config import RunConfig
+    from slipway.pipelines.config.tune import TuneSettings
     from slipway.pipelines.hardware.prices import Bill
     from slipway.pipelines.images.images import Wanted
     from slipway.pipelines.platforms.steps import PlatformSteps
@@ -41,6 +42,7 @@ class Platform(ABC):
         mounts_buckets: Whether a program finds gs://BUCKET as /gcs/BUCKET, and no file of this machine.
         sets_up: Whether `slipway setup` prepares it.
         batches: Whether `slipway batch` runs there.
+        searches: Whether `slipway tune` submits a run there whose training is a search.
         extra: The optional dependencies that it needs.
         stop_seconds: Time that the processes of a stopped run have until they are killed.
         stopping: What stopping a run does first, if that takes long.
@@ -54,6 +56,7 @@ class Platform(ABC):
     mounts_buckets: ClassVar[bool] = False
     sets_up: ClassVar[bool] = False
     batches: ClassVar[bool] = False
+    searches: ClassVar[bool] = False
     extra: ClassVar[str | None] = None
     stop_seconds: ClassVar[float] = 20.0
     stopping: ClassVar[str] = ""
@@ -138,6 +141,10 @@ class Platform(ABC):
         )
 
     # Runs
+
+    def tune(self, config: RunConfig, search: TuneSettings, say: Say) -> tuple[RunFolder, RunRecord]:
+        """Submit a run whose training is a search, if the platform `searches`; see `RemotePlatform.start`."""
+        raise NotImplementedError(f"{self.name} does not search")
 
     @abstractmethod
     def compile_to(self, path: Path, config: RunConfig, say: Say) -> None:

@@ -45,11 +45,13 @@ class PlatformSteps(ABC):
     Attributes:
         last: The step after which the pipeline ends, if it is a part of one; see `slipway run --only`.
         registers: Whether promoted models are registered.
+        metric: Metric that the trials of a search report; "" if the training is no search.
         memory: Memory in bytes to which the plan reduces the batch size; 0 for no limit.
     """
 
     last: str | None = None
     registers: bool = True
+    metric: str = ""
     memory: int = 0
 
     @abstractmethod

@@ -179,6 +179,8 @@ def outcome(step: StepRecord, *, judged: bool) -> str:
         text = "validation " + ", ".join(f"{name} {value:.4f}" for name, value in measured)
         restarts = len(outputs.get("restarts", []))
         text += f", {restarts} restart{'s' if restarts > 1 else ''}" if restarts else ""
+        tuned = ", ".join(f"{name} {value}" for name, value in outputs.get("parameters", {}).items())
+        text += f" of trial {outputs['trial']}: {tuned}" if tuned else ""
     elif step.name == "evaluate" and "metrics" in outputs:
         metric = outputs.get("metric", "accuracy")
         text = f"{metric} {outputs['metrics'][metric]:.4f}"

@@ -130,8 +130,8 @@ class RunRecord(BaseModel):
     `tries` counts the jobs, and `trained` says whether an earlier one finished the training. `region` is where it runs,
     and `refused` lists the tries without quota or capacity. `rehearsal` is the number
     of steps of a rehearsal, 0 for a run. `part` is set if it executes only some steps, on the inputs of an earlier run,
-    and `study` is the name of the search to which it belongs. `cost` is None if the training cost nothing, or its price
-    is not known.
+    and `study` is the name of the search to which it belongs; `searches` says whether its training is itself a search.
+    `cost` is None if the training cost nothing, or its price is not known.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -142,6 +142,7 @@ class RunRecord(BaseModel):
     rehearsal: int = 0
     part: Part | None = None
     study: str | None = None
+    searches: bool = False
     runner: Literal["process", "docker"] = "process"
     status: Status = "running"
     created: datetime

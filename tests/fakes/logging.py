@@ -21,6 +21,8 @@ class Log:
         self.world = world
         self.entries: list[dict[str, Any]] = []
         self._last = datetime.fromtimestamp(0, UTC)
+        # The search and the number of the trial that custom jobs execute: their lines are in the search's log.
+        self.trials: dict[str, tuple[str, str]] = {}
 
     def write(self, project: str, log: str, resource: dict[str, Any], line: str | dict[str, Any]) -> None:
         """Store a line. A dict has its "message" and the entry's fields: severity, labels, textPayload."""
@@ -44,6 +46,10 @@ class Log:
 
     def write_job(self, job: str, replica: str, line: str | dict[str, Any]) -> None:
         """Store a line of a custom job's replica (workerpool0-0) or of the service ("service")."""
+        if job in self.trials:
+            job, trial = self.trials[job]
+            fields = {"message": line} if isinstance(line, str) else line
+            line = {**fields, "labels": {**fields.get("labels", {}), "ml.googleapis.com/trial_id": trial}}
         _, number, _, location, _, identity = job.split("/")
         project = self.world.project(number).id
         labels = {"job_id": identity, "project_id": project, "task_name": replica, "location": location}

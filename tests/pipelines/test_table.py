@@ -91,7 +91,7 @@ def compiled(platform: str, tmp_path_factory: pytest.TempPathFactory) -> Compile
 def rows(platform: str) -> list[tuple[Step, Task]]:
     # The images of this run are built before it.
     steps = [step for step in STEPS.values() if step.is_on(platform) and step.name != "build_image"]
-    return [(step, task) for step in steps for task in step.tasks_on(platform)]
+    return [(step, task) for step in steps for task in step.tasks_on(platform) if not task.search]
 
 
 def test_a_pipeline_has_the_tasks_of_the_table(platform: str, compiled: Compiled) -> None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from slipway.components.notify.settings import NotifySettings
     from slipway.pipelines.checks import Check, Context
     from slipway.pipelines.config.config import RunConfig
+    from slipway.pipelines.config.tune import TuneSettings
     from slipway.pipelines.hardware.prices import Bill
     from slipway.pipelines.images.images import Wanted
     from slipway.pipelines.runs.record import RunFolder, RunRecord, Watcher
@@ -28,6 +29,7 @@ class VertexPlatform(RemotePlatform):
     mounts_buckets = True
     sets_up = True
     batches = True
+    searches = True
     extra = "cloud"
 
     def checks(self) -> Sequence[Check]:
@@ -117,6 +119,11 @@ class VertexPlatform(RemotePlatform):
         from slipway.pipelines.platforms.vertex import run
 
         return run.start(config, say)
+
+    def tune(self, config: RunConfig, search: TuneSettings, say: Say) -> tuple[RunFolder, RunRecord]:
+        from slipway.pipelines.platforms.vertex import run
+
+        return run.start(config, say, search)
 
     def resume(self, folder: RunFolder, say: Say) -> tuple[RunFolder, RunRecord]:
         from slipway.pipelines.platforms.vertex import run

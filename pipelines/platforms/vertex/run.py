@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.dataflow import DataflowJobs, prefix_of
-from slipway.components.cloud.explanation import custom_jobs, explain
+from slipway.components.cloud.explanation import custom_jobs, explain, is_search
 from slipway.components.cloud.logs import LogReader, not_noise
 from slipway.components.cloud.refusals import refusal
 from slipway.components.cloud.retries import is_transient, paced, retried, status_of
@@ -20,6 +20,8 @@ from slipway.components.page import name_version
 from slipway.components.step import WorkFailed
 from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig, load, vertex_of
+from slipway.pipelines.config.search import settings_of
+from slipway.pipelines.config.tune import TuneSettings
 from slipway.pipelines.hardware.prices import Bill, vertex_bill
 from slipway.pipelines.images.images import Images, Say, ensure_images
 from slipway.pipelines.platforms.vertex import submission
@@ -38,8 +40,8 @@ POLL_SECONDS = 10.0
 RIGHTS = "aiplatform.pipelineJobs"
 ENDED = ("PIPELINE_STATE_SUCCEEDED", "PIPELINE_STATE_FAILED", "PIPELINE_STATE_CANCELLED")
 
-# The task that creates the custom job of the training.
-TRAINING = STEPS["train"].tasks_on("vertex")[0].name
+# The tasks that create the job of the training.
+TRAINING = tuple(task.name for task in STEPS["train"].tasks_on("vertex")[:-1])
 # Number of polls for a submitted run to start; only then can it be added to its experiment.
 START_POLLS = 12
 # A run that Vertex AI does not know may be submitted by another process for this long.
@@ -62,12 +64,15 @@ class UnreachableError(UserError):
 class VertexRun:
     """The run on Vertex AI whose record is in `folder`; `config` is that of the candidate on which it runs."""
 
-    def __init__(self, folder: RunFolder, config: RunConfig | None = None) -> None:
+    def __init__(self, folder: RunFolder, config: RunConfig | None = None, search: TuneSettings | None = None) -> None:
         self.folder = folder
         self.candidates = candidates(config or load(folder.configuration_file))
+        self.search = search  # how to search, if the training is a search
         self._take(0)
         if folder.record_file.exists():
-            self.take_recorded(folder.read())
+            record = folder.read()
+            self.take_recorded(record)
+            self.search = settings_of(self.config) if record.searches else None
 
     def _take(self, position: int) -> None:
         self.position, self.config = position, self.candidates[position]
@@ -97,7 +102,8 @@ class VertexRun:
     @property
     def bill(self) -> Bill:
         """What its training costs at most."""
-        return vertex_bill(self.config.parsed_hardware, vertex_of(self.config).region)
+        bill = vertex_bill(self.config.parsed_hardware, vertex_of(self.config).region)
+        return bill.times(self.search.trials) if self.search else bill
 
     def submit(self, images: Images, earlier: RunRecord | None = None) -> RunRecord:
         """Compile the pipeline, create the job, and record it.
@@ -125,7 +131,9 @@ class VertexRun:
             record.cost, record.refused = earlier.cost, earlier.refused
         if not record.trained:
             self.bill.check(self.config.budget, record.cost.dollars if record.cost else 0.0)
-        submission.compile_pipeline(self.config, images, self.folder.specification_file, kept, trained=record.trained)
+        submission.compile_pipeline(
+            self.config, images, self.folder.specification_file, kept, trained=record.trained, search=self.search
+        )
         record.job = f"{self.connection.parent}/pipelineJobs/{job_id}"
         record.console = submission.console_url(self.config, job_id)
         record.tries = tries
@@ -249,13 +257,17 @@ class VertexRun:
             live = [task for task in job.job_detail.task_details if task.state.name in (*RUNNING, "CANCELLED")]
             for name in {name for task in live for name in custom_jobs(task)[:1]} - stopping:
                 # A launcher that is killed does not stop the job that it created.
-                self._stop(lambda name=name: self.connection.jobs.cancel_custom_job(name=name))  # type: ignore[misc]
+                self._stop(lambda name=name: self._cancel_job(name))  # type: ignore[misc]
                 stopping.add(name)
             if job.state.name in ENDED:
                 record = self.refresh(record)
                 self._cancel_dataflow(record)
                 return record
             pause()
+
+    def _cancel_job(self, name: str) -> None:
+        jobs = self.connection.jobs
+        (jobs.cancel_hyperparameter_tuning_job if is_search(name) else jobs.cancel_custom_job)(name=name)
 
     def _cancel_dataflow(self, record: RunRecord) -> None:
         """Cancel the Dataflow job of a step that was killed before it could cancel the job itself.
@@ -303,7 +315,8 @@ class VertexRun:
             except Exception as error:
                 raise self._refusal(error, "read the logs", "logging.logEntries.list") from error
             for line in lines if raw else not_noise(lines):
-                yield f"{'' if step else steps[line.job] + ' '}{line.replica} | {line.text}"
+                trial = f"trial {line.trial} " if line.trial else ""
+                yield f"{'' if step else steps[line.job] + ' '}{trial}{line.replica} | {line.text}"
             if not follow or job.state.name in ENDED:
                 return
             pause()
@@ -371,11 +384,15 @@ class VertexRun:
 
     def _training_seconds(self, job: PipelineJob) -> float:
         """Return how long the machines of the custom job ran; 0 if that is not known, or none was created."""
-        task = next((task for task in job.job_detail.task_details if task.task_name == TRAINING), None)
+        task = next((task for task in job.job_detail.task_details if task.task_name in TRAINING), None)
         with contextlib.suppress(Exception):  # an estimate is not what decides about the run
             for name in custom_jobs(task)[:1] if task else ():
-                found = retried(lambda name=name: self.connection.jobs.get_custom_job(name=name))  # type: ignore[misc]
-                return (found.end_time - found.start_time).total_seconds() if found.start_time else 0.0
+                jobs = self.connection.jobs
+                read = jobs.get_hyperparameter_tuning_job if is_search(name) else jobs.get_custom_job
+                found = retried(lambda name=name, read=read: read(name=name))  # type: ignore[misc]
+                trainings = found.trials if is_search(name) else [found]
+                times = [each.end_time - each.start_time for each in trainings if each.start_time and each.end_time]
+                return sum(time.total_seconds() for time in times)
         return 0.0
 
     def _download(self, uri: str | None, file: Path) -> bool:
@@ -401,6 +418,7 @@ class VertexRun:
             platform="vertex",
             hardware=str(self.config.parsed_hardware),
             region=vertex_of(self.config).region,
+            searches=self.search is not None,
             created=datetime.now(UTC),
             steps=[],
         )
@@ -413,8 +431,8 @@ class VertexRun:
         self.folder.write(record)
 
 
-def start(config: RunConfig, say: Say) -> tuple[RunFolder, RunRecord]:
-    """Ensure that the images exist, submit the run and print its URL.
+def start(config: RunConfig, say: Say, search: TuneSettings | None = None) -> tuple[RunFolder, RunRecord]:
+    """Ensure that the images exist, submit the run, whose training may be a search, and print its URL.
 
     Returns:
         The run. Its status is failed if a build failed or Vertex AI became unreachable.
@@ -422,7 +440,7 @@ def start(config: RunConfig, say: Say) -> tuple[RunFolder, RunRecord]:
     Raises:
         UserError: An image cannot be built, or Vertex AI refuses the run, whose folder is removed.
     """
-    return submitted(VertexRun(runs.create(config), config), None, say)
+    return submitted(VertexRun(runs.create(config), config, search), None, say)
 
 
 def resume(folder: RunFolder, say: Say) -> tuple[RunFolder, RunRecord]:

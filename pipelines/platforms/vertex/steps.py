@@ -6,10 +6,12 @@ kfp reads a pipeline's annotations as objects, so they are not postponed here.
 import functools
 from collections.abc import Callable
 
+from google_cloud_pipeline_components.utils import container_component_dumps
 from google_cloud_pipeline_components.v1.custom_job import (
     CustomTrainingJobOp,
     create_custom_training_job_from_component,
 )
+from google_cloud_pipeline_components.v1.hyperparameter_tuning_job import HyperparameterTuningJobRunOp
 from google_cloud_pipeline_components.v1.vertex_notification_email import VertexNotificationEmailOp
 from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
@@ -21,8 +23,10 @@ from slipway.components.notify.component import notify
 from slipway.components.notify.settings import ExitTask
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.setup_access.component import setup_access
+from slipway.components.train.search import TRIALS
 from slipway.pipelines.config.config import RunConfig, vertex_of
 from slipway.pipelines.config.resources import VertexStepResources, resources_of
+from slipway.pipelines.config.tune import TuneSettings
 from slipway.pipelines.hardware.quotas import step_machine
 from slipway.pipelines.images.images import Images
 from slipway.pipelines.parameters import Channels, with_parameters
@@ -30,6 +34,7 @@ from slipway.pipelines.pipeline import training_steps
 from slipway.pipelines.platforms.steps import Champion, PlatformSteps
 from slipway.pipelines.platforms.vertex.access import access_settings, uses_dataflow, with_dataflow
 from slipway.pipelines.platforms.vertex.endpoints.files import FILES
+from slipway.pipelines.platforms.vertex.search import request
 from slipway.pipelines.platforms.vertex.settings import VertexSettings
 from slipway.pipelines.platforms.vertex.submission import console_url, facts_of, serving_container
 from slipway.pipelines.table import STEPS, TASKS, Role, Task
@@ -41,10 +46,14 @@ class VertexSteps(PlatformSteps):
     If the resumed run is `trained`, no job is created: the model is in the run's output directory.
     """
 
-    def __init__(self, settings: VertexSettings, images: Images, *, trained: bool) -> None:
+    def __init__(
+        self, settings: VertexSettings, images: Images, *, trained: bool, search: TuneSettings | None = None
+    ) -> None:
         self.settings = settings
         self.images = images
         self.trained = trained
+        self.search = search
+        self.metric = str(search.metric) if search else ""
 
     def image(self, role: Role) -> str:
         return {"steps": self.images.steps, "trainer": self.images.trainer, "evaluation": self.images.evaluation}[role]
@@ -138,6 +147,8 @@ class VertexSteps(PlatformSteps):
         output: str | PipelineParameterChannel,
         access: dsl.PipelineTask | None,
     ) -> dsl.PipelineTask:
+        if self.search is not None:
+            return self._tuned(config, self.search, worker_pool_specs, dataset, output, access)
         if self.trained:
             return self.add(steps.collect_model, "", output, dataset)
         job = CustomTrainingJobOp(
@@ -158,6 +169,29 @@ class VertexSteps(PlatformSteps):
         if access is not None:
             job.after(access)
         return self.add(steps.collect_model, job.outputs["gcp_resources"], output, dataset)
+
+    def _tuned(
+        self,
+        config: RunConfig,
+        search: TuneSettings,
+        worker_pool_specs: PipelineParameterChannel,
+        dataset: PipelineArtifactChannel,
+        output: str | PipelineParameterChannel,
+        access: dsl.PipelineTask | None,
+    ) -> dsl.PipelineTask:
+        """Add the search, whose best trial's model is collected. Each attempt of a run has trials of its own."""
+        if self.trained:
+            return self.add(steps.collect_model, "", output, dataset, connection=self._connection)
+        job = _tuning_job(config, self.settings, search)(
+            worker_pool_specs=worker_pool_specs,
+            base_output_directory=f"{output}/{TRIALS}/{dsl.PIPELINE_JOB_NAME_PLACEHOLDER}",
+            project=self.settings.project,
+            location=self.settings.region,
+        ).set_display_name("train")
+        self.configure(job, TASKS["hyperparameter-tuning-job"])
+        if access is not None:
+            job.after(access)
+        return self.add(steps.collect_model, job.outputs["gcp_resources"], output, dataset, connection=self._connection)
 
     def find_champion(self, config: RunConfig) -> Champion:
         """Return the champion at the time of the run, not of the compilation."""
@@ -208,6 +242,7 @@ def pipeline(
     defaults: RunConfig | None = None,
     *,
     trained: bool = False,
+    search: TuneSettings | None = None,
 ) -> BaseComponent:
     """Return the pipeline for Vertex AI. Its parameters are those of the configuration.
 
@@ -217,11 +252,12 @@ def pipeline(
         run_id: The run to resume, whose output directory is kept; by default, each job has its own.
         defaults: The configuration with the default values of the parameters; by default, `config`.
         trained: Whether an earlier attempt of that run finished the training.
+        search: How to search, if the training is a search.
 
     Raises:
         UserError: The configuration has no vertex section.
     """
-    platform = VertexSteps(vertex_of(config), images, trained=trained)
+    platform = VertexSteps(vertex_of(config), images, trained=trained, search=search)
     run = run_id or dsl.PIPELINE_JOB_NAME_PLACEHOLDER
 
     @dsl.pipeline(name=config.name, description=f"Slipway: {config.title}")
@@ -232,3 +268,51 @@ def pipeline(
             training_steps(config, platform, run, f"{platform.settings.bucket}/runs/{run}", champion, parameters)
 
     return training
+
+
+def _tuning_job(config: RunConfig, settings: VertexSettings, search: TuneSettings) -> BaseComponent:
+    """Return a component that creates a search by GCPC's launcher.
+
+    GCPC's own component has neither scheduling nor early stopping nor labels.
+    """
+    launcher = HyperparameterTuningJobRunOp.component_spec.implementation.container
+    scheduling = {
+        "restart_job_on_worker_restart": config.parsed_hardware.hosts > 1,
+        **config.parsed_hardware.scheduling(),
+    }
+
+    @dsl.container_component
+    def hyperparameter_tuning_job(
+        worker_pool_specs: list,  # type: ignore[type-arg]
+        base_output_directory: str,
+        project: str,
+        location: str,
+        gcp_resources: dsl.OutputPath(str),  # type: ignore[valid-type]
+    ) -> dsl.ContainerSpec:
+        job = {
+            "worker_pool_specs": worker_pool_specs,
+            "scheduling": scheduling,
+            "base_output_directory": {"output_uri_prefix": base_output_directory},
+            "service_account": settings.service_account or "",
+            "network": settings.network or "",
+        }
+        payload = {
+            **request(config, search, job),
+            "labels": settings.labels,
+            "encryption_spec": {"kms_key_name": settings.encryption_key or ""},
+        }
+        arguments = {"--project": project, "--location": location, "--gcp_resources": gcp_resources}
+        return dsl.ContainerSpec(
+            image=launcher.image,
+            command=launcher.command,
+            args=[
+                "--type",
+                "HyperparameterTuningJob",
+                "--payload",
+                container_component_dumps(payload),
+                *(part for option in arguments.items() for part in option),
+            ],
+        )
+
+    component: BaseComponent = hyperparameter_tuning_job
+    return component

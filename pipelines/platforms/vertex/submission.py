@@ -17,6 +17,7 @@ from slipway.components.register_model.model_registry import label
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig, vertex_of
+from slipway.pipelines.config.tune import TuneSettings
 from slipway.pipelines.hardware import validate_for
 from slipway.pipelines.hardware.placement import check_python
 from slipway.pipelines.images.images import Images
@@ -122,13 +123,14 @@ def compile_pipeline(
     defaults: RunConfig | None = None,
     *,
     trained: bool = False,
+    search: TuneSettings | None = None,
 ) -> None:
     """Write the pipeline spec; see `steps.pipeline` for the other arguments."""
     from kfp import compiler
 
     from slipway.pipelines.platforms.vertex.steps import pipeline
 
-    compiler.Compiler().compile(pipeline(config, images, run_id, defaults, trained=trained), str(target))
+    compiler.Compiler().compile(pipeline(config, images, run_id, defaults, trained=trained, search=search), str(target))
 
 
 def labels_of(config: RunConfig) -> dict[str, str]:

@@ -109,7 +109,11 @@ def _outputs(step: str, tasks: Mapping[str, PipelineTaskDetail]) -> JsonObject:
     if step == "plan_training":
         return _plan(last)
     if step == "train" and "model" in artifacts:
-        return {"model": artifacts["model"].uri, "validation": numeric_metrics(metadata.get("metrics", {}))}
+        found = {name: metadata["model"][name] for name in ("trial", "parameters") if name in metadata["model"]}
+        if "parameters" in found:
+            found["parameters"] = json.loads(found["parameters"])
+        validation = numeric_metrics(metadata.get("metrics", {}))
+        return {"model": artifacts["model"].uri, "validation": validation, **found}
     if step == "evaluate" and "report" in artifacts:
         where = {"classification": artifacts["classification"].uri} if "classification" in artifacts else {}
         return {**evaluation(last), **where}

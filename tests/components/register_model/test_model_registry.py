@@ -131,6 +131,7 @@ def test_the_steps_find_the_champion_and_take_its_place(ready_google: FakeGoogle
     assert tuple(find_champion.python_func(place, "digits")) == ("", "")
     given = {"model": "digits", "container": CONTAINER, "labels": {}, "encryption_key": None}
     registered = SimpleNamespace(uri="", metadata={})
+    tuned = {"parameters": '{"train.momentum": 0.5}'}
     register_version.python_func(
         place=place,
         candidate=json.dumps(given),
@@ -138,12 +139,20 @@ def test_the_steps_find_the_champion_and_take_its_place(ready_google: FakeGoogle
         job=JOB,
         verdict="promote",
         champion="",
-        model=SimpleNamespace(uri="gs://bucket/runs/digits-1/model"),
+        model=SimpleNamespace(
+            uri="gs://bucket/runs/digits-1/model", metadata={"parameters": '{"train.momentum": 0.5}'}
+        ),
         metrics=SimpleNamespace(metadata={"accuracy": 0.98, "display_name": "metrics", "unchecked": "No minimum."}),
         registered=registered,
     )
-    assert registered.metadata == {"resourceName": f"{MODEL}@1", "version": "1", "champion": True, "checked": False}
-    assert versions(ready_google)[0].version_description == "accuracy 0.9800. No minimum."
+    assert registered.metadata == {
+        "resourceName": f"{MODEL}@1",
+        "version": "1",
+        "champion": True,
+        "checked": False,
+        "parameters": '{"train.momentum": 0.5}',
+    }
+    assert versions(ready_google)[0].version_description == "accuracy 0.9800. Tuned: train.momentum 0.5. No minimum."
     assert registered.uri.endswith(f"/v1/{MODEL}@1")
     assert tuple(find_champion.python_func(place, "digits")) == ("gs://bucket/runs/digits-1/model", f"{MODEL}@1")
 

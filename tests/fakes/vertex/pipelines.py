@@ -22,6 +22,7 @@ from tests.fakes.vertex.pipeline_features import check_features
 from tests.fakes.vertex.script import Script
 from tests.fakes.vertex.shapes import project_of, resource_of
 from tests.fakes.vertex.steps import ScriptedSteps, Steps
+from tests.fakes.vertex.tuning import TuningService
 from tests.fakes.world import World
 
 if TYPE_CHECKING:
@@ -34,7 +35,9 @@ BILLING_LABEL = "vertex-ai-pipelines-run-billing-id"
 class PipelineService:
     """Pipeline jobs by name. Without `containers`, `script` controls the jobs that are created from now on."""
 
-    def __init__(self, world: World, region: str, jobs: JobService, metadata: MetadataService) -> None:
+    def __init__(
+        self, world: World, region: str, jobs: JobService, searches: TuningService, metadata: MetadataService
+    ) -> None:
         self.world = world
         self.region = region
         self.jobs: dict[str, vertex.PipelineJob] = {}
@@ -42,6 +45,7 @@ class PipelineService:
         self.containers: Containers | None = None
         self._executions: dict[str, Execution] = {}
         self._custom_jobs = jobs
+        self._searches = searches
         self._metadata = metadata
         self._cache = Cache()
 
@@ -77,7 +81,7 @@ class PipelineService:
             made.state = State.PIPELINE_STATE_PENDING
             made.labels[BILLING_LABEL] = f"6{self.world.number():017}"
             self.jobs[name] = made
-            steps: Steps = ScriptedSteps(made, self._custom_jobs, self.script)
+            steps: Steps = ScriptedSteps(made, self._custom_jobs, self._searches, self.script)
             if self.containers is not None:
                 steps = self.containers.steps(made, self._custom_jobs)
             self._executions[name] = Execution(made, self._custom_jobs, self._metadata, steps, self._cache)

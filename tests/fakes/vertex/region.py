@@ -16,6 +16,7 @@ from tests.fakes.vertex.pipelines import PipelineService
 from tests.fakes.vertex.prediction import PredictionService
 from tests.fakes.vertex.schedules import ScheduleService
 from tests.fakes.vertex.serving import Servers
+from tests.fakes.vertex.tuning import TuningService
 from tests.fakes.world import World
 
 PACKAGE = "google.cloud.aiplatform.v1"
@@ -30,8 +31,9 @@ class Region:
         self.operations = Operations(world)
         self.servers = Servers(world, storage, name)
         self.jobs = JobService(world, name, log)
+        self.searches = TuningService(world, name, log, self.jobs)
         self.metadata = MetadataService(world, name)
-        self.pipelines = PipelineService(world, name, self.jobs, self.metadata)
+        self.pipelines = PipelineService(world, name, self.jobs, self.searches, self.metadata)
         self.models = ModelService(world, name, self.operations)
         self.schedules = ScheduleService(world, name, self.pipelines, self.operations)
         self.batches = BatchPredictions(world, name, self.models, self.servers, storage)
@@ -40,7 +42,8 @@ class Region:
         self.predictions = PredictionService(self.endpoints)
         server.add(f"{PACKAGE}.EndpointService", {**self.endpoints.methods(), **deployed.methods()})
         server.add(f"{PACKAGE}.PredictionService", self.predictions.methods())
-        server.add(f"{PACKAGE}.JobService", {**self.jobs.methods(), **self.batches.methods()})
+        jobs = {**self.jobs.methods(), **self.searches.methods(), **self.batches.methods()}
+        server.add(f"{PACKAGE}.JobService", jobs)
         server.add(f"{PACKAGE}beta1.JobService", self.batches.beta_methods())
         server.add(f"{PACKAGE}.PipelineService", self.pipelines.methods())
         server.add(f"{PACKAGE}.ModelService", self.models.methods())

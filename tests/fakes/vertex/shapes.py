@@ -11,7 +11,11 @@ from tests.fakes.world import Project, World
 PARENT = re.compile(r"projects/([^/]+)/locations/([^/]+)")
 JOB_ID = re.compile(r"[a-z][-a-z0-9]{0,127}")
 # The collections whose ids are numbers, and the names of their resources.
-NUMBERED = {"customJobs": "CustomJob", "schedules": "Schedule"}
+NUMBERED = {
+    "customJobs": "CustomJob",
+    "hyperparameterTuningJobs": "HyperparameterTuningJob",
+    "schedules": "Schedule",
+}
 NETWORK = re.compile(r"projects/\d+/global/networks/[a-z]([-a-z0-9]*[a-z0-9])?")
 OBJECT = re.compile(r"gs://[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]/.+")
 LABEL_KEY = re.compile(r"[a-z][a-z0-9_-]{0,62}")

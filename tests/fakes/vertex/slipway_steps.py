@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -34,6 +35,7 @@ def outputs_of(task: str, inputs: Mapping[str, Any], artifacts: Mapping[str, ver
             train=read(TrainSettings, "train", inputs["train"], values),
             image=inputs["image"],
             hosts=int(inputs["hosts"]),
+            metric=inputs.get("metric", ""),
         )
         return {"Output": plan.worker_pool_specs}
     if task == "evaluate":
@@ -63,6 +65,15 @@ def artifacts_of(task: str, root: str, outputs: Mapping[str, Any]) -> dict[str, 
         uri = f"https://europe-west4-aiplatform.googleapis.com/v1/{name}"
         return {"registered": (uri, {"resourceName": name, "champion": True})}
     return {}
+
+
+def best_of(job: vertex.HyperparameterTuningJob) -> tuple[str, dict[str, Any]]:
+    """Return URI and metadata of the model that the step collects of a search."""
+    trials = [trial for trial in job.trials if trial.state == vertex.Trial.State.SUCCEEDED]
+    best = max(trials, key=lambda trial: trial.final_measurement.metrics[0].value)
+    uri = f"{job.trial_job_spec.base_output_directory.output_uri_prefix}/{best.id}/model"
+    values = {one.parameter_id: one.value for one in best.parameters}
+    return uri, {"engine": "tensorflow", "trial": best.id, "parameters": json.dumps(values)}
 
 
 def notify(inputs: dict[str, Any], _: Mapping[str, vertex.Artifact]) -> dict[str, Any]:

@@ -16,8 +16,9 @@ from slipway.pipelines.hardware.catalogue import load
 from tests.fakes.errors import ServiceError
 from tests.fakes.vertex.jobs import ENDED, JobService
 from tests.fakes.vertex.script import Script, StepScript
-from tests.fakes.vertex.slipway_steps import BACKGROUND, artifacts_of, outputs_of
+from tests.fakes.vertex.slipway_steps import BACKGROUND, artifacts_of, best_of, outputs_of
 from tests.fakes.vertex.task import Task
+from tests.fakes.vertex.tuning import TuningService
 from tests.fakes.vertex.work import ScriptedWork, Work
 
 PLACEHOLDER = re.compile(r"\{\{\$\.inputs\.parameters\['([^']+)'\]\}\}")
@@ -57,9 +58,10 @@ class Steps(Protocol):
 class ScriptedSteps:
     """Steps that end after the scripted number of polls and return what Slipway's steps return."""
 
-    def __init__(self, pipeline: vertex.PipelineJob, jobs: JobService, script: Script) -> None:
+    def __init__(self, pipeline: vertex.PipelineJob, jobs: JobService, searches: TuningService, script: Script) -> None:
         self._pipeline = pipeline
         self._jobs = jobs
+        self._searches = searches
         self._script = script
         self._given: dict[str, Mapping[str, vertex.Artifact]] = {}
         self._failed: set[str] = set()
@@ -82,15 +84,21 @@ class ScriptedSteps:
             # It calls the service, whose lock this thread has.
             task.work = threading.Thread(target=self._run, args=(run, task, dict(inputs), artifacts), daemon=True)
             task.work.start()
-        launcher = "--payload" in container.get("args", []) and "CustomJob" in container["args"]
+        arguments = container.get("args", [])
+        kind = arguments[arguments.index("--type") + 1] if "--payload" in arguments else ""
+        launcher = kind in ("CustomJob", "HyperparameterTuningJob")
         own = StepScript(looks=1_000_000) if launcher else script
         task.job = self._jobs.create(
             parent, step_job(container, account), account, self._work(own), of_pipeline=True
         ).name
-        if launcher:
-            job = custom_job_of(container["args"], inputs)
+        if kind == "CustomJob":
+            job = custom_job_of(arguments, inputs)
             task.child = self._jobs.create(parent, job, account, self._work(script), of_pipeline=True).name
-            task.outputs["gcp_resources"] = resources_of(task.child)
+        elif launcher:
+            search = vertex.HyperparameterTuningJob(request_of(arguments, inputs))
+            task.child = self._searches.create(parent, search, account, of_pipeline=True).name
+        if launcher:
+            task.outputs["gcp_resources"] = resources_of(task.child, kind)
 
     def advance(self, task: Task) -> bool:
         if task.is_busy:
@@ -98,7 +106,8 @@ class ScriptedSteps:
         if task.name in self._failed:
             self._jobs.end(task.job, failed=True)
             raise StepFailed("The replica workerpool0-0 exited with a non-zero status of 1.")
-        followed = self._jobs.advance(task.child or task.job)
+        service = self._searches if "/hyperparameterTuningJobs/" in task.child else self._jobs
+        followed = service.advance(task.child or task.job)
         if followed.state not in ENDED:
             return False
         good = followed.state == vertex.JobState.JOB_STATE_SUCCEEDED
@@ -119,7 +128,10 @@ class ScriptedSteps:
                 self._jobs.log.write_job(task.job, "workerpool0-0", {"severity": "ERROR", "message": line})
             raise StepFailed("The replica workerpool0-0 exited with a non-zero status of 1.") from None
         work = self._script[task.name].work
-        made = work(inputs) if work else artifacts_of(task.name, root_of(self._pipeline), task.outputs)
+        made = dict(work(inputs) if work else artifacts_of(task.name, root_of(self._pipeline), task.outputs))
+        if task.name == "collect-model" and inputs.get("place") and inputs["job"]:
+            name = json.loads(inputs["job"])["resources"][0]["resourceUri"].partition("/v1/")[2]
+            made["model"] = best_of(self._searches.jobs[name])
         for name, (uri, metadata) in made.items():
             task.artifacts[name] = vertex.Artifact(display_name=name, uri=uri, metadata=metadata)
 
@@ -195,7 +207,15 @@ def step_machine(resources: Mapping[str, Any]) -> str:
 
 
 def custom_job_of(arguments: list[str], inputs: Mapping[str, Any]) -> vertex.CustomJob:
-    """Return the launcher's request: its payload with values filled in and empty fields removed."""
+    """Return a launcher's custom job; see `request_of`."""
+    try:
+        return vertex.CustomJob(request_of(arguments, inputs))
+    except (ValueError, TypeError) as error:
+        raise ServiceError(400, f"Failed to parse the custom job: {error}") from None
+
+
+def request_of(arguments: list[str], inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a launcher's request: its payload with values filled in and empty fields removed."""
     payload = arguments[arguments.index("--payload") + 1]
 
     def fill(match: re.Match[str]) -> str:
@@ -203,23 +223,23 @@ def custom_job_of(arguments: list[str], inputs: Mapping[str, Any]) -> vertex.Cus
         return json.dumps(value)[1:-1] if isinstance(value, str) else json.dumps(value)
 
     try:
-        return vertex.CustomJob(_without_empty(json.loads(PLACEHOLDER.sub(fill, payload), strict=False)))
-    except (ValueError, TypeError) as error:
-        raise ServiceError(400, f"Failed to parse the custom job: {error}") from None
+        return dict(_without_empty(json.loads(PLACEHOLDER.sub(fill, payload), strict=False)))
+    except ValueError as error:
+        raise ServiceError(400, f"Failed to parse the payload: {error}") from None
 
 
 def _without_empty(value: Any) -> Any:
-    """Remove empty fields, as the launcher does."""
+    """Remove empty fields, also false and 0, as the launcher does (`recursive_remove_empty`); items of lists remain."""
     if isinstance(value, dict):
         kept = {key: _without_empty(item) for key, item in value.items()}
-        return {key: item for key, item in kept.items() if item not in (None, "", {}, [])}
+        return {key: item for key, item in kept.items() if item}
     if isinstance(value, list):
         return [_without_empty(item) for item in value]
     return value
 
 
-def resources_of(job: str) -> str:
+def resources_of(job: str, kind: str = "CustomJob") -> str:
     """Return the launcher's output for the job that it created."""
     location = job.split("/")[3]
     uri = f"https://{location}-aiplatform.googleapis.com/v1/{job}"
-    return json.dumps({"resources": [{"resourceType": "CustomJob", "resourceUri": uri}]})
+    return json.dumps({"resources": [{"resourceType": kind, "resourceUri": uri}]})

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from slipway.pipelines.checks import Check
 from slipway.pipelines.doctor.configuration import cost
+from slipway.pipelines.platforms.vertex import search
 from slipway.pipelines.platforms.vertex.doctor import endpoints, quotas, resources
 
 CHECKS = (
+    Check("search", search.check, of_run=True, each="candidate"),
     Check("cost", cost, of_run=True, each="candidate"),
     Check("serving image", resources.serving_image, of_run=True, each="candidate"),
     Check("endpoint", endpoints.deployment, of_run=True, each="candidate"),

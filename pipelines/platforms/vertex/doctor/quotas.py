@@ -41,7 +41,7 @@ def run_quota(context: Context) -> str:
     hardware = context.config.parsed_hardware
     region = project.vertex.region
     try:
-        demands = peak(context.config)
+        demands = peak(context.config, context.search.parallel if context.search else 1)
     except UserError as error:  # which another check reports
         raise NotApplicableError(f"the pipeline cannot be compiled: {error.message}") from None
     listed = {metric: limits for metric in demands if (limits := project.limits(metric)) is not None}
@@ -71,8 +71,8 @@ def run_quota(context: Context) -> str:
     )
 
 
-def peak(config: RunConfig) -> dict[str, Demand]:
-    """Return a run's largest demand by quota metric.
+def peak(config: RunConfig, trials: int = 1) -> dict[str, Demand]:
+    """Return a run's largest demand by quota metric, with this many trials of a search at once.
 
     Tasks run at the same time if they are equally far from the start of the pipeline: a task starts when those that it
     waits for have ended. The training and a step on a larger disk run beside the task that launched them.
@@ -84,16 +84,17 @@ def peak(config: RunConfig) -> dict[str, Demand]:
     for tasks in times.values():
         drawn: Counter[str] = Counter()
         for task in tasks:
-            drawn += _drawn(task, config)
+            drawn += _drawn(task, config, trials)
         for metric, amount in drawn.items():
             if amount > demands.setdefault(metric, Demand()).amount:
                 demands[metric] = Demand(amount, tuple(sorted(tasks)))
     return demands
 
 
-def _drawn(task: str, config: RunConfig) -> Counter[str]:
+def _drawn(task: str, config: RunConfig, trials: int) -> Counter[str]:
     if task == STEPS["train"].tasks_on("vertex")[0].name:
-        return machine_quotas(step_machine()) + config.parsed_hardware.quotas
+        training = {metric: trials * amount for metric, amount in config.parsed_hardware.quotas.items()}
+        return machine_quotas(step_machine()) + Counter(training)
     resources = resources_of(task, vertex_of(config).steps, "vertex")
     if resources is None:
         return machine_quotas(step_machine())

@@ -1,0 +1,178 @@
+"""A search (`slipway tune`) as a HyperparameterTuningJob of Vertex AI: its request, and what Vertex AI cannot tune."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from itertools import islice
+
+from slipway.core.errors import UserError
+from slipway.core.values import JsonObject
+from slipway.pipelines.checks import Context, NotApplicableError
+from slipway.pipelines.config.config import RunConfig
+from slipway.pipelines.config.tune import ParameterSettings, TuneSettings
+from slipway.trainer.data.assignment import check_even_split
+from slipway.trainer.overrides import text_of
+
+# "Maximum number of trials in a study": https://cloud.google.com/ai-platform/optimizer/docs/quotas
+MAX_TRIALS = 1000
+# "This list should not contain more than 1,000 values", and "must not contain whitespaces" of ids:
+# https://cloud.google.com/vertex-ai/docs/reference/rest/v1/StudySpec
+MAX_VALUES = 1000
+SCALES = {"linear": "UNIT_LINEAR_SCALE", "log": "UNIT_LOG_SCALE", "reverse_log": "UNIT_REVERSE_LOG_SCALE"}
+# What the custom jobs of all trials share: machines, image and program.
+SHARED = ("hardware", *(f"train.{name}" for name in ("engine", "module", "command", "image", "arguments", "processes")))
+OPTION = "--"
+
+
+def check(context: Context) -> str:
+    """Vertex AI can execute the search: its trials, parameters and rule of stopping early."""
+    config, tune = context.config, context.search
+    if tune is None:
+        raise NotApplicableError("no search")
+    if tune.trials > MAX_TRIALS:
+        raise UserError(
+            f"A search on Vertex AI has at most {MAX_TRIALS:,} trials.",
+            setting="tune.trials",
+            value=tune.trials,
+            nearest=str(MAX_TRIALS),
+            fix=f"--set tune.trials={MAX_TRIALS}",
+        )
+    if tune.pruning == "halving":
+        raise UserError(
+            "Vertex AI has no successive halving.",
+            setting="tune.pruning",
+            value=tune.pruning,
+            allowed="none or median",
+            nearest="median",
+            fix="--set tune.pruning=median",
+        )
+    for name, each in tune.parameters.items():
+        _check_parameter(name, each, config)
+    if tune.metric is None or any(letter.isspace() for letter in tune.metric):
+        raise _refused(f"The metric {tune.metric!r} contains a space.", "tune.metric", tune.metric)
+    _check_batches(config, tune)
+    return f"{tune.trials} trials, {tune.parallel} at once, of {', '.join(tune.parameters)}"
+
+
+def _check_parameter(name: str, each: ParameterSettings, config: RunConfig) -> None:
+    setting = f"tune.parameters.{name}"
+    if any(letter.isspace() for letter in name):
+        raise _refused(f"The parameter {name!r} contains a space.", setting, name)
+    if name in SHARED:
+        raise UserError(
+            f"{name} cannot be tuned on Vertex AI, where all trials have the same machines, image and program.",
+            setting=setting,
+            value=name,
+            allowed="other settings of train and model, or options of a custom program",
+            fix=f"a search for each {name}, or slipway tune on this machine",
+        )
+    if config.train.program is not None and not name.startswith(OPTION):
+        raise UserError(
+            f"{name} is a setting of Slipway's trainer; {config.train.program} receives options only.",
+            setting=setting,
+            value=name,
+            allowed="options of the program, such as --learning-rate",
+        )
+    if len(each.when) > 1:
+        raise UserError(
+            f"{name} depends on {' and '.join(each.when)}; on Vertex AI, a parameter depends on one other.",
+            setting=f"{setting}.when",
+            value=str(each.when),
+            allowed="one parameter",
+        )
+    if "discrete_value_spec" in _spec(name, each) and len(list(islice(_steps(each), MAX_VALUES + 1))) > MAX_VALUES:
+        raise _refused(
+            f"{name} has more than {MAX_VALUES:,} values; on Vertex AI, a parameter with a step has at most that many.",
+            f"{setting}.step",
+            each.step,
+        )
+
+
+def _check_batches(config: RunConfig, tune: TuneSettings) -> None:
+    """Check that the batches of all trials can be divided among the devices; a trial would fail after its start."""
+    batches = tune.parameters.get("train.batch_size")
+    if batches is None or config.train.program is not None:
+        return
+    hardware = config.parsed_hardware
+    values = batches.choices or _steps(batches)
+    for value in values:
+        train = type(config.train).model_validate({**config.train.model_dump(), "batch_size": value})
+        check_even_split(train, hardware.hosts, max(1, hardware.accelerators_per_host))
+
+
+def _refused(message: str, setting: str, value: object) -> UserError:
+    return UserError(message, setting=setting, value=value, fix=f"change {setting}, or tune on this machine")
+
+
+def request(config: RunConfig, tune: TuneSettings, job: JsonObject) -> JsonObject:
+    """Return the HyperparameterTuningJob of a search.
+
+    GCPC's launcher removes false, 0 and empty values from the request, at all depths (`recursive_remove_empty`), so the
+    median rule compares trials after equal times rather than equal steps, which would be `false`.
+
+    Args:
+        config: The run's configuration.
+        tune: How to search, with the metric and its direction.
+        job: The CustomJobSpec of each trial.
+    """
+    study: JsonObject = {
+        "metrics": [{"metric_id": tune.metric, "goal": (tune.direction or "").upper()}],
+        "parameters": parameters_of(tune.parameters),
+        # The trainer's last one is the exported model's.
+        "measurement_selection_type": "LAST_MEASUREMENT",
+    }
+    if tune.pruning == "median":
+        study["median_automated_stopping_spec"] = {"use_elapsed_duration": True}
+    if tune.hours is not None:
+        limit = {"max_duration": f"{math.ceil(3600 * tune.hours)}s"}
+        study["study_stopping_config"] = {"maximum_runtime_constraint": limit}
+    return {
+        "display_name": config.name,
+        "study_spec": study,
+        "max_trial_count": tune.trials,
+        "parallel_trial_count": min(tune.parallel, tune.trials),
+        # The number that fails the job; 0 lets Vertex AI decide.
+        "max_failed_trial_count": tune.failures + 1,
+        "trial_job_spec": job,
+    }
+
+
+def parameters_of(parameters: dict[str, ParameterSettings]) -> list[JsonObject]:
+    """Return the ParameterSpecs; one that depends on another is a part of that."""
+    specs = {name: _spec(name, each) for name, each in parameters.items()}
+    for name, each in parameters.items():
+        for other, values in each.when.items():
+            condition = {"parent_categorical_values": {"values": [_choice(other, value) for value in values]}}
+            children = specs[other].setdefault("conditional_parameter_specs", [])
+            children.append({**condition, "parameter_spec": specs[name]})
+    return [spec for name, spec in specs.items() if not parameters[name].when]
+
+
+def _spec(name: str, each: ParameterSettings) -> JsonObject:
+    spec: JsonObject = {"parameter_id": name.removeprefix(OPTION)}
+    if each.choices is not None:
+        return {**spec, "categorical_value_spec": {"values": [_choice(name, choice) for choice in each.choices]}}
+    spec["scale_type"] = SCALES[each.scale]
+    if each.step not in (None, 1) or (each.step == 1 and not _is_whole(each)):
+        return {**spec, "discrete_value_spec": {"values": list(_steps(each))}}
+    kind = "integer_value_spec" if _is_whole(each) else "double_value_spec"
+    return {**spec, kind: {"min_value": each.low, "max_value": each.high}}
+
+
+def _is_whole(each: ParameterSettings) -> bool:
+    return isinstance(each.low, int) and isinstance(each.high, int)
+
+
+def _steps(each: ParameterSettings) -> Iterable[int | float]:
+    """Yield the values of a range with a step, or of whole numbers."""
+    assert each.low is not None and each.high is not None
+    step = each.step or 1
+    for number in range(math.floor((each.high - each.low) / step + 1e-9) + 1):
+        value = each.low + number * step
+        yield value if isinstance(value, int) else round(value, 12)
+
+
+def _choice(name: str, value: object) -> str:
+    """Return a choice as the text that follows `=` in the argument."""
+    return str(value) if name.startswith(OPTION) else text_of(value)
