@@ -85,9 +85,10 @@ def result_of(job: HyperparameterTuningJob, output: str) -> Search:
         folder = f"{output}/{TRIALS}/{attempt}/{trial.id}"
         if any(path.is_file() for path in (local_path(folder) / "model").rglob("*")):  # else it was stopped early
             return Search(metric.metric_id, trial, folder, trials)
+    failed = next((f" Trial {each.id}: {each.infeasible_reason}" for each in job.trials if each.infeasible_reason), "")
     raise UserError(
         f"None of the {len(trials)} trials has both reported {metric.metric_id} of the validation split and written a "
-        "model.",
+        f"model.{failed}",
         setting="tune.metric",
         value=metric.metric_id,
         allowed="a metric that each trial reports: slipway.training.report, or Google's package cloudml-hypertune",

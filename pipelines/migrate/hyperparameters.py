@@ -35,10 +35,10 @@ def tune_section(values: Mapping[str, object], notes: Notes) -> dict[str, object
     if str(values.get("enableTrialEarlyStopping")).lower() == "true":
         section["pruning"] = "median"
     section["parameters"] = dict(_parameter(each) for each in parameters)
-    notes.changed.append("hyperparameters became tune, for slipway tune on this machine")
+    notes.changed.append("hyperparameters became tune, for slipway tune")
     notes.decisions.append(
         f'tune: the program reports the metric by slipway.training.report(step, kind="validation", '
-        f'**{{{{"{metric}": value}}}}), in place of hypertune or a summary.'
+        f'**{{{{"{metric}": value}}}}), in place of a summary, and of hypertune on this machine.'
     )
     notes.dropped.extend(
         f"hyperparameters.{key}: Optuna's TPE sampler chooses the values"

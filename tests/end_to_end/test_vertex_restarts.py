@@ -106,7 +106,8 @@ class Machines:
             told = {name: value.replace(host, address) for name, value in told.items()}
         assert entrypoint[0] == "python"
         command = [sys.executable, *entrypoint[1:], *arguments]
-        whole = {**os.environ, "PYTHONPATH": str(self.folder), "TF_GRPC_REUSE_PORT": "true", **told}
+        path = os.pathsep.join([str(self.folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+        whole = {**os.environ, "PYTHONPATH": path, "TF_GRPC_REUSE_PORT": "true", **told}
         child = Child(replica, command, whole, lambda line: self.log.write_job(job, replica, line), own_group=True)
         child.read()
         self.started.append(Machine(child))

@@ -139,9 +139,7 @@ def test_the_steps_find_the_champion_and_take_its_place(ready_google: FakeGoogle
         job=JOB,
         verdict="promote",
         champion="",
-        model=SimpleNamespace(
-            uri="gs://bucket/runs/digits-1/model", metadata={"parameters": '{"train.momentum": 0.5}'}
-        ),
+        model=SimpleNamespace(uri="gs://bucket/runs/digits-1/model", metadata=tuned),
         metrics=SimpleNamespace(metadata={"accuracy": 0.98, "display_name": "metrics", "unchecked": "No minimum."}),
         registered=registered,
     )

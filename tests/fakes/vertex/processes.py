@@ -26,10 +26,14 @@ class Processes:
     def steps(self, pipeline: vertex.PipelineJob, jobs: JobService) -> ContainerSteps:
         return ContainerSteps(self, pipeline, jobs)
 
-    def start(self, image: str, command: list[str], *, environment: dict[str, str], **_: Any) -> Process:
+    def start(
+        self, image: str, command: list[str], *, environment: dict[str, str], keep_uris: bool = False, **_: Any
+    ) -> Process:
         folder = f"{self.mount.folder}/"
         self.started.append(image)
-        here = [part.replace("/gcs/", folder).replace("gs://", folder) for part in command]
+        here = [part.replace("/gcs/", folder) for part in command]
+        if not keep_uris:
+            here = [part.replace("gs://", folder) for part in here]
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         outputs = [Path(file) for part in here for file in re.findall(r'"outputFile": "([^"]+\.json)"', part)]
         return Process(subprocess.Popen(here, env={**os.environ, "PATH": path, **environment}), folder, outputs)

@@ -48,14 +48,14 @@ class TuningService:
     a trial by its values, None for one that fails.
     """
 
-    def __init__(self, world: World, region: str, log: Log, jobs: JobService, seed: int = 0) -> None:
+    def __init__(self, world: World, region: str, log: Log, jobs: JobService) -> None:
         self.world = world
         self.region = region
         self.jobs: dict[str, vertex.HyperparameterTuningJob] = {}
         self.objective: Callable[[Mapping[str, Any]], float | None] = lambda _values: 0.9
         self._log = log
         self._custom = jobs
-        self._dice = random.Random(seed)
+        self.dice = random.Random(0)
         self._callers: dict[str, str] = {}
         self._of_pipelines: set[str] = set()
         self._files = tempfile.TemporaryDirectory(prefix="hypertune")
@@ -144,7 +144,7 @@ class TuningService:
 
     def _start(self, job: vertex.HyperparameterTuningJob) -> vertex.Trial:
         identity = str(len(job.trials) + 1)
-        values = dict(draw(job.study_spec.parameters, self._dice))
+        values = dict(draw(job.study_spec.parameters, self.dice))
         spec = vertex.CustomJobSpec(job.trial_job_spec)
         if base := spec.base_output_directory.output_uri_prefix.rstrip("/"):
             # CustomJobSpec: "a subdirectory with name as the trial id under its parent's baseOutputDirectory".
@@ -161,9 +161,8 @@ class TuningService:
             ]
         custom = vertex.CustomJob(display_name=f"{job.display_name}-{identity}", job_spec=spec)
         parent = job.name.partition("/hyperparameterTuningJobs/")[0]
-        work: Work = self._scripted(job, identity, values)
-        if self._custom.containers is not None:
-            work = self._custom.containers.custom_job()
+        containers = self._custom.containers
+        work: Work = containers.custom_job() if containers else self._scripted(job, identity, values)
         trial = vertex.Trial(
             name=f"{job.name}/trials/{identity}",
             id=identity,
