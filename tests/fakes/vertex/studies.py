@@ -25,7 +25,7 @@ CONDITIONS = {
     "parent_discrete_values": "discrete_value_spec",
     "parent_int_values": "integer_value_spec",
 }
-MOST_VALUES = 1000
+MAX_VALUES = 1000
 CLOSEST = 1e-10
 
 
@@ -73,8 +73,8 @@ def _check_parameter(parameter: Any) -> None:
         lowest = 0.0
         if kind == "discrete_value_spec":
             # REST: "increasing order and at least 1e-10 apart", "should not contain more than 1,000 values".
-            if len(values) > MOST_VALUES or any(b - a < CLOSEST for a, b in itertools.pairwise(values)):
-                raise invalid(f"The values of {name} must be increasing, 1e-10 apart, and at most {MOST_VALUES}.")
+            if len(values) > MAX_VALUES or any(b - a < CLOSEST for a, b in itertools.pairwise(values)):
+                raise invalid(f"The values of {name} must be increasing, 1e-10 apart, and at most {MAX_VALUES}.")
             lowest = values[0]
     # REST: "Leave unset for CATEGORICAL parameters."
     if kind == "categorical_value_spec" and parameter.scale_type:

@@ -38,7 +38,7 @@ from tests.fakes.world import World
 Trial = vertex.Trial
 RUNNING = (Trial.State.ACTIVE, Trial.State.STOPPING)
 # "Maximum number of trials in a study: 1,000": https://cloud.google.com/ai-platform/optimizer/docs/quotas
-MOST_TRIALS = 1000
+MAX_TRIALS = 1000
 
 
 class TuningService:
@@ -77,8 +77,8 @@ class TuningService:
         check_labels(job.labels)
         check_key(self.world, project, job.encryption_spec.kms_key_name, self.region)
         check_study(job.study_spec)
-        if not 0 < job.max_trial_count <= MOST_TRIALS or job.parallel_trial_count < 1 or job.max_failed_trial_count < 0:
-            raise invalid(f"max_trial_count must be 1 to {MOST_TRIALS}, and parallel_trial_count at least 1.")
+        if not 0 < job.max_trial_count <= MAX_TRIALS or job.parallel_trial_count < 1 or job.max_failed_trial_count < 0:
+            raise invalid(f"max_trial_count must be 1 to {MAX_TRIALS}, and parallel_trial_count at least 1.")
         spec = job.trial_job_spec
         check_worker_pools(spec, self.region)
         check_network(spec.network)
