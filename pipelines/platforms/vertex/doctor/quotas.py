@@ -41,7 +41,7 @@ def run_quota(context: Context) -> str:
     hardware = context.config.parsed_hardware
     region = project.vertex.region
     try:
-        demands = peak(context.config, context.search.parallel if context.search else 1)
+        demands = peak(context.config, min(search.parallel, search.trials) if (search := context.search) else 1)
     except UserError as error:  # which another check reports
         raise NotApplicableError(f"the pipeline cannot be compiled: {error.message}") from None
     listed = {metric: limits for metric in demands if (limits := project.limits(metric)) is not None}
