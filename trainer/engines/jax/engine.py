@@ -94,9 +94,7 @@ class JaxEngine:
         self._max_steps = job.train.steps_per_call
         self._is_sharded = job.train.sharding == "fsdp"
         with self._beside():
-            self._model = keras_model.build_network(job.model, manifest)
-            if job.model.weights:
-                weights.load_keras(self._model, job.model.weights)
+            self._model = devices.built(lambda: self._network(job, manifest))
         self._is_sharded = choose_sharding(job.train, self.size(), devices.own_memory, len(devices.all), self.agree)
         normalization.synchronize(self._model, None)  # XLA computes the global batch's statistics
         check_patterns(job.train.stages, keras_model.layers(self._model))
@@ -122,10 +120,15 @@ class JaxEngine:
         self._freeze_others(stage.trainable)
         scaled = self._precision == "mixed_float16"
         variables = self._model.trainable_variables
-        inner = optimizer.make(job.train, variables, clip_norm=job.train.clip_norm)
-        self._optimizer = keras.optimizers.LossScaleOptimizer(inner) if scaled else inner
+
+        def made() -> tuple[keras.optimizers.Optimizer, keras.optimizers.Optimizer]:
+            inner = optimizer.make(job.train, variables, clip_norm=job.train.clip_norm)
+            outer = keras.optimizers.LossScaleOptimizer(inner) if scaled else inner
+            outer.build(variables)
+            return inner, outer
+
         with self._beside():
-            self._optimizer.build(variables)
+            inner, self._optimizer = self._devices.built(made)
         layouts = self._layouts() if self._is_sharded else None
         self._step = Step(
             model=self._model,
