@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -129,12 +130,12 @@ def keeping(image_shape, classes):
     return keras.Sequential([keras.Input(image_shape), layers.Flatten(), Kept(), layers.Dense(classes)])
 
 
-def deep(image_shape, classes, blocks, again):
+def deep(image_shape, classes, blocks, again, width=4096):
     x = inputs = keras.Input(image_shape)
-    x = layers.Dense(4096)(layers.Flatten()(x))
+    x = layers.Dense(width)(layers.Flatten()(x))
     with keras.RematScope(mode="full" if again else None):
         for _ in range(blocks):
-            x = layers.Dense(4096, activation="gelu")(x)
+            x = layers.Dense(width, activation="gelu")(x)
     return keras.Model(inputs, layers.Dense(classes)(x))
 """
 
@@ -162,6 +163,14 @@ def test_a_network_larger_than_this_machine_is_compiled(own_networks: Callable[.
 
 def test_a_network_that_keeps_what_it_computed_while_it_was_built(own_networks: Callable[..., JobConfig]) -> None:
     assert compiled.compiled(parse("tpu-v5e-1x1"), own_networks("keeping")).peak_bytes
+
+
+def test_a_network_that_fits_only_sharded_is_refused_with_that_setting(own_networks: Callable[..., JobConfig]) -> None:
+    """Of 10.7 GB of parameters and their two states in Adam: 32 GB on each of eight chips, or 4 GB."""
+    with pytest.raises(UserError, match="does not fit") as caught:
+        compiled.compiled(parse(HARDWARE), own_networks("deep", "replicated", blocks=10, again=True, width=2**14))
+    taken = re.search(r"--set train\.sharding=fsdp, which takes ([\d.]+) GiB per device", caught.value.fix or "")
+    assert taken and 4 < float(taken[1]) < 8
 
 
 # In how many copies of a layer's gathered variables the peak grows by a layer, beside its part of them.
