@@ -52,7 +52,7 @@ time.sleep = lambda seconds: sleep(min(seconds, 0.5))
 
 
 class Steps(Processes):
-    """The steps, and Google's launcher; what calls the service, and reads no file, receives URIs as they are."""
+    """The steps, and Google's launcher; what calls the service receives the URIs that it does not read as they are."""
 
     def __init__(self, mount: Mount, google: FakeGoogle, folder: Path) -> None:
         super().__init__(mount)
@@ -65,8 +65,10 @@ class Steps(Processes):
         if "--payload" in command:
             path = os.pathsep.join([str(self._patch), os.environ.get("PYTHONPATH", "")])
             environment = {**environment, "PYTHONPATH": path, "TEST_VERTEX": self._vertex}
-        elif not any("register_version" in part for part in command):
-            command = [part.replace("gs://", "/gcs/") for part in command]
+        else:
+            # kfp makes the folders of a step's own artifacts, which are in the pipeline's.
+            mounted = f"{BUCKET}/pipelines/" if any("register_version" in part for part in command) else ""
+            command = [part.replace(f"gs://{mounted}", f"/gcs/{mounted}") for part in command]
         return super().start(image, command, environment=environment, keep_uris=True, **more)
 
 
