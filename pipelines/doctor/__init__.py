@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from slipway.pipelines.checks import Check, Context, Finding, examine, examine_in_parallel, refuse
@@ -45,12 +45,11 @@ def checks_of(platform: Platform) -> tuple[Check, ...]:
 def examine_all(context: Context) -> list[Finding]:
     """Run all checks and return their findings: those of this machine in order, then the remote ones, in parallel."""
     checks = checks_of(context.platform)
-    findings = _of_candidates([check for check in checks if not check.remote], context)
-    return findings + _of_candidates([check for check in checks if check.remote], context)
+    return [*_on_this_machine(checks, context), *_remote(checks, context)]
 
 
 def refuse_on_failure(context: Context, *, submitting: bool = False) -> list[Finding]:
-    """Run the checks that apply to a run; return the warnings.
+    """Run the checks that apply to a run, up to the first that fails; return the warnings.
 
     Args:
         context: The run to check.
@@ -60,41 +59,46 @@ def refuse_on_failure(context: Context, *, submitting: bool = False) -> list[Fin
         UserError: The error of the first check that failed.
     """
     checks = [check for check in checks_of(context.platform) if check.of_run]
-    warnings = refuse(_of_candidates([check for check in checks if not check.remote], context))
-    if submitting:
-        warnings += refuse(_of_candidates([check for check in checks if check.remote], context))
-    return warnings
+    warnings = refuse(_on_this_machine(checks, context))
+    return [*warnings, *(refuse(_remote(checks, context)) if submitting else [])]
 
 
-def _of_candidates(checks: Sequence[Check], context: Context) -> list[Finding]:
-    """Return the findings of checks that are all on this machine or all remote, for each candidate of the run.
+def _by_candidate(checks: Sequence[Check], context: Context) -> Iterator[tuple[list[Check], Context, str]]:
+    """Yield the checks that are made for each candidate of the run, with its context and its title; the first has none.
+
+    All are made for the first one, and for others those that depend on what they do not share with one before.
+    """
+    seen: set[str] = set()
+    for candidate in context.candidates():
+        hardware = str(candidate.config.parsed_hardware)
+        each = [c for c in checks if c.each == "candidate" or (c.each == "hardware" and hardware not in seen)]
+        title = f", {context.platform.candidate_title(candidate.config)}" if seen else ""
+        yield each if seen else list(checks), candidate, title
+        seen.add(hardware)
+
+
+def _on_this_machine(checks: Sequence[Check], context: Context) -> Iterator[Finding]:
+    for each, candidate, title in _by_candidate([check for check in checks if not check.remote], context):
+        for check in each:
+            found = examine(check, candidate)
+            yield replace(found, check=f"{found.check}{title}")
+
+
+def _remote(checks: Sequence[Check], context: Context) -> list[Finding]:
+    """Return the findings of the remote checks.
 
     What only some candidates lack, such as quota, is a warning: the run continues on another one.
     """
-    first, *others = context.candidates()
-    findings = _examined(checks, first)
-    seen, of_others = {str(first.config.parsed_hardware)}, []
-    for other in others:
-        hardware = str(other.config.parsed_hardware)
-        each = [c for c in checks if c.each == "candidate" or (c.each == "hardware" and hardware not in seen)]
-        of_others.append(_examined(each, other))
-        seen.add(hardware)
+    found = [
+        (title, finding)
+        for each, candidate, title in _by_candidate([check for check in checks if check.remote], context)
+        for finding in examine_in_parallel(each, candidate)
+    ]
     may_move = {check.name for check in checks if check.moves}
-    passed = {found.check for all_of in (findings, *of_others) for found in all_of if found.status != "fail"}
+    may_move &= {finding.check for _, finding in found if finding.status != "fail"}
 
-    def softened(found: Finding) -> Finding:
-        if others and found.status == "fail" and found.check in may_move & passed:
-            return replace(found, status="warning", error=None)
-        return found
+    def softened(finding: Finding) -> Finding:
+        is_lack = finding.status == "fail" and finding.check in may_move
+        return replace(finding, status="warning", error=None) if is_lack else finding
 
-    result = [softened(found) for found in findings]
-    for other, found in zip(others, of_others, strict=True):
-        title = context.platform.candidate_title(other.config)
-        result += [replace(softened(one), check=f"{one.check}, {title}") for one in found]
-    return result
-
-
-def _examined(checks: Sequence[Check], context: Context) -> list[Finding]:
-    if any(check.remote for check in checks):
-        return examine_in_parallel(checks, context)
-    return [examine(check, context) for check in checks]
+    return [replace(softened(finding), check=f"{finding.check}{title}") for title, finding in found]

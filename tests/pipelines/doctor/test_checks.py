@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from slipway.components.register_model.registry import Registry
 from slipway.core.errors import UserError, lowered
+from slipway.pipelines import doctor
 from slipway.pipelines.checks import Check, Context, examine
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.config.config import validate
@@ -216,3 +217,20 @@ def test_a_valid_configuration_passes_all_commands(tmp_path: Path, monkeypatch: 
     made = CliRunner().invoke(app, ["compile", *options, "-o", "spec.yaml"])
     assert made.exit_code == 0, made.output
     assert re.search(r"^# PIPELINE DEFINITION", (tmp_path / "spec.yaml").read_text())
+
+
+def test_a_run_is_refused_by_the_first_check_that_fails_before_others_are_made(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made = []
+
+    def fails(_: Context) -> str:
+        raise UserError("the first")
+
+    checks = (Check("one", fails, of_run=True), Check("two", lambda _: str(made.append(2)), of_run=True))
+    monkeypatch.setattr(doctor, "GENERAL", checks)
+    context = Context(validate(DIGITS), platform_of("local"), False, tmp_path)
+    with pytest.raises(UserError, match="the first"):
+        doctor.refuse_on_failure(context)
+    assert made == []
+    assert [found.status for found in doctor.examine_all(context)] == ["fail", "pass"]
