@@ -229,7 +229,7 @@ def test_a_run_is_refused_by_the_first_check_that_fails_before_others_are_made(
 
     checks = (Check("one", fails, of_run=True), Check("two", lambda _: str(made.append(2)), of_run=True))
     monkeypatch.setattr(doctor, "GENERAL", checks)
-    context = Context(validate(DIGITS), platform_of("local"), False, tmp_path)
+    context = Context(validate(DIGITS, "the test"), platform_of("local"), False, tmp_path)
     with pytest.raises(UserError, match="the first"):
         doctor.refuse_on_failure(context)
     assert made == []
