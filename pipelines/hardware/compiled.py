@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -143,6 +144,8 @@ def compiled(hardware: Hardware, job: JobConfig, *, largest: bool = False) -> An
         )
     except subprocess.TimeoutExpired:
         raise _failed(job, f"it took longer than {LIMIT_SECONDS} s") from None
+    if ended.returncode < 0:
+        raise _failed(job, f"{signal.Signals(-ended.returncode).name} ended it; SIGKILL does for a lack of memory")
     if ended.returncode:
         lines = ended.stderr.strip().splitlines()
         raise _failed(job, lines[-1] if lines else f"exit code {ended.returncode}")

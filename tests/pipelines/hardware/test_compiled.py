@@ -167,3 +167,12 @@ def test_a_network_that_jax_cannot_build_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="could not be compiled: ") as caught:
         compiled.compiled(parse("tpu-v5e-2x4"), job(tmp_path))
     assert json.dumps(caught.value.as_dict()["value"]) == '"own:build"'
+
+
+def test_a_compiler_that_was_killed_is_not_explained_by_its_last_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = subprocess.CompletedProcess([], -9, "", "Could not find cuda drivers on your machine")
+    monkeypatch.setattr(compiled.subprocess, "run", lambda *_, **__: ended)
+    with pytest.raises(UserError, match="could not be compiled: SIGKILL ended it"):
+        compiled.compiled(parse("tpu-v5e-2x4"), job(tmp_path))
