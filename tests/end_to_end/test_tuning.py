@@ -143,6 +143,7 @@ def test_trials_are_forks_that_outlive_a_killed_command(tmp_path: Path) -> None:
     ]
     forks = server.children()
     assert [each.cmdline()[2] for each in forks] == ["slipway.pipelines.platforms.local.launch"]
+    until(forks[0].children)  # it waits for the command no more
     command.kill()
     command.communicate()
     server.wait(10)
