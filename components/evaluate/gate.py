@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
@@ -184,6 +185,8 @@ def _against_champion(
                 "predicting one counts as wrong.",
             )
         yield None, champion.caveat
+        if gate.seeds and champion.ours is None:
+            yield _over_seeds(gate, [metrics[gate.name], *gate.seeds], champion)
 
 
 def _against_baseline(gate: GateSettings, value: float, trivial: float | None) -> Iterator[Judged]:
@@ -258,7 +261,7 @@ def _comparison(gate: GateSettings, value: float, champion: Opponent) -> Judged:
 
 
 def _significance(gate: GateSettings, comparison: Comparison) -> Judged:
-    value = "below 0.0001" if comparison.p_value < 1e-4 else f"{comparison.p_value:.4g}"
+    value = _shown(comparison.p_value)
     basis = f"({comparison.test}: {comparison.counts})"
     if gate.significance is None:
         return None, f"The p-value of the difference is {value} {basis}."
@@ -268,6 +271,28 @@ def _significance(gate: GateSettings, comparison: Comparison) -> Judged:
         f"The difference from the champion's {gate.label} is {'' if holds else 'not '}significant: its p-value, "
         f"{value}, is {relation} {gate.significance:g} {basis}."
     )
+
+
+def _over_seeds(gate: GateSettings, values: Sequence[float], champion: Opponent) -> Judged:
+    """Compare the mean over trainings with several seeds with the champion's value, which counts as exact."""
+    from slipway.components.evaluate.measures.significance import mean_p_value  # imports scipy
+
+    theirs, mean = champion.metrics[gate.name], statistics.fmean(values)
+    p_value = mean_p_value(values, theirs)
+    better = (theirs - mean if gate.minimized else mean - theirs) > ROUNDING
+    ours_shown, theirs_shown = told_apart(mean, theirs, ROUNDING)
+    told = (
+        f"Over {len(values)} seeds, the {gate.label} is {ours_shown} on average, against the champion's "
+        f"{theirs_shown}; the p-value of the difference is {_shown(p_value)} (t-test)"
+    )
+    if gate.significance is None:
+        return None, f"{told}."
+    holds = better and p_value <= gate.significance
+    return holds, f"{told}: it is {'' if holds else 'not '}significantly better."
+
+
+def _shown(p_value: float) -> str:
+    return "below 0.0001" if p_value < 1e-4 else f"{p_value:.4g}"
 
 
 def _listed(names: tuple[str, ...]) -> str:

@@ -71,7 +71,12 @@ class GateSettings(Settings):
         "significantly better is rejected. The test is two-sided and paired: McNemar's exact test for accuracy, "
         "DeLong's for AUC, a t-test for other metrics of Slipway's evaluation. null: any difference counts.",
     )
-
+    seeds: list[float] = Field(
+        default=[],
+        description="Values of `metric` of the same training with other seeds, which `slipway run --repeat` sets. With "
+        "a `significance`, the mean over all seeds has to be significantly better than the champion's value, too (a "
+        "t-test).",
+    )
     slice_limit: float | None = Field(
         default=None,
         description="Worst value of `metric` accepted on each of `evaluate.slices`, a minimum or a maximum as its "

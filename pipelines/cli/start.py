@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from collections.abc import Sequence
@@ -144,15 +145,13 @@ def run(
         elif folds > 1:
             folded = starting.folds(configuration_path(file, config), overrides or (), hardware, folds)
             _cross_validate(folded, target, outcome, runner)
+        elif repeat > 1:
+            repeated = _repeat(configuration, target, repeat, outcome, runner)
+            if require_promotion and repeated.is_rejected:
+                raise typer.Exit(EXIT_REJECTED)
         else:
-            if repeat > 1:
-                outcome = replace(outcome, as_json=False, require_promotion=False)
             with starting.new(configuration, target, outcome.say, runner=runner.value) as ready:
-                record = outcome.of_local(ready)
-            if repeat > 1:
-                _repeat(ready, record, repeat, outcome, as_json=as_json)
-                if require_promotion and record.is_rejected:
-                    raise typer.Exit(EXIT_REJECTED)
+                outcome.of_local(ready)
         return
     if given := file or config:
         raise UserError(
@@ -165,17 +164,31 @@ def run(
             outcome.of_local(ready)
 
 
-def _repeat(ready: Ready, first: RunRecord, count: int, outcome: Outcome, *, as_json: bool) -> None:
-    """Train and evaluate a run again with other seeds on the same data, and show its metrics over all seeds."""
+def _repeat(configuration: RunConfig, target: str, count: int, outcome: Outcome, runner: Runner) -> RunRecord:
+    """Train and evaluate with other seeds, too, on the same data, and show the metrics over all seeds.
+
+    Only the model of the first seed is compared with the champion and registered, in a run of its own, once the gate
+    has the others' metrics. Returns the record of that run.
+    """
     from slipway.pipelines.api import starting
 
-    records = [first]
+    quiet, others = replace(outcome, as_json=False, require_promotion=False), []
+    with starting.new(configuration, target, outcome.say, runner=runner.value, last="train") as ready:
+        quiet.of_local(ready)
     for number in range(1, count):
-        changes = (f"train.seed={ready.configuration.train.seed + number}", "evaluate.champion=none")
-        again = starting.rerun(ready.folder, None, "train", changes, None, last="evaluate", checked=True)
+        changes = (f"train.seed={configuration.train.seed + number}", "evaluate.champion=none")
+        again = starting.rerun(
+            ready.folder, None, "train", changes, None, runner=runner.value, last="evaluate", checked=True
+        )
         with again as repeated:
-            records.append(outcome.of_local(repeated))
-    _show_all(records, f"{count} seeds", outcome, as_json=as_json)
+            others.append(quiet.of_local(repeated))
+    gate = configuration.evaluate.gate.of(configuration.task)
+    values = [each.metrics[gate.among(each.metrics).name] for each in others]
+    seeds = f"evaluate.gate.seeds={json.dumps(values)}"
+    with starting.rerun(ready.folder, None, "evaluate", (seeds,), None, runner=runner.value) as evaluated:
+        record = quiet.of_local(evaluated)
+    _show_all([record, *others], f"{count} seeds", outcome, as_json=outcome.as_json)
+    return record
 
 
 def _cross_validate(folds: Sequence[RunConfig], target: str, outcome: Outcome, runner: Runner) -> None:

@@ -128,7 +128,10 @@ def test_a_repeated_run_trains_with_other_seeds_and_registers_only_the_first(
     found = json.loads(result.stdout)
     records = [workspace.record(run_id) for run_id in found["runs"]]
     seeds = [workspace.path / "runs" / record["run_id"] / "config.yaml" for record in records]
-    assert [load_yaml(file.read_text(), "")["train"]["seed"] for file in seeds] == [0, 1]
+    loaded = [load_yaml(file.read_text(), "") for file in seeds]
+    assert [each["train"]["seed"] for each in loaded] == [0, 1]
+    assert loaded[0]["evaluate"]["gate"]["seeds"] == [records[1]["metrics"]["accuracy"]]
+    assert records[0]["part"]["first"] == "evaluate", "of the first training, once the gate had the other's metric"
     assert len({steps(record)["train"]["outputs"]["weights_checksum"] for record in records}) == 2
     assert [record["model"] for record in records] == [str(workspace.path / "models" / "repeated" / "1"), None]
     losses = [record["metrics"]["loss"] for record in records]

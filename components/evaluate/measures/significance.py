@@ -8,6 +8,7 @@ have the mean 0; the mean of their squares, by the number of examples, is the me
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -152,3 +153,11 @@ def paired_p_value(gain: float, influences: Floats) -> float:
     if not error:
         return 1.0 if not gain else 0.0
     return float(2 * stdtr(max(1.0, freedom - 1), -abs(gain) / error))
+
+
+def mean_p_value(values: Sequence[float], expected: float) -> float:
+    """Return the two-sided p-value of the t-test that at least two values have the mean `expected`."""
+    gain = float(np.mean(values)) - expected
+    if not (error := float(np.std(values, ddof=1)) / math.sqrt(len(values))):
+        return 1.0 if not gain else 0.0
+    return float(2 * stdtr(len(values) - 1, -abs(gain) / error))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import scipy.stats
 from pydantic import ValidationError
 
 from slipway.components.evaluate.gate import Comparison, Opponent, Verdict, decide
@@ -201,6 +202,23 @@ def test_without_a_significance_the_p_value_is_only_reported() -> None:
     found = compared(0.6)
     assert found.decision == "promote"
     assert found.reasons[1].startswith("The p-value of the difference is 0.6 (McNemar's exact test: ")
+
+
+@pytest.mark.parametrize(("seeds", "decision"), [((0.979, 0.982, 0.981), "promote"), ((0.971, 0.965, 0.96), "reject")])
+def test_the_mean_over_seeds_is_significantly_better_too(seeds: tuple[float, ...], decision: str) -> None:
+    """Else, one seed of many is promoted by luck."""
+    found = compared(0.001, seeds=list(seeds), significance=0.05)
+    expected = scipy.stats.ttest_1samp([0.98, *seeds], 0.97).pvalue
+    told = next(reason for reason in found.reasons if reason.startswith("Over 4 seeds, the accuracy is 0.9"))
+    negation = "" if decision == "promote" else "not "
+    assert (found.decision, found.failed) == (decision, int(decision == "reject"))
+    assert told.endswith(f"difference is {expected:.4g} (t-test): it is {negation}significantly better.")
+    assert compared(0.001, seeds=list(seeds)).decision == "promote", "without a significance it is only reported"
+
+
+def test_a_mean_over_seeds_that_is_significantly_worse_is_rejected() -> None:
+    found = compared(0.001, seeds=[0.9, 0.901], significance=0.5, metric="accuracy")
+    assert found.decision == "reject"
 
 
 def test_a_significance_needs_predictions_and_a_margin_for_better_models() -> None:
