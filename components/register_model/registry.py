@@ -17,6 +17,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from slipway.core import formats
 from slipway.core.atomic import FULL, replace_file, sync, sync_tree
 from slipway.core.errors import UserError
 from slipway.core.integrity import FILES_CHECKSUM, REGISTRATION_FILE, STATEMENT_FILE, checksum, files, verify
@@ -120,6 +121,7 @@ class Registry:
                 value=str(self.root),
                 fix=f"restore {folder}, or remove the version: rm -r {folder}",
             )
+        formats.check(metadata, folder / METADATA)
         return Version(model, number, folder, metadata)
 
     def champion(self, model: str) -> Version | None:
@@ -178,6 +180,7 @@ class Registry:
         unfinished = target.with_name(f"{UNFINISHED}{number}")
         record = {
             **metadata,
+            formats.KEY: formats.FORMAT,
             "model": model,
             "version": number,
             "created": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -12,8 +12,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from slipway.core import formats
 from slipway.core.atomic import replace_file, sync
 from slipway.core.errors import UserError, nearest
 from slipway.core.paths import in_project
@@ -135,6 +136,7 @@ class RunRecord(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid")
+    format: int = Field(default=formats.FORMAT, le=formats.FORMAT)
     run_id: str
     name: str
     platform: str
@@ -272,9 +274,12 @@ class RunFolder:
         return holder is None or holder.pid != record.process  # another command is about to resume it
 
     def _stored(self) -> RunRecord:
+        content = b""
         try:
-            return RunRecord.model_validate_json(self.record_file.read_bytes())
+            content = self.record_file.read_bytes()
+            return RunRecord.model_validate_json(content)
         except (OSError, ValidationError):
+            formats.check_text(content, self.record_file)
             raise UserError(f"{self.path} contains no readable run record.", fix="slipway list") from None
 
     def write(self, record: RunRecord) -> None:

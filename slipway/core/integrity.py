@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from slipway.core import formats
 from slipway.core.errors import UserError
 
 RECORD_FILE = "model.json"
@@ -29,7 +30,7 @@ FILES, CHECKSUM = "files", "record_checksum"
 def seal(folder: Path, record: Mapping[str, object], file: str = RECORD_FILE) -> None:
     """Write `file`, model.json or CHECKSUMS_FILE, with `record` and the checksums of the folder's other files."""
     kept = {name: one for name, one in files(folder).items() if name not in (file, REGISTRATION_FILE, STATEMENT_FILE)}
-    content = {**record, FILES: kept}
+    content = {formats.KEY: formats.FORMAT, **record, FILES: kept}
     (folder / file).write_text(json.dumps({**content, CHECKSUM: _checksum(content)}, indent=2) + "\n")
 
 
@@ -43,6 +44,7 @@ def damages(folder: Path) -> Iterator[str]:
     """Yield what is damaged in a model, such as "model.pt2 is missing"; nothing for one without checksums.
 
     Raises:
+        UserError: A newer version of Slipway wrote the model.
         OSError: The storage fails.
     """
     file = _file(folder)
@@ -58,6 +60,7 @@ def damages(folder: Path) -> Iterator[str]:
     if not isinstance(record, dict) or record.pop(CHECKSUM, None) != _checksum(record):
         yield f"{file} does not match its checksum"
         return
+    formats.check(record, folder / file)
     for name, (size, digest) in record[FILES].items():
         path = folder / name
         if not path.is_file():
@@ -98,8 +101,8 @@ def damaged(folder: Path, what: str) -> UserError:
 
 
 def unsealed(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of a model.json without the checksums."""
-    return {name: value for name, value in record.items() if name not in (FILES, CHECKSUM)}
+    """Return the entries of a model.json without the format and the checksums."""
+    return {name: value for name, value in record.items() if name not in (formats.KEY, FILES, CHECKSUM)}
 
 
 def _file(folder: Path) -> str:

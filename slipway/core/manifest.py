@@ -18,8 +18,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from slipway.core import formats
 from slipway.core.dates import Order
 from slipway.core.errors import UserError
 
@@ -161,7 +162,7 @@ class Manifest(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    format: Literal[1] = 1
+    format: int = Field(default=formats.FORMAT, le=formats.FORMAT)
     name: str
     fingerprint: str
     source: str
@@ -246,12 +247,14 @@ def read(folder: Path) -> Manifest:
         UserError: It is missing (the data set is incomplete), or has another version's format.
     """
     path = folder / FILE_NAME
-    fix = f"rm -r {folder}, then run again to prepare the data set"
+    fix, content = f"rm -r {folder}, then run again to prepare the data set", b""
     try:
-        return Manifest.model_validate_json(path.read_bytes())
+        content = path.read_bytes()
+        return Manifest.model_validate_json(content)
     except FileNotFoundError:
         raise UserError(f"There is no complete data set in {folder}: {FILE_NAME} is missing.", fix=fix) from None
     except ValidationError as error:
+        formats.check_text(content, path)
         raise UserError(f"{path} cannot be read: {error.errors()[0]['msg']}.", fix=fix) from None
 
 

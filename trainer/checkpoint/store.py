@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.core import events
+from slipway.core import events, formats
 from slipway.core.atomic import FULL, append_line, replace_file
 from slipway.core.errors import UserError
 from slipway.trainer.checkpoint.parts import Array, Indices, Parts
@@ -350,9 +350,14 @@ def _write(folder: Path, checkpoint: Checkpoint, process: int) -> dict[str, Any]
         file.flush()
         os.fsync(file.fileno())
     return {
-        "step": checkpoint.step, "number": checkpoint.number, "sha256": _digest(path), "names": names, "pieces": pieces,
+        formats.KEY: formats.FORMAT,
+        "step": checkpoint.step,
+        "number": checkpoint.number,
+        "sha256": _digest(path),
+        "names": names,
+        "pieces": pieces,
         "record": checkpoint.record if not process else {},
-    }  # fmt: skip
+    }
 
 
 def _digest(path: Path) -> str:
@@ -374,6 +379,7 @@ def _read_record(path: Path, step: int) -> dict[str, Any]:
     content = json.loads(path.read_bytes())
     if not isinstance(content, dict) or content.pop("checksum", None) != _checksum(content):
         raise ValueError(f"{path.name} does not match its checksum")
+    formats.check(content, path)
     if content["step"] != step:
         raise ValueError(f"it is the checkpoint of step {content['step']}")
     return content
