@@ -270,6 +270,12 @@ class TrainSettings(Settings):
         "are larger than a device's memory. fsdp requires the engine jax or pytorch; auto: fsdp on these engines if "
         "variables, gradients and optimizer state do not fit a device.",
     )
+    remat: bool = Field(
+        default=False,
+        description="Compute the network's activations again for the gradient, in segments, instead of keeping all of "
+        "them until then (rematerialization, gradient checkpointing): a step takes less memory and up to a third "
+        "longer. Requires the engine jax.",
+    )
     xla: bool | Literal["auto"] = Field(
         default="auto", description="Compile the training step with XLA; auto: where it is faster."
     )

@@ -181,8 +181,8 @@ def fixes(hardware: Hardware, job: JobConfig, answer: Answer) -> str:
     """Return the settings, and the hardware, with which a step fits that does not."""
     asked, parts, most = job.train.batch_size, job.train.accumulation, answer.largest_batch
     found = [f"--set train.batch_size={most}"] if most else []
-    if answer.sharded_bytes is not None:
-        found.insert(0, f"--set train.sharding=fsdp, which takes {answer.sharded_bytes / GIB:.2f} GiB per device")
+    savings = sorted(answer.savings.items(), key=lambda pair: pair[1])
+    found[:0] = [f"--set {change}, which takes {taken / GIB:.2f} GiB per device" for change, taken in savings]
     times = next(
         (times for times in range(2, asked + 1) if asked % (times * parts) == 0 and asked / times <= (most or 0)), 0
     )

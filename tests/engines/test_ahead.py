@@ -137,6 +137,14 @@ def deep(image_shape, classes, blocks, again, width=4096):
         for _ in range(blocks):
             x = layers.Dense(width, activation="gelu")(x)
     return keras.Model(inputs, layers.Dense(classes)(x))
+
+
+def long(image_shape, classes, blocks):
+    x = inputs = keras.Input(image_shape)
+    x = layers.Dense(1024)(layers.Flatten()(x))
+    for _ in range(blocks):
+        x = layers.Dropout(0.1)(layers.BatchNormalization()(layers.Dense(1024, activation="gelu")(x)))
+    return keras.Model(inputs, layers.Dense(classes)(x))
 """
 
 
@@ -146,9 +154,12 @@ def own_networks(job: JobConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "own_networks.py").write_text(VAST)
     monkeypatch.chdir(tmp_path)
 
-    def with_network(name: str, sharding: str = "replicated", **arguments: object) -> JobConfig:
+    def with_network(
+        name: str, sharding: str = "replicated", batch_size: int = 128, *, remat: bool = False, **arguments: object
+    ) -> JobConfig:
         model = ModelSettings(builder=f"own_networks:{name}", arguments=arguments)
-        train = job.train.model_copy(update={"sharding": sharding})
+        changes = {"sharding": sharding, "batch_size": batch_size, "remat": remat}
+        train = job.train.model_copy(update=changes)
         return job.model_copy(update={"model": model, "train": train})
 
     return with_network
@@ -171,6 +182,15 @@ def test_a_network_that_fits_only_sharded_is_refused_with_that_setting(own_netwo
         compiled.compiled(parse(HARDWARE), own_networks("deep", "replicated", blocks=10, again=True, width=2**14))
     taken = re.search(r"--set train\.sharding=fsdp, which takes ([\d.]+) GiB per device", caught.value.fix or "")
     assert taken and 4 < float(taken[1]) < 8
+
+
+def test_less_memory_for_activations_that_are_computed_again(own_networks: Callable[..., JobConfig]) -> None:
+    """On a GPU: the compiler for TPUs does that by itself if a step would not fit."""
+    kept, again = (
+        compiled.compiled(parse("l4x1"), own_networks("long", remat=remat, batch_size=2**15, blocks=8)).peak_bytes or 0
+        for remat in (False, True)
+    )
+    assert again < 0.7 * kept, (again, kept)
 
 
 # In how many copies of a layer's gathered variables the peak grows by a layer, beside its part of them.

@@ -124,6 +124,22 @@ def test_one_call_of_many_steps_is_many_calls_of_one(bench: Bench, builder: str)
     )
 
 
+@pytest.mark.engine("jax")
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_activations_that_are_computed_again_are_the_same(bench: Bench, accumulation: int) -> None:
+    """Also random ones, and statistics are updated once."""
+    settings: dict[str, Any] = {"builder": "sample_networks:wide", "accumulation": accumulation, "clip_norm": 0.05}
+    losses, states = {}, {}
+    for remat in (False, True):
+        config = bench.job(**settings, remat=remat)
+        engine = bench.engine(config)
+        losses[remat] = engine.run(bench.training(config), 0, rates(8)).losses
+        states[remat] = engine.state()
+    np.testing.assert_allclose(losses[True], losses[False], rtol=1e-4)
+    for name, array in states[False].items():
+        np.testing.assert_allclose(states[True][name], array, rtol=1e-3, atol=1e-5, err_msg=name)
+
+
 BUILDERS = ["sample_networks:dropout", *(["torch_networks:dropout"] if ENGINE == "pytorch" else [])]
 
 

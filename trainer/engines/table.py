@@ -102,6 +102,7 @@ class EngineRow:
 
 # TensorFlow reads the data for every engine; every engine trains Keras networks.
 READERS = ("tensorflow", "keras")
+_NO_REMAT = Unsupported("remat", bool, "keeps the activations until the backward pass", "false", "false")
 
 ENGINES: dict[str, EngineRow] = {
     "tensorflow": EngineRow(
@@ -117,6 +118,7 @@ ENGINES: dict[str, EngineRow] = {
                 "auto, replicated",
                 "auto",
             ),
+            _NO_REMAT,
         ),
     ),
     "jax": EngineRow(
@@ -166,6 +168,7 @@ ENGINES: dict[str, EngineRow] = {
                 ", ".join(name for name, row in OPTIMIZERS.items() if row.torch),
                 "adam",
             ),
+            _NO_REMAT,
         ),
     ),
 }

@@ -151,10 +151,14 @@ def test_without_larger_hardware_the_settings_are_named(tmp_path: Path) -> None:
     assert found == "--set train.batch_size=24, or --set train.accumulation=4, which keeps the batch"
 
 
-def test_sharding_is_named_with_the_memory_that_it_takes(tmp_path: Path) -> None:
-    answer = Answer(devices=8, kind="TPU v5 lite", fits=False, refusal="Ran out of memory.", sharded_bytes=2**30)
+def test_settings_are_named_with_the_memory_that_a_step_takes_with_them(tmp_path: Path) -> None:
+    savings = {"train.remat=true": 3 * 2**29, "train.sharding=fsdp": 2**30}
+    answer = Answer(devices=8, kind="TPU v5 lite", fits=False, refusal="Ran out of memory.", savings=savings)
     found = compiled.fixes(parse("tpu-v5e-2x4"), job(tmp_path), answer)
-    assert found == "--set train.sharding=fsdp, which takes 1.00 GiB per device"
+    assert found == (
+        "--set train.sharding=fsdp, which takes 1.00 GiB per device, "
+        "or --set train.remat=true, which takes 1.50 GiB per device"
+    )
 
 
 def test_a_gpu_with_more_memory_is_named(tmp_path: Path) -> None:

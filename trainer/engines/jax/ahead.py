@@ -71,7 +71,7 @@ class Answer(BaseModel):
         peak_bytes: The memory that it takes; None if the compiler refuses it.
         refusal: Why it does not fit: the compiler's sentence, "" on a GPU, which the compiler never refuses.
         largest_batch: The largest batch of all devices together; None if it was not searched or none fits.
-        sharded_bytes: The memory that a batch that does not fit takes with train.sharding: fsdp, where it fits then.
+        savings: The settings with which a batch that does not fit would, and the memory that it takes with each.
         flops: Floating-point operations.
         seconds: The least time of a step: by the compiler's estimate, on a GPU by the peak rate of its arithmetic.
         collectives: Numbers of operations between devices, by name.
@@ -84,7 +84,7 @@ class Answer(BaseModel):
     peak_bytes: int | None = None
     refusal: str = ""
     largest_batch: int | None = None
-    sharded_bytes: int | None = None
+    savings: dict[str, int] = {}
     flops: float | None = None
     seconds: float | None = None
     collectives: dict[str, int] = {}
@@ -122,11 +122,16 @@ class Compiler:
             found = self._compiled(job.train.batch_size)
         if self.request.largest or not found.fits:
             found.largest_batch = self._largest(job.train.batch_size, fits=found.fits)
-        if not found.fits and job.train.engine == "jax" and job.train.sharding != "fsdp" and len(devices.all) > 1:
-            sharded = job.train.model_copy(update={"sharding": "fsdp"})
-            self._engine.build(job.model_copy(update={"train": sharded}), manifest)
-            other = self._compiled(job.train.batch_size)
-            found.sharded_bytes = other.peak_bytes if other.fits else None
+        if not found.fits and job.train.engine == "jax":
+            sharded = {"sharding": "fsdp"} if len(devices.all) > 1 else {}
+            for setting, value in {**sharded, "remat": True}.items():
+                if getattr(job.train, setting) == value:
+                    continue
+                train = job.train.model_copy(update={setting: value})
+                self._engine.build(job.model_copy(update={"train": train}), manifest)
+                other = self._compiled(job.train.batch_size)
+                if other.fits and other.peak_bytes is not None:
+                    found.savings[f"train.{setting}={str(value).lower()}"] = other.peak_bytes
         return found
 
     def _largest(self, batch: int, *, fits: bool) -> int | None:

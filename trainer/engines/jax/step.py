@@ -19,6 +19,7 @@ from slipway.core.manifest import Manifest
 from slipway.trainer.config import TrainSettings
 from slipway.trainer.data.features import Tensors, blank, each, in_order
 from slipway.trainer.engines.jax.devices import AXIS, Devices
+from slipway.trainer.engines.jax.remat import rematerialized
 from slipway.trainer.engines.jax.sharding import GATHERED, Gathering
 from slipway.trainer.engines.keras import augment
 from slipway.trainer.engines.keras.augment import Custom, Labels
@@ -242,10 +243,10 @@ class Step:
 
     def _gradient(self) -> Callable[..., tuple[Arrays, tuple[Arrays, jax.Array]]]:
         """Return the gradient of `_loss`, sharded as the variables are."""
-        if self.gathering is None:
-            return jax.grad(self._loss, has_aux=True)
-        loss = self.gathering(self._loss)
-        if not any(layer._remat_mode for layer in self.model._flatten_layers()):
+        loss = self._loss if self.gathering is None else self.gathering(self._loss)
+        if self.train.remat:
+            loss = rematerialized(loss)
+        elif self.gathering is not None and not any(layer._remat_mode for layer in self.model._flatten_layers()):
             # Else XLA would keep what it gathered until the backward pass.
             policy = jax.checkpoint_policies.save_anything_except_these_names(GATHERED)
             loss = jax.checkpoint(loss, policy=policy)

@@ -1,0 +1,53 @@
+"""Functions whose intermediate values are computed again for their gradient."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.engines.conftest import ENGINE
+
+if ENGINE == "jax":
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax._src.ad_checkpoint import saved_residuals  # jax.ad_checkpoint only prints them
+
+    from slipway.trainer.engines.jax.remat import rematerialized
+
+pytestmark = pytest.mark.engine("jax")
+
+
+def chain(blocks: int):
+    def function(weights, x, key):
+        for number in range(blocks):
+            hidden = jax.nn.gelu(x @ weights[number])
+            kept = jax.random.bernoulli(jax.random.fold_in(key, number), 0.9, hidden.shape)
+            x = x + jnp.where(kept, hidden, 0.0)
+        return jnp.sum(x**2), {"mean": jnp.mean(x), "given": weights, "constant": 3.0}
+
+    return function
+
+
+def test_values_and_gradients_are_those_of_the_function() -> None:
+    function, key = chain(12), jax.random.key(1)
+    weights, x = jax.random.normal(key, (12, 8, 8)) / 8, jax.random.normal(key, (4, 8))
+    expected, actual = (
+        jax.jit(jax.value_and_grad(each, argnums=(0, 1), has_aux=True))(weights, x, key)
+        for each in (function, rematerialized(function))
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), actual, expected)
+
+
+def test_the_kept_values_grow_with_the_root_of_the_length() -> None:
+    """Counted in what the backward pass reads of the forward pass, without the arguments."""
+
+    def kept(blocks: int) -> int:
+        weights, x = jnp.zeros((blocks, 64, 64)), jnp.zeros((256, 64))
+
+        def loss(weights, x):
+            return rematerialized(chain(blocks))(weights, x, jax.random.key(0))[0]
+
+        saved = saved_residuals(loss, weights, x)
+        return sum(aval.size for aval, source in saved if "argument" not in source)
+
+    assert kept(64) < 3 * kept(16)

@@ -1,0 +1,81 @@
+"""A function whose intermediate values are computed again for its gradient (`train.remat`).
+
+The function's operations are divided into about as many segments as each has operations, at the places where the fewest
+bytes are still needed. Only those are kept for the backward pass; a segment's others are computed again when it is
+reached (Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016, https://arxiv.org/abs/1604.06174). Operations
+have no side effects, so that this is right for every network, also with random numbers and moving statistics.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+from jax.extend.core import Jaxpr, Literal, Var
+
+Result = TypeVar("Result")
+# Operations whose results cost much; their number says how long a function is.
+_PRODUCTS = ("dot_general", "conv_general_dilated")
+
+
+def rematerialized(function: Callable[..., Result]) -> Callable[..., Result]:
+    """Return a function with the same results and gradient that keeps fewer values between them."""
+
+    def call(*arguments: Any) -> Result:
+        closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
+        jaxpr = closed.jaxpr
+        values: dict[Var, Any] = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+        values |= dict(zip(jaxpr.invars, jax.tree.leaves(arguments), strict=True))
+        for segment in _segments(jaxpr):
+            compute = jax.checkpoint(functools.partial(jax.core.eval_jaxpr, segment, ()))
+            results = compute(*[values[each] for each in segment.invars])
+            values |= dict(zip(segment.outvars, results, strict=True))
+        found = [each.val if isinstance(each, Literal) else values[each] for each in jaxpr.outvars]
+        result: Result = jax.tree.unflatten(jax.tree.structure(shapes), found)
+        return result
+
+    return call
+
+
+def _segments(jaxpr: Jaxpr) -> list[Jaxpr]:
+    """Divide a program into segments, each of which reads results of earlier ones."""
+    needed = _needed(jaxpr)
+    ends = [*_cuts(jaxpr, needed), len(jaxpr.eqns)]
+    found = []
+    for start, end in zip([0, *ends[:-1]], ends, strict=True):
+        operations = jaxpr.eqns[start:end]
+        made = {each for operation in operations for each in operation.outvars}
+        read = {each: None for operation in operations for each in _variables(operation.invars) if each not in made}
+        results = [each for each in needed[end] if each in made]
+        debug = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
+        found.append(jaxpr.replace(constvars=[], invars=list(read), outvars=results, eqns=operations, debug_info=debug))
+    return found
+
+
+def _needed(jaxpr: Jaxpr) -> list[dict[Var, None]]:
+    """Return, for each number of operations, which variables are still read after so many."""
+    needed = [dict.fromkeys(_variables(jaxpr.outvars))]
+    for operation in reversed(jaxpr.eqns):
+        made = set(operation.outvars)
+        after = {each: None for each in needed[-1] if each not in made}
+        needed.append({**after, **dict.fromkeys(_variables(operation.invars))})
+    return needed[::-1]
+
+
+def _cuts(jaxpr: Jaxpr, needed: Sequence[dict[Var, None]]) -> list[int]:
+    """Return the numbers of operations after which a segment ends, without the last one."""
+    products = sum(operation.primitive.name in _PRODUCTS for operation in jaxpr.eqns)
+    count, length = max(1, round(math.sqrt(products))), len(jaxpr.eqns)
+    sizes = [sum(each.aval.size * each.aval.dtype.itemsize for each in kept) for kept in needed]
+    found = []
+    for number in range(1, count):
+        low, high = ((2 * number + side) * length // (2 * count) for side in (-1, 1))
+        found.append(min(range(low, high), key=sizes.__getitem__))
+    return sorted({each for each in found if 0 < each < length})
+
+
+def _variables(atoms: Sequence[Any]) -> list[Var]:
+    return [each for each in atoms if not isinstance(each, Literal)]
