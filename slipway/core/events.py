@@ -1,20 +1,26 @@
 """A run's event log: JSON lines about its progress.
 
 A step and the trainer inside it append to the file that SLIPWAY_EVENTS names. If it is not set, as on Vertex AI,
-nothing is written and the logs are the only record.
+nothing is written and the logs are the only record. On Kubeflow, the steps of a training also go to its TrainJob.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import time
+from typing import TYPE_CHECKING
 
 from slipway.core.atomic import append_line
 
+if TYPE_CHECKING:
+    from slipway.core.job_status import Reporter
+
 EVENTS_VARIABLE = "SLIPWAY_EVENTS"
 STEP_VARIABLE = "SLIPWAY_STEP"
+STATUS_URL_VARIABLE = "KUBEFLOW_TRAINER_STATUS_URL"
 
 
 def emit(event: str, **fields: object) -> None:
@@ -32,7 +38,8 @@ def emit(event: str, **fields: object) -> None:
 
 def mute() -> None:
     """Disable events from this process: of a job's replicas only the chief reports them."""
-    os.environ.pop(EVENTS_VARIABLE, None)
+    for name in (EVENTS_VARIABLE, STATUS_URL_VARIABLE):
+        os.environ.pop(name, None)
 
 
 def phase(text: str) -> None:
@@ -45,6 +52,15 @@ def progress(done: int, total: int, unit: str, **values: float) -> None:
     """Report that `done` of `total` `unit` are done, with values to display (loss, steps_per_second)."""
     with contextlib.suppress(OSError):  # a full disk must not fail a step that makes progress
         emit("progress", done=done, total=total, unit=unit, values=values)
+    if unit == "steps" and total and os.environ.get(STATUS_URL_VARIABLE):
+        _reporter().report(done, total, values)
+
+
+@functools.cache
+def _reporter() -> Reporter:
+    from slipway.core.job_status import Reporter  # most processes report to no TrainJob
+
+    return Reporter()
 
 
 def output(line: str) -> None:
