@@ -165,14 +165,19 @@ def evaluation(task: PipelineTaskDetail) -> JsonObject:
     return {**found, "verdict": verdict, "report": artifacts["report"].uri}
 
 
+def evaluated(job: PipelineJob) -> JsonObject:
+    """Return what a job's step evaluate found, see `evaluation`; {} if it has not finished."""
+    task = next((task for task in job.job_detail.task_details if task.task_name == "evaluate"), None)
+    return evaluation(task) if task and "report" in task.outputs else {}
+
+
 def results(job: PipelineJob) -> JsonObject:
     """Return the results of a job's steps that have finished, as fields of a Notice."""
     tasks = {task.task_name: task for task in job.job_detail.task_details}
     found: JsonObject = {}
-    if "evaluate" in tasks and "report" in tasks["evaluate"].outputs:
-        evaluated = evaluation(tasks["evaluate"])
-        verdict = evaluated["verdict"]
-        found |= {"metrics": evaluated["metrics"], "report": evaluated["report"]}
+    if measured := evaluated(job):
+        verdict = measured["verdict"]
+        found |= {"metrics": measured["metrics"], "report": measured["report"]}
         found |= {"decision": verdict["decision"], "reasons": tuple(verdict["reasons"])}
     if "register-version" in tasks and "registered" in tasks["register-version"].outputs:
         artifact = tasks["register-version"].outputs["registered"].artifacts[0]

@@ -2,25 +2,55 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from datetime import datetime
+from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
+from slipway.components.cloud.explanation import evaluated
 from slipway.components.cloud.known_errors import as_user_error
+from slipway.components.formatting import number
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
-from slipway.pipelines.platforms.vertex.declared import Result
+from slipway.pipelines.platforms.vertex.declared import Result, number_of
 from slipway.pipelines.platforms.vertex.schedules.difference import refused
 from slipway.pipelines.platforms.vertex.submission import facts_of
+from slipway.pipelines.platforms.vertex.tasks import RUN_STATUS
+
+if TYPE_CHECKING:
+    from google.cloud.aiplatform_v1.types import PipelineJob
 
 NEXT_RUNS = 3
+# Of the runs that a schedule has started, so many are read; and of those, the metrics of so many are shown.
+RECENT_RUNS, SHOWN_METRICS = 20, 5
+
+
+@dataclass(frozen=True)
+class ScheduledRun:
+    """A run that a schedule started: its id, start, status, and the gate's metric, if it has been evaluated."""
+
+    run_id: str
+    started: datetime
+    status: str
+    metric: str = ""
+    value: float | None = None
+
+
+def scheduled_run(job: PipelineJob) -> ScheduledRun:
+    """Return what is shown of a job."""
+    found = evaluated(job)
+    metric = str(found.get("metric", ""))
+    value = found.get("metrics", {}).get(metric)
+    return ScheduledRun(number_of(job), job.create_time, RUN_STATUS.get(job.state.name, "running"), metric, value)
 
 
 @dataclass
 class ScheduleResult(Result):
-    """One schedule."""
+    """One schedule; `recent` are its runs, the newest first, if they were read."""
 
     kind = "schedule"
+    recent: Sequence[ScheduledRun] = ()
 
     @property
     def zone(self) -> ZoneInfo:
@@ -77,9 +107,23 @@ class ScheduleResult(Result):
             error, due = self.refused, _clock(self.last_run.astimezone(self.zone))
             last.append(f"  last run {due}: {error.message if error else 'started'}")
             last += [f"  fix: {error.fix}"] if error else []
+        last += self._health()
         if self.next_runs:
             lines.append("  next: " + ", ".join(_clock(time) for time in self.next_runs))
         return [title, *last, *lines]
+
+    def _health(self) -> Iterator[str]:
+        ended = [run.status for run in self.recent if run.status != "running"]
+        if ended:
+            streak = next((number for number, status in enumerate(ended) if status != ended[0]), len(ended))
+            yield (
+                f"  runs: {ended.count('succeeded')} of the last {len(ended)} succeeded; "
+                f"the last {'one' if streak == 1 else streak}: {ended[0]}"
+            )
+        measured = [run for run in self.recent if run.value is not None][:SHOWN_METRICS]
+        if measured:
+            same = [number(run.value) for run in measured if run.metric == measured[0].metric]
+            yield f"  {measured[0].metric}, oldest first: {', '.join(reversed(same))}"
 
     def as_dict(self) -> JsonObject:
         """Return the result for --json."""
@@ -88,6 +132,7 @@ class ScheduleResult(Result):
             "state": self.state,
             "runs": self.runs,
             "last_run": self.last_run and self.last_run.isoformat(),
+            "recent": [{**asdict(run), "started": run.started.isoformat()} for run in self.recent],
             "refused": self.refused.as_dict() if self.refused else None,
             "next_runs": [time.isoformat() for time in self.next_runs],
         }

@@ -9,13 +9,14 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from slipway.components.cloud.retries import existing, retried
 from slipway.core.errors import UserError
 from slipway.pipelines.checks import Context
-from slipway.pipelines.config.config import vertex_of
+from slipway.pipelines.config.config import RunConfig, vertex_of
 from slipway.pipelines.doctor import refuse_on_failure
 from slipway.pipelines.images.images import ensure_images, known_images
 from slipway.pipelines.platforms.vertex.candidates import candidates, title_of
@@ -32,7 +33,12 @@ from slipway.pipelines.platforms.vertex.schedules.difference import (
     needs_new,
 )
 from slipway.pipelines.platforms.vertex.schedules.files import FILES, ScheduleFile
-from slipway.pipelines.platforms.vertex.schedules.result import ScheduleResult
+from slipway.pipelines.platforms.vertex.schedules.result import (
+    RECENT_RUNS,
+    ScheduledRun,
+    ScheduleResult,
+    scheduled_run,
+)
 from slipway.pipelines.platforms.vertex.submission import compile_pipeline, pipeline_job
 
 if TYPE_CHECKING:
@@ -57,6 +63,26 @@ class Schedules(Declared[ScheduleFile, ScheduleResult]):
         found.sort(key=lambda schedule: (schedule.create_time.timestamp(), schedule.name))
         names = [(schedule.display_name.removeprefix(NAME_PREFIX), schedule) for schedule in found]
         return [(name, name, schedule) for name, schedule in names if name != schedule.display_name]
+
+    @classmethod
+    def observe(cls, name: str | None = None, config: RunConfig | None = None) -> list[ScheduleResult]:
+        results = super().observe(name, config)
+        for result in results:
+            if result.resource is not None and result.runs:
+                with cls._calls(result.config, f"read the runs of {result.name}", "list") as calls:
+                    result.recent = calls.recent(result.resource.name)
+        return results
+
+    def recent(self, schedule: str) -> list[ScheduledRun]:
+        """Return the newest runs of a schedule, the newest first."""
+        request = {
+            "parent": self.connection.parent,
+            "filter": f"schedule_name={schedule}",  # as the SDK's PipelineJobSchedule.list_jobs does
+            "order_by": "create_time desc",
+            "page_size": RECENT_RUNS,
+        }
+        jobs = retried(lambda: list(islice(self.connection.pipelines.list_pipeline_jobs(request), RECENT_RUNS)))
+        return [scheduled_run(job) for job in jobs]
 
     def desired(self, file: ScheduleFile, log: TextIO | None, say: Say) -> Desired:
         if log is not None:

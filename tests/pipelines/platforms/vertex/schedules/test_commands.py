@@ -18,6 +18,7 @@ from tests.fakes.google import PROJECT, FakeGoogle
 from tests.fakes.ready import RUNNER
 from tests.fakes.vertex.pipeline_checks import specification_of
 from tests.fakes.vertex.schedules import QUOTA
+from tests.fakes.vertex.script import Failure, Script
 from tests.pipelines.platforms.vertex.schedules.conftest import Slipway
 
 Write = Callable[..., Path]
@@ -116,6 +117,24 @@ def test_a_schedule_whose_runs_are_refused_says_so(ready_google: FakeGoogle, wri
     assert "The last run of nightly was refused" in checked()["found"]
     ready_google.region.schedules.schedules.clear()
     assert checked()["status"] == "skipped"
+
+
+def test_the_runs_of_a_schedule_are_summarized(ready_google: FakeGoogle, write: Write, slipway: Slipway) -> None:
+    write()
+    assert slipway("schedule", "apply").exit_code == 0
+    pipelines = ready_google.region.pipelines
+    for fails in (True, False, False):
+        pipelines.script = Script()
+        pipelines.script["evaluate"].failure = Failure() if fails else None
+        [job] = ready_google.region.schedules.move(timedelta(days=1))
+        pipelines.run_to_end(job.name)
+    ready_google.region.schedules.move(timedelta(days=1))  # it is running
+    shown = slipway("schedule", "list").stdout
+    assert "  runs: 2 of the last 3 succeeded; the last 2: succeeded\n" in shown
+    [result] = json.loads(slipway("schedule", "list", "--json").stdout)
+    assert [run["status"] for run in result["recent"]] == ["running", "succeeded", "succeeded", "failed"]
+    values = [run["value"] for run in result["recent"] if run["status"] == "succeeded"]
+    assert f"  accuracy, oldest first: {values[1]:.4f}, {values[0]:.4f}\n" in shown
 
 
 def test_two_schedules_that_differ_in_parameters_share_the_spec(
