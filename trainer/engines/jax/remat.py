@@ -69,7 +69,8 @@ def _cuts(jaxpr: Jaxpr, needed: Sequence[dict[Var, None]]) -> list[int]:
     """Return the numbers of operations after which a segment ends, without the last one."""
     products = sum(operation.primitive.name in _PRODUCTS for operation in jaxpr.eqns)
     count, length = max(1, round(math.sqrt(products))), len(jaxpr.eqns)
-    sizes = [sum(each.aval.size * each.aval.dtype.itemsize for each in kept) for kept in needed]
+    given = {*jaxpr.invars, *jaxpr.constvars}  # they are kept anyway
+    sizes = [sum(each.aval.size * each.aval.dtype.itemsize for each in kept if each not in given) for kept in needed]
     found = []
     for number in range(1, count):
         low, high = ((2 * number + side) * length // (2 * count) for side in (-1, 1))
