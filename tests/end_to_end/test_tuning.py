@@ -18,6 +18,7 @@ from tests.end_to_end.workspace import Workspace, processes_of
 from tests.fakes.mlflow import FakeMlflow
 
 pytestmark = pytest.mark.timeout(300)
+LAUNCH, FORK_SERVER = (f"slipway.pipelines.platforms.local.{name}" for name in ("launch", "forkserver"))
 # Counts its starts in the folder of its checkpoints; a trial waits until the file `go` exists.
 PROGRAM = """
 import json
@@ -137,17 +138,15 @@ def test_trials_are_forks_that_outlive_a_killed_command(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     (tmp_path / "slipway.yaml").write_text(NETWORK)
     command = workspace.start("tune")
-    until(lambda: any("launch" in " ".join(each.cmdline()) for each in processes_of(tmp_path)))
-    (server,) = [
-        each for each in psutil.Process(command.pid).children() if any("forkserver" in part for part in each.cmdline())
-    ]
-    forks = server.children()
-    assert [each.cmdline()[2] for each in forks] == ["slipway.pipelines.platforms.local.launch"]
-    until(forks[0].children)  # it waits for the command no more
+    until(lambda: processes_of(tmp_path, LAUNCH))
+    (server,) = [each for each in processes_of(tmp_path, FORK_SERVER) if each.ppid() == command.pid]
+    (fork,) = server.children()
+    assert fork.cmdline()[2] == LAUNCH
+    until(fork.children)  # it waits for the command no more
     command.kill()
     command.communicate()
     server.wait(10)
-    assert all(each.is_running() for each in forks)
+    assert fork.is_running()
     result = workspace.slipway("tune")
     assert result.returncode == 0, result.stdout + result.stderr
     assert [trial.state.name for trial in trials(workspace)] == ["COMPLETE"] * 2

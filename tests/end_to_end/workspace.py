@@ -143,19 +143,18 @@ def wait_for(condition: Callable[[], Any], seconds: float = 90) -> Any:
     raise AssertionError("it did not come true in time")
 
 
-def processes_of(path: Path) -> list[psutil.Process]:
-    """Return the processes whose working folder is `path`, or whose command line contains it."""
+def processes_of(path: Path, *programs: str) -> list[psutil.Process]:
+    """Return the processes whose working folder is `path`, or whose command line contains it, perhaps of programs."""
     found = []
     for process in psutil.process_iter():
-        try:
-            if process.cwd() == str(path) or str(path) in " ".join(process.cmdline()):
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+            command = process.cmdline()
+            is_of = process.cwd() == str(path) or str(path) in " ".join(command)
+            if is_of and (not programs or not set(programs).isdisjoint(command)):
                 found.append(process)
-        except psutil.Error:
-            continue
     return found
 
 
 def trainers(path: Path) -> list[psutil.Process]:
     """Return the replicas' processes: of the trainer, or of the launcher of a custom program."""
-    commands = {"slipway.trainer", "slipway.trainer.launch"}
-    return [process for process in processes_of(path) if not commands.isdisjoint(process.cmdline())]
+    return processes_of(path, "slipway.trainer", "slipway.trainer.launch")
