@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import jax
@@ -42,35 +43,37 @@ def rematerialized(function: Callable[..., Result]) -> Callable[..., Result]:
 
 def _segments(jaxpr: Jaxpr) -> list[Jaxpr]:
     """Divide a program into segments, each of which reads results of earlier ones."""
-    needed = _needed(jaxpr)
-    ends = [*_cuts(jaxpr, needed), len(jaxpr.eqns)]
+    last = _last_reads(jaxpr)
+    ends = [*_cuts(jaxpr, last), len(jaxpr.eqns)]
     found = []
     for start, end in zip([0, *ends[:-1]], ends, strict=True):
         operations = jaxpr.eqns[start:end]
-        made = {each for operation in operations for each in operation.outvars}
+        made = dict.fromkeys(each for operation in operations for each in operation.outvars)
         read = {each: None for operation in operations for each in _variables(operation.invars) if each not in made}
-        results = [each for each in needed[end] if each in made]
+        results = [each for each in made if last.get(each, -1) >= end]
         debug = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
         found.append(jaxpr.replace(constvars=[], invars=list(read), outvars=results, eqns=operations, debug_info=debug))
     return found
 
 
-def _needed(jaxpr: Jaxpr) -> list[dict[Var, None]]:
-    """Return, for each number of operations, which variables are still read after so many."""
-    needed = [dict.fromkeys(_variables(jaxpr.outvars))]
-    for operation in reversed(jaxpr.eqns):
-        made = set(operation.outvars)
-        after = {each: None for each in needed[-1] if each not in made}
-        needed.append({**after, **dict.fromkeys(_variables(operation.invars))})
-    return needed[::-1]
+def _last_reads(jaxpr: Jaxpr) -> dict[Var, int]:
+    """Return the number of the last operation that reads a variable; that of all operations for a result."""
+    reads = {each: number for number, one in enumerate(jaxpr.eqns) for each in _variables(one.invars)}
+    return reads | dict.fromkeys(_variables(jaxpr.outvars), len(jaxpr.eqns))
 
 
-def _cuts(jaxpr: Jaxpr, needed: Sequence[dict[Var, None]]) -> list[int]:
+def _cuts(jaxpr: Jaxpr, last: Mapping[Var, int]) -> list[int]:
     """Return the numbers of operations after which a segment ends, without the last one."""
     products = sum(operation.primitive.name in _PRODUCTS for operation in jaxpr.eqns)
     count, length = max(1, round(math.sqrt(products))), len(jaxpr.eqns)
-    given = {*jaxpr.invars, *jaxpr.constvars}  # they are kept anyway
-    sizes = [sum(each.aval.size * each.aval.dtype.itemsize for each in kept if each not in given) for kept in needed]
+    changes = [0] * (length + 2)  # of the bytes that are still needed, from one number of operations to the next
+    for number, operation in enumerate(jaxpr.eqns):
+        for each in operation.outvars:
+            if each in last:
+                size = each.aval.size * each.aval.dtype.itemsize
+                changes[number + 1] += size
+                changes[last[each] + 1] -= size
+    sizes = list(accumulate(changes))
     found = []
     for number in range(1, count):
         low, high = ((2 * number + side) * length // (2 * count) for side in (-1, 1))
