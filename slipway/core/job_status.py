@@ -13,6 +13,7 @@ import logging
 import os
 import ssl
 import threading
+import time
 import urllib.request
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -58,16 +59,15 @@ class Reporter:
                 return
             try:
                 _post({"trainerStatus": status})
-            except OSError as error:
+            except Exception as error:  # a training does not depend on it
                 if not self._is_failing:
                     logger.warning("the TrainJob's status has no progress: %s", error)
                 self._is_failing = True
 
     def _follow(self) -> None:
-        pause = threading.Event()
         while True:
             self.send()
-            pause.wait(SECONDS)
+            time.sleep(SECONDS)
 
 
 def _post(content: Mapping[str, object]) -> None:
