@@ -1,11 +1,10 @@
 """`python -m tests.formats.write` writes the archive of the current format, once: a released one never changes.
 
-The project has a registered model, and a run whose training was killed after its second epoch.
+The project has a registered model, and a run whose training was killed with the checkpoint of its second epoch stored.
 """
 
 from __future__ import annotations
 
-import csv
 import random
 import tarfile
 import tempfile
@@ -25,6 +24,7 @@ evaluate: {gate: {minimum: 0.5}}
 MODEL = """
 import os
 import signal
+import time
 from pathlib import Path
 
 import keras
@@ -38,19 +38,17 @@ def build(inputs, classes):
 
 def end(epoch, step, metrics, folder):
     if Path("end").exists() and epoch >= 2:
+        while not (Path(folder).parent / "checkpoints" / "step-00000020" / "checkpoint.json").exists():
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def rows() -> list[dict[str, object]]:
-    """Return the rows of the project's table, of two kinds that are easily told apart."""
+def rows() -> list[str]:
+    """Return the lines of the project's table: two kinds that are easily told apart."""
     draws = random.Random(0)
     return [
-        {
-            "width": round(draws.gauss(3.0 * kind, 1.0), 3),
-            "height": round(draws.gauss(1.0 - kind, 1.0), 3),
-            "kind": ("even", "odd")[kind],
-        }
+        f"{draws.gauss(3.0 * kind, 1.0):.3f},{draws.gauss(1.0 - kind, 1.0):.3f},{('even', 'odd')[kind]}"
         for kind in (0, 1)
         for _ in range(100)
     ]
@@ -62,17 +60,14 @@ def write(archive: Path) -> None:
         workspace = Workspace(Path(temporary))
         (workspace.path / "slipway.yaml").write_text(CONFIGURATION)
         (workspace.path / "model.py").write_text(MODEL)
-        with (workspace.path / "table.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, ["width", "height", "kind"])
-            writer.writeheader()
-            writer.writerows(rows())
+        (workspace.path / "table.csv").write_text("\n".join(["width,height,kind", *rows(), ""]))
         for ends in (False, True):
             if ends:
                 (workspace.path / "end").touch()
             result = workspace.slipway("run")
             assert (result.returncode != 0) == ends, result.stdout + result.stderr
         answer = workspace.slipway("predict", "table", "table.csv")
-        (workspace.path / "predictions.csv").write_text(answer.stdout)
+        (workspace.path / "predictions.jsonl").write_text(answer.stdout)
         with tarfile.open(archive, "w:xz") as tar:
             for path in sorted(workspace.path.iterdir()):
                 if path.name != "configs":
