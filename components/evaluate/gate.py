@@ -187,6 +187,8 @@ def _against_champion(
         yield None, champion.caveat
         if gate.seeds and champion.ours is None:
             yield _over_seeds(gate, [metrics[gate.name], *gate.seeds], champion)
+        elif gate.seeds:
+            yield None, "The mean over the seeds is not compared: the champion is measured on other examples than they."
 
 
 def _against_baseline(gate: GateSettings, value: float, trivial: float | None) -> Iterator[Judged]:

@@ -102,6 +102,7 @@ class EngineRow:
 
 # TensorFlow reads the data for every engine; every engine trains Keras networks.
 READERS = ("tensorflow", "keras")
+
 _NO_REMAT = Unsupported("remat", bool, "keeps the activations until the backward pass", "false", "false")
 
 ENGINES: dict[str, EngineRow] = {

@@ -221,6 +221,13 @@ def test_a_mean_over_seeds_that_is_significantly_worse_is_rejected() -> None:
     assert found.decision == "reject"
 
 
+def test_seeds_are_not_compared_on_other_examples_than_the_champion() -> None:
+    champion = Opponent("version 3", {"accuracy": 0.97}, ours={"accuracy": 0.98})
+    found = decide(GateSettings(seeds=[0.9, 0.91]), {"accuracy": 0.98}, champion, NONE_YET)
+    assert found.decision == "promote"
+    assert "The mean over the seeds is not compared: the champion is measured on other examples" in found.reasons[-1]
+
+
 def test_a_significance_needs_predictions_and_a_margin_for_better_models() -> None:
     with pytest.raises(UserError, match="needs the predictions of both models") as caught:
         decide(GateSettings(significance=0.05), {"accuracy": 0.9}, Opponent("version 3", {"accuracy": 0.8}), NONE_YET)

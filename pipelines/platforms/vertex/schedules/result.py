@@ -115,7 +115,7 @@ class ScheduleResult(Result):
     def _health(self) -> Iterator[str]:
         ended = [run.status for run in self.recent if run.status != "running"]
         if ended:
-            streak = next((number for number, status in enumerate(ended) if status != ended[0]), len(ended))
+            streak = next((count for count, status in enumerate(ended) if status != ended[0]), len(ended))
             yield (
                 f"  runs: {ended.count('succeeded')} of the last {len(ended)} succeeded; "
                 f"the last {'one' if streak == 1 else streak}: {ended[0]}"
