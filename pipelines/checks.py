@@ -17,7 +17,7 @@ from slipway.trainer.engines.installed import missing_extra
 
 if TYPE_CHECKING:
     from slipway.components.cloud.connection import Connection
-    from slipway.pipelines.config.tune import TuneSettings
+    from slipway.components.train.tuning import SearchSettings
     from slipway.pipelines.platforms.base import Platform
 
 SECONDS = 30.0
@@ -40,7 +40,7 @@ class Context:
     runner: Literal["process", "docker"] = "process"
     builds: bool = True
     spent: float = 0.0
-    search: TuneSettings | None = None
+    search: SearchSettings | None = None
     _shared: dict[object, Any] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 

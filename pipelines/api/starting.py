@@ -15,9 +15,9 @@ from slipway.pipelines.platforms.base import Platform, RemotePlatform, Say
 from slipway.pipelines.platforms.table import platform_of
 
 if TYPE_CHECKING:
+    from slipway.components.train.tuning import SearchSettings
     from slipway.pipelines.checks import Finding
     from slipway.pipelines.config.config import RunConfig
-    from slipway.pipelines.config.tune import TuneSettings
     from slipway.pipelines.runs.record import RunFolder, RunRecord
 
 
@@ -43,7 +43,7 @@ def check(
     submitting: bool = False,
     builds: bool = True,
     spent: float = 0.0,
-    search: TuneSettings | None = None,
+    search: SearchSettings | None = None,
 ) -> list[Finding]:
     """Make the doctor's checks that apply to a run; return the warnings.
 

@@ -18,7 +18,7 @@ from slipway.pipelines.terminal import EXIT_INTERRUPTED, console, error_console,
 if TYPE_CHECKING:
     import optuna
 
-    from slipway.pipelines.config.tune import TuneSettings
+    from slipway.components.train.tuning import SearchSettings
     from slipway.pipelines.tuning.trials import Ended
 
 
@@ -39,6 +39,7 @@ def tune(
     On this machine, the same command continues a search that was stopped, or adds trials if tune.trials is raised. On
     Vertex AI, a search is a run, whose training is a hyperparameter tuning job.
     """
+    from slipway.components.train.study import drawn
     from slipway.pipelines.api import starting
     from slipway.pipelines.config import search
     from slipway.pipelines.config.config import load
@@ -86,7 +87,7 @@ def tune(
         _check_finished(study, execution.failed(), settings)
         best = study.best_trial
         outcome.say(f"\nbest trial {best.number}: validation {settings.metric} {best.value:.4f}")
-        for name, value in studies.drawn(best.params, settings.parameters).items():
+        for name, value in drawn(best.params, settings.parameters).items():
             outcome.say(f"  {name} = {value}")
         _say_importance(outcome, study)
         with starting.rerun(runs.find(best.user_attrs[trials.RUN]), None, "evaluate", (), None) as ready:
@@ -94,7 +95,7 @@ def tune(
             outcome.of_local(ready)
 
 
-def _line(ended: Ended, settings: TuneSettings) -> str:
+def _line(ended: Ended, settings: SearchSettings) -> str:
     values = " ".join(
         f"{name}={f'{value:.4g}' if isinstance(value, float) else value}" for name, value in ended.values.items()
     )
@@ -107,7 +108,7 @@ def _line(ended: Ended, settings: TuneSettings) -> str:
     return f"trial {ended.number:>3}  {ended.seconds or 0:>6.1f} s  {result:<16} {values}{error}"
 
 
-def _check_finished(study: optuna.Study, failed: int, settings: TuneSettings) -> None:
+def _check_finished(study: optuna.Study, failed: int, settings: SearchSettings) -> None:
     """Raise UserError if too many trials failed, or none succeeded."""
     succeeded = any(trial.state.name == "COMPLETE" for trial in study.get_trials(deepcopy=False))
     if failed <= settings.failures and succeeded:

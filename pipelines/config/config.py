@@ -19,12 +19,12 @@ from slipway.components.notify.settings import NotifySettings
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.register_model.registry import RegisterSettings
 from slipway.components.train.tpu.settings import TpuSettings
+from slipway.components.train.tuning import TuneSettings
 from slipway.core.errors import UserError
 from slipway.core.manifest import TaskName
 from slipway.pipelines.config.errors import explain_validation
 from slipway.pipelines.config.program import check_evaluation, check_program
 from slipway.pipelines.config.track import TrackSettings
-from slipway.pipelines.config.tune import TuneSettings
 from slipway.pipelines.config.values import read_values
 from slipway.pipelines.platforms.kubeflow.settings import KubeflowSettings
 from slipway.pipelines.platforms.vertex.settings import VertexSettings

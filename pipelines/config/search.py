@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from slipway.components.evaluate.settings import known
+from slipway.components.train.tuning import ParameterSettings, SearchSettings, TuneSettings
 from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig, no_section
-from slipway.pipelines.config.tune import ParameterSettings, TuneSettings
 from slipway.trainer.tasks import TASKS
 
 
-def settings_of(config: RunConfig) -> TuneSettings:
-    """Return the section `tune` of a configuration, with the metric and its direction.
+def settings_of(config: RunConfig) -> SearchSettings:
+    """Return the search of a configuration: its section `tune`, with the metric and its direction.
 
     Raises:
         UserError: There is none, or the metric's direction is not known.
@@ -35,7 +35,8 @@ def settings_of(config: RunConfig) -> TuneSettings:
             allowed="maximize, minimize",
             fix="--set tune.direction=maximize",
         )
-    return tune.model_copy(update={"metric": metric, "direction": direction})
+    given = {"metric": metric, "direction": direction, "seed": config.train.seed}
+    return SearchSettings.model_validate({**tune.model_dump(), **given})
 
 
 def extremes(parameters: dict[str, ParameterSettings]) -> Iterator[dict[str, Any]]:

@@ -18,9 +18,9 @@ from slipway.core.errors import UserError
 if TYPE_CHECKING:
     from slipway.components.cloud.connection import Connection
     from slipway.components.notify.settings import NotifySettings
+    from slipway.components.train.tuning import SearchSettings
     from slipway.pipelines.checks import Check, Context
     from slipway.pipelines.config.config import RunConfig
-    from slipway.pipelines.config.tune import TuneSettings
     from slipway.pipelines.hardware.prices import Bill
     from slipway.pipelines.images.images import Wanted
     from slipway.pipelines.platforms.steps import PlatformSteps
@@ -142,7 +142,7 @@ class Platform(ABC):
 
     # Runs
 
-    def tune(self, config: RunConfig, search: TuneSettings, say: Say) -> tuple[RunFolder, RunRecord]:
+    def tune(self, config: RunConfig, search: SearchSettings, say: Say) -> tuple[RunFolder, RunRecord]:
         """Submit a run whose training is a search, if the platform `searches`; see `RemotePlatform.start`."""
         raise NotImplementedError(f"{self.name} does not search")
 

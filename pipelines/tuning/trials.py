@@ -10,22 +10,20 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from slipway.core.atomic import json_lines
+from slipway.components.train import study as studies
+from slipway.components.train.tuning import SearchSettings
 from slipway.core.errors import UserError
 from slipway.pipelines.api import starting
 from slipway.pipelines.config import search
 from slipway.pipelines.config.config import RunConfig
-from slipway.pipelines.config.tune import TuneSettings
 from slipway.pipelines.platforms.base import Say
 from slipway.pipelines.platforms.local import launch
 from slipway.pipelines.runs import following
 from slipway.pipelines.runs import record as runs
 from slipway.pipelines.runs.record import RunFolder, RunRecord
-from slipway.pipelines.tuning import study as studies
-from slipway.trainer.metrics.history import FILE_NAME
 
 if TYPE_CHECKING:
     import optuna
@@ -42,10 +40,8 @@ class Running:
 
     trial: optuna.Trial
     folder: RunFolder
+    validations: studies.Validations
     resumes: int = 0
-    pruned: bool = False
-    reported: set[int] = field(default_factory=set)
-    read: int = 0  # size of the history that was reported
 
 
 @dataclass(frozen=True)
@@ -96,11 +92,11 @@ class Trials:
         study: optuna.Study,
         base: RunFolder,
         config: RunConfig,
-        tune: TuneSettings,
+        tune: SearchSettings,
         starter: launch.StartProcess | None = None,
     ) -> None:
         self._study, self._base, self._config, self._tune = study, base, config, tune
-        self._metric, self._starter = str(tune.metric), starter
+        self._starter = starter
         self._running: list[Running] = []
         self._until = time.monotonic() + 3600 * (tune.hours or math.inf)
 
@@ -128,29 +124,23 @@ class Trials:
 
     def failed(self) -> int:
         """Return the number of failed trials."""
-        return self._count("FAIL")
-
-    def _count(self, *states: str) -> int:
-        return sum(trial.state.name in states for trial in self._study.get_trials(deepcopy=False))
+        return sum(trial.state.name == "FAIL" for trial in self._study.get_trials(deepcopy=False))
 
     def _wanted(self) -> bool:
         is_early = time.monotonic() < self._until
-        return is_early and self._count("COMPLETE", "PRUNED", "FAIL", "RUNNING") < self._tune.trials
+        return is_early and studies.may_start(self._study, self._tune, self.failed())
 
     def _adopt(self) -> None:
         """Take over the trials that an earlier command has not finished, with their runs."""
-        from optuna.trial import Trial
-
-        for frozen in self._study.get_trials(deepcopy=False):
-            if frozen.state.name != "RUNNING":
-                continue
-            trial = Trial(self._study, frozen._trial_id)
-            if (run_id := frozen.user_attrs.get(RUN)) is None:
+        for trial in studies.unfinished(self._study):
+            if (run_id := trial.user_attrs.get(RUN)) is None:
                 self._start(trial)
-                continue
-            running = Running(trial, runs.find(run_id), pruned=bool(frozen.user_attrs.get("pruned")))
-            running.reported = set(frozen.intermediate_values)
-            self._running.append(running)
+            else:
+                self._follow(trial, runs.find(run_id))
+
+    def _follow(self, trial: optuna.Trial, folder: RunFolder) -> None:
+        validations = studies.Validations(trial, self._tune.metric, folder.path / "train" / "logs")
+        self._running.append(Running(trial, folder, validations))
 
     def _start(self, trial: optuna.Trial) -> Ended | None:
         """Start the run of a trial; return the trial only if its settings are refused."""
@@ -163,24 +153,24 @@ class Trials:
                 launch.start(ready.folder, ready.record, self._starter)
         except UserError as error:
             return self._tell(trial, "FAIL", error=error.message)
-        self._running.append(Running(trial, ready.folder))
+        self._follow(trial, ready.folder)
         return None
 
     def _poll(self, running: Running) -> Ended | None:
         """Report the validations of a trial's run; return the trial if it has ended."""
         record = running.folder.read()
-        self._report(running)
+        if running.validations.report() and (holder := running.folder.holder()) is not None:
+            following.request_stop(holder.pid)
         if record.status == "running":
             return None
         seconds = record.step("train").seconds or record.seconds or 0.0
         if record.status == "succeeded":
-            value = record.step("train").outputs["validation"].get(self._metric)
-            if value is None or not math.isfinite(value):
-                found = ", ".join(record.step("train").outputs["validation"]) or "nothing"
-                error = f"the training reported no {self._metric} of the validation split, but {found}"
-                return self._tell(running.trial, "FAIL", error=error, seconds=seconds)
+            try:
+                value = studies.value_of(record.step("train").outputs["validation"], self._tune.metric)
+            except UserError as lacking:
+                return self._tell(running.trial, "FAIL", error=lacking.message, seconds=seconds)
             return self._tell(running.trial, "COMPLETE", value=value, seconds=seconds)
-        if running.pruned:
+        if running.validations.pruned:
             return self._tell(running.trial, "PRUNED", seconds=seconds)
         if _was_stopped(record) and running.resumes < MAX_RESUMES:
             if running.folder.holder() is not None:  # its process has to end first: it may still be tracking the run
@@ -191,27 +181,6 @@ class Trials:
             return None
         error = record.error.message.splitlines()[0] if record.error else record.status
         return self._tell(running.trial, "FAIL", error=f"{error} slipway explain {record.run_id}", seconds=seconds)
-
-    def _report(self, running: Running) -> None:
-        """Report the new validations to the study, which may prune the trial: its run is then stopped."""
-        history = running.folder.path / "train" / "logs" / FILE_NAME
-        if not history.is_file() or history.stat().st_size == running.read:
-            return
-        content = history.read_bytes()
-        running.read = len(content)
-        for line in json_lines(content):
-            value, epoch = line.get(self._metric), line.get("epoch")
-            # Trials with other batch sizes have other steps, so epochs are compared.
-            step = round(epoch or line.get("step", 0))
-            if line.get("kind") == "validation" and isinstance(value, int | float) and step not in running.reported:
-                running.trial.report(value, step)
-                running.reported.add(step)
-        prunes = self._tune.pruning != "none" and not running.pruned and running.reported
-        if prunes and running.trial.should_prune():
-            running.pruned = True
-            running.trial.set_user_attr("pruned", True)
-            if (holder := running.folder.holder()) is not None:
-                following.request_stop(holder.pid)
 
     def _tell(
         self, trial: optuna.Trial, state: str, *, value: float | None = None, error: str = "", seconds: float = 0.0

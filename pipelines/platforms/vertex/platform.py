@@ -12,9 +12,9 @@ from slipway.pipelines.platforms.base import RemotePlatform, Say
 if TYPE_CHECKING:
     from slipway.components.cloud.connection import Connection
     from slipway.components.notify.settings import NotifySettings
+    from slipway.components.train.tuning import SearchSettings
     from slipway.pipelines.checks import Check, Context
     from slipway.pipelines.config.config import RunConfig
-    from slipway.pipelines.config.tune import TuneSettings
     from slipway.pipelines.hardware.prices import Bill
     from slipway.pipelines.images.images import Wanted
     from slipway.pipelines.runs.record import RunFolder, RunRecord, Watcher
@@ -120,7 +120,7 @@ class VertexPlatform(RemotePlatform):
 
         return run.start(config, say)
 
-    def tune(self, config: RunConfig, search: TuneSettings, say: Say) -> tuple[RunFolder, RunRecord]:
+    def tune(self, config: RunConfig, search: SearchSettings, say: Say) -> tuple[RunFolder, RunRecord]:
         from slipway.pipelines.platforms.vertex import run
 
         return run.start(config, say, search)

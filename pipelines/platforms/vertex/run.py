@@ -18,10 +18,10 @@ from slipway.components.cloud.refusals import refusal
 from slipway.components.cloud.retries import is_transient, paced, retried, status_of
 from slipway.components.page import name_version
 from slipway.components.step import WorkFailed
+from slipway.components.train.tuning import SearchSettings
 from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig, load, vertex_of
 from slipway.pipelines.config.search import settings_of
-from slipway.pipelines.config.tune import TuneSettings
 from slipway.pipelines.hardware.prices import Bill, vertex_bill
 from slipway.pipelines.images.images import Images, Say, ensure_images
 from slipway.pipelines.platforms.vertex import submission
@@ -64,7 +64,9 @@ class UnreachableError(UserError):
 class VertexRun:
     """The run on Vertex AI whose record is in `folder`; `config` is that of the candidate on which it runs."""
 
-    def __init__(self, folder: RunFolder, config: RunConfig | None = None, search: TuneSettings | None = None) -> None:
+    def __init__(
+        self, folder: RunFolder, config: RunConfig | None = None, search: SearchSettings | None = None
+    ) -> None:
         self.folder = folder
         self.candidates = candidates(config or load(folder.configuration_file))
         self.search = search  # how to search, if the training is a search
@@ -431,7 +433,7 @@ class VertexRun:
         self.folder.write(record)
 
 
-def start(config: RunConfig, say: Say, search: TuneSettings | None = None) -> tuple[RunFolder, RunRecord]:
+def start(config: RunConfig, say: Say, search: SearchSettings | None = None) -> tuple[RunFolder, RunRecord]:
     """Ensure that the images exist, submit the run, whose training may be a search, and print its URL.
 
     Returns:

@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterable
 from itertools import islice
 
+from slipway.components.train.tuning import ParameterSettings, SearchSettings
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
 from slipway.pipelines.checks import Context, NotApplicableError
 from slipway.pipelines.config.config import RunConfig
-from slipway.pipelines.config.tune import ParameterSettings, TuneSettings
 from slipway.trainer.data.assignment import check_even_split
 from slipway.trainer.overrides import text_of
 
@@ -49,7 +49,7 @@ def check(context: Context) -> str:
         )
     for name, each in tune.parameters.items():
         _check_parameter(name, each, config)
-    if tune.metric is None or any(letter.isspace() for letter in tune.metric):
+    if any(letter.isspace() for letter in tune.metric):
         raise _refused(f"The metric {tune.metric!r} contains a space.", "tune.metric", tune.metric)
     _check_batches(config, tune)
     return f"{tune.trials} trials, {tune.parallel} at once, of {', '.join(tune.parameters)}"
@@ -89,7 +89,7 @@ def _check_parameter(name: str, each: ParameterSettings, config: RunConfig) -> N
         )
 
 
-def _check_batches(config: RunConfig, tune: TuneSettings) -> None:
+def _check_batches(config: RunConfig, tune: SearchSettings) -> None:
     """Check that the batches of all trials can be divided among the devices; a trial would fail after its start."""
     batches = tune.parameters.get("train.batch_size")
     if batches is None or config.train.program is not None:
@@ -105,7 +105,7 @@ def _refused(message: str, setting: str, value: object) -> UserError:
     return UserError(message, setting=setting, value=value, fix=f"change {setting}, or tune on this machine")
 
 
-def request(config: RunConfig, tune: TuneSettings, job: JsonObject) -> JsonObject:
+def request(config: RunConfig, tune: SearchSettings, job: JsonObject) -> JsonObject:
     """Return the HyperparameterTuningJob of a search.
 
     GCPC's launcher removes false, 0 and empty values from the request, at all depths (`recursive_remove_empty`), so the
@@ -117,7 +117,7 @@ def request(config: RunConfig, tune: TuneSettings, job: JsonObject) -> JsonObjec
         job: The CustomJobSpec of each trial.
     """
     study: JsonObject = {
-        "metrics": [{"metric_id": tune.metric, "goal": (tune.direction or "").upper()}],
+        "metrics": [{"metric_id": tune.metric, "goal": tune.direction.upper()}],
         "parameters": parameters_of(tune.parameters),
         # The trainer's last one is the exported model's.
         "measurement_selection_type": "LAST_MEASUREMENT",

@@ -24,9 +24,9 @@ from slipway.components.notify.settings import ExitTask
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.setup_access.component import setup_access
 from slipway.components.train.search import TRIALS
+from slipway.components.train.tuning import SearchSettings
 from slipway.pipelines.config.config import RunConfig, vertex_of
 from slipway.pipelines.config.resources import VertexStepResources, resources_of
-from slipway.pipelines.config.tune import TuneSettings
 from slipway.pipelines.hardware.quotas import step_machine
 from slipway.pipelines.images.images import Images
 from slipway.pipelines.parameters import Channels, with_parameters
@@ -47,13 +47,13 @@ class VertexSteps(PlatformSteps):
     """
 
     def __init__(
-        self, settings: VertexSettings, images: Images, *, trained: bool, search: TuneSettings | None = None
+        self, settings: VertexSettings, images: Images, *, trained: bool, search: SearchSettings | None = None
     ) -> None:
         self.settings = settings
         self.images = images
         self.trained = trained
         self.search = search
-        self.metric = str(search.metric) if search else ""
+        self.metric = search.metric if search else ""
 
     def image(self, role: Role) -> str:
         return {"steps": self.images.steps, "trainer": self.images.trainer, "evaluation": self.images.evaluation}[role]
@@ -173,7 +173,7 @@ class VertexSteps(PlatformSteps):
     def _tuned(
         self,
         config: RunConfig,
-        search: TuneSettings,
+        search: SearchSettings,
         worker_pool_specs: PipelineParameterChannel,
         dataset: PipelineArtifactChannel,
         output: str | PipelineParameterChannel,
@@ -242,7 +242,7 @@ def pipeline(
     defaults: RunConfig | None = None,
     *,
     trained: bool = False,
-    search: TuneSettings | None = None,
+    search: SearchSettings | None = None,
 ) -> BaseComponent:
     """Return the pipeline for Vertex AI. Its parameters are those of the configuration.
 
@@ -270,7 +270,7 @@ def pipeline(
     return training
 
 
-def _tuning_job(config: RunConfig, settings: VertexSettings, search: TuneSettings) -> BaseComponent:
+def _tuning_job(config: RunConfig, settings: VertexSettings, search: SearchSettings) -> BaseComponent:
     """Return a component that creates a search by GCPC's launcher.
 
     GCPC's own component has neither scheduling nor early stopping nor labels.

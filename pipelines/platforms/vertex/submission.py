@@ -14,10 +14,10 @@ from slipway.components.cloud.operations import StillRunningError
 from slipway.components.cloud.refusals import refusal
 from slipway.components.cloud.retries import is_conflict, retried
 from slipway.components.register_model.model_registry import label
+from slipway.components.train.tuning import SearchSettings
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig, vertex_of
-from slipway.pipelines.config.tune import TuneSettings
 from slipway.pipelines.hardware import validate_for
 from slipway.pipelines.hardware.placement import check_python
 from slipway.pipelines.images.images import Images
@@ -123,7 +123,7 @@ def compile_pipeline(
     defaults: RunConfig | None = None,
     *,
     trained: bool = False,
-    search: TuneSettings | None = None,
+    search: SearchSettings | None = None,
 ) -> None:
     """Write the pipeline spec; see `steps.pipeline` for the other arguments."""
     from kfp import compiler

@@ -9,6 +9,7 @@ from typing import Any
 import optuna
 import pytest
 
+from slipway.components.train.study import drawn, suggest
 from slipway.core.errors import UserError
 from slipway.pipelines.config import search
 from slipway.pipelines.config.config import RunConfig, validate
@@ -84,7 +85,7 @@ def test_a_parameter_is_tuned_only_with_the_choices_on_which_it_depends(
     seen = set()
     for _ in range(30):
         trial = study.ask()
-        values = studies.suggest(trial, tune.parameters)
+        values = suggest(trial, tune.parameters)
         seen.add((values["train.optimizer"], *sorted(values)[:2]))
         assert ("train.momentum" in values) == ("train.nesterov" in values) == (values["train.optimizer"] == "sgd")
         study.tell(trial, len(values))
@@ -124,7 +125,7 @@ def test_values_are_in_their_ranges_and_become_overrides(tmp_path: Path, monkeyp
     study = studies.open_study(config, tune)
     for _ in range(8):
         trial = study.ask()
-        values = studies.suggest(trial, tune.parameters)
+        values = suggest(trial, tune.parameters)
         assert 0.001 <= values["train.learning_rate"] <= 0.1
         assert values["train.epochs"] in (2, 4, 6, 8)
         assert values["model.arguments"] in ({"width": 8}, {"width": 16})
@@ -149,8 +150,8 @@ def test_a_reversed_logarithmic_scale_is_finer_near_its_high_end(
     found = []
     for _ in range(100):
         trial = study.ask()
-        found.append(studies.suggest(trial, tune.parameters)["train.momentum"])
-        assert studies.drawn(trial.params, tune.parameters) == {"train.momentum": found[-1]}
+        found.append(suggest(trial, tune.parameters)["train.momentum"])
+        assert drawn(trial.params, tune.parameters) == {"train.momentum": found[-1]}
     assert all(0.001 <= value <= 0.999 for value in found)
     assert sum(value > 0.9 for value in found) > 60  # log10(0.1 / 0.001) of log10(0.999 / 0.001): two thirds
 

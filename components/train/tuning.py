@@ -118,3 +118,11 @@ class TuneSettings(Settings):
             if each.choices is not None:
                 before[name] = each.choices
         return parameters
+
+
+class SearchSettings(TuneSettings):
+    """A search that is executed: the section `tune`, with what it leaves to the rest of the configuration."""
+
+    metric: str
+    direction: Literal["maximize", "minimize"]
+    seed: int = Field(description="Seed of the values that are drawn.")
