@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from slipway.components.register_model.registry import RegisterSettings
     from slipway.components.train.tpu.settings import TpuRequest
     from slipway.components.train.trainjob.manifest import TrainJobSettings
+    from slipway.components.train.tuning import SearchSettings
     from slipway.core.manifest import TaskName
     from slipway.trainer.config import ModelSettings, RestartSettings, TrainSettings
 
@@ -176,6 +177,7 @@ def train(
     virtual_devices: int = 0,
     train_job: TrainJobSettings | None = None,
     tpu: TpuRequest | None = None,
+    search: SearchSettings | None = None,
     image: Place = "",
 ) -> PipelineTask:
     """Train on the machine of the task, one process per replica. Outputs: `model`, `metrics` of the validation split.
@@ -193,6 +195,8 @@ def train(
             must be on its volume, which the task has to mount. None to train in the task's container.
         tpu: The Cloud TPU VM that the task requests, on which it trains, and that it deletes; None to train in the
             task's container.
+        search: How to search for better settings, by TrainJobs with what `train_job` says; the best trial's model is
+            the output. None for one training.
         image: The container image of the task.
     """
     from slipway.trainer.config import RestartSettings
@@ -206,6 +210,7 @@ def train(
         restarts=_section(RestartSettings, restarts),
         train_job="" if train_job is None else train_job.model_dump_json(),
         tpu="" if tpu is None else tpu.model_dump_json(),
+        search="" if search is None else search.model_dump_json(),
         dataset=dataset,
     )
 

@@ -52,6 +52,7 @@ def register_model(
             source=Path(model.path),
             metrics=metrics.metadata,
             serve_module=serve_module,
+            parameters=model.metadata.get("parameters", ""),
         )
         version = registration.version
         registered.uri = str(version.folder)

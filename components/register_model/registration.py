@@ -25,6 +25,7 @@ from slipway.trainer.engines.table import model_files
 
 PROMOTE = "promote"
 NONE_ASKED = "none"
+PARAMETERS = "parameters"
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +40,11 @@ def register(
     source: Path,
     metrics: JsonObject,
     serve_module: str = "",
+    parameters: str = "",
 ) -> Registration:
     """Register the model in the folder `source`; see the component for the arguments.
+
+    `parameters` are those of a search's best trial by name, JSON.
 
     Raises:
         UserError: There is no model in `source`, or the registry cannot be written to.
@@ -57,6 +61,7 @@ def register(
         "data_fingerprint": description.get("data_fingerprint"),
         "git_commit": git_commit(Path.cwd()),
         **({SERVE_MODULE: serve_module} if serve_module else {}),
+        **({PARAMETERS: json.loads(parameters)} if parameters else {}),
     }
     registration = registry.register(model_name, source, metadata, _measured_against(registry, model_name, champion))
     if registration.note:

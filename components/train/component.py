@@ -14,6 +14,7 @@ def train(
     model: Output[Model],
     metrics: Output[Metrics],
     tpu: str = "",
+    search: str = "",
     dataset: Input[Dataset] = None,
 ) -> None:
     """Run the worker pools as processes on this machine, or in this container, as the pods of a TrainJob or on a TPU.
@@ -31,9 +32,12 @@ def train(
         model: The trained model.
         metrics: Its metrics on the validation split.
         tpu: TpuRequest as JSON, for a Cloud TPU that this step requests, watches and deletes; "" for processes.
+        search: SearchSettings as JSON, for trials that train by TrainJobs, of which the best one's model is published;
+            "" for one training.
         dataset: The prepared data set that the pools' commands refer to; declared as an input so that the platform
             mounts it if it is in an object store. None if there is none. It is copied to the bucket of a TPU.
     """
+    import json
     import os
     from dataclasses import asdict
     from pathlib import Path
@@ -49,8 +53,17 @@ def train(
     with step("train") as outcome:
         output = output or model.uri.rpartition("/")[0]
         pools, policy = whole_numbers(worker_pool_specs), read(RestartSettings, "train.restarts", restarts)
-        data = Path(dataset.path) if dataset else None
-        if train_job:
+        data, found = Path(dataset.path) if dataset else None, {}
+        if search:
+            from slipway.components.train.trainjob.manifest import TrainJobSettings
+            from slipway.components.train.trainjob.search import run_search
+            from slipway.components.train.tuning import SearchSettings
+
+            pods, how = TrainJobSettings.model_validate_json(train_job), SearchSettings.model_validate_json(search)
+            best = run_search(pools, output, pods, how, restarts=policy)
+            output, restarted = best.output, best.restarts
+            found = {"trial": str(best.trial), "parameters": json.dumps(best.parameters)}
+        elif train_job:
             from slipway.components.train.trainjob.job import run_train_job
             from slipway.components.train.trainjob.manifest import TrainJobSettings
 
@@ -66,7 +79,8 @@ def train(
             restarted = run_local_cluster(pools, folder, virtual_devices=virtual_devices, restarts=policy)
         rehearsed = REHEARSAL_VARIABLE in os.environ
         result = rehearsed_steps(output) if rehearsed else publish(output, model, metrics, data)
-        outcome.outputs = {"data": dataset.uri if dataset else None, **result}
+        outcome.outputs = {"data": dataset.uri if dataset else None, **result, **found}
+        model.metadata.update(found)
         outcome.outputs["restarts"] = [asdict(restart) for restart in restarted]
         write_metadata(metrics)
 

@@ -76,12 +76,22 @@ def publish(output: str, model: Model, metrics: Metrics, data: Path | None = Non
         sync_tree(folder)
     metadata = {key: description[key] for key in METADATA if key in description}
     metadata[integrity.FILES_CHECKSUM] = integrity.checksum(folder)
-    validation = _validation(folder / "metrics.jsonl", description.get("weights_step"))
+    validation = _validation(folder, description)
     model.uri = f"{output}/model"
     model.metadata.update(metadata)
     for name, value in validation.items():
         metrics.log_metric(name, value)
     return {"model": model.uri, **metadata, "validation": validation}
+
+
+def validation_of(output: str) -> dict[str, float]:
+    """Return the metrics on the validation split of the model in a job's base output directory.
+
+    Raises:
+        UserError: The model is damaged.
+    """
+    folder = local_path(output) / "model"
+    return _validation(folder, trainer_record(folder))
 
 
 def rehearsed_steps(output: str) -> JsonObject:
@@ -108,8 +118,9 @@ def trainer_record(folder: Path) -> JsonObject:
     return integrity.unsealed(record) if is_own else {}
 
 
-def _validation(path: Path, step: int | None) -> dict[str, float]:
-    """Return the finite validation metrics at `step`, or the last ones if `step` is None."""
+def _validation(folder: Path, description: JsonObject) -> dict[str, float]:
+    """Return the finite validation metrics of the exported weights, the last ones of a custom program."""
+    path, step = folder / "metrics.jsonl", description.get("weights_step")
     last: dict[str, float] = {}
     for record in json_lines(path.read_bytes()) if path.is_file() else ():
         if record.get("kind") == "validation" and step in (None, record.get("step")):

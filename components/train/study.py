@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +68,8 @@ def suggest(trial: optuna.Trial, parameters: dict[str, ParameterSettings]) -> di
         if each.choices is not None:  # Optuna stores only numbers, texts and truth values
             texts = [json.dumps(choice) for choice in each.choices]
             values[name] = json.loads(trial.suggest_categorical(name, texts))
-        elif isinstance(each.low, int) and isinstance(each.high, int):
+        elif each.is_whole:
+            assert isinstance(each.low, int) and isinstance(each.high, int)
             log = each.scale != "linear"
             values[name] = trial.suggest_int(name, each.low, each.high, step=int(each.step or 1), log=log)
         else:
@@ -82,9 +83,14 @@ def suggest(trial: optuna.Trial, parameters: dict[str, ParameterSettings]) -> di
 
 
 def drawn(params: Mapping[str, Any], parameters: dict[str, ParameterSettings]) -> dict[str, Any]:
-    """Return the values of a trial's parameters from those that Optuna stores; choices remain JSON."""
-    mirrored = {name for name, each in parameters.items() if each.scale == "reverse_log"}
-    return {name: parameters[name].mirrored(value) if name in mirrored else value for name, value in params.items()}
+    """Return the values of a trial's parameters from those that Optuna stores."""
+    found = dict(params)
+    for name, value in params.items():
+        if parameters[name].choices is not None:
+            found[name] = json.loads(value)
+        elif parameters[name].scale == "reverse_log":
+            found[name] = parameters[name].mirrored(value)
+    return found
 
 
 class Validations:
@@ -139,5 +145,5 @@ def value_of(validation: Mapping[str, float], metric: str) -> float:
 
 def may_start(study: optuna.Study, search: SearchSettings, failed: int) -> bool:
     """Return whether a study with this many failed trials lacks more than those that are running."""
-    counted: Iterable[str] = (trial.state.name for trial in study.get_trials(deepcopy=False))
-    return sum(state in ("COMPLETE", "PRUNED", "RUNNING") for state in counted) + failed < search.trials
+    states = [trial.state.name for trial in study.get_trials(deepcopy=False)]
+    return len(states) - states.count("FAIL") + failed < search.trials

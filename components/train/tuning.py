@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
@@ -54,6 +55,19 @@ class ParameterSettings(Settings):
     def ends(self) -> tuple[object, object]:
         """The lowest and the highest value, or the first and the last choice."""
         return (self.choices[0], self.choices[-1]) if self.choices else (self.low, self.high)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is a range of whole numbers."""
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+    def steps(self) -> Iterator[int | float]:
+        """Yield the values of a range with a step, or of whole numbers."""
+        assert self.low is not None and self.high is not None
+        step = self.step or 1
+        for number in range(math.floor((self.high - self.low) / step + 1e-9) + 1):
+            value = self.low + number * step
+            yield value if isinstance(value, int) else round(value, 12)
 
     def mirrored(self, value: float) -> float:
         """Return the value at the same distance from the other end of the range."""

@@ -30,14 +30,14 @@ def tune(
     hardware: Hardware = None,
     overrides: Overrides = None,
     no_wait: Annotated[
-        bool, typer.Option("--no-wait", help="Submit the search and return at once, on Vertex AI.")
+        bool, typer.Option("--no-wait", help="Submit the search and return at once; not on this machine.")
     ] = False,
     as_json: Json = False,
 ) -> None:
     """Train with different settings (section tune); evaluate and register the best model.
 
     On this machine, the same command continues a search that was stopped, or adds trials if tune.trials is raised. On
-    Vertex AI, a search is a run, whose training is a hyperparameter tuning job.
+    Vertex AI and Kubeflow, a search is a run, whose training is a hyperparameter tuning job or a TrainJob per trial.
     """
     from slipway.components.train.study import drawn
     from slipway.pipelines.api import starting

@@ -11,7 +11,11 @@ from slipway.components.evaluate.settings import known
 from slipway.components.train.tuning import ParameterSettings, SearchSettings, TuneSettings
 from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig, no_section
+from slipway.trainer.data.assignment import check_even_split
 from slipway.trainer.tasks import TASKS
+
+# What the trials share where all have the same machines.
+SHARED = ("hardware", *(f"train.{name}" for name in ("engine", "module", "command", "image", "arguments", "processes")))
 
 
 def settings_of(config: RunConfig) -> SearchSettings:
@@ -63,3 +67,36 @@ def overrides(values: dict[str, Any], arguments: Sequence[str]) -> list[str]:
     options = [f"{name}={value}" for name, value in values.items() if name.startswith("--")]
     settings = [f"{name}={json.dumps(value)}" for name, value in values.items() if not name.startswith("--")]
     return [*settings, *([f"train.arguments={json.dumps([*arguments, *options])}"] if options else [])]
+
+
+def check_same_machines(config: RunConfig, tune: SearchSettings, title: str) -> None:
+    """Check the parameters of a search on a platform, by its title, where all trials have the same machines.
+
+    A trial would fail after its start if its batches could not be divided among the devices.
+
+    Raises:
+        UserError: A parameter is of what the trials share, or a value of train.batch_size cannot be divided.
+    """
+    for name in tune.parameters:
+        if name in SHARED:
+            raise UserError(
+                f"{name} cannot be tuned on {title}, where all trials have the same machines, image and program.",
+                setting=f"tune.parameters.{name}",
+                value=name,
+                allowed="other settings of train and model, or options of a custom program",
+                fix=f"a search for each {name}, or slipway tune on this machine",
+            )
+        if config.train.program is not None and not name.startswith("--"):
+            raise UserError(
+                f"{name} is a setting of Slipway's trainer; {config.train.program} receives options only.",
+                setting=f"tune.parameters.{name}",
+                value=name,
+                allowed="options of the program, such as --learning-rate",
+            )
+    batches = tune.parameters.get("train.batch_size")
+    if batches is None or config.train.program is not None:
+        return
+    hardware = config.parsed_hardware
+    for value in batches.choices or batches.steps():
+        train = type(config.train).model_validate({**config.train.model_dump(), "batch_size": value})
+        check_even_split(train, hardware.hosts, max(1, hardware.accelerators_per_host))

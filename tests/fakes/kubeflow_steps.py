@@ -6,6 +6,7 @@ kfp resolves their arguments and outputs, as it does locally. The volume's path 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -100,7 +101,9 @@ class KubeflowSteps:
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), **self.cluster.step_environment(pod)}
         with (place / "log").open("wb") as log:
-            process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT, cwd=place)
+            process = subprocess.Popen(
+                command, env=environment, stdout=log, stderr=subprocess.STDOUT, cwd=place, start_new_session=True
+            )
         run.processes[task] = Process(process, pod, given, place / "log")
 
     def has_ended(self, run_id: str, task: str) -> bool:
@@ -122,9 +125,19 @@ class KubeflowSteps:
             run.stores[group].put_task_output(task, name, value)
         return None
 
+    def _last(self, task: str) -> Process | None:
+        return list(self._runs.values())[-1].processes.get(task)
+
     def log(self, task: str) -> str:
-        """Return the output of a task of the last run."""
-        return list(self._runs.values())[-1].processes[task].log.read_text()
+        """Return the output of a task of the last run; "" if it has not started."""
+        started = self._last(task)
+        return started.log.read_text() if started else ""
+
+    def kill(self, task: str) -> None:
+        """Kill all processes of a task's pod."""
+        started = self._last(task)
+        assert started is not None
+        os.killpg(started.process.pid, signal.SIGKILL)
 
     def stop(self, run_id: str) -> None:
         """Send SIGTERM to a run's tasks, as a terminated run does, and wait for their end."""

@@ -9,6 +9,7 @@ import contextlib
 import logging
 import posixpath
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from slipway.components.step import WorkFailed, termination_deferred, terminatio
 from slipway.components.train.restarts import Restart, Restarts, run_to_the_end, say, wait
 from slipway.components.train.trainjob import manifest
 from slipway.components.train.trainjob.cluster import Cluster, DeniedError, NotInstalledError, own_pod
-from slipway.components.train.trainjob.manifest import LEASE_FILE, TRY_ANNOTATION, Owner, TrainJobSettings
+from slipway.components.train.trainjob.manifest import LEASE_FILE, TRY_ANNOTATION, TrainJobSettings
 from slipway.components.train.trainjob.replica import Replica, finish_logs, replica_of
 from slipway.components.train.trainjob.retries import AT_FIRST, ENDING, STOPPING, TRAINING, Retries
 from slipway.components.worker_pools import WorkerPool, count_processes
@@ -62,26 +63,42 @@ def run_train_job(
         UserError: A replica reported an error that the user can fix, or the cluster refused the TrainJob.
         WorkFailed: A replica failed, or was killed too often; the others were stopped.
     """
-    policy = Restarts(restarts or RestartSettings(), Path(output, "checkpoints"))
-    owner = own_pod()
-    if owner is None:
-        raise UserError(
-            "The step is not a pod of Kubeflow Pipelines, which would own the TrainJob.",
-            allowed="a task of a pipeline on a Kubeflow cluster",
-            fix="slipway run --target kubeflow",
-        )
-    training = _Training(owner, worker_pool_specs, output, settings, log)
-    with termination_deferred(), training.deleted_at_the_end():
-        return run_to_the_end(training.attempt, policy, log)
+    with termination_deferred():
+        return Training(worker_pool_specs, output, settings, log).run(restarts)
 
 
-class _Training:
-    """The tries of one training."""
+class Training:
+    """The tries of one training. Call `run` with termination deferred.
+
+    Args:
+        pools: The specifications of a custom job.
+        output: The job's base output directory; see `run_train_job`.
+        settings: What the pods have besides the containers.
+        log: Receives the output of all replicas.
+        title: Precedes the replicas' names, and what is said of the training, if it is one of several: "trial 3 ".
+        stop: When it is set, the training ends with `Stopped`; None: it never is.
+    """
 
     def __init__(
-        self, owner: Owner, pools: list[WorkerPool], output: str, settings: TrainJobSettings, log: TextIO
+        self,
+        pools: list[WorkerPool],
+        output: str,
+        settings: TrainJobSettings,
+        log: TextIO,
+        *,
+        title: str = "",
+        stop: threading.Event | None = None,
     ) -> None:
-        self.cluster = Cluster(retries=Retries(AT_FIRST, TRAINING, pause=self._pause, say=lambda text: say(text, log)))
+        owner = own_pod()
+        if owner is None:
+            raise UserError(
+                "The step is not a pod of Kubeflow Pipelines, which would own the TrainJob.",
+                allowed="a task of a pipeline on a Kubeflow cluster",
+                fix="slipway run --target kubeflow",
+            )
+        self._title, self._stop = title, stop
+        retries = Retries(AT_FIRST, TRAINING, pause=self._pause, say=lambda text: say(title + text, log))
+        self.cluster = Cluster(retries=retries)
         self._owner, self._pools, self._output = owner, pools, output
         self._settings, self._log = settings, log
         self._name = manifest.name_of(output)
@@ -92,7 +109,7 @@ class _Training:
         self._said, self._repeat_at = "", 0.0
 
     @contextlib.contextmanager
-    def deleted_at_the_end(self) -> Iterator[None]:
+    def _deleted_at_the_end(self) -> Iterator[None]:
         """Delete the TrainJob however the context ends; without a lease, its replicas would end, too."""
         try:
             yield
@@ -106,7 +123,17 @@ class _Training:
             except UserError as error:  # the reason for which the context ended is more important
                 self._say(f"could not delete the TrainJob {self._name}: {error.message}")
 
-    def attempt(self) -> tuple[Sequence[Replica], Sequence[Replica]]:
+    def run(self, restarts: RestartSettings | None) -> list[Restart]:
+        """Train, and delete the TrainJob; return the restarts. See `run_train_job`.
+
+        Raises:
+            Stopped: The training was stopped.
+        """
+        policy = Restarts(restarts or RestartSettings(), Path(self._output, "checkpoints"))
+        with self._deleted_at_the_end():
+            return run_to_the_end(self._attempt, policy, self._log)
+
+    def _attempt(self) -> tuple[Sequence[Replica], Sequence[Replica]]:
         """Train once; return all replicas, and those that failed by themselves, earliest first."""
         self._number += 1
         self._renew_lease()
@@ -159,7 +186,7 @@ class _Training:
             pods = self.cluster.pods(self._name)
             for pod in pods:
                 if pod.metadata.name not in followed:
-                    name = replica_of(pod, self._pools)
+                    name = self._title + replica_of(pod, self._pools)
                     followed[pod.metadata.name] = Replica(name, pod.metadata.name, self.cluster, self._log)
                 followed[pod.metadata.name].update(pod)
             for lost in followed.keys() - {pod.metadata.name for pod in pods}:
@@ -192,11 +219,13 @@ class _Training:
         if not text or (text == self._said and now < self._repeat_at):
             return
         self._said, self._repeat_at = text, now + REPORT_SECONDS
-        say(text, self._log)
+        say(self._title + text, self._log)
 
     def _pause(self, seconds: float) -> None:
-        """Wait, and renew the lease; raise `Terminated` if the step is to stop."""
+        """Wait, and renew the lease; raise `Terminated` if the step is to stop, `Stopped` if the training is."""
         wait(seconds)
+        if self._stop is not None and self._stop.is_set():
+            raise Stopped
         self._renew_lease()
 
     def _renew_lease(self) -> None:
@@ -217,6 +246,10 @@ class _Training:
         while any(self.cluster.get(kind, self._name) for kind in KINDS) or self.cluster.pods(self._name):
             self._say(f"waiting until the TrainJob {self._name} and its pods are deleted")
             self._pause(paced(POLL_SECONDS))
+
+
+class Stopped(Exception):
+    """The training was stopped before its end."""
 
 
 def _is_same(found: JsonObject | None, body: JsonObject) -> bool:

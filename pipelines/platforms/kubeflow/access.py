@@ -135,17 +135,17 @@ def apply(cluster: Cluster, body: JsonObject) -> str:
     return "changed"
 
 
-def check_before_run(settings: KubeflowSettings, hardware: Hardware) -> None:
+def check_before_run(settings: KubeflowSettings, hardware: Hardware, *, searches: bool = False) -> None:
     """Raise UserError if the cluster of the configured context cannot run a TrainJob, or lacks the volume."""
     if settings.context is None:
         return
-    if uses_train_job(settings, hardware):
+    if uses_train_job(settings, hardware, searches=searches):
         connect(settings).check_operator()
     with contextlib.suppress(DeniedError, NoClusterError):  # the steps' account may have the right
-        check_volume(settings, hardware)
+        check_volume(settings, hardware, searches=searches)
 
 
-def check_volume(settings: KubeflowSettings, hardware: Hardware) -> str:
+def check_volume(settings: KubeflowSettings, hardware: Hardware, *, searches: bool = False) -> str:
     """Return the volume with its access modes.
 
     Raises:
@@ -163,7 +163,7 @@ def check_volume(settings: KubeflowSettings, hardware: Hardware) -> str:
             fix=f"kubectl -n {cluster.namespace} get pvc; then --set kubeflow.volume=CLAIM",
         )
     modes = list(found.spec.access_modes or ())
-    if uses_train_job(settings, hardware) and SHARED not in modes:
+    if uses_train_job(settings, hardware, searches=searches) and SHARED not in modes:
         raise UserError(
             f"The PersistentVolumeClaim {name} has the access modes {', '.join(modes)}; {hardware.hosts + 1} pods on "
             "several nodes mount it at once: the step's and the TrainJob's.",

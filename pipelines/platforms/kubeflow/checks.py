@@ -38,7 +38,7 @@ def check_hardware(hardware: Hardware, settings: KubeflowSettings) -> None:
         )
     else:
         _check_gpu_labels(hardware, settings)
-        _check_volume(hardware, settings)
+        check_volume(hardware, settings)
         return
     raise UserError(
         problem,
@@ -73,12 +73,14 @@ def _check_gpu_labels(hardware: Hardware, settings: KubeflowSettings) -> None:
         )
 
 
-def _check_volume(hardware: Hardware, settings: KubeflowSettings) -> None:
-    if settings.volume is not None or not uses_train_job(settings, hardware):
+def check_volume(hardware: Hardware, settings: KubeflowSettings, *, searches: bool = False) -> None:
+    """Raise UserError if a TrainJob trains, and no volume is configured."""
+    if settings.volume is not None or not uses_train_job(settings, hardware, searches=searches):
         return
     what = f"{hardware.hosts} pods train" if hardware.hosts > 1 else "a TrainJob trains"
+    what = "The trials of a search are TrainJobs" if searches else f"With {hardware}, {what}"
     raise UserError(
-        f"With {hardware}, {what}, which read the data set and write checkpoints on a volume, and none is configured.",
+        f"{what}, which read the data set and write checkpoints on a volume, and none is configured.",
         setting="kubeflow.volume",
         value=None,
         allowed="a PersistentVolumeClaim with the access mode ReadWriteMany",

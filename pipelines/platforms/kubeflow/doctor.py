@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from slipway.components.build_image.reference import ImageReference
 from slipway.pipelines.checks import Check, CheckWarning, Context, NotApplicableError
+from slipway.pipelines.config.search import check_same_machines
 from slipway.pipelines.images.inspection import check_driver
-from slipway.pipelines.platforms.kubeflow.checks import settings_of
+from slipway.pipelines.platforms.kubeflow.checks import check_volume, settings_of
 
 
 def server(context: Context) -> str:
@@ -23,8 +24,8 @@ def training(context: Context) -> str:
     from slipway.pipelines.platforms.kubeflow import access
     from slipway.pipelines.platforms.kubeflow.training import uses_train_job
 
-    settings = settings_of(context.config)
-    if not uses_train_job(settings, context.config.parsed_hardware):
+    settings, searches = settings_of(context.config), context.search is not None
+    if not uses_train_job(settings, context.config.parsed_hardware, searches=searches):
         raise NotApplicableError("the step train needs no TrainJob")
     try:
         cluster = access.connect(settings)
@@ -53,14 +54,25 @@ def volume(context: Context) -> str:
     from slipway.pipelines.platforms.kubeflow.training import uses_train_job
 
     settings, hardware = settings_of(context.config), context.config.parsed_hardware
+    searches = context.search is not None
     if settings.volume is None:
         raise NotApplicableError("kubeflow.volume is not set")
-    if settings.context is None and not uses_train_job(settings, hardware):
+    if settings.context is None and not uses_train_job(settings, hardware, searches=searches):
         raise NotApplicableError("kubeflow.context is not set")
     try:
-        return access.check_volume(settings, hardware)
+        return access.check_volume(settings, hardware, searches=searches)
     except (DeniedError, NoClusterError) as error:
         raise CheckWarning(f"not checked: {error.message}", str(error.fix)) from None
+
+
+def search(context: Context) -> str:
+    """The trials of a search can train by TrainJobs that differ in their arguments only."""
+    config, tune = context.config, context.search
+    if tune is None:
+        raise NotApplicableError("no search")
+    check_volume(config.parsed_hardware, settings_of(config), searches=True)
+    check_same_machines(config, tune, "Kubeflow")
+    return f"{tune.trials} trials, {tune.parallel} at once, of {', '.join(tune.parameters)}"
 
 
 def gpu_driver(context: Context) -> str:
@@ -76,5 +88,6 @@ CHECKS = (
     Check("kubeflow server", server),
     Check("kubeflow training", training),
     Check("kubeflow volume", volume),
+    Check("search", search, of_run=True),
     Check("kubeflow GPU driver", gpu_driver),
 )

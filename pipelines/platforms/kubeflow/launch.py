@@ -7,9 +7,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from slipway.components.train.tuning import SearchSettings
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig, load
+from slipway.pipelines.config.search import settings_of as search_of
 from slipway.pipelines.parameters import values_of
 from slipway.pipelines.platforms.kubeflow.access import check_before_run
 from slipway.pipelines.platforms.kubeflow.checks import settings_of
@@ -45,8 +47,8 @@ STATES: dict[str, Status] = {
 ENDED = ("succeeded", "failed", "cancelled", "skipped")
 
 
-def submit(config: RunConfig) -> tuple[RunFolder, RunRecord]:
-    """Submit a run; return its folder and its record, which has the server's id.
+def submit(config: RunConfig, search: SearchSettings | None = None) -> tuple[RunFolder, RunRecord]:
+    """Submit a run, whose training may be a search; return its folder and its record, which has the server's id.
 
     Raises:
         UserError: The configuration is not supported, or the server is unreachable or refuses; no run folder remains.
@@ -54,7 +56,7 @@ def submit(config: RunConfig) -> tuple[RunFolder, RunRecord]:
     settings = settings_of(config)
     server = Server(settings)
     server.check()
-    check_before_run(settings, config.parsed_hardware)
+    check_before_run(settings, config.parsed_hardware, searches=search is not None)
     folder = create(config)
     absent = {"" if settings.registers else "register_model", "" if config.prepared else "prepare_data"}
     record = RunRecord(
@@ -64,6 +66,7 @@ def submit(config: RunConfig) -> tuple[RunFolder, RunRecord]:
         hardware=str(config.parsed_hardware),
         created=datetime.now(UTC),
         steps=[StepRecord(name=name) for name in steps_on("kubeflow") if name not in absent],
+        searches=search is not None,
     )
     try:
         _start(folder, record, config, server)
@@ -94,7 +97,7 @@ def _start(folder: RunFolder, record: RunRecord, config: RunConfig, server: Serv
     """Compile and submit; if the response is lost, the run is found by its name."""
     record.job = record.console = None
     folder.write(record)
-    compile_to(folder.specification_file, config)
+    compile_to(folder.specification_file, config, search_of(config) if record.searches else None)
     parameters = parameters_of(config, record.run_id)
     record.job = server.submit(_name(record), folder.specification_file, parameters).run_id
     record.console = server.page(str(record.job))
@@ -106,13 +109,13 @@ def _name(record: RunRecord) -> str:
     return record.run_id if record.tries == 1 else f"{record.run_id}-{record.tries}"
 
 
-def compile_to(path: Path, config: RunConfig) -> None:
+def compile_to(path: Path, config: RunConfig, search: SearchSettings | None = None) -> None:
     """Write the pipeline spec with its Kubernetes platform spec."""
     from kfp import compiler
 
     from slipway.pipelines.platforms.kubeflow.steps import pipeline
 
-    compiler.Compiler().compile(pipeline(config), str(path))
+    compiler.Compiler().compile(pipeline(config, search), str(path))
 
 
 def parameters_of(config: RunConfig, run_id: str) -> JsonObject:

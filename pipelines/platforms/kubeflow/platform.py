@@ -11,6 +11,7 @@ from slipway.pipelines.platforms.base import RemotePlatform, Say
 
 if TYPE_CHECKING:
     from slipway.components.notify.settings import NotifySettings
+    from slipway.components.train.tuning import SearchSettings
     from slipway.pipelines.checks import Check, Context
     from slipway.pipelines.config.config import RunConfig
     from slipway.pipelines.runs.record import RunFolder, RunRecord, Watcher
@@ -22,6 +23,7 @@ class KubeflowPlatform(RemotePlatform):
     name = "kubeflow"
     title = "Kubeflow"
     sets_up = True
+    searches = True
 
     def checks(self) -> Sequence[Check]:
         from slipway.pipelines.platforms.kubeflow.doctor import CHECKS
@@ -77,6 +79,11 @@ class KubeflowPlatform(RemotePlatform):
         from slipway.pipelines.platforms.kubeflow import launch
 
         return self._submitted(*launch.submit(config), say)
+
+    def tune(self, config: RunConfig, search: SearchSettings, say: Say) -> tuple[RunFolder, RunRecord]:
+        from slipway.pipelines.platforms.kubeflow import launch
+
+        return self._submitted(*launch.submit(config, search), say)
 
     def resume(self, folder: RunFolder, say: Say) -> tuple[RunFolder, RunRecord]:
         from slipway.pipelines.platforms.kubeflow import launch

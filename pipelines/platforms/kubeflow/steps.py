@@ -16,6 +16,7 @@ from slipway.components.notify.settings import ExitTask
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.register_model.registry import RegisterSettings
 from slipway.components.train.trainjob.manifest import TrainJobSettings
+from slipway.components.train.tuning import SearchSettings
 from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.config.kubernetes import quantity
@@ -39,10 +40,12 @@ class KubeflowSteps(PlatformSteps):
     Training is one container with the GPUs that it requests, or starts a TrainJob and waits for it.
     """
 
-    def __init__(self, settings: KubeflowSettings, train_job: TrainJobSettings | None) -> None:
+    def __init__(
+        self, settings: KubeflowSettings, train_job: TrainJobSettings | None, search: SearchSettings | None = None
+    ) -> None:
         self.settings = settings
         self.registers = settings.registers
-        self._train_job = train_job
+        self._train_job, self._search = train_job, search
 
     def image(self, role: Role) -> str:  # noqa: ARG002
         return self.settings.image
@@ -97,7 +100,7 @@ class KubeflowSteps(PlatformSteps):
         return config.register_.model_copy(update={"registry": self.settings.place(config.register_.registry)})
 
     def trained_on(self, config: RunConfig) -> dict[str, Any]:  # noqa: ARG002
-        return {} if self._train_job is None else {"train_job": self._train_job}
+        return {} if self._train_job is None else {"train_job": self._train_job, "search": self._search}
 
     def train(
         self,
@@ -140,8 +143,8 @@ class KubeflowSteps(PlatformSteps):
         return settings
 
 
-def pipeline(config: RunConfig) -> BaseComponent:
-    """Return the pipeline for Kubeflow.
+def pipeline(config: RunConfig, search: SearchSettings | None = None) -> BaseComponent:
+    """Return the pipeline for Kubeflow, whose training is a search if `search` is given.
 
     Its parameters are the run's id, its base output directory and those of the configuration.
 
@@ -149,7 +152,8 @@ def pipeline(config: RunConfig) -> BaseComponent:
         UserError: The configuration has no kubeflow section, or Kubeflow cannot run it.
     """
     settings = settings_of(config)
-    platform = KubeflowSteps(settings, train_job_settings(config, settings))
+    train_job = train_job_settings(config, settings, searches=search is not None)
+    platform = KubeflowSteps(settings, train_job, search)
 
     @dsl.pipeline(name=config.name, description=f"Slipway: {config.title}")
     @with_parameters(config)

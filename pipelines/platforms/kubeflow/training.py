@@ -16,20 +16,22 @@ GPU_LABEL = "cloud.google.com/gke-accelerator"
 PRODUCT_LABEL = "nvidia.com/gpu.product"
 
 
-def uses_train_job(settings: KubeflowSettings, hardware: Hardware) -> bool:
+def uses_train_job(settings: KubeflowSettings, hardware: Hardware, *, searches: bool = False) -> bool:
     """Return whether a TrainJob trains; otherwise the pod of the step train does.
 
-    Only a TrainJob has several pods, waits in a queue of Kueue, and has a priority.
+    Only a TrainJob has several pods, waits in a queue of Kueue, and has a priority. Each trial of a search has one.
     """
-    return hardware.hosts > 1 or hardware.is_tpu or bool(settings.queue or settings.priority_class)
+    return searches or hardware.hosts > 1 or hardware.is_tpu or bool(settings.queue or settings.priority_class)
 
 
-def train_job_settings(config: RunConfig, settings: KubeflowSettings) -> TrainJobSettings | None:
+def train_job_settings(
+    config: RunConfig, settings: KubeflowSettings, *, searches: bool = False
+) -> TrainJobSettings | None:
     """Return what the pods of the run's TrainJob have; None if the step's pod trains."""
     hardware = config.parsed_hardware
-    if not uses_train_job(settings, hardware):
+    if not uses_train_job(settings, hardware, searches=searches):
         return None
-    assert settings.volume is not None  # as checked by check_hardware
+    assert settings.volume is not None  # as check_volume has checked
     return TrainJobSettings(
         volume=settings.volume,
         folder=settings.folder,

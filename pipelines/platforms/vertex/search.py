@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from itertools import islice
 
 from slipway.components.train.tuning import ParameterSettings, SearchSettings
@@ -11,7 +10,7 @@ from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
 from slipway.pipelines.checks import Context, NotApplicableError
 from slipway.pipelines.config.config import RunConfig
-from slipway.trainer.data.assignment import check_even_split
+from slipway.pipelines.config.search import check_same_machines
 from slipway.trainer.overrides import text_of
 
 # "Maximum number of trials in a study": https://cloud.google.com/ai-platform/optimizer/docs/quotas
@@ -20,8 +19,6 @@ MAX_TRIALS = 1000
 # https://cloud.google.com/vertex-ai/docs/reference/rest/v1/StudySpec
 MAX_VALUES = 1000
 SCALES = {"linear": "UNIT_LINEAR_SCALE", "log": "UNIT_LOG_SCALE", "reverse_log": "UNIT_REVERSE_LOG_SCALE"}
-# What the custom jobs of all trials share: machines, image and program.
-SHARED = ("hardware", *(f"train.{name}" for name in ("engine", "module", "command", "image", "arguments", "processes")))
 OPTION = "--"
 
 
@@ -48,32 +45,17 @@ def check(context: Context) -> str:
             fix="--set tune.pruning=median",
         )
     for name, each in tune.parameters.items():
-        _check_parameter(name, each, config)
+        _check_parameter(name, each)
     if any(letter.isspace() for letter in tune.metric):
         raise _refused(f"The metric {tune.metric!r} contains a space.", "tune.metric", tune.metric)
-    _check_batches(config, tune)
+    check_same_machines(config, tune, "Vertex AI")
     return f"{tune.trials} trials, {tune.parallel} at once, of {', '.join(tune.parameters)}"
 
 
-def _check_parameter(name: str, each: ParameterSettings, config: RunConfig) -> None:
+def _check_parameter(name: str, each: ParameterSettings) -> None:
     setting = f"tune.parameters.{name}"
     if any(letter.isspace() for letter in name):
         raise _refused(f"The parameter {name!r} contains a space.", setting, name)
-    if name in SHARED:
-        raise UserError(
-            f"{name} cannot be tuned on Vertex AI, where all trials have the same machines, image and program.",
-            setting=setting,
-            value=name,
-            allowed="other settings of train and model, or options of a custom program",
-            fix=f"a search for each {name}, or slipway tune on this machine",
-        )
-    if config.train.program is not None and not name.startswith(OPTION):
-        raise UserError(
-            f"{name} is a setting of Slipway's trainer; {config.train.program} receives options only.",
-            setting=setting,
-            value=name,
-            allowed="options of the program, such as --learning-rate",
-        )
     if len(each.when) > 1:
         raise UserError(
             f"{name} depends on {' and '.join(each.when)}; on Vertex AI, a parameter depends on one other.",
@@ -81,24 +63,12 @@ def _check_parameter(name: str, each: ParameterSettings, config: RunConfig) -> N
             value=str(each.when),
             allowed="one parameter",
         )
-    if "discrete_value_spec" in _spec(name, each) and len(list(islice(_steps(each), MAX_VALUES + 1))) > MAX_VALUES:
+    if "discrete_value_spec" in _spec(name, each) and len(list(islice(each.steps(), MAX_VALUES + 1))) > MAX_VALUES:
         raise _refused(
             f"{name} has more than {MAX_VALUES:,} values; on Vertex AI, a parameter with a step has at most that many.",
             f"{setting}.step",
             each.step,
         )
-
-
-def _check_batches(config: RunConfig, tune: SearchSettings) -> None:
-    """Check that the batches of all trials can be divided among the devices; a trial would fail after its start."""
-    batches = tune.parameters.get("train.batch_size")
-    if batches is None or config.train.program is not None:
-        return
-    hardware = config.parsed_hardware
-    values = batches.choices or _steps(batches)
-    for value in values:
-        train = type(config.train).model_validate({**config.train.model_dump(), "batch_size": value})
-        check_even_split(train, hardware.hosts, max(1, hardware.accelerators_per_host))
 
 
 def _refused(message: str, setting: str, value: object) -> UserError:
@@ -154,23 +124,10 @@ def _spec(name: str, each: ParameterSettings) -> JsonObject:
     if each.choices is not None:
         return {**spec, "categorical_value_spec": {"values": [_choice(name, choice) for choice in each.choices]}}
     spec["scale_type"] = SCALES[each.scale]
-    if each.step not in (None, 1) or (each.step == 1 and not _is_whole(each)):
-        return {**spec, "discrete_value_spec": {"values": list(_steps(each))}}
-    kind = "integer_value_spec" if _is_whole(each) else "double_value_spec"
+    if each.step not in (None, 1) or (each.step == 1 and not each.is_whole):
+        return {**spec, "discrete_value_spec": {"values": list(each.steps())}}
+    kind = "integer_value_spec" if each.is_whole else "double_value_spec"
     return {**spec, kind: {"min_value": each.low, "max_value": each.high}}
-
-
-def _is_whole(each: ParameterSettings) -> bool:
-    return isinstance(each.low, int) and isinstance(each.high, int)
-
-
-def _steps(each: ParameterSettings) -> Iterable[int | float]:
-    """Yield the values of a range with a step, or of whole numbers."""
-    assert each.low is not None and each.high is not None
-    step = each.step or 1
-    for number in range(math.floor((each.high - each.low) / step + 1e-9) + 1):
-        value = each.low + number * step
-        yield value if isinstance(value, int) else round(value, 12)
 
 
 def _choice(name: str, value: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -263,4 +264,48 @@ def test_what_kubeflow_cannot_notify_is_refused(kubeflow: FakeKubeflow, notify: 
     Path("run.yaml").write_text(configuration(host=kubeflow.host, notify=notify).as_yaml())
     result = CliRunner().invoke(app, ["run", "-c", "run.yaml", "--target", "kubeflow"])
     assert (result.exit_code, fix in result.stderr) == (2, True), result.output
+    assert not kubeflow.runs
+
+
+def searching(host: str, parameters: dict[str, Any], **kubeflow: Any) -> list[str]:
+    """Write run.yaml; return the command that searches on the server."""
+    values = configuration(host=host, **kubeflow).model_dump(mode="json", by_alias=True, exclude_none=True)
+    Path("run.yaml").write_text(yaml.safe_dump({**values, "tune": {"parameters": parameters, "trials": 6}}))
+    return ["tune", "-c", "run.yaml", "--target", "kubeflow"]
+
+
+def test_a_search_is_submitted_and_resumed_as_a_run_whose_training_searches(kubeflow: FakeKubeflow) -> None:
+    kubeflow.failures["train"] = "OOMKilled (exit code 137)"
+    command = searching(kubeflow.host, {"train.learning_rate": {"low": 0.001, "high": 0.1}})
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 1, result.output
+    kubeflow.failures.clear()
+    result = CliRunner().invoke(app, ["run", "--resume", "latest"])
+    assert result.exit_code == 0, result.output
+    assert runs.find("latest").read().searches
+    for run in kubeflow.runs.values():
+        tasks = run["pipeline_spec"]["pipeline_spec"]["root"]["dag"]["tasks"]
+        given = tasks["train"]["inputs"]["parameters"]
+        search = json.loads(given["search"]["runtimeValue"]["constant"])
+        assert (search["metric"], search["direction"], search["trials"], search["seed"]) == (
+            "accuracy",
+            "maximize",
+            6,
+            0,
+        )
+        assert json.loads(given["train_job"]["runtimeValue"]["constant"])["volume"] == "slipway"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "settings", "said"),
+    [
+        ({"hardware": {"choices": ["cpu", "cpu*2"]}}, {}, "hardware cannot be tuned on Kubeflow"),
+        ({"train.batch_size": {"choices": [32, 64]}}, {"pipeline_root": "s3://bucket/kfp"}, "kubeflow.volume"),
+    ],
+)
+def test_a_search_that_kubeflow_cannot_execute_is_refused(
+    kubeflow: FakeKubeflow, parameters: dict[str, Any], settings: dict[str, Any], said: str
+) -> None:
+    result = CliRunner().invoke(app, searching(kubeflow.host, parameters, **settings))
+    assert (result.exit_code, said in result.output) == (2, True), result.output
     assert not kubeflow.runs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +10,12 @@ from typing import Any
 
 import pytest
 
+from slipway.components.train.tuning import TuneSettings
+from slipway.pipelines.config.config import RunConfig
+from slipway.pipelines.config.search import settings_of
 from slipway.pipelines.platforms.kubeflow import launch
 from slipway.pipelines.runs.record import RunRecord
-from tests.components.train.conftest import grant
+from tests.components.train.conftest import grant, meanwhile
 from tests.fakes.kubeflow import FakeKubeflow
 from tests.fakes.kubeflow_steps import KubeflowSteps
 from tests.fakes.kubernetes.server import FakeKubernetes
@@ -34,17 +38,22 @@ def cluster(kubeflow: FakeKubeflow, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         yield cluster
 
 
+def shortened(kubeflow: FakeKubeflow, volume: Path, hardware: str, **changes: Any) -> RunConfig:
+    """Return a configuration whose training is short, with a gate that it passes."""
+    kubeflow.cluster.claims["slipway"] = 65534
+    config = configuration(hardware, host=kubeflow.host, folder=str(volume), run_as_user=None)
+    low = config.evaluate.gate.model_copy(update={"minimum": 0.3})
+    few = config.train.model_copy(update={"epochs": 3})
+    update = {"train": few, "evaluate": config.evaluate.model_copy(update={"gate": low}), **changes}
+    return config.model_copy(update=update)
+
+
 def test_a_run_on_kubeflow_trains_by_a_trainjob_and_registers_the_model(
     kubeflow: FakeKubeflow, cluster: FakeKubernetes
 ) -> None:
     grant(cluster)
     volume = cluster.add_claim("slipway")
-    kubeflow.cluster.claims["slipway"] = 65534
-    config = configuration("cpu*2", host=kubeflow.host, folder=str(volume), run_as_user=None)
-    few = config.train.model_copy(update={"epochs": 3})
-    low = config.evaluate.gate.model_copy(update={"minimum": 0.3})
-    config = config.model_copy(update={"train": few, "evaluate": config.evaluate.model_copy(update={"gate": low})})
-    folder, _ = launch.submit(config)
+    folder, _ = launch.submit(shortened(kubeflow, volume, "cpu*2"))
     record = launch.watch(folder, Nobody())
     assert record.status == "succeeded", (record.error, cluster.describe())
     log = kubeflow.steps.log("train")
@@ -53,4 +62,53 @@ def test_a_run_on_kubeflow_trains_by_a_trainjob_and_registers_the_model(
     assert len(re.findall(r"weights checksum [0-9a-f]{64}", log)) == 2
     assert len(set(re.findall(r"weights checksum ([0-9a-f]{64})", log))) == 1
     assert list(volume.glob("models/digits/*"))
+    cluster.wait(lambda: not cluster.left())
+
+
+TUNE = {
+    "trials": 6,
+    "parallel": 2,
+    "parameters": {
+        "train.learning_rate": {"low": 0.0001, "high": 0.02, "scale": "log"},
+        "model.arguments.width": {"choices": [8, 16]},
+    },
+}
+
+
+@pytest.mark.timeout(300)
+def test_a_search_on_kubeflow_continues_after_its_step_was_killed(
+    kubeflow: FakeKubeflow, cluster: FakeKubernetes
+) -> None:
+    """Each of six trials is a TrainJob, two at once; the best one's model is registered."""
+    grant(cluster)
+    volume = cluster.add_claim("slipway")
+    config = shortened(kubeflow, volume, "cpu", tune=TuneSettings.model_validate(TUNE))
+    folder, _ = launch.submit(config, settings_of(config))
+
+    def kill() -> None:
+        cluster.wait(lambda: re.search(r"^trial \d accuracy", kubeflow.steps.log("train"), re.MULTILINE), 120)
+        kubeflow.steps.kill("train")
+
+    killing = meanwhile(kill)
+    assert launch.watch(folder, Nobody()).status == "failed"
+    killing.join()
+    earlier = kubeflow.steps.log("train")
+    launch.resume(folder)
+    record = launch.watch(folder, Nobody())
+    assert (record.status, record.searches) == ("succeeded", True), (record.error, cluster.describe())
+    log = kubeflow.steps.log("train")
+    values = {number: float(text) for number, text in re.findall(r"^trial (\d) accuracy (\S+)$", earlier + log, re.M)}
+    ends = re.findall(r"^trial (\d) accuracy", earlier + log, re.MULTILINE)
+    assert sorted(ends) == list("012345"), "each trial has ended once"
+    found = re.search(r"^best trial (\d): validation accuracy (\S+) with train.learning_rate (\S+), model", log, re.M)
+    assert found, log
+    assert float(found[2]) == values[found[1]] == max(values.values())
+    output = volume / "runs" / record.run_id / "trials"
+    rates = {
+        trial: json.loads((output / f"trial-{trial}/model/model.json").read_text())["learning_rate"] for trial in ends
+    }
+    assert len(set(rates.values())) == 6
+    assert f"{rates[found[1]]:.4g}" == found[3]
+    (registered,) = volume.glob("models/digits/*/metadata.json")
+    assert json.loads(registered.read_text())["parameters"]["train.learning_rate"] == rates[found[1]]
     cluster.wait(lambda: not cluster.left())
