@@ -132,7 +132,8 @@ class RunRecord(BaseModel):
     and `refused` lists the tries without quota or capacity. `rehearsal` is the number
     of steps of a rehearsal, 0 for a run. `part` is set if it executes only some steps, on the inputs of an earlier run,
     and `study` is the name of the search to which it belongs; `searches` says whether its training is itself a search.
-    `cost` is None if the training cost nothing, or its price is not known.
+    `cost` is None if the training cost nothing, or its price is not known. `tracked` is the id of the run that the
+    platform itself has created in MLflow.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -154,6 +155,7 @@ class RunRecord(BaseModel):
     process: int | None = None
     job: str | None = None
     console: str | None = None
+    tracked: str | None = None
     tries: int = 1
     trained: bool = False
     region: str | None = None

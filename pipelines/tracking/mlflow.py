@@ -64,6 +64,7 @@ class Tracked:
         started: When it was started, in seconds since 1970.
         ended: When it ended, likewise; None while it is running.
         parent: The id of the search to which it belongs.
+        known: The server's id of the run, if its platform has created it.
         parameters: Settings by dotted name.
         points: Metrics, by step in ascending order for each name.
         tags: Other facts; those without a value are not sent.
@@ -75,6 +76,7 @@ class Tracked:
     started: float
     ended: float | None = None
     parent: str | None = None
+    known: str | None = None
     parameters: Mapping[str, str] = field(default_factory=dict)
     points: Sequence[Point] = ()
     tags: Mapping[str, str | None] = field(default_factory=dict)
@@ -140,6 +142,8 @@ class Mlflow:
 
     def _open(self, run: Tracked) -> None:
         """Find the run, or create it, and send the parameters that it does not have, which cannot be changed."""
+        if not self._run and run.known is not None:
+            self._adopt(run.known, run.run_id)
         if not self._run:
             experiment = self._find_experiment()
             experiment = experiment or self._post("experiments/create", name=self._experiment)["experiment_id"]
@@ -150,6 +154,16 @@ class Mlflow:
             self._post_batch(params=[{"key": name, "value": new[name]} for name in some])
             self._parameters.update(some)
 
+    def _adopt(self, known: str, run_id: str) -> None:
+        """Continue a run that another program has created, if this server has it."""
+        try:
+            self._describe(self._call("GET", "mlflow/runs/get", params={"run_id": known})["run"])
+        except _Refused as error:
+            if error.code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+        else:
+            self._post_batch(tags=[{"key": RUN_TAG, "value": run_id}])
+
     def _run_of(self, experiment: str, run_id: str, started: float, tags: Iterable[tuple[str, str]] = ()) -> str:
         """Return the server's id of a run, which is created if it does not exist."""
         having = f"tags.`{RUN_TAG}` = '{run_id}'"
@@ -158,10 +172,13 @@ class Mlflow:
             "runs/create", experiment_id=experiment, run_name=run_id, start_time=_milliseconds(started),
             tags=[{"key": name, "value": value} for name, value in ((RUN_TAG, run_id), *tags)],
         )["run"]  # fmt: skip
+        self._describe(run)
+        return str(self._run["run_id"])
+
+    def _describe(self, run: JsonObject) -> None:
         self._run, data = run["info"], run.get("data", {})
         self._parameters = {each["key"] for each in data.get("params", ())}
         self._latest = {each["key"]: (int(each.get("step", 0)), each["value"]) for each in data.get("metrics", ())}
-        return str(self._run["run_id"])
 
     def _new(self, points: Sequence[Point]) -> list[Point]:
         """Return the points after the server's last one; a value that has changed at its step counts as new."""

@@ -161,6 +161,7 @@ def of_run(folder: RunFolder, config: RunConfig, record: RunRecord) -> Tracked:
         started=started,
         ended=ended,
         parent=record.study,
+        known=record.tracked,
         # The address of a webhook is a secret.
         parameters=_parameters(config.model_dump(mode="json", by_alias=True, exclude={"notify"})),
         points=points,

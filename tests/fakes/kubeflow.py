@@ -20,6 +20,7 @@ from tests.fakes.errors import Faults, ServiceError
 from tests.fakes.http_service import HttpService, Raw, Request
 from tests.fakes.kubeflow_pods import Cluster
 from tests.fakes.kubeflow_steps import KubeflowSteps
+from tests.fakes.mlflow import FakeMlflow
 from tests.fakes.vertex.pipeline_checks import is_of_type
 from tests.fakes.vertex.slipway_steps import notify
 
@@ -57,7 +58,8 @@ class FakeKubeflow:
     `multi_user`: every call must name a namespace of `profiles`. `token`: the bearer token that callers need. `hold`:
     polling does not advance runs. `failures`: the error of a task by its name. `rejected`: the gate rejects the model.
     `cluster`: what the pods of the tasks meet. `knows_final_status`: the server is 2.14.0 or newer. `refuses_root`: it
-    has kubeflow/pipelines#13885. `steps`: runs the tasks for real; None: they succeed at once.
+    has kubeflow/pipelines#13885. `steps`: runs the tasks for real; None: they succeed at once. `mlflow`: where its
+    plugin for MLflow creates a run for each of its runs; None: it has no such plugin.
     """
 
     def __init__(self, *, multi_user: bool = False, token: str | None = None, seed: int = 0) -> None:
@@ -74,6 +76,7 @@ class FakeKubeflow:
         self.knows_final_status = True
         self.refuses_root = False
         self.steps: KubeflowSteps | None = None
+        self.mlflow: FakeMlflow | None = None
         self.now = datetime(2026, 11, 21, 12, tzinfo=UTC)
         self.host = ""
         self._tasks: dict[str, list[dict[str, Any]]] = {}
@@ -238,6 +241,8 @@ class FakeKubeflow:
             for name in _task_names(specification, with_conditions=not self.rejected)
         ]  # fmt: skip
         created = {"run_id": run_id, "state": "PENDING", "created_at": _text(self.now), "finished_at": UNSET}
+        if self.mlflow is not None:
+            created["plugins_output"] = {"mlflow": self.mlflow.create_for(body["display_name"])}
         self.runs[run_id] = {**body, **created}
         if self.steps is not None:
             values = (body.get("runtime_config") or {}).get("parameters", {})

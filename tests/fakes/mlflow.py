@@ -72,6 +72,7 @@ class FakeMlflow:
             ("POST", "/experiments/create", self._create_experiment),
             ("POST", "/runs/search", self._search),
             ("POST", "/runs/create", self._create),
+            ("GET", "/runs/get", lambda request: {"run": self._of(request.query).as_json()}),
             ("POST", "/runs/log-batch", self._log),
             ("POST", "/runs/update", self._update),
         ):
@@ -129,17 +130,29 @@ class FakeMlflow:
         ]
         return {"runs": [run.as_json() for run in found[: request.json["max_results"]]]} if found else {}
 
+    def create_for(self, name: str) -> dict[str, Any]:
+        """Create a run as the plugin of a Kubeflow Pipelines server does; return what the plugin says of it.
+
+        Source: proposals/12862-mlflow-integration in kubeflow/pipelines.
+        """
+        experiment = self.experiments.setdefault("Default", "0")
+        run = self._stored({"experiment_id": experiment, "run_name": name, "start_time": 0, "tags": []})
+        entries = {"experiment_id": experiment, "root_run_id": run.info["run_id"]}
+        return {"entries": {key: {"value": value} for key, value in entries.items()}, "state": "PLUGIN_SUCCEEDED"}
+
     def _create(self, request: Request) -> Any:
-        body = request.json
-        if body["experiment_id"] not in self.experiments.values():
+        if request.json["experiment_id"] not in self.experiments.values():
             raise Refused("RESOURCE_DOES_NOT_EXIST", "No such experiment", 404)
+        return {"run": self._stored(request.json).as_json()}
+
+    def _stored(self, body: dict[str, Any]) -> StoredRun:
         number, experiment = f"{len(self.runs):032x}", body["experiment_id"]
         info = {
             "run_id": number, "experiment_id": experiment, "run_name": body["run_name"], "status": "RUNNING",
             "start_time": body["start_time"], "artifact_uri": f"{self.root}/{experiment}/{number}/artifacts",
         }  # fmt: skip
         self.runs[number] = StoredRun(info, tags={each["key"]: each["value"] for each in body["tags"]})
-        return {"run": self.runs[number].as_json()}
+        return self.runs[number]
 
     def _log(self, request: Request) -> Any:
         body = request.json

@@ -206,6 +206,7 @@ def _identify(record: RunRecord, server: Server) -> bool:
 
 
 def _update(record: RunRecord, run: V2beta1Run, server: Server) -> None:
+    record.tracked = _mlflow_run(run)
     details = _details(run)
     for step in record.steps:
         task = details.get(_task_name(step.name))
@@ -224,6 +225,13 @@ def _update(record: RunRecord, run: V2beta1Run, server: Server) -> None:
         record.error = _error(record, run, details, server)
     elif record.status == "succeeded" and server.settings.registers:
         record.verdict = _verdict(record)
+
+
+def _mlflow_run(run: V2beta1Run) -> str | None:
+    """Return the run that the server's MLflow plugin has created (KEP-12862); None if it has none."""
+    plugin = (run.plugins_output or {}).get("mlflow")
+    root = (plugin.entries or {}).get("root_run_id") if plugin else None
+    return str(root.value) if root and root.value else None
 
 
 def _verdict(record: RunRecord) -> JsonObject:

@@ -22,6 +22,7 @@ from slipway.pipelines.runs.record import RunRecord
 from slipway.pipelines.table import steps_on
 from tests.fakes.errors import ConnectionReset, ServiceError
 from tests.fakes.kubeflow import FakeKubeflow
+from tests.fakes.mlflow import FakeMlflow
 from tests.fakes.webhook import FakeWebhook
 from tests.pipelines.platforms.kubeflow.conftest import IMAGE, configuration
 
@@ -309,3 +310,20 @@ def test_a_search_that_kubeflow_cannot_execute_is_refused(
     result = CliRunner().invoke(app, searching(kubeflow.host, parameters, **settings))
     assert (result.exit_code, said in result.output) == (2, True), result.output
     assert not kubeflow.runs
+
+
+def test_a_run_that_the_server_has_created_in_mlflow_is_continued_there(kubeflow: FakeKubeflow) -> None:
+    with FakeMlflow() as mlflow:
+        kubeflow.mlflow = mlflow
+        values = configuration(host=kubeflow.host).model_dump(mode="json", by_alias=True, exclude_none=True)
+        Path("run.yaml").write_text(yaml.safe_dump({**values, "track": {"mlflow": mlflow.url}}))
+        result = CliRunner().invoke(app, ["run", "-c", "run.yaml", "--target", "kubeflow"])
+        assert result.exit_code == 0, result.output
+        (run,) = mlflow.runs.values()
+        record = runs.find("latest").read()
+        assert (run.tags["slipway.run"], run.tags["slipway.verdict"]) == (record.run_id, "promote")
+        assert (run.info["status"], run.params["train.epochs"]) == ("FINISHED", "30.0")
+        with FakeMlflow() as other:
+            sent = CliRunner().invoke(app, ["track", "latest", "--set", f"track.mlflow={other.url}"])
+            assert sent.exit_code == 0, sent.output
+            assert other.run(record.run_id).info["status"] == "FINISHED"
