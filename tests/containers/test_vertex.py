@@ -287,6 +287,24 @@ def test_a_lost_and_a_preempted_replica_of_a_scheduled_run_restart_and_training_
     assert len(cloud.versions()) == versions + 1
 
 
+def test_the_best_of_several_trials_is_registered(cloud: Cloud, submitted: dict[str, Any]) -> None:
+    """Each trial is a container, whose metric the service reads from a file."""
+    cloud.google.region.searches.dice.seed(1)
+    rate = {"low": 0.0001, "high": 0.02, "scale": "log"}
+    tune = {"trials": 3, "parallel": 2, "parameters": {"train.learning_rate": rate}}
+    changes = ("train.steps=30", "evaluate.champion=none", "evaluate.gate.minimum=0.1", f"tune={json.dumps(tune)}")
+    options = [option for change in changes for option in ("--set", change)]
+    done = cloud("tune", "-c", "run.yaml", "--target", "vertex", "--hardware", "cpu", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (job,) = cloud.google.region.searches.jobs.values()
+    values = {trial.id: trial.final_measurement.metrics[0].value for trial in job.trials}
+    assert set(values) == {"1", "2", "3"}
+    assert len(set(values.values())) > 1, "the trials are trainings with different results"
+    trained = steps(cloud.record())["train"]["outputs"]
+    assert values[trained["trial"]] == max(values.values())
+    assert cloud.versions()[-1].artifact_uri == trained["model"]
+
+
 @pytest.fixture(scope="module")
 def training(cloud: Cloud, submitted: dict[str, Any]) -> str:
     """The custom job of the newest run, which is in progress."""

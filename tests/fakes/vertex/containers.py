@@ -10,6 +10,7 @@ from typing import Any
 
 from google.cloud import aiplatform_v1 as vertex
 
+from slipway.trainer.metrics.trial import FILE_VARIABLE
 from tests.fakes.containers import Container
 from tests.fakes.logging import Log
 from tests.fakes.mount import Mount
@@ -60,6 +61,12 @@ class Containers:
         trust = dict.fromkeys(
             ("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", "REQUESTS_CA_BUNDLE", "HTTPLIB2_CA_CERTS"), CERTIFICATES
         )
+        mounts = {self.mount.folder: "/gcs", self.authority: CERTIFICATES}
+        if file := environment.get(FILE_VARIABLE):  # the service reads it while the trial is running
+            folder = Path(file).parent
+            folder.mkdir(parents=True)
+            folder.chmod(0o777)  # the container's user is another one
+            mounts[folder] = str(folder)
         return Container(
             self.docker_host,
             image,
@@ -67,7 +74,7 @@ class Containers:
             entrypoint=entrypoint,
             environment={**trust, **self.environment, **environment},
             hosts={**self.hosts, **(hosts or {})},
-            mounts={self.mount.folder: "/gcs", self.authority: CERTIFICATES},
+            mounts=mounts,
             labels=labels,
             hear=lambda stream, line: self.log.write_job(job, replica, _entry(stream, line)),
         )
