@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from slipway.pipelines.checks import Finding
-    from slipway.trainer.engines.jax.ahead import Answer
+    from slipway.trainer.engines.ahead import Answer
 
 PREPARED = [name for name, platform in PLATFORMS.items() if platform.sets_up]
 SetupTarget = Annotated[str, target_option(f"Where the runs will execute: {spoken(PREPARED)}.", PREPARED)]

@@ -7,7 +7,9 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 
 from slipway.core import manifest as manifests
 from slipway.core.errors import UserError
@@ -15,11 +17,14 @@ from slipway.core.parent_death import dying_with_parent
 from slipway.pipelines.hardware.choice import Hardware
 from slipway.pipelines.hardware.memory import GIB, device_bytes, larger
 from slipway.trainer.config import JobConfig, ModelSettings, Plan, TrainSettings
+from slipway.trainer.engines import ahead
+from slipway.trainer.engines.ahead import Answer
 from slipway.trainer.engines.installed import is_installed, package
-from slipway.trainer.engines.jax.ahead import ENVIRONMENT, GPU_MEMORY, Answer, Request, Topology
+from slipway.trainer.engines.jax import ahead as jax_ahead
+from slipway.trainer.engines.jax.ahead import Topology
+from slipway.trainer.engines.pytorch import ahead as pytorch_ahead
 from slipway.trainer.stages import whole_length
 
-PROGRAM = "slipway.trainer.engines.jax.ahead"
 # The modules that compile for each, and the extra that installs them.
 COMPILERS = {
     "tpu": (("jax", "libtpu"), "jax,compile-tpu"),
@@ -42,15 +47,40 @@ def missing(hardware: Hardware, engine: str) -> str | None:
     row = hardware.accelerator_row
     if row is None:
         return "this is for accelerators"
+    if _is_traced(hardware, engine) and row.compute_capability is None:
+        return f"the memory of a {row.title} of any kind is not known"
+    if _is_traced(hardware, engine):
+        return None if is_installed("torch") else f"without torch: pip install {package('pytorch')}"
     if not row.is_tpu and row.chip is None:
         return f"XLA's description of {row.title} is not known"
     if not row.is_tpu and engine != "jax":
-        return f"{engine} has kernels of its own on GPUs; the step of the engine jax is compiled"
+        return f"{engine} has kernels of its own on GPUs; the steps of jax and pytorch are compiled or traced"
     if row.is_tpu and hardware.topology is None and hardware.chips & (hardware.chips - 1):
         return f"the arrangement of {hardware.chips} chips is not known"
     modules, extras = COMPILERS[_platform(hardware)]
     lacking = [name for name in modules if not is_installed(name)]
     return f"without {' and '.join(lacking)}: pip install {package(extras)}" if lacking else None
+
+
+def _is_traced(hardware: Hardware, engine: str) -> bool:
+    """Return whether PyTorch traces the step; otherwise XLA compiles it."""
+    return engine == "pytorch" and not hardware.is_tpu
+
+
+def _program(hardware: Hardware, engine: str) -> ModuleType:
+    """Return the module that is executed, with what it says of itself."""
+    return pytorch_ahead if _is_traced(hardware, engine) else jax_ahead
+
+
+def _request(hardware: Hardware, job: JobConfig, *, largest: bool) -> ahead.Request:
+    row = hardware.accelerator_row
+    assert row is not None
+    product = (row.product or row.title).replace("-", " ")
+    asked = {"job": job, "memory": device_bytes(hardware) or 0, "product": product, "largest": largest}
+    if not _is_traced(hardware, job.train.engine):
+        return jax_ahead.Request(topology=topology(hardware), **asked)
+    major, minor = map(int, str(row.compute_capability).split("."))
+    return pytorch_ahead.Request(devices=hardware.count * hardware.replicas, capability=(major, minor), **asked)
 
 
 def _platform(hardware: Hardware) -> str:
@@ -119,7 +149,7 @@ def job_of(model: ModelSettings, train: TrainSettings, data: Path) -> JobConfig:
 
 
 def compiled(hardware: Hardware, job: JobConfig, *, largest: bool = False) -> Answer:
-    """Compile a job's step for accelerators that are not there.
+    """Compile a job's step for accelerators that are not there; PyTorch's is traced for GPUs.
 
     Takes 10 to 30 seconds of CPU, and 5 more for each other batch. A step that a GPU has too little memory for is not
     refused: its estimate has not been compared with measurements.
@@ -132,27 +162,31 @@ def compiled(hardware: Hardware, job: JobConfig, *, largest: bool = False) -> An
     Raises:
         UserError: The network cannot be built with JAX, or the step does not fit; says which batch does.
     """
-    row = hardware.accelerator_row
-    assert row is not None
-    product = (row.product or row.title).replace("-", " ")
-    memory = device_bytes(hardware) or 0
-    request = Request(job=job, topology=topology(hardware), memory=memory, product=product, largest=largest)
-    command = dying_with_parent([sys.executable, "-m", PROGRAM, request.model_dump_json()])
-    try:
-        ended = subprocess.run(
-            command, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True, timeout=LIMIT_SECONDS
-        )
-    except subprocess.TimeoutExpired:
-        raise _failed(job, f"it took longer than {LIMIT_SECONDS} s") from None
-    if ended.returncode < 0:
-        raise _failed(job, f"{signal.Signals(-ended.returncode).name} ended it; SIGKILL does for a lack of memory")
-    if ended.returncode:
-        lines = ended.stderr.strip().splitlines()
-        raise _failed(job, lines[-1] if lines else f"exit code {ended.returncode}")
+    program, request = _program(hardware, job.train.engine), _request(hardware, job, largest=largest)
+    command = dying_with_parent([sys.executable, "-m", program.__name__, request.model_dump_json()])
+    ended = _executed(command, {**os.environ, **program.ENVIRONMENT})
+    if isinstance(ended, str):
+        if _is_traced(hardware, job.train.engine):  # not every step that PyTorch executes can be traced
+            return Answer(devices=0, kind=request.product, fits=True, unknown=ended)
+        raise _failed(job, ended)
     answer = Answer.model_validate_json(ended.stdout.splitlines()[-1])
     if not answer.fits and hardware.is_tpu:
         raise _too_large(hardware, job, answer)
     return answer
+
+
+def _executed(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str] | str:
+    """Return a program that has ended well, or why it has not."""
+    try:
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_SECONDS)
+    except subprocess.TimeoutExpired:
+        return f"it took longer than {LIMIT_SECONDS} s"
+    if ended.returncode < 0:
+        return f"{signal.Signals(-ended.returncode).name} ended it; SIGKILL does for a lack of memory"
+    if ended.returncode:
+        lines = ended.stderr.strip().splitlines()
+        return lines[-1] if lines else f"exit code {ended.returncode}"
+    return ended
 
 
 def _failed(job: JobConfig, why: str) -> UserError:
@@ -188,7 +222,8 @@ def fixes(hardware: Hardware, job: JobConfig, answer: Answer) -> str:
     )
     if times:
         found.append(f"--set train.accumulation={times * parts}, which keeps the batch")
-    needed = (answer.peak_bytes or 0) / GPU_MEMORY if not hardware.is_tpu else _used(answer.refusal)
+    part = _program(hardware, job.train.engine).GPU_MEMORY
+    needed = (answer.peak_bytes or 0) / part if not hardware.is_tpu else _used(answer.refusal)
     others = larger(hardware, job.train.engine) if needed else []
     if near := next((other for other in others if needed <= _USABLE * (device_bytes(other) or 0)), None):
         found.append(f"--hardware '{near}'")
@@ -214,12 +249,20 @@ def sentences(hardware: Hardware, job: JobConfig, answer: Answer, *, steps: int 
     """Return what the compiler found as sentences for people; `steps` are those of the whole run, 0 if unknown."""
     row, peak, has = hardware.accelerator_row, answer.peak_bytes or 0, device_bytes(hardware) or 0
     assert row is not None
+    if answer.unknown:
+        return [f"the step was not traced: {answer.unknown}"]
+    is_traced = _is_traced(hardware, job.train.engine)
     used = f"{peak / GIB:.2f}" if peak >= GIB / 100 else f"{peak / 2**20:.1f} MiB"
     device = "GPU" if not row.is_tpu else "core" if row.cores_per_chip > 1 else "chip"
-    found = [f"compiled for {title(hardware)}: {used} of {has / GIB:.0f} GiB per {device}"]
+    found = [
+        f"{'traced' if is_traced else 'compiled'} for {title(hardware)}: {used} of {has / GIB:.0f} GiB per {device}"
+        + (", without CUDA's context and workspaces" if is_traced else "")
+    ]
     if not answer.fits:
         largest = f"the largest batch is about {answer.largest_batch:,}" if answer.largest_batch else "no batch fits"
-        found.append(f"the step does not fit by this estimate, since JAX takes {GPU_MEMORY:.0%} of a GPU: {largest}")
+        why = "CUDA needs the rest" if is_traced else "JAX takes no more"
+        part = _program(hardware, job.train.engine).GPU_MEMORY
+        found.append(f"the step does not fit by this estimate in {part:.0%} of a GPU, as {why}: {largest}")
     elif most := answer.largest_batch:
         examples = manifests.read(Path(job.data)).splits["train"].examples
         is_all = most > examples - answer.devices * job.train.accumulation
@@ -236,7 +279,7 @@ def sentences(hardware: Hardware, job: JobConfig, answer: Answer, *, steps: int 
             f"at least {_time(answer.seconds)} a step {by}; real ones take {low} to {high} times "
             f"that{whole if steps else ''}"
         )
-    if job.train.engine != "jax":
+    if job.train.engine != "jax" and not is_traced:
         found.append(f"compiled through JAX; {job.train.engine} compiles the same network by itself")
     return found
 

@@ -14,7 +14,8 @@ from slipway.core.errors import UserError
 from slipway.pipelines.hardware import compiled
 from slipway.pipelines.hardware.rules import parse
 from slipway.trainer.config import JobConfig, ModelSettings, TrainSettings
-from slipway.trainer.engines.jax.ahead import Answer, sentence
+from slipway.trainer.engines.ahead import Answer
+from slipway.trainer.engines.jax.ahead import sentence
 
 REFUSAL = (
     "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (29.06G) exceeds "
@@ -48,7 +49,7 @@ def test_the_cores_of_a_chip_of_v4_are_one_device() -> None:
 def test_what_cannot_be_compiled_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compiled.missing(parse("cpu"), "jax") == "this is for accelerators"
     assert compiled.missing(parse("p4x1"), "jax") == "XLA's description of NVIDIA P4 is not known"
-    assert (compiled.missing(parse("l4x1"), "pytorch") or "").startswith("pytorch has kernels of its own on GPUs")
+    assert (compiled.missing(parse("l4x1"), "tensorflow") or "").startswith("tensorflow has kernels of its own on GPUs")
     assert compiled.missing(parse("tpu-v3-96"), "jax") == "the arrangement of 48 chips is not known"
     monkeypatch.setattr(compiled, "is_installed", lambda name: name == "jax")
     assert compiled.missing(parse("tpu-v3-8"), "jax") == "without libtpu: pip install 'slipway-ml[jax,compile-tpu]'"
@@ -69,7 +70,7 @@ def test_a_step_that_a_gpu_has_too_little_memory_for_is_an_estimate(tmp_path: Pa
     found = Answer(devices=1, kind="Tesla T4", fits=False, peak_bytes=15 * 2**30, largest_batch=48, seconds=2e-3)
     assert compiled.sentences(parse("t4x1"), job(tmp_path), found, steps=1000) == [
         "compiled for 1 NVIDIA T4: 15.00 of 16 GiB per GPU",
-        "the step does not fit by this estimate, since JAX takes 75% of a GPU: the largest batch is about 48",
+        "the step does not fit by this estimate in 75% of a GPU, as JAX takes no more: the largest batch is about 48",
         "at least 2 ms a step by the arithmetic alone; real ones take 2 to 4 times that: 1,000 steps in 4 s to 8 s, "
         "without input and checkpoints",
     ]
@@ -77,6 +78,24 @@ def test_a_step_that_a_gpu_has_too_little_memory_for_is_an_estimate(tmp_path: Pa
     assert compiled.sentences(parse("t4x1"), job(tmp_path), small)[-1] == (
         "the arithmetic of a step takes 2 µs: starting kernels takes longer"
     )
+
+
+def test_a_step_of_pytorch_is_traced_for_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_pytorch = job(tmp_path).model_copy(update={"train": TrainSettings(engine="pytorch", batch_size=64, epochs=1)})
+    answer = Answer(devices=1, kind="Tesla T4", fits=False, peak_bytes=15 * 2**30, largest_batch=48, seconds=2e-3)
+    assert compiled.sentences(parse("t4x1"), of_pytorch, answer)[:2] == [
+        "traced for 1 NVIDIA T4: 15.00 of 16 GiB per GPU, without CUDA's context and workspaces",
+        "the step does not fit by this estimate in 90% of a GPU, as CUDA needs the rest: the largest batch is about 48",
+    ]
+    assert compiled.missing(parse("gpux1"), "pytorch") == "the memory of a GPU of any kind is not known"
+    monkeypatch.setattr(compiled, "is_installed", lambda _name: False)
+    assert compiled.missing(parse("t4x1"), "pytorch") == "without torch: pip install 'slipway-ml[pytorch]'"
+    failed = subprocess.CompletedProcess([], 1, "", "Traceback\nDataDependentOutputException: aten.item\n")
+    monkeypatch.setattr(compiled.subprocess, "run", lambda *_, **__: failed)
+    unknown = compiled.compiled(parse("t4x1"), of_pytorch)
+    assert compiled.sentences(parse("t4x1"), of_pytorch, unknown) == [
+        "the step was not traced: DataDependentOutputException: aten.item"
+    ]
 
 
 def job(folder: Path, **train: int) -> JobConfig:

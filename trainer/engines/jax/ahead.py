@@ -18,8 +18,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from slipway.core.paths import local_path
-from slipway.trainer.config import JobConfig
 from slipway.trainer.data.assignment import ShardAssignment
+from slipway.trainer.engines import ahead
+from slipway.trainer.engines.ahead import Answer, largest_batch
 from slipway.trainer.engines.base import Work
 from slipway.trainer.metrics.speed import peak_flops
 
@@ -36,8 +37,6 @@ ENVIRONMENT = {
 # A fifth of the time of the default effort, and nearly the same memory.
 QUICK = {"exec_time_optimization_effort": -1.0}
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
-# The largest batch is found to one part in this many.
-RESOLUTION = 16
 # What JAX takes of a GPU's memory by default; https://docs.jax.dev/en/latest/gpu_memory_allocation.html
 GPU_MEMORY = 0.75
 
@@ -50,44 +49,10 @@ class Topology(BaseModel):
     options: dict[str, Any] = {}
 
 
-class Request(BaseModel):
-    """What to compile for which devices: `memory` is that of one in bytes, `product` its name for `peak_flops`.
+class Request(ahead.Request):
+    """What to compile for which devices."""
 
-    `largest` searches the largest batch, as is done for a batch that does not fit.
-    """
-
-    job: JobConfig
     topology: Topology
-    memory: int
-    product: str = ""
-    largest: bool = False
-
-
-class Answer(BaseModel):
-    """What the compiler says of one step on each of `devices` devices.
-
-    Attributes:
-        fits: Whether the compiler accepts the batch; on a GPU, whether its memory is enough for it.
-        peak_bytes: The memory that it takes; None if the compiler refuses it.
-        refusal: Why it does not fit: the compiler's sentence, "" on a GPU, which the compiler never refuses.
-        largest_batch: The largest batch of all devices together; None if it was not searched or none fits.
-        savings: The settings with which a batch that does not fit would, and the memory that it takes with each.
-        flops: Floating-point operations.
-        seconds: The least time of a step: by the compiler's estimate, on a GPU by the peak rate of its arithmetic.
-        collectives: Numbers of operations between devices, by name.
-        kind: The devices' kind as JAX calls it.
-    """
-
-    devices: int
-    kind: str
-    fits: bool
-    peak_bytes: int | None = None
-    refusal: str = ""
-    largest_batch: int | None = None
-    savings: dict[str, int] = {}
-    flops: float | None = None
-    seconds: float | None = None
-    collectives: dict[str, int] = {}
 
 
 @dataclass
@@ -135,26 +100,10 @@ class Compiler:
         return found
 
     def _largest(self, batch: int, *, fits: bool) -> int | None:
-        """Return the largest batch that fits, to one part in `RESOLUTION`, of at most the whole training split."""
+        """Return the largest batch that fits, of at most the whole training split."""
         unit = len(self._devices.all) * self.request.job.train.accumulation
-
-        def whole(size: int) -> int:
-            return max(unit, size // unit * unit)
-
-        low, high = 0, batch
-        if fits:
-            low, high = batch, whole(self._part.manifest.splits["train"].examples)
-            while low < high and self._compiled(size := min(whole(2 * low), high)).fits:
-                low = size
-            high = min(whole(2 * low), high)
-        while not low:
-            if high <= unit:
-                return None
-            size = whole(high // 2)
-            low, high = (size, high) if self._compiled(size).fits else (0, size)
-        while high - low > max(unit, high // RESOLUTION) and low < (middle := whole((low + high) // 2)):
-            low, high = (middle, high) if self._compiled(middle).fits else (low, middle)
-        return low
+        most = self._part.manifest.splits["train"].examples
+        return largest_batch(batch, fits, unit, most, lambda size: self._compiled(size).fits)
 
     def _compiled(self, batch: int) -> Answer:
         import jax
