@@ -63,6 +63,7 @@ ASCII_MARKS = {"✓": "+", "✗": "x", "■": "#", "…": "...", "–": "-", "·
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_REJECTED = 3
+EXIT_DRIFTED = 4
 EXIT_INTERRUPTED = 130
 
 JSON_OPTION = "--json"

@@ -14,7 +14,7 @@ from slipway.pipelines.cli.existing_runs import cancel, compare, explain, list_,
 from slipway.pipelines.cli.preparation import data as data_group
 from slipway.pipelines.cli.preparation import doctor, hardware_, migrate, setup
 from slipway.pipelines.cli.project import init
-from slipway.pipelines.cli.serving import predict, serve
+from slipway.pipelines.cli.serving import drift, predict, serve
 from slipway.pipelines.cli.start import diagnose, rehearse, reproduce, run
 from slipway.pipelines.cli.tuning import tune
 from slipway.pipelines.platforms.tpu.commands import app as tpu_app
@@ -57,6 +57,7 @@ COMMANDS = (
             "slipway batch digits --target vertex --input gs://bucket/in.jsonl --output gs://bucket/out",
         ),
     ),
+    ("Use models", "drift", drift, ("slipway drift digits photos", "slipway drift digits new.csv --false-alarms 0.05")),
     ("Use models", "serve", serve, ("slipway serve", "slipway serve digits --port 9000")),
     ("Use models", "deploy", user_errors(deploy), ("slipway deploy", "slipway deploy --endpoint digits --version 3")),
     ("Use models", "rollback", user_errors(rollback), ("slipway rollback --endpoint digits",)),

@@ -1,4 +1,4 @@
-"""Use a trained model on this machine: `slipway predict` and `slipway serve`."""
+"""Use a trained model on this machine: `slipway predict`, `slipway drift` and `slipway serve`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,19 @@ from urllib.parse import urlsplit
 import typer
 
 from slipway.core.errors import UserError
-from slipway.pipelines.options import check_folder_of
-from slipway.pipelines.prediction.inputs import WORDS, listed
+from slipway.pipelines.options import Json, check_folder_of
+from slipway.pipelines.prediction.inputs import STANDARD_INPUT, WORDS, listed
 from slipway.pipelines.prediction.output import Format
-from slipway.pipelines.terminal import EXIT_FAILED, error_console, printable, say, user_errors
+from slipway.pipelines.terminal import (
+    EXIT_DRIFTED,
+    EXIT_FAILED,
+    console,
+    error_console,
+    print_json,
+    printable,
+    say,
+    user_errors,
+)
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -80,6 +89,54 @@ def predict(
         say(f"  the first: {first}")
     if failed and (strict or failed == done):
         raise typer.Exit(EXIT_FAILED)
+
+
+@user_errors
+def drift(
+    model: Annotated[str, typer.Argument(help=MODEL)],
+    data: Annotated[list[str], typer.Argument(metavar="DATA...", help=f"New data: {WORDS}.")],
+    reference: Annotated[
+        list[str] | None,
+        typer.Option(metavar="DATA", help="What to compare with; default: held-out splits of the model's data set."),
+    ] = None,
+    store: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of the prepared data sets.")] = Path("datasets"),
+    false_alarms: Annotated[
+        float, typer.Option(min=0.001, max=0.5, metavar="RATE", help="How often data without drift are said to have.")
+    ] = 0.01,
+    examples: Annotated[int, typer.Option(min=10, metavar="COUNT", help="Examples of each that are compared.")] = 5000,
+    seed: Annotated[int, typer.Option(metavar="SEED", help="Draws the examples.")] = 0,
+    split: Annotated[str, typer.Option(metavar="SPLIT", help=SPLIT)] = "all",
+    module: Module = None,
+    registry: Registry = Path("models"),
+    as_json: Json = False,
+) -> None:
+    """Compare new data with those that a model was evaluated on. Exits with 4 if they have drifted."""
+    from slipway.core.paths import in_project
+    from slipway.pipelines.prediction import drift as drifts
+    from slipway.pipelines.prediction import models
+
+    if STANDARD_INPUT in [*data, *(reference or ())]:
+        raise UserError("Examples to compare are read twice, so not from stdin.", setting="DATA", value="-")
+    chosen = models.find(model, registry, module)
+    loaded = models.ready(chosen)
+    if loaded.is_custom:
+        raise UserError(
+            f"The model in {chosen.folder} is loaded by a function, so its inputs are not known.",
+            setting="MODEL",
+            value=str(chosen),
+            allowed="a model of Slipway's trainer, or a SavedModel",
+        )
+    known = listed(reference, split) if reference else drifts.held_out(drifts.reference_of(loaded, in_project(store)))
+    before = drifts.measured(loaded, known, examples, seed)
+    now = drifts.measured(loaded, listed(data, split), examples, seed + 1)
+    shifts = drifts.compare(before, now, false_alarms=false_alarms, seed=seed)
+    if as_json:
+        print_json(drifts.as_json(shifts, before, now, false_alarms=false_alarms))
+    else:
+        for line in drifts.lines(shifts, before, now, false_alarms=false_alarms):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if any(shift.has_drifted for shift in shifts):
+        raise typer.Exit(EXIT_DRIFTED)
 
 
 @user_errors

@@ -177,3 +177,10 @@ def test_the_registered_model_classifies_a_png(finished):
     assert float(tf.reduce_sum(answer["probabilities"])) == pytest.approx(1, abs=1e-4)
     examples = json.loads((finished.path / "models/digits/1/examples.json").read_text())
     assert len(examples["values"]) == 4, "what the trained network predicts, for the comparison with the served model"
+
+
+def test_the_training_split_has_not_drifted_from_the_held_out_ones(workspace):
+    data = next(workspace.path.glob("datasets/digits/*/manifest.json")).parent
+    result = workspace.slipway("drift", "digits", str(data), "--split", "train")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "no drift: 1,438 examples, compared with 359; rate of false alarms 0.01" in result.stdout

@@ -1,0 +1,158 @@
+"""`slipway drift`: distances by hand, the rate of false alarms, and which shifts are found."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+from scipy import stats
+from typer.testing import CliRunner
+
+from slipway.components.register_model.registry import Registry
+from slipway.pipelines.cli.app import app
+from slipway.pipelines.prediction.drift import DEVIATIONS, SHARES, Divisions, Sample, Shift, compare
+from tests.components.evaluate.conftest import png
+from tests.serving.conftest import HOUSE, classifier_folder, houses_folder
+
+__all__ = ["classifier_folder", "houses_folder"]
+
+numbers = st.lists(st.sampled_from([0.0, 0.5, 1.0, 7.25, -3.0, 1e6]), min_size=2, max_size=30)
+
+
+@given(numbers, numbers)
+@settings(max_examples=50, deadline=None)
+def test_distances_are_those_of_scipy(before: list[float], now: list[float]) -> None:
+    both = np.array([*before, *now])
+    found = Divisions(len(before), len(now), 0).distances(both)
+    assert found[SHARES][0] == pytest.approx(stats.ks_2samp(before, now, method="asymp").statistic)
+    area = stats.wasserstein_distance(before, now) / (both.std() or 1)
+    assert found[DEVIATIONS][0] == pytest.approx(area, abs=1e-9)
+
+
+def test_missing_numbers_are_equal_and_beyond_all_others() -> None:
+    found = Divisions(4, 4, 0).distances(np.array([np.nan, np.nan, 1.0, 1.0, np.nan, 1.0, 1.0, 1.0]))
+    assert (found[SHARES][0], found[DEVIATIONS][0]) == (0.25, 0.0)
+
+
+def test_the_distance_of_texts_is_the_share_that_differs() -> None:
+    found = Divisions(4, 5, 0).distances(np.array([*"aabb", *"abbcc"]))
+    assert found[SHARES][0] == pytest.approx(0.4)  # 0.5 - 0.2 of a, none of b, and 0.4 of c more: (0.3 + 0.1 + 0.4) / 2
+
+
+def sample(draws: np.random.Generator, count: int, **changes: float) -> Sample:
+    """Return examples of five features, which `changes` move."""
+    ages = draws.normal(40 + changes.get("age", 0), 10, count)
+    ages[draws.random(count) < 0.1 + changes.get("missing", 0)] = np.nan
+    incomes = draws.lognormal(10, 1, count)
+    incomes[draws.random(count) < changes.get("outliers", 0)] *= 100
+    more = changes.get("city", 0)
+    features = {
+        "age": ages,
+        "income": incomes,
+        "income in thousands": np.round(incomes / 1000),  # depends on another one
+        "city": draws.choice(["Bern", "Rome", "Oslo"], count, p=[0.5, 0.3 - more, 0.2 + more]),
+        "constant": np.zeros(count),
+    }
+    return Sample(features, count, 0)
+
+
+def drifted(**changes: float) -> list[str]:
+    draws = np.random.default_rng(7)
+    found = compare(sample(draws, 800), sample(draws, 600, **changes), false_alarms=0.01)
+    assert [shift.feature for shift in found if shift.feature == "constant"] == []
+    return [shift.feature for shift in found if shift.has_drifted]
+
+
+def test_shifts_are_found_in_their_features() -> None:
+    assert drifted() == []
+    assert drifted(age=5) == ["age"]
+    assert drifted(missing=0.15) == ["age"]
+    assert drifted(city=0.15) == ["city"]
+    assert set(drifted(outliers=0.05)) == {"income", "income in thousands"}
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.02])
+def test_false_alarms_are_at_most_as_frequent_as_stated(rate: float) -> None:
+    """Of 50 draws without drift; more than these are less frequent than one in ten thousand."""
+    draws = np.random.default_rng(3)
+    alarms = 0
+    for seed in range(50):
+        shifts = compare(sample(draws, 200), sample(draws, 100), false_alarms=rate, seed=seed)
+        alarms += any(shift.has_drifted for shift in shifts)
+    assert alarms <= stats.binom.ppf(1 - 1e-4, 50, rate)
+
+
+@pytest.fixture
+def photographs(tmp_path: Path, classifier_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with a registered model, 60 images, and their negatives of which one is damaged."""
+    Registry(tmp_path / "models").register(
+        "digits", classifier_folder, {"run_id": "one", "weights_checksum": "1"}, None
+    )
+    for number in range(60):
+        pixels = np.random.default_rng(number).integers(0, 128, (8, 8))
+        folder = tmp_path / ("known" if number % 2 else "new")
+        folder.mkdir(exist_ok=True)
+        (folder / f"{number}.png").write_bytes(content := png(pixels))
+        negative = tmp_path / "negatives" / f"{number}.png"
+        negative.parent.mkdir(exist_ok=True)
+        ImageOps.invert(Image.open(io.BytesIO(content)).convert("L")).save(negative)
+    (tmp_path / "negatives" / "cut.png").write_bytes(negative.read_bytes()[:-30])
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_photographs_and_what_is_predicted_of_them_are_compared(photographs: Path) -> None:
+    same = CliRunner().invoke(app, ["drift", "digits", "new", "--reference", "known"])
+    assert same.exit_code == 0, same.output
+    assert "no drift: 30 examples, compared with 30; rate of false alarms 0.01" in same.output
+    command = ["drift", "digits", "negatives", "--reference", "known", "--json"]
+    other = CliRunner().invoke(app, command)
+    assert other.exit_code == 4, other.output
+    found = json.loads(other.stdout)
+    assert (found["drifted"], found["examples"], found["failed"]) == (True, 60, 1)
+    first = found["features"][0]
+    assert (first["feature"], first["drifted"]) == ("image: brightness", True)
+    assert any(each["feature"].startswith("prediction: ") for each in found["features"])
+    few = CliRunner().invoke(app, [*command, "--examples", "20"])
+    assert 10 < json.loads(few.stdout)["examples"] < 40
+
+
+@pytest.mark.slow
+def test_a_model_whose_data_set_is_not_here_needs_a_reference(photographs: Path) -> None:
+    result = CliRunner().invoke(app, ["drift", "digits", "new"])
+    assert result.exit_code == 2
+    assert "is not in datasets" in result.output and "--reference DATA" in result.output
+    refused = CliRunner().invoke(app, ["drift", "digits", "-"])
+    assert (refused.exit_code, "not from stdin" in refused.output) == (2, True)
+
+
+@pytest.mark.slow
+def test_rows_of_a_table_are_compared_by_column(
+    tmp_path: Path, houses_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    draws = np.random.default_rng(1)
+    name = next(name for name, value in HOUSE.items() if isinstance(value, float | int))
+
+    def write(file: str, factor: float) -> None:
+        rows = ({**HOUSE, name: HOUSE[name] * factor * draws.uniform(0.5, 1.5)} for _ in range(50))
+        (tmp_path / file).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    write("known.jsonl", 1)
+    write("new.jsonl", 1)
+    write("larger.jsonl", 2)
+    for file, code in (("new.jsonl", 0), ("larger.jsonl", 4)):
+        result = CliRunner().invoke(app, ["drift", str(houses_folder), file, "--reference", "known.jsonl"])
+        assert result.exit_code == code, result.output
+    assert f"! {name}" in result.output
+
+
+def test_the_ratio_of_a_feature_that_never_differs_is_none() -> None:
+    assert Shift("constant", SHARES, 0.0, 0.0, "", "").ratio == 0.0
