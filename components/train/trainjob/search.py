@@ -34,7 +34,7 @@ from slipway.trainer.overrides import text_of
 if TYPE_CHECKING:
     import optuna
 
-FILE_NAME = "search.journal"
+FILE_NAME, STUDY = "search.journal", "search"
 POLL_SECONDS = 1.0
 BEGAN = "began"  # attribute of the study: seconds since 1970
 
@@ -107,7 +107,7 @@ class _Search:
 
         Path(self.output).mkdir(parents=True, exist_ok=True)
         storage = JournalStorage(JournalFileBackend(f"{self.output}/{FILE_NAME}"))
-        self.study = studies.open_study(storage, "search", self.search)
+        self.study = studies.open_study(storage, STUDY, self.search)
         if BEGAN not in self.study.user_attrs:
             self.study.set_user_attr(BEGAN, time.time())
 

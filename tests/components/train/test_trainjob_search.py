@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from textwrap import dedent
 
@@ -16,6 +20,7 @@ from slipway.components.train.tuning import SearchSettings
 from slipway.core.errors import UserError
 from slipway.trainer.config import RestartSettings
 from tests.components.train.conftest import Step, pools
+from tests.fakes.kubernetes.store import PODS
 
 # A program that reports `value` of its arguments, which are texts by name.
 PROGRAM = """
@@ -114,6 +119,33 @@ def test_a_trial_without_the_metric_is_a_failed_one(step: Step) -> None:
     code = "value = float(given['rate'])" + ENDS
     with pytest.raises(UserError, match="reported no accuracy of the validation split, but score"):
         search(step, code, metric="accuracy", failures=0)
+
+
+SEARCHING = """
+import json
+import sys
+from slipway.components.step import step
+from slipway.components.train.trainjob.manifest import TrainJobSettings
+from slipway.components.train.trainjob.search import run_search
+from slipway.components.train.tuning import SearchSettings
+pools, output, pods, search = json.loads(sys.argv[1])
+with step("train"):
+    run_search(pools, output, TrainJobSettings(**pods), SearchSettings(**search))
+"""
+
+
+def test_a_stopped_search_deletes_the_trainjobs_of_all_trials(step: Step) -> None:
+    step.grant()
+    how = {"metric": "score", "direction": "maximize", "seed": 7, "parallel": 2, "parameters": RATE}
+    pods = {"volume": "slipway", "folder": str(step.volume)}
+    told = json.dumps([pools("import time; time.sleep(1000)", 1)[:1], str(step.output), pods, how])
+    environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
+    command = [sys.executable, "-c", SEARCHING, told]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    step.cluster.wait(lambda: sum(pod["status"]["phase"] == "Running" for pod in step.cluster.store.all(PODS)) == 2)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == 128 + signal.SIGTERM
+    step.cluster.wait(lambda: not step.cluster.left())
 
 
 def test_a_search_without_rights_fails_at_once(step: Step) -> None:
