@@ -178,3 +178,31 @@ def test_a_result_that_no_longer_exists_is_named(finished: FinishedRun, tmp_path
     output.write_text(output.read_text().replace(str(finished.path), "/gone"))
     result = copy.call("run", "--only", "evaluate")
     assert (result.returncode, "/gone/runs" in result.stderr, len(copy.runs())) == (2, True, 1)
+
+
+# Takes long to compile, and little to train.
+DENSE = """
+import keras
+
+def build(image_shape, classes):
+    layers = [keras.layers.Dense(32, activation="relu") for _ in range(60)]
+    return keras.Sequential([keras.Input(image_shape), keras.layers.Flatten(), *layers, keras.layers.Dense(classes)])
+"""
+
+
+@pytest.mark.long
+def test_a_step_that_takes_longer_to_compile_than_it_saves_is_tried_without(
+    finished: FinishedRun, tmp_path: Path
+) -> None:
+    workspace = _with_run(finished, tmp_path)
+    (workspace.path / "dense.py").write_text(DENSE)
+    changes = ["model.builder=dense:build", "train.xla=true", "train.steps=60", "train.early_stop=null"]
+    options = [option for each in changes for option in ("--set", each)]
+    trained = workspace.slipway("run", "--from-step", "train", "--from", "latest", *options)
+    assert trained.returncode == 0, trained.stdout + trained.stderr
+    result = workspace.slipway("diagnose", "--try", "--json")
+    assert result.returncode == 0, trained.stdout + result.stdout + result.stderr
+    found = json.loads(result.stdout)
+    assert found["change"] == "train.xla=false"
+    unchanged, changed = found["tried"]
+    assert changed < unchanged
