@@ -167,15 +167,7 @@ class _Search:
             UserError: The cluster refuses TrainJobs, so that no trial can train.
         """
         error = ended.training.exception()
-        if isinstance(error, Stopped):
-            self._tell(ended.trial, "PRUNED", "pruned")
-        elif isinstance(error, DeniedError | NotInstalledError) or (
-            error is not None and not isinstance(error, UserError | WorkFailed)
-        ):
-            raise error
-        elif error is not None:
-            self._fail(ended, error.message)
-        else:
+        if error is None:
             self.restarts += ended.training.result()
             try:
                 value = studies.value_of(validation_of(ended.output), self.search.metric)
@@ -183,6 +175,12 @@ class _Search:
                 self._fail(ended, lacking.message)
             else:
                 self._tell(ended.trial, "COMPLETE", f"{self.search.metric} {value:.4f}", value)
+        elif isinstance(error, Stopped):
+            self._tell(ended.trial, "PRUNED", "pruned")
+        elif isinstance(error, UserError | WorkFailed) and not isinstance(error, DeniedError | NotInstalledError):
+            self._fail(ended, error.message)
+        else:
+            raise error
 
     def _fail(self, ended: Running, message: str) -> None:
         self.failures.append(message)
