@@ -113,7 +113,7 @@ def drift(
     """Compare new data with those that a model was evaluated on. Exits with 4 if they have drifted."""
     from slipway.core.paths import in_project
     from slipway.pipelines.prediction import drift as drifts
-    from slipway.pipelines.prediction import models
+    from slipway.pipelines.prediction import features, models
 
     if STANDARD_INPUT in [*data, *(reference or ())]:
         raise UserError("Examples to compare are read twice, so not from stdin.", setting="DATA", value="-")
@@ -126,9 +126,11 @@ def drift(
             value=str(chosen),
             allowed="a model of Slipway's trainer, or a SavedModel",
         )
-    known = listed(reference, split) if reference else drifts.held_out(drifts.reference_of(loaded, in_project(store)))
-    before = drifts.measured(loaded, known, examples, seed)
-    now = drifts.measured(loaded, listed(data, split), examples, seed + 1)
+    known = (
+        listed(reference, split) if reference else features.held_out(features.reference_of(loaded, in_project(store)))
+    )
+    before = features.measured(loaded, known, examples, seed)
+    now = features.measured(loaded, listed(data, split), examples, seed + 1)
     shifts = drifts.compare(before, now, false_alarms=false_alarms, seed=seed)
     if as_json:
         print_json(drifts.as_json(shifts, before, now, false_alarms=false_alarms))

@@ -1,54 +1,27 @@
 """Drift: whether new data differ from those that a model was evaluated on.
 
-Each input and each prediction is a feature, whose distance between both samples is compared with the distances between
-random divisions of all their examples. The threshold is the same for all features, in standard deviations of each one's
-distances, so that the stated rate of false alarms is that of all together (the maxT procedure of Westfall and Young,
-1993). Predictions find what inputs alone do not show, such as other objects in photographs of the same brightness
-(Rabanser et al., Failing Loudly, NeurIPS 2019).
+Each feature's distance between both samples is compared with the distances between random divisions of all their
+examples. The threshold is the same for all features, in standard deviations of each one's distances, so that the stated
+rate of false alarms is that of all together (the maxT procedure of Westfall and Young, 1993).
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
-
-if TYPE_CHECKING:
-    from slipway.pipelines.prediction.parts import Chunk, Part
-    from slipway.serving.model import Model
+from slipway.pipelines.prediction.features import Sample, Values
 
 # Number of random divisions, beside the observed one.
 DIVISIONS = 999
-# Photographs are compared at this size at most, in pixels.
-SIZE = 64
-# More outputs, or elements of an input, are summarized by their greatest, or their mean.
-MAX_ELEMENTS = 20
-READ_TOGETHER = 256
-HELD_OUT = ("validation", "test")
 # Measures of distance. The greatest difference of both distribution functions (Kolmogorov and Smirnov), of texts the
 # total variation: a share of the examples. The area between both functions (Wasserstein), which sees a few examples far
 # away: in standard deviations.
 SHARES, DEVIATIONS = "of the examples", "standard deviations"
-
-# The values of a feature: float64, NaN if it is missing, or texts, of which only equality counts.
-Values = NDArray[Any]
-
-
-@dataclass(frozen=True)
-class Sample:
-    """The features of some examples by name, and how many were read and could not be."""
-
-    features: dict[str, Values]
-    examples: int
-    failed: int
 
 
 @dataclass(frozen=True)
@@ -80,137 +53,6 @@ class Shift:
     def has_drifted(self) -> bool:
         """Whether the difference is larger than chance explains."""
         return self.distance > self.threshold
-
-
-def reference_of(model: Model, store: Path) -> Path:
-    """Return the folder of the data set that a model was trained on, in a store on this machine.
-
-    Raises:
-        UserError: The store does not have it.
-    """
-    from slipway.components.prepare_data.listing.plan import identity
-    from slipway.core.manifest import FILE_NAME
-
-    name = identity(str(model.description.get("data_fingerprint")))
-    found = [path.parent for path in store.glob(f"*/{name}/{FILE_NAME}")]
-    if not found:
-        raise UserError(
-            f"The data set {name}, on which the model in {model.folder} was trained, is not in {store}.",
-            setting="--reference",
-            value=None,
-            allowed="data like those that the model was evaluated on, in any format of slipway predict",
-            fix="--reference DATA, or --store FOLDER",
-        )
-    return found[0]
-
-
-def held_out(folder: Path) -> list[Part]:
-    """Return the examples of a data set that the model was not trained on."""
-    from slipway.core import manifest as manifests
-    from slipway.pipelines.prediction.inputs import listed
-
-    splits = manifests.read(folder).splits
-    return [part for name in HELD_OUT if name in splits for part in listed([str(folder)], name)]
-
-
-def measured(model: Model, parts: Sequence[Part], most: int, seed: int) -> Sample:
-    """Return the features of `most` examples, which are drawn from the parts.
-
-    Raises:
-        UserError: There are no examples, or the model does not run.
-    """
-    from slipway.pipelines.prediction import prediction
-
-    divided = [piece for part in parts for piece in part.divided(READ_TOGETHER)]
-    total = sum(piece.examples or 0 for piece in divided)
-    draws, share = np.random.default_rng(seed), min(1.0, most / max(1, total))
-    found: list[dict[str, Values]] = []
-    failed = 0
-    with prediction.quiet(model):
-        for chunk in (chunk for piece in divided for chunk in piece.read(model, READ_TOGETHER)):
-            drawn = _drawn(chunk, draws.random(len(chunk.keys)) < share)
-            for answers in prediction.predict(model, iter([drawn] if drawn.keys else [])):
-                kept = [index for index in range(len(answers)) if index not in answers.errors]
-                failed += len(answers.errors)
-                if kept:
-                    inputs = {name: values[kept] for name, values in drawn.arrays.items()}
-                    found.append({**_of_inputs(model, inputs), **_of_outputs(model, answers.outputs)})
-    if not found:
-        raise UserError("There is no example that the model can predict on.", setting="DATA", value=None)
-    features = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
-    return Sample(features, len(next(iter(features.values()))), failed)
-
-
-def _drawn(chunk: Chunk, chosen: NDArray[np.bool_]) -> Chunk:
-    """Return the chosen examples of a chunk, of those without a fault."""
-    from slipway.pipelines.prediction.parts import Chunk
-
-    sound = np.array([index not in chunk.faults for index in range(len(chunk.keys))], bool)
-    kept = chosen[sound]
-    keys = [key for key, is_kept in zip(chunk.keys, chosen & sound, strict=True) if is_kept]
-    return Chunk(keys, {name: np.asarray(values)[kept] for name, values in chunk.arrays.items()}, {})
-
-
-def _of_inputs(model: Model, arrays: dict[str, Values]) -> dict[str, Values]:
-    """Return the features of inputs. Dates are none: new data always have other ones."""
-    from slipway.core.manifest import signature_name
-
-    names = {signature_name(name, each): name for name, each in model.stored_inputs.items()}
-    found: dict[str, Values] = {}
-    for signature, values in arrays.items():
-        name, kind = names.get(signature, signature), model.inputs[signature].kind
-        if kind == "image":
-            found |= {f"{name}: {what}": one for what, one in _of_images(values).items()}
-        elif kind == "category":
-            found[name] = np.array([_text(value) for value in values.ravel()])
-        elif kind == "text":
-            found[f"{name}: words"] = np.array([len(_text(value).split()) for value in values.ravel()], float)
-        elif kind in ("number", "integer"):
-            elements = values.astype(float).reshape(len(values), -1)
-            count = elements.shape[1]
-            if count == 1:
-                found[name] = elements[:, 0]
-            elif count <= MAX_ELEMENTS:
-                found |= {f"{name}: {number}": elements[:, number] for number in range(count)}
-            else:
-                found |= {f"{name}: mean": elements.mean(axis=1), f"{name}: deviation": elements.std(axis=1)}
-    return found
-
-
-def _text(value: object) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-
-
-def _of_images(encoded: Values) -> dict[str, Values]:
-    from PIL import Image, ImageOps
-
-    rows = []
-    for content in encoded:
-        with Image.open(io.BytesIO(content)) as opened:
-            image = ImageOps.exif_transpose(opened).convert("RGB")
-        image.thumbnail((SIZE, SIZE))
-        pixels = np.asarray(image, float) / 255
-        gray = pixels.mean(axis=2)
-        steps = [np.abs(np.diff(gray, axis=axis)) for axis in (0, 1)]
-        sharpness = sum(step.sum() for step in steps) / max(1, sum(step.size for step in steps))
-        color = (pixels.max(axis=2) - pixels.min(axis=2)).mean()
-        rows.append((gray.mean(), gray.std(), sharpness, color))
-    names = ("brightness", "contrast", "sharpness", "saturation")
-    return dict(zip(names, np.array(rows, float).T, strict=True))
-
-
-def _of_outputs(model: Model, outputs: dict[str, Values]) -> dict[str, Values]:
-    """Return the features of predictions: the probability of each class or label, or the number."""
-    if model.values is None:
-        return {}
-    values = outputs[model.values].astype(float).reshape(len(outputs[model.values]), -1)
-    names = model.names or ["value"]
-    if len(names) > MAX_ELEMENTS:
-        best = [names[index] for index in values.argmax(axis=1)]
-        return {"prediction: class": np.array(best), "prediction: probability": values.max(axis=1)}
-    if len(names) == 2 and model.task == "classification":  # the other one's is the rest
-        return {f"prediction: {names[1]}": values[:, 1]}
-    return {f"prediction: {name}": values[:, number] for number, name in enumerate(names)}
 
 
 @dataclass
@@ -258,7 +100,7 @@ class Divisions:
 
 
 def compare(before: Sample, now: Sample, *, false_alarms: float, seed: int = 0) -> list[Shift]:
-    """Return the shift of each feature, those that have drifted first.
+    """Return the shift of each feature that is not the same for all examples, those that have drifted first.
 
     Args:
         before: The reference.
@@ -269,6 +111,8 @@ def compare(before: Sample, now: Sample, *, false_alarms: float, seed: int = 0) 
     divisions = Divisions(before.examples, now.examples, seed)
     joined = {name: np.concatenate([values, now.features[name]]) for name, values in before.features.items()}
     joined = {name: values for name, values in joined.items() if len(np.unique(values)) > 1}
+    if not joined:
+        return []
     measures = {
         (name, measure): found
         for name, values in joined.items()
@@ -317,7 +161,7 @@ def as_json(shifts: Sequence[Shift], before: Sample, now: Sample, *, false_alarm
 
 def lines(shifts: Sequence[Shift], before: Sample, now: Sample, *, false_alarms: float) -> Iterator[str]:
     """Yield the comparison as lines for people."""
-    width = max(len(shift.feature) for shift in shifts)
+    width = max((len(shift.feature) for shift in shifts), default=0)
     for shift in shifts:
         mark = "!" if shift.has_drifted else " "
         yield (f"{mark} {shift.feature:<{width}}  {_distance(shift):<45}  {shift.before} -> {shift.now}")

@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 from slipway.components.register_model.registry import Registry
 from slipway.pipelines.cli.app import app
-from slipway.pipelines.prediction.drift import DEVIATIONS, SHARES, Divisions, Sample, Shift, compare
+from slipway.pipelines.prediction.drift import DEVIATIONS, SHARES, Divisions, Shift, compare
+from slipway.pipelines.prediction.features import Sample
 from tests.components.evaluate.conftest import png
 from tests.serving.conftest import HOUSE, classifier_folder, houses_folder
 
