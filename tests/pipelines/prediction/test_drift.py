@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from slipway.components.register_model.registry import Registry
 from slipway.pipelines.cli.app import app
-from slipway.pipelines.prediction.drift import DEVIATIONS, SHARES, Divisions, Shift, compare
+from slipway.pipelines.prediction.drift import DEVIATIONS, SHARES, Divisions, Shift, compare, lines
 from slipway.pipelines.prediction.features import Sample
 from tests.components.evaluate.conftest import png
 from tests.serving.conftest import HOUSE, classifier_folder, houses_folder
@@ -76,6 +76,14 @@ def test_shifts_are_found_in_their_features() -> None:
     assert drifted(missing=0.15) == ["age"]
     assert drifted(city=0.15) == ["city"]
     assert set(drifted(outliers=0.05)) == {"income", "income in thousands"}
+
+
+def test_examples_that_are_all_the_same_have_not_drifted() -> None:
+    same = Sample({"constant": np.zeros(20)}, 20, 0)
+    assert compare(same, same, false_alarms=0.01) == []
+    assert list(lines([], same, same, false_alarms=0.01)) == [
+        "no drift: 20 examples, compared with 20; rate of false alarms 0.01"
+    ]
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.02])
