@@ -36,6 +36,13 @@ def service(ready_google: FakeGoogle) -> ScheduleService:
 
 
 @pytest.fixture
+def noon(service: ScheduleService) -> None:
+    """Let the service's clock show noon: no time of a schedule passes by itself during a test."""
+    now = datetime.now(UTC)
+    service.ahead = now.replace(hour=12, minute=0) + timedelta(days=1) - now
+
+
+@pytest.fixture
 def most(service: ScheduleService) -> list[int]:
     """The maximum number of schedules with one name at the same time, updated at every write."""
     seen: list[int] = []
@@ -135,6 +142,7 @@ def test_removing_a_limit_replaces_the_schedule_without_duplicates(
     assert max(most) == 1
 
 
+@pytest.mark.usefixtures("noon")
 def test_an_ended_schedule_is_recreated_only_when_its_file_changes(
     google: FakeGoogle, service: ScheduleService, wanted: Any
 ) -> None:
@@ -238,6 +246,7 @@ def test_apply_works_if_a_quarter_of_all_calls_fail(
     assert max(most) == 1
 
 
+@pytest.mark.usefixtures("noon")
 @pytest.mark.parametrize(("catch_up", "jobs"), [(True, 3), (False, 0)])
 def test_catch_up_starts_the_missed_runs(
     google: FakeGoogle, service: ScheduleService, wanted: Any, catch_up: bool, jobs: int
@@ -252,6 +261,7 @@ def test_catch_up_starts_the_missed_runs(
     assert len(service.move(timedelta(days=1))) == 1
 
 
+@pytest.mark.usefixtures("noon")
 @pytest.mark.parametrize(("queueing", "later"), [(True, 2), (False, 1)])
 def test_a_run_above_the_limit_is_queued_or_skipped(
     google: FakeGoogle, service: ScheduleService, wanted: Any, queueing: bool, later: int
@@ -266,6 +276,7 @@ def test_a_run_above_the_limit_is_queued_or_skipped(
     assert len(jobs) == later
 
 
+@pytest.mark.usefixtures("noon")
 def test_a_schedule_paused_in_its_file_is_created_paused_and_stays_paused(
     google: FakeGoogle, service: ScheduleService, wanted: Any
 ) -> None:
