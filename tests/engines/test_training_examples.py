@@ -42,7 +42,7 @@ def test_the_pytorch_program_is_registered_and_survives_a_kill(workspace: Worksp
 @pytest.mark.engine("pytorch")
 def test_the_pytorch_program_trains_in_a_process_per_device(workspace: Workspace) -> None:
     example = Example(workspace, "PyTorch, as with torchrun")
-    (workspace.path / f"{example.module}.py").open("a").write("print('rank', cluster.rank, 'of', cluster.world_size)\n")
+    (workspace.path / f"{example.module}.py").open("a").write("print(f'rank {cluster.rank} of {cluster.world_size}')\n")
     record = example.run("--hardware", "cpu", "--set", "train.processes=2")
     assert record["metrics"]["rmse"] < 65
     log = workspace.log("train")
