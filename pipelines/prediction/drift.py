@@ -123,10 +123,10 @@ def compare(before: Sample, now: Sample, *, false_alarms: float, seed: int = 0) 
     standardized = (distances - mean[:, None]) / np.where(deviation > 0, deviation, 1)[:, None]
     largest = np.sort(standardized.max(axis=0))[::-1]
     thresholds = mean + largest[int(false_alarms * len(largest))] * deviation
+    words = {name: _words(before.features[name], now.features[name]) for name in joined}
     shifts: dict[str, Shift] = {}
     for (name, measure), distance, threshold in zip(measures, distances[:, 0], thresholds, strict=True):
-        words = _words(before.features[name], now.features[name])
-        shift = Shift(name, measure, float(distance), float(threshold), *words)
+        shift = Shift(name, measure, float(distance), float(threshold), *words[name])
         shifts[name] = max(shift, shifts.get(name, shift), key=lambda one: one.ratio)
     return sorted(shifts.values(), key=lambda shift: -shift.ratio)
 
@@ -164,7 +164,7 @@ def lines(shifts: Sequence[Shift], before: Sample, now: Sample, *, false_alarms:
     width = max((len(shift.feature) for shift in shifts), default=0)
     for shift in shifts:
         mark = "!" if shift.has_drifted else " "
-        yield (f"{mark} {shift.feature:<{width}}  {_distance(shift):<45}  {shift.before} -> {shift.now}")
+        yield f"{mark} {shift.feature:<{width}}  {_distance(shift):<45}  {shift.before} -> {shift.now}"
     drifted = sum(shift.has_drifted for shift in shifts)
     unread = f", {now.failed:,} without a prediction" if now.failed else ""
     found = f"{drifted} of {len(shifts)} features {'has' if drifted == 1 else 'have'} drifted"

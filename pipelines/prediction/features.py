@@ -87,7 +87,9 @@ def measured(model: Model, parts: Sequence[Part], most: int, seed: int) -> Sampl
     failed = 0
     with prediction.quiet(model):
         for chunk in (chunk for piece in divided for chunk in piece.read(model, READ_TOGETHER)):
-            drawn = _drawn(chunk, draws.random(len(chunk.keys)) < share)
+            chosen = draws.random(len(chunk.keys)) < share
+            drawn = _drawn(chunk, chosen)
+            failed += int(chosen.sum()) - len(drawn.keys)
             for answers in prediction.predict(model, iter([drawn] if drawn.keys else [])):
                 kept = [index for index in range(len(answers)) if index not in answers.errors]
                 failed += len(answers.errors)

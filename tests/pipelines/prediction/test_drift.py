@@ -161,6 +161,10 @@ def test_rows_of_a_table_are_compared_by_column(
         result = CliRunner().invoke(app, ["drift", str(houses_folder), file, "--reference", "known.jsonl"])
         assert result.exit_code == code, result.output
     assert f"! {name}" in result.output
+    with (tmp_path / "new.jsonl").open("a") as file:
+        file.write("{}\n")
+    result = CliRunner().invoke(app, ["drift", str(houses_folder), "new.jsonl", "--reference", "known.jsonl"])
+    assert "50 examples, 1 without a prediction, compared with 50" in result.output
 
 
 def test_the_ratio_of_a_feature_that_never_differs_is_none() -> None:
