@@ -273,8 +273,8 @@ class TrainSettings(Settings):
     remat: bool = Field(
         default=False,
         description="Compute the network's activations again for the gradient, in segments, instead of keeping all of "
-        "them until then (rematerialization, gradient checkpointing): a step takes less memory and up to a third "
-        "longer. Requires the engine jax.",
+        "them until then (rematerialization, gradient checkpointing): a step takes less memory and up to a half "
+        "longer. Engines tensorflow and pytorch: the segments are those of a network's graph or lists of modules.",
     )
     xla: bool | Literal["auto"] = Field(
         default="auto", description="Compile the training step with XLA; auto: where it is faster."

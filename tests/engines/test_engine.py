@@ -124,11 +124,16 @@ def test_one_call_of_many_steps_is_many_calls_of_one(bench: Bench, builder: str)
     )
 
 
-@pytest.mark.engine("jax")
+MODULES = ["torch_networks:fine_tuned", "torch_networks:Blocks", "torch_networks:Deep"]
+
+
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_activations_that_are_computed_again_are_the_same(bench: Bench, accumulation: int) -> None:
+@pytest.mark.parametrize(
+    "builder", ["sample_networks:wide", "sample_networks:nested", *(MODULES if ENGINE == "pytorch" else [])]
+)
+def test_activations_that_are_computed_again_are_the_same(bench: Bench, builder: str, accumulation: int) -> None:
     """Also random ones, and statistics are updated once."""
-    settings: dict[str, Any] = {"builder": "sample_networks:wide", "accumulation": accumulation, "clip_norm": 0.05}
+    settings: dict[str, Any] = {"builder": builder, "accumulation": accumulation, "clip_norm": 0.05}
     losses, states = {}, {}
     for remat in (False, True):
         config = bench.job(**settings, remat=remat)
@@ -138,6 +143,16 @@ def test_activations_that_are_computed_again_are_the_same(bench: Bench, accumula
     np.testing.assert_allclose(losses[True], losses[False], rtol=1e-4)
     for name, array in states[False].items():
         np.testing.assert_allclose(states[True][name], array, rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.engine("tensorflow", "pytorch")
+@pytest.mark.parametrize(
+    "builder", ["sample_networks:called", *(["torch_networks:Half"] if ENGINE == "pytorch" else [])]
+)
+def test_a_network_without_segments_is_refused(bench: Bench, builder: str) -> None:
+    with pytest.raises(UserError, match="has a call of its own, which cannot be divided into segments") as caught:
+        bench.engine(bench.job(builder=builder, remat=True))
+    assert caught.value.setting == "train.remat"
 
 
 BUILDERS = ["sample_networks:dropout", *(["torch_networks:dropout"] if ENGINE == "pytorch" else [])]

@@ -1,20 +1,23 @@
-"""Functions whose intermediate values are computed again for their gradient."""
+"""Functions and networks whose intermediate values are computed again for their gradient."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from slipway.trainer.config import ModelSettings
+from slipway.trainer.engines.quick_import import import_tensorflow
 from tests.engines.conftest import ENGINE
 
 if ENGINE == "jax":
+    import_tensorflow("jax")
     import jax
     import jax.numpy as jnp
     import numpy as np
     from jax._src.ad_checkpoint import saved_residuals  # jax.ad_checkpoint only prints them
 
     from slipway.trainer.engines.jax.remat import rematerialized
-
-pytestmark = pytest.mark.engine("jax")
 
 
 def chain(blocks: int):
@@ -28,6 +31,7 @@ def chain(blocks: int):
     return function
 
 
+@pytest.mark.engine("jax")
 def test_values_and_gradients_are_those_of_the_function() -> None:
     function, key = chain(12), jax.random.key(1)
     weights, x = jax.random.normal(key, (12, 8, 8)) / 8, jax.random.normal(key, (4, 8))
@@ -38,7 +42,8 @@ def test_values_and_gradients_are_those_of_the_function() -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), actual, expected)
 
 
-def test_the_kept_values_grow_with_the_root_of_the_length() -> None:
+@pytest.mark.engine("jax")
+def test_the_values_that_a_function_keeps_grow_with_the_root_of_its_length() -> None:
     """Counted in what the backward pass reads of the forward pass, without the arguments."""
 
     def kept(blocks: int) -> int:
@@ -51,3 +56,28 @@ def test_the_kept_values_grow_with_the_root_of_the_length() -> None:
         return sum(aval.size for aval, source in saved if "argument" not in source)
 
     assert kept(64) < 3 * kept(16)
+
+
+@pytest.mark.engine("tensorflow", "pytorch")
+def test_the_values_that_a_network_keeps_grow_with_the_root_of_its_depth() -> None:
+    import_tensorflow(ENGINE)
+    import keras
+
+    from slipway.trainer.engines.keras.remat import Rematerialization
+
+    def kept(blocks: int) -> int:
+        x = inputs = keras.Input((32,))
+        for _ in range(blocks):
+            x = keras.layers.add([x, keras.layers.Dropout(0.1)(keras.layers.Dense(32, activation="gelu")(x))])
+        read: dict[int, Any] = {}
+
+        def checkpoint(function: Any, tensors: Any) -> Any:
+            read.update({id(each): each for each in tensors})
+            return function(*tensors)
+
+        network = keras.Model(inputs, x)
+        with Rematerialization(ModelSettings(builder="own:build"), network, checkpoint, explicit=False)():
+            network(keras.ops.ones((4, 32)), training=True)
+        return len(read)
+
+    assert 2 < kept(16) < kept(64) < 3 * kept(16) < 48

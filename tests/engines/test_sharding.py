@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engines.conftest import HERE, Bench
+from tests.engines.conftest import ENGINE, HERE, Bench
 from tests.trainer.conftest import NETWORKS
 
 NETWORK_FOLDERS = {"PYTHONPATH": f"{NETWORKS}:{HERE / 'networks'}"}
@@ -41,6 +41,24 @@ def test_sharded_layers_train_as_whole_ones_would(bench: Bench, tmp_path: Path, 
     assert len(checksums["fsdp"]) == 1
     assert len(losses(tmp_path / "fsdp")) == 66  # 60 of training, 6 of validation
     np.testing.assert_allclose(losses(tmp_path / "fsdp"), losses(tmp_path / "replicated"), rtol=1e-4)
+
+
+NETWORKS_OF_ENGINES = ["sample_networks:nested", *(["torch_networks:Blocks"] if ENGINE == "pytorch" else [])]
+SHARDINGS = ["replicated", *(["fsdp"] if ENGINE != "tensorflow" else [])]
+
+
+@pytest.mark.engine("tensorflow", "pytorch")
+@pytest.mark.parametrize("builder", NETWORKS_OF_ENGINES)
+def test_several_workers_compute_activations_again(bench: Bench, tmp_path: Path, workers: Any, builder: str) -> None:
+    """The statistics of all workers' examples, too, for which they communicate in the backward pass."""
+    settings: dict[str, Any] = {"replicas": 2, "steps": 20, "steps_per_epoch": 10, "builder": builder}
+    for name, train in {"kept": {}, **{each: {"sharding": each, "remat": True} for each in SHARDINGS}}.items():
+        pair = workers.start_two(bench.job(**settings, **train), tmp_path / name, **NETWORK_FOLDERS)
+        ends = [worker.wait() for worker in pair]
+        assert [end.status for end in ends] == [0, 0], ends
+        assert len({end.checksum for end in ends}) == 1
+    for name in SHARDINGS:
+        np.testing.assert_allclose(losses(tmp_path / name), losses(tmp_path / "kept"), rtol=1e-4)
 
 
 @pytest.mark.engine("jax", "pytorch")

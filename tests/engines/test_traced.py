@@ -149,6 +149,18 @@ def test_the_largest_batch_fits_and_a_larger_one_does_not(
     assert f"--set train.batch_size={answer.largest_batch}" in compiled.fixes(parse("l4x1"), too_large, answer)
 
 
+def test_activations_that_are_computed_again_take_less(
+    job: Callable[..., JobConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, again = (traced("l4x1", job("deep", batch_size=2**13, remat=remat)) for remat in (False, True))
+    assert (again.peak_bytes or 0) < 0.8 * (kept.peak_bytes or 0)
+    monkeypatch.setattr(compiled, "device_bytes", lambda _hardware: int(1.2 * (again.peak_bytes or 0)))
+    too_large = job("deep", batch_size=2**13)
+    answer = traced("l4x1", too_large)
+    assert answer.savings == {"train.remat=true": pytest.approx(again.peak_bytes, rel=0.05)}
+    assert "--set train.remat=true, which takes" in compiled.fixes(parse("l4x1"), too_large, answer)
+
+
 def test_gradients_are_copied_to_be_reduced(job: Callable[..., JobConfig]) -> None:
     alone, two = traced("t4x1", job("deep")), traced("t4x2", job("deep", batch_size=1024))
     assert (two.devices, two.flops) == (2, alone.flops)

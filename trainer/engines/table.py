@@ -103,8 +103,6 @@ class EngineRow:
 # TensorFlow reads the data for every engine; every engine trains Keras networks.
 READERS = ("tensorflow", "keras")
 
-_NO_REMAT = Unsupported("remat", bool, "keeps the activations until the backward pass", "false", "false")
-
 ENGINES: dict[str, EngineRow] = {
     "tensorflow": EngineRow(
         libraries="TensorFlow",
@@ -119,7 +117,6 @@ ENGINES: dict[str, EngineRow] = {
                 "auto, replicated",
                 "auto",
             ),
-            _NO_REMAT,
         ),
     ),
     "jax": EngineRow(
@@ -169,7 +166,6 @@ ENGINES: dict[str, EngineRow] = {
                 ", ".join(name for name, row in OPTIMIZERS.items() if row.torch),
                 "adam",
             ),
-            _NO_REMAT,
         ),
     ),
 }

@@ -110,3 +110,21 @@ class Blocks(nn.Module):
         for block in self.blocks:
             values = values + block(values)
         return self.head(values)
+
+
+class Deep(nn.Module):
+    """Blocks with statistics and random numbers in lists in a list, and one list whose last member is large."""
+
+    def __init__(self, image_shape, classes):
+        super().__init__()
+        height, width, channels = image_shape
+        self.first = nn.Conv2d(channels, 4, 3, padding=1)
+        block = [nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()) for _ in range(6)]
+        self.stages = nn.ModuleList([nn.Sequential(*block[:4]), nn.Sequential(*block[4:], nn.Dropout(0.3))])
+        self.head = nn.Linear(4 * height * width, classes)
+
+    def forward(self, images):
+        values = self.first(images)
+        for stage in self.stages:
+            values = values + stage(values)
+        return self.head(values.flatten(1))

@@ -187,3 +187,51 @@ def wide(image_shape, classes):
             keras.layers.Dense(classes, name="head"),
         ]
     )
+
+
+class Noisy(keras.layers.Layer):
+    """A layer whose call does not take `training`, which those in it get all the same, and which makes a mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.dropout = keras.layers.Dense(8, activation="tanh"), keras.layers.Dropout(0.3)
+
+    def call(self, values):
+        return self.dropout(self.dense(values))
+
+    def compute_mask(self, values, previous=None):
+        later = keras.ops.any(values[:, 1:] > 0.2, axis=-1)
+        return keras.ops.concatenate([keras.ops.any(values[:, :1] >= 0, axis=-1), later], axis=-1)
+
+
+def nested(image_shape, classes):
+    """A graph with all that segments have to hand on: masks, losses, statistics, random numbers, models in models."""
+    inputs = keras.Input(image_shape)
+    convolution = keras.layers.Conv2D(3, 3, padding="same", use_bias=False)
+    block = keras.Sequential([convolution, keras.layers.BatchNormalization()])
+    rows = keras.layers.Reshape((image_shape[0], -1))(block(block(keras.layers.Conv2D(3, 1)(inputs))))
+    rows = keras.layers.Dense(8, activation="relu", activity_regularizer=keras.regularizers.L2(0.01))(rows)
+    shared = keras.layers.Dense(8)
+    values = keras.layers.ReLU()(shared(shared(rows)) - 0.2)
+    values = Noisy()(values)
+    values = keras.layers.add([values, keras.layers.MultiHeadAttention(2, 4, dropout=0.2)(values, values)])
+    values = keras.layers.GlobalAveragePooling1D()(values)
+    first = keras.layers.LayerNormalization()(values)
+    for _ in range(3):
+        values = keras.layers.add([values, keras.layers.Dense(8, activation="gelu")(values)])
+    return keras.Model(inputs, keras.layers.Dense(classes)(keras.layers.concatenate([first, values])))
+
+
+class Called(keras.Model):
+    """A network without a graph."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.flatten, self.dense = keras.layers.Flatten(), keras.layers.Dense(classes)
+
+    def call(self, images):
+        return self.dense(self.flatten(images))
+
+
+def called(image_shape, classes):
+    return Called(classes)

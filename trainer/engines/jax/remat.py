@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 import jax
 from jax.extend.core import Jaxpr, Literal, Var
 
+from slipway.trainer.engines.keras.remat import cuts
+
 Result = TypeVar("Result")
 # Operations whose results cost much; their number says how long a function is.
 _PRODUCTS = ("dot_general", "conv_general_dilated")
@@ -65,7 +67,7 @@ def _last_reads(jaxpr: Jaxpr) -> dict[Var, int]:
 def _cuts(jaxpr: Jaxpr, last: Mapping[Var, int]) -> list[int]:
     """Return the numbers of operations after which a segment ends, without the last one."""
     products = sum(operation.primitive.name in _PRODUCTS for operation in jaxpr.eqns)
-    count, length = max(1, round(math.sqrt(products))), len(jaxpr.eqns)
+    length = len(jaxpr.eqns)
     changes = [0] * (length + 2)  # of the bytes that are still needed, from one number of operations to the next
     for number, operation in enumerate(jaxpr.eqns):
         for each in operation.outvars:
@@ -73,12 +75,8 @@ def _cuts(jaxpr: Jaxpr, last: Mapping[Var, int]) -> list[int]:
                 size = each.aval.size * each.aval.dtype.itemsize
                 changes[number + 1] += size
                 changes[last[each] + 1] -= size
-    sizes = list(accumulate(changes))
-    found = []
-    for number in range(1, count):
-        low, high = ((2 * number + side) * length // (2 * count) for side in (-1, 1))
-        found.append(min(range(low, high), key=sizes.__getitem__))
-    return sorted({each for each in found if 0 < each < length})
+    made = [sum(each.aval.size * each.aval.dtype.itemsize for each in one.outvars) for one in jaxpr.eqns]
+    return cuts(list(accumulate(changes))[:length], made, round(math.sqrt(products)))
 
 
 def _variables(atoms: Sequence[Any]) -> list[Var]:

@@ -9,10 +9,12 @@ REQUEST is a `Request` as JSON; the last line of the output is an `Answer` as JS
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from slipway.core.errors import UserError
 from slipway.core.paths import local_path
 from slipway.trainer.engines import ahead
 from slipway.trainer.engines.ahead import Answer, largest_batch
@@ -49,10 +51,16 @@ def answer(request: Request) -> Answer:
         return tracer.peak(batch // devices) <= GPU_MEMORY * request.memory
 
     found.peak_bytes, found.fits = tracer.peak(job.train.batch_size // devices), fits(job.train.batch_size)
-    found.flops = tracer.flops
+    found.flops = tracer.flops or None
     if request.largest or not found.fits:
         unit, most = devices * job.train.accumulation, tracer.manifest.splits["train"].examples
         found.largest_batch = largest_batch(job.train.batch_size, found.fits, unit, most, fits)
+    if not found.fits and not job.train.remat:
+        remat = job.model_copy(update={"train": job.train.model_copy(update={"remat": True})})
+        with contextlib.suppress(UserError):  # the network has no segments
+            peak = Tracer(request.model_copy(update={"job": remat})).peak(job.train.batch_size // devices)
+            if peak <= GPU_MEMORY * request.memory:
+                found.savings["train.remat=true"] = peak
     rate = peak_flops(request.product, tracer.precision)
     found.seconds = found.flops / rate if found.flops and rate else None
     return found
@@ -107,11 +115,13 @@ class Tracer:
             with self._mode, self._live.counting():
                 step = self._step(size)
                 inputs, labels = self._batch(size)
-                with FlopCounterMode(display=False) as counter:
-                    self._live.peak = self._live.now
-                    step.run(inputs, labels, 0, 1e-3)
-            self.flops = self.flops or float(counter.get_total_flops()) or None
-            self._peaks[size] = self._live.peak + self._beside
+                self._live.peak = self._live.now
+                step.run(inputs, labels, 0, 1e-3)
+                self._peaks[size] = self._live.peak + self._beside
+                if self.flops is None:  # on its own, since the counter's hooks keep tensors
+                    with FlopCounterMode(display=False) as counter:
+                        step.run(inputs, labels, 0, 1e-3)
+                    self.flops = float(counter.get_total_flops())
         return self._peaks[size]
 
     def _step(self, size: int) -> Step:
@@ -120,6 +130,7 @@ class Tracer:
         from slipway.trainer.engines import hooks
         from slipway.trainer.engines.keras.objective import objective
         from slipway.trainer.engines.pytorch import optimizer
+        from slipway.trainer.engines.pytorch.remat import rematerialization
         from slipway.trainer.engines.pytorch.step import CLASSIFICATION, Step
 
         train = self._job.train
@@ -139,6 +150,7 @@ class Tracer:
             batch=size,
             devices=self._devices,
             own_augmentation=hooks.augmentation(train, self.manifest),
+            recomputing=rematerialization(self._job, self._network),
         )
 
     def _batch(self, size: int) -> tuple[Any, torch.Tensor]:

@@ -43,6 +43,7 @@ from slipway.trainer.engines.pytorch import network as pytorch_network
 from slipway.trainer.engines.pytorch.devices import Devices, errors_named
 from slipway.trainer.engines.pytorch.export import Tensors, tensors
 from slipway.trainer.engines.pytorch.network import Network, freezer
+from slipway.trainer.engines.pytorch.remat import rematerialization
 from slipway.trainer.engines.pytorch.step import CLASSIFICATION, Step
 from slipway.trainer.export import examples, threshold
 from slipway.trainer.hyperparameters import Precision
@@ -128,6 +129,7 @@ class PyTorchEngine:
             batch=job.plan.batch_per_process,
             devices=devices,
             own_augmentation=hooks.augmentation(job.train, self._manifest),
+            recomputing=rematerialization(job, self._network),
         )
         self._batches, self._position = None, 0
         # Counting gathers the parameters, so all processes do it together.

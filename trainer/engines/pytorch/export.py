@@ -5,10 +5,11 @@ Imports no Keras, which `load` does without.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -88,14 +89,28 @@ def write(folder: Path, network: Network, manifest: Manifest) -> None:
     example = tensors(blank(manifest, 2, standardized=False)[0])
     if isinstance(example, dict):
         example = {name: one.long() if one.dtype == torch.int32 else one for name, one in example.items()}
-    program = torch.export.export(
-        _Served(network, manifest).eval(), (example,), dynamic_shapes={"inputs": each(lambda _one: {0: batch}, example)}
-    )
+    shapes = {"inputs": each(lambda _one: {0: batch}, example)}
+    with _without_activity_losses(network):
+        program = torch.export.export(_Served(network, manifest).eval(), (example,), dynamic_shapes=shapes)
     torch.export.save(program, str(folder / ENGINES["pytorch"].model_file))
     if network.is_keras:
         from slipway.trainer.engines.keras import model as keras_model
 
         keras_model.save(network.inner, folder)
+
+
+@contextlib.contextmanager
+def _without_activity_losses(network: Network) -> Iterator[None]:
+    """Disable Keras' losses of outputs, which are divided by the size of the batch as a constant."""
+    layers = network.inner._flatten_layers() if network.is_keras else []
+    regularizers = {layer: layer.activity_regularizer for layer in layers}
+    for layer in regularizers:
+        layer.activity_regularizer = None
+    try:
+        yield
+    finally:
+        for layer, regularizer in regularizers.items():
+            layer.activity_regularizer = regularizer
 
 
 def write_custom(folder: Path, model: Any, manifest: Manifest, scale: float, *, from_logits: bool) -> str:

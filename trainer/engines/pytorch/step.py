@@ -16,6 +16,7 @@ from slipway.trainer.data.features import each
 from slipway.trainer.engines.keras import augment
 from slipway.trainer.engines.keras.augment import Custom, Labels
 from slipway.trainer.engines.keras.objective import Objective
+from slipway.trainer.engines.keras.remat import Recomputing
 from slipway.trainer.engines.pytorch.devices import Devices
 from slipway.trainer.engines.pytorch.export import Tensors, scaled
 from slipway.trainer.engines.pytorch.network import Network
@@ -37,6 +38,7 @@ class Step:
         batch: This process's examples per step.
         devices: This process's Devices.
         own_augmentation: The user's augmentation, or None.
+        recomputing: The context of a forward pass.
     """
 
     network: Network
@@ -49,6 +51,7 @@ class Step:
     batch: int
     devices: Devices
     own_augmentation: Custom | None = None
+    recomputing: Recomputing = contextlib.nullcontext
 
     def run(self, decoded: Tensors, labels: torch.Tensor, number: int, rate: float) -> torch.Tensor:
         """Run one update; return this process's mean loss and metric before it, float32 [2] on the device.
@@ -84,7 +87,7 @@ class Step:
         return metrics
 
     def _backward(self, inputs: Tensors, labels: Labels) -> torch.Tensor:
-        with self.autocast():
+        with self.autocast(), self.recomputing():
             outputs = self.wrapped(inputs)
         losses, metrics = self.objective.training(outputs, labels)
         loss = losses.sum() / self.batch

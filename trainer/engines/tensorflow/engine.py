@@ -44,11 +44,12 @@ from slipway.trainer.engines.base import (
 from slipway.trainer.engines.keras import model as keras_model
 from slipway.trainer.engines.keras import normalization
 from slipway.trainer.engines.keras.objective import Objective, objective
+from slipway.trainer.engines.keras.remat import Recomputing, Rematerialization
 from slipway.trainer.engines.tensorflow import devices as tensorflow_devices
 from slipway.trainer.engines.tensorflow import network, optimizer, tpu
 from slipway.trainer.engines.tensorflow.export import as_function
 from slipway.trainer.engines.tensorflow.loop import Call, Layout, StepLoop
-from slipway.trainer.engines.tensorflow.step import CLASSIFICATION, TrainingStep
+from slipway.trainer.engines.tensorflow.step import CLASSIFICATION, TrainingStep, checkpoint
 from slipway.trainer.export import examples, saved_model, threshold
 from slipway.trainer.hyperparameters import Precision
 from slipway.trainer.stages import ALL, Stage, check_patterns, stage_of
@@ -88,6 +89,7 @@ class TensorFlowEngine:
         self._compiled = False
         self._stage: Stage | None = None
         self._call: Call | None = None
+        self._recomputing: Recomputing = contextlib.nullcontext
         self._measures: dict[tuple[int, str], Callable[..., tf.Tensor]] = {}
 
     @property
@@ -140,6 +142,8 @@ class TensorFlowEngine:
             if job.model.weights:
                 weights.load_keras(self._model, job.model.weights)
             self._refuse_foreign_variables(job.model)
+            if job.train.remat:
+                self._recomputing = Rematerialization(job.model, self._model, checkpoint, explicit=True)
         check_patterns(job.train.stages, keras_model.layers(self._model))
         self._freeze_others, self._stage = keras_model.freezer(self._model), None
         # Traced once, for TensorBoard, validation and export.
@@ -159,8 +163,9 @@ class TensorFlowEngine:
             self._optimizer = optimizer.make(train, self._model.trainable_variables)
             self._compiled = network.compiles(train, self._model, kind, devices)
             self._step = TrainingStep(
-                self._model, self._optimizer, self._objective, train, devices, compiled=self._compiled and devices > 1
-            )
+                self._model, self._optimizer, self._objective, train, devices,
+                compiled=self._compiled and devices > 1, recomputing=self._recomputing,
+            )  # fmt: skip
         layout = Layout(self._strategy, self._local_devices, devices, self._batch // self._local_devices)
         self._loop = StepLoop(
             self._step, self._optimizer, layout, train, compiled=self._compiled and devices == 1,

@@ -5,6 +5,9 @@ Gradients are summed over all devices before clipping and loss scaling, which th
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
+
 import keras
 import tensorflow as tf
 
@@ -14,6 +17,7 @@ from slipway.trainer.data.images import traced
 from slipway.trainer.engines.keras import augment, normalization
 from slipway.trainer.engines.keras.augment import Custom, Labels
 from slipway.trainer.engines.keras.objective import Objective
+from slipway.trainer.engines.keras.remat import Recomputing
 
 # Initial loss scale of mixed_float16, and the number of steps without overflow after which it doubles.
 FIRST_SCALE = 2.0**15
@@ -57,6 +61,7 @@ class TrainingStep:
         train: The settings.
         devices: The number of devices that a batch is split over.
         compiled: Whether XLA compiles the gradient computation.
+        recomputing: The context of a forward pass.
     """
 
     def __init__(
@@ -68,9 +73,10 @@ class TrainingStep:
         devices: int,
         *,
         compiled: bool,
+        recomputing: Recomputing = contextlib.nullcontext,
     ) -> None:
         self._model, self._optimizer, self._train = model, optimizer, train
-        self._objective, self._devices = objective, devices
+        self._objective, self._devices, self._recomputing = objective, devices, recomputing
         self._variables = model.trainable_variables
         self.loss_scale = LossScale() if keras.config.dtype_policy().name == "mixed_float16" else None
         self.part = traced(self._of_part, jit_compile=True) if compiled else self._of_part
@@ -140,7 +146,8 @@ class TrainingStep:
         # Explicitly, since the tape does not watch variables that were created frozen.
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(variables)
-            outputs = tf.cast(self._model(inputs, training=True), tf.float32)
+            with self._recomputing():
+                outputs = tf.cast(self._model(inputs, training=True), tf.float32)
             losses, metrics = self._objective.training(outputs, labels)
             loss = tf.reduce_sum(losses) / examples
             if self._model.losses:  # regularization, equal on every device and for every micro-batch
@@ -185,3 +192,9 @@ CLASSIFICATION = Objective(
 def all_finite(gradients: list[tf.Tensor]) -> tf.Tensor:
     """Whether all elements are finite, a boolean scalar."""
     return tf.reduce_all([tf.reduce_all(tf.math.is_finite(gradient)) for gradient in gradients])
+
+
+def checkpoint(function: Callable[..., list[tf.Tensor]], tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Return what `function` returns for tensors, by which it is computed again for their gradients."""
+    found: list[tf.Tensor] = tf.recompute_grad(function)(*tensors)
+    return found
