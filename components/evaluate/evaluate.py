@@ -132,9 +132,6 @@ def measure_on_split(settings: EvaluateSettings, model: Path, data: Path, champi
     compared = None if champion is None else unseen_by(hashes, model, champion)
     shards = [data / shard.file for shard in split.shards]
     parts = slices.find(settings.slices, description, lambda: batches(shards, description, settings.batch_size))
-    challenger = ServedModel(
-        model, description, split.examples, settings.worst_examples, compared, parts, is_champion=False
-    )
     served, opponent = None, None
     if champion is not None:
         try:
@@ -142,6 +139,10 @@ def measure_on_split(settings: EvaluateSettings, model: Path, data: Path, champi
             served = ServedModel(champion, description, split.examples, 0, compared, parts, is_champion=True)
         except OtherData as reason:
             opponent = Opponent(Measured(champion, {}, {}).name, {}, incomparable=str(reason))
+            compared = None
+    challenger = ServedModel(
+        model, description, split.examples, settings.worst_examples, compared, parts, is_champion=False
+    )
     events.phase("compiling the model")  # TensorFlow compiles on the first batch
     unseen, constant = UnseenCategories(description), Baseline(description, split.examples)
     models = [challenger, served] if served else [challenger]
