@@ -239,8 +239,8 @@ def _train(
     checksum = engine.weights_checksum()
     if metrics:
         history = metrics.history()
-        utilization = next((each.get("mfu") for each in reversed(history) if each["kind"] == "train"), None)
-        told = spent.told(seconds, job, assignment.manifest, engine.work(), utilization)
+        last = next((each for each in reversed(history) if each["kind"] == "train"), {})
+        told = spent.told(seconds, job, assignment.manifest, engine.work(), last, trained.waits)
         file = metrics.folder / spent.FILE_NAME
         if progress.step > began or not file.exists():  # else the attempt that ran the steps has written it
             replace_file(file, json.dumps({"seconds": seconds, "text": ". ".join(told)}, indent=2).encode())

@@ -85,6 +85,8 @@ class Loop:
         self._shown_at = -math.inf
         self._validation_seconds = math.inf  # duration of the last validation
         self.spent = spent.Spent()
+        self._waited = 0.0
+        self.waits: dict[str, float] = {}  # seconds that each replica has waited for input
 
     def train(self) -> None:
         """Run the remaining steps.
@@ -177,8 +179,10 @@ class Loop:
         mine = [float(self._stop_request.requested)]
         mine += [float(due), float(self._count())] if self._cluster.is_chief else [0.0, 0.0]
         mine += [float(self._saver.is_writing), float(self._saver.has_failed)]
+        mine += [self._waited if task is self._cluster.task else 0.0 for task in self._cluster.tasks]
         with self._watched(), self.spent.on(spent.REPLICAS):
-            stop, save, count, writing, failed = self._engine.agree(mine)
+            stop, save, count, writing, failed, *waits = self._engine.agree(mine)
+        self.waits = dict(zip(map(str, self._cluster.tasks), waits, strict=True))
         if self._saver.is_unfinished and not writing:
             with self.spent.on(spent.CHECKPOINTS):
                 self._saver.finish(failed=failed > 0)
@@ -212,6 +216,7 @@ class Loop:
         seconds, waited = time.perf_counter() - started, metrics.waited or 0.0
         self.spent.add(spent.STEPS if self._warm else spent.COMPILING, seconds - waited)
         self.spent.add(spent.INPUT, waited)
+        self._waited += waited
         if self._warm:
             self._speed.add(count, seconds, metrics.waited)
             self._end_profile(count)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -139,21 +140,31 @@ def test_a_repeated_run_trains_with_other_seeds_and_registers_only_the_first(
 
 
 @pytest.mark.long
-def test_a_proposed_change_is_tried(workspace: Workspace) -> None:
-    """Of a run that saves a checkpoint after every step."""
-    slow = ("--set", "train.checkpoint.every_steps=1", "--set", "train.steps=200", "--set", "train.early_stop=null")
-    trained = workspace.slipway(
-        "run", "--from-step", "train", "--from", "latest", "--set", "register.model=slow", *slow
-    )
+@pytest.mark.parametrize(
+    ("planted", "change"),
+    [
+        (["train.checkpoint.every_steps=1", "train.steps=200"], "train.checkpoint.every_steps=10"),
+        (["train.batch_size=2", "train.epochs=6"], "train.batch_size=8"),
+        (
+            ["data.split={train: 0.3, validation: 0.6, test: 0.1}", "train.batch_size=256", "train.epochs=200"],
+            "data.split={train: 0.81, validation: 0.09, test: 0.1}",
+        ),
+    ],
+    ids=["many checkpoints", "small batches", "large validation split"],
+)
+def test_a_proposed_change_is_tried(tmp_path: Path, planted: list[str], change: str) -> None:
+    workspace = Workspace(tmp_path)
+    changes = [*planted, "train.early_stop=null", "evaluate.gate.minimum=0"]
+    trained = workspace.slipway("run", *(option for each in changes for option in ("--set", each)))
     assert trained.returncode == 0, trained.stdout + trained.stderr
-    slow_run = workspace.record()["run_id"]
+    slow = workspace.record()
     result = workspace.slipway("diagnose", "--try", "--json")
     assert result.returncode == 0, result.stdout + result.stderr
     found = json.loads(result.stdout)
-    assert (found["run_id"], found["change"]) == (slow_run, "train.checkpoint.every_steps=10")
+    assert (found["run_id"], found["change"]) == (slow["run_id"], change)
     unchanged, changed = found["tried"]
     assert changed < unchanged
-    assert "with --set train.checkpoint.every_steps=10, it would take " in result.stderr
+    assert f"with --set {shlex.quote(change)}, it would take " in result.stderr
     assert steps(workspace.record())["train"]["outputs"]["steps"] == 200
 
 

@@ -90,7 +90,7 @@ def test_the_planted_cause_is_named_with_its_setting(
     seconds = run.loop.spent.by_activity()
     whole = clock.now - began
     assert sum(seconds.values()) == pytest.approx(whole)
-    first, *others = spent.told(seconds, config, manifest, Work("CPU", 1, "float32", lambda: None), None)
+    first, *others = spent.told(seconds, config, manifest, Work("CPU", 1, "float32", lambda: None), {}, {})
     assert first.startswith(f"the training took {whole:.1f} s: ")
     assert described in first
     if advised is None:
@@ -109,12 +109,52 @@ def test_steps_below_the_devices_speed_have_a_precision_or_batch_size(
     seconds = {spent.STEPS: 90.0, spent.VALIDATION: 10.0}
 
     def told(device: str, precision: str, mfu: float | None) -> list[str]:
-        return spent.told(seconds, config, manifest, Work(device, 2, precision, lambda: None), mfu)[1:]
+        last = {"mfu": mfu, "steps_per_second": 900.0}
+        return spent.told(seconds, config, manifest, Work(device, 2, precision, lambda: None), last, {})[1:]
 
     assert "--set train.precision=mixed_bfloat16 has 2 times the peak" in told("NVIDIA A100", "float32", 0.3)[0]
     assert "they reach 1.0% of the peak" in told("NVIDIA A100", "mixed_bfloat16", 0.01)[0]
     assert "16 examples per device; try --set train.batch_size=128" in told("NVIDIA A100", "mixed_bfloat16", 0.01)[0]
-    assert told("NVIDIA A100", "mixed_bfloat16", 0.4) == told("CPU", "float32", None) == []
+    assert told("NVIDIA A100", "mixed_bfloat16", 0.4) == []
+    (advice,) = told("CPU", "float32", None)
+    assert "1.1 ms each with 16 examples per device" in advice and "try --set train.batch_size=128" in advice
+
+
+@pytest.mark.parametrize(("rate", "devices"), [(900.0, 1), (100.0, 2), (None, 2)])
+def test_larger_batches_are_not_advised_for_steps_that_compute(
+    make_job: Any, data_sets: Any, tmp_path: Path, rate: float | None, devices: int
+) -> None:
+    config = make_job(Path("x"), steps=40, steps_per_epoch=10, batch=32)
+    manifest = data_sets.write(tmp_path / "data", train=[1])
+    work, last = Work("CPU", devices, "float32", lambda: None), {"steps_per_second": rate}
+    assert len(spent.told({spent.STEPS: 90.0}, config, manifest, work, last, {})) == 1
+
+
+def test_the_replica_that_waits_for_its_input_is_named(make_job: Any, data_sets: Any, tmp_path: Path) -> None:
+    config, work = make_job(Path("x"), steps=10, steps_per_epoch=10), Work("CPU", 2, "float32", lambda: None)
+    manifest = data_sets.write(tmp_path / "data", train=[1])
+    seconds = {spent.STEPS: 50.0, spent.INPUT: 3.0}
+
+    def told(*waits: float) -> str:
+        names = ["chief 0", "worker 0 at b:1", "worker 1 at c:1"]
+        return spent.told(seconds, config, manifest, work, {}, dict(zip(names, waits, strict=False)))[-1]
+
+    assert told(3.0, 30.0, 4.0).startswith(
+        "all waited for worker 0 at b:1, which waited 30.0 s for input, others at most 4.0 s: a machine with more cores"
+    )
+    assert "all waited" not in told(3.0, 30.0, 28.0) + told(30.0) + told()
+
+
+def test_a_large_validation_split_is_named(make_job: Any, data_sets: Any, tmp_path: Path) -> None:
+    config, work = make_job(Path("x"), steps=10, steps_per_epoch=10), Work("CPU", 1, "float32", lambda: None)
+    manifest = data_sets.write(tmp_path / "data", train=[20], validation=[20])
+    seconds = {spent.VALIDATION: 50.0, spent.STEPS: 50.0}
+    assert "--set" not in spent.told(seconds, config, manifest, work, {}, {})[1], "the splits are the source's"
+    manifest = manifest.model_copy(update={"settings": {"split": {"train": 0.4, "validation": 0.4, "test": 0.2}}})
+    assert (
+        "--set 'data.split={train: 0.72, validation: 0.08, test: 0.2}' validates on fewer than 20 examples for 20"
+        in spent.told(seconds, config, manifest, work, {}, {})[1]
+    )
 
 
 def test_what_is_set_already_is_not_advised_and_nothing_is_said_of_no_time(
@@ -122,9 +162,10 @@ def test_what_is_set_already_is_not_advised_and_nothing_is_said_of_no_time(
 ) -> None:
     config, work = make_job(Path("x"), steps=10, steps_per_epoch=10), Work("CPU", 1, "float32", lambda: None)
     manifest = data_sets.write(tmp_path / "data", train=[1], written_size=(20, 20))
-    resized = manifest.model_copy(update={"settings": {"resize": {"size": 8}}})
+    resized, original = (manifest.model_copy(update={"settings": {"resize": one}}) for one in ({"size": 8}, "original"))
     seconds = {spent.INPUT: 60.0, spent.STEPS: 40.0}
-    assert "data.resize" in spent.told(seconds, config, manifest, work, None)[1]
-    assert "data.resize" not in spent.told(seconds, config, resized, work, None)[1]
-    assert "it validates once;" in spent.told({spent.VALIDATION: 9.0}, config, manifest, work, None)[1]
-    assert spent.told({spent.OTHER: 0.0}, config, manifest, work, None) == []
+    assert "data.resize" in spent.told(seconds, config, manifest, work, {}, {})[1]
+    assert "data.resize" in spent.told(seconds, config, original, work, {}, {})[1]
+    assert "data.resize" not in spent.told(seconds, config, resized, work, {}, {})[1]
+    assert "it validates once;" in spent.told({spent.VALIDATION: 9.0}, config, manifest, work, {}, {})[1]
+    assert spent.told({spent.OTHER: 0.0}, config, manifest, work, {}, {}) == []
