@@ -64,7 +64,7 @@ COMMANDS = (
     ("Follow runs", "list", list_, ("slipway list", "slipway list --where 'accuracy>0.97' --sort seconds")),
     ("Follow runs", "compare", compare, ("slipway compare RUN RUN", "slipway compare --where train.engine=jax")),
     ("Follow runs", "open", open_, ("slipway open", "slipway open latest")),
-    ("Follow runs", "status", status, ("slipway status", "slipway status --follow RUN", "slipway status --json")),
+    ("Follow runs", "status", status, ("slipway status", "slipway status --follow RUN", "slipway status --all")),
     ("Follow runs", "logs", logs, ("slipway logs --step train", "slipway logs --follow")),
     ("Follow runs", "explain", explain, ("slipway explain", "slipway explain RUN --json")),
     ("Follow runs", "diagnose", diagnose, ("slipway diagnose", "slipway diagnose RUN --try")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from rich.console import Group
@@ -13,6 +14,7 @@ from slipway.core.paths import short
 from slipway.pipelines.runs.record import RunRecord
 
 if TYPE_CHECKING:
+    from slipway.pipelines.api.running import Running
     from slipway.pipelines.hardware import Hardware
     from slipway.pipelines.runs.timings import Timing
     from slipway.trainer.config import TrainSettings
@@ -197,6 +199,27 @@ def run_lines(records: list[RunRecord], settings: Sequence[Mapping[str, object]]
     header, *lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
     below = [f"\n  [dim]{escape(text)}[/]" if text else "" for text in differences(settings)]
     return [f"[bold]{header}[/]", *(escape(line) + more for line, more in zip(lines, below, strict=True))]
+
+
+def running_lines(running: Sequence[Running]) -> list[str]:
+    """Return the runs that are running, a line of columns for each, and the sum of their costs."""
+
+    def price(amount: float | None) -> str:
+        return "not known" if amount is None else f"~${amount:,.2f}" if amount else ""
+
+    rows = [("run", "target", "hardware", "running", "for", "per hour", "at most")]
+    for each in running:
+        since = str(timedelta(seconds=round(each.seconds)))
+        where = f"{each.hardware} in {each.region}" if each.region else each.hardware
+        steps = ", ".join(each.steps)
+        rows.append((each.run_id, each.target, where, steps, since, price(each.per_hour), price(each.worst_case)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    header, *lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    known = [each.per_hour for each in running if each.per_hour]
+    unknown = sum(each.per_hour is None for each in running)
+    least = "at least " if unknown else ""
+    cost = [f"{least}~${sum(known):,.2f} per hour, by list prices of the trainings alone"] if known or unknown else []
+    return [f"[bold]{header}[/]", *map(escape, [*lines, *cost])]
 
 
 def differences(settings: Sequence[Mapping[str, object]]) -> list[str]:

@@ -45,6 +45,9 @@ def status(
     run_id: Run = "latest",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Watch a run until it ends.")] = False,
     timings: Timings = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Show all runs that are running, on any platform, and their cost.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Show a run's steps, result and error."""
@@ -52,6 +55,9 @@ def status(
     from slipway.pipelines.runs import progress
     from slipway.pipelines.runs import record as runs
 
+    if every:
+        _show_running(as_json=as_json)
+        return
     folder = runs.find(run_id)
     if follow and folder.read().status == "running":
         shown = error_console if as_json else console
@@ -75,6 +81,22 @@ def status(
     console.print(display.summary(record))
     if record.error:
         console.print(f"\n{escape(display.explanation(record, with_traceback=False))}")
+
+
+def _show_running(*, as_json: bool) -> None:
+    """Show all runs that are running, and their cost per hour."""
+    from slipway.pipelines.api.running import running
+    from slipway.pipelines.cli import display
+    from slipway.pipelines.runs import record as runs
+
+    found = list(running(runs.folders(), say))
+    if as_json:
+        print_json([each.as_dict() for each in found])
+    elif found:
+        for line in display.running_lines(found):
+            console.print(line)
+    else:
+        console.print("No run of this folder is running.")
 
 
 Where = Annotated[
