@@ -63,8 +63,7 @@ def _running(folder: RunFolder, say: Callable[[str], None]) -> Running | None:
     steps = [step.name for step in record.steps if step.status == "running"]
     if bill := platform.bill(load(folder.configuration_file)):  # the run may have moved
         bill = replace(bill, hardware=parse(record.hardware), region=record.region or bill.region)
-    is_known = bill is not None and not record.searches  # several trials of a search may be training
-    per_hour, worst = (bill.per_hour, bill.worst_case) if bill and is_known else (None, None)
+    per_hour = bill.per_hour if bill and not record.searches else None  # several trials of a search may be training
     return Running(
         run_id=record.run_id,
         target=record.platform,
@@ -73,5 +72,5 @@ def _running(folder: RunFolder, say: Callable[[str], None]) -> Running | None:
         steps=steps,
         seconds=round((datetime.now(UTC) - record.created).total_seconds(), 1),
         per_hour=0.0 if platform.trains_here or "train" not in steps else per_hour,
-        worst_case=0.0 if platform.trains_here else worst,
+        worst_case=0.0 if platform.trains_here else record.at_most,
     )

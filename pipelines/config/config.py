@@ -119,6 +119,12 @@ class RunConfig(Settings):
         description="Maximum cost of the training on Google Cloud in US dollars, by list prices: a run whose worst "
         "case is higher or not known is refused before anything is submitted; null: any.",
     )
+    budget_per_month: float | None = Field(
+        default=None,
+        gt=0,
+        description="The same of all trainings started from this folder in a calendar month (UTC): what those cost "
+        "that have ended, and the worst case of the others; null: any.",
+    )
     build: ContentSettings = Field(default=ContentSettings(), description="What your project adds to the images.")
     containers: ContainerSettings = Field(
         default=ContainerSettings(), description="Images for local runs with `--runner docker`."

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal
 
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
@@ -110,8 +111,10 @@ class Bill:
         text = f"{least}{dollars(price)} per hour in {self.region}, {dollars(worst)} in the worst case ({tries})"
         return f"{text}; {of}{without}"
 
-    def check(self, budget: float | None, spent: float = 0.0) -> None:
-        """Refuse a training whose worst case exceeds what is left of a budget in US dollars.
+    def check(
+        self, budget: float | None, spent: float = 0.0, setting: Literal["budget", "budget_per_month"] = "budget"
+    ) -> None:
+        """Refuse a training whose worst case exceeds what is left of a budget in US dollars, after `spent` of it.
 
         Raises:
             UserError: It does, or the price is not known.
@@ -122,18 +125,21 @@ class Bill:
         if worst is None:
             raise UserError(
                 f"The budget cannot be checked: {self}.",
-                setting="budget",
+                setting=setting,
                 value=budget,
-                fix=f"--set budget=null, or other hardware: slipway hardware --region {self.region}",
+                fix=f"--set {setting}=null, or other hardware: slipway hardware --region {self.region}",
             )
-        before = f", after {dollars(spent)} in earlier tries of this run" if spent else ""
-        near, fix = self._within(budget - spent, resumed=spent > 0)
+        is_month = setting == "budget_per_month"
+        of = " per month" if is_month else ""
+        before = "that this month's runs have cost or may still cost" if is_month else "in earlier tries of this run"
+        before = f", after {dollars(spent)} {before}" if spent else ""
+        near, fix = self._within(budget - spent, resumed=spent > 0 and not is_month)
         raise UserError(
-            f"The training may exceed the budget of {dollars(budget)}{before}: {self}.",
-            setting="budget",
+            f"The training may exceed the budget of {dollars(budget)}{of}{before}: {self}.",
+            setting=setting,
             value=budget,
             nearest=near,
-            fix=" or ".join([*([fix] if fix else []), f"--set budget={int(worst + spent) + 1}"]),
+            fix=" or ".join([*([fix] if fix else []), f"--set {setting}={int(worst + spent) + 1}"]),
         )
 
     def _within(self, budget: float, *, resumed: bool) -> tuple[str | None, str | None]:

@@ -81,6 +81,7 @@ def new_record(
         "build_image" if runner == "process" else "",
         "" if config.prepared else "prepare_data",
     }
+    bill = None if rehearsal else platform_of(platform).bill(config)
     return RunRecord(
         run_id=folder.run_id,
         name=config.name,
@@ -91,6 +92,7 @@ def new_record(
         created=datetime.now(UTC),
         process=os.getpid(),
         steps=[StepRecord(name=name) for name in steps_on(platform) if name not in absent],
+        at_most=bill.worst_case if bill else None,
     )
 
 

@@ -133,6 +133,9 @@ class VertexRun:
             record.cost, record.refused = earlier.cost, earlier.refused
         if not record.trained:
             self.bill.check(self.config.budget, record.cost.dollars if record.cost else 0.0)
+            if (month := self.config.budget_per_month) is not None:
+                spent = runs.committed(runs.folders(), datetime.now(UTC), running=self.folder.run_id)
+                self.bill.check(month, spent, "budget_per_month")
         submission.compile_pipeline(
             self.config, images, self.folder.specification_file, kept, trained=record.trained, search=self.search
         )
@@ -423,6 +426,7 @@ class VertexRun:
             searches=self.search is not None,
             created=datetime.now(UTC),
             steps=[],
+            at_most=self.bill.worst_case,
         )
 
     def _never_started(self, record: RunRecord, error: UserError) -> None:

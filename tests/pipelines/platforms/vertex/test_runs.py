@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +129,31 @@ def test_a_run_records_what_the_training_cost_in_all_its_tries(
     page = slipway("compare", "latest", "-o", "page.html")
     assert page.exit_code == 0, page.output
     assert f"<td>${6 * hourly:.2f}</td>" in (workspace / "page.html").read_text()
+
+
+@pytest.mark.usefixtures("three_hours")
+def test_a_months_runs_stay_within_the_months_budget(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
+    """One that has ended costs $2.23; one that runs may cost $11.88: four tries of four hours."""
+    few = ("--hardware", "l4x1+timeout=4h", "--set", "budget_per_month=14")
+    assert slipway(*RUN, *few).exit_code == 0
+    ended = record(workspace)
+    assert slipway(*RUN, *few).exit_code == 2, "$2.23 and $11.88 are more"
+    within = slipway(*RUN, *few[:-1], "budget_per_month=14.80")
+    assert within.exit_code == 0, within.output
+    jobs = len(ready_google.region.pipelines.jobs)
+    file = workspace / "runs" / ended["run_id"] / "run.json"
+    file.write_text(json.dumps({**ended, "status": "running", "cost": None, "ended": None}))
+    for refused in (slipway(*RUN, *few), slipway(*RUN, *few, "--no-check"), slipway("compile", *RUN[1:], *few)):
+        assert refused.exit_code == 2, refused.output
+        assert "exceed the budget of $14.00 per month, after $14.10 that this month's runs have cost or may still" in (
+            " ".join(refused.stderr.split())
+        )
+        assert "setting:  budget_per_month = 14.0" in refused.stderr
+        assert "--set budget_per_month=26" in refused.stderr
+    assert len(ready_google.region.pipelines.jobs) == jobs
+    last_month = datetime.now(UTC).replace(day=1) - timedelta(days=1)
+    file.write_text(json.dumps({**ended, "created": last_month.isoformat()}))
+    assert slipway(*RUN, *few[:-1], "budget_per_month=14.80").exit_code == 0
 
 
 @pytest.mark.usefixtures("three_hours")
