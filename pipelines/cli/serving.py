@@ -106,17 +106,21 @@ def drift(
     examples: Annotated[int, typer.Option(min=10, metavar="COUNT", help="Examples of each that are compared.")] = 5000,
     seed: Annotated[int, typer.Option(metavar="SEED", help="Draws the examples.")] = 0,
     split: Annotated[str, typer.Option(metavar="SPLIT", help=SPLIT)] = "all",
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write a page (HTML).")] = None,
     module: Module = None,
     registry: Registry = Path("models"),
     as_json: Json = False,
 ) -> None:
     """Compare new data with those that a model was evaluated on. Exits with 4 if they have drifted."""
+    from slipway.core.atomic import replace_file
     from slipway.core.paths import in_project
     from slipway.pipelines.prediction import drift as drifts
-    from slipway.pipelines.prediction import features, models
+    from slipway.pipelines.prediction import drift_page, features, models
 
     if STANDARD_INPUT in [*data, *(reference or ())]:
         raise UserError("Examples to compare are read twice, so not from stdin.", setting="DATA", value="-")
+    if output is not None:
+        check_folder_of(output)
     chosen = models.find(model, registry, module)
     loaded = models.ready(chosen)
     if loaded.is_custom:
@@ -132,6 +136,9 @@ def drift(
     before = features.measured(loaded, known, examples, seed)
     now = features.measured(loaded, listed(data, split), examples, seed + 1)
     shifts = drifts.compare(before, now, false_alarms=false_alarms, seed=seed)
+    if output is not None:
+        replace_file(output, drift_page.render(str(chosen), shifts, before, now, false_alarms=false_alarms).encode())
+        say(f"page: {output}")
     if as_json:
         print_json(drifts.as_json(shifts, before, now, false_alarms=false_alarms))
     else:

@@ -14,8 +14,10 @@ from PIL import Image, ImageOps
 from scipy import stats
 from typer.testing import CliRunner
 
+from slipway.components.formatting import brief
 from slipway.components.register_model.registry import Registry
 from slipway.pipelines.cli.app import app
+from slipway.pipelines.prediction import drift_page
 from slipway.pipelines.prediction.drift import DEVIATIONS, SHARES, Divisions, Shift, compare, lines
 from slipway.pipelines.prediction.features import Sample
 from tests.components.evaluate.conftest import png
@@ -118,8 +120,9 @@ def photographs(tmp_path: Path, classifier_folder: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.slow
 def test_photographs_and_what_is_predicted_of_them_are_compared(photographs: Path) -> None:
-    same = CliRunner().invoke(app, ["drift", "digits", "new", "--reference", "known"])
+    same = CliRunner().invoke(app, ["drift", "digits", "new", "--reference", "known", "-o", "drift.html"])
     assert same.exit_code == 0, same.output
+    assert "<h1>No drift</h1>" in Path("drift.html").read_text()
     assert "no drift: 30 examples, compared with 30; rate of false alarms 0.01" in same.output
     command = ["drift", "digits", "negatives", "--reference", "known", "--json"]
     other = CliRunner().invoke(app, command)
@@ -169,3 +172,23 @@ def test_rows_of_a_table_are_compared_by_column(
 
 def test_the_ratio_of_a_feature_that_never_differs_is_none() -> None:
     assert Shift("constant", SHARES, 0.0, 0.0, "", "").ratio == 0.0
+
+
+def test_the_page_has_each_features_distance_and_distribution() -> None:
+    draws = np.random.default_rng(4)
+    before, now = sample(draws, 400), sample(draws, 300, age=15, city=0.3)
+    shifts = compare(before, now, false_alarms=0.01)
+    html = " ".join(drift_page.render("people/3", shifts, before, now, false_alarms=0.01).split())
+    drifted = [shift for shift in shifts if shift.has_drifted]
+    assert {"age", "city"} <= {shift.feature for shift in drifted}
+    assert f"<h1>{len(drifted)} of {len(shifts)} features drifted</h1>" in html
+    assert html.count('<tr class="drifted">') == len(drifted)
+    assert html.count("<figure>") == len(shifts) - 1, "texts have no distribution"
+    ages = [ages[np.isfinite(ages)] for ages in (before.features["age"], now.features["age"])]
+    edges = np.histogram_bin_edges(np.concatenate(ages), drift_page.BINS)
+    first = np.histogram(ages[1], edges)[0].argmax()
+    tallest = np.histogram(ages[1], edges)[0][first] / 300
+    assert f": {brief(tallest)}</title>" in html, "missing ages count as examples"
+    same = sample(draws, 300)
+    calm = drift_page.render("people/3", compare(before, same, false_alarms=0.01), before, same, false_alarms=0.01)
+    assert "<h1>No drift</h1>" in calm and 'class="drifted"' not in calm
