@@ -116,6 +116,20 @@ def test_sharded_variables_train_as_whole_ones_would(bench: Bench, tmp_path: Pat
 
 
 @pytest.mark.engine("jax")
+def test_gradients_summed_as_one_vector_are_those_summed_one_by_one(bench: Bench, tmp_path: Path, workers: Any) -> None:
+    settings = {"builder": "sample_networks:penalized", "steps": 40, "steps_per_epoch": 20, "optimizer": "sgd"}
+    found = {}
+    for function in (False, True):
+        job = bench.job(**settings, arguments={"function": function}, accumulation=2, clip_norm=0.5, replicas=2)
+        place = tmp_path / str(function)
+        ends = [worker.wait() for worker in workers.start_two(job, place, **BUILDERS)]
+        assert [end.status for end in ends] == [0, 0], ends
+        assert ends[0].checksum == ends[1].checksum
+        found[function] = losses(place)
+    np.testing.assert_allclose(found[False], found[True], rtol=1e-5)
+
+
+@pytest.mark.engine("jax")
 def test_sharded_variables_resume_on_another_number_of_devices(bench: Bench, tmp_path: Path, workers: Any) -> None:
     settings = {"steps": 300, "steps_per_epoch": 75, **SHARDED, **SAVING}
     config = bench.job(**settings, sharding="fsdp")

@@ -235,3 +235,12 @@ class Called(keras.Model):
 
 def called(image_shape, classes):
     return Called(classes)
+
+
+def penalized(image_shape, classes, function=False):
+    """A network that looks at one example at a time, with a loss of its weights; with `function`, that is not known."""
+    inputs = keras.Input(image_shape)
+    values = keras.layers.Dense(16, kernel_regularizer=keras.regularizers.L2(0.01))(keras.layers.Flatten()(inputs))
+    values = keras.layers.LayerNormalization()(keras.layers.ReLU()(values))
+    values = keras.ops.negative(values) if function else keras.layers.Rescaling(-1.0)(values)
+    return keras.Model(inputs, keras.layers.Dense(classes)(values))

@@ -41,7 +41,16 @@ from slipway.trainer.engines.jax import export
 from slipway.trainer.engines.jax.devices import Devices, TopologyDevices, errors_named
 from slipway.trainer.engines.jax.feed import Feed, MemoryFeed, StreamFeed, abstract, fits
 from slipway.trainer.engines.jax.sharding import Gathering
-from slipway.trainer.engines.jax.step import CLASSIFICATION, Arrays, Layouts, Program, Step, Variables, has_convolutions
+from slipway.trainer.engines.jax.step import (
+    CLASSIFICATION,
+    Arrays,
+    Layouts,
+    Program,
+    Step,
+    Variables,
+    has_convolutions,
+    looks_at_one_example,
+)
 from slipway.trainer.engines.keras import model as keras_model
 from slipway.trainer.engines.keras import normalization, optimizer
 from slipway.trainer.engines.keras.objective import objective
@@ -143,6 +152,10 @@ class JaxEngine:
             gathering=layouts and Gathering(variables, layouts[0], self._devices.whole_layout),
             own_augmentation=hooks.augmentation(job.train, self._manifest),
             is_loop_fast=self._devices.kind != "CPU" or not has_convolutions(self._model),
+            sums_together=self._devices.kind == "CPU"
+            and self._devices.cluster.world_size > 1
+            and layouts is None
+            and looks_at_one_example(self._model),
         )
         self._measure = self._step.measuring()
         self._place([variable for group in self._groups() for variable in group])

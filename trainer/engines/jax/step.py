@@ -5,13 +5,15 @@ All are written for the global batch; XLA partitions the work over the devices a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from jax.sharding import NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
@@ -27,6 +29,9 @@ from slipway.trainer.engines.keras.objective import Objective
 
 if TYPE_CHECKING:
     import keras
+
+# Keras' layers that call functions of others.
+_WITH_FUNCTIONS = ("Lambda", "TorchModuleWrapper", "TFSMLayer", "JaxLayer", "FlaxLayer")
 
 # Variables as arrays: the network's trainable ones, its others (random state, moving statistics), the optimizer's.
 Arrays: TypeAlias = list[jax.Array]
@@ -62,6 +67,7 @@ class Step:
         gathering: Gathers the trainable variables; None if all are whole.
         is_loop_fast: Whether the steps of a call run in one compiled loop; else each is a separate call.
         own_augmentation: The user's augmentation, or None.
+        sums_together: Whether the devices' gradients are summed as one vector; requires `looks_at_one_example`.
     """
 
     model: keras.Model
@@ -76,6 +82,7 @@ class Step:
     gathering: Gathering | None
     is_loop_fast: bool
     own_augmentation: Custom | None = None
+    sums_together: bool = False
 
     def from_memory(self) -> Steps:
         """Return steps on (inputs, labels, order).
@@ -250,7 +257,25 @@ class Step:
             # Else XLA would keep what it gathered until the backward pass.
             policy = jax.checkpoint_policies.save_anything_except_these_names(GATHERED)
             loss = jax.checkpoint(loss, policy=policy)
-        return jax.grad(loss, has_aux=True)
+        gradient = jax.grad(loss, has_aux=True)
+        return self._summed(gradient) if self.sums_together else gradient
+
+    def _summed(self, gradient: Callable[..., tuple[Arrays, tuple[Arrays, jax.Array]]]) -> Callable[..., Any]:
+        """Compute a gradient on each device's part of the batch, and sum the devices' results as one vector.
+
+        XLA would hand gloo each array on its own, which takes milliseconds, however small it is.
+        """
+
+        def of_part(*arguments: Any) -> tuple[Arrays, tuple[Arrays, jax.Array]]:
+            gradients, (others, metrics) = gradient(*arguments)
+            vector, divided = ravel_pytree((gradients, metrics))
+            gradients, metrics = divided(jax.lax.psum(vector, AXIS))
+            return gradients, (others, metrics)
+
+        whole, part = PartitionSpec(), PartitionSpec(AXIS)
+        arguments = (whole, whole, part, part, whole)
+        # Checked, JAX would sum each array itself.
+        return jax.shard_map(of_part, mesh=self.devices.mesh, in_specs=arguments, out_specs=whole, check_vma=False)
 
     def _loss(
         self, trained: Arrays, others: Arrays, inputs: Tensors, labels: Labels, scale: jax.Array
@@ -261,7 +286,8 @@ class Step:
         )
         outputs = outputs.astype(jnp.float32)
         losses, metrics = self.objective.training(outputs, labels)
-        loss = jnp.sum(losses) / self.train.batch_size + sum(extra) / self.train.accumulation
+        parts = self.train.accumulation * (len(self.devices.all) if self.sums_together else 1)
+        loss = jnp.sum(losses) / self.train.batch_size + sum(extra) / parts
         return loss * scale, (others, jnp.stack([loss, jnp.sum(metrics) / self.train.batch_size]))
 
     def _scaled(self, decoded: Tensors) -> Tensors:
@@ -269,6 +295,26 @@ class Step:
             return one.astype(jnp.float32) * np.float32(1.0 / 255.0) if one.dtype == jnp.uint8 else one
 
         return in_order(each(scaled, decoded), self.manifest)
+
+
+def looks_at_one_example(model: keras.Model) -> bool:
+    """Whether a network's outputs and losses for an example certainly do not depend on the batch's other examples.
+
+    That is known of graphs of Keras' own layers without random numbers and statistics.
+    """
+    return not model.non_trainable_variables and all(map(_looks_at_one_example, model._flatten_layers()))
+
+
+def _looks_at_one_example(layer: keras.Layer) -> bool:
+    if type(layer).__module__.partition(".")[0] != "keras" or type(layer).__name__ in _WITH_FUNCTIONS:
+        return False
+    axes = [getattr(layer, name, None) for name in ("axis", "axes")]
+    nodes = itertools.chain.from_iterable(getattr(layer, "_nodes_by_depth", {}).values())  # of a model
+    return (
+        layer.activity_regularizer is None
+        and all(axis == -1 or axis > 0 for one in axes if one is not None for axis in np.ravel(one))
+        and all(hasattr(node.operation, "weights") for node in nodes)  # others are functions of keras.ops
+    )
 
 
 def has_convolutions(model: keras.Model) -> bool:
