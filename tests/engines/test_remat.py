@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -81,3 +82,55 @@ def test_the_values_that_a_network_keeps_grow_with_the_root_of_its_depth() -> No
         return len(read)
 
     assert 2 < kept(16) < kept(64) < 3 * kept(16) < 48
+
+
+@pytest.mark.engine("tensorflow", "pytorch")
+def test_segments_of_whole_numbers_and_of_tokens_have_the_same_gradients() -> None:
+    """A network of text: what it reads first has no gradient, and what it masks is handed on."""
+    import_tensorflow(ENGINE)
+    import keras
+    import numpy as np
+    from keras import layers
+
+    from slipway.trainer.engines.keras.remat import Rematerialization
+
+    keras.utils.set_random_seed(3)
+    tokens = keras.Input((6,), dtype="int32")
+    text = layers.Embedding(9, 8, mask_zero=True)(tokens % 9)
+    for _ in range(3):
+        text = layers.add([text, layers.MultiHeadAttention(2, 4)(text, text)])
+        text = layers.add([text, layers.Dense(8, activation="gelu")(text)])
+    network = keras.Model(tokens, layers.Dense(2)(layers.GlobalAveragePooling1D()(text)))
+    given = np.array([[1, 2, 3, 0, 0, 0], [11, 5, 4, 8, 7, 1]], np.int32)
+
+    if ENGINE == "pytorch":
+        import torch
+
+        from slipway.trainer.engines.pytorch.remat import _checkpoint as checkpoint
+
+        def gradients(context: Any) -> list[Any]:
+            with context():
+                (network(torch.tensor(given), training=True) ** 2).sum().backward()
+            found = [variable.value.grad.numpy() for variable in network.trainable_variables]
+            network.zero_grad()
+            return found
+    else:
+        import tensorflow as tf
+
+        from slipway.trainer.engines.tensorflow.step import checkpoint
+
+        def gradients(context: Any) -> list[Any]:
+            @tf.function
+            def of(inputs: Any) -> Any:
+                with tf.GradientTape() as tape, context():
+                    loss = tf.reduce_sum(network(inputs, training=True) ** 2)
+                return tape.gradient(loss, [variable.value for variable in network.trainable_variables])
+
+            return [tf.convert_to_tensor(one).numpy() for one in of(tf.constant(given))]
+
+    segments = Rematerialization(
+        ModelSettings(builder="own:build"), network, checkpoint, explicit=ENGINE == "tensorflow"
+    )
+    for expected, actual in zip(gradients(contextlib.nullcontext), gradients(segments), strict=True):
+        assert np.abs(expected).max() > 0
+        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-6)

@@ -83,7 +83,7 @@ class Rematerialization:
         """Add a segment's results to the values, by the identity of Keras' symbolic tensors."""
         read = {key: values[key] for key in segment.inputs}
         masks = {key: getattr(value, "_keras_mask", None) for key, value in read.items()}
-        differentiable = [key for key, value in read.items() if keras.backend.is_float_dtype(_dtype(value))]
+        differentiable = [key for key, value in read.items() if _is_float(value)]
         trained = segment.trained if self._explicit else ()
         before = [ops.copy(variable._value) for variable in segment.state]
         training = graph._get_call_context().get_value("training")
@@ -104,7 +104,7 @@ class Rematerialization:
             if is_first:
                 is_first = False
                 made.append((results, [scope.get_current_value(each) for each in segment.state], len(scope.losses)))
-            floating = [each for each in results.values() if keras.backend.is_float_dtype(_dtype(each))]
+            floating = [each for each in results.values() if _is_float(each)]
             return [*floating, *scope.losses]
 
         tensors = [read[key] for key in differentiable] + [ops.convert_to_tensor(each._value) for each in trained]
@@ -112,7 +112,7 @@ class Rematerialization:
         results, after, losses = made.pop()
         returned = iter(found)
         for key, result in results.items():
-            values[key] = next(returned) if keras.backend.is_float_dtype(_dtype(result)) else result
+            values[key] = next(returned) if _is_float(result) else result
             if (mask := getattr(result, "_keras_mask", None)) is not None:
                 values[key]._keras_mask = mask
         for variable, value in zip(segment.state, after, strict=True):
@@ -131,7 +131,7 @@ class _Segment:
         outputs: What later ones, or the graph's outputs, need of theirs.
         trained: The variables of their layers that can be trained.
         state: The others, and those of random generators.
-        is_alone: Whether it is one nested model, which has segments of its own.
+        is_kept: Whether it is not computed again: one nested model, which has segments of its own, or no calculation.
     """
 
     nodes: tuple[tuple[Any, tuple[int, ...]], ...]
@@ -139,7 +139,7 @@ class _Segment:
     outputs: tuple[int, ...]
     trained: tuple[keras.Variable, ...]
     state: tuple[keras.Variable, ...]
-    is_alone: bool
+    is_kept: bool
 
     def compute(self, values: dict[int, Tensor], operation_fn: Any) -> None:
         """Add to the values what the nodes return that is still needed."""
@@ -163,7 +163,7 @@ class _Run:
     def __call__(self, inputs: Any, operation_fn: Any) -> Any:
         values = dict(zip(map(id, self.graph.inputs), keras.tree.flatten(inputs), strict=True))
         for segment in self.segments:
-            if segment.is_alone:
+            if segment.is_kept:
                 segment.compute(values, operation_fn)
             else:
                 self.remat.run(segment, self.graph, values, operation_fn)
@@ -236,15 +236,16 @@ def _segments(graph: keras.Model) -> list[_Segment]:
         count = round(math.sqrt(sum(map(_products, nodes[start:end]))))
         inner = [start + each for each in cuts(needed[start:end], made[start:end], count)]
         for low, high in zip([start, *inner], [*inner, end], strict=True):
-            found.append(_segment(nodes, low, high, last, is_alone=is_nested[low]))
+            found.append(_segment(nodes, low, high, last, is_nested=is_nested[low]))
         start = end
     return found
 
 
-def _segment(nodes: Sequence[Any], start: int, end: int, last: dict[int, int], *, is_alone: bool) -> _Segment:
+def _segment(nodes: Sequence[Any], start: int, end: int, last: dict[int, int], *, is_nested: bool) -> _Segment:
     own = nodes[start:end]
     made = dict.fromkeys(key for node in own for key in _ids(node))
     read = {id(each): None for node in own for each in node.input_tensors if id(each) not in made}
+    outputs = tuple(key for key in made if last.get(key, -1) >= end)
     ends = {key: max(number, last.get(key, number)) for number, node in enumerate(own, start) for key in _ids(node)}
     ends |= {key: last[key] for key in read}
     used = [tuple(key for key, at in ends.items() if at == number) for number in range(start, end)]
@@ -255,10 +256,10 @@ def _segment(nodes: Sequence[Any], start: int, end: int, last: dict[int, int], *
     return _Segment(
         tuple(zip(own, used, strict=True)),
         tuple(read),
-        tuple(key for key in made if last.get(key, -1) >= end),
+        outputs,
         tuple({id(each): each for each in trained}.values()),
         tuple({id(each): each for each in state}.values()),
-        is_alone,
+        is_nested or not any(id(each) in outputs and _is_float(each) for node in own for each in node.outputs),
     )
 
 
@@ -279,5 +280,5 @@ def _products(node: Any) -> int:
     return sum(len(each.shape) > 1 for layer in _layers(node) for each in layer._trainable_variables)
 
 
-def _dtype(value: Tensor) -> str:
-    return keras.backend.standardize_dtype(value.dtype)
+def _is_float(value: Tensor) -> bool:
+    return bool(keras.backend.is_float_dtype(keras.backend.standardize_dtype(value.dtype)))
