@@ -77,7 +77,7 @@ def _replaced(forwards: dict[torch.nn.Module, Forward]) -> Iterator[None]:
 
 def _forwards(module: torch.nn.Module, share: int) -> Iterator[tuple[torch.nn.Module, Forward]]:
     """Yield the modules in a module whose forward pass is to be replaced, and by what."""
-    if isinstance(module, torch.nn.Sequential):
+    if isinstance(module, torch.nn.Sequential) and type(module).forward is torch.nn.Sequential.forward:
         runs = []
         for run in _runs(module, share):
             inside = list(_forwards(run[0], share)) if _products(run) > share else []
