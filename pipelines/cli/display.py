@@ -195,8 +195,7 @@ def run_lines(records: list[RunRecord], settings: Sequence[Mapping[str, object]]
             "" if record.seconds is None else f"{record.seconds:.1f}",
             "" if record.cost is None else f"~${record.cost.dollars:,.2f}",
         ))  # fmt: skip
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    header, *lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    header, *lines = _in_columns(rows)
     below = [f"\n  [dim]{escape(text)}[/]" if text else "" for text in differences(settings)]
     return [f"[bold]{header}[/]", *(escape(line) + more for line, more in zip(lines, below, strict=True))]
 
@@ -213,13 +212,17 @@ def running_lines(running: Sequence[Running]) -> list[str]:
         where = f"{each.hardware} in {each.region}" if each.region else each.hardware
         steps = ", ".join(each.steps)
         rows.append((each.run_id, each.target, where, steps, since, price(each.per_hour), price(each.worst_case)))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    header, *lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    header, *lines = _in_columns(rows)
     known = [each.per_hour for each in running if each.per_hour]
     unknown = sum(each.per_hour is None for each in running)
     least = "at least " if unknown else ""
     cost = [f"{least}~${sum(known):,.2f} per hour, by list prices of the trainings alone"] if known or unknown else []
     return [f"[bold]{header}[/]", *map(escape, [*lines, *cost])]
+
+
+def _in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 def differences(settings: Sequence[Mapping[str, object]]) -> list[str]:
