@@ -36,9 +36,10 @@ class ShardedEngine(CountingEngine):
 
     def agree(self, values: Sequence[float]) -> list[float]:
         fails = float(self.saving > 0 and self.saving == self.others_fail_at)
-        if len(values) == 5:
-            *mine, writes, failed = values
-            return [*mine, max(writes, float(self.weight < self.others_write_until)), max(failed, fails)]
+        if len(values) == 6:
+            *mine, writes, failed, waited = values
+            return [*mine, max(writes, float(self.weight < self.others_write_until)), max(failed, fails), waited]
+        assert len(values) == 1
         return [max(values[0], fails)] if values == [0.0] else list(values)
 
 
