@@ -314,3 +314,29 @@ def test_a_replica_lost_while_the_builder_creates_variables_is_no_error_of_the_b
         raise UserError("The builder raised UnavailableError.") from lost
     with pytest.raises(UserError, match="ValueError"), engine._peers():
         raise UserError("The builder raised ValueError.") from ValueError("x")
+
+
+@pytest.mark.parametrize(("builder", "accumulation", "xla"), [("nested", 2, False), ("wide", 1, True)])
+def test_activations_that_are_computed_again_are_the_same(
+    tiny: Path, make_job: Any, training: Any, builder: str, accumulation: int, xla: bool
+) -> None:
+    """Also random ones, and statistics are updated once."""
+    losses, states = {}, {}
+    for remat in (False, True):
+        config = make_job(
+            tiny, steps=8, steps_per_epoch=75, builder=f"sample_networks:{builder}", accumulation=accumulation,
+            xla=xla, remat=remat, clip_norm=0.05,
+        )  # fmt: skip
+        engine = engine_for(config)
+        losses[remat] = engine.run(training(config), 0, rates(8)).losses
+        states[remat] = engine.state()
+    np.testing.assert_allclose(losses[True], losses[False], rtol=1e-4)
+    for name, array in states[False].items():
+        np.testing.assert_allclose(states[True][name], array, rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+def test_a_network_without_segments_is_refused(tiny: Path, make_job: Any) -> None:
+    config = make_job(tiny, steps=8, steps_per_epoch=75, builder="sample_networks:called", remat=True)
+    with pytest.raises(UserError, match="has a call of its own, which cannot be divided into segments") as caught:
+        engine_for(config)
+    assert caught.value.setting == "train.remat"
