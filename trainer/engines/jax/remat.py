@@ -11,13 +11,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
 from typing import Any, TypeVar
 
 import jax
 from jax.extend.core import Jaxpr, Literal, Var
 
-from slipway.trainer.engines.keras.remat import cuts
+from slipway.trainer.engines.keras.remat import cuts, still_needed
 
 Result = TypeVar("Result")
 # Operations whose results cost much; their number says how long a function is.
@@ -67,16 +66,12 @@ def _last_reads(jaxpr: Jaxpr) -> dict[Var, int]:
 def _cuts(jaxpr: Jaxpr, last: Mapping[Var, int]) -> list[int]:
     """Return the numbers of operations after which a segment ends, without the last one."""
     products = sum(operation.primitive.name in _PRODUCTS for operation in jaxpr.eqns)
-    length = len(jaxpr.eqns)
-    changes = [0] * (length + 2)  # of the bytes that are still needed, from one number of operations to the next
-    for number, operation in enumerate(jaxpr.eqns):
-        for each in operation.outvars:
-            if each in last:
-                size = each.aval.size * each.aval.dtype.itemsize
-                changes[number + 1] += size
-                changes[last[each] + 1] -= size
-    made = [sum(each.aval.size * each.aval.dtype.itemsize for each in one.outvars) for one in jaxpr.eqns]
-    return cuts(list(accumulate(changes))[:length], made, round(math.sqrt(products)))
+    results = [
+        [(each.aval.size * each.aval.dtype.itemsize, last.get(each, number)) for each in operation.outvars]
+        for number, operation in enumerate(jaxpr.eqns)
+    ]
+    made = [sum(size for size, _ in each) for each in results]
+    return cuts(still_needed(results), made, round(math.sqrt(products)))
 
 
 def _variables(atoms: Sequence[Any]) -> list[Var]:

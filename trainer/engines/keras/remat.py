@@ -48,6 +48,20 @@ def cuts(needed: Sequence[int], made: Sequence[int], count: int) -> list[int]:
     return sorted(found - {0})
 
 
+def still_needed(results: Sequence[Sequence[tuple[int, int]]]) -> list[int]:
+    """Return how many bytes are still needed before each operation.
+
+    Args:
+        results: Of each operation, the bytes of what it makes and which operation reads that last.
+    """
+    changes = [0] * (len(results) + 2)  # from one operation to the next
+    for number, made in enumerate(results):
+        for size, last in made:
+            changes[number + 1] += size
+            changes[last + 1] -= size
+    return list(accumulate(changes))[: len(results)]
+
+
 class Rematerialization:
     """The segments of a network.
 
@@ -219,14 +233,10 @@ def _segments(graph: keras.Model) -> list[_Segment]:
     nodes = _nodes(graph)
     last = {id(each): number for number, node in enumerate(nodes) for each in node.input_tensors}
     last |= dict.fromkeys(map(id, graph.outputs), len(nodes))
-    changes = [0] * (len(nodes) + 2)  # of the bytes that are still needed, from one node to the next
     made = [sum(map(_size, node.outputs)) for node in nodes]
-    for number, node in enumerate(nodes):
-        for each in node.outputs:
-            if id(each) in last:
-                changes[number + 1] += _size(each)
-                changes[last[id(each)] + 1] -= _size(each)
-    needed = list(accumulate(changes))
+    needed = still_needed([
+        [(_size(each), last.get(id(each), number)) for each in node.outputs] for number, node in enumerate(nodes)
+    ])  # fmt: skip
     is_nested = [isinstance(node.operation, keras.Model) and any(_graphs(node.operation)) for node in nodes]
     ends = {len(nodes)}
     for number, nested in enumerate(is_nested):
