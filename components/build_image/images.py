@@ -10,6 +10,8 @@ from pathlib import Path
 from slipway.components.build_image.settings import ROOT_USER
 from slipway.core.errors import UserError, nearest
 
+# The names of the images that Slipway builds, in whatever version: ROLE-ACCELERATOR, with the engine.
+NAME = re.compile(r"(?:steps|trainer|serving|beam)-(?:cpu|gpu|tpu)(?:-[a-z]+)?")
 # The user of an image that runs as any user, such as the host's with `--runner docker`.
 ANY_USER = "65534:65534"
 # Slipway's code in an image, with the same paths as in a checkout or beside the installed package.

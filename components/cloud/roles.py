@@ -79,6 +79,8 @@ REQUESTED = {
     "aiplatform.": "roles/aiplatform.user",
     "artifactregistry.repositories.downloadArtifacts": "roles/artifactregistry.reader",
     "artifactregistry.repositories.get": "roles/artifactregistry.reader",
+    "artifactregistry.dockerimages.list": "roles/artifactregistry.reader",
+    "artifactregistry.versions.delete": "roles/artifactregistry.repoAdmin",
     "artifactregistry.": "roles/artifactregistry.admin",
     "cloudbuild.": "roles/cloudbuild.builds.editor",
     "cloudkms.": "roles/cloudkms.admin",

@@ -24,11 +24,13 @@ from slipway.pipelines.options import (
     check_folder_of,
     configured,
 )
-from slipway.pipelines.platforms.table import DEFAULT, platform_of
+from slipway.pipelines.platforms.table import DEFAULT, PLATFORMS, platform_of
 from slipway.pipelines.terminal import EXIT_FAILED, console, print_results, say, user_errors
 
 if TYPE_CHECKING:
     from slipway.pipelines.images.build import Content
+
+CLEANED = [name for name, platform in PLATFORMS.items() if platform.cleans]
 
 
 @user_errors
@@ -134,21 +136,26 @@ def verify(
 
 @user_errors
 def clean(
+    config: Configuration = None,
+    target: Annotated[
+        str, target_option("Where to clean: this machine, or a project of Google Cloud.", CLEANED)
+    ] = DEFAULT,
     older: Annotated[
         str, typer.Option("--older-than", metavar="AGE", help="Delete what ended this long ago, such as 30d or 12h.")
     ] = "30d",
     apply: Annotated[
         bool, typer.Option("--apply", help="Delete; without it, only list what would be deleted.")
     ] = False,
+    overrides: Overrides = None,
     registry: Registry = Path("models"),
     store: Annotated[Path, typer.Option("--store", metavar="FOLDER", help="Folder of the prepared data sets.")] = Path(
         "datasets"
     ),
     as_json: Json = False,
 ) -> None:
-    """Delete old runs and data sets on this machine that no model, search or other run refers to."""
+    """Delete old runs, data sets, images, schedules and TPUs that no model, search or other run refers to."""
     from slipway.components import formatting
-    from slipway.pipelines.runs import cleaning
+    from slipway.pipelines.runs.cleaning import Age, Unneeded
 
     parsed = re.fullmatch(r"(\d{1,5})([dh])", older)
     if parsed is None:
@@ -156,20 +163,29 @@ def clean(
             f"{older} is not an age.", setting="--older-than", value=older, allowed="days or hours, such as 30d or 12h",
             fix="--older-than 30d",
         )  # fmt: skip
-    age = timedelta(days=int(parsed[1])) if parsed[2] == "d" else timedelta(hours=int(parsed[1]))
     if registry != Path("models") and not registry.is_dir():
         raise UserError(
             f"There is no registry {registry}.", setting="--registry", value=str(registry), fix="--registry models"
         )
-    found = cleaning.unneeded(registry, store, age)
-    if apply:
-        cleaning.remove_leftovers(store)
-        found = list(cleaning.delete(found, registry, age))
-    print_results(found, as_json=as_json)
-    size = formatting.size(sum(each.size for each in found))
-    if running := cleaning.in_progress():
+    age = timedelta(days=int(parsed[1])) if parsed[2] == "d" else timedelta(hours=int(parsed[1]))
+    cleaner = platform_of(target).cleaner(Age(age, registry, store), lambda: configured(None, config, overrides))
+    if not platform_of(target).trains_here:
+        say(f"asking {platform_of(target).title} and its bucket what is there and what is needed")
+    found, deleted = cleaner.unneeded(), list[Unneeded]()
+    try:
+        for each in cleaner.delete(found) if apply else ():
+            deleted.append(each)
+            if not as_json:
+                print_results([each], as_json=False)
+    finally:
+        if as_json or not apply:
+            print_results(deleted if apply else found, as_json=as_json)
+        size = formatting.size(sum(each.size for each in (deleted if apply else found)))
+        if apply and found:
+            say(f"{len(deleted):,} deleted, {size}")
+    if running := cleaner.in_progress():
         say(f"no data set is deleted while a run is in progress: {', '.join(running[:3])}; see slipway status")
     if not found:
         say(f"nothing is older than {older} and not needed")
-    else:
-        say(f"{len(found):,} deleted, {size}" if apply else f"{len(found):,} can be deleted, {size}: add --apply")
+    elif not apply:
+        say(f"{len(found):,} can be deleted, {size}: add --apply")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from slipway.pipelines.hardware.prices import Bill
     from slipway.pipelines.images.images import Wanted
     from slipway.pipelines.platforms.steps import PlatformSteps
+    from slipway.pipelines.runs.cleaning import Age, Cleaner
     from slipway.pipelines.runs.record import RunFolder, RunRecord, Watcher
 
 # Prints one line.
@@ -43,6 +44,7 @@ class Platform(ABC):
         sets_up: Whether `slipway setup` prepares it.
         batches: Whether `slipway batch` runs there.
         searches: Whether `slipway tune` submits a run there whose training is a search.
+        cleans: Whether `slipway clean` finds there what is old and not needed.
         extra: The optional dependencies that it needs.
         stop_seconds: Time that the processes of a stopped run have until they are killed.
         stopping: What stopping a run does first, if that takes long.
@@ -57,6 +59,7 @@ class Platform(ABC):
     sets_up: ClassVar[bool] = False
     batches: ClassVar[bool] = False
     searches: ClassVar[bool] = False
+    cleans: ClassVar[bool] = False
     extra: ClassVar[str | None] = None
     stop_seconds: ClassVar[float] = 20.0
     stopping: ClassVar[str] = ""
@@ -153,6 +156,15 @@ class Platform(ABC):
     def steps(self, trainer: str) -> PlatformSteps:
         """Return how steps are added to a pipeline that trains in the image `trainer`, which the platform builds."""
         raise NotImplementedError(f"{self.name} builds no trainer")
+
+    def cleaner(self, age: Age, configured: Callable[[], RunConfig]) -> Cleaner:
+        """Return what finds and deletes what is old and not needed, if the platform `cleans`.
+
+        Args:
+            age: The least age, and what is on this machine.
+            configured: Returns the configuration, whose section for the platform names the project and the bucket.
+        """
+        raise NotImplementedError(f"{self.name} does not clean")
 
     # Existing runs
 

@@ -1,17 +1,20 @@
-"""Old runs and prepared data sets on this machine that no model and no other run refers to.
+"""What is old and not needed: what finds and deletes it on a platform, and on this machine.
 
-Kept is what anything else depends on: the run that trained a registered model, and its data set; the run on whose steps
-another one was built; runs of a search that can be continued; runs in progress, and the newest one.
+On this machine, these are runs and prepared data sets that no model and no other run refers to. Kept is what anything
+else depends on: the run that trained a registered model, and its data set; the run on whose steps another one was
+built; runs of a search that can be continued; runs in progress, and the newest one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TypeVar
 
 from slipway.components import formatting
 from slipway.components.prepare_data.publishing.store import Store
@@ -27,73 +30,124 @@ from slipway.pipelines.runs.record import RunFolder, RunRecord
 SEARCHES = Path("tuning")
 DELETED = ".deleted-"
 
+Node = TypeVar("Node")
+
 # Records by run, and when each was written, in nanoseconds.
 Known = dict[str, tuple[int, RunRecord]]
 
 
 @dataclass(frozen=True)
 class Unneeded:
-    """A run or data set that can be deleted, when it was last written, and its size in bytes."""
+    """What can be deleted: its kind, its path or resource name, when it was last written, and its size in bytes."""
 
     kind: str
-    path: Path
+    path: str
     since: datetime
     size: int
 
     def as_dict(self) -> JsonObject:
         """Return it for machines."""
-        return {"kind": self.kind, "path": str(self.path), "since": self.since.isoformat(), "bytes": self.size}
+        return {"kind": self.kind, "path": self.path, "since": self.since.isoformat(), "bytes": self.size}
 
     def lines(self) -> list[str]:
         """Return the line of output."""
-        return [f"{formatting.size(self.size):>10}  {self.since:%Y-%m-%d}  {self.kind:8}  {short(str(self.path))}"]
+        return [f"{formatting.size(self.size):>10}  {self.since:%Y-%m-%d}  {self.kind:8}  {short(self.path)}"]
 
 
-def unneeded(registry: Path, store: Path, age: timedelta) -> list[Unneeded]:
-    """Return what can be deleted and was last written `age` ago or earlier: runs first, oldest first.
+class Cleaner(ABC):
+    """Finds what is old and not needed in one place, and deletes it."""
 
-    Raises:
-        UserError: What a run or a registered model refers to cannot be read.
-    """
-    before = datetime.now(UTC) - age
-    runs_kept, data_sets_kept = _kept(registry, before, {})
-    found = [
-        Unneeded("run", folder.path, since, _size(folder.path))
-        for folder in runs.folders()
-        if folder.run_id not in runs_kept and (since := _last_written(folder)) < before
-    ]
-    if data_sets_kept is not None:
-        found += [each for each in _prepared(store) if each.since < before and not _is_used(each.path, data_sets_kept)]
-    return sorted(found, key=lambda each: (each.kind != "run", each.since))
+    @abstractmethod
+    def unneeded(self) -> list[Unneeded]:
+        """Return what can be deleted, in the order in which it is: what refers to others first, then the oldest first.
 
+        Raises:
+            UserError: What refers to it cannot be read.
+        """
 
-def in_progress() -> list[str]:
-    """Return the runs in progress; they may not have recorded their data sets, so that all of these are kept."""
-    return [folder.run_id for folder in runs.folders() if folder.read().status == "running"]
+    @abstractmethod
+    def delete(self, found: Iterable[Unneeded]) -> Iterator[Unneeded]:
+        """Delete what was found, and yield it, but what was deleted, written or referred to meanwhile."""
+
+    @abstractmethod
+    def in_progress(self) -> list[str]:
+        """Return the runs in progress; they may not have recorded their data sets, so that all of these are kept."""
 
 
-def delete(found: Iterable[Unneeded], registry: Path, age: timedelta) -> Iterator[Unneeded]:
-    """Delete what was found, and yield it, but what was deleted, written or referred to meanwhile."""
-    before, known = datetime.now(UTC) - age, Known()
-    for each in found:
-        hidden = each.path.with_name(f"{DELETED}{each.path.name}")
-        try:
-            with RunFolder(each.path).held() if each.kind == "run" else _unpublished(each.path):
-                runs_kept, data_sets_kept = _kept(registry, before, known)
-                if each.kind == "run":
-                    is_needed = each.path.name in runs_kept
-                else:
-                    is_needed = data_sets_kept is None or _is_used(each.path, data_sets_kept)
-                if is_needed:
-                    continue
-                each.path.rename(hidden)  # at once: nothing half deleted has its name
-        except (UserError, FileNotFoundError):
-            continue
-        shutil.rmtree(hidden)
-        yield each
+@dataclass(frozen=True)
+class Age:
+    """The least age of what is deleted, and the places that say what is needed: the registry and the data sets here."""
+
+    least: timedelta
+    registry: Path = Path("models")
+    store: Path = Path("datasets")
+
+    @property
+    def before(self) -> datetime:
+        """The moment after which nothing that is deleted was written."""
+        return datetime.now(UTC) - self.least
 
 
-def remove_leftovers(store: Path) -> None:
+def closure(roots: Iterable[Node], refers: Callable[[Node], Iterable[Node]]) -> set[Node]:
+    """Return the roots, what they refer to, and what that refers to, and so on."""
+    found: set[Node] = set()
+    left = list(roots)
+    while left:
+        if (node := left.pop()) not in found:
+            found.add(node)
+            left += refers(node)
+    return found
+
+
+class LocalCleaner(Cleaner):
+    """Deletes runs and data sets of this machine: a folder at once, by a name that nothing finds."""
+
+    def __init__(self, age: Age) -> None:
+        self.registry, self.store, self._before = age.registry, age.store, age.before
+        self._known = Known()
+
+    def unneeded(self) -> list[Unneeded]:
+        runs_kept, data_sets_kept = _kept(self.registry, self._before, self._known)
+        found = [
+            Unneeded("run", str(folder.path), since, _size(folder.path))
+            for folder in runs.folders()
+            if folder.run_id not in runs_kept and (since := _last_written(folder)) < self._before
+        ]
+        if data_sets_kept is not None:
+            old = (each for each in _prepared(self.store) if each.since < self._before)
+            found += [each for each in old if not _is_used(Path(each.path), data_sets_kept)]
+        return sorted(found, key=lambda each: (each.kind != "run", each.since))
+
+    def delete(self, found: Iterable[Unneeded]) -> Iterator[Unneeded]:
+        _remove_leftovers(self.store)
+        for each in found:
+            path = Path(each.path)
+            hidden = path.with_name(f"{DELETED}{path.name}")
+            try:
+                with RunFolder(path).held() if each.kind == "run" else _unpublished(path):
+                    runs_kept, data_sets_kept = _kept(self.registry, self._before, self._known)
+                    if each.kind == "run":
+                        is_needed = path.name in runs_kept
+                    else:
+                        is_needed = data_sets_kept is None or _is_used(path, data_sets_kept)
+                    if is_needed:
+                        continue
+                    path.rename(hidden)  # at once: nothing half deleted has its name
+            except (UserError, FileNotFoundError):
+                continue
+            shutil.rmtree(hidden)
+            yield each
+
+    def in_progress(self) -> list[str]:
+        return [folder.run_id for folder in runs.folders() if folder.read().status == "running"]
+
+
+def kept_runs(age: Age) -> set[str]:
+    """Return the runs of this machine, on all platforms, that are kept."""
+    return _kept(age.registry, age.before, {})[0]
+
+
+def _remove_leftovers(store: Path) -> None:
     """Remove what a killed deletion has left."""
     for root in (in_project(runs.ROOT), *_folders(in_project(store))):
         for path in root.glob(f"{DELETED}*"):
@@ -122,16 +176,15 @@ def _kept(registry: Path, before: datetime, known: Known) -> tuple[set[str], set
         or (record.model and _exists(record.model))
         or (record.study and in_project(SEARCHES / f"{record.name}.db").exists())
     }
-    kept &= records.keys()
-    added = kept
-    while added:
-        sources = {part.source for run_id in added if (part := records[run_id].part) and part.source}
-        added = (sources & records.keys()) - kept
-        kept |= added
+    kept = closure(kept & records.keys(), lambda run_id: _sources(records[run_id]) & records.keys())
     if any(record.status == "running" for record in records.values()):
         return kept, None
     used: set[Path | str] = {path for run_id in kept for path in _data_sets(records[run_id])}
     return kept, used | {str(each.get("data_fingerprint")) for each in models}
+
+
+def _sources(record: RunRecord) -> set[str]:
+    return {record.part.source} if record.part and record.part.source else set()
 
 
 def _record(folder: RunFolder, known: Known) -> RunRecord:
@@ -177,7 +230,7 @@ def _prepared(store: Path) -> Iterator[Unneeded]:
             file = path / manifest.FILE_NAME
             if file.is_file():
                 since = datetime.fromtimestamp(file.stat().st_mtime, UTC)
-                yield Unneeded("data set", path.absolute(), since, _size(path))
+                yield Unneeded("data set", str(path.absolute()), since, _size(path))
 
 
 def _size(folder: Path) -> int:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
-from tests.fakes.artifact_repositories import REPOSITORY, SERVICE
+from tests.fakes.artifact_repositories import REPOSITORY, SERVICE, FakeRepositories
 from tests.fakes.errors import ServiceError
 from tests.fakes.http_service import HttpService, Raw, Request
+from tests.fakes.paging import page_of
 from tests.fakes.world import World
 
 PULL = "artifactregistry.repositories.downloadArtifacts"
@@ -20,10 +22,12 @@ class FakeImages:
     """`tags` maps (repository's full name, image, tag) to the digest; `moved` lists the tags that were moved.
 
     `untagged` lists the other images as (repository's full name, image, digest). `environments` has the variables of
-    images by digest, if they differ from `ENVIRONMENT`; `configurations` what else their configurations have.
+    images by digest, if they differ from `ENVIRONMENT`; `configurations` what else their configurations have;
+    `uploads` when they were uploaded, now if it is not said.
     """
 
-    def __init__(self, service: HttpService, docker: HttpService, world: World) -> None:
+    def __init__(self, service: HttpService, docker: HttpService, world: World, repositories: FakeRepositories) -> None:
+        self.uploads: dict[str, datetime] = {}
         self.environments: dict[str, list[str]] = {}
         self.configurations: dict[str, dict[str, Any]] = {}
         self._world = world
@@ -48,6 +52,39 @@ class FakeImages:
             if (repository, request.parts["package"], request.parts["digest"]) not in there:
                 raise ServiceError(404, "Requested entity was not found.")
             return {"name": request.path.removeprefix("/v1/")}
+
+        @service.route("DELETE", f"{REPOSITORY}/packages/{{package}}/versions/{{digest=**}}")
+        def delete_version(request: Request) -> Any:
+            repository = self._repository(request, "artifactregistry.versions.delete")
+            package, digest = request.parts["package"], request.parts["digest"]
+            tags = [tag for tag, held in self.tags.items() if (*tag[:2], held) == (repository, package, digest)]
+            if not tags and (repository, package, digest) not in self.untagged:
+                raise ServiceError(404, "Requested entity was not found.")
+            if tags and request.query.get("force") != "true":
+                raise ServiceError(400, "Versions with tags can only be deleted with force.")
+
+            def delete() -> dict[str, Any]:
+                self.untagged.discard((repository, package, digest))
+                for tag in tags:
+                    self.tags.pop(tag, None)
+                self._world.writes["imageDeletion"] += 1
+                return {"@type": "type.googleapis.com/google.protobuf.Empty"}
+
+            return repositories.start(repository.partition("/repositories/")[0], delete)
+
+        @service.route("GET", f"{REPOSITORY}/dockerImages")
+        def list_images(request: Request) -> Any:
+            repository = self._repository(request, "artifactregistry.dockerimages.list")
+            found: dict[tuple[str, str], list[str]] = {}
+            for held, package, digest in self.untagged:
+                if held == repository:
+                    found[package, digest] = []
+            for (held, package, tag), digest in self.tags.items():
+                if held == repository:
+                    found.setdefault((package, digest), []).append(tag)
+            images = [self._image(repository, *key, tags) for key, tags in sorted(found.items())]
+            page, following = page_of(images, int(request.query.get("pageSize", 0)), request.query.get("pageToken", ""))
+            return {"dockerImages": page, **({"nextPageToken": following} if following else {})}
 
         @docker.route("GET", "/v2/token")
         def get_token(request: Request) -> Any:
@@ -102,13 +139,27 @@ class FakeImages:
             self.tags[(name, package, tag)] = digest
             self._world.writes["image"] += 1
 
-    def _repository(self, request: Request) -> str:
+    def _image(self, repository: str, package: str, digest: str, tags: list[str]) -> dict[str, Any]:
+        """Return a DockerImage. Source: the API's discovery document."""
+        _, project, _, location, _, name = repository.split("/")
+        uploaded = self.uploads.get(digest, datetime.now(UTC)).isoformat().replace("+00:00", "Z")
+        return {
+            "name": f"{repository}/dockerImages/{package}@{digest}",
+            "uri": f"{location}-docker.pkg.dev/{project}/{name}/{package}@{digest}",
+            **({"tags": tags} if tags else {}),
+            "imageSizeBytes": "1000000000",
+            "uploadTime": uploaded,
+            "updateTime": uploaded,
+            "mediaType": "application/vnd.docker.distribution.manifest.v2+json",
+        }
+
+    def _repository(self, request: Request, permission: str = PULL) -> str:
         project = self._world.project(request.parts["project"])
         self._world.require_service(project, SERVICE)
         location, repository = request.parts["location"], request.parts["repository"]
         name = f"projects/{project.id}/locations/{location}/repositories/{repository}"
-        message = f"Permission '{PULL}' denied on resource '//{SERVICE}/{name}' (or it may not exist)."
-        self._world.require(request.caller, PULL, name, f"projects/{project.id}", message=message)
+        message = f"Permission '{permission}' denied on resource '//{SERVICE}/{name}' (or it may not exist)."
+        self._world.require(request.caller, permission, name, f"projects/{project.id}", message=message)
         if name not in self._world.repositories:
             raise ServiceError(404, "Requested entity was not found.")
         return name

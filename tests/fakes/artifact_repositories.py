@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -49,6 +50,12 @@ class FakeRepositories:
         self._world.repositories[name] = resource
         return resource
 
+    def start(self, parent: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return an operation that does the work after some looks at it."""
+        name = f"{parent}/operations/{self._world.number()}"
+        self._operations[name] = {"looks": self.looks, "work": work}
+        return {"name": name, "metadata": METADATA}
+
     def _add_repositories(self, service: HttpService) -> None:
         @service.route("POST", f"{PARENT}/repositories")
         def create(request: Request) -> Any:
@@ -65,14 +72,12 @@ class FakeRepositories:
             with self._world.lock:
                 if name in self._world.repositories:
                     raise ServiceError(409, f"the repository already exists: {name}")
-                operation = f"projects/{project.id}/locations/{location}/operations/{self._world.number()}"
 
                 def make() -> dict[str, Any]:
                     self._world.writes["repository"] += name not in self._world.repositories
                     return self.add(name, request.json["format"])
 
-                self._operations[operation] = {"looks": self.looks, "work": make}
-            return {"name": operation, "metadata": METADATA}
+                return self.start(f"projects/{project.id}/locations/{location}", make)
 
         @service.route("GET", f"{PARENT}/operations/{{operation}}")
         def operation(request: Request) -> Any:

@@ -92,7 +92,7 @@ class FakeGoogle:
         self.secrets = FakeSecrets(self.service("secretmanager"), self.world)
         # Challenges callers without credentials, rather than refuse them.
         self.docker = self.http["docker"] = HttpService("docker", self.faults, lambda _headers: "")
-        self.images = FakeImages(self.service("artifactregistry"), self.docker, self.world)
+        self.images = FakeImages(self.service("artifactregistry"), self.docker, self.world, self.repositories)
         self.builds = FakeCloudBuild(self.service("cloudbuild"), self.world, self.storage, self.images, self.log)
         self.tpu = FakeTpu(self.service("tpu"), self.world, Machines(self, folder / "tpu"))
         self.tokens = HttpService("tokens", Faults(), lambda _headers: "")

@@ -54,7 +54,11 @@ PERMISSIONS: dict[str, frozenset[str]] = {
         }
     ),
     "roles/artifactregistry.reader": frozenset(
-        {"artifactregistry.repositories.get", "artifactregistry.repositories.downloadArtifacts"}
+        {
+            "artifactregistry.repositories.get",
+            "artifactregistry.repositories.downloadArtifacts",
+            "artifactregistry.dockerimages.list",
+        }
     ),
     "roles/artifactregistry.writer": frozenset(
         {

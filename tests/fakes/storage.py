@@ -130,17 +130,20 @@ class FakeStorage:
         """Delete an object."""
         self._objects.delete_file(bucket, name)
 
-    def write(self, bucket: str, name: str, content: bytes) -> None:
-        """Write an object, as another Google service does."""
+    def write(self, bucket: str, name: str, content: bytes, written: datetime | None = None) -> None:
+        """Write an object, as another Google service does, or did at another time."""
         if bucket not in self._world.buckets:
             raise ServiceError(404, NO_BUCKET)
         generation = max(time.time_ns(), self._generation(bucket, name) + 1)
+        moment = (written or datetime.now(UTC)).isoformat().replace("+00:00", "Z")
         resource = {
             "kind": "storage#object",
             "name": name,
             "bucket": bucket,
             "generation": str(generation),
             "metageneration": "1",
+            "timeCreated": moment,
+            "updated": moment,
             "contentType": "text/plain",
             "size": str(len(content)),
             "crc32c": base64.b64encode(google_crc32c.Checksum(content).digest()).decode(),

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from slipway.core import events
 # Files copied at the same time; more do not raise the throughput of one machine much.
 AT_ONCE = 8
 SECONDS = 300
+# A copy that was interrupted this short a time ago is continued.
+INTERRUPTED = timedelta(days=1)
 
 
 @dataclass(frozen=True)
@@ -49,9 +52,20 @@ class BucketFolder:
         with refusing(self.connection, f"read {self.uri}/{name}"):
             return existing(lambda: bytes(self._blob(name).download_as_bytes(timeout=SECONDS)))
 
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file."""
+        with refusing(self.connection, f"write {self.uri}/{name}"):
+            retried(lambda: self._blob(name).upload_from_string(content, timeout=SECONDS))
+
     def upload(self, folder: Path) -> None:
-        """Copy the files of a folder that are not there yet, and report the progress; manifest.json comes last."""
-        there = {blob.name: blob.md5_hash for blob in self._listed()}
+        """Copy the files of a folder that are not there yet, and report the progress; manifest.json comes last.
+
+        Without it, the folder is a copy that was interrupted, or it is being deleted: only new files count as there.
+        """
+        listed = self._listed()
+        is_whole = any(blob.name == f"{self.path}/manifest.json" for blob in listed)
+        new = datetime.now(UTC) - INTERRUPTED
+        there = {blob.name: blob.md5_hash for blob in listed if is_whole or blob.updated > new}
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         marked = [path for path in files if path.name == "manifest.json"]
 

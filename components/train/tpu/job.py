@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import time
@@ -13,12 +14,13 @@ from typing import TextIO, TypeVar
 
 from slipway.components.cloud.known_errors import recognize
 from slipway.components.cloud.retries import is_out_of_quota, is_transient, paced
+from slipway.components.prepare_data.publishing.remembered import RUN_FILE
 from slipway.components.step import raise_if_terminated, termination_deferred
 from slipway.components.train.restarts import Restart, Restarts, check_same_weights, say, wait
 from slipway.components.train.tpu import service
 from slipway.components.train.tpu.bucket import BucketFolder
 from slipway.components.train.tpu.lease import Holder, Lease, has_lapsed
-from slipway.components.train.tpu.request import HOSTS, LEASE, RUNS, body_of, name_of, reading
+from slipway.components.train.tpu.request import DATA, HOSTS, LEASE, RUNS, body_of, name_of, reading
 from slipway.components.train.tpu.settings import TpuRequest
 from slipway.components.worker_pools import Container, WorkerPool, replica_name, variables_of
 from slipway.core import events, manifest
@@ -171,7 +173,8 @@ class _Job:
 
     def copy_data(self, dataset: Path) -> None:
         """Copy the data set to the bucket, unless it is there, and let the container read it there."""
-        there = BucketFolder(self.connection, self.bucket, f"data/{manifest.read(dataset).fingerprint}")
+        there = BucketFolder(self.connection, self.bucket, f"{DATA}/{manifest.read(dataset).fingerprint}")
+        self.folder.write(RUN_FILE, json.dumps({"uri": there.uri}).encode())  # before it looks what is there
         there.upload(dataset)
         self.container = reading(self.container, there.uri)
 

@@ -21,7 +21,7 @@ from slipway.core.paths import DATA_VARIABLE
 from slipway.core.values import JsonObject
 
 # The runs' folder in the bucket, and the lease in a run's folder.
-RUNS, LEASE = "runs", "lease"
+RUNS, DATA, LEASE = "runs", "data", "lease"
 # Where the hosts write, below the run's folder in the bucket: the lines of a log in parts that are named by their time
 # in nanoseconds, HOSTS/TRY-HOST/TIME.log, and the exit code of the container, HOSTS/TRY-HOST.exit.
 HOSTS = "hosts"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from slipway.pipelines.checks import Context
     from slipway.pipelines.config.config import RunConfig
     from slipway.pipelines.images.images import Wanted
+    from slipway.pipelines.runs.cleaning import Age, Cleaner
 
 
 class LocalPlatform(Platform):
@@ -20,6 +22,7 @@ class LocalPlatform(Platform):
     title = "this machine"
     trains_here = True
     batches = True
+    cleans = True
 
     def check_hardware(self, context: Context) -> str:
         from slipway.pipelines.hardware import this_machine
@@ -50,6 +53,11 @@ class LocalPlatform(Platform):
         from slipway.pipelines.platforms.local.containers import local_image
 
         return {"steps": local_image(config, "cpu", log, say, builder)[0]}
+
+    def cleaner(self, age: Age, configured: Callable[[], RunConfig]) -> Cleaner:  # noqa: ARG002
+        from slipway.pipelines.runs.cleaning import LocalCleaner
+
+        return LocalCleaner(age)
 
     def compile_to(self, path: Path, config: RunConfig, say: Say) -> None:  # noqa: ARG002
         from slipway.pipelines.platforms.local.steps import compile_to

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from slipway.pipelines.hardware.prices import Bill
     from slipway.pipelines.images.images import Wanted
     from slipway.pipelines.platforms.steps import PlatformSteps
+    from slipway.pipelines.runs.cleaning import Age, Cleaner
     from slipway.pipelines.runs.record import RunFolder, RunRecord
 
 
@@ -27,6 +28,7 @@ class TpuPlatform(Platform):
     trains_in_image = True
     mounts_buckets = True
     sets_up = True
+    cleans = True
     extra = "cloud"
     stop_seconds = 600.0  # the service needs minutes to delete a TPU
     stopping = "a TPU that was requested is deleted first, which can take minutes"
@@ -102,6 +104,11 @@ class TpuPlatform(Platform):
         from slipway.pipelines.platforms.tpu.checks import settings_of
 
         return {"trainer": trainer_image(config, settings_of(config), log, say, builder)}
+
+    def cleaner(self, age: Age, configured: Callable[[], RunConfig]) -> Cleaner:
+        from slipway.pipelines.platforms.tpu.cleaning import TpuCleaner
+
+        return TpuCleaner(configured(), age)
 
     def compile_to(self, path: Path, config: RunConfig, say: Say) -> None:
         from slipway.pipelines.images.images import known_trainer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from slipway.pipelines.config.config import RunConfig
     from slipway.pipelines.hardware.prices import Bill
     from slipway.pipelines.images.images import Wanted
+    from slipway.pipelines.runs.cleaning import Age, Cleaner
     from slipway.pipelines.runs.record import RunFolder, RunRecord, Watcher
 
 
@@ -30,6 +31,7 @@ class VertexPlatform(RemotePlatform):
     sets_up = True
     batches = True
     searches = True
+    cleans = True
     extra = "cloud"
 
     def checks(self) -> Sequence[Check]:
@@ -114,6 +116,11 @@ class VertexPlatform(RemotePlatform):
         if others:
             say(f"compiled for {self.candidate_title(first)}: only slipway run moves a run to another candidate")
         compile_pipeline(first, known_images(first, say), path)
+
+    def cleaner(self, age: Age, configured: Callable[[], RunConfig]) -> Cleaner:
+        from slipway.pipelines.platforms.vertex.cleaning import VertexCleaner
+
+        return VertexCleaner(configured(), age)
 
     def start(self, config: RunConfig, say: Say) -> tuple[RunFolder, RunRecord]:
         from slipway.pipelines.platforms.vertex import run

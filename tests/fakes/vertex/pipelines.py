@@ -153,4 +153,5 @@ def _fields(job: vertex.PipelineJob) -> Mapping[str, Any]:
         "schedule_name": job.schedule_name,
         "service_account": job.service_account,
         "create_time": job.create_time.isoformat(),
+        "update_time": job.update_time.isoformat(),
     }

@@ -16,11 +16,12 @@ from typer.testing import CliRunner
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
 from slipway.pipelines.cli.app import app
-from slipway.pipelines.runs import cleaning
+from slipway.pipelines.runs.cleaning import Age, LocalCleaner, Unneeded
 from slipway.pipelines.runs.record import LATEST, Part, RunFolder, RunRecord, Status, StepRecord
 
 NOW = datetime.now(UTC)
-AGE = timedelta(days=30)
+DAYS = 30
+AGE = Age(timedelta(days=DAYS))
 
 
 def run(
@@ -137,8 +138,8 @@ def test_while_a_run_is_in_progress_no_data_set_is_deleted() -> None:
     beginning = run("beginning", 90, status="running")
     run("newest", 0)
     assert cleaned() == {"old"}
-    planned = [cleaning.Unneeded("data set", Path("datasets/digits/old").absolute(), NOW, 1)]
-    assert list(cleaning.delete(planned, Path("models"), AGE)) == [], "one that begins after the list was made"
+    planned = [Unneeded("data set", str(Path("datasets/digits/old").absolute()), NOW, 1)]
+    assert list(LocalCleaner(AGE).delete(planned)) == [], "one that begins after the list was made"
     assert "while a run is in progress: beginning" in CliRunner().invoke(app, ["clean"]).output
     beginning.write(beginning.read().model_copy(update={"status": "failed"}))
     written(beginning.record_file, 90)
@@ -148,15 +149,15 @@ def test_while_a_run_is_in_progress_no_data_set_is_deleted() -> None:
 @pytest.mark.usefixtures("here")
 def test_what_is_used_or_deleted_after_the_list_was_made_is_not_deleted() -> None:
     def delete(*names: str) -> list[str]:
-        chosen = [each for each in found if each.path.name in names]
-        return [each.path.name for each in cleaning.delete(chosen, Path("models"), AGE)]
+        chosen = [each for each in found if Path(each.path).name in names]
+        return [Path(each.path).name for each in LocalCleaner(AGE).delete(chosen)]
 
     data = data_set("old", 90)
     resumed, source = run("resumed", 90), run("source", 90)
     run("gone", 90)
     run("newest", 0)
-    found = cleaning.unneeded(Path("models"), Path("datasets"), AGE)
-    assert {each.path.name for each in found} == {"resumed", "source", "gone", "old"}
+    found = LocalCleaner(AGE).unneeded()
+    assert {Path(each.path).name for each in found} == {"resumed", "source", "gone", "old"}
     assert delete("gone") == ["gone"]
     assert delete("gone") == []
     with resumed.held():
@@ -209,12 +210,12 @@ def test_what_cannot_be_read_stops_it() -> None:
     run("newest", 0)
     Path("runs/old/run.json").write_text("{")
     with pytest.raises(UserError, match="no readable run record"):
-        cleaning.unneeded(Path("models"), Path("datasets"), AGE)
+        LocalCleaner(AGE).unneeded()
     Path("runs/old/run.json").unlink()
     register(1, "x", "y")
     Path("models/digits/1/metadata.json").write_text("[")
     with pytest.raises(UserError, match="cannot be read"):
-        cleaning.unneeded(Path("models"), Path("datasets"), AGE)
+        LocalCleaner(AGE).unneeded()
 
 
 def test_an_age_is_in_days_or_hours() -> None:
@@ -246,8 +247,7 @@ def test_nothing_is_deleted_that_is_referred_to(
             run(name, days, data[used] if used else None, source)
         for number, (run_id, fingerprint) in enumerate(models, 1):
             register(number, run_id, fingerprint)
-        found = cleaning.unneeded(Path("models"), Path("datasets"), AGE)
-        deleted = {each.path.name for each in cleaning.delete(found, Path("models"), AGE)}
+        deleted = {Path(each.path).name for each in LocalCleaner(AGE).delete(LocalCleaner(AGE).unneeded())}
         left = set(NAMES) - deleted
         for name in left:
             _, used, source = made[name]
@@ -256,13 +256,11 @@ def test_nothing_is_deleted_that_is_referred_to(
         assert {run_id for run_id, _ in models} <= left
         assert all(data[fingerprint].is_dir() for _, fingerprint in models)
         # And all that is old and not referred to is deleted.
-        needed = (
-            {name for name in NAMES if made[name][0] < AGE.days} | {run_id for run_id, _ in models} | {list(made)[-1]}
-        )
+        needed = {name for name in NAMES if made[name][0] < DAYS} | {run_id for run_id, _ in models} | {list(made)[-1]}
         for _ in NAMES:
             needed |= {source for name in needed if (source := made[name][2])}
         assert left == needed
         expected = {made[name][1] for name in needed} | {fingerprint for _, fingerprint in models}
         assert {path.name for path in data.values() if path.is_dir()} == {
-            name for name, days in sets.items() if name in expected or days < AGE.days
+            name for name, days in sets.items() if name in expected or days < DAYS
         }

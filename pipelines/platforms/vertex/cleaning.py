@@ -1,0 +1,169 @@
+"""What is old and not needed on Vertex AI: runs and data sets in the buckets, Slipway's images, completed schedules.
+
+Kept is what a registered model, a job, a schedule or a kept run of this machine refers to, in all regions of the
+configuration. What another project or another region keeps in the same bucket or repository is not seen.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from slipway.components.build_image.images import NAME
+from slipway.components.build_image.reference import ARTIFACT_REGISTRY
+from slipway.components.cloud.connection import Connection
+from slipway.components.cloud.operations import finished
+from slipway.components.cloud.refusals import refusing
+from slipway.components.cloud.retries import existing, pages, retried
+from slipway.components.register_model.model_registry import RUN_LABEL
+from slipway.pipelines.config.config import RunConfig, vertex_of
+from slipway.pipelines.platforms.bucket import BucketCleaner, References
+from slipway.pipelines.platforms.vertex.schedules.service import Schedules
+from slipway.pipelines.platforms.vertex.submission import refusals
+from slipway.pipelines.runs import record as runs
+from slipway.pipelines.runs.cleaning import Age, Cleaner, Unneeded, kept_runs
+
+# Where the step prepare_data writes data sets, as NAME/FINGERPRINT.
+DATA = ("datasets", 3)
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
+
+
+class VertexCleaner(Cleaner):
+    """The cleaners of a configuration's buckets, repository and schedules, one after the other."""
+
+    def __init__(self, config: RunConfig, age: Age) -> None:
+        self.config, self.age = config, age
+        vertex = vertex_of(config)
+        self._regions = [vertex.in_region(name).connection for name in (vertex.region, *vertex.regions)]
+        buckets = {vertex.in_region(name).bucket for name in (vertex.region, *vertex.regions)}
+        self._buckets = [
+            BucketCleaner(vertex.connection, bucket.removeprefix("gs://"), DATA, self.references, age, leased=False)
+            for bucket in sorted(buckets)
+        ]
+
+    def unneeded(self) -> list[Unneeded]:
+        found = [each for bucket in self._buckets for each in bucket.unneeded()]
+        return [*found, *self._schedules(), *self._images()]
+
+    def delete(self, found: Iterable[Unneeded]) -> Iterator[Unneeded]:
+        found = list(found)
+        for bucket in self._buckets:
+            yield from bucket.delete(each for each in found if each.kind in BucketCleaner.kinds)
+        for each in found:
+            if each.kind == "schedule" and each in self._schedules():
+                yield from self._deleted_schedule(each)
+            elif each.kind == "image" and each in self._images():
+                yield from self._deleted_image(each)
+
+    def in_progress(self) -> list[str]:
+        return list(self.references().in_progress)
+
+    def references(self) -> References:
+        """Return what refers to runs now: versions of models, jobs that have not ended, and runs of this machine."""
+        here = [folder.read() for folder in runs.folders()]
+        running = [each.run_id for each in here if each.status == "running" and each.platform != runs.LOCAL]
+        found = References(frozenset(kept_runs(self.age)), in_progress=tuple(running))
+        for connection in self._regions:
+            versions = self._versions(connection)
+            names = [job.name.rpartition("/")[2] for job in self._jobs(connection, _unended())]
+            found += References(
+                runs=frozenset([*(version.labels.get(RUN_LABEL, "") for version in versions), *names]),
+                uris=frozenset(version.artifact_uri for version in versions if version.artifact_uri),
+                in_progress=tuple(name for name in names if name not in running),
+            )
+        return found
+
+    def _versions(self, connection: Connection) -> list[Any]:
+        """Return all versions of all models in a region."""
+        models = connection.models
+        with refusals(self.config, f"list the models in {connection.region}", "aiplatform.models.list"):
+            names = retried(lambda: [model.name for model in models.list_models(parent=connection.parent)])
+            every = [existing(lambda name=name: list(models.list_model_versions(name=name))) for name in names]  # type: ignore[misc]
+        return [version for versions in every for version in versions or ()]
+
+    def _jobs(self, connection: Connection, which: str) -> list[Any]:
+        request = {"parent": connection.parent, "filter": which}
+        with refusals(self.config, f"list the jobs in {connection.region}", "aiplatform.pipelineJobs.list"):
+            return retried(lambda: list(connection.pipelines.list_pipeline_jobs(request)))
+
+    def _schedules(self) -> list[Unneeded]:
+        """Return the schedules that have come to their end; they start no runs, and their runs stay."""
+        return [
+            Unneeded("schedule", schedule.name, since, 0)
+            for connection in self._regions
+            for schedule in self._listed_schedules(connection)
+            if schedule.state.name == "COMPLETED" and (since := _last_active(schedule)) < self.age.before
+        ]
+
+    def _listed_schedules(self, connection: Connection) -> list[Any]:
+        with refusals(self.config, f"list the schedules in {connection.region}", "aiplatform.schedules.list"):
+            return [schedule for _, _, schedule in Schedules(connection).all()]
+
+    def _deleted_schedule(self, each: Unneeded) -> Iterator[Unneeded]:
+        connection = next(one for one in self._regions if f"/locations/{one.region}/" in each.path)
+        with refusals(self.config, f"delete {each.path}", "aiplatform.schedules.delete"):
+            existing(lambda: connection.schedules.delete_schedule(name=each.path).result())
+        yield each
+
+    def _images(self) -> list[Unneeded]:
+        """Return Slipway's images that no job of the age, model, schedule or kept run here names; not the newest."""
+        vertex = vertex_of(self.config)
+        place = ARTIFACT_REGISTRY.fullmatch(vertex.image_repository)
+        if vertex.image is not None or place is None:
+            return []
+        parent = "projects/{project}/locations/{location}/repositories/{repository}".format(**place.groupdict())
+        repositories = vertex.connection.api("artifactregistry", "v1").projects().locations().repositories()
+        what = f"list the images in {vertex.image_repository}"
+        with refusing(vertex.connection, what, "artifactregistry.dockerimages.list"):
+            listed = list(pages(repositories.dockerImages(), parent=parent))
+        every = [image for page in listed for image in page.get("dockerImages", ())]
+        old, newest = [], set()
+        for image in sorted(every, key=lambda image: str(image["uploadTime"]), reverse=True):
+            name, _, digest = str(image["uri"]).partition("@")
+            name = name.rpartition("/")[2]
+            uploaded = datetime.fromisoformat(str(image["uploadTime"])).astimezone(UTC)
+            if NAME.fullmatch(name) and name in newest and uploaded < self.age.before:
+                size = int(image.get("imageSizeBytes", 0))
+                old.append((digest, Unneeded("image", f"{parent}/packages/{name}/versions/{digest}", uploaded, size)))
+            newest.add(name)
+        used = self._used_images() if old else set()
+        return [each for digest, each in reversed(old) if digest not in used]
+
+    def _used_images(self) -> set[str]:
+        """Return the digests that models, jobs, schedules and kept runs of this machine name."""
+        kept = kept_runs(self.age)
+        files = [folder.specification_file for folder in runs.folders() if folder.run_id in kept]
+        texts = [file.read_text() for file in files if file.is_file()]
+        for connection in self._regions:
+            recent = f'update_time>"{self.age.before:%Y-%m-%dT%H:%M:%SZ}"'
+            jobs = [job for which in (_unended(), recent) for job in self._jobs(connection, which)]
+            # As plain text: the wrappers of such fields do not show their values.
+            texts += [str(type(each).pb(each)) for each in (*jobs, *self._listed_schedules(connection))]
+            texts += [version.container_spec.image_uri for version in self._versions(connection)]
+        return {digest for text in texts for digest in DIGEST.findall(text)}
+
+    def _deleted_image(self, each: Unneeded) -> Iterator[Unneeded]:
+        connection = vertex_of(self.config).connection
+        locations = connection.api("artifactregistry", "v1").projects().locations()
+        versions = locations.repositories().packages().versions()
+        what = f"delete {each.path}"
+        with refusing(connection, what, "artifactregistry.versions.delete"):
+            operation = existing(versions.delete(name=each.path, force=True).execute)  # with its tags
+            if operation is not None:
+                finished(operation, lambda name: locations.operations().get(name=name).execute(), what)
+        yield each
+
+
+def _last_active(schedule: Any) -> datetime:
+    """Return when a completed schedule was changed, or should have started its last run."""
+    times = (schedule.update_time, schedule.last_scheduled_run_response.scheduled_run_time, schedule.end_time)
+    now = datetime.now(UTC)
+    return max(time for time in times if time is not None and time <= now)
+
+
+def _unended() -> str:
+    """Return the filter of the jobs that have not ended."""
+    return " AND ".join(f'state!="PIPELINE_STATE_{state}"' for state in ENDED)
