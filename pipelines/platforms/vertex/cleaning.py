@@ -6,7 +6,6 @@ configuration. What another project or another region keeps in the same bucket o
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -27,7 +26,6 @@ from slipway.pipelines.runs.cleaning import Age, Cleaner, Unneeded, kept_runs
 
 # Where the step prepare_data writes data sets, as NAME/FINGERPRINT.
 DATA = ("datasets", 3)
-DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 
 
@@ -127,13 +125,14 @@ class VertexCleaner(Cleaner):
             uploaded = datetime.fromisoformat(str(image["uploadTime"])).astimezone(UTC)
             if NAME.fullmatch(name) and name in newest and uploaded < self.age.before:
                 size = int(image.get("imageSizeBytes", 0))
-                old.append((digest, Unneeded("image", f"{parent}/packages/{name}/versions/{digest}", uploaded, size)))
+                found = Unneeded("image", f"{parent}/packages/{name}/versions/{digest}", uploaded, size)
+                old.append(({digest, *image.get("tags", ())}, found))
             newest.add(name)
-        used = self._used_images() if old else set()
-        return [each for digest, each in reversed(old) if digest not in used]
+        text = self._images_named() if old else ""
+        return [each for names, each in reversed(old) if not any(name in text for name in names)]
 
-    def _used_images(self) -> set[str]:
-        """Return the digests that models, jobs, schedules and kept runs of this machine name."""
+    def _images_named(self) -> str:
+        """Return a text with the digests and tags of images that models, jobs, schedules and kept runs here name."""
         kept = kept_runs(self.age)
         files = [folder.specification_file for folder in runs.folders() if folder.run_id in kept]
         texts = [file.read_text() for file in files if file.is_file()]
@@ -143,7 +142,7 @@ class VertexCleaner(Cleaner):
             # As plain text: the wrappers of such fields do not show their values.
             texts += [str(type(each).pb(each)) for each in (*jobs, *self._listed_schedules(connection))]
             texts += [version.container_spec.image_uri for version in self._versions(connection)]
-        return {digest for text in texts for digest in DIGEST.findall(text)}
+        return "\n".join(texts)
 
     def _deleted_image(self, each: Unneeded) -> Iterator[Unneeded]:
         connection = vertex_of(self.config).connection

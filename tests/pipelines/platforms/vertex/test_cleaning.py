@@ -303,7 +303,7 @@ def test_nothing_is_deleted_that_is_referred_to(
 def image(google: FakeGoogle, name: str, number: int, days: float) -> str:
     """Put an image into the repository; return its URI."""
     digest = f"sha256:{number:064x}"
-    google.images.tags[REPOSITORY, name, f"v{number}"] = digest
+    google.images.tags[REPOSITORY, name, f"tag-{number}"] = digest
     google.images.uploads[digest] = NOW - timedelta(days=days)
     return f"{REGION}-docker.pkg.dev/{PROJECT}/slipway/{name}@{digest}"
 
@@ -341,7 +341,7 @@ def test_an_image_that_a_recent_job_or_a_schedule_names_is_kept(bucket: Bucket, 
     builds(workspace)
     google = bucket.google
     used = image(google, "steps-cpu", 1, 200)
-    scheduled = image(google, "steps-cpu", 2, 150)
+    image(google, "steps-cpu", 2, 150)
     image(google, "steps-cpu", 3, 100)
     image(google, "steps-cpu", 4, 1)
     jobs = google.region.pipelines.jobs
@@ -352,7 +352,7 @@ def test_an_image_that_a_recent_job_or_a_schedule_names_is_kept(bucket: Bucket, 
     jobs[ended.name] = ended
     schedule = vertex.Schedule(name=f"{PARENT}/schedules/1", display_name="slipway/nightly", state="PAUSED")
     schedule.create_time = schedule.update_time = NOW - timedelta(days=200)
-    schedule.create_pipeline_job_request.pipeline_job.pipeline_spec = named(scheduled)
+    schedule.create_pipeline_job_request.pipeline_job.pipeline_spec = named("steps-cpu:tag-2")
     google.region.schedules.schedules[schedule.name] = schedule
     assert deleted(slipway) == {f"sha256:{3:064x}"}
 
