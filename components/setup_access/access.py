@@ -16,8 +16,8 @@ from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.operations import finished
 from slipway.components.cloud.policies import Resource
 from slipway.components.cloud.refusals import is_absent, is_disabled, message_of, refusal
-from slipway.components.cloud.retries import CONFLICT, retried, status_of
-from slipway.components.setup_access.desired import Binding, Item, Named
+from slipway.components.cloud.retries import CONFLICT, is_conflict, retried, status_of
+from slipway.components.setup_access.desired import TEMPORARY_DAYS, Binding, Item, Named
 from slipway.components.setup_access.difference import Line, blocking, difference
 from slipway.components.setup_access.observed import Observed, observe
 from slipway.components.setup_access.settings import AccessSettings
@@ -166,6 +166,8 @@ def _made(connection: Connection, group: list[Line]) -> list[Outcome]:
             what, needs = f"change the policy of {resource}", f"{policies.PREFIXES[resource.kind]}.setIamPolicy"
         elif items[0].kind == "api":
             what, needs = "enable the APIs", "serviceusage.services.enable"
+        elif items[0].kind == "lifecycle":
+            what, needs = f"set a lifecycle rule of {items[0].resource}", "storage.buckets.update"
         problem = refusal(error, connection, what, None if items[0].kind == "identity" else needs)
         return [Outcome(line, "failed", problem) for line in group]
     return [Outcome(line, "done") for line in group]
@@ -253,6 +255,20 @@ def _bucket(connection: Connection, bucket: Named) -> None:
             ) from error
 
 
+def _lifecycle(connection: Connection, rule: Named) -> None:
+    """Add a rule to those of a bucket, which stay as they are, even if someone else changes them at the same time."""
+    new = {"action": {"type": "Delete"}, "condition": {"age": TEMPORARY_DAYS, "matchesPrefix": list(rule.prefixes)}}
+
+    def add() -> None:
+        bucket = connection.storage.get_bucket(rule.name, retry=None)
+        rules = [dict(each) for each in bucket.lifecycle_rules]
+        if new not in rules:  # otherwise an answer was lost
+            bucket.lifecycle_rules = [*rules, new]
+            bucket.patch(if_metageneration_match=bucket.metageneration, retry=None)
+
+    retried(add, also=is_conflict)
+
+
 def _repository(connection: Connection, repository: Named) -> None:
     locations = connection.api("artifactregistry", "v1").projects().locations()
     parent, _, name = repository.name.partition("/repositories/")
@@ -277,4 +293,11 @@ def _unless_there(request: Any) -> Any:
 
 
 # What setup creates, one by one.
-CREATED = {"account": _account, "role": _role, "bucket": _bucket, "repository": _repository, "topic": _topic}
+CREATED = {
+    "account": _account,
+    "role": _role,
+    "bucket": _bucket,
+    "lifecycle": _lifecycle,
+    "repository": _repository,
+    "topic": _topic,
+}

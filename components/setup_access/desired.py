@@ -14,6 +14,8 @@ from slipway.components.setup_access.settings import AccessSettings
 # What the machines of a TPU may do with it. Queued resources have no permissions of their own: those of nodes are asked
 # (https://docs.cloud.google.com/iam/docs/roles-permissions/tpu).
 MACHINE_PERMISSIONS = ("tpu.nodes.delete", "tpu.nodes.get")
+# How long sources of builds and Dataflow's files stay in the bucket. A source that is missing is uploaded again.
+TEMPORARY_DAYS = 30
 
 
 @dataclass(frozen=True)
@@ -27,24 +29,28 @@ class Named:
         region: The region of a bucket or key.
         service: The service of an identity.
         permissions: Those of a custom role.
+        prefixes: Those of the objects that a bucket's lifecycle rule deletes.
         later: For an identity, whether no call creates it: the service creates it with its first job.
     """
 
-    kind: Literal["api", "identity", "account", "role", "bucket", "repository", "key", "topic", "secret"]
+    kind: Literal["api", "identity", "account", "role", "bucket", "lifecycle", "repository", "key", "topic", "secret"]
     name: str
     reason: str
     region: str = ""
     service: str = ""
     permissions: tuple[str, ...] = ()
+    prefixes: tuple[str, ...] = ()
     later: bool = False
 
     def __str__(self) -> str:
+        if self.kind == "lifecycle":
+            return f"gs://{self.name}: {' and '.join(self.prefixes)} for {TEMPORARY_DAYS} days"
         return f"gs://{self.name}" if self.kind == "bucket" else self.name
 
     @property
     def resource(self) -> Resource:
-        """The item as a resource."""
-        return Resource(cast("Kind", self.kind), self.name)
+        """The item as a resource; of a lifecycle rule, its bucket."""
+        return Resource("bucket" if self.kind == "lifecycle" else cast("Kind", self.kind), self.name)
 
 
 @dataclass(frozen=True)
@@ -91,6 +97,10 @@ def desired(settings: AccessSettings, number: int, builder: str | None) -> list[
     if access.worker and access.worker not in (settings.account, builder):
         items.append(Named("account", access.worker, "Dataflow's workers run as this account"))
     items.append(Named("bucket", settings.bucket, "holds data, checkpoints and models", settings.region))
+    if prefixes := (("builds/",) if settings.builds else ()) + (("dataflow/",) if settings.dataflow else ()):
+        items.append(
+            Named("lifecycle", settings.bucket, "deletes temporary files, which nothing else does", prefixes=prefixes)
+        )
     if settings.repository:
         items.append(Named("repository", settings.repository, "holds the image"))
     if settings.encryption_key:

@@ -43,6 +43,11 @@ class Line:
         return self.item.kind
 
     @property
+    def optional(self) -> bool:
+        """Whether a run does without it."""
+        return self.kind == "lifecycle"
+
+    @property
     def later(self) -> bool:
         """Whether Google creates it with the first job, because setup cannot."""
         return self.item.later
@@ -55,7 +60,8 @@ class Line:
 
 def difference(settings: AccessSettings, observed: Observed) -> list[Line]:
     """Return a line for every desired item, in the order in which they can be created."""
-    lines = [_line(item, settings, observed) for item in desired(settings, observed.number, observed.builder)]
+    items = desired(settings, observed.number, observed.builder)
+    lines = [_line(item, settings, observed) for item in items if not _is_unseen_rule(item, observed)]
     builder = Named("account", "the account of Cloud Build's builds", "it pushes the image")
     if observed.unasked is not None:
         lines.append(_unseen(builder, observed.unasked))
@@ -72,7 +78,8 @@ def blocking(lines: Iterable[Line]) -> list[Line]:
     return [
         line
         for line in lines
-        if line.status == "wrong" or (line.status == "missing" and not line.later and not line.doubtful)
+        if line.status == "wrong"
+        or (line.status == "missing" and not line.later and not line.doubtful and not line.optional)
     ]
 
 
@@ -84,7 +91,7 @@ def _line(item: Item, settings: AccessSettings, observed: Observed) -> Line:
     if item.kind == "api":
         enabled = item.name in (observed.enabled or ())
         return Line(item, "there", "enabled") if enabled else Line(item, "missing", "to be enabled")
-    lines = {"identity": _identity, "role": _role, "key": _key, "secret": _secret}
+    lines = {"identity": _identity, "role": _role, "key": _key, "secret": _secret, "lifecycle": _lifecycle}
     if item.kind in lines:
         return lines[item.kind](item, observed)
     return _bucket(item, settings, observed) if item.kind == "bucket" else _resource(item, settings, observed)
@@ -122,6 +129,26 @@ def _bucket(item: Named, settings: AccessSettings, observed: Observed) -> Line:
         fix = f"gcloud storage buckets update {item} --uniform-bucket-level-access"
         return Line(item, "wrong", "uniform bucket-level access is off, so object ACLs may override roles", fix)
     return Line(item, "there", f"in {place}, with uniform access")
+
+
+def _is_unseen_rule(item: Item, observed: Observed) -> bool:
+    """Return whether an item is a rule of a bucket that cannot be seen, which the bucket's own line says."""
+    if not isinstance(item, Named) or item.kind != "lifecycle":
+        return False
+    state = observed.resources[item.resource]
+    return state.exists is not False and not state.facts
+
+
+def _lifecycle(item: Named, observed: Observed) -> Line:
+    """A rule deletes what is old below each prefix; it may be the user's, with another age or with other prefixes."""
+    rules = observed.resources[item.resource].facts.get("lifecycle", ())
+    found = [rule["condition"] for rule in rules if rule["action"]["type"] == "Delete" and rule["condition"].get("age")]
+    deleted = [
+        condition.get("matchesPrefix", [""]) for condition in found if set(condition) <= {"age", "matchesPrefix"}
+    ]
+    if all(any(prefix.startswith(tuple(begins)) for begins in deleted) for prefix in item.prefixes):
+        return Line(item, "there", "deleted by a lifecycle rule")
+    return Line(item, "missing", "to be made")
 
 
 def _secret(item: Named, observed: Observed) -> Line:

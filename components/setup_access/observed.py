@@ -220,6 +220,7 @@ def _facts(connection: Connection, resource: Resource) -> JsonObject:
             "location_type": bucket.location_type,
             "number": int(bucket.project_number or 0),
             "uniform": bool(bucket.iam_configuration.uniform_bucket_level_access_enabled),
+            "lifecycle": [dict(rule) for rule in bucket.lifecycle_rules],
         }
     if kind == "project":
         projects = connection.api("cloudresourcemanager", "v3").projects()

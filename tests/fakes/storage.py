@@ -33,6 +33,21 @@ DUAL_REGIONS = ("ASIA1", "EUR4", "EUR5", "EUR7", "EUR8", "NAM4")
 REGION = re.compile(r"[A-Z]+-[A-Z]+[0-9]+")
 PRECONDITION = "At least one of the pre-conditions you specified did not hold."
 NO_BUCKET = "The specified bucket does not exist."
+ACTIONS = ("Delete", "SetStorageClass", "AbortIncompleteMultipartUpload")
+CONDITIONS = {
+    "age",
+    "createdBefore",
+    "customTimeBefore",
+    "daysSinceCustomTime",
+    "daysSinceNoncurrentTime",
+    "isLive",
+    "matchesPattern",
+    "matchesPrefix",
+    "matchesStorageClass",
+    "matchesSuffix",
+    "noncurrentTimeBefore",
+    "numNewerVersions",
+}
 # What a request or an answer says of its connection rather than of its content.
 HOP_BY_HOP = {"connection", "content-length", "date", "server", "transfer-encoding"}
 
@@ -189,6 +204,9 @@ class FakeStorage:
             bucket = self._bucket(request)
             self._require(request, "storage.buckets.update", bucket)
             with self._world.lock:
+                if request.query.get("ifMetagenerationMatch", bucket["metageneration"]) != bucket["metageneration"]:
+                    raise ServiceError(412, PRECONDITION)
+                _check_lifecycle(request.json.get("lifecycle") or {})
                 bucket.update({key: value for key, value in request.json.items() if key not in ("name", "location")})
                 bucket["metageneration"] = str(int(bucket["metageneration"]) + 1)
                 self._world.writes["bucket"] += 1
@@ -358,6 +376,14 @@ class FakeStorage:
                     target=self._emulator.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
                 ).start()
             return "127.0.0.1", self._emulator.server_port
+
+
+def _check_lifecycle(lifecycle: dict[str, Any]) -> None:
+    """Refuse rules that the service does not have. Source: Bucket.lifecycle of the API's discovery document."""
+    for rule in lifecycle.get("rule", ()):
+        condition = rule.get("condition", {})
+        if rule["action"]["type"] not in ACTIONS or not condition or set(condition) - CONDITIONS:
+            raise ServiceError(400, "Invalid argument.")
 
 
 def _uploaded_name(request: Request) -> str | None:

@@ -381,3 +381,69 @@ def test_a_secret_is_not_created_because_only_its_owner_knows_the_value(google):
     asked = settings(google, builds=False, secret=f"projects/{PROJECT}/secrets/webhook")
     [line] = [line for line in difference(asked, observe(asked)) if line.kind == "secret"]
     assert (line.status, line.fix.startswith("gcloud secrets create webhook")) == ("wrong", True)
+
+
+RULE = {"action": {"type": "Delete"}, "condition": {"age": 30, "matchesPrefix": ["builds/"]}}
+OWN = {"action": {"type": "SetStorageClass", "storageClass": "NEARLINE"}, "condition": {"age": 90}}
+
+
+def rule_of(google: FakeGoogle, **fields) -> tuple[str, str]:
+    """Return the status of the bucket's rule, and what it says."""
+    asked = settings(google, **fields)
+    [line] = [line for line in difference(asked, observe(asked)) if line.kind == "lifecycle"]
+    assert blocking([line]) == [], "a run does without it"
+    return line.status, str(line.item)
+
+
+def test_a_new_bucket_deletes_temporary_files(new_project):
+    apply(settings(new_project, dataflow=True))
+    [rule] = new_project.world.buckets[BUCKET]["lifecycle"]["rule"]
+    assert rule["condition"] == {"age": 30, "matchesPrefix": ["builds/", "dataflow/"]}
+    what = f"gs://{BUCKET}: builds/ and dataflow/ for 30 days"
+    assert rule_of(new_project, dataflow=True) == ("there", what)
+    assert rule_of(new_project) == ("there", f"gs://{BUCKET}: builds/ for 30 days")
+
+
+def test_the_rules_of_a_bucket_are_kept(new_project):
+    apply(settings(new_project))
+    bucket = new_project.world.buckets[BUCKET]
+    bucket["lifecycle"] = {"rule": [OWN]}
+    assert rule_of(new_project)[0] == "missing"
+    apply(settings(new_project))
+    assert bucket["lifecycle"] == {"rule": [OWN, RULE]}
+
+
+@pytest.mark.parametrize(
+    ("condition", "status"),
+    [
+        ({"age": 7, "matchesPrefix": ["builds/sources/", "builds/"]}, "there"),
+        ({"age": 7}, "there"),
+        ({"age": 7, "matchesPrefix": ["builds/sources/"]}, "missing"),
+        ({"age": 7, "isLive": False}, "missing"),
+        ({"numNewerVersions": 3}, "missing"),
+    ],
+)
+def test_another_rule_may_do_the_same(new_project, condition, status):
+    apply(settings(new_project))
+    new_project.world.buckets[BUCKET]["lifecycle"] = {"rule": [{"action": {"type": "Delete"}, "condition": condition}]}
+    assert rule_of(new_project)[0] == status
+
+
+def test_a_rule_that_cannot_be_set_is_said_and_blocks_no_run(new_project):
+    apply(settings(new_project))
+    del new_project.world.buckets[BUCKET]["lifecycle"]
+    new_project.faults.plan("storage PATCH", ServiceError(403, "ada does not have storage.buckets.update access."))
+    outcomes, left = apply(settings(new_project))
+    [failed] = [outcome for outcome in outcomes if outcome.result == "failed"]
+    assert "storage.buckets.update" in failed.error.message
+    assert blocking(left) == []
+
+
+def test_two_setups_at_once_add_one_rule_each_time(new_project):
+    """The bucket has changed between reading and writing."""
+    apply(settings(new_project))
+    bucket = new_project.world.buckets[BUCKET]
+    bucket["lifecycle"] = {}
+    new_project.faults.plan("storage PATCH", ServiceError(412, "At least one of the pre-conditions did not hold."))
+    apply(settings(new_project))
+    assert bucket["lifecycle"] == {"rule": [RULE]}

@@ -88,7 +88,7 @@ def test_setup_ends_right_when_a_fifth_of_all_calls_fail(new_project, seed):
     assert {line.status for line in left if not line.later} == {"there"}
     new_project.faults.share = 0
     made = new_project.world.writes
-    assert (made["bucket"], made["account"], made["repository"]) == (1, 1, 1)
+    assert (made["bucket"], made["account"], made["repository"]) == (2, 1, 1)
     before = made.copy()
     again, _ = apply(settings(new_project, tpu=True, submitters=["user:ada@example.com"]))
     assert {outcome.result for outcome in again} == {"later"}

@@ -212,7 +212,7 @@ def test_setup_for_target_tpu_creates_what_the_doctor_requires(
     command = ["setup", "--target", "tpu", "--json"]
     rows = json.loads(CliRunner().invoke(app, command).stdout)
     missing = {row["kind"] for row in rows if row["status"] == "missing"}
-    assert missing == {"api", "identity", "account", "role", "bucket", "repository", "binding"}
+    assert missing == {"api", "identity", "account", "role", "bucket", "lifecycle", "repository", "binding"}
     made = CliRunner().invoke(app, [*command, "--apply"])
     assert made.exit_code == 0, made.output
     assert google.world.roles == {machine_role(PROJECT): frozenset({"tpu.nodes.delete", "tpu.nodes.get"})}

@@ -453,7 +453,7 @@ def test_setup_shows_and_apply_creates(google, tmp_path, monkeypatch):
     assert google.world.writes.total() == 0
     made = cli.invoke(app, ["setup", "-c", str(path), "--apply"])
     assert made.exit_code == 0, made.output
-    assert google.world.writes["bucket"] == 1
+    assert google.world.writes["bucket"] == 2, "the bucket and its lifecycle rule"
     again = cli.invoke(app, ["setup", "-c", str(path), "--apply", "--json"])
     assert again.exit_code == 0
     missing = [row for row in json.loads(again.stdout) if row["status"] == "missing"]
