@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 SERVICES = (
     "aiplatform",
     "artifactregistry",
+    "cloudbilling",
     "cloudbuild",
     "cloudkms",
     "cloudresourcemanager",

@@ -13,6 +13,7 @@ from slipway.pipelines.cli.configuration import config as config_group
 from slipway.pipelines.cli.existing_runs import cancel, compare, explain, list_, logs, open_, status, track
 from slipway.pipelines.cli.preparation import data as data_group
 from slipway.pipelines.cli.preparation import doctor, hardware_, migrate, setup
+from slipway.pipelines.cli.prices import prices as prices_group
 from slipway.pipelines.cli.project import init
 from slipway.pipelines.cli.serving import drift, predict, serve
 from slipway.pipelines.cli.start import diagnose, rehearse, reproduce, run
@@ -131,6 +132,7 @@ for group, name, function, lines in COMMANDS:
     app.command(name, rich_help_panel=group, epilog=_examples(lines))(function)
 app.add_typer(config_group, name="config", rich_help_panel="Prepare")
 app.add_typer(data_group, name="data", rich_help_panel="Prepare")
+app.add_typer(prices_group, name="prices", rich_help_panel="Prepare")
 app.add_typer(tpu_app, name="tpu", rich_help_panel="Follow runs", epilog=_examples(TPU_EXAMPLES))
 app.add_typer(endpoints_app, name="endpoints", rich_help_panel="Use models", epilog=_examples(ENDPOINT_EXAMPLES))
 app.add_typer(schedule_app, name="schedule", rich_help_panel="Build and schedule", epilog=_examples(SCHEDULE_EXAMPLES))

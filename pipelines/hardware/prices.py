@@ -1,4 +1,7 @@
-"""Prices of hardware from the dated table `prices.json`, and what a training costs at most by them."""
+"""Prices of hardware from a dated table, and what a training costs at most by them.
+
+The table is the project's `slipway-prices.json`, which `slipway prices update` writes, or the one beside this module.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,14 @@ from pathlib import Path
 from typing import Literal
 
 from slipway.core.errors import UserError
+from slipway.core.paths import in_project
 from slipway.core.values import JsonObject
 from slipway.pipelines.hardware.catalogue import Provisioning
 from slipway.pipelines.hardware.choice import Hardware, choices
 from slipway.pipelines.hardware.grammar import write_time
 
 PRICES_FILE = Path(__file__).with_name("prices.json")
+OWN_FILE = Path("slipway-prices.json")
 # The columns of the table; it does not have the prices of FLEX_START.
 PROVISIONING: tuple[Provisioning, ...] = ("standard", "spot")
 # Of a custom job on Vertex AI: the default of Scheduling.timeout, and the tries after errors of its machines. Nothing
@@ -26,10 +31,25 @@ TRIES = {"standard": 1 + 3, "flex": 1 + 3, "spot": 1 + 6}
 MIN_SECONDS = 600
 
 
-@lru_cache(maxsize=1)
 def table() -> JsonObject:
-    """Return the table, read once; its key `about` describes the others."""
-    return dict(json.loads(PRICES_FILE.read_text()))
+    """Return the table; its key `about` describes the others.
+
+    Raises:
+        UserError: The project's own cannot be read.
+    """
+    own = in_project(OWN_FILE)
+    return _read(own.absolute() if own.is_file() else PRICES_FILE)
+
+
+@lru_cache(maxsize=2)
+def _read(path: Path) -> JsonObject:
+    try:
+        found: JsonObject = json.loads(path.read_text())
+        return {"date": found["date"], **{kind: dict(found[kind]) for kind in ("machines", "accelerators")}}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path} is not a table of prices: {error}.", fix=f"rm {path}, or slipway prices update"
+        ) from None
 
 
 def per_hour(hardware: Hardware, region: str) -> float | None:

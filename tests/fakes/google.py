@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.fakes.artifact_registry import FakeImages
 from tests.fakes.artifact_repositories import FakeRepositories
+from tests.fakes.billing import FakeBilling
 from tests.fakes.certificates import certificates, service_account_file
 from tests.fakes.cloud_build import FakeCloudBuild
 from tests.fakes.cloud_kms import add_kms
@@ -80,6 +81,7 @@ class FakeGoogle:
         self._others: list[tuple[GrpcServer, Region]] = []
         self.environment: dict[str, str] = {}
         add_resource_manager(self.service("cloudresourcemanager"), self.world)
+        self.billing = FakeBilling(self.service("cloudbilling"), self.world)
         self.iam = FakeIam(self.service("iam"), self.world)
         add_kms(self.service("cloudkms"), self.world)
         self.dataflow = FakeDataflow(self.service("dataflow"), self.world)
