@@ -125,6 +125,11 @@ class RunConfig(Settings):
         description="The same of all trainings started from this folder in a calendar month (UTC): what those cost "
         "that have ended, and the worst case of the others; null: any.",
     )
+    budget_label: str | None = Field(
+        default=None,
+        description="Name of a label in `vertex.labels` or `tpu.labels`: only trainings with its value count for "
+        "`budget_per_month`; null: all.",
+    )
     build: ContentSettings = Field(default=ContentSettings(), description="What your project adds to the images.")
     containers: ContainerSettings = Field(
         default=ContainerSettings(), description="Images for local runs with `--runner docker`."

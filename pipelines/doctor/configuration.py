@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 
 from slipway.core import manifest
@@ -16,7 +15,7 @@ from slipway.pipelines.hardware.memory import fits_memory
 from slipway.pipelines.hardware.placement import check_engine
 from slipway.pipelines.platforms.base import RemotePlatform
 from slipway.pipelines.runs.attestation import read_key
-from slipway.pipelines.runs.record import committed, folders
+from slipway.pipelines.runs.budget import check_month
 from slipway.pipelines.tracking.tracking import tracker_of
 from slipway.trainer.data.assignment import check_even_split
 from slipway.trainer.engines import builder, installed, table
@@ -41,8 +40,7 @@ def cost(context: Context) -> str:
         raise NotApplicableError(f"the section {context.platform.name} is missing")
     bill = bill.times(context.search.trials) if context.search else bill
     bill.check(context.config.budget, context.spent)
-    if (month := context.config.budget_per_month) is not None:
-        bill.check(month, committed(folders(), datetime.now(UTC)), "budget_per_month")
+    check_month(context.config, context.platform.name, bill)
     return str(bill)
 
 

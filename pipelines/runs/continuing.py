@@ -15,7 +15,7 @@ from slipway.pipelines.table import STEPS
 # Sections that may change when a run is resumed, because neither the data nor the checkpoints depend on them.
 CHANGEABLE = (
     *("data.workers", "evaluate", "register", "train.restarts", "train.export"),
-    *("vertex.regions", "vertex.order", "tpu", "budget", "budget_per_month", "notify", "track"),
+    *("vertex.regions", "vertex.order", "tpu", "budget", "budget_per_month", "budget_label", "notify", "track"),
 )
 # Settings that refer to files, where the file can be fixed without changing the setting.
 NAMES_OF_FILES = (
@@ -110,7 +110,7 @@ def resumed_configuration(
             setting=fixed[0].partition(" ")[0],
             value=fixed[0].partition(" ")[2],
             allowed="data.workers, evaluate.*, register.*, train.restarts.*, vertex.regions, vertex.order, tpu.*, "
-            "budget, budget_per_month, notify.* and track.*, which do not affect the weights, and before the model is "
+            "budget, budget_per_month, budget_label, notify.* and track.*, which do not affect the weights, and before the model is "
             "exported train.export",
             fix=new_run_with(record, " ".join(fixed)),
         )

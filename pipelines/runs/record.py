@@ -7,7 +7,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -134,7 +134,7 @@ class RunRecord(BaseModel):
     and `study` is the name of the search to which it belongs; `searches` says whether its training is itself a search.
     `cost` is None if the training cost nothing, or its price is not known. `tracked` is the id of the run that the
     platform itself has created in MLflow. `at_most` is what a training that runs may cost in US dollars, None if its
-    price is not known.
+    price is not known; `labels` are those of the run on Google Cloud.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -171,6 +171,7 @@ class RunRecord(BaseModel):
     error: ErrorRecord | None = None
     cost: CostRecord | None = None
     at_most: float | None = None
+    labels: dict[str, str] = {}
 
     def step(self, name: str) -> StepRecord:
         """Return the record of the step called `name`."""
@@ -400,21 +401,6 @@ def find(run_id: str, root: Path | None = None) -> RunFolder:
         nearest=near,
         fix="slipway list" if known else "slipway run",
     )
-
-
-def committed(others: Iterable[RunFolder], now: datetime, running: str = "") -> float:
-    """Return what the runs of the month of `now` have cost or may still cost in US dollars.
-
-    Of the run `running`, only what it has cost.
-    """
-    total, month = 0.0, now.astimezone(UTC).strftime("%Y-%m")
-    for folder in others:
-        record = folder.read()
-        if record.created.astimezone(UTC).strftime("%Y-%m") == month:
-            total += record.cost.dollars if record.cost else 0.0
-            if record.status == "running" and record.run_id != running:
-                total += record.at_most or 0.0
-    return round(total, 4)
 
 
 def folders(root: Path | None = None) -> Iterator[RunFolder]:

@@ -35,6 +35,7 @@ from slipway.pipelines.platforms.local.containers import stop_containers
 from slipway.pipelines.platforms.local.warm import warm_steps
 from slipway.pipelines.platforms.table import DEFAULT, platform_of
 from slipway.pipelines.runs import attestation, lock
+from slipway.pipelines.runs.budget import labels_of
 from slipway.pipelines.runs.following import EventReader, apply
 from slipway.pipelines.runs.notification import notify
 from slipway.pipelines.runs.record import ErrorRecord, RunFolder, RunRecord, StepRecord, Watcher
@@ -93,6 +94,7 @@ def new_record(
         process=os.getpid(),
         steps=[StepRecord(name=name) for name in steps_on(platform) if name not in absent],
         at_most=bill.worst_case if bill else None,
+        labels=labels_of(config, platform),
     )
 
 

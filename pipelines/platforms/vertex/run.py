@@ -29,6 +29,7 @@ from slipway.pipelines.platforms.vertex.access import uses_dataflow, with_datafl
 from slipway.pipelines.platforms.vertex.candidates import bring, candidates, title_of
 from slipway.pipelines.platforms.vertex.tasks import RUNNING, steps_of, update
 from slipway.pipelines.runs import record as runs
+from slipway.pipelines.runs.budget import check_month, labels_of
 from slipway.pipelines.runs.record import ErrorRecord, RefusalRecord, RunFolder, RunRecord, StepRecord, Watcher
 from slipway.pipelines.table import STEPS, step_of
 from slipway.trainer.metrics.history import FILE_NAME as HISTORY_FILE
@@ -133,9 +134,7 @@ class VertexRun:
             record.cost, record.refused = earlier.cost, earlier.refused
         if not record.trained:
             self.bill.check(self.config.budget, record.cost.dollars if record.cost else 0.0)
-            if (month := self.config.budget_per_month) is not None:
-                spent = runs.committed(runs.folders(), datetime.now(UTC), running=self.folder.run_id)
-                self.bill.check(month, spent, "budget_per_month")
+            check_month(self.config, record.platform, self.bill, running=self.folder.run_id)
         submission.compile_pipeline(
             self.config, images, self.folder.specification_file, kept, trained=record.trained, search=self.search
         )
@@ -427,6 +426,7 @@ class VertexRun:
             created=datetime.now(UTC),
             steps=[],
             at_most=self.bill.worst_case,
+            labels=labels_of(self.config, "vertex"),
         )
 
     def _never_started(self, record: RunRecord, error: UserError) -> None:

@@ -157,6 +157,19 @@ def test_a_months_runs_stay_within_the_months_budget(ready_google: FakeGoogle, w
 
 
 @pytest.mark.usefixtures("three_hours")
+def test_a_months_budget_is_that_of_the_runs_with_the_same_label(workspace: Path, slipway: Slipway):
+    few = ("--hardware", "l4x1+timeout=4h", "--set", "budget_per_month=14", "--set", "budget_label=team")
+    assert slipway(*RUN, *few, "--set", "vertex.labels.team=vision").exit_code == 0
+    assert record(workspace)["labels"] == {"team": "vision"}
+    assert slipway(*RUN, *few, "--set", "vertex.labels.team=vision").exit_code == 2, "$2.23 and $11.88 are more"
+    assert slipway(*RUN, *few, "--set", "vertex.labels.team=speech").exit_code == 0
+    refused = slipway(*RUN, *few, "--set", "vertex.labels.cost=x", "--no-check")
+    assert refused.exit_code == 2
+    assert "the runs have no label team, by which their budget is divided" in refused.stderr
+    assert "--set vertex.labels.team=VALUE" in refused.stderr
+
+
+@pytest.mark.usefixtures("three_hours")
 def test_a_resumed_run_stays_within_the_budget(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
     ready_google.region.pipelines.script[TRAIN].failure = Failure("The replica exited with a non-zero status of 1.")
     assert slipway(*RUN, "--hardware", "l4x1+timeout=4h", "--set", "budget=12").exit_code == 1
