@@ -113,7 +113,7 @@ class EndpointSettings(Settings):
     price_per_hour: PositiveFloat | None = Field(
         default=None,
         description="Price of one replica per hour, in your currency, from which `slipway endpoints list` computes the "
-        "cost per day; null: it shows the hours of machines.",
+        "cost per day; null: by list prices of Compute Engine, which are lower.",
     )
 
     @field_validator("canary")

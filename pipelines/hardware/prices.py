@@ -6,7 +6,7 @@ The table is the project's `slipway-prices.json`, which `slipway prices update` 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Literal
 from slipway.core.errors import UserError
 from slipway.core.paths import in_project
 from slipway.core.values import JsonObject
-from slipway.pipelines.hardware.catalogue import Provisioning
+from slipway.pipelines.hardware.catalogue import Provisioning, load
 from slipway.pipelines.hardware.choice import Hardware, choices
 from slipway.pipelines.hardware.grammar import write_time
 
@@ -54,13 +54,39 @@ def _read(path: Path) -> JsonObject:
 
 def per_hour(hardware: Hardware, region: str) -> float | None:
     """Return the list price of all replicas per hour in US dollars; None if a part of it is not known."""
-    total, mode = 0.0, hardware.provisioning
-    for row, number in _parts(hardware):
-        price = row[region][PROVISIONING.index(mode)] if region in row and mode in PROVISIONING else None
+    price = _sum(_parts(hardware), region, hardware.provisioning)
+    return None if price is None else hardware.replicas * price
+
+
+def of_machine(
+    machine: str, vcpus: int, accelerator: str | None, count: int, region: str, provisioning: Provisioning
+) -> float | None:
+    """Return the list price of a machine per hour in US dollars; None if a part of it is not known.
+
+    Args:
+        machine: Its type, such as g2-standard-8.
+        vcpus: Its vCPUs.
+        accelerator: The type of its accelerators in Vertex AI's API, such as NVIDIA_L4; None if it has none.
+        count: Their number.
+        region: Where it is.
+        provisioning: How it is paid for.
+    """
+    names = [row.name for row in load().accelerators if accelerator is not None and row.type == accelerator]
+    parts = [(table()["machines"].get(machine.rpartition("-")[0], {}), vcpus)]
+    parts += [(table()["accelerators"].get(name, {}), count) for name in names]
+    return None if accelerator is not None and not names else _sum(parts, region, provisioning)
+
+
+def _sum(parts: Iterable[tuple[JsonObject, int]], region: str, provisioning: Provisioning) -> float | None:
+    """Return the price of so many of each part, whose prices are given by region; None if one is not known."""
+    total = 0.0
+    for row, number in parts:
+        known = region in row and provisioning in PROVISIONING
+        price = row[region][PROVISIONING.index(provisioning)] if known else None
         if price is None:
             return None
         total += price * number
-    return hardware.replicas * total
+    return total
 
 
 def _parts(hardware: Hardware) -> Iterator[tuple[JsonObject, int]]:

@@ -110,8 +110,8 @@ def resumed_configuration(
             setting=fixed[0].partition(" ")[0],
             value=fixed[0].partition(" ")[2],
             allowed="data.workers, evaluate.*, register.*, train.restarts.*, vertex.regions, vertex.order, tpu.*, "
-            "budget, budget_per_month, budget_label, notify.* and track.*, which do not affect the weights, and before the model is "
-            "exported train.export",
+            "budget, budget_per_month, budget_label, notify.* and track.*, which do not affect the weights, and before "
+            "the model is exported train.export",
             fix=new_run_with(record, " ".join(fixed)),
         )
     configuration = load(folder.configuration_file, overrides)

@@ -16,7 +16,7 @@ from slipway.pipelines.config.config import RunConfig, validate
 from slipway.pipelines.hardware import parse
 from slipway.pipelines.hardware.catalogue import load
 from slipway.pipelines.hardware.choice import choices
-from slipway.pipelines.hardware.prices import PRICES_FILE, facts_of, lines_of, per_hour, vertex_bill
+from slipway.pipelines.hardware.prices import PRICES_FILE, facts_of, lines_of, of_machine, per_hour, vertex_bill
 from slipway.pipelines.platforms.table import platform_of
 from slipway.pipelines.runs.continuing import is_changeable
 
@@ -213,3 +213,18 @@ def test_the_regions_of_a_choice():
     ]
     [priced, of] = lines_of(facts_of(parse("tpu-v5p-2x2x1"), "us-east5"))
     assert (priced, of) == ("us-east5  $16.80, Spot $6.72", f"list prices of {TABLE['date']}")
+
+
+def test_a_machine_costs_what_a_training_on_it_costs() -> None:
+    """Endpoints name machines as Vertex AI's API does."""
+    for text, spot in (("l4x4", False), ("a100x8", True), ("cpu", False), ("b200x8", False)):
+        choice = parse(text + "+spot" * spot)
+        (pool,) = choice.worker_pools()
+        spec = pool["machine_spec"]
+        vcpus = load().machine(spec["machine_type"]).vcpus
+        accelerator, count = spec.get("accelerator_type"), spec.get("accelerator_count", 0)
+        mode = "spot" if spot else "standard"
+        found = of_machine(spec["machine_type"], vcpus, accelerator, count, "us-central1", mode)
+        assert found == pytest.approx(per_hour(choice, "us-central1"))
+    assert of_machine("g2-standard-4", 4, "NVIDIA_L5", 1, "us-central1", "standard") is None
+    assert of_machine("z9-standard-4", 4, None, 0, "us-central1", "standard") is None

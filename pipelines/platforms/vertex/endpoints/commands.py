@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
+from slipway.core.values import JsonObject
 from slipway.pipelines.options import Json
 from slipway.pipelines.terminal import (
     EXIT_INTERRUPTED,
@@ -27,6 +28,13 @@ if TYPE_CHECKING:
 
 app = command_group("Create, change, list and delete Vertex AI endpoints from the files in configs/endpoints.")
 
+# What a day costs, or at least costs, or has: how a number and all of it are written.
+LEAST = "at least"
+PER_DAY = (
+    ("cost_per_day", "{:.2f}", "{}"),
+    ("at_least_per_day", "${:,.2f}", f"{LEAST} {{}}"),
+    ("machine_hours_per_day", "{}", "{} machine hours"),
+)
 Name = Annotated[
     str | None,
     typer.Argument(metavar="[NAME]", help="Endpoint name: the file name without .yaml. Default: all endpoints."),
@@ -135,6 +143,8 @@ def _table(results: list[EndpointResult], *, as_json: bool) -> None:
         return
     from rich.table import Table
 
+    from slipway.pipelines.hardware import prices
+
     table = Table("endpoint", "version", "traffic", "replicas", "machine", "per day", box=None)
     for result in results:
         models = result.models()
@@ -145,16 +155,18 @@ def _table(results: list[EndpointResult], *, as_json: bool) -> None:
             replicas = f"{model['replicas']} ({model['min_replicas']} to {model['max_replicas']})"
             table.add_row(result.name, version, f"{model['traffic']}%", replicas, model["machine"], _per_day(model))
     console.print(table)
+    if any(LEAST in _per_day(model) for result in results for model in result.models()):
+        of = f"list prices of Compute Engine of {prices.table()['date']}, without Vertex AI's fee"
+        say(f"{LEAST}: by {of}; price_per_hour in the endpoint's file replaces them")
 
 
-def _per_day(model: dict[str, object]) -> str:
-    """Return the cost per day, or the machine hours if no price is known."""
-    cost, hours = model["cost_per_day"], model["machine_hours_per_day"]
-    values = hours if cost is None else cost
-    assert isinstance(values, list)
-    least, most = (f"{value:.2f}" if cost is not None else f"{value}" for value in values)
-    text = least if least == most else f"{least} to {most}"
-    return text if cost is not None else f"{text} machine hours"
+def _per_day(model: JsonObject) -> str:
+    """Return the cost per day by the file's price or else by list prices, or the machine hours if none is known."""
+    for name, form, whole in PER_DAY:
+        if model[name] is not None:
+            least, most = (form.format(value) for value in model[name])
+            return whole.format(least if least == most else f"{least} to {most}")
+    raise AssertionError("each has hours")
 
 
 def _show_outcome(outcome: Outcome, *, as_json: bool) -> None:

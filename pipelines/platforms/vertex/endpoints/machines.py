@@ -9,13 +9,17 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
-from slipway.pipelines.hardware import parse
-from slipway.pipelines.hardware.catalogue import QUOTA_PREFIX, load
+from slipway.pipelines.hardware import parse, prices
+from slipway.pipelines.hardware.catalogue import QUOTA_PREFIX, Provisioning, load
 from slipway.pipelines.hardware.choice import Hardware
 from slipway.pipelines.hardware.quotas import PREEMPTIBLE_CPUS
+
+if TYPE_CHECKING:
+    from google.cloud.aiplatform_v1.types import DedicatedResources
 
 SPOT = "+spot"
 # A machine type, not hardware such as l4x1: e2-standard-4.
@@ -123,3 +127,17 @@ def _of_hardware(text: str, hardware: Hardware) -> ServingMachine:
         }
     )
     return ServingMachine(pool["machine_spec"], hardware.provisioning == "spot", quotas, hardware.regions)
+
+
+def list_price(resources: DedicatedResources, region: str) -> float | None:
+    """Return what a replica costs per hour in US dollars by Compute Engine's list prices; None if that is not known.
+
+    Online prediction has prices of its own, which are higher.
+    """
+    spec, row = resources.machine_spec, load().machine(resources.machine_spec.machine_type)
+    vcpus = MACHINES.get(spec.machine_type) or (row.vcpus if row else None)
+    if vcpus is None:
+        return None
+    accelerator = spec.accelerator_type.name if spec.accelerator_count else None
+    provisioning: Provisioning = "spot" if resources.spot else "standard"
+    return prices.of_machine(spec.machine_type, vcpus, accelerator, spec.accelerator_count, region, provisioning)

@@ -11,6 +11,7 @@ from slipway.components.deploy.service import NAME_LABEL, PREVIOUS, ROLLOUT, End
 from slipway.components.deploy.settings import EndpointSettings
 from slipway.core.values import JsonObject
 from slipway.pipelines.checks import Check, Context, examine_in_parallel, refuse
+from slipway.pipelines.config.config import vertex_of
 from slipway.pipelines.platforms.vertex.declared import Declared, Difference, Result, Say, number_of
 from slipway.pipelines.platforms.vertex.endpoints.difference import (
     ENDPOINT_FIELDS,
@@ -21,6 +22,7 @@ from slipway.pipelines.platforms.vertex.endpoints.difference import (
     serving_model,
 )
 from slipway.pipelines.platforms.vertex.endpoints.files import FILES, EndpointFile
+from slipway.pipelines.platforms.vertex.endpoints.machines import list_price
 from slipway.pipelines.platforms.vertex.platform import VertexPlatform
 from slipway.pipelines.platforms.vertex.submission import refusals
 
@@ -47,6 +49,7 @@ class EndpointResult(Result):
 
     def _model(self, endpoint: Endpoint, model: DeployedModel, percent: int) -> JsonObject:
         resources, price = model.dedicated_resources, self.file and self.file.settings.price_per_hour
+        listed = list_price(resources, vertex_of(self.config).region)
         least = resources.min_replica_count
         most = resources.max_replica_count or least
         role = "rollout" if endpoint.labels.get(ROLLOUT) == model.id else ""
@@ -63,6 +66,7 @@ class EndpointResult(Result):
             "replicas": model.status.available_replica_count,
             "machine_hours_per_day": [HOURS * least, HOURS * most],
             "cost_per_day": None if price is None else [HOURS * count * price for count in (least, most)],
+            "at_least_per_day": None if listed is None else [HOURS * count * listed for count in (least, most)],
         }
 
     def loss(self) -> list[str]:

@@ -11,6 +11,7 @@ from slipway.components.deploy.component import deploy_model
 from slipway.components.deploy.probes import Answer, Example, Tally
 from slipway.components.deploy.settings import CheckSettings
 from slipway.core.errors import UserError
+from slipway.pipelines.hardware import prices
 from slipway.pipelines.platforms.vertex.endpoints.files import FILES
 from slipway.pipelines.terminal import console
 from tests.fakes.errors import ServiceError
@@ -69,7 +70,10 @@ def test_list_shows_traffic_versions_replicas_and_what_a_day_costs(workspace, mo
     text = workspace.slipway("endpoints", "list").stdout
     (serving,) = [line.split() for line in text.splitlines() if "digits@2" in line]
     assert serving[:6] == ["digits", "digits@2", "100%", "1", "(1", "to"]
-    assert "24 machine hours" in text
+    per_day = 24 * 2 * prices.table()["machines"]["n1-standard"][REGION][0]
+    assert f"at least ${per_day:.2f}" in text
+    monkeypatch.setattr(prices, "_read", lambda _path: {"date": "", "machines": {}, "accelerators": {}})
+    assert "24 machine hours" in workspace.slipway("endpoints", "list").stdout
     assert "digits@1 (previous)" in text
     workspace.write(price_per_hour=0.5)
     (found,) = json.loads(workspace.slipway("endpoints", "show", "digits", "--json").stdout)
