@@ -14,7 +14,7 @@ from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.explanation import explain, results
 from slipway.components.cloud.refusals import refusal
 from slipway.components.cloud.retries import TRANSIENT, WAIT_VARIABLE, retried
-from slipway.components.notify.notice import Notice
+from slipway.components.notify.notice import DriftNotice, Notice
 from slipway.components.notify.settings import URL, ExitTask, NotifySettings
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
@@ -69,7 +69,7 @@ def _details(task: ExitTask, run: str, name: str, status: str) -> JsonObject:
     return found
 
 
-def send(settings: NotifySettings, notice: Notice, endpoints: Mapping[str, str]) -> list[str]:
+def send(settings: NotifySettings, notice: Notice | DriftNotice, endpoints: Mapping[str, str]) -> list[str]:
     """Send a notice to the webhook and the topic; return what went wrong, a sentence for each channel that failed.
 
     Args:
@@ -121,7 +121,7 @@ def _secret(name: str, endpoints: Mapping[str, str]) -> str:
     return base64.b64decode(answer["payload"]["data"]).decode()
 
 
-def _post(url: str, notice: Notice) -> None:
+def _post(url: str, notice: Notice | DriftNotice) -> None:
     """Post a notice; retry while the server is unavailable.
 
     Raises:
@@ -147,15 +147,15 @@ def _post(url: str, notice: Notice) -> None:
         time.sleep(wait * first)
 
 
-def _publish(topic: str, notice: Notice, endpoints: Mapping[str, str]) -> None:
-    """Publish a notice as JSON, with the attributes `run` and `status`.
+def _publish(topic: str, notice: Notice | DriftNotice, endpoints: Mapping[str, str]) -> None:
+    """Publish a notice as JSON, with its attributes.
 
     Raises:
         UserError: Pub/Sub refused it or could not be reached.
     """
     connection = _connection(topic, endpoints)
     data = base64.b64encode(json.dumps(notice.as_dict()).encode()).decode()
-    message = {"data": data, "attributes": {"run": notice.run, "status": notice.status}}
+    message = {"data": data, "attributes": notice.attributes}
     try:
         topics = connection.api("pubsub", "v1").projects().topics()
         retried(topics.publish(topic=topic, body={"messages": [message]}).execute, tries=len(WAITS) + 1)

@@ -1,4 +1,4 @@
-"""The message about a run that has ended: its outcome, and what `slipway explain` says about a failure."""
+"""Messages: about a run that has ended, with what `slipway explain` says of a failure, and about data that drift."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slipway.core.values import JsonObject
 # Chat services cut or refuse long messages; Google Chat's limit is 4,096 characters
 # (https://developers.google.com/workspace/chat/create-messages).
 LONGEST_ERROR = 2_000
-SHOWN_METRICS = 3
+SHOWN_METRICS, SHOWN_FEATURES = 3, 5
 MARKS = {"succeeded": "✓", "failed": "✗"}
 
 
@@ -56,6 +56,11 @@ class Notice:
         """Return the notice as JSON-compatible values, with its text."""
         return {"text": self.text(), **asdict(self), "metrics": dict(self.metrics), "reasons": list(self.reasons)}
 
+    @property
+    def attributes(self) -> dict[str, str]:
+        """Of its message in Pub/Sub, for filters of subscriptions."""
+        return {"run": self.run, "status": self.status}
+
     def text(self) -> str:
         """Return the notice as lines of text."""
         return "\n".join(self._lines())
@@ -77,3 +82,35 @@ class Notice:
         for label, value in (("model", self.model), ("report", self.report), ("page", self.page)):
             if value:
                 yield f"{label}: {value}"
+
+
+@dataclass(frozen=True)
+class DriftNotice:
+    """Data that have drifted from those that a model was evaluated on.
+
+    Attributes:
+        model: The model's version, or its folder.
+        where: The machine on which they were compared.
+        summary: How many of the features have drifted.
+        features: A line about each of these, the clearest first.
+    """
+
+    model: str
+    where: str
+    summary: str
+    features: tuple[str, ...]
+
+    @property
+    def attributes(self) -> dict[str, str]:
+        """Of its message in Pub/Sub, for filters of subscriptions."""
+        return {"model": self.model, "status": "drifted"}
+
+    def as_dict(self) -> JsonObject:
+        """Return the notice as JSON-compatible values, with its text."""
+        return {"text": self.text(), **asdict(self), "status": "drifted", "features": list(self.features)}
+
+    def text(self) -> str:
+        """Return the notice as lines of text."""
+        more = len(self.features) - SHOWN_FEATURES
+        rest = [f"and {more} more"] if more > 0 else []
+        return "\n".join([f"! {self.model} on {self.where}: {self.summary}", *self.features[:SHOWN_FEATURES], *rest])

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import typer
 
 from slipway.core.errors import UserError
-from slipway.pipelines.options import Json, check_folder_of
+from slipway.pipelines.options import Configuration, Json, Overrides, check_folder_of, configured
 from slipway.pipelines.prediction.inputs import STANDARD_INPUT, WORDS, listed
 from slipway.pipelines.prediction.output import Format
 from slipway.pipelines.terminal import (
@@ -107,6 +107,11 @@ def drift(
     seed: Annotated[int, typer.Option(metavar="SEED", help="Draws the examples.")] = 0,
     split: Annotated[str, typer.Option(metavar="SPLIT", help=SPLIT)] = "all",
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write a page (HTML).")] = None,
+    notify: Annotated[
+        bool, typer.Option("--notify", help="If they have drifted, notify those whom the configuration names.")
+    ] = False,
+    config: Configuration = None,
+    overrides: Overrides = None,
     module: Module = None,
     registry: Registry = Path("models"),
     as_json: Json = False,
@@ -116,11 +121,18 @@ def drift(
     from slipway.core.paths import in_project
     from slipway.pipelines.prediction import drift as drifts
     from slipway.pipelines.prediction import drift_page, features, models
+    from slipway.pipelines.runs import notification
 
     if STANDARD_INPUT in [*data, *(reference or ())]:
         raise UserError("Examples to compare are read twice, so not from stdin.", setting="DATA", value="-")
     if output is not None:
         check_folder_of(output)
+    told = configured(None, config, overrides) if notify else None
+    if told is not None and told.notify is None:
+        raise UserError(
+            "The configuration names nobody to notify.", setting="notify", value=None,
+            allowed="notify.webhook or notify.topic", fix="--set notify.webhook=env:CHAT_WEBHOOK",
+        )  # fmt: skip
     chosen = models.find(model, registry, module)
     loaded = models.ready(chosen)
     if loaded.is_custom:
@@ -145,6 +157,10 @@ def drift(
         for line in drifts.lines(shifts, before, now, false_alarms=false_alarms):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
     if any(shift.has_drifted for shift in shifts):
+        if told is not None:
+            notice = drifts.notice_of(str(chosen), shifts, before, now, false_alarms=false_alarms)
+            for problem in notification.notify_of(told, notice):
+                say(f"not everyone was notified: {problem}")
         raise typer.Exit(EXIT_DRIFTED)
 
 

@@ -7,12 +7,14 @@ rate of false alarms is that of all together (the maxT procedure of Westfall and
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from slipway.components.notify.notice import DriftNotice
 from slipway.core.values import JsonObject
 from slipway.pipelines.prediction.features import Sample, Values
 
@@ -157,6 +159,13 @@ def as_json(shifts: Sequence[Shift], before: Sample, now: Sample, *, false_alarm
         "failed": now.failed,
         "features": [{**vars(shift), "drifted": shift.has_drifted} for shift in shifts],
     }
+
+
+def notice_of(model: str, shifts: Sequence[Shift], before: Sample, now: Sample, *, false_alarms: float) -> DriftNotice:
+    """Return the notice about a comparison in which features have drifted."""
+    *features, summary = lines(shifts, before, now, false_alarms=false_alarms)
+    drifted = tuple(" ".join(line.removeprefix("!").split()) for line in features if line.startswith("!"))
+    return DriftNotice(model=model, where=socket.gethostname(), summary=summary, features=drifted)
 
 
 def lines(shifts: Sequence[Shift], before: Sample, now: Sample, *, false_alarms: float) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from slipway.components.notify.notice import Notice
+from slipway.components.notify.notice import DriftNotice, Notice
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.runs.record import RunRecord
 
@@ -20,11 +20,18 @@ def notify(config: RunConfig, record: RunRecord) -> list[str]:
     is_part = record.part is not None and record.part.last != record.steps[-1].name
     if config.notify is None or record.rehearsal or is_part or record.status not in ("succeeded", "failed"):
         return []
+    return notify_of(config, notice_of(record))
+
+
+def notify_of(config: RunConfig, notice: Notice | DriftNotice) -> list[str]:
+    """Send a notice from this machine to those whom a configuration names; return what went wrong."""
+    if config.notify is None:
+        return []
     from slipway.components.notify.channels import send
 
     endpoints = config.vertex.endpoints if config.vertex else {}
     problems = [NO_MAIL] if config.notify.email else []
-    return problems + send(config.notify, notice_of(record), endpoints)
+    return problems + send(config.notify, notice, endpoints)
 
 
 def notice_of(record: RunRecord) -> Notice:

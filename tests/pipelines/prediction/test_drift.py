@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
@@ -21,6 +22,7 @@ from slipway.pipelines.prediction import drift_page
 from slipway.pipelines.prediction.drift import DEVIATIONS, SHARES, Divisions, Shift, compare, lines
 from slipway.pipelines.prediction.features import Sample
 from tests.components.evaluate.conftest import png
+from tests.fakes.webhook import FakeWebhook
 from tests.serving.conftest import HOUSE, classifier_folder, houses_folder
 
 __all__ = ["classifier_folder", "houses_folder"]
@@ -132,6 +134,22 @@ def test_photographs_and_what_is_predicted_of_them_are_compared(photographs: Pat
     first = found["features"][0]
     assert (first["feature"], first["drifted"]) == ("image: brightness", True)
     assert any(each["feature"].startswith("prediction: ") for each in found["features"])
+    with FakeWebhook() as chat:
+        values = {
+            "name": "digits",
+            "data": {"source": "digits"},
+            "train": {"module": "a"},
+            "notify": {"webhook": chat.url},
+        }
+        Path("slipway.yaml").write_text(yaml.safe_dump(values))
+        assert CliRunner().invoke(app, [*command, "--notify"]).exit_code == 4
+        assert CliRunner().invoke(app, ["drift", "digits", "new", "--reference", "known", "--notify"]).exit_code == 0
+    (message,) = chat.received
+    assert (message["status"], message["model"]) == ("drifted", "digits/1")
+    count = sum(each["drifted"] for each in found["features"])
+    assert f": {count} of {len(found['features'])} features have drifted: 60 examples, 1 without" in message["text"]
+    assert message["text"].splitlines()[1].startswith("image: brightness ")
+    assert len(message["features"]) == count
     few = CliRunner().invoke(app, [*command, "--examples", "20"])
     assert 10 < json.loads(few.stdout)["examples"] < 40
 
@@ -143,6 +161,10 @@ def test_a_model_whose_data_set_is_not_here_needs_a_reference(photographs: Path)
     assert "is not in datasets" in result.output and "--reference DATA" in result.output
     refused = CliRunner().invoke(app, ["drift", "digits", "-"])
     assert (refused.exit_code, "not from stdin" in refused.output) == (2, True)
+    values = {"name": "digits", "data": {"source": "digits"}, "train": {"module": "a"}}
+    Path("slipway.yaml").write_text(yaml.safe_dump(values))
+    nobody = CliRunner().invoke(app, ["drift", "digits", "new", "--notify"])
+    assert (nobody.exit_code, "the configuration names nobody to notify" in nobody.output) == (2, True)
 
 
 @pytest.mark.slow
