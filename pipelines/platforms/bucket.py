@@ -54,10 +54,13 @@ class References:
 
 @dataclass
 class Folder:
-    """Objects of a bucket with a common prefix: when the newest was written, and their bytes."""
+    """Objects of a bucket with a common prefix: when the newest was written, their bytes, and whether they are a data
+    set's.
+    """
 
     since: datetime = EVER
     size: int = 0
+    is_data_set: bool = False
 
     def add(self, size: int, since: datetime) -> None:
         """Count an object or another folder."""
@@ -72,6 +75,12 @@ class Run(Folder):
     prefixes: set[str] = field(default_factory=set)
     data: int | None = None
     leased: bool = False
+
+    @property
+    def is_slipways(self) -> bool:
+        """Whether a run of Slipway's wrote it, and not someone else in folders of the same names."""
+        roots = {prefix.partition("/")[0] for prefix in self.prefixes}
+        return RUNS in roots and (self.data is not None or self.leased or ARTIFACTS in roots)
 
 
 class BucketCleaner(Cleaner):
@@ -122,14 +131,16 @@ class BucketCleaner(Cleaner):
         found = [
             Unneeded("run", self._uri(f"{RUNS}/{name}"), run.since, run.size)
             for name, run in every.items()
-            if name not in kept and run.leased == self._leased
+            if name not in kept and run.is_slipways and run.leased == self._leased
         ]
         if not references.in_progress:
             used = self._used({name: every[name].data for name in kept})
             found += [
                 Unneeded("data set", uri, folder.since, folder.size)
                 for prefix, folder in data_sets.items()
-                if (uri := self._uri(prefix.rstrip("/"))) not in used and folder.since < self._before
+                if folder.is_data_set
+                and (uri := self._uri(prefix.rstrip("/"))) not in used
+                and folder.since < self._before
             ]
         return sorted(found, key=lambda each: (each.kind != "run", each.since))
 
@@ -188,7 +199,9 @@ class BucketCleaner(Cleaner):
         for blob in self._listed(prefix=root):
             parts = blob.name.split("/")
             if len(parts) > depth and not parts[depth - 1].startswith("."):
-                found["/".join(parts[:depth]) + "/"].add(int(blob.size or 0), blob.updated)
+                folder = found["/".join(parts[:depth]) + "/"]
+                folder.add(int(blob.size or 0), blob.updated)
+                folder.is_data_set |= parts[-1] == manifest.FILE_NAME or ".tfrecord" in parts[-1]
         return dict(found)
 
     def _used(self, named: Mapping[str, int | None]) -> set[str]:

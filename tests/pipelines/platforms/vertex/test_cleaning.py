@@ -101,6 +101,14 @@ def test_old_runs_and_data_sets_that_nothing_refers_to_are_deleted(bucket: Bucke
     assert deleted(slipway) == set()
 
 
+def test_folders_of_the_same_names_that_are_someone_elses_are_kept(bucket: Bucket, slipway: Slipway):
+    bucket.put("runs/2019/notes.txt")
+    bucket.put("datasets/photographs/summer/1.jpg")
+    bucket.put(f"pipelines/{NUMBER}/another-pipeline/task_1/output")
+    bucket.put("datasets/digits/cut/digits-train.tfrecord-00000-of-00002")
+    assert deleted(slipway) == {"cut"}, "what a killed step or command has left"
+
+
 def test_what_is_said_has_sizes_and_addresses(bucket: Bucket, slipway: Slipway):
     bucket.run("old")
     listed = slipway(*CLEAN)
