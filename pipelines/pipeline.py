@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from kfp import dsl
@@ -10,11 +12,14 @@ from slipway import steps
 from slipway.pipelines.parameters import section
 
 if TYPE_CHECKING:
+    from kfp.dsl import PipelineTask
+    from kfp.dsl.pipeline_channel import PipelineArtifactChannel
+
     from slipway.pipelines.config.config import RunConfig
     from slipway.pipelines.parameters import Channels
     from slipway.pipelines.platforms.steps import Champion, PlatformSteps, Text
 
-PROMOTE = "promote"
+PROMOTE, DRIFT = "promote", "drift"
 
 
 def training_steps(
@@ -45,6 +50,36 @@ def training_steps(
             return
     elif config.data is not None:
         uri = section("data", config.data, config, parameters)["uri"]
+    with _if_drifted(config, platform, dataset, champion):
+        _train(config, platform, dataset, uri, image, access, run_id, output, champion, parameters)
+
+
+@contextlib.contextmanager
+def _if_drifted(
+    config: RunConfig, platform: PlatformSteps, dataset: PipelineArtifactChannel | None, champion: Champion
+) -> Iterator[None]:
+    """Let the tasks that are added inside this context run only if the data have drifted, if the run asks for that."""
+    if dataset is None or config.when != "drift" or not platform.compares:
+        yield
+        return
+    checked = platform.add(steps.check_drift, dataset, champion=champion.uri)
+    with dsl.If(checked.outputs["Output"] == DRIFT):
+        yield
+
+
+def _train(
+    config: RunConfig,
+    platform: PlatformSteps,
+    dataset: PipelineArtifactChannel | None,
+    uri: Text | None,
+    image: Text,
+    access: PipelineTask | None,
+    run_id: Text,
+    output: Text,
+    champion: Champion,
+    parameters: Channels,
+) -> None:
+    """Add the steps from the plan on; see `training_steps` for the arguments."""
     planned = platform.add(
         steps.plan_training,
         dataset,

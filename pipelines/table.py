@@ -92,6 +92,12 @@ STEPS: Mapping[str, Step] = {
             settings=("data", "task"),
         ),
         Step(
+            "check_drift",
+            "comparing the data with the champion's",
+            outputs=("Output", "page"),
+            tasks=(Task("check-drift", image="evaluation"),),
+        ),
+        Step(
             "plan_training",
             "planning the training",
             outputs=("Output",),

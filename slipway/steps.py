@@ -28,6 +28,7 @@ from kfp.dsl.structures import InputSpec
 from kfp.local import subprocess_task_handler
 from pydantic import BaseModel, JsonValue, ValidationError
 
+from slipway.components.check_drift import component as _check_drift
 from slipway.components.deploy import component as _deploy
 from slipway.components.evaluate import component as _evaluate
 from slipway.components.inputs import PREFIX, reference, references, value_at
@@ -67,6 +68,7 @@ subprocess_task_handler.replace_python_executable = lambda command, python: _rep
 
 __all__ = [
     "Place",
+    "check_drift",
     "collect_model",
     "deploy_model",
     "evaluate",
@@ -115,6 +117,17 @@ def prepare_data(
     settings = _section(DataSettings, data)
     added = _task(_prepare_data.prepare_data, image, settings=settings, replicas=readers, output=output, task=task)
     return added.set_caching_options(False)
+
+
+def check_drift(dataset: Artifact, *, champion: Text, image: Place = "") -> PipelineTask:
+    """Compare a data set with that of the champion. Outputs: `Output` ("drift" or "same"), `page` (an HTML page).
+
+    Args:
+        dataset: A prepared data set, in the store that has the champion's.
+        champion: Folder or gs:// URI of the registered model; "" if there is none yet.
+        image: The container image of the task.
+    """
+    return _task(_check_drift.check_drift, image, dataset=dataset, champion=champion)
 
 
 def plan_training(

@@ -106,6 +106,8 @@ def new(
     from slipway.pipelines.platforms.local import launch
     from slipway.pipelines.runs import record as runs
 
+    if last is not None or rehearsal:  # a part of something larger, which has been asked for
+        configuration = configuration.model_copy(update={"when": "always"})
     folder = runs.create(configuration)
     with folder.held():
         record = launch.new_record(folder, configuration, rehearsal=rehearsal, runner=runner, platform=target)
@@ -150,7 +152,8 @@ def rerun(
             fix=f"slipway run --resume {record.run_id} --set evaluate.…=…, which repeats the steps after the training",
         )
     part = part_of(record, only, from_step, last)
-    configuration = part_configuration(source, part, overrides, hardware)
+    asked = part_configuration(source, part, overrides, hardware)
+    configuration = asked.model_copy(update={"when": "always"})  # which has been asked for
     if not checked and part.first in ("prepare_data", "plan_training"):
         check(configuration, record.platform, runner=runner)
     folder = runs.create(configuration)
@@ -162,10 +165,10 @@ def rerun(
         except BaseException:
             runs.discard(folder)
             raise
-        for index, step in enumerate(record.steps):
-            if step.name == part.first:
-                break
-            started.steps[index] = step.model_copy(update={"reused": True})
+        done = {step.name: step for step in record.steps[: [step.name for step in record.steps].index(part.first)]}
+        started.steps = [
+            done[step.name].model_copy(update={"reused": True}) if step.name in done else step for step in started.steps
+        ]
         started.adopt_results()
         if part.first == "register_model":
             started.champion = record.champion

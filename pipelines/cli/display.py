@@ -53,6 +53,8 @@ def summary(record: RunRecord) -> str:
         rows["report"] = short(record.report)
     if record.statistics:
         rows["data"] = short(record.statistics)
+    if page := next((step.outputs.get("page") for step in record.steps if step.name == "check_drift"), None):
+        rows["drift"] = short(page)
     if record.console:
         rows["console"] = record.console
     return "\n" + escape("\n".join(f"{name:<9}{text}" for name, text in rows.items()))

@@ -117,10 +117,11 @@ def drift(
     as_json: Json = False,
 ) -> None:
     """Compare new data with those that a model was evaluated on. Exits with 4 if they have drifted."""
+    from slipway.components.check_drift import drift as drifts
+    from slipway.components.check_drift import page
     from slipway.core.atomic import replace_file
     from slipway.core.paths import in_project
-    from slipway.pipelines.prediction import drift as drifts
-    from slipway.pipelines.prediction import drift_page, features, models
+    from slipway.pipelines.prediction import models, samples
     from slipway.pipelines.runs import notification
 
     if STANDARD_INPUT in [*data, *(reference or ())]:
@@ -142,14 +143,12 @@ def drift(
             value=str(chosen),
             allowed="a model of Slipway's trainer, or a SavedModel",
         )
-    known = (
-        listed(reference, split) if reference else features.held_out(features.reference_of(loaded, in_project(store)))
-    )
-    before = features.measured(loaded, known, examples, seed)
-    now = features.measured(loaded, listed(data, split), examples, seed + 1)
+    known = listed(reference, split) if reference else samples.held_out(samples.reference_of(loaded, in_project(store)))
+    before = samples.measured(loaded, known, examples, seed)
+    now = samples.measured(loaded, listed(data, split), examples, seed + 1)
     shifts = drifts.compare(before, now, false_alarms=false_alarms, seed=seed)
     if output is not None:
-        replace_file(output, drift_page.render(str(chosen), shifts, before, now, false_alarms=false_alarms).encode())
+        replace_file(output, page.render(str(chosen), shifts, before, now, false_alarms=false_alarms).encode())
         say(f"page: {output}")
     if as_json:
         print_json(drifts.as_json(shifts, before, now, false_alarms=false_alarms))

@@ -6,7 +6,7 @@ import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import yaml
 from pydantic import BaseModel, Field, PrivateAttr, ValidationError, model_validator
@@ -23,7 +23,7 @@ from slipway.components.train.tuning import TuneSettings
 from slipway.core.errors import UserError
 from slipway.core.manifest import TaskName
 from slipway.pipelines.config.errors import explain_validation
-from slipway.pipelines.config.program import check_evaluation, check_program
+from slipway.pipelines.config.program import check_evaluation, check_program, check_when
 from slipway.pipelines.config.track import TrackSettings
 from slipway.pipelines.config.values import read_values
 from slipway.pipelines.platforms.kubeflow.settings import KubeflowSettings
@@ -113,6 +113,11 @@ class RunConfig(Settings):
         default=None, description="A Kubeflow cluster; required for `--target kubeflow`."
     )
     tpu: TpuSettings | None = Field(default=None, description="Cloud TPU VMs; required for `--target tpu`.")
+    when: Literal["always", "drift"] = Field(
+        default="always",
+        description="When the run trains: drift is only if the prepared data differ from those that the registered "
+        "champion was evaluated on, or there is none; otherwise it ends after check_drift.",
+    )
     budget: float | None = Field(
         default=None,
         gt=0,
@@ -155,6 +160,7 @@ class RunConfig(Settings):
     def _one_program(self) -> RunConfig:
         check_program(self)
         check_evaluation(self)
+        check_when(self)
         if self.model is not None:
             check_settings(self.train, self.task)
         if self.vertex is not None and self.vertex.experiment == self.name:

@@ -45,12 +45,14 @@ class PlatformSteps(ABC):
     Attributes:
         last: The step after which the pipeline ends, if it is a part of one; see `slipway run --only`.
         registers: Whether promoted models are registered.
+        compares: Whether a run that trains only if the data have drifted finds that out; otherwise, it did before.
         metric: Metric that the trials of a search report; "" if the training is no search.
         memory: Memory in bytes to which the plan reduces the batch size; 0 for no limit.
     """
 
     last: str | None = None
     registers: bool = True
+    compares: bool = True
     metric: str = ""
     memory: int = 0
 

@@ -165,6 +165,8 @@ def outcome(step: StepRecord, *, judged: bool) -> str:
         counts = ", ".join(f"{count:,} {split}" for split, count in outputs["examples"].items())
         text = f"{counts} examples in {short(outputs['dataset'])}"
         text += f"; {outputs['skipped']}" if outputs.get("skipped") else ""
+    elif step.name == "check_drift" and "reason" in outputs:
+        text = outputs["reason"] + ("" if outputs["decision"] == "drift" else ": the run ends here")
     elif step.name == "plan_training" and "steps" in outputs:
         replicas = outputs["replicas"]
         each = outputs["batch_per_replica"]

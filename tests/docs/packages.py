@@ -21,6 +21,7 @@ PACKAGES = {
     "trainer/metrics": "metrics, TensorBoard, speed",
     "components": "what all steps share",
     "components/build_image": "images: content, builders, registries",
+    "components/check_drift": "drift: features, distances, the page",
     "components/cloud": "Google's clients, retries, refusals and known errors",
     "components/deploy": "endpoints and rollouts",
     "components/evaluate": "metrics with intervals, the gate, the report",

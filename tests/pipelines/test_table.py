@@ -63,8 +63,8 @@ class Compiled:
 
 def pipeline_for(platform: str, notify: dict[str, Any] | None = None) -> Any:
     if platform == "kubeflow":
-        return kubeflow.pipeline(configuration(notify=notify))
-    digits = {**yaml.safe_load(Path("configs/digits.yaml").read_text()), "notify": notify}
+        return kubeflow.pipeline(configuration(notify=notify).model_copy(update={"when": "drift"}))
+    digits = {**yaml.safe_load(Path("configs/digits.yaml").read_text()), "notify": notify, "when": "drift"}
     config: RunConfig = validate(digits | {"vertex": {**VERTEX, "retries": 2}}, "the test's configuration")
     if platform == "local":
         return local.pipeline(config)

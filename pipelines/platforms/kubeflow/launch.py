@@ -58,7 +58,11 @@ def submit(config: RunConfig, search: SearchSettings | None = None) -> tuple[Run
     server.check()
     check_before_run(settings, config.parsed_hardware, searches=search is not None)
     folder = create(config)
-    absent = {"" if settings.registers else "register_model", "" if config.prepared else "prepare_data"}
+    absent = {
+        "" if settings.registers else "register_model",
+        "" if config.prepared else "prepare_data",
+        "" if config.when == "drift" and search is None else "check_drift",
+    }
     record = RunRecord(
         run_id=folder.run_id,
         name=config.name,

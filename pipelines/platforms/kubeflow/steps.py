@@ -44,7 +44,7 @@ class KubeflowSteps(PlatformSteps):
         self, settings: KubeflowSettings, train_job: TrainJobSettings | None, search: SearchSettings | None = None
     ) -> None:
         self.settings = settings
-        self.registers = settings.registers
+        self.registers, self.compares = settings.registers, search is None
         self._train_job, self._search = train_job, search
 
     def image(self, role: Role) -> str:  # noqa: ARG002

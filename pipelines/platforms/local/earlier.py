@@ -54,9 +54,9 @@ def fill_cache(cache: Path, folder: RunFolder, tasks: list[str], specification: 
     kfp_cache = LocalCache(str(cache))
     for task in tasks:
         file = _output_file(folder, task)
-        if file is None:
-            continue
         name = f"comp-{task}"
+        if file is None or name not in specification.components:
+            continue
         types = specification.components[name].output_definitions.artifacts
         outputs = dict(json.loads(file.read_bytes()).get("parameterValues", {}))
         for key, artifact in _artifacts(file).items():

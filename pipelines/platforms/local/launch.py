@@ -81,6 +81,7 @@ def new_record(
         "register_model" if rehearsal else "",
         "build_image" if runner == "process" else "",
         "" if config.prepared else "prepare_data",
+        "" if config.when == "drift" else "check_drift",
     }
     bill = None if rehearsal else platform_of(platform).bill(config)
     return RunRecord(

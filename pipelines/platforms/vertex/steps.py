@@ -52,6 +52,7 @@ class VertexSteps(PlatformSteps):
         self.settings = settings
         self.images = images
         self.trained = trained
+        self.compares = not trained and search is None
         self.search = search
         self.metric = search.metric if search else ""
 

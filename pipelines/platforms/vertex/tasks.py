@@ -106,6 +106,8 @@ def _outputs(step: str, tasks: Mapping[str, PipelineTaskDetail]) -> JsonObject:
         names = [*(name for name in SPLITS if name in found), *sorted(found.keys() - set(SPLITS))]  # it sorts by name
         counts = {name: int(found[name]) for name in names}
         return {"dataset": artifacts["dataset"].uri, "examples": counts}
+    if step == "check_drift" and "page" in artifacts:
+        return {**{name: metadata["page"][name] for name in ("decision", "reason")}, "page": artifacts["page"].uri}
     if step == "plan_training":
         return _plan(last)
     if step == "train" and "model" in artifacts:

@@ -38,6 +38,8 @@ def outputs_of(task: str, inputs: Mapping[str, Any], artifacts: Mapping[str, ver
             metric=inputs.get("metric", ""),
         )
         return {"Output": plan.worker_pool_specs}
+    if task == "check-drift":
+        return {"Output": "drift"}
     if task == "evaluate":
         return {"Output": "promote"}
     if task == "collect-model":
@@ -50,6 +52,9 @@ def artifacts_of(task: str, root: str, outputs: Mapping[str, Any]) -> dict[str, 
     place = f"{root}/{task}"
     if task == "prepare-data":
         return {"dataset": ("gs://bucket/datasets/digits/0", {"examples": {"train": EXAMPLES, "test": 10_000}})}
+    if task == "check-drift":
+        decision = outputs["Output"]
+        return {"page": (f"{place}/page", {"decision": decision, "reason": f"{decision}, says the script"})}
     if task == "collect-model":
         return {
             "model": (outputs["Output"], {"engine": "tensorflow"}),

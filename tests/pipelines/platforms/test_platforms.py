@@ -99,7 +99,9 @@ def test_a_fifth_platform_runs_is_checked_and_appears_in_help(tmp_path: Path) ->
     assert command("run", *configuration).startswith("0 ")
     assert "a line of the lab" in command("logs", "latest")
     assert command("compile", *configuration).startswith("0 ")
-    assert (folder / "spec.yaml").read_text() == "steps: prepare_data plan_training train evaluate register_model"
+    assert (folder / "spec.yaml").read_text() == (
+        "steps: prepare_data check_drift plan_training train evaluate register_model"
+    )
     assert "there are no batch predictions on the lab" in command(
         "batch", "digits", "--input", "x", "--output", "y", "--target", "lab"
     )

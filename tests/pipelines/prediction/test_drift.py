@@ -15,12 +15,12 @@ from PIL import Image, ImageOps
 from scipy import stats
 from typer.testing import CliRunner
 
+from slipway.components.check_drift import page as drift_page
+from slipway.components.check_drift.drift import DEVIATIONS, SHARES, Divisions, Shift, compare, lines
+from slipway.components.check_drift.features import Sample
 from slipway.components.formatting import brief
 from slipway.components.register_model.registry import Registry
 from slipway.pipelines.cli.app import app
-from slipway.pipelines.prediction import drift_page
-from slipway.pipelines.prediction.drift import DEVIATIONS, SHARES, Divisions, Shift, compare, lines
-from slipway.pipelines.prediction.features import Sample
 from tests.components.evaluate.conftest import png
 from tests.fakes.webhook import FakeWebhook
 from tests.serving.conftest import HOUSE, classifier_folder, houses_folder

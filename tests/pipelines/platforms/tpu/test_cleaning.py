@@ -17,11 +17,10 @@ from tests.fakes.ready import BUCKET
 from tests.pipelines.platforms.tpu.test_commands import tpus
 
 __all__ = ["tpus"]
-NOW = datetime.now(UTC)
 
 
 def put(google: FakeGoogle, name: str, days: float = 90, content: bytes = b"x") -> None:
-    google.storage.write(BUCKET, name, content, NOW - timedelta(days=days))
+    google.storage.write(BUCKET, name, content, datetime.now(UTC) - timedelta(days=days))
 
 
 def run(google: FakeGoogle, name: str, days: float, data: str | None = None) -> None:

@@ -443,3 +443,48 @@ def test_cancel_stops_the_dataflow_job_of_a_killed_step(ready_google: FakeGoogle
     result = slipway("cancel")
     assert result.exit_code == 0, result.output
     assert [job["currentState"] for job in dataflow.jobs.values()] == ["JOB_STATE_CANCELLING", "JOB_STATE_PENDING"]
+
+
+def test_a_run_that_needs_drift_ends_without(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
+    script = ready_google.region.pipelines.script
+    script["check-drift"].outputs = {"Output": "same"}
+    calm = slipway(*RUN, "--set", "when=drift")
+    assert calm.exit_code == 0, calm.output
+    ended = record(workspace)
+    states = {step["name"]: step["status"] for step in ended["steps"]}
+    assert ended["status"] == "succeeded"
+    assert states["check_drift"] == "succeeded"
+    assert {states[name] for name in ("plan_training", "train", "evaluate", "register_model")} == {"skipped"}
+    assert "same, says the script: the run ends here" in calm.output
+    assert ended["cost"] is None
+    script["check-drift"].outputs = {}
+    drifted = slipway(*RUN, "--set", "when=drift")
+    assert drifted.exit_code == 0, drifted.output
+    assert record(workspace)["verdict"]["decision"] == "promote"
+    assert {step["status"] for step in record(workspace)["steps"]} == {"succeeded"}
+
+
+def test_a_resumed_run_that_has_trained_is_not_compared_again(
+    ready_google: FakeGoogle, workspace: Path, slipway: Slipway
+):
+    """Its own model may be the champion by now."""
+    script = ready_google.region.pipelines.script
+    script["evaluate"].failure = Failure()
+    assert slipway(*RUN, "--set", "when=drift", "--set", "vertex.retries=0").exit_code == 1
+    script["evaluate"].failure = None
+    script["check-drift"].outputs = {"Output": "same"}
+    assert slipway("run", "--resume", "latest").exit_code == 0
+    assert record(workspace)["verdict"]["decision"] == "promote"
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        (("evaluate.champion=none",), "the champion is not asked for"),
+        (("serve.module=a:b",), "only a:b loads its models"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(slipway: Slipway, settings: tuple[str, ...], problem: str):
+    refused = slipway(*RUN, "--set", "when=drift", *(part for text in settings for part in ("--set", text)))
+    assert refused.exit_code == 2
+    assert problem in refused.stderr

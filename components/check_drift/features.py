@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from slipway.components.prepare_data.listing.plan import identity
+from slipway.core import manifest
 from slipway.core.errors import UserError
+from slipway.core.manifest import FILE_NAME
 
 if TYPE_CHECKING:
-    from slipway.pipelines.prediction.parts import Chunk, Part
     from slipway.serving.model import Model
 
 # Photographs are compared at this size at most, in pixels.
@@ -41,78 +43,49 @@ class Sample:
     failed: int
 
 
-def reference_of(model: Model, store: Path) -> Path:
-    """Return the folder of the data set that a model was trained on, in a store on this machine.
-
-    Raises:
-        UserError: The store does not have it.
-    """
-    from slipway.components.prepare_data.listing.plan import identity
-    from slipway.core.manifest import FILE_NAME
-
+def reference_in(store: Path, model: Model) -> Path | None:
+    """Return the folder of the data set that a model was trained on, in a store; None if the store does not have it."""
     name = identity(str(model.description.get("data_fingerprint")))
-    found = [path.parent for path in store.glob(f"*/{name}/{FILE_NAME}")]
-    if not found:
-        raise UserError(
-            f"The data set {name}, on which the model in {model.folder} was trained, is not in {store}.",
-            setting="--reference",
-            value=None,
-            allowed="data like those that the model was evaluated on, in any format of slipway predict",
-            fix="--reference DATA, or --store FOLDER",
-        )
-    return found[0]
+    return next((path.parent for path in store.glob(f"*/{name}/{FILE_NAME}")), None)
 
 
-def held_out(folder: Path) -> list[Part]:
-    """Return the examples of a data set that the model was not trained on."""
-    from slipway.core import manifest as manifests
-    from slipway.pipelines.prediction.inputs import listed
-
-    splits = manifests.read(folder).splits
-    return [part for name in HELD_OUT if name in splits for part in listed([str(folder)], name)]
-
-
-def measured(model: Model, parts: Sequence[Part], most: int, seed: int) -> Sample:
-    """Return the features of `most` examples, which are drawn from the parts.
+def of_split(model: Model, folder: Path, most: int, seed: int) -> Sample:
+    """Return the features of up to about `most` examples of a data set that the model was not trained on.
 
     Raises:
-        UserError: There are no examples, or the model does not run.
+        UserError: There are none.
     """
-    from slipway.pipelines.prediction import prediction
+    from slipway.components.evaluate.evaluate import batches
+    from slipway.serving.model import import_tensorflow
 
-    divided = [piece for part in parts for piece in part.divided(READ_TOGETHER)]
-    total = sum(piece.examples or 0 for piece in divided)
-    draws, share = np.random.default_rng(seed), min(1.0, most / max(1, total))
-    found: list[dict[str, Values]] = []
-    failed = 0
-    with prediction.quiet(model):
-        for chunk in (chunk for piece in divided for chunk in piece.read(model, READ_TOGETHER)):
-            chosen = draws.random(len(chunk.keys)) < share
-            drawn = _drawn(chunk, chosen)
-            failed += int(chosen.sum()) - len(drawn.keys)
-            for answers in prediction.predict(model, iter([drawn] if drawn.keys else [])):
-                kept = [index for index in range(len(answers)) if index not in answers.errors]
-                failed += len(answers.errors)
-                if kept:
-                    inputs = {name: values[kept] for name, values in drawn.arrays.items()}
-                    found.append({**_of_inputs(model, inputs), **_of_outputs(model, answers.outputs)})
+    import_tensorflow()
+    data = manifest.read(folder)
+    shards = [shard for name in HELD_OUT if name in data.splits for shard in data.splits[name].shards]
+    manifest.verify(folder, shards)
+    draws = np.random.default_rng(seed)
+    share = min(1.0, most / max(1, sum(shard.examples for shard in shards)))
+    found = []
+    for batch in batches([folder / shard.file for shard in shards], data, READ_TOGETHER):
+        chosen = draws.random(len(batch.keys)) < share
+        if chosen.any():
+            given = {name: np.asarray(batch.features[name])[chosen] for name in model.inputs}
+            found.append({**of_inputs(model, given), **of_outputs(model, model.predict(given))})
+    return sample_of(found, 0)
+
+
+def sample_of(found: Sequence[dict[str, Values]], failed: int) -> Sample:
+    """Return the features of batches as one sample.
+
+    Raises:
+        UserError: There are none.
+    """
     if not found:
         raise UserError("There is no example that the model can predict on.", setting="DATA", value=None)
     features = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
     return Sample(features, len(next(iter(features.values()))), failed)
 
 
-def _drawn(chunk: Chunk, chosen: NDArray[np.bool_]) -> Chunk:
-    """Return the chosen examples of a chunk, of those without a fault."""
-    from slipway.pipelines.prediction.parts import Chunk
-
-    sound = np.array([index not in chunk.faults for index in range(len(chunk.keys))], bool)
-    kept = chosen[sound]
-    keys = [key for key, is_kept in zip(chunk.keys, chosen & sound, strict=True) if is_kept]
-    return Chunk(keys, {name: np.asarray(values)[kept] for name, values in chunk.arrays.items()}, {})
-
-
-def _of_inputs(model: Model, arrays: dict[str, Values]) -> dict[str, Values]:
+def of_inputs(model: Model, arrays: dict[str, Values]) -> dict[str, Values]:
     """Return the features of inputs. Dates are none: new data always have other ones."""
     from slipway.core.manifest import signature_name
 
@@ -160,7 +133,7 @@ def _of_images(encoded: Values) -> dict[str, Values]:
     return dict(zip(names, np.array(rows, float).T, strict=True))
 
 
-def _of_outputs(model: Model, outputs: dict[str, Values]) -> dict[str, Values]:
+def of_outputs(model: Model, outputs: dict[str, Values]) -> dict[str, Values]:
     """Return the features of predictions: the probability of each class or label, or the number."""
     if model.values is None:
         return {}

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from slipway.components import page
+from slipway.components.check_drift.drift import SHARES, Shift
+from slipway.components.check_drift.features import Sample, Values
 from slipway.components.evaluate.plot import Axis, Panel, draw
-from slipway.pipelines.prediction.drift import SHARES, Shift
-from slipway.pipelines.prediction.features import Sample, Values
 
 TEMPLATE = Path(__file__).with_name("drift.html")
 MAX_PLOTS = 24
@@ -20,7 +20,7 @@ SIZE = (331, 198)
 
 
 def render(model: str, shifts: Sequence[Shift], before: Sample, now: Sample, *, false_alarms: float) -> str:
-    """Return the page as HTML; for the arguments, see `slipway.pipelines.prediction.drift.compare`."""
+    """Return the page as HTML; for the arguments, see `slipway.components.check_drift.drift.compare`."""
     drifted = sum(shift.has_drifted for shift in shifts)
     numeric = [shift.feature for shift in shifts if before.features[shift.feature].dtype.kind != "U"]
     return page.render(

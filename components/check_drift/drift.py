@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from slipway.components.check_drift.features import Sample, Values
 from slipway.components.notify.notice import DriftNotice
 from slipway.core.values import JsonObject
-from slipway.pipelines.prediction.features import Sample, Values
 
 # Number of random divisions, beside the observed one.
 DIVISIONS = 999

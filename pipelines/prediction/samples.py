@@ -1,0 +1,83 @@
+"""The examples that `slipway drift` compares: drawn from data in any format that `slipway predict` reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway.components.check_drift.features import (
+    HELD_OUT,
+    READ_TOGETHER,
+    Sample,
+    Values,
+    of_inputs,
+    of_outputs,
+    reference_in,
+    sample_of,
+)
+from slipway.core import manifest as manifests
+from slipway.core.errors import UserError
+from slipway.pipelines.prediction import prediction
+from slipway.pipelines.prediction.inputs import listed
+from slipway.pipelines.prediction.parts import Chunk, Part
+from slipway.serving.model import Model
+
+
+def reference_of(model: Model, store: Path) -> Path:
+    """Return the folder of the data set that a model was trained on, in a store on this machine.
+
+    Raises:
+        UserError: The store does not have it.
+    """
+    found = reference_in(store, model)
+    if found is None:
+        raise UserError(
+            f"The data set on which the model in {model.folder} was trained, is not in {store}.",
+            setting="--reference",
+            value=None,
+            allowed="data like those that the model was evaluated on, in any format of slipway predict",
+            fix="--reference DATA, or --store FOLDER",
+        )
+    return found
+
+
+def held_out(folder: Path) -> list[Part]:
+    """Return the examples of a data set that the model was not trained on."""
+    splits = manifests.read(folder).splits
+    return [part for name in HELD_OUT if name in splits for part in listed([str(folder)], name)]
+
+
+def measured(model: Model, parts: Sequence[Part], most: int, seed: int) -> Sample:
+    """Return the features of `most` examples, which are drawn from the parts.
+
+    Raises:
+        UserError: There are no examples, or the model does not run.
+    """
+    divided = [piece for part in parts for piece in part.divided(READ_TOGETHER)]
+    total = sum(piece.examples or 0 for piece in divided)
+    draws, share = np.random.default_rng(seed), min(1.0, most / max(1, total))
+    found: list[dict[str, Values]] = []
+    failed = 0
+    with prediction.quiet(model):
+        for chunk in (chunk for piece in divided for chunk in piece.read(model, READ_TOGETHER)):
+            chosen = draws.random(len(chunk.keys)) < share
+            drawn = _drawn(chunk, chosen)
+            failed += int(chosen.sum()) - len(drawn.keys)
+            for answers in prediction.predict(model, iter([drawn] if drawn.keys else [])):
+                kept = [index for index in range(len(answers)) if index not in answers.errors]
+                failed += len(answers.errors)
+                if kept:
+                    inputs = {name: values[kept] for name, values in drawn.arrays.items()}
+                    found.append({**of_inputs(model, inputs), **of_outputs(model, answers.outputs)})
+    return sample_of(found, failed)
+
+
+def _drawn(chunk: Chunk, chosen: NDArray[np.bool_]) -> Chunk:
+    """Return the chosen examples of a chunk, of those without a fault."""
+    sound = np.array([index not in chunk.faults for index in range(len(chunk.keys))], bool)
+    kept = chosen[sound]
+    keys = [key for key, is_kept in zip(chunk.keys, chosen & sound, strict=True) if is_kept]
+    return Chunk(keys, {name: np.asarray(values)[kept] for name, values in chunk.arrays.items()}, {})
