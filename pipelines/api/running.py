@@ -1,55 +1,34 @@
-"""Runs that are running now, on any platform, and what they cost per hour."""
+"""Runs that are running now, and models that are deployed, on any platform, and what they cost per hour."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from slipway.core.errors import UserError, lowered
 from slipway.pipelines.api import starting
-from slipway.pipelines.platforms.table import platform_of
+from slipway.pipelines.platforms.table import PLATFORMS, platform_of
+from slipway.pipelines.runs.running import Running
 
 if TYPE_CHECKING:
-    from slipway.core.values import JsonObject
     from slipway.pipelines.runs.record import RunFolder
 
 
-@dataclass(frozen=True)
-class Running:
-    """A run that is running.
-
-    Attributes:
-        run_id: The run.
-        target: Its platform.
-        hardware: Of its training.
-        region: Where it trains; None if its platform has no regions.
-        steps: Those that are running.
-        seconds: Since the run was started.
-        per_hour: What its training costs per hour in US dollars by list prices, 0 while it does not train, None if the
-            price is not known.
-        worst_case: What its training costs at most in US dollars, in all tries; None if the price is not known.
-    """
-
-    run_id: str
-    target: str
-    hardware: str
-    region: str | None
-    steps: list[str]
-    seconds: float
-    per_hour: float | None
-    worst_case: float | None
-
-    def as_dict(self) -> JsonObject:
-        """Return it for machines."""
-        return asdict(self)
-
-
 def running(folders: Iterable[RunFolder], say: Callable[[str], None]) -> Iterator[Running]:
-    """Yield the runs that are running, each as its platform says; `say` is told of those that cannot be asked."""
+    """Yield the runs that are running, each as its platform says, and what is deployed by the folder's files.
+
+    `say` is told of those that cannot be asked.
+    """
     for folder in folders:
         if folder.read().status == "running" and (found := _running(folder, say)):
             yield found
+    for platform in PLATFORMS.values():
+        try:
+            yield from platform.serving()
+        except UserError as error:
+            say(f"{platform.title}: {lowered(error.message)}")
 
 
 def _running(folder: RunFolder, say: Callable[[str], None]) -> Running | None:

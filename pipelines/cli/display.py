@@ -14,8 +14,8 @@ from slipway.core.paths import short
 from slipway.pipelines.runs.record import RunRecord
 
 if TYPE_CHECKING:
-    from slipway.pipelines.api.running import Running
     from slipway.pipelines.hardware import Hardware
+    from slipway.pipelines.runs.running import Running
     from slipway.pipelines.runs.timings import Timing
     from slipway.trainer.config import TrainSettings
 
@@ -212,13 +212,15 @@ def running_lines(running: Sequence[Running]) -> list[str]:
     for each in running:
         since = str(timedelta(seconds=round(each.seconds)))
         where = f"{each.hardware} in {each.region}" if each.region else each.hardware
-        steps = ", ".join(each.steps)
+        steps = ", ".join(each.steps) or "deployed"
         rows.append((each.run_id, each.target, where, steps, since, price(each.per_hour), price(each.worst_case)))
     header, *lines = _in_columns(rows)
     known = [each.per_hour for each in running if each.per_hour]
     unknown = sum(each.per_hour is None for each in running)
     least = "at least " if unknown else ""
-    cost = [f"{least}~${sum(known):,.2f} per hour, by list prices of the trainings alone"] if known or unknown else []
+    cost = (
+        [f"{least}~${sum(known):,.2f} per hour, by list prices of trainings and replicas"] if known or unknown else []
+    )
     return [f"[bold]{header}[/]", *map(escape, [*lines, *cost])]
 
 

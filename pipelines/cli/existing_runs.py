@@ -96,7 +96,7 @@ def _show_running(*, as_json: bool) -> None:
         for line in display.running_lines(found):
             console.print(line)
     else:
-        console.print("No run of this folder is running.")
+        console.print("No run of this folder is running, and no model is deployed by its files.")
 
 
 Where = Annotated[

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from slipway.pipelines.platforms.steps import PlatformSteps
     from slipway.pipelines.runs.cleaning import Age, Cleaner
     from slipway.pipelines.runs.record import RunFolder, RunRecord, Watcher
+    from slipway.pipelines.runs.running import Running
 
 # Prints one line.
 Say: TypeAlias = Callable[[str], None]
@@ -165,6 +166,14 @@ class Platform(ABC):
             configured: Returns the configuration, whose section for the platform names the project and the bucket.
         """
         raise NotImplementedError(f"{self.name} does not clean")
+
+    def serving(self) -> Iterator[Running]:
+        """Yield the models that the project's files have deployed there.
+
+        Raises:
+            UserError: The platform cannot be asked.
+        """
+        yield from ()
 
     # Existing runs
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from slipway.pipelines.images.images import Wanted
     from slipway.pipelines.runs.cleaning import Age, Cleaner
     from slipway.pipelines.runs.record import RunFolder, RunRecord, Watcher
+    from slipway.pipelines.runs.running import Running
 
 
 class VertexPlatform(RemotePlatform):
@@ -121,6 +122,14 @@ class VertexPlatform(RemotePlatform):
         from slipway.pipelines.platforms.vertex.cleaning import VertexCleaner
 
         return VertexCleaner(configured(), age)
+
+    def serving(self) -> Iterator[Running]:
+        from slipway.pipelines.platforms.vertex.endpoints.files import FILES
+
+        if any(FILES.folder.glob("*.yaml")):
+            from slipway.pipelines.platforms.vertex.endpoints.operations import serving
+
+            yield from serving()
 
     def start(self, config: RunConfig, say: Say) -> tuple[RunFolder, RunRecord]:
         from slipway.pipelines.platforms.vertex import run

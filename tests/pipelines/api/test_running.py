@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from slipway.core.errors import UserError
-from slipway.pipelines.api.running import Running, running
+from slipway.pipelines.api.running import running
 from slipway.pipelines.cli import display
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.hardware.prices import per_hour
@@ -17,6 +17,7 @@ from slipway.pipelines.hardware.rules import parse
 from slipway.pipelines.platforms.vertex.platform import VertexPlatform
 from slipway.pipelines.runs import record as runs
 from slipway.pipelines.runs.record import RunRecord, StepRecord
+from slipway.pipelines.runs.running import Running
 
 SETTINGS = {
     "data": {"source": "digits"}, "model": {"builder": "slipway.trainer.models.digits:build"},
@@ -26,8 +27,9 @@ SETTINGS = {
 
 
 @pytest.fixture
-def started(tmp_path: Path) -> Any:
+def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Records a run of the digits on the hardware t4x1 in us-central1, on which a step is running."""
+    monkeypatch.chdir(tmp_path)
 
     def start(name: str, step: str = "train", platform: str = "vertex", **changes: Any) -> None:
         config = RunConfig.model_validate({**SETTINGS, "name": name})
@@ -67,7 +69,7 @@ def test_what_trains_costs_what_its_hardware_does_where_it_runs(
     assert shown["searches"].per_hour is shown["unpriced"].per_hour is None
     lines = display.running_lines(list(shown.values()))
     total = (first.per_hour or 0) + (moved.per_hour or 0)
-    assert lines[-1] == f"at least ~${total:,.2f} per hour, by list prices of the trainings alone"
+    assert lines[-1] == f"at least ~${total:,.2f} per hour, by list prices of trainings and replicas"
     assert any("l4x4*2 in europe-west4" in line and "0:30:0" in line for line in lines)
 
 

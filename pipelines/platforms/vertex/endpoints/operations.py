@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TextIO
 
 from slipway.components.deploy.rollout import Outcome, roll_back, roll_out
@@ -25,6 +27,7 @@ from slipway.pipelines.platforms.vertex.endpoints.files import FILES, EndpointFi
 from slipway.pipelines.platforms.vertex.endpoints.machines import list_price
 from slipway.pipelines.platforms.vertex.platform import VertexPlatform
 from slipway.pipelines.platforms.vertex.submission import refusals
+from slipway.pipelines.runs.running import Running
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.types import DeployedModel, Endpoint
@@ -41,11 +44,16 @@ class EndpointResult(Result):
 
     def models(self) -> list[JsonObject]:
         """Return the deployed models, those with the most traffic first."""
+        share = {} if self.resource is None else dict(self.resource.traffic_split)
+        return [self._model(self.resource, one, share.get(one.id, 0)) for one in self.deployed]
+
+    @property
+    def deployed(self) -> list[DeployedModel]:
+        """The same as Vertex AI has them."""
         if self.resource is None:
             return []
         share = dict(self.resource.traffic_split)
-        ordered = sorted(self.resource.deployed_models, key=lambda one: -share.get(one.id, 0))
-        return [self._model(self.resource, one, share.get(one.id, 0)) for one in ordered]
+        return sorted(self.resource.deployed_models, key=lambda one: -share.get(one.id, 0))
 
     def _model(self, endpoint: Endpoint, model: DeployedModel, percent: int) -> JsonObject:
         resources, price = model.dedicated_resources, self.file and self.file.settings.price_per_hour
@@ -166,3 +174,25 @@ def check(file: EndpointFile, say: Say, *, deploys: bool) -> None:
         checks.append(Check("endpoint quota", lambda context: endpoints.quota(context, file), remote=True))
     for warning in refuse(examine_in_parallel(checks, Context(file.config, VertexPlatform()))):
         say(f"warning: {warning.check}: {warning.found}")
+
+
+def serving() -> Iterator[Running]:
+    """Yield the models that are deployed to the endpoints of the files.
+
+    Raises:
+        UserError: Vertex AI cannot be asked.
+    """
+    for result in DeclaredEndpoints.observe():
+        region = vertex_of(result.config).region
+        for found, model in zip(result.models(), result.deployed, strict=True):
+            price = list_price(model.dedicated_resources, region)
+            yield Running(
+                run_id=f"{result.name}: {found['version']}",
+                target=VertexPlatform.name,
+                hardware=found["machine"],
+                region=region,
+                steps=[],
+                seconds=round((datetime.now(UTC) - model.create_time).total_seconds(), 1),
+                per_hour=None if price is None else price * found["replicas"],
+                worst_case=0.0,
+            )

@@ -72,6 +72,10 @@ def test_list_shows_traffic_versions_replicas_and_what_a_day_costs(workspace, mo
     assert serving[:6] == ["digits", "digits@2", "100%", "1", "(1", "to"]
     per_day = 24 * 2 * prices.table()["machines"]["n1-standard"][REGION][0]
     assert f"at least ${per_day:.2f}" in text
+    now = json.loads(workspace.slipway("status", "--all", "--json").stdout)
+    assert [(each["run_id"], each["steps"]) for each in now] == [("digits: digits@2", []), ("digits: digits@1", [])]
+    assert now[0]["per_hour"] == pytest.approx(per_day / 24)
+    assert "deployed" in workspace.slipway("status", "--all").stdout
     monkeypatch.setattr(prices, "_read", lambda _path: {"date": "", "machines": {}, "accelerators": {}})
     assert "24 machine hours" in workspace.slipway("endpoints", "list").stdout
     assert "digits@1 (previous)" in text
