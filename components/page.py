@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 LONG_PAGE = 4  # headings
 CONTENTS = "<!-- contents -->"
-REGISTERED = "<!-- registered -->"
+REGISTERED, COST = "<!-- registered -->", "<!-- cost -->"
 
 
 def render(template: Path, **content: object) -> str:
@@ -35,10 +35,11 @@ def render(template: Path, **content: object) -> str:
     return html.replace(CONTENTS, contents, 1)
 
 
-def name_version(report: bytes, version: str) -> bytes:
-    """Return a report that names its model's registered `version`, which has its number later than the report."""
+def completed(report: bytes, version: str, cost: str = "") -> bytes:
+    """Return a report with what is known later: its model's registered `version`, and what the training cost."""
     said = f", registered as <strong>{escape(version)}</strong>" if version else ""
-    return report.replace(REGISTERED.encode(), said.encode(), 1)
+    paid = f". The training cost {escape(cost)}" if cost else ""
+    return report.replace(REGISTERED.encode(), said.encode(), 1).replace(COST.encode(), paid.encode(), 1)
 
 
 def load(template: Path) -> Template:

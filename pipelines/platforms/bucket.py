@@ -112,7 +112,7 @@ class BucketCleaner(Cleaner):
     ) -> None:
         if age.least < LEAST_AGE:
             raise UserError(
-                "What was written on the last day may be in use by a machine that cannot be seen here.",
+                "The files of the last day may be in use by a machine that cannot be seen here.",
                 setting="--older-than",
                 value=f"{age.least / timedelta(hours=1):g}h",
                 allowed="1d or more in a bucket",

@@ -150,9 +150,9 @@ def progress_line(event: dict[str, Any]) -> str:
 def step_line(step: StepRecord, *, judged: bool) -> str:
     """Return one line about a step: mark, name, seconds and result; the verdict only if the run is `judged`."""
     seconds = "" if step.seconds is None else f"{step.seconds:.1f} s"
-    return (
-        f"{MARKS[step.status]} {step.name:<{NAME_WIDTH}} {seconds:>8}  {escape(outcome(step, judged=judged))}".rstrip()
-    )
+    cost = "" if step.dollars is None else f"~${step.dollars:,.2f}  "
+    found = escape(outcome(step, judged=judged))
+    return f"{MARKS[step.status]} {step.name:<{NAME_WIDTH}} {seconds:>8}  {cost}{found}".rstrip()
 
 
 def outcome(step: StepRecord, *, judged: bool) -> str:

@@ -7,7 +7,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -42,7 +42,8 @@ EVENTS: dict[Status, str] = {
 class StepRecord(BaseModel):
     """One step of a run. `seconds` is the time spent working; `reused` means that an earlier result was used.
 
-    `peak_memory_bytes` is the peak memory of its largest process.
+    `peak_memory_bytes` is the peak memory of its largest process. `dollars` is an estimate of what it cost, for `train`
+    in all tries of the run, by list prices; None if it cost nothing, or that is not known.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -51,6 +52,7 @@ class StepRecord(BaseModel):
     seconds: float | None = None
     peak_memory_bytes: int | None = None
     reused: bool = False
+    dollars: float | None = None
     outputs: JsonObject = {}
 
 
@@ -197,8 +199,17 @@ class RunRecord(BaseModel):
             elif step.name == "register_model" and step.outputs:
                 self.model = step.outputs["model"]
 
-    def add_cost(self, bill: Bill | None, seconds: float) -> None:
-        """Add the cost of a training whose machines ran for `seconds`, if its price is known."""
+    def add_cost(self, bill: Bill | None, seconds: float, others: Mapping[str, float] | None = None) -> None:
+        """Add the cost of a training whose machines ran for `seconds`, if its price is known, and that of other steps.
+
+        Args:
+            bill: The price of the training; None if it costs nothing.
+            seconds: In this try.
+            others: US dollars by the names of other steps, in this try.
+        """
+        for step in self.steps:
+            if others and step.name in others:
+                step.dollars = round((step.dollars or 0.0) + others[step.name], 4)
         price = bill.per_hour if bill else None
         if bill is None or price is None or seconds <= 0:
             return
@@ -209,6 +220,7 @@ class RunRecord(BaseModel):
             prices=bill.date,
             without=bill.without,
         )
+        self.step("train").dollars = self.cost.dollars
 
     def cancel(self) -> None:
         """Set the status of the run, and of its running steps, to cancelled."""

@@ -18,7 +18,7 @@ from typing import Literal
 
 import psutil
 
-from slipway.components.page import name_version
+from slipway.components.page import completed
 from slipway.components.register_model.registration import NONE_ASKED, champion_folder
 from slipway.components.step import LOGS_VARIABLE
 from slipway.core.atomic import append_line, replace_file, sync_tree
@@ -141,6 +141,7 @@ def run(folder: RunFolder, config: RunConfig, record: RunRecord, watcher: Watche
         platform = platform_of(record.platform)
         if bill := platform.bill(config):
             record.add_cost(bill, platform.training_seconds(folder, record))
+            follower.copy_pages()
         follower.finish()
     return record
 
@@ -398,7 +399,8 @@ class _Follower:
         source = next((each.outputs.get(page) for each in self._record.steps if each.name == step), None)
         for last in (False, True) if source else ():
             try:
-                replace_file(target, name_version(Path(str(source)).read_bytes(), self._record.registered))
+                cost = str(self._record.cost) if self._record.cost else ""
+                replace_file(target, completed(Path(str(source)).read_bytes(), self._record.registered, cost))
                 return str(target)
             except OSError as error:
                 if last:

@@ -16,13 +16,14 @@ from slipway.components.cloud.explanation import custom_jobs, explain, is_search
 from slipway.components.cloud.logs import LogReader, not_noise
 from slipway.components.cloud.refusals import refusal
 from slipway.components.cloud.retries import is_transient, paced, retried, status_of
-from slipway.components.page import name_version
+from slipway.components.page import completed
 from slipway.components.step import WorkFailed
 from slipway.components.train.tuning import SearchSettings
 from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig, load, vertex_of
 from slipway.pipelines.config.search import settings_of
-from slipway.pipelines.hardware.prices import Bill, vertex_bill
+from slipway.pipelines.hardware.prices import Bill, of_machine, vertex_bill
+from slipway.pipelines.hardware.quotas import step_machine
 from slipway.pipelines.images.images import Images, Say, ensure_images
 from slipway.pipelines.platforms.vertex import submission
 from slipway.pipelines.platforms.vertex.access import uses_dataflow, with_dataflow
@@ -356,6 +357,8 @@ class VertexRun:
             record.error = ErrorRecord(**told, moves=moves)
             if record.error.moves:
                 self._refused(record, record.error, job)
+        # From here on, nothing fails: only what is complete is stored.
+        record.add_cost(self.bill, self._training_seconds(job), self._step_costs(record))
         evaluated, model = record.step("evaluate").outputs, record.step("train").outputs.get("model")
         report = evaluated.get("report")
         if report and record.report is None:
@@ -363,10 +366,21 @@ class VertexRun:
             record.report = str(self.folder.report_file) if self._download(report, self.folder.report_file) else report
             with contextlib.suppress(OSError):
                 page = self.folder.report_file.read_bytes()
-                self.folder.report_file.write_bytes(name_version(page, record.registered))
+                cost = str(record.cost) if record.cost else ""
+                self.folder.report_file.write_bytes(completed(page, record.registered, cost))
             self._download(evaluated.get("classification"), self.folder.classification_file)
             self._download(f"{model}/{HISTORY_FILE}" if model else None, self.folder.path / HISTORY_FILE)
-        record.add_cost(self.bill, self._training_seconds(job))  # last, as only what is complete is stored
+
+    def _step_costs(self, record: RunRecord) -> dict[str, float]:
+        """Return what the steps beside the training cost on their machines, in US dollars, if that is known."""
+        settings, found = vertex_of(self.config), {}
+        for step in record.steps:
+            own = settings.steps.get(step.name)
+            machine = step_machine(own.cpus, own.memory_gb) if own else step_machine()
+            price = of_machine(machine.name, machine.vcpus or 0, None, 0, settings.region, "standard")
+            if step.name != "train" and step.seconds and price is not None:
+                found[step.name] = price * step.seconds / 3600
+        return found
 
     def _refused(self, record: RunRecord, error: ErrorRecord, job: PipelineJob) -> None:
         """Add the try to those without quota or capacity, and how the run continues elsewhere to the error."""

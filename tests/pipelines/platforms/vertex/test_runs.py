@@ -11,6 +11,7 @@ import pytest
 
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.dataflow import job_name, prefix_of
+from slipway.pipelines.hardware import prices
 from tests.fakes.errors import ServiceError
 from tests.fakes.google import NUMBER, PROJECT, REGION, FakeGoogle
 from tests.fakes.mlflow import FakeMlflow
@@ -122,6 +123,12 @@ def test_a_run_records_what_the_training_cost_in_all_its_tries(
     assert (cost["dollars"], cost["seconds"]) == (pytest.approx(6 * hourly, rel=1e-4), 6 * 3600)
     estimate = f"at least ${6 * hourly:.2f} for 6.00 h of training: an estimate by list prices of {cost['prices']}"
     assert f"cost     {estimate} without Vertex AI's fee" in slipway("status").output
+    assert f"~${6 * hourly:.2f}  validation accuracy" in slipway("status").output
+    steps = {step["name"]: step for step in record(workspace)["steps"]}
+    assert steps["train"]["dollars"] == cost["dollars"]
+    machine = 4 * prices.table()["machines"]["e2-standard"][REGION][0]
+    for name in ("prepare_data", "evaluate"):
+        assert steps[name]["dollars"] == pytest.approx(machine * steps[name]["seconds"] / 3600, abs=1e-4), name
     listed = slipway("list").output.splitlines()
     assert (listed[0].split()[-1], listed[1].split()[-1]) == ("cost", f"~${6 * hourly:.2f}")
     assert len(slipway("list", "--where", "cost>4").output.splitlines()) >= 2
