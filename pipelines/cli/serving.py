@@ -186,6 +186,13 @@ def serve(
             "address, requests to or of any other host are refused.",
         ),
     ] = [],  # noqa: B006
+    log_requests: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Keep a sample of the requests there, for slipway drift."),
+    ] = None,
+    log_share: Annotated[
+        float, typer.Option(min=0.0001, max=1, metavar="SHARE", help="The share of the requests that is kept.")
+    ] = 0.1,
     module: Module = None,
     registry: Registry = Path("models"),
 ) -> None:
@@ -196,6 +203,7 @@ def serve(
     installed.verify_extra("serving")
     chosen = models.find(model, registry, module)
     from slipway.serving import app
+    from slipway.serving.sampling import RequestLog
     from slipway.serving.settings import Limits, ServerSettings
 
     _check_port(host, port)
@@ -205,7 +213,10 @@ def serve(
 
     limits = Limits(max_batch=max_batch, max_delay=max_delay / 1000)
     settings = ServerSettings(host, port, limits=limits, origins=tuple(map(_origin, allow_origin)))
-    server = app.Server(settings, lambda: served(models.find(model, registry, module) if chosen.follow else chosen))
+    log = RequestLog(log_requests, log_share) if log_requests is not None else None
+    server = app.Server(
+        settings, lambda: served(models.find(model, registry, module) if chosen.follow else chosen), log
+    )
     server.use(models.ready(chosen, server.warm_sizes), served(chosen))
     app.log_as_json()
     name = "localhost" if host in ("127.0.0.1", "0.0.0.0") else f"[{host}]" if ":" in host else host

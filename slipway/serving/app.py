@@ -35,6 +35,7 @@ from slipway.serving.batching import Batcher, Busy, Stopping
 from slipway.serving.instances import BadRequest, ModelFailed
 from slipway.serving.kinds import KINDS
 from slipway.serving.model import Model, NotServable
+from slipway.serving.sampling import RequestLog
 from slipway.serving.settings import ServerSettings
 from slipway.trainer.distributed.verification import verify_loaded
 from slipway.trainer.export.examples import FILE_NAME as EXAMPLES_FILE
@@ -81,6 +82,7 @@ class Server:
     Args:
         settings: How it answers.
         source: Returns the model to serve now; called again to see whether it has changed.
+        log: Receives the requests that were answered; None for none.
 
     Attributes:
         model: The model that is served; None until the first one has been loaded.
@@ -91,8 +93,8 @@ class Server:
         refusal: The user's mistake for which nothing can be served, and the server stops; None if there is none.
     """
 
-    def __init__(self, settings: ServerSettings, source: Callable[[], Served]) -> None:
-        self.settings = settings
+    def __init__(self, settings: ServerSettings, source: Callable[[], Served], log: RequestLog | None = None) -> None:
+        self.settings, self._log = settings, log
         self.model: Model | None = None
         self.name = self.load = ""
         self.failure: Exception | None = None
@@ -249,10 +251,13 @@ class Server:
         length = headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > self.settings.max_body:
             raise self._too_large()
-        body = await self._body(receive)
+        body, media_type = await self._body(receive), headers.get(b"content-type", JSON)
         try:
-            arrays = instances.of_body(model, body, headers.get(b"content-type", JSON))
-            return await self.batcher.predict(model, arrays)
+            arrays = instances.of_body(model, body, media_type)
+            answered = await self.batcher.predict(model, arrays)
+            if self._log is not None:
+                self._log.add(body, media_type)
+            return answered
         finally:
             self._bodies -= len(body)
 
