@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from slipway.components.build_image.images import NAME
-from slipway.components.build_image.reference import ARTIFACT_REGISTRY
+from slipway.components.build_image.reference import ImageReference
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.operations import finished
 from slipway.components.cloud.refusals import refusing
@@ -44,14 +44,15 @@ class VertexCleaner(Cleaner):
 
     def unneeded(self) -> list[Unneeded]:
         found = [each for bucket in self._buckets for each in bucket.unneeded()]
-        return [*found, *self._schedules(), *self._images()]
+        schedules = [Unneeded("schedule", schedule.name, since, 0) for _, schedule, since in self._completed()]
+        return [*found, *schedules, *self._images()]
 
     def delete(self, found: Iterable[Unneeded]) -> Iterator[Unneeded]:
         found = list(found)
         for bucket in self._buckets:
             yield from bucket.delete(each for each in found if each.kind in BucketCleaner.kinds)
         for each in found:
-            if each.kind == "schedule" and each in self._schedules():
+            if each.kind == "schedule":
                 yield from self._deleted_schedule(each)
             elif each.kind == "image" and each in self._images():
                 yield from self._deleted_image(each)
@@ -87,10 +88,10 @@ class VertexCleaner(Cleaner):
         with refusals(self.config, f"list the jobs in {connection.region}", "aiplatform.pipelineJobs.list"):
             return retried(lambda: list(connection.pipelines.list_pipeline_jobs(request)))
 
-    def _schedules(self) -> list[Unneeded]:
-        """Return the schedules that have come to their end; they start no runs, and their runs stay."""
+    def _completed(self) -> list[tuple[Connection, Any, datetime]]:
+        """Return the schedules that have come to their end, and when; they start no runs, and their runs stay."""
         return [
-            Unneeded("schedule", schedule.name, since, 0)
+            (connection, schedule, since)
             for connection in self._regions
             for schedule in self._listed_schedules(connection)
             if schedule.state.name == "COMPLETED" and (since := _last_active(schedule)) < self.age.before
@@ -101,18 +102,18 @@ class VertexCleaner(Cleaner):
             return [schedule for _, _, schedule in Schedules(connection).all()]
 
     def _deleted_schedule(self, each: Unneeded) -> Iterator[Unneeded]:
-        connection = next(one for one in self._regions if f"/locations/{one.region}/" in each.path)
-        with refusals(self.config, f"delete {each.path}", "aiplatform.schedules.delete"):
-            existing(lambda: connection.schedules.delete_schedule(name=each.path).result())
-        yield each
+        for connection, schedule, _ in self._completed():
+            if schedule.name == each.path:
+                with refusals(self.config, f"delete {each.path}", "aiplatform.schedules.delete"):
+                    Schedules(connection).delete(schedule, None)
+                yield each
 
     def _images(self) -> list[Unneeded]:
         """Return Slipway's images that no job of the age, model, schedule or kept run here names; not the newest."""
         vertex = vertex_of(self.config)
-        place = ARTIFACT_REGISTRY.fullmatch(vertex.image_repository)
-        if vertex.image is not None or place is None:
+        parent = ImageReference.parse(f"{vertex.image_repository}/image").artifact_repository
+        if vertex.image is not None or parent is None:
             return []
-        parent = "projects/{project}/locations/{location}/repositories/{repository}".format(**place.groupdict())
         repositories = vertex.connection.api("artifactregistry", "v1").projects().locations().repositories()
         what = f"list the images in {vertex.image_repository}"
         with refusing(vertex.connection, what, "artifactregistry.dockerimages.list"):
