@@ -22,6 +22,7 @@ from slipway.pipelines.hardware import validate_for
 from slipway.pipelines.hardware.placement import check_python
 from slipway.pipelines.images.images import Images
 from slipway.pipelines.parameters import values_of
+from slipway.pipelines.platforms.bucket import ARTIFACTS
 from slipway.pipelines.platforms.vertex.settings import VertexSettings
 from slipway.serving.settings import container_spec
 from slipway.trainer.engines.table import ENGINES
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 CONFIGURATION_LABEL = "slipway-configuration"
 COMMIT_LABEL = "slipway-commit"
 FINGERPRINT_LETTERS = 16
-ARTIFACTS = "pipelines"
 # The metadata of a context that is an experiment, as the console and the SDK write it.
 EXPERIMENT = {"schema_title": "system.Experiment", "schema_version": "0.0.1", "metadata": {"experiment_deleted": False}}
 

@@ -44,16 +44,16 @@ class EndpointResult(Result):
 
     def models(self) -> list[JsonObject]:
         """Return the deployed models, those with the most traffic first."""
-        share = {} if self.resource is None else dict(self.resource.traffic_split)
-        return [self._model(self.resource, one, share.get(one.id, 0)) for one in self.deployed]
+        return [self._model(self.resource, one, percent) for one, percent in self.deployed]
 
     @property
-    def deployed(self) -> list[DeployedModel]:
-        """The same as Vertex AI has them."""
+    def deployed(self) -> list[tuple[DeployedModel, int]]:
+        """The same as Vertex AI has them, each with its percentage of the traffic."""
         if self.resource is None:
             return []
         share = dict(self.resource.traffic_split)
-        return sorted(self.resource.deployed_models, key=lambda one: -share.get(one.id, 0))
+        found = [(one, share.get(one.id, 0)) for one in self.resource.deployed_models]
+        return sorted(found, key=lambda each: -each[1])
 
     def _model(self, endpoint: Endpoint, model: DeployedModel, percent: int) -> JsonObject:
         resources, price = model.dedicated_resources, self.file and self.file.settings.price_per_hour
@@ -184,7 +184,7 @@ def serving() -> Iterator[Running]:
     """
     for result in DeclaredEndpoints.observe():
         region = vertex_of(result.config).region
-        for found, model in zip(result.models(), result.deployed, strict=True):
+        for found, (model, _) in zip(result.models(), result.deployed, strict=True):
             price = list_price(model.dedicated_resources, region)
             yield Running(
                 run_id=f"{result.name}: {found['version']}",
