@@ -19,9 +19,11 @@ from slipway.components.prepare_data.listing.plan import identity
 from slipway.core import manifest
 from slipway.core.errors import UserError
 from slipway.core.manifest import FILE_NAME
+from slipway.core.noise import without_native_stderr
+from slipway.serving import instances
 
 if TYPE_CHECKING:
-    from slipway.serving.model import Model
+    from slipway.serving.model import Arrays, Model
 
 # Photographs are compared at this size at most, in pixels.
 SIZE = 64
@@ -53,7 +55,7 @@ def of_split(model: Model, folder: Path, most: int, seed: int) -> Sample:
     """Return the features of up to about `most` examples of a data set that the model was not trained on.
 
     Raises:
-        UserError: There are none.
+        UserError: There are none, or the model does not run.
     """
     from slipway.components.evaluate.evaluate import batches
     from slipway.serving.model import import_tensorflow
@@ -64,13 +66,32 @@ def of_split(model: Model, folder: Path, most: int, seed: int) -> Sample:
     manifest.verify(folder, shards)
     draws = np.random.default_rng(seed)
     share = min(1.0, most / max(1, sum(shard.examples for shard in shards)))
-    found = []
-    for batch in batches([folder / shard.file for shard in shards], data, READ_TOGETHER):
-        chosen = draws.random(len(batch.keys)) < share
-        if chosen.any():
+    found, failed = list[dict[str, Values]](), 0
+    with without_native_stderr():
+        for batch in batches([folder / shard.file for shard in shards], data, READ_TOGETHER):
+            chosen = np.flatnonzero(draws.random(len(batch.keys)) < share)
             given = {name: np.asarray(batch.features[name])[chosen] for name in model.inputs}
-            found.append({**of_inputs(model, given), **of_outputs(model, model.predict(given))})
-    return sample_of(found, 0)
+            features, without = of_examples(model, given, len(chosen))
+            found += features
+            failed += without
+    return sample_of(found, failed)
+
+
+def of_examples(model: Model, arrays: Arrays, examples: int) -> tuple[list[dict[str, Values]], int]:
+    """Return the features of the examples with a prediction, as a batch if there are any, and how many have none.
+
+    Raises:
+        UserError: The model does not run.
+    """
+    if not examples:
+        return [], 0
+    try:
+        outputs, faults = instances.outputs_of(model, arrays, examples, model.predict)
+    except Exception as error:  # a failing model may raise anything
+        raise UserError(f"The model in {model.folder} does not run: {instances.sentence(error)}.") from error
+    kept = [index for index in range(examples) if index not in faults]
+    inputs = {name: values[kept] for name, values in arrays.items()}
+    return [{**of_inputs(model, inputs), **of_outputs(model, outputs)}] if kept else [], len(faults)
 
 
 def sample_of(found: Sequence[dict[str, Values]], failed: int) -> Sample:

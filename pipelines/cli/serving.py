@@ -118,7 +118,7 @@ def drift(
 ) -> None:
     """Compare new data with those that a model was evaluated on. Exits with 4 if they have drifted."""
     from slipway.components.check_drift import drift as drifts
-    from slipway.components.check_drift import page
+    from slipway.components.check_drift import features, page
     from slipway.core.atomic import replace_file
     from slipway.core.paths import in_project
     from slipway.pipelines.prediction import models, samples
@@ -143,8 +143,10 @@ def drift(
             value=str(chosen),
             allowed="a model of Slipway's trainer, or a SavedModel",
         )
-    known = listed(reference, split) if reference else samples.held_out(samples.reference_of(loaded, in_project(store)))
-    before = samples.measured(loaded, known, examples, seed)
+    if reference:
+        before = samples.measured(loaded, listed(reference, split), examples, seed)
+    else:
+        before = features.of_split(loaded, samples.reference_of(loaded, in_project(store)), examples, seed)
     now = samples.measured(loaded, listed(data, split), examples, seed + 1)
     shifts = drifts.compare(before, now, false_alarms=false_alarms, seed=seed)
     if output is not None:

@@ -9,19 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway.components.check_drift.features import (
-    HELD_OUT,
     READ_TOGETHER,
     Sample,
     Values,
-    of_inputs,
-    of_outputs,
+    of_examples,
     reference_in,
     sample_of,
 )
-from slipway.core import manifest as manifests
 from slipway.core.errors import UserError
-from slipway.pipelines.prediction import prediction
-from slipway.pipelines.prediction.inputs import listed
+from slipway.core.noise import without_native_stderr
 from slipway.pipelines.prediction.parts import Chunk, Part
 from slipway.serving.model import Model
 
@@ -35,19 +31,13 @@ def reference_of(model: Model, store: Path) -> Path:
     found = reference_in(store, model)
     if found is None:
         raise UserError(
-            f"The data set on which the model in {model.folder} was trained, is not in {store}.",
+            f"The data set on which the model in {model.folder} was trained is not in {store}.",
             setting="--reference",
             value=None,
             allowed="data like those that the model was evaluated on, in any format of slipway predict",
             fix="--reference DATA, or --store FOLDER",
         )
     return found
-
-
-def held_out(folder: Path) -> list[Part]:
-    """Return the examples of a data set that the model was not trained on."""
-    splits = manifests.read(folder).splits
-    return [part for name in HELD_OUT if name in splits for part in listed([str(folder)], name)]
 
 
 def measured(model: Model, parts: Sequence[Part], most: int, seed: int) -> Sample:
@@ -61,17 +51,14 @@ def measured(model: Model, parts: Sequence[Part], most: int, seed: int) -> Sampl
     draws, share = np.random.default_rng(seed), min(1.0, most / max(1, total))
     found: list[dict[str, Values]] = []
     failed = 0
-    with prediction.quiet(model):
+    with without_native_stderr():
         for chunk in (chunk for piece in divided for chunk in piece.read(model, READ_TOGETHER)):
             chosen = draws.random(len(chunk.keys)) < share
             drawn = _drawn(chunk, chosen)
             failed += int(chosen.sum()) - len(drawn.keys)
-            for answers in prediction.predict(model, iter([drawn] if drawn.keys else [])):
-                kept = [index for index in range(len(answers)) if index not in answers.errors]
-                failed += len(answers.errors)
-                if kept:
-                    inputs = {name: values[kept] for name, values in drawn.arrays.items()}
-                    found.append({**of_inputs(model, inputs), **of_outputs(model, answers.outputs)})
+            features, without = of_examples(model, drawn.arrays, len(drawn.keys))
+            found += features
+            failed += without
     return sample_of(found, failed)
 
 
