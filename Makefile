@@ -67,8 +67,8 @@ check: lint ## Lint and run the fast tests, in about four minutes
 	$(BIN)/python -m pytest -m 'not slow' --durations 5
 
 .PHONY: test
-test: $(STAMP) ## Run the tests but the long ones and those in a browser
-	$(BIN)/python -m pytest -m 'not long and not browser'
+test: $(STAMP) ## Run the tests, but the long ones and those of browsers, engines and containers (COSTS=FILE: their seconds)
+	$(BIN)/python -m pytest -m 'not long' $(if $(COSTS),-p tests.costs --costs=$(COSTS))
 
 .PHONY: test-long
 test-long: $(STAMP) ## Run the long tests (soak tests, the wheel, notebooks), and the property tests with more examples

@@ -1,8 +1,8 @@
 """Seconds that light commands take to answer: `python -m benchmarks.light_commands`.
 
-Each command runs ten times in a temporary folder that holds one finished run. CPU seconds vary less than wall time on a
-busy machine; the ratio is that of the CPU seconds to those of `python -c pass`. With `--against TREE`, runs alternate
-with the code of another checkout.
+Each command runs ten times in a temporary folder that holds one finished run, with cached bytecode as when installed.
+CPU seconds vary less than wall time on a busy machine; the ratio is that of the CPU seconds to those of
+`python -c pass`. With `--against TREE`, runs alternate with the code of another checkout.
 """
 
 from __future__ import annotations
@@ -46,12 +46,14 @@ Seconds = tuple[float, float]  # wall and CPU
 
 
 def measured(arguments: Sequence[str], tree: Path, folder: Path) -> Seconds:
-    """Return the wall and CPU seconds of one command."""
+    """Return the wall and CPU seconds of one command; its bytecode is cached in `folder`."""
+    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONPYCACHEPREFIX": str(folder / "bytecode")}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     started = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, *arguments],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(tree)},
+        env=environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -89,10 +91,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         prepare(Path(folder))
         for number in range(arguments.rounds + 1):
-            for (row, tree), found in seconds.items():
-                one = measured(rows[row], trees[tree], Path(folder))
-                if number:  # the first round fills the caches of files
-                    found.append(one)
+            for (row, tree), values in seconds.items():
+                value = measured(rows[row], trees[tree], Path(folder))
+                if number:  # the first round fills the caches of files and bytecode
+                    values.append(value)
     load = ", ".join(f"{load:.1f}" for load in os.getloadavg())
     table = Table("command", title=f"light commands: median of {arguments.rounds} (load {load})")
     result: dict[str, dict[str, float]] = {}

@@ -16,7 +16,7 @@ from typing import TypeVar
 from pydantic import JsonValue, ValidationError
 
 from slipway.core.errors import UserError
-from slipway.core.values import whole_numbers
+from slipway.core.values import JsonObject, whole_numbers
 from slipway.trainer.settings import Settings
 
 PREFIX = "parameter--"
@@ -31,19 +31,19 @@ def reference(name: str) -> str:
     return f"${{{name}}}"
 
 
-def read(settings: type[Of], section: str, text: str, inputs: Mapping[str, JsonValue] | None = None) -> Of:
+def read(settings: type[Of], section: str, text: str | JsonObject, inputs: Mapping[str, JsonValue] | None = None) -> Of:
     """Return a step's settings with the values of the task's inputs.
 
     Args:
         settings: The class of the settings.
         section: The section of a run's configuration that they are, for messages.
-        text: The settings as JSON.
+        text: The settings as JSON; kfp.local passes an item of an untyped list as it is, also if it is a mapping.
         inputs: The task's inputs; by default, those of this process.
 
     Raises:
         UserError: A value is invalid, such as one that was typed in the platform's user interface.
     """
-    values = json.loads(text)
+    values = json.loads(text) if isinstance(text, str) else text
     inputs = task_inputs(sys.argv) if inputs is None else inputs
     try:
         return settings.model_validate_json(json.dumps(_filled(values, inputs)))

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from slipway.components.cloud.refusals import refusal
-from slipway.core.errors import UserError
+from slipway.components.cloud.connection import import_clients
+from slipway.components.cloud.refusals import is_answer, refusal
+from slipway.core.errors import UserError, internal_error
 from slipway.pipelines.config.config import RunConfig
 from slipway.trainer.engines.installed import missing_extra
 
@@ -103,6 +104,8 @@ class Check:
         each: "hardware" or "candidate" if it depends on the hardware, or on hardware and region: it is made for each on
             which the run may execute.
         moves: Whether a run that fails it may execute on other hardware or in another region, and is not refused.
+        imports: The modules that it imports, besides those of `connection.CLIENTS`, if it is remote: such checks run on
+            threads.
     """
 
     name: str
@@ -111,6 +114,7 @@ class Check:
     remote: bool = False
     each: Literal["hardware", "candidate"] | None = None
     moves: bool = False
+    imports: tuple[str, ...] = ()
 
 
 def examine(check: Check, context: Context) -> Finding:
@@ -132,10 +136,8 @@ def examine(check: Check, context: Context) -> Finding:
 
 def examine_in_parallel(checks: Sequence[Check], context: Context, seconds: float = SECONDS) -> list[Finding]:
     """Run remote checks in parallel and return their findings in order; a check that exceeds `seconds` fails."""
-    # Threads that import html (google-cloud-aiplatform) and html.entities (pyparsing) at once are refused by Python now
-    # and then, as a deadlock.
-    import html.entities  # noqa: F401
-
+    if checks:
+        import_clients(*(name for check in checks for name in check.imports))
     answers: queue.Queue[tuple[int, Finding]] = queue.Queue()
 
     def make(index: int, check: Check) -> None:
@@ -170,7 +172,10 @@ def _examine_remote(check: Check, context: Context) -> Finding:
     try:
         return examine(check, context)
     except Exception as error:
-        problem = refusal(error, context.connection, f"check the {check.name}")
+        if is_answer(error):
+            problem = refusal(error, context.connection, f"check the {check.name}")
+        else:
+            problem = internal_error(error)
         return Finding(check.name, "fail", problem.message, problem.fix, problem)
 
 

@@ -49,6 +49,7 @@ StepRunner = Annotated[
 Timings = Annotated[
     bool, typer.Option("--timings", help="Show where the seconds of a local run went, by step and phase.")
 ]
+Registry = Annotated[Path, typer.Option("--registry", metavar="FOLDER", help="Folder of the registered models.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 
 

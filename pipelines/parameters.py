@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from slipway.core.values import OPTION
+
 if TYPE_CHECKING:
     from kfp.dsl.pipeline_channel import PipelineParameterChannel
 
@@ -151,7 +153,7 @@ def _arguments(config: RunConfig) -> Iterator[Parameter]:
     last = ""
     for number, argument in enumerate(config.train.arguments):
         option, before, value = last, "", argument
-        if re.match(r"-+[A-Za-z]", argument):
+        if OPTION.match(argument):
             option, equals, value = argument.partition("=")
             last, before = ("", f"{option}=") if equals else (option, "")
             if not equals:

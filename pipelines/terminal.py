@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import importlib
 import io
 import json
 import os
@@ -13,6 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial, wraps
 from pathlib import Path
+from types import ModuleType
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 import click
@@ -22,9 +24,8 @@ from rich.markup import escape
 from rich.text import Text
 from typer.core import TyperGroup
 
-from slipway.core.errors import UserError, lowered, shortened, system_error
+from slipway.core.errors import UserError, internal_error, lowered, shortened, system_error
 from slipway.core.values import JsonObject
-from slipway.trainer.engines.installed import missing_extra
 
 # Control characters, with which the content of a file could command the terminal.
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -38,7 +39,7 @@ class Terminal(Console):
     """
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(highlight=False, **options)
+        super().__init__(highlight=False, emoji=False, **options)
 
     def print(self, *objects: Any, **options: Any) -> None:
         super().print(*objects, **{"soft_wrap": all(isinstance(each, str) for each in objects), **options})
@@ -67,7 +68,10 @@ EXIT_DRIFTED = 4
 EXIT_INTERRUPTED = 130
 
 JSON_OPTION = "--json"
-HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
+HELP_NAMES = {"-h", "--help"}
+HELP_OPTIONS = {"help_option_names": sorted(HELP_NAMES, key=len)}
+# What typer's help pages import and do not use: it renders Markdown and tracebacks.
+UNUSED = {"rich.markdown": "Markdown", "rich.traceback": "Traceback"}
 
 
 class Described(Protocol):
@@ -87,7 +91,8 @@ Result = TypeVar("Result")
 def user_errors(command: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Wrap a command to show user errors on one screen, or with --json as an object on stdout, and exit with 2.
 
-    A missing optional package counts as a user error. With --json, any other exception is printed as an object, too.
+    A missing optional package counts as a user error. Ctrl-C ends a command with 130. With --json, any other exception
+    is printed as an object, too.
     """
 
     @wraps(command)
@@ -97,6 +102,9 @@ def user_errors(command: Callable[Parameters, Result]) -> Callable[Parameters, R
             return command(*args, **options)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
+        except KeyboardInterrupt:
+            error_console.print("interrupted")
+            raise typer.Exit(EXIT_INTERRUPTED) from None
         except Exception as error:
             mistake = _mistake_of(error)
             if mistake is None:
@@ -118,6 +126,8 @@ def _mistake_of(error: Exception) -> UserError | None:
         case OSError():
             return system_error(error)
         case ModuleNotFoundError():
+            from slipway.trainer.engines.installed import missing_extra
+
             return missing_extra(error)
     return None
 
@@ -143,7 +153,10 @@ class Commands(TyperGroup):
         **extra: Any,
     ) -> Any:
         run = partial(super().main, args, prog_name, complete_var, windows_expand_args=windows_expand_args, **extra)
-        if not standalone_mode or JSON_OPTION not in (sys.argv[1:] if args is None else args):
+        words = sys.argv[1:] if args is None else args
+        if not HELP_NAMES.isdisjoint(words):
+            import_help_pages()
+        if not standalone_mode or JSON_OPTION not in words:
             return run(standalone_mode=standalone_mode)
         try:
             code = run(standalone_mode=False)
@@ -165,7 +178,22 @@ def _short_messages() -> Iterator[None]:
         yield
     except click.ClickException as error:
         vars(error)["message"] = shortened(error.message)  # declared final, but it is what every kind of error shows
+        import_help_pages()
         raise
+
+
+def import_help_pages() -> None:
+    """Import typer's help pages, which show usage errors, too, without the modules that they do not use.
+
+    These take longer to import than the rest of a help page.
+    """
+    unused = UNUSED.keys() - sys.modules.keys()
+    for name in unused:
+        sys.modules[name] = ModuleType(name)
+        setattr(sys.modules[name], UNUSED[name], None)
+    importlib.import_module("typer.rich_utils")
+    for name in unused:
+        del sys.modules[name]
 
 
 def show_error(error: UserError, *, as_json: bool) -> None:
@@ -183,9 +211,10 @@ def print_error(text: str) -> None:
 
 @contextlib.contextmanager
 def output_errors() -> Iterator[None]:
-    """End the process without a traceback if stdout is a closed pipe, or another error of the system was not handled.
+    """End the process without a traceback if stdout is a closed pipe, or if an exception was not handled.
 
-    Closed streams are opened on /dev/null before: the first file that a command opens would take their place.
+    The traceback of a bug is written to a file. Closed streams are opened on /dev/null before: the first file that a
+    command opens would take their place.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -201,10 +230,11 @@ def output_errors() -> Iterator[None]:
         if isinstance(error, BrokenPipeError):
             sys.exit(EXIT_FAILED)
         mistake = system_error(error)
-        if mistake is None:
-            raise
-        show_error(mistake, as_json=False)
-        sys.exit(EXIT_USAGE)
+        show_error(mistake or internal_error(error), as_json=False)
+        sys.exit(EXIT_FAILED if mistake is None else EXIT_USAGE)
+    except Exception as error:
+        show_error(internal_error(error), as_json=False)
+        sys.exit(EXIT_FAILED)
 
 
 def print_any_character() -> None:
@@ -274,5 +304,6 @@ def command_group(description: str) -> typer.Typer:
 def show_help_alone(context: typer.Context) -> None:
     """Show the help of a command group that is called without a subcommand."""
     if context.invoked_subcommand is None:
+        import_help_pages()
         typer.echo(context.get_help(), nl=False)
         raise typer.Exit

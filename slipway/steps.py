@@ -2,9 +2,10 @@
 
 Each function adds a task to the pipeline that is being defined and returns it. `image` is the container image that the
 task runs in; without it, the pipeline can only run on this machine, with `kfp.local`. Settings are a settings object, a
-mapping with its fields, or the output of another task: the settings as JSON. Values in a mapping may be pipeline
-parameters and outputs of tasks. Objects and mappings are validated when the pipeline is defined, and the values of
-parameters by the step. Slipway's own pipeline (`slipway.pipelines.pipeline`) uses the same functions.
+mapping with its fields, or a pipeline parameter or an output of a task: a dict, or the settings as JSON. Values in a
+mapping may be pipeline parameters, items of loops and outputs of tasks. Objects and mappings are validated when the
+pipeline is defined, and the values of parameters by the step. Slipway's own pipeline (`slipway.pipelines.pipeline`)
+uses the same functions.
 """
 
 from __future__ import annotations
@@ -17,15 +18,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from kfp import dsl
+from kfp.compiler.pipeline_spec_builder import to_protobuf_value
+from kfp.dsl.for_loop import LoopArgumentVariable, LoopParameterArgument
 from kfp.dsl.pipeline_channel import (
     PipelineArtifactChannel,
     PipelineChannel,
     PipelineParameterChannel,
     extract_pipeline_channels_from_any,
 )
+from kfp.dsl.pipeline_context import Pipeline
 from kfp.dsl.python_component import PythonComponent
 from kfp.dsl.structures import InputSpec
+from kfp.dsl.types import type_utils
 from kfp.local import subprocess_task_handler
+from kfp.local.orchestrator import task_spec_utils
+from kfp.pipeline_spec.pipeline_spec_pb2 import PipelineTaskSpec
 from pydantic import BaseModel, JsonValue, ValidationError
 
 from slipway.components.check_drift import component as _check_drift
@@ -52,7 +59,7 @@ if TYPE_CHECKING:
     from slipway.core.manifest import TaskName
     from slipway.trainer.config import ModelSettings, RestartSettings, TrainSettings
 
-    # The fields of a settings object, or the output of a task: the settings as JSON.
+    # The fields of a settings object, or what has them when the pipeline runs: as a dict or as JSON.
     Fields: TypeAlias = Mapping[str, object] | PipelineChannel
     Text: TypeAlias = str | PipelineParameterChannel
     Artifact: TypeAlias = PipelineArtifactChannel
@@ -65,6 +72,19 @@ _replace_interpreter = subprocess_task_handler.replace_python_executable
 subprocess_task_handler.replace_python_executable = lambda command, python: _replace_interpreter(
     command, shlex.quote(python)
 )
+
+
+def _iteration(loop: PipelineTaskSpec, item: object, _name: str) -> PipelineTaskSpec:
+    """Return the task of one of a loop's iterations; kfp.local's own has the item in place of tasks' outputs, too."""
+    task = PipelineTaskSpec()
+    task.CopyFrom(loop)
+    constant = task.inputs.parameters[loop.parameter_iterator.item_input].runtime_value.constant
+    constant.CopyFrom(to_protobuf_value(item))
+    task.ClearField("parameter_iterator")
+    return task
+
+
+task_spec_utils.create_parameter_loop_iteration_task_spec = _iteration
 
 __all__ = [
     "Place",
@@ -296,7 +316,7 @@ def evaluate(
 
 def find_champion_folder(registry: Text, model_name: Text, *, image: Place = "") -> PipelineTask:
     """Find the champion in a registry that is a folder. Output: `Output`, its folder; "" if there is none yet."""
-    return on_image(_register_model.find_champion_folder, image)(registry=registry, model_name=model_name)
+    return _task(_register_model.find_champion_folder, image, registry=registry, model_name=model_name)
 
 
 def register_model(
@@ -348,7 +368,7 @@ def find_champion(connection: Mapping[str, object], model_name: Text, *, image: 
         model_name: The model's name in the registry.
         image: The container image of the task.
     """
-    return on_image(_register_model.find_champion, image)(place=json.dumps(connection), model_name=model_name)
+    return _task(_register_model.find_champion, image, place=json.dumps(connection), model_name=model_name)
 
 
 def register_version(
@@ -389,7 +409,9 @@ def register_version(
         "labels": dict(labels or {}),
         "encryption_key": encryption_key,
     }
-    return on_image(_register_model.register_version, image)(
+    return _task(
+        _register_model.register_version,
+        image,
         place=json.dumps(connection),
         candidate=json.dumps(candidate),
         run_id=run_id,
@@ -416,8 +438,12 @@ def deploy_model(
         deployment: The endpoint, as `slipway.pipelines.platforms.vertex.endpoints.files` reads it from its file.
         image: The container image of the task.
     """
-    return on_image(_deploy.deploy_model, image)(
-        place=json.dumps(connection), deployment=deployment.model_dump_json(), registered=registered
+    return _task(
+        _deploy.deploy_model,
+        image,
+        place=json.dumps(connection),
+        deployment=deployment.model_dump_json(),
+        registered=registered,
     )
 
 
@@ -426,20 +452,30 @@ class _Section:
     """Settings for a step: JSON, and the channels whose values it contains, by the task's input."""
 
     text: Text
-    inputs: Mapping[str, PipelineParameterChannel]
+    inputs: Mapping[str, PipelineChannel]
 
 
 def _section(settings: type[BaseModel], value: BaseModel | Fields | None, *, without: str = "") -> _Section:
     """Return settings (None: the defaults), without one of their fields."""
+    channels: dict[str, PipelineChannel] = {}
+
+    def refer(channel: object) -> str:
+        if not isinstance(channel, PipelineParameterChannel | dsl.Collected) or _is_artifact(channel):
+            expected = "values, pipeline parameters and outputs that are no artifacts"
+            raise TypeError(f"Settings may be {expected}; got {channel!r}.")
+        name = PREFIX + channel.full_name
+        channels[name] = channel
+        return reference(name)
+
     if isinstance(value, PipelineChannel):
-        return _Section(value, {})
+        text = json.dumps(refer(value))
+        return _Section(value, {}) if _type(value) == "String" else _Section(text, channels)
     if not isinstance(value, Mapping) or not extract_pipeline_channels_from_any(dict(value)):
         validated = settings.model_validate({} if value is None else value)
         return _Section(validated.model_dump_json(exclude={without}), {})
-    text = json.dumps(value, default=_pattern)
-    channels = {PREFIX + channel.full_name: channel for channel in extract_pipeline_channels_from_any(text)}
-    for name, channel in channels.items():
-        text = text.replace(channel.pattern, reference(name))
+    text, items = json.dumps(value, default=refer), _loop_items()
+    for channel in extract_pipeline_channels_from_any(text):  # as parts of texts
+        text = text.replace(channel.pattern, refer(items.get(channel.full_name, channel)))
     values = json.loads(text)
     _check(settings, values)
     values.pop(without, None)
@@ -447,10 +483,32 @@ def _section(settings: type[BaseModel], value: BaseModel | Fields | None, *, wit
     return _Section(text, {name: channels[name] for name in sorted(channels) if reference(name) in text})
 
 
-def _pattern(channel: object) -> str:
-    if isinstance(channel, PipelineParameterChannel):
-        return str(channel.pattern)
-    raise TypeError(f"Settings may be values, pipeline parameters and outputs that are no artifacts; got {channel!r}.")
+def _is_artifact(channel: PipelineChannel) -> bool:
+    return isinstance(channel, dsl.Collected) and channel.is_artifact_channel
+
+
+def _loop_items() -> dict[str, PipelineChannel]:
+    """Return the items of the loops that are being defined, and their fields, by the names that texts have of them."""
+    pipeline = Pipeline.get_default_pipeline()  # None of a task that is executed at once
+    loops = [group for group in (pipeline.groups if pipeline else ()) if isinstance(group, dsl.ParallelFor)]
+    items = [loop.loop_argument for loop in loops if isinstance(loop.loop_argument, LoopParameterArgument)]
+    return {item.full_name: item for loop in items for item in (loop, *loop._referenced_subvars.values())}
+
+
+def _type(channel: PipelineChannel) -> str:
+    """Return kfp's name of a channel's type.
+
+    kfp gives a loop's items the Python type of the first item, and their fields that of the first field.
+    """
+    if isinstance(channel, LoopParameterArgument | LoopArgumentVariable) and channel.is_with_items_loop_argument:
+        items = channel.items_or_pipeline_channel
+        values = [item[channel.subvar_name] for item in items] if isinstance(channel, LoopArgumentVariable) else items
+        types = {type(value) for value in values}
+        common = float if types == {int, float} else types.pop() if len(types) == 1 else str
+        channel.channel_type = type_utils.get_canonical_type_name_for_type(common) or "String"
+    elif not type_utils.is_parameter_type(channel.channel_type):  # of List[Any]
+        channel.channel_type = "String"
+    return str(type_utils.IR_TYPE_TO_IN_MEMORY_SPEC_TYPE[type_utils.get_parameter_type_name(channel.channel_type)])
 
 
 def _check(settings: type[BaseModel], values: Mapping[str, JsonValue]) -> None:
@@ -473,14 +531,27 @@ def _task(component: BaseComponent, image: Place, /, **arguments: object) -> Pip
     inputs = {name: channel for section in sections.values() for name, channel in section.inputs.items()}
     texts = {name: section.text for name, section in sections.items()}
     given = {name: value for name, value in arguments.items() if value is not None}  # kfp has no constant for None
-    return on_image(_with_inputs(component, inputs), image)(**{**given, **texts, **inputs})
+    task = on_image(_with_inputs(component, inputs), image)(**{**given, **texts, **inputs})
+    task._outputs = _Outputs(task.name, task.outputs)
+    return task
 
 
-def _with_inputs(component: BaseComponent, inputs: Mapping[str, PipelineParameterChannel]) -> BaseComponent:
+class _Outputs(dict[str, PipelineChannel]):
+    """The outputs of a task, by name; an unknown name is an error with the names that it has."""
+
+    def __init__(self, task: str, outputs: Mapping[str, PipelineChannel]) -> None:
+        super().__init__(outputs)
+        self._task = task
+
+    def __missing__(self, name: str) -> PipelineChannel:
+        raise UserError.unknown(f"output of {self._task}", name, self)
+
+
+def _with_inputs(component: BaseComponent, inputs: Mapping[str, PipelineChannel]) -> BaseComponent:
     """Return a component that accepts additional inputs."""
     if not inputs:
         return component
-    types = {name: InputSpec(type=channel.channel_type) for name, channel in inputs.items()}
+    types = {name: InputSpec(type=_type(channel)) for name, channel in inputs.items()}
     return _inputs_replaced(component, {**(component.component_spec.inputs or {}), **types})
 
 

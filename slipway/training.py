@@ -64,6 +64,8 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from slipway.trainer.tasks import ThresholdRule
+
 __all__ = [
     "Cluster",
     "Data",
@@ -112,11 +114,10 @@ class Data:
         Raises:
             UserError: Slipway has not prepared the data, or they have no such split.
         """
-        prepared = _prepared(self, "TFRecord shards")
+        folder, prepared = _prepared(self, "TFRecord shards")
         if split not in prepared.splits:
             raise UserError.unknown("split", split, prepared.splits)
-        assert self.path is not None  # it holds the manifest
-        return [self.path / shard.file for shard in prepared.splits[split].shards]
+        return [folder / shard.file for shard in prepared.splits[split].shards]
 
     def examples(self, split: str) -> tf.data.Dataset:
         """Return a split of a prepared set of labeled images: uint8 [height, width, channels], and int64 labels.
@@ -127,7 +128,8 @@ class Data:
         Raises:
             UserError: Slipway has not prepared the data, or they have no such split.
         """
-        prepared, files = _prepared(self, "labeled images"), [str(path) for path in self.files(split)]
+        _, prepared = _prepared(self, "labeled images")
+        files = [str(path) for path in self.files(split)]
         _import_tensorflow()
         import tensorflow as tf
 
@@ -153,7 +155,8 @@ class Data:
         Raises:
             UserError: Slipway has not prepared the data, or they have no such split.
         """
-        prepared, files = _prepared(self, "columns"), [str(path) for path in self.files(split)]
+        _, prepared = _prepared(self, "columns")
+        files = [str(path) for path in self.files(split)]
         _import_tensorflow()
         import numpy as np
         import tensorflow as tf
@@ -300,7 +303,10 @@ def stop() -> NoReturn:
     leave(STOPPED)
 
 
-def export(model: keras.Model | torch.nn.Module | Any, *, from_logits: bool = True, scale: float = 1 / 255) -> None:
+def export(
+    model: keras.Model | torch.nn.Module | Any, *, from_logits: bool = True, scale: float = 1 / 255,
+    threshold: ThresholdRule | float | None = None,
+) -> None:  # fmt: skip
     """Write the model to AIP_MODEL_DIR with the serving interface of Slipway's own models. Call it on the chief.
 
     A Keras model on the tensorflow or jax backend becomes a SavedModel that accepts encoded images and returns class
@@ -313,6 +319,8 @@ def export(model: keras.Model | torch.nn.Module | Any, *, from_logits: bool = Tr
             torch.nn.Module that is not a Keras model receives [batch, channels, height, width].
         from_logits: Whether the outputs are logits; False if they are probabilities, as after a softmax.
         scale: Factor from pixels of 0 to 255 to the model's input; 1 for a model that scales them itself.
+        threshold: With two classes, the probability of the second one from which it is predicted: a number, or the one
+            with the highest F1 score (f1) or Youden's index (youden) on the validation split. None: 0.5.
 
     Raises:
         UserError: The run has no data set prepared by Slipway, or another number of classes than the model.
@@ -321,7 +329,9 @@ def export(model: keras.Model | torch.nn.Module | Any, *, from_logits: bool = Tr
 
     prepared = _prepared(data(), "class names and an image size for the serving signature")
     folder = output_paths(os.environ).model
-    digest = export_custom(folder, model, prepared, scale, from_logits=from_logits, steps=_program.step)
+    digest = export_custom(
+        folder, model, *prepared, scale, from_logits=from_logits, steps=_program.step, threshold=threshold
+    )
     _save_history()
     print(f"model written to {folder}, weights checksum {digest}", flush=True)
 
@@ -415,16 +425,16 @@ def _created(folder: Path) -> Path:
     return folder
 
 
-def _prepared(found: Data | None, what: str) -> Manifest:
-    """Return the manifest of the data that Slipway has prepared."""
-    if found is None or found.manifest is None:
+def _prepared(found: Data | None, what: str) -> tuple[Path, Manifest]:
+    """Return the folder and the manifest of the data that Slipway has prepared."""
+    if found is None or found.path is None or found.manifest is None:
         raise UserError(
             f"The run has no data set that Slipway has prepared, and so no {what}.",
             setting=DATA_VARIABLE,
             value=None if found is None else found.uri,
             fix="set data.source, or use the framework's own functions with slipway.training.model_dir()",
         )
-    return found.manifest
+    return found.path, found.manifest
 
 
 def _number(name: str, value: SupportsFloat) -> float:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import gc
+import inspect
 import logging
 import os
 import shutil
+import signal
+import sys
 import tarfile
 from collections import Counter
 from collections.abc import Iterator
@@ -13,12 +18,27 @@ from typing import Any
 
 import hypothesis
 import pytest
+import typer.testing
+import yaml
+from xdist.scheduler import LoadFileScheduling
 
 from slipway.core.cores import available_cores
+from slipway.trainer.engines.quick_import import import_tensorflow
+from tests import forks
 from tests.fakes.google import FakeGoogle
 
 # Tests fork beside the fakes' gRPC servers, whose fork handlers now and then crash or block the new process.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+
+# Threads of OpenMP wait asleep, not in loops: machines are shared. OpenMP reads this when scikit-learn is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# Tests start many interpreters, and several processes read the rewritten assertions: they cache their bytecode.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+# kfp asks for the whole stack at each limit of a task; the lines of source, read for each frame, are most of the work.
+inspect.stack = functools.partial(inspect.stack, 0)
 
 # How long an example takes says nothing here: machines are shared. What failed is printed so that it can be repeated.
 hypothesis.settings.register_profile(
@@ -36,13 +56,25 @@ hypothesis.settings.load_profile("slipway")  # make test-long: --hypothesis-prof
 # fixtures, or are in one of these folders. Any other test that needs more than half a second of a core has the marker.
 # `make check` skips them. Tests with the marker `long` are slow too; `make test` skips those.
 SLOW_FIXTURES = {"tensorflow", "workers", "data_set", "make_data_set", "google", "kubeflow", "kernel"}
-SLOW_FOLDERS = {"browser", "end_to_end", "engines"}
+SLOW_FOLDERS = {"browser", "end_to_end", "engines", "installed"}
 TESTS = Path(__file__).parent
 
 
 def pytest_xdist_auto_num_workers() -> int:
     """Return one process more than there are cores: many tests wait for servers and processes."""
     return available_cores() + 1
+
+
+class Scheduling(LoadFileScheduling):
+    """Gives all tests of a file to one process, and all of tests/installed: its services are started once."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "tests/installed" if nodeid.startswith("tests/installed/") else super()._split_scope(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
+    """Return how xdist divides the tests."""
+    return Scheduling(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -70,11 +102,65 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: -weights[item.path])
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Import TensorFlow without its slow parts, before the first test that imports all of it, if tests need it.
+
+    Modules and libraries are left to themselves: they stay, and collections of garbage would visit all their objects.
+    """
+    if any("tensorflow" in getattr(item, "fixturenames", ()) for item in session.items):
+        import_tensorflow()
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def default_signals() -> None:
+    """Let child processes receive signals that nohup, or a script that runs the tests in the background, ignores.
+
+    A new process inherits an ignored signal; one that is handled has its default action there.
+    """
+    handlers = {signal.SIGHUP: lambda *_: None, signal.SIGINT: signal.default_int_handler}
+    for number, handler in handlers.items():
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
+@pytest.fixture(scope="session")
+def tensorflow() -> None:
+    """Import TensorFlow without its slow parts."""
+    import_tensorflow()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_fsync() -> Iterator[None]:
     """Skip fsync in this process: tests would wait for the disk, and none of them cuts the power."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _descriptor: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_libraries() -> Iterator[None]:
+    """Let libraries read and write YAML with libyaml, which takes a tenth of the time, and make commands only once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(yaml, "safe_load", functools.partial(yaml.load, Loader=yaml.CSafeLoader))
+        patch.setattr(yaml, "safe_load_all", functools.partial(yaml.load_all, Loader=yaml.CSafeLoader))
+        patch.setattr(yaml, "dump_all", functools.partial(yaml.dump_all, Dumper=yaml.CDumper))  # of kfp's compiler
+        patch.setattr(typer.testing, "_get_command", functools.cache(typer.main.get_command))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_programs() -> Iterator[None]:
+    """Start Slipway's programs as forks of a process that has imported their libraries."""
+    with forks.installed():
+        yield
+
+
+@pytest.fixture
+def real_processes() -> Iterator[None]:
+    """Start all programs as processes: what is tested happens in a new interpreter."""
+    with forks.as_processes():
         yield
 
 

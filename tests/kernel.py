@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ from pathlib import Path
 from queue import Empty
 from typing import Any, Self
 
+import jupyter_client.launcher
 from jupyter_client.manager import KernelManager
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -82,6 +84,7 @@ class Kernel:
             connection_file=f"{self._home}/connection.json", transport="ipc", ip=f"{self._home}/socket"
         )
         variables = {"PYTHONPATH": str(PROJECT), "IPYTHONDIR": self._home, "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+        jupyter_client.launcher.Popen = subprocess.Popen  # as tests/forks.py starts it; the module keeps the first one
         try:
             self._manager.start_kernel(cwd=str(folder), env={**os.environ, **variables, **(environment or {})})
             self._client = self._manager.blocking_client()

@@ -106,6 +106,13 @@ def test_parameters_in_settings_are_inputs_of_the_task(tmp_path: Path) -> None:
     assert tasks["plan-training"]["inputs"]["parameters"]["parameter--learning_rate"]
 
 
+def test_an_item_of_a_loop_is_an_input_of_the_task(tmp_path: Path) -> None:
+    compiler.Compiler().compile(defined("digits_by_rate"), str(tmp_path / "spec.yaml"))
+    components = yaml.safe_load((tmp_path / "spec.yaml").read_text())["components"]
+    parameters = components["comp-plan-training"]["inputDefinitions"]["parameters"]
+    assert parameters["parameter--rates-loop-item"] == {"parameterType": "NUMBER_DOUBLE"}
+
+
 PARAMETERS = """
 import os
 from kfp import local

@@ -15,7 +15,7 @@ import pytest
 
 from slipway import training
 from slipway.core.errors import UserError
-from tests.trainer.conftest import CLASSES, DataSets, class_image, encode, tensorflow  # noqa: F401
+from tests.trainer.conftest import CLASSES, DataSets, class_image, encode
 from tests.trainer.metrics.test_history import scalars
 
 

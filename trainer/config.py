@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from typing import TYPE_CHECKING, Annotated, Literal, Self
@@ -14,14 +15,17 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    SerializerFunctionWrapHandler,
     field_validator,
+    model_serializer,
     model_validator,
 )
 
 from slipway.core.errors import UserError
+from slipway.core.values import JsonObject
 from slipway.trainer.augmentation import AugmentSettings
 from slipway.trainer.engines.table import ENGINES
-from slipway.trainer.hooks import FUNCTION_PATTERN, Function, MetricName
+from slipway.trainer.hooks import FUNCTION_PATTERN, Function, Loss, MetricName
 from slipway.trainer.optimizers import CUSTOM, OPTIMIZERS, WITH_MOMENTUM, with_momentum, with_weight_decay
 from slipway.trainer.settings import Settings, Untyped
 from slipway.trainer.stages import (
@@ -35,7 +39,7 @@ from slipway.trainer.stages import (
     check_one_length,
     with_setting,
 )
-from slipway.trainer.tasks import TaskMetric
+from slipway.trainer.tasks import TaskMetric, ThresholdRule
 from slipway.trainer.weights import WeightsSettings
 
 if TYPE_CHECKING:
@@ -45,8 +49,12 @@ else:  # at run time, the names in the tables: for validation, the JSON Schema a
     EngineName = Literal[tuple(ENGINES)]
     OptimizerName = Literal[tuple(OPTIMIZERS)]
 
-# The settings that name a custom program.
+# The settings that name a custom program, and those that apply to it.
 PROGRAM = ("module", "command", "image")
+OF_PROGRAM = (*PROGRAM, "arguments", "processes", "restarts")
+MODULE_PATTERN = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
+# What stands for the seed in a program's arguments.
+SEED = "$(SEED)"
 
 
 class ModelSettings(Settings):
@@ -199,7 +207,7 @@ class TrainSettings(Settings):
     """How to train. Exactly one of `epochs`, `steps`, `examples` and `stages` sets the length.
 
     With a custom program (`module`, `command`, `image`), only these, `arguments`, `processes` and `restarts` may be
-    set.
+    set, and `seed` if $(SEED) is among the arguments.
     """
 
     model_config = ConfigDict(
@@ -220,9 +228,11 @@ class TrainSettings(Settings):
         default=1,
         description="Micro-batches per device per step (gradient accumulation). Saves memory; the update is the same.",
     )
-    loss: Function | None = Field(
+    loss: Loss | None = Field(
         default=None,
-        description="Custom loss, as module:function: (outputs, labels) -> loss of each example. null: the task's.",
+        description="Loss of each example: for the task regression mae, huber (squared within one standard deviation "
+        "of the target, absolute beyond it) or quantile:Q, such as quantile:0.9; or a custom one, as module:function: "
+        "(outputs, labels) -> [batch]. null: the task's.",
     )
     metrics: dict[MetricName, Function] = Field(
         default={},
@@ -307,7 +317,7 @@ class TrainSettings(Settings):
         default="last",
         description="Weights to export: the last ones, or those with the best `monitor` at the end of an epoch.",
     )
-    threshold: Literal["f1", "youden"] | Annotated[float, Field(gt=0, lt=1)] | None = Field(
+    threshold: ThresholdRule | Annotated[float, Field(gt=0, lt=1)] | None = Field(
         default=None,
         description="With two classes, the probability of the second one from which it is predicted, as part of the "
         "exported model: a number, or the one with the highest F1 score (f1) or the highest difference of the true and "
@@ -322,7 +332,7 @@ class TrainSettings(Settings):
     )
     module: str | None = Field(
         default=None,
-        pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$",
+        pattern=MODULE_PATTERN,
         description="Custom training module, run as `python -m MODULE ARGUMENTS` in every replica instead of Slipway's "
         "trainer; null: Slipway's trainer.",
     )
@@ -340,13 +350,21 @@ class TrainSettings(Settings):
     arguments: tuple[str, ...] = Field(
         default=(),
         description="Command-line arguments of the custom program. For `module`, without `image`, $(AIP_MODEL_DIR), "
-        "$(AIP_CHECKPOINT_DIR) and $(AIP_TENSORBOARD_LOG_DIR) stand for the run's own folders.",
+        "$(AIP_CHECKPOINT_DIR) and $(AIP_TENSORBOARD_LOG_DIR) stand for the run's own folders; $(SEED) for `seed`.",
     )
     processes: PositiveInt | Literal["per_device"] = Field(
         default=1,
         description="Processes of `module` per replica, or per_device: one per GPU. Each has torchrun's variables for "
         "torch.distributed. Requires `module`.",
     )
+
+    @field_validator("arguments", "command", mode="before")
+    @classmethod
+    def _as_in_a_shell(cls, values: object) -> object:
+        """Return the arguments as texts: in YAML, [--epochs, 10] has a number."""
+        if not isinstance(values, list | tuple):
+            return values
+        return [str(each) if type(each) in (int, float) and math.isfinite(each) else each for each in values]
 
     @model_validator(mode="after")
     def _belong_together(self) -> Self:
@@ -408,6 +426,11 @@ class TrainSettings(Settings):
                 "command", shlex.join(self.command), "train.module or train.command, not both", nearest=None,
                 fix="remove train.module or train.command",
             )  # fmt: skip
+        if self.module is not None and self.module.endswith(".py"):
+            raise _contradiction(
+                "train.module is the name of a module, not of its file.", "module", self.module,
+                "a module, such as train or trainer.task", nearest=self.module.removesuffix(".py"),
+            )  # fmt: skip
         if self.processes != 1 and (self.module is None or self.image is not None):
             raise _contradiction(
                 "train.processes requires train.module in Slipway's image, whose launcher starts the processes.",
@@ -415,13 +438,30 @@ class TrainSettings(Settings):
                 fix="remove train.processes, and start the processes in the program, such as with torchrun",
             )  # fmt: skip
         for name in self.changed():
-            if name not in (*PROGRAM, "arguments", "processes", "restarts"):
+            if name not in self._applied:
                 raise _contradiction(
                     f"train.{name} applies only to Slipway's training loop; {self.program} receives train.arguments.",
                     name, getattr(self, name), "train.module, train.command, train.image, arguments, "
                     "processes and restarts only", nearest=None,
                     fix=f"remove train.{name}; if {self.program} has an option for it, add that to train.arguments",
                 )  # fmt: skip
+
+    @model_serializer(mode="wrap")
+    def _as_applied(self, serialize: SerializerFunctionWrapHandler) -> JsonObject:
+        """Return the settings as they are stored, sent and compared: a custom program has none of the trainer's."""
+        values: JsonObject = serialize(self)
+        if self.program is None:
+            return values
+        return {name: value for name, value in values.items() if name in self._applied}
+
+    @property
+    def receives_seed(self) -> bool:
+        """Whether a custom program receives the seed."""
+        return any(SEED in argument for argument in self.arguments)
+
+    @property
+    def _applied(self) -> tuple[str, ...]:
+        return (*OF_PROGRAM, "seed") if self.receives_seed else OF_PROGRAM
 
     @property
     def program(self) -> str | None:

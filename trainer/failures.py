@@ -12,6 +12,7 @@ import numpy as np
 
 from slipway.core.atomic import FULL
 from slipway.core.errors import UserError, system_error
+from slipway.core.manifest import prepare_again
 from slipway.trainer.config import JobConfig
 from slipway.trainer.engines.base import Measured, OutOfMemory, StepMetrics
 from slipway.trainer.hooks import functions
@@ -115,7 +116,7 @@ def of_library(error: Exception, data: Path) -> UserError | None:
     if found := _BAD_RECORD.search(text):
         return UserError(
             f"A shard of the data set in {data} is damaged: {found[0]}.",
-            fix="remove that folder, then run again to prepare the data set",
+            fix=prepare_again(data),
         )
     found = _NOT_DETERMINISTIC.search(text)
     if found and type(error).__name__ == "UnimplementedError":

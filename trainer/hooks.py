@@ -11,13 +11,14 @@ from pydantic import AfterValidator, Field
 
 from slipway.core.errors import UserError
 from slipway.trainer.engines.table import ENGINES
-from slipway.trainer.tasks import MONITORS
+from slipway.trainer.tasks import MONITORS, NAMED_LOSS_PATTERN, is_named_loss
 
 if TYPE_CHECKING:
     from slipway.trainer.config import TrainSettings
 
 FUNCTION_PATTERN = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
 Function = Annotated[str, Field(pattern=f"^{FUNCTION_PATTERN}$")]
+Loss = Annotated[str, Field(pattern=f"^({FUNCTION_PATTERN}|{NAMED_LOSS_PATTERN})$")]
 # Names that records of a validation have already.
 TAKEN = (*MONITORS, "kind", "step", "epoch", "time")
 
@@ -67,7 +68,7 @@ def functions(train: TrainSettings) -> dict[str, str]:
     """Return the configured functions by setting, such as train.loss or train.metrics.NAME."""
     optimizer = train.optimizer if ":" in train.optimizer else None
     found = {
-        "train.loss": train.loss,
+        "train.loss": None if is_named_loss(train.loss) else train.loss,
         "train.optimizer": optimizer,
         "train.augment.function": train.augment.function,
         "train.on_epoch_end": train.on_epoch_end,

@@ -15,6 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from slipway.core import events
@@ -24,6 +25,7 @@ from slipway.core.exit_codes import FAILED, PEER_LOST, TRY_AGAIN, UNAVAILABLE, c
 from slipway.core.paths import OUTPUT_VARIABLES
 from slipway.trainer.distributed import cluster as clusters
 from slipway.trainer.distributed import processes, rendezvous
+from slipway.trainer.distributed.accelerators import VISIBLE_GPUS_VARIABLE, first_gpus
 from slipway.trainer.distributed.signals import ASKED_TO_STOP, StopRequest
 from slipway.trainer.distributed.verification import verify_program
 
@@ -87,6 +89,9 @@ def _run(program: Sequence[str], count: str, stop: StopRequest) -> int:
     watch = rendezvous.join(cluster, rendezvous.seconds_to_wait(os.environ))
     events.phase("running the training program")
 
+    # Each replica is a machine for its program, as in the cloud, also where they are on one.
+    os.environ |= own_gpus(os.environ, cluster)
+    machine = replace(cluster, local_rank=0, on_this_machine=1)
     joined = _Listener(cluster)
 
     def stop_requested() -> bool:
@@ -96,7 +101,7 @@ def _run(program: Sequence[str], count: str, stop: StopRequest) -> int:
         return stop.requested
 
     with stop.deferred():
-        status = processes.supervise(program, cluster, number, stop_requested, None)
+        status = processes.supervise(program, machine, number, stop_requested, None)
         if stop.requested:
             logger.info("%s: so was the program, which ended with exit code %d", ASKED_TO_STOP, status)
         if not status:
@@ -110,6 +115,17 @@ def _run(program: Sequence[str], count: str, stop: StopRequest) -> int:
             logger.error("the program failed because %s is lost", watch.lost)
             return PEER_LOST
     return status
+
+
+def own_gpus(environment: Mapping[str, str], cluster: clusters.Cluster) -> dict[str, str]:
+    """Return the variables that let replicas on one machine see different GPUs of it; none if it has too few."""
+    count = processes.per_device(cluster)
+    together, here = cluster.on_this_machine, cluster.accelerators
+    if together == 1 or here.kind != "gpu" or here.count < count * together:
+        return {}
+    seen = first_gpus(environment, here.count)
+    first = cluster.local_rank * count
+    return seen | {VISIBLE_GPUS_VARIABLE: ",".join(seen[VISIBLE_GPUS_VARIABLE].split(",")[first : first + count])}
 
 
 class _Listener:

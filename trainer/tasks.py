@@ -6,17 +6,20 @@ This module imports no framework, so that the configuration and the gate can rea
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeGuard, get_args
 
-from slipway.core.errors import UserError
+from slipway.core.errors import UserError, nearest
 from slipway.core.manifest import Manifest, TaskName, signature_name
 
 if TYPE_CHECKING:
     from slipway.trainer.config import TrainSettings
 
 Direction = Literal["maximize", "minimize"]
+# How a decision threshold is chosen on the validation split.
+ThresholdRule = Literal["f1", "youden"]
 TaskMetric = Literal["accuracy", "label_accuracy", "mae"]
 
 
@@ -133,8 +136,11 @@ TASKS: dict[TaskName, Task] = {
     ),
 }
 
+# Losses of the standardized target, in place of the squared error; quantile:0.9 has the level after the colon.
+NAMED_LOSS_PATTERN = r"mae|huber|quantile:0?\.\d*[1-9]\d*"
 # The number of classes between which a threshold decides.
 PAIR = 2
+THRESHOLD_RULES: tuple[ThresholdRule, ...] = get_args(ThresholdRule)
 # What `train.monitor` can be, and which values are better.
 MONITORS: dict[str, Direction] = {"loss": "minimize", **{task.metric: task.direction for task in TASKS.values()}}
 
@@ -142,6 +148,11 @@ MONITORS: dict[str, Direction] = {"loss": "minimize", **{task.metric: task.direc
 def in_words(metric: str) -> str:
     """Return a metric's name as in a sentence."""
     return "MAE" if metric == "mae" else metric.replace("_", " ")
+
+
+def is_named_loss(loss: str | None) -> TypeGuard[str]:
+    """Return whether a loss is one of Slipway's, by name, rather than a function."""
+    return re.fullmatch(NAMED_LOSS_PATTERN, loss or "") is not None
 
 
 def check_settings(train: TrainSettings, task: TaskName) -> None:
@@ -167,6 +178,14 @@ def check_settings(train: TrainSettings, task: TaskName) -> None:
             allowed="only with the task classification",
             fix="--set train.class_weights=null",
         )
+    if is_named_loss(train.loss) and task != "regression":
+        raise UserError(
+            f"The loss {train.loss} is of numbers, and the task {task} has none.",
+            setting="train.loss",
+            value=train.loss,
+            allowed="null, for the cross-entropy, or module:function",
+            fix="--set train.loss=null",
+        )
     if train.augment.mixup and task == "regression":
         raise UserError(
             "Mixup blends the losses for two classes or for two sets of labels, and the task regression has neither.",
@@ -174,6 +193,30 @@ def check_settings(train: TrainSettings, task: TaskName) -> None:
             value=train.augment.mixup,
             allowed="only with the tasks classification and multilabel",
             fix="--set train.augment.mixup=0",
+        )
+
+
+def check_threshold(threshold: str | float | None, manifest: Manifest, setting: str, fix: str) -> None:
+    """Raise UserError if a decision threshold is no such value, or set for another data set than one of two classes."""
+    if threshold is None:
+        return
+    if threshold not in THRESHOLD_RULES and not (isinstance(threshold, float) and 0 < threshold < 1):
+        raise UserError(
+            f"{threshold!r} is not a decision threshold.",
+            setting=setting,
+            value=threshold,
+            allowed=f"{', '.join(THRESHOLD_RULES)}, or a number between 0 and 1",
+            nearest=nearest(str(threshold), THRESHOLD_RULES),
+            fix=fix,
+        )
+    if manifest.task != "classification" or len(manifest.classes) != PAIR:
+        raise UserError(
+            f"A threshold decides between two classes; {manifest.name} has {len(manifest.classes)}, for the task "
+            f"{manifest.task}.",
+            setting=setting,
+            value=threshold,
+            allowed="only with the task classification and two classes",
+            fix=fix,
         )
 
 
@@ -197,15 +240,7 @@ def check_inputs(train: TrainSettings, manifest: Manifest) -> None:
                 allowed="names that differ in their letters and digits",
                 fix="rename one of them in the source, or list the others in data.inputs",
             )
-    if train.threshold is not None and (manifest.task != "classification" or len(manifest.classes) != PAIR):
-        raise UserError(
-            f"A threshold decides between two classes; {manifest.name} has {len(manifest.classes)}, for the task "
-            f"{manifest.task}.",
-            setting="train.threshold",
-            value=train.threshold,
-            allowed="only with the task classification and two classes",
-            fix="--set train.threshold=null",
-        )
+    check_threshold(train.threshold, manifest, "train.threshold", "--set train.threshold=null")
     if train.augment.is_on and not manifest.has_image:
         raise UserError(
             f"Augmentation changes images, and the inputs of {manifest.name} have no image.",

@@ -8,7 +8,7 @@ from typing import TextIO
 
 from slipway.components.build_image import local
 from slipway.components.build_image.context import Context
-from slipway.components.build_image.reference import ARTIFACT_REGISTRY
+from slipway.components.build_image.reference import artifact_repository
 from slipway.components.build_image.registry import ArtifactRegistry, HttpRegistry, Registry
 from slipway.components.cloud.connection import Connection
 from slipway.core.errors import UserError
@@ -46,7 +46,7 @@ class BuiltImage:
 
 def request_of(context: Context, repository: str) -> ImageRequest:
     """Return the request to build `context` as an image in `repository`."""
-    fingerprint = context.fingerprint()
+    fingerprint = context.fingerprint
     labels = {
         f"{LABELS}.title": f"slipway/{context.kind.name}",
         f"{LABELS}.version": fingerprint,
@@ -59,7 +59,7 @@ def request_of(context: Context, repository: str) -> ImageRequest:
 
 def registry_of(repository: str, connection: Connection | None) -> Registry:
     """Return the client for the registry of a repository."""
-    if ARTIFACT_REGISTRY.fullmatch(repository) and connection is not None:
+    if artifact_repository(repository) and connection is not None:
         return ArtifactRegistry(connection)
     return HttpRegistry("containers.repository" if connection is None else f"{connection.section}.build.repository")
 

@@ -11,7 +11,7 @@ from slipway.components.build_image.refusals import failed, is_closed_region, re
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.logs import LogEntries, text_of
 from slipway.components.cloud.policies import Resource, grant_command
-from slipway.components.cloud.refusals import member_of, refusal
+from slipway.components.cloud.refusals import answers_ignored, member_of, refusal
 from slipway.components.cloud.retries import paced, retried, status_of
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
@@ -180,16 +180,26 @@ class CloudBuild:
         return refused(error, self.connection, location, self.account)
 
     def _started_in(self, location: str, request: JsonObject) -> JsonObject:
-        return retried(lambda: self._running(location, request["tags"][0]) or self._create(location, request))
+        """Start a build, or return a running one of this image: another caller's, or our own after a lost response.
+
+        Of builds that were started at the same moment, all callers follow the first one, and cancel their own.
+        """
+        tag = request["tags"][0]
+        own = retried(lambda: self._running(location, tag) or self._create(location, request))
+        first = retried(lambda: self._running(location, tag)) or own
+        if first["id"] != own["id"]:
+            with answers_ignored():
+                retried(self._builds().cancel(name=own["name"], body={}).execute)
+        return first
 
     def _running(self, location: str, tag: str) -> JsonObject | None:
-        """Return a running build of this image: another caller's, or our own if its response was lost."""
+        """Return the running build of this image that was started first."""
         answer = (
             self._builds()
             .list(parent=self._parent(location), filter=f'tags="{tag}" AND (status="QUEUED" OR status="WORKING")')
             .execute()
         )
-        return next(iter(answer.get("builds", [])), None)
+        return min(answer.get("builds", []), key=lambda build: (build["createTime"], build["id"]), default=None)
 
     def _create(self, location: str, request: JsonObject) -> JsonObject:
         operation = self._builds().create(parent=self._parent(location), body=request).execute()

@@ -5,18 +5,20 @@ The fingerprint of the content is the image's tag, so nothing is built twice and
 
 from __future__ import annotations
 
+import functools
 import gzip
 import hashlib
 import importlib.metadata
 import io
 import os
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from slipway.components.build_image.images import REQUIREMENTS, ImageKind, beam_kind
 from slipway.components.build_image.project import (
+    OTHERS,
     ContextFile,
     ProjectContent,
     check_requirements,
@@ -51,8 +53,9 @@ class Context:
     excluded: tuple[str, ...]
     project: frozenset[str] = frozenset()
 
+    @functools.cached_property
     def fingerprint(self) -> str:
-        """Return the SHA-256 (hex) of the files' paths, modes and bytes and of the build arguments."""
+        """The SHA-256 (hex) of the files' paths, modes and bytes and of the build arguments."""
         digest = hashlib.sha256()
         for name, value in sorted(self.arguments.items()):
             digest.update(f"{name}={value}\0".encode())
@@ -64,7 +67,7 @@ class Context:
     @property
     def tag(self) -> str:
         """The image's tag."""
-        return self.fingerprint()[:TAG_LENGTH]
+        return self.fingerprint[:TAG_LENGTH]
 
     def archive(self) -> bytes:
         """Return the context as a reproducible .tar.gz: no timestamps, owners or file name."""
@@ -99,30 +102,29 @@ def make_context(
         UserError: A file that the image needs is not tracked by git, or a requirement contradicts the image.
     """
     project = project or ProjectContent({})
-    code = {name: source / name for name in kind.code} | dict(own or {})
-    files = {"Dockerfile": _needed(source, DOCKERFILE), PROJECT_REQUIREMENTS: EMPTY}
-    files |= {name.removeprefix("slipway/"): _needed(source, name) for name in (BUILD_TOOLS, kind.requirements)}
+    needed = (DOCKERFILE, BUILD_TOOLS, kind.requirements)
+    installed = _slipway_files(source, (*needed, *kind.code))
+    dockerfile, tools, locked = (_needed(installed[name], name) for name in needed)
+    files = {
+        "Dockerfile": dockerfile,
+        PROJECT_REQUIREMENTS: EMPTY,
+        BUILD_TOOLS.removeprefix("slipway/"): tools,
+        kind.requirements.removeprefix("slipway/"): locked,
+    }
     added = {f"{CODE}/{name}": file for name, file in project.files.items()}
     if project.requirements is not None:
-        check_requirements(project.requirements, files[kind.requirements.removeprefix("slipway/")].source)
+        check_requirements(project.requirements, locked.source)
         added[PROJECT_REQUIREMENTS] = ContextFile(project.requirements, False)
     files |= added
     excluded = list(project.untracked)
-    for name, path in code.items():
-        installed = name not in (own or {}) and not is_checkout(source)
-        found = _installed_files(path) if installed else _git_files(path, "--cached")
-        if not found:
-            raise UserError(
-                f"git tracks no files in {path}, so it cannot be included in the image.",
-                setting="model.builder or data.source" if name in (own or {}) else None,
-                value=name if name in (own or {}) else None,
-                fix=f"git add {path}",
-            )
-        base_folder = path if path.is_dir() else path.parent
-        folder = PurePosixPath(CODE, name if path.is_dir() else PurePosixPath(name).parent)
-        files |= {str(folder / file.source.relative_to(base_folder).as_posix()): file for file in found}
-        forgotten = [] if installed else _git_files(path, "--others", "--exclude-standard")
-        excluded += [str(file.source.resolve()) for file in forgotten]
+    for name in kind.code:
+        files |= _archived(name, source / name, installed[name], setting=None)
+    if is_checkout(source):
+        forgotten = _listed(source, kind.code, *OTHERS)
+        excluded += [str(file.source.resolve()) for name in kind.code for file in forgotten[name]]
+    for name, path in (own or {}).items():
+        files |= _archived(name, path, _git_files(path, "--cached"), setting="model.builder or data.source")
+        excluded += [str(file.source.resolve()) for file in _git_files(path, *OTHERS)]
     return Context(
         kind=kind,
         files=files,
@@ -141,9 +143,10 @@ def beam_context(source: Path, steps: str) -> Context:
         steps: The URI of the steps' image, on which it is built.
     """
     kind = beam_kind(source)
+    dockerfile = _needed(_slipway_files(source, [BEAM_DOCKERFILE])[BEAM_DOCKERFILE], BEAM_DOCKERFILE)
     return Context(
         kind=kind,
-        files={"Dockerfile": _needed(source, BEAM_DOCKERFILE)},
+        files={"Dockerfile": dockerfile},
         arguments={**kind.arguments, "BASE": steps},
         revision=revision(source),
         excluded=(),
@@ -161,17 +164,56 @@ def revision(source: Path) -> str:
     return commit or importlib.metadata.version(DISTRIBUTION)
 
 
-def _needed(source: Path, name: str) -> ContextFile:
-    found = _git_files(source / name, "--cached") if is_checkout(source) else _installed_files(source / name)
-    if not found:
+def _archived(name: str, path: Path, files: list[ContextFile], *, setting: str | None) -> dict[str, ContextFile]:
+    """Return the files of a package or module by their paths in the archive.
+
+    Raises:
+        UserError: There are none.
+    """
+    if not files:
+        raise UserError(
+            f"git tracks no files in {path}, so it cannot be included in the image.",
+            setting=setting,
+            value=name if setting else None,
+            fix=f"git add {path}",
+        )
+    base_folder = path if path.is_dir() else path.parent
+    folder = PurePosixPath(CODE, name if path.is_dir() else PurePosixPath(name).parent)
+    return {str(folder / file.source.relative_to(base_folder).as_posix()): file for file in files}
+
+
+def _needed(files: list[ContextFile], name: str) -> ContextFile:
+    if not files:
         raise UserError(f"git does not track {name}, which every image needs.", fix=f"git add {name}")
-    return found[0]
+    return files[0]
+
+
+def _slipway_files(source: Path, names: Sequence[str]) -> dict[str, list[ContextFile]]:
+    """Return the files at or below each of the paths `names` in `source` that an image may have."""
+    if is_checkout(source):
+        return _listed(source, names, "--cached")
+    return {name: _installed_files(source / name) for name in names}
+
+
+def _listed(source: Path, names: Sequence[str], *options: str) -> dict[str, list[ContextFile]]:
+    """Return the existing regular files at or below each of the paths `names` that one `git ls-files` lists."""
+    root = source.resolve()
+    folders = {name: (source / name).resolve().relative_to(root).as_posix() for name in names}
+    paths = git_files(root, *options, patterns=sorted(folders.values())) if names else []
+    return {
+        name: [
+            ContextFile.of(source / name / path[len(folder) + 1 :])
+            for path in paths
+            if path == folder or path.startswith(f"{folder}/")
+        ]
+        for name, folder in folders.items()
+    }
 
 
 def _git_files(path: Path, *options: str) -> list[ContextFile]:
     """Return the existing regular files at or below `path` that `git ls-files` lists with `options`."""
     folder, pattern = (path, ".") if path.is_dir() else (path.parent, path.name)
-    return [ContextFile.of(folder / name) for name in git_files(folder, *options, pattern=pattern)]
+    return [ContextFile.of(folder / name) for name in git_files(folder, *options, patterns=[pattern])]
 
 
 def _installed_files(path: Path) -> list[ContextFile]:

@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -108,14 +108,16 @@ def _tracked_and_others(folder: Path, *, without_git: bool) -> tuple[list[str], 
         return git_files(folder, *OTHERS, repository=repository), []
 
 
-def git_files(folder: Path, *options: str, pattern: str = ".", repository: str | None = None) -> list[str]:
+def git_files(
+    folder: Path, *options: str, patterns: Sequence[str] = (".",), repository: str | None = None
+) -> list[str]:
     """Return the paths in `folder` of the regular files that `git ls-files` lists with `options`, but secrets.
 
     Symlinks are skipped: they may point to files outside the tree, or to untracked ones. `repository` replaces the one
     that the folder is in.
     """
     location = [] if repository is None else ["--git-dir", repository, "--work-tree", "."]
-    names = git(folder, *location, "ls-files", "-z", *options, "--", pattern).split("\0")
+    names = git(folder, *location, "ls-files", "-z", *options, "--", *patterns).split("\0")
     return [name for name in names if name and _is_regular(folder / name)]
 
 
@@ -132,7 +134,7 @@ def git(folder: Path, *arguments: str) -> str:
     if answer.returncode:
         raise UserError(
             f"{folder} is not in a git checkout; images contain the files that git tracks.",
-            fix=f"git -C {folder} init && git -C {folder} add . && git -C {folder} commit",
+            fix=f"git -C {folder} init && git -C {folder} add . && git -C {folder} commit -m start",
         )
     return answer.stdout
 

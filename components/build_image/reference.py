@@ -6,8 +6,26 @@ import re
 from dataclasses import dataclass
 
 ARTIFACT_REGISTRY = re.compile(r"(?P<location>[a-z0-9-]+)-docker\.pkg\.dev/(?P<project>[^/]+)/(?P<repository>[^/]+)")
-# Project of Google's public images.
-PUBLIC_PROJECT = "vertex-ai"
+# Container Registry's hosts, which Artifact Registry serves since 2025 from repositories of these names, and where they
+# are; a project of a domain has two parts. https://cloud.google.com/artifact-registry/docs/transition/setup-gcr-repo
+GCR = re.compile(r"(?P<repository>(?:(?:us|eu|asia)\.)?gcr\.io)/(?P<project>(?:[^/]*\.[^/]*/)?[^/]+)")
+GCR_LOCATIONS = {"gcr.io": "us", "us.gcr.io": "us", "eu.gcr.io": "europe", "asia.gcr.io": "asia"}
+# Projects of Google's public images.
+PUBLIC_PROJECTS = ("cloud-aiplatform", "deeplearning-platform-release", "ml-pipeline", "vertex-ai")
+
+
+def artifact_repository(repository: str) -> str | None:
+    """Return the full name of the Artifact Registry repository with this host and path; None for another registry."""
+    artifact = _in_artifact_registry(repository)
+    if artifact is None:
+        return None
+    location = artifact.groupdict().get("location") or GCR_LOCATIONS[artifact["repository"]]
+    project = artifact["project"].replace("/", ":")
+    return f"projects/{project}/locations/{location}/repositories/{artifact['repository']}"
+
+
+def _in_artifact_registry(repository: str) -> re.Match[str] | None:
+    return ARTIFACT_REGISTRY.fullmatch(repository) or GCR.fullmatch(repository)
 
 
 @dataclass(frozen=True)
@@ -23,7 +41,7 @@ class ImageReference:
     def parse(cls, image: str) -> ImageReference:
         """Return the parts of an image's URI. In Artifact Registry, names may contain slashes."""
         path, _, digest = image.partition("@")
-        artifact = ARTIFACT_REGISTRY.match(path)
+        artifact = ARTIFACT_REGISTRY.match(path) or GCR.match(path)
         start = artifact.end() if artifact and path[artifact.end() :].startswith("/") else path.rfind("/")
         name, _, tag = path[start + 1 :].partition(":")
         return cls(path[: max(start, 0)], name, tag or None, digest or None)
@@ -41,16 +59,13 @@ class ImageReference:
     @property
     def is_googles(self) -> bool:
         """Whether it is one of Google's public images."""
-        found = ARTIFACT_REGISTRY.fullmatch(self.repository)
-        return found is not None and found["project"] == PUBLIC_PROJECT
+        artifact = _in_artifact_registry(self.repository)
+        return artifact is not None and artifact["project"] in PUBLIC_PROJECTS
 
     @property
     def artifact_repository(self) -> str | None:
         """The full name of its Artifact Registry repository; None for other registries and Google's images."""
-        found = ARTIFACT_REGISTRY.fullmatch(self.repository)
-        if found is None or self.is_googles:
-            return None
-        return f"projects/{found['project']}/locations/{found['location']}/repositories/{found['repository']}"
+        return None if self.is_googles else artifact_repository(self.repository)
 
 
 def check_pinned(image: str) -> str:

@@ -13,7 +13,7 @@ from slipway.components.cloud.policies import (
     account_name,
     grant_command,
 )
-from slipway.components.cloud.refusals import is_absent, is_disabled, member_of, message_of, refusal
+from slipway.components.cloud.refusals import is_absent, is_answer, is_disabled, member_of, message_of, refusal
 from slipway.components.cloud.retries import retried, status_of
 from slipway.components.step import WorkFailed
 from slipway.core.errors import UserError
@@ -73,6 +73,8 @@ def _account_problem(connection: Connection, account: Callable[[], str], *, may_
     try:
         email = account()
     except Exception as error:
+        if not is_answer(error):
+            raise
         what = "get the account that builds run as"
         return None if may_act else refusal(error, connection, what, "cloudbuild.builds.get")
     if not email:
@@ -119,6 +121,8 @@ def _described(connection: Connection, email: str) -> JsonObject:
     try:
         return dict(retried(accounts.get(name=account_name(email)).execute))
     except Exception as error:
+        if not is_answer(error):
+            raise
         # Who may not see it learns nothing about it: it is taken to exist.
         return {} if is_absent(error) else {"email": email}
 

@@ -10,7 +10,7 @@ import urllib.parse
 import urllib.request
 from typing import Any, Protocol
 
-from slipway.components.build_image.reference import ARTIFACT_REGISTRY
+from slipway.components.build_image.reference import artifact_repository
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.policies import Resource, grant_command
 from slipway.components.cloud.refusals import is_disabled, member_of, refusal
@@ -46,15 +46,14 @@ class ArtifactRegistry:
 
     def digest(self, repository: str, name: str, tag: str) -> str | None:
         """See Registry; also raises UserError if the repository does not exist."""
-        match = ARTIFACT_REGISTRY.fullmatch(repository)
-        if match is None:
+        parent = artifact_repository(repository)
+        if parent is None:
             raise UserError(
                 f"{repository} is not an Artifact Registry repository.",
                 setting="vertex.build.repository",
                 value=repository,
                 allowed="REGION-docker.pkg.dev/PROJECT/REPOSITORY",
             )
-        parent = "projects/{project}/locations/{location}/repositories/{repository}".format(**match.groupdict())
         get = self._api.packages().tags().get(name=f"{parent}/packages/{name}/tags/{tag}")
         try:
             image = existing(get.execute)

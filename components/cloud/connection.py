@@ -6,15 +6,19 @@ libraries are imported on first use.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import importlib
+import os
+import re
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from slipway.components.cloud.quick_import import import_module
 from slipway.components.cloud.retries import retried
-from slipway.core.errors import UserError
+from slipway.core.errors import UserError, lowered
+from slipway.core.network import check_proxy, share_settings
 
 if TYPE_CHECKING:
     from google.cloud import aiplatform_v1, aiplatform_v1beta1
@@ -37,10 +41,25 @@ SERVICES = (
     "storage",
     "tpu",
 )
+# The modules that calls of HTTP APIs and of Cloud Storage import.
+CLIENTS = (
+    "google.auth.transport.requests",
+    "google.cloud.storage",
+    "google.oauth2.credentials",
+    "google.oauth2.service_account",
+    "googleapiclient.discovery",
+    "googleapiclient.discovery_cache",
+    "google.protobuf.json_format",
+    "slipway.components.cloud.network",
+    "tenacity",
+)
+CREDENTIALS = "GOOGLE_APPLICATION_CREDENTIALS"
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
+# gRPC's time to connect, in milliseconds, has the name of another one.
+CONNECT_OPTION = ("grpc.min_reconnect_backoff_ms", 5000)
 LOG_IN = "gcloud auth application-default login"
-# Timeout per call; a call that times out is retried.
-HTTP_SECONDS = 60
+# Timeout of a call that has no other; one that times out is retried.
+CALL_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -57,6 +76,8 @@ class Connection:
 
     def __post_init__(self) -> None:
         check_endpoints(self.endpoints, self.section)
+        share_settings()
+        check_proxy(self.endpoint("aiplatform"))
 
     @functools.cached_property
     def credentials(self) -> Any:
@@ -74,7 +95,8 @@ class Connection:
         except exceptions.DefaultCredentialsError as error:
             raise UserError(
                 f"There are no credentials for Google Cloud: {_first_sentence(error)}.",
-                setting="GOOGLE_APPLICATION_CREDENTIALS",
+                setting=CREDENTIALS,
+                value=os.environ.get(CREDENTIALS),
                 fix=LOG_IN,
             ) from None
         if isinstance(credentials, Credentials) and not credentials.quota_project_id:
@@ -87,14 +109,24 @@ class Connection:
         """The e-mail of the service account; "" for user credentials, which do not contain it.
 
         Raises:
-            UserError: The credentials have expired or been revoked.
+            UserError: The credentials have expired or been revoked, or Google's login server does not respond.
         """
-        import google.auth.transport.requests
         from google.auth import exceptions
 
+        from slipway.components.cloud.network import login_request, unreachable
+
         try:
-            retried(lambda: self.credentials.refresh(google.auth.transport.requests.Request()))
-        except exceptions.RefreshError as error:
+            retried(lambda: self.credentials.refresh(login_request()))
+        except exceptions.GoogleAuthError as error:
+            if unreached := unreachable(error):
+                raise UserError(
+                    f"Could not log in to Google Cloud: {lowered(unreached.message)}", fix=unreached.fix
+                ) from None
+            if isinstance(error, exceptions.TransportError) or error.retryable:
+                raise UserError(
+                    f"Could not log in to Google Cloud: {_first_sentence(error)}.",
+                    fix="try again in a few minutes; https://status.cloud.google.com lists known outages",
+                ) from None
             raise UserError(
                 f"The credentials for Google Cloud were rejected: {_first_sentence(error)}.", fix=LOG_IN
             ) from None
@@ -106,7 +138,7 @@ class Connection:
         return self.endpoints.get(service, f"{host}.googleapis.com")
 
     def api(self, service: str, version: str) -> Any:
-        """Return the discovery-based client of a service; one per thread, because httplib2 is not thread-safe."""
+        """Return the discovery-based client of a service; one per thread, as sessions are."""
         name = f"{service} {version}"
         if not hasattr(self._clients, name):
             setattr(self._clients, name, self._discovered(service, version))
@@ -117,15 +149,14 @@ class Connection:
         return threading.local()
 
     def _discovered(self, service: str, version: str) -> Any:
-        import google_auth_httplib2
-        import httplib2
         from googleapiclient.discovery import build
 
-        transport = httplib2.Http(timeout=HTTP_SECONDS, ca_certs=httplib2.certs.where())
+        from slipway.components.cloud.network import Session, Transport
+
         return build(
             service,
             version,
-            http=google_auth_httplib2.AuthorizedHttp(self.credentials, http=transport),
+            http=Transport(Session(self.credentials)),
             client_options={"api_endpoint": f"https://{self.endpoint(service)}"},
             cache_discovery=False,
             static_discovery=True,
@@ -136,8 +167,11 @@ class Connection:
         """The google.cloud.storage client."""
         from google.cloud import storage
 
+        from slipway.components.cloud.network import Session
+
         options = {"api_endpoint": f"https://{self.endpoints['storage']}"} if "storage" in self.endpoints else None
-        return storage.Client(project=self.project, credentials=self.credentials, client_options=options)
+        session = Session(self.credentials)
+        return storage.Client(self.project, self.credentials, session, client_options=options)
 
     @functools.cached_property
     def pipelines(self) -> aiplatform_v1.PipelineServiceClient:
@@ -188,11 +222,31 @@ class Connection:
     def _vertex(
         self, client: str, package: str = "aiplatform_v1", *, address: str = "", transport: str = "grpc"
     ) -> Any:
-        return getattr(importlib.import_module(f"google.cloud.{package}"), client)(
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it logs each failed connection to stderr
+        service = re.sub(r"(?<!^)(?=[A-Z])", "_", client.removesuffix("Client")).lower()
+        make = getattr(import_module(f"google.cloud.{package}.services.{service}"), client)
+        channels = make.get_transport_class(transport)
+
+        def channel(host: str, *, options: list[tuple[str, int]], **more: Any) -> Any:
+            """Return a channel that does not wait for 20 seconds for an address that does not respond."""
+            return channels.create_channel(host, options=[*options, CONNECT_OPTION], **more)
+
+        return make(
             credentials=self.credentials,
-            transport=transport,
+            transport=functools.partial(channels, channel=channel) if transport == "grpc" else transport,
             client_options={"api_endpoint": address or self.endpoint("aiplatform")},
         )
+
+
+def import_clients(*names: str) -> None:
+    """Import the modules of CLIENTS and those named, before threads make calls.
+
+    Two threads that import modules which import each other, as those of Vertex AI's clients do, get half of one.
+    A package that is not installed is reported by the call that needs it.
+    """
+    for name in (*CLIENTS, *names):
+        with contextlib.suppress(ModuleNotFoundError):
+            import_module(name)
 
 
 def check_endpoints(endpoints: Mapping[str, str], section: str = "vertex") -> None:
@@ -211,4 +265,6 @@ def check_endpoints(endpoints: Mapping[str, str], section: str = "vertex") -> No
 
 
 def _first_sentence(error: BaseException) -> str:
-    return str(error).partition(". ")[0].rstrip(".")
+    # A RefreshError's second argument is the body of the response.
+    text = str(error.args[0]) if error.args else str(error)
+    return text.partition(". ")[0].rstrip(".")

@@ -9,9 +9,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from slipway.components.cloud.connection import Connection
-from slipway.components.cloud.known_errors import ASKED_AGAIN, first_recognized
+from slipway.components.cloud.known_errors.error import Recognized
+from slipway.components.cloud.known_errors.jobs import ASKED_AGAIN
+from slipway.components.cloud.known_errors.table import (
+    first_recognized,
+    own_words,
+    recognize_program,
+    recognize_status,
+)
 from slipway.components.cloud.logs import SERVICE, LogLine, LogReader, not_noise
-from slipway.components.cloud.retries import retried, status_of
+from slipway.components.cloud.refusals import answers_ignored
+from slipway.components.cloud.retries import existing, retried, status_of
+from slipway.components.cloud.tracebacks import TRACEBACK, exceptions, last_traceback, without_process
 from slipway.core.errors import ERROR_PREFIX, UserError
 from slipway.core.values import JsonObject
 
@@ -20,16 +29,23 @@ if TYPE_CHECKING:
 
 # Out of memory, Vertex AI names the pool only.
 REPLICA = re.compile(r"(?:[Tt]he replica|low on memory:) (?P<replica>workerpool\d+(?:-\d+)?)")
+EXITED = "exited with a non-zero status"
+# Statuses of a replica that SIGKILL, SIGTERM, SIGBUS or SIGILL ended, and no exception.
+SIGNALLED = re.compile(EXITED + r" of (?:137|143|135|132|9|15|7|4)\b")
 LINK = re.compile(r"\s*To find out more about why your job exited please check the logs: \S+")
-TRACEBACK = "Traceback (most recent call last):"
+# How a message is wrapped that one of Google's services passes on from another one.
+WRAPPED = re.compile(r"com\.google\.\S+Exception: code=\w+, message=(?P<message>.*?)[,;] cause=\w+", re.DOTALL)
 TAIL_LINES = 24
-LONGEST_TRACEBACK = 200
-FAILED = "JOB_STATE_FAILED"
+CANCELLED_ELSEWHERE = "The job was cancelled, but not by Slipway: in the console, or by gcloud."
+FAILED, CANCELLED = "JOB_STATE_FAILED", "JOB_STATE_CANCELLED"
 INFEASIBLE = "INFEASIBLE"  # of a trial: "done but missing the final_measurement"
 LIST_ENTRIES = "logging.logEntries.list"
 RESOURCES = "output:gcp_resources"
 # Of FLEX_START, in seconds, where a job sets none (Scheduling.max_wait_duration).
 DEFAULT_WAIT = 86400.0
+# Of a custom job, in seconds, where it sets none (Scheduling.timeout), and how late it may be stopped.
+DEFAULT_TIMEOUT = 7 * 86400.0
+LATE = 60.0
 # The jobs that launchers create: a training, or a search.
 KINDS = ("CustomJob", "HyperparameterTuningJob")
 
@@ -56,7 +72,8 @@ class _FailedJob:
     """A failed custom job: its resource name, the service's message, and its log or why that could not be read.
 
     `waited` is for how many seconds it waited for machines in vain, as FLEX_START does; 0 if that is not why it failed.
-    `trial` is the number of the search's trial that it executed, if any.
+    `trial` is the number of the search's trial that it executed, if any. `stopped` is why it was cancelled, and with
+    which fix, if it was.
     """
 
     name: str
@@ -65,6 +82,7 @@ class _FailedJob:
     unread: str | None = None
     waited: float = 0.0
     trial: str | None = None
+    stopped: tuple[str, str] | None = None
 
 
 def explain(
@@ -80,7 +98,7 @@ def explain(
         connection: The project and region of the job.
         job: The failed job.
         run_id: The run's id, for the commands in the fix.
-        facts: Values for the messages of known errors; see known_errors.recognize.
+        facts: Values for the messages of known errors; see known_errors.table.recognize.
         step_of: Returns the step to which a task belongs, None for the pipeline's own tasks.
     """
     task = _first_failed(job, step_of)
@@ -90,21 +108,22 @@ def explain(
         fix = found.fix if found else f"slipway logs {run_id}"
         return Explanation(step=None, message=message, fix=fix, moves=found.moves if found else ())
     step = step_of(task.task_name) or task.task_name
-    failed = _failed_job(connection, custom_jobs(task))
+    failed = _failed_job(connection, custom_jobs(task), run_id, facts)
     lines = failed.lines if failed else []
-    replica = _replica(failed.message if failed else task.error.message, lines)
+    said = [failed.message if failed else "", task.error.message, job.error.message]
+    message, quoted = _parts(next((text for text in said if text), ""))
+    replica = _replica(message, lines)
     mistake = _user_error(lines)
-    texts = [failed.message if failed else "", task.error.message, job.error.message]
-    message, quoted = _parts((failed and failed.message) or task.error.message)
     fix = f"slipway logs {run_id} --step {step}"
-    texts += [line.text for line in reversed(lines)]  # the last known error is the one that ended the job
-    if _asked_again(message) and replica and replica not in message:
-        texts = [text for text in texts if not _asked_again(text)]
+    lost_another = _asked_again(message) and replica is not None and replica not in message
+    if lost_another:
         message = f"The replica {replica} failed, and the others asked for another try because of it."
-    found = first_recognized(sorted(texts, key=_asked_again), facts)
+    found = _recognized(said, lines, _log_of(lines, replica) or (quoted or "").splitlines(), facts, lost_another)
     moves: tuple[str, ...] = ()
     if mistake is not None:
         message, fix = str(UserError.from_dict({**mistake.as_dict(), "fix": None})), mistake.fix or fix
+    elif failed is not None and failed.stopped:
+        message, fix = failed.stopped
     elif found is not None:
         message, fix, moves = found.sentence, found.fix, found.moves
     elif failed is not None and failed.waited:
@@ -127,6 +146,47 @@ def explain(
         replica=replica,
         moves=moves,
     )
+
+
+def _recognized(
+    messages: list[str], lines: list[LogLine], program: list[str], facts: Mapping[str, str | None], lost_another: bool
+) -> Recognized | None:
+    """Return the known error of a failed task: of the service's, of the program's, or a replica's exit status.
+
+    Args:
+        messages: What the service says about the job, the task and the pipeline.
+        lines: The job's log. The service's own lines count if no replica ended the job; they are also of earlier tries.
+        program: The failed replica's log.
+        facts: See `explain`.
+        lost_another: Whether the status is that of a replica that only lost another one.
+    """
+    if found := first_recognized(messages, facts):
+        return found
+    texts = [] if any(EXITED in text for text in messages) else list(reversed(_own_lines(lines)))
+    signalled = not lost_another and any(SIGNALLED.search(text) for text in messages)
+    raised = [] if signalled else exceptions(program)
+    return (
+        first_recognized(texts, facts)
+        or recognize_program(raised, [without_process(line) for line in program], facts)
+        or (
+            None
+            if lost_another
+            else next((found for text in messages if (found := recognize_status(text, facts))), None)
+        )
+    )
+
+
+def _own_lines(lines: list[LogLine]) -> list[str]:
+    """Return the service's own lines of a log, without those in which it quotes a program."""
+    texts, quoting = [], False
+    for line in lines:
+        if line.replica == SERVICE:
+            words = own_words(line.text)
+            quoting = quoting or words != line.text
+            if not quoting:
+                texts.append(line.text)
+            quoting = quoting and not LINK.search(line.text)
+    return texts
 
 
 def custom_jobs(task: PipelineTaskDetail) -> list[str]:
@@ -197,26 +257,64 @@ def _first_failed(job: PipelineJob, step_of: Callable[[str], str | None]) -> Pip
     return min(known, key=lambda task: task.end_time, default=None)
 
 
-def _failed_job(connection: Connection, names: Iterable[str]) -> _FailedJob | None:
+def _failed_job(
+    connection: Connection, names: Iterable[str], run_id: str, facts: Mapping[str, str | None]
+) -> _FailedJob | None:
     """Return the first failed job; `names` has the jobs that a task created before those that executed it."""
     reader = LogReader(connection)
     candidates = []
     for name in names:
         if is_search(name):
-            if (trial := _failed_trial(connection, reader, name)) is not None:
+            if (trial := _failed_trial(connection, reader, name, run_id, facts)) is not None:
                 return trial
             continue
-        try:
-            job = retried(lambda name=name: connection.jobs.get_custom_job(name=name))  # type: ignore[misc]
-        except Exception as error:
-            if status_of(error) == 404:
-                continue
-            raise
+        job = existing(lambda name=name: connection.jobs.get_custom_job(name=name))  # type: ignore[misc]
+        if job is None:
+            continue
         lines, unread = _log(reader, name)
-        candidates.append(_FailedJob(name, job.error.message, lines, unread, _waited(job)))
-        if job.state.name == FAILED:
+        waited, stopped = _waited(job), None
+        if job.state.name == CANCELLED and not waited:
+            stopped = _stopped(connection, job, run_id, facts)
+        candidates.append(_FailedJob(name, job.error.message, lines, unread, waited, stopped=stopped))
+        if job.state.name in (FAILED, CANCELLED):
             return candidates[-1]
     return next((found for found in candidates if found.lines), None)
+
+
+def _stopped(connection: Connection, job: CustomJob, run_id: str, facts: Mapping[str, str | None]) -> tuple[str, str]:
+    """Return why a job was cancelled that the run has not cancelled, and the fix.
+
+    A job that reaches its timeout is cancelled without an error: https://github.com/tensorflow/tfx/issues/6223.
+    """
+    limit = job.job_spec.scheduling.timeout.total_seconds() if job.job_spec.scheduling.timeout else DEFAULT_TIMEOUT
+    ran = (job.end_time - job.start_time).total_seconds() if job.start_time and job.end_time else 0.0
+    saved = _checkpoint(connection, job)
+    resume = f"slipway run --resume {run_id}, which continues from {saved or 'the beginning'}"
+    if ran < limit - LATE:
+        return CANCELLED_ELSEWHERE, resume
+    hours = f"{limit / 3600:,.3g} h"
+    message = f"Vertex AI stopped the job when it reached its limit of {hours} (+timeout of the hardware)."
+    if saved is None and limit < DEFAULT_TIMEOUT:
+        longer = f"slipway run -c runs/{run_id}/config.yaml --target vertex --hardware '{facts.get('longer')}'"
+        return f"{message} No checkpoint was saved.", longer
+    return message, f"{resume}, with another {hours}"
+
+
+def _checkpoint(connection: Connection, job: CustomJob) -> str | None:
+    """Return from which checkpoint a resumed run continues; None if there is none, or the bucket cannot be read."""
+    from slipway.trainer.checkpoint.store import POINTER
+
+    bucket, _, path = job.job_spec.base_output_directory.output_uri_prefix.removeprefix("gs://").partition("/")
+    folder = f"{path.rstrip('/')}/checkpoints/"
+    if not bucket:
+        return None
+    with answers_ignored():
+        pointer = existing(lambda: connection.storage.bucket(bucket).blob(f"{folder}{POINTER}").download_as_bytes())
+        if pointer is not None and (step := re.fullmatch(rb"step-(\d+)\s*", pointer)):
+            return f"the checkpoint of step {int(step[1]):,}"
+        if retried(lambda: list(connection.storage.list_blobs(bucket, prefix=folder, max_results=1))):
+            return f"what the program has saved in gs://{bucket}/{folder}"
+    return None
 
 
 def _waited(job: CustomJob) -> float:
@@ -232,17 +330,22 @@ def _waited(job: CustomJob) -> float:
     return seconds if seconds >= longest else 0.0
 
 
-def _failed_trial(connection: Connection, reader: LogReader, name: str) -> _FailedJob | None:
-    """Return the custom job of a search's first trial without a result; None if all have one."""
+def _failed_trial(
+    connection: Connection, reader: LogReader, name: str, run_id: str, facts: Mapping[str, str | None]
+) -> _FailedJob | None:
+    """Return the custom job of a search's first trial without a result, else the search if it was cancelled."""
     search = retried(lambda: connection.jobs.get_hyperparameter_tuning_job(name=name))
     trial = next((trial for trial in search.trials if trial.state.name == INFEASIBLE), None)
     if trial is None:
-        return None
+        again = f"slipway run --resume {run_id}, which begins the search again"
+        is_cancelled = search.state.name == CANCELLED
+        return _FailedJob(name, "", [], stopped=(CANCELLED_ELSEWHERE, again)) if is_cancelled else None
     job = retried(lambda: connection.jobs.get_custom_job(name=trial.custom_job)) if trial.custom_job else search
     lines, unread = _log(reader, name)
     own = [line for line in lines if line.trial == trial.id]
     message = job.error.message or trial.infeasible_reason or search.error.message
-    return _FailedJob(trial.custom_job or name, message, own, unread, trial=trial.id)
+    stopped = _stopped(connection, job, run_id, facts) if trial.custom_job and job.state.name == CANCELLED else None
+    return _FailedJob(trial.custom_job or name, message, own, unread, trial=trial.id, stopped=stopped)
 
 
 def _log(reader: LogReader, job: str) -> tuple[list[LogLine], str | None]:
@@ -257,13 +360,14 @@ def _log(reader: LogReader, job: str) -> tuple[list[LogLine], str | None]:
 
 
 def _replica(message: str, lines: list[LogLine]) -> str | None:
-    """Return the replica that the service names, else the last that logged a traceback, else the last with an error.
+    """Return the replica that the service names, else the last that ended with an exception, else with an error.
 
-    A replica that asked for another try is not to blame if another one logged a traceback.
+    A replica that asked for another try is not to blame if an exception ended another one.
     """
     blamed = REPLICA.search(message)
     own = [line for line in lines if line.replica != SERVICE]
-    traced = [line.replica for line in own if TRACEBACK in line.text]
+    names = dict.fromkeys(line.replica for line in own if TRACEBACK in line.text)
+    traced = [name for name in names if exceptions([line.text for line in own if line.replica == name])]
     if blamed:
         return traced[-1] if traced and _asked_again(message) else blamed["replica"]
     erred = [line.replica for line in own if line.severity in ("ERROR", "CRITICAL")]
@@ -285,38 +389,38 @@ def _user_error(lines: list[LogLine]) -> UserError | None:
     return None
 
 
+def _of(replica: str | None, lines: list[LogLine]) -> list[LogLine]:
+    """Return the lines of a replica, or of the replicas of a pool."""
+    return [line for line in lines if replica and (line.replica == replica or line.replica.startswith(f"{replica}-"))]
+
+
+def _log_of(lines: list[LogLine], replica: str | None) -> list[str]:
+    """Return the failed replica's log; of several, that of the last one with a traceback."""
+    own = _of(replica, lines)
+    traced = [line.replica for line in own if TRACEBACK in line.text]
+    return [line.text for line in own if not traced or line.replica == traced[-1]]
+
+
 def _traceback(lines: list[LogLine], replica: str | None, quoted: str | None) -> str | None:
     """Return the last traceback of `replica`, else of any replica, else the one `quoted` by the service, else the last
     lines; None without a log.
     """
     own = [line for line in lines if line.replica != SERVICE]
-    for some in ([line for line in own if replica and line.replica.startswith(replica)], own):
-        starts = [number for number, line in enumerate(some) if TRACEBACK in line.text]
-        if starts:
-            return "\n".join(_until_the_exception(some[starts[-1] :]))
+    traced = [line.replica for line in own if TRACEBACK in line.text]
+    for some in (_log_of(lines, replica), _log_of(own, traced[-1] if traced else None)):
+        if shown := last_traceback(some):
+            return "\n".join(shown)
     if quoted:
         return quoted
-    rest = [line for line in own if replica and line.replica.startswith(replica)] or own
+    rest = _of(replica, own) or own
     return "\n".join(line.text for line in rest[-TAIL_LINES:]) or None
-
-
-def _until_the_exception(lines: list[LogLine]) -> list[str]:
-    """Return the lines of one replica's traceback, up to the line that names the exception."""
-    first = lines[0]
-    texts = [first.text]
-    for line in lines[1:LONGEST_TRACEBACK]:
-        if line.replica != first.replica:
-            continue
-        texts.append(line.text)
-        if line.text and not line.text.startswith((" ", "\t")):
-            break
-    return texts
 
 
 def _parts(message: str) -> tuple[str, str | None]:
     """Return the service's message in one line, and the end of the traceback that it quotes, if it does.
 
-    Without its link to the logs; `slipway logs` prints them.
+    Without its link to the logs (`slipway logs` prints them), and without what another service has wrapped it in.
     """
-    text, start, rest = LINK.sub("", message).partition(TRACEBACK)
+    wrapped = WRAPPED.search(message)
+    text, start, rest = LINK.sub("", wrapped["message"] if wrapped else message).partition(TRACEBACK)
     return " ".join(text.split()), (start + rest).rstrip() or None

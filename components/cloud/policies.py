@@ -7,6 +7,7 @@ concurrent change is lost. Bindings are never removed.
 from __future__ import annotations
 
 import copy
+import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -65,7 +66,7 @@ def grant_command(resource: Resource, member: str, role: str, project: str = "")
     elif resource.kind == "repository":
         _, owner, _, location, *_ = resource.name.split("/")
         where = f"artifacts repositories add-iam-policy-binding {resource} --project={owner} --location={location}"
-    return f"gcloud {where} --member={member} --role={role}"
+    return f"gcloud {where} --member={shlex.quote(member)} --role={role}"
 
 
 def read(

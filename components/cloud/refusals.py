@@ -1,4 +1,4 @@
-"""Conversion of errors of Google Cloud calls to messages with a fix."""
+"""Conversion of errors of Google Cloud calls to messages with a fix; other exceptions stay what they are."""
 
 from __future__ import annotations
 
@@ -7,17 +7,27 @@ import re
 from collections.abc import Iterator, Mapping
 
 from slipway.components.cloud.connection import LOG_IN, Connection
-from slipway.components.cloud.known_errors import recognize
+from slipway.components.cloud.known_errors.table import recognize, recognize_policy
 from slipway.components.cloud.policies import Resource, grant_command
-from slipway.components.cloud.retries import is_transient, status_of
+from slipway.components.cloud.retries import is_logged_out, is_transient, status_of
 from slipway.components.cloud.roles import role_with
-from slipway.core.errors import UserError
+from slipway.core.errors import UserError, lowered
 
 # Permission names, but not parts of e-mail addresses or URLs.
 PERMISSION = re.compile(r"(?<![\w.@/-])([a-z]+\.[a-zA-Z]+\.[a-zA-Z]+)(?![\w.@-]*\w)")
 # Refusals that say neither the permission nor anything else. Others without a permission have a reason of their own.
 UNNAMED = re.compile(r"caller does not have permission|User not authorized to perform this action")
 SERVICE = re.compile(r"\b([a-z]+\.googleapis\.com)")
+
+
+def is_answer(error: BaseException) -> bool:
+    """Return whether an exception is an answer of a service, or the lack of one: client libraries and sockets raise it.
+
+    Any other exception, such as an ImportError, is a bug in Slipway.
+    """
+    if isinstance(error, ImportError):  # perhaps of one of these libraries
+        return False
+    return status_of(error) is not None or isinstance(error, _answers())
 
 
 def is_disabled(error: BaseException) -> bool:
@@ -47,7 +57,7 @@ def refusal(
     needs: str | None = None,
     facts: Mapping[str, object] | None = None,
 ) -> UserError:
-    """Convert an exception of a Google Cloud call to a UserError.
+    """Convert the answer of a Google Cloud call (see `is_answer`) to a UserError.
 
     Args:
         error: The exception.
@@ -55,11 +65,24 @@ def refusal(
         what: What the call was for, as a verb phrase: "read the policy of gs://b".
         needs: The permission that the call needs; several services refuse without naming it.
         facts: The run's values (see `recognize`), if known errors of Vertex AI are to be recognized.
+
+    Raises:
+        Exception: `error` itself, if it is not an answer.
     """
-    if isinstance(error, UserError):
+    from slipway.components.cloud.network import NetworkError, unreachable
+
+    if isinstance(error, UserError) and not isinstance(error, NetworkError):
         return error
+    if not is_answer(error):
+        raise error
+    if unreached := unreachable(error, connection.endpoint("aiplatform")):
+        return UserError(f"Could not {what}: {lowered(unreached.message)}", fix=unreached.fix)
     text = message_of(error)
-    if facts is not None and (known := recognize(text, facts)) is not None:
+    if is_logged_out(error):
+        text = "the credentials for Google Cloud were rejected; perhaps the login has expired"
+        return UserError(f"Could not {what}: {text}.", fix=LOG_IN)
+    known = recognize_policy(text, {"project": connection.project}) if facts is None else recognize(text, facts)
+    if known is not None:
         return UserError(f"Could not {what}: {known.sentence}", fix=known.fix)
     if is_disabled(error):
         service = SERVICE.search(text)
@@ -68,7 +91,8 @@ def refusal(
             f"Could not {what}: the API {name} is not enabled in {connection.project}.",
             setting=f"{connection.section}.project",
             value=connection.project,
-            fix=f"slipway setup --apply, or gcloud services enable {name} --project={connection.project}",
+            fix=f"gcloud services enable {name} --project={connection.project}; slipway setup --apply enables all that "
+            "runs need",
         )
     if status_of(error) == 403:
         return _forbidden(text, connection, what, needs)
@@ -86,11 +110,21 @@ def refusal(
 def refusing(
     connection: Connection, what: str, needs: str | None = None, facts: Mapping[str, object] | None = None
 ) -> Iterator[None]:
-    """Convert the exceptions of Google Cloud calls to UserError; see `refusal`."""
+    """Convert the answers of Google Cloud calls to UserError; see `refusal`."""
     try:
         yield
     except Exception as error:
         raise refusal(error, connection, what, needs, facts) from error
+
+
+@contextlib.contextmanager
+def answers_ignored() -> Iterator[None]:
+    """Ignore that Google Cloud calls fail; other exceptions are raised."""
+    try:
+        yield
+    except Exception as error:
+        if not is_answer(error):
+            raise
 
 
 def member_of(connection: Connection) -> str:
@@ -99,6 +133,30 @@ def member_of(connection: Connection) -> str:
     if not caller:
         return "user:YOU@EXAMPLE.COM"
     return f"serviceAccount:{caller}" if caller.endswith("gserviceaccount.com") else f"user:{caller}"
+
+
+def _answers() -> tuple[type[BaseException], ...]:
+    import http.client
+    import socket
+    import ssl
+
+    import grpc
+    import requests
+    from google.api_core.exceptions import GoogleAPIError
+    from google.auth.exceptions import GoogleAuthError
+    from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
+    from google.protobuf import json_format, message
+    from googleapiclient.errors import Error
+
+    from slipway.components.cloud.network import NetworkError
+
+    return (
+        *(ConnectionError, TimeoutError, http.client.HTTPException, socket.gaierror, ssl.SSLError),
+        *(NetworkError, grpc.RpcError, requests.RequestException),
+        *(DataCorruption, Error, GoogleAPIError, GoogleAuthError, InvalidResponse),
+        # Of content that cannot be read.
+        *(json_format.ParseError, message.DecodeError),
+    )
 
 
 def _forbidden(text: str, connection: Connection, what: str, needs: str | None) -> UserError:

@@ -26,6 +26,10 @@ LONGEST_WAIT_SECONDS = 20.0
 # Environment variable that sets the first wait; the longest wait scales with it.
 WAIT_VARIABLE = "SLIPWAY_RETRY_SECONDS"
 
+# google-auth's words for credentials that were rejected, and those of the server's answer that it quotes.
+_LOGGED_OUT = re.compile(r"Reauthentication is needed|invalid_grant|invalid_rapt|rapt_required|unauthorized_client")
+_PRECONDITION = re.compile(r"pre-?condition", re.IGNORECASE)
+
 logger = logging.getLogger(__name__)
 
 
@@ -39,8 +43,8 @@ def status_of(error: BaseException) -> int | None:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return whether retrying may succeed; false for an exhausted quota (see `is_out_of_quota`)."""
-    if is_out_of_quota(error):
+    """Return whether retrying may succeed; false for an exhausted quota and for credentials that were rejected."""
+    if is_out_of_quota(error) or is_logged_out(error):
         return False
     status = status_of(error)
     if status is not None:
@@ -48,16 +52,39 @@ def is_transient(error: BaseException) -> bool:
     return isinstance(error, _connection_errors())
 
 
+def is_unreachable(error: BaseException) -> bool:
+    """Return whether no connection could be established, so that nothing was sent."""
+    from slipway.components.cloud.network import unreachable
+
+    return unreachable(error) is not None
+
+
 def is_out_of_quota(error: BaseException) -> bool:
     """Return whether a 429 is about a quota that waiting does not restore, such as accelerators."""
     # Vertex AI's and the TPU API's words; those for calls per minute are others.
-    words = r"quota metrics exceed quota limits|Quota (limit )?'\w+' (has been exceeded|exhausted)"
+    words = r"quota metrics exceed quota limits|quotas are exceeded|Quota (limit )?'\w+' (has been exceeded|exhausted)"
     return status_of(error) == 429 and re.search(words, str(error)) is not None
 
 
+def is_logged_out(error: BaseException) -> bool:
+    """Return whether the login server rejected the caller's credentials, such as after a company's session length.
+
+    gRPC reports it as 503 (https://github.com/skypilot-org/skypilot/issues/3393), other clients as google-auth's error.
+    """
+    import google.auth.exceptions
+
+    if isinstance(error, google.auth.exceptions.GoogleAuthError):
+        return not (isinstance(error, google.auth.exceptions.TransportError) or error.retryable)
+    return status_of(error) == 503 and _LOGGED_OUT.search(str(error)) is not None
+
+
 def is_conflict(error: BaseException) -> bool:
-    """Return whether the resource was changed concurrently: read it again, then write."""
-    return status_of(error) in (CONFLICT, 412)
+    """Return whether the resource was changed concurrently: read it again, then write.
+
+    Cloud Storage also answers 412 for what an organization's policy forbids, which is final.
+    """
+    status = status_of(error)
+    return status == CONFLICT or (status == 412 and _PRECONDITION.search(str(error)) is not None)
 
 
 def retried(
@@ -65,14 +92,20 @@ def retried(
 ) -> Result:
     """Return the result of `call`; retry transient errors with jittered exponential backoff.
 
+    An address that cannot be reached is tried again for `network.patience()` only, after which all has been said.
+
     Args:
         call: The call; must be idempotent.
         also: Selects additional errors to retry.
         tries: Maximum number of attempts.
     """
 
+    started = time.monotonic()
+
     def worth_it(error: BaseException) -> bool:
-        return is_transient(error) or (also is not None and also(error))
+        if is_transient(error):
+            return not is_unreachable(error) or time.monotonic() - started < _patience()
+        return also is not None and also(error)
 
     return policy(worth_it, tries=tries, before_sleep=_say)(call)
 
@@ -113,7 +146,8 @@ def policy(
         error = state.outcome.exception() if state.outcome else None
         headers = getattr(error, "headers", None) or {}
         asked = str(headers.get("Retry-After", ""))
-        return max(backoff(state), min(longest, paced(float(asked)) if asked.isdecimal() else 0.0))
+        seconds = max(backoff(state), min(longest, paced(float(asked)) if asked.isdecimal() else 0.0))
+        return min(seconds, _patience() / 5) if error and is_unreachable(error) else seconds
 
     return tenacity.Retrying(
         retry=tenacity.retry_if_exception(worth_it),
@@ -136,6 +170,12 @@ def paced(seconds: float) -> float:
     return seconds * float(os.environ.get(WAIT_VARIABLE) or FIRST_WAIT_SECONDS) / FIRST_WAIT_SECONDS
 
 
+def _patience() -> float:
+    from slipway.components.cloud.network import patience
+
+    return paced(patience())
+
+
 def _say(state: Any) -> None:
     error = state.outcome.exception()
     logger.info("attempt %d failed (%s), retrying in %.1f s", state.attempt_number, error, state.next_action.sleep)
@@ -143,13 +183,14 @@ def _say(state: Any) -> None:
 
 def _connection_errors() -> tuple[type[BaseException], ...]:
     import google.auth.exceptions
-    import httplib2
     import requests
+
+    from slipway.components.cloud.network import NetworkError
 
     return (
         ConnectionError,
         TimeoutError,
-        httplib2.ServerNotFoundError,
+        NetworkError,
         requests.ConnectionError,
         requests.Timeout,
         google.auth.exceptions.TransportError,

@@ -7,6 +7,24 @@ from collections.abc import Mapping
 
 from slipway.core.errors import UserError
 
+# Patterns of settings, and what they demand, with an example.
+PROJECT = r"^(?:[a-z0-9.-]+:)?[a-z0-9][a-z0-9-]*$"
+BUCKET = r"^gs://[a-z0-9][a-z0-9._-]*[a-z0-9]$"
+ACCOUNT = r"^[^@\s/:]+@[^@\s/:]+$"
+NETWORK = r"^projects/\d+/global/networks/[a-z]([-a-z0-9]*[a-z0-9])?$"
+KEY = r"^projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+$"
+SUBMITTER = r"^((user|group|serviceAccount):[^@\s]+@[^@\s]+|principal(Set)?://iam\.googleapis\.com/\S+)$"
+FORMS: Mapping[str, str] = {
+    PROJECT: "must be a project's id, not its name, such as my-project-123456: gcloud projects list shows both",
+    BUCKET: "must be gs://NAME, such as gs://my-bucket",
+    ACCOUNT: "must be the e-mail address of an account, such as runner@my-project.iam.gserviceaccount.com",
+    NETWORK: "must be projects/NUMBER/global/networks/NAME, such as projects/123456789012/global/networks/main, with "
+    "the number of the network's project: gcloud projects describe PROJECT --format='value(projectNumber)'",
+    KEY: "must be projects/PROJECT/locations/REGION/keyRings/RING/cryptoKeys/KEY, such as "
+    "projects/my-project/locations/europe-west4/keyRings/training/cryptoKeys/runs",
+    SUBMITTER: "must be a principal with its kind, such as user:ada@example.com, group:, serviceAccount:, or "
+    "principal:// and principalSet:// of workload identity federation",
+}
 REGION = re.compile(r"[a-z]+-[a-z]+\d+")
 MULTI_REGIONS = {"us": "us-", "eu": "europe-", "asia": "asia-"}
 

@@ -9,12 +9,12 @@ from pydantic import AfterValidator, Field, field_validator
 from slipway.components.build_image.reference import check_pinned
 from slipway.components.build_image.settings import BuildSettings
 from slipway.components.cloud.connection import Connection, check_endpoints
-from slipway.components.cloud.rules import check_labels
+from slipway.components.cloud.rules import ACCOUNT, BUCKET, PROJECT, check_labels
 from slipway.trainer.settings import Settings
 
 PinnedImage = Annotated[str, AfterValidator(check_pinned)]
-BucketUri = Annotated[str, Field(pattern=r"^gs://[a-z0-9][a-z0-9._-]*[a-z0-9]$")]
-AccountEmail = Annotated[str, Field(pattern=r"^[^@\s/:]+@[^@\s/:]+$")]
+BucketUri = Annotated[str, Field(pattern=BUCKET)]
+AccountEmail = Annotated[str, Field(pattern=ACCOUNT)]
 
 
 class CloudSettings(Settings):
@@ -24,7 +24,7 @@ class CloudSettings(Settings):
     """
 
     section: ClassVar[str]
-    project: str = Field(description="Google Cloud project id.")
+    project: str = Field(pattern=PROJECT, description="Google Cloud project id.")
 
     if TYPE_CHECKING:
         bucket: str

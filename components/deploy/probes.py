@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.prediction import predict
+from slipway.components.cloud.refusals import is_answer
 from slipway.components.cloud.retries import existing
 from slipway.components.deploy.settings import CheckSettings, Deployment
 from slipway.core.errors import UserError
-from slipway.trainer.export.examples import FILE_NAME
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.types import Endpoint
@@ -54,6 +54,8 @@ def examples(connection: Connection, uri: str, deployment: Deployment) -> list[E
     """
     if deployment.instances is not None:
         return [Example(instance) for instance in deployment.instances]
+    from slipway.trainer.export.examples import FILE_NAME  # imports NumPy
+
     bucket, _, folder = uri.removeprefix("gs://").partition("/")
     blob = connection.storage.bucket(bucket).blob(f"{folder.rstrip('/')}/{FILE_NAME}")
     stored = json.loads(existing(blob.download_as_bytes) or b"{}")
@@ -99,7 +101,10 @@ class Prober:
         started = time.monotonic()
         try:
             deployed, predictions = predict(self._client, self._endpoint, [example.instance], self._seconds)
-        except Exception as error:  # any failure is one for the users as well
+        except Exception as error:
+            if not is_answer(error):
+                raise
+            # Any failure is one for the users as well.
             text = getattr(error, "message", None) or str(error)
             return example, Answer(time.monotonic() - started, error=" ".join(str(text).split()))
         return example, Answer(time.monotonic() - started, deployed, next(iter(predictions), None))

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from slipway.components.cloud.connection import Connection
@@ -20,6 +21,7 @@ from slipway.components.deploy.service import (
     DRAIN_SECONDS,
     PREVIOUS,
     ROLLOUT,
+    SHOW,
     Endpoints,
     Traffic,
     Version,
@@ -130,20 +132,32 @@ def roll_out(endpoints: Endpoints, deployment: Deployment, version: Version, say
     return outcome
 
 
-def roll_back(endpoints: Endpoints, endpoint_id: str, say: Say) -> Outcome:
+def roll_back(endpoints: Endpoints, endpoint_id: str, say: Say, since: datetime | None = None) -> Outcome:
     """Return all traffic to the previous model, in one update of the endpoint.
 
-    The model that had the traffic stays deployed, so that a second call returns to it.
+    The model that had the traffic stays deployed, so that a second call returns to it; but not one that was started,
+    at the time `since`, before another command changed the endpoint: both are about the same model.
 
     Raises:
-        UserError: There is no previous model.
+        UserError: There is no previous model, or another command has just changed the endpoint.
     """
     decided: list[Traffic] = []
+    again = " again"
 
     def back(endpoint: Endpoint) -> Traffic:
         # Decided once: after a write whose response was lost, or by another rollback, the labels name the model that
         # was left.
+        nonlocal again
+        if decided and dict(endpoint.traffic_split) == decided[0].split:
+            again = ""
         if not decided:
+            if since is not None and endpoint.update_time and endpoint.update_time > since:
+                split = endpoint.traffic_split.items()
+                served = ", ".join(version_text(endpoint, name) for name, percent in split if percent) or "no model"
+                raise UserError(
+                    f"Another command has just changed the endpoint {endpoint_id}: {served} has the traffic.",
+                    fix=f"{SHOW}; repeat the command only if this is the wrong model",
+                )
             previous = endpoint.labels.get(PREVIOUS, "")
             others = [name for name, percent in endpoint.traffic_split.items() if percent and name != previous]
             # Of an unfinished rollout, the model that is rolled out; else the one that has the traffic.
@@ -162,7 +176,7 @@ def roll_back(endpoints: Endpoints, endpoint_id: str, say: Say) -> Outcome:
     deployed = next(iter(endpoint.traffic_split))
     outcome = Outcome(endpoint.name, version_text(endpoint, deployed), deployed)
     outcome.previous = version_text(endpoint, decided[0].previous)
-    say(f"{outcome.version} has all traffic again; {outcome.previous} has none and stays deployed")
+    say(f"{outcome.version} has all traffic{again}; {outcome.previous} has none and stays deployed")
     return outcome
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import json
+import logging
 import math
 import traceback
 from collections.abc import Callable, Mapping
@@ -25,15 +25,16 @@ from slipway.components.evaluate.measured import (
     unseen_by,
 )
 from slipway.components.evaluate.settings import EvaluateSettings
-from slipway.components.train.result import trainer_record
+from slipway.components.train.result import reported, trainer_record
 from slipway.core import events, integrity, manifest, seen
 from slipway.core.errors import UserError
-from slipway.serving.model import read_json
 from slipway.trainer import hooks
 from slipway.trainer.engines import builder
 from slipway.trainer.metrics.history import METRICS_FILE
 
 Function: TypeAlias = Callable[[Path, Data], object]
+
+logger = logging.getLogger(__name__)
 
 SETTING = "evaluate.module"
 CONTRACT = "a function of (model: Path, data: Path | str | None) that returns its metrics, such as {'rmse': 0.4}"
@@ -72,10 +73,10 @@ def measure(settings: EvaluateSettings, model: Path, data: Data, champion: Path 
     else:
         challenger = Measured(model, trainer_record(model), _reported(model, settings.gate.name))
         if champion is not None:
-            reported: dict[str, float] = {}  # if none or malformed, the gate says which one is missing
-            with contextlib.suppress(ValueError):
-                reported = metrics(read_json(champion / METRICS_FILE), "has")
-            beaten = Measured(champion, trainer_record(champion), reported)
+            earlier: dict[str, float] = {}  # if none or malformed, the gate says which one is missing
+            with contextlib.suppress(FileNotFoundError, ValueError):
+                earlier = reported(champion).metrics
+            beaten = Measured(champion, trainer_record(champion), earlier)
     opponent = None
     if beaten is not None:
         caveat = _seen_by_champion(module, data, beaten.folder)
@@ -216,15 +217,18 @@ def _kind(value: object) -> str:
 
 
 def _reported(model: Path, metric: str) -> dict[str, float]:
-    """Return the metrics that the program wrote.
+    """Return the metrics that the program wrote, and say what else is in the file.
 
     Raises:
-        UserError: The file is missing or malformed.
+        UserError: The file is missing, or has no metrics.
     """
     path = model / METRICS_FILE
-    fix = f'let the chief write it, such as {{"{metric}": 0.9}}; or --set evaluate.module=MODULE:FUNCTION'
+    fix = (
+        f'write them to {path}, such as {{"{metric}": 0.9}}, and slipway run --resume RUN; or correct the program, and '
+        "run it again; or --set evaluate.module=MODULE:FUNCTION"
+    )
     try:
-        values = json.loads(path.read_bytes())
+        found = reported(model)
     except FileNotFoundError:
         raise UserError(
             f"The program wrote no {METRICS_FILE} to AIP_MODEL_DIR, and there is no other evaluation of its model.",
@@ -236,9 +240,10 @@ def _reported(model: Path, metric: str) -> dict[str, float]:
         ) from None
     except ValueError as error:
         raise UserError(f"{path} is not JSON: {error}.", fix=fix) from None
-    if not isinstance(values, dict):
-        raise UserError(f"{path} is not a JSON object of metrics, but {_kind(values)}.", fix=fix)
-    try:
-        return metrics(values, "has")
-    except ValueError as error:
-        raise UserError(f"{path} {error}.", fix=fix) from None
+    if not found.metrics:
+        ignored = f", but {', '.join(found.ignored)}" if found.ignored else ""
+        raise UserError(f"{path} has no metric that is a finite number{ignored}.", fix=fix)
+    if found.note:
+        logger.warning(found.note)
+        events.message(found.note)
+    return found.metrics

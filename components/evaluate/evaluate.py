@@ -212,13 +212,14 @@ class UnseenCategories:
     def __init__(self, description: Manifest) -> None:
         categories = {name: each for name, each in description.inputs.items() if each.kind == "category"}
         self._vocabularies = {name: frozenset(each.vocabulary) for name, each in categories.items()}
+        self._stored = {name: signature_name(name, each) for name, each in categories.items()}
         self._counts: dict[str, Counter[str]] = {name: Counter() for name in categories}
         self._examples = dict.fromkeys(categories, 0)
 
     def update(self, batch: Batch) -> None:
         """Count the unseen categories of a batch."""
         for name, vocabulary in self._vocabularies.items():
-            for row in batch.features[name].numpy().reshape(len(batch.keys), -1).tolist():
+            for row in batch.features[self._stored[name]].numpy().reshape(len(batch.keys), -1).tolist():
                 missing = [text for each in row if (text := each.decode(errors="replace")) not in vocabulary]
                 self._counts[name].update(missing)
                 self._examples[name] += bool(missing)

@@ -62,13 +62,17 @@ class Opponent:
 
 @dataclass(frozen=True)
 class SliceValues:
-    """The gate's metric on a slice: the model's on all its examples, and both models' where they are compared."""
+    """The gate's metric on a slice: the model's on all its examples, and both models' on those `compared`.
+
+    These are the examples that neither model has seen; 0 without a champion.
+    """
 
     name: str
     examples: int
     value: float
     ours: float | None = None
     theirs: float | None = None
+    compared: int = 0
 
 
 @dataclass(frozen=True)
@@ -125,7 +129,7 @@ def decide(
         *_against_limit(gate, metrics[gate.name], champion, trivial, measured),
         *_against_champion(gate, metrics, champion, without_champion, measured),
         *_against_baseline(gate, metrics[gate.name], trivial),
-        *_on_slices(gate, slices),
+        *_on_slices(gate, slices, champion),
     ]
     passed = [holds for holds, _ in judged if holds is not None]
     decision: Decision = "promote"
@@ -204,25 +208,33 @@ def _against_baseline(gate: GateSettings, value: float, trivial: float | None) -
     yield (better if gate.baseline else None), reason
 
 
-def _on_slices(gate: GateSettings, slices: Sequence[SliceValues]) -> Iterator[Judged]:
-    large = [each for each in slices if each.examples >= gate.slice_examples]
+def _on_slices(gate: GateSettings, slices: Sequence[SliceValues], champion: Opponent | None) -> Iterator[Judged]:
     where = f"of at least {gate.slice_examples:,} examples"
     sign = -1 if gate.minimized else 1
     if (limit := gate.slice_limit) is not None:
-        failing = [each for each in large if sign * (each.value - limit) < -ROUNDING]
+        large = [part for part in slices if part.examples >= gate.slice_examples]
+        failing = [part for part in large if sign * (part.value - limit) < -ROUNDING]
         relation = "above" if gate.minimized else "below"
-        yield not failing, _told(gate, failing, large, where, f"{relation} the limit of slices, {limit:g}")
-    if gate.slice_margin is not None:
-        gains = [(sign * (each.ours - each.theirs), each) for each in large if None not in (each.ours, each.theirs)]  # type: ignore[operator]
-        worse = [each for gain, each in sorted(gains, key=lambda pair: pair[0]) if gain < gate.slice_margin - ROUNDING]
-        if gains:
-            yield not worse, _told(gate, worse, [each for _, each in gains], where, "too far behind the champion's")
+        reason = _told(gate, failing, large, where, f"{relation} the limit of slices, {limit:g}")
+        yield (not failing if large else None), reason or f"No slice is {where}: slice_limit decides nothing."
+    if gate.slice_margin is not None and champion is not None and not champion.incomparable:
+        gains = [
+            (sign * (part.ours - part.theirs), part)
+            for part in slices
+            if part.compared >= gate.slice_examples and part.ours is not None and part.theirs is not None
+        ]
+        where += " that neither model has seen"
+        worse = [part for gain, part in sorted(gains, key=lambda pair: pair[0]) if gain < gate.slice_margin - ROUNDING]
+        reason = _told(gate, worse, [part for _, part in gains], where, "too far behind the champion's")
+        yield (not worse if gains else None), reason or f"No slice is {where}: slice_margin decides nothing."
 
 
 def _told(
     gate: GateSettings, failing: Sequence[SliceValues], judged: Sequence[SliceValues], where: str, fault: str
 ) -> str:
-    """Return the sentence on the slices that fail, of which the first is the worst, or on all if none does."""
+    """Return the sentence on the slices that fail, of which the first is the worst, or on all; "" without any."""
+    if not judged:
+        return ""
     if not failing:
         return f"On none of the {len(judged):,} slices {where} is the {gate.label} {fault}."
     worst = failing[0]
@@ -230,7 +242,8 @@ def _told(
     shown = (worst.ours, worst.theirs) if behind else (worst.value, None)
     value = " against ".join(number(each) for each in shown if each is not None)
     more = f"; so it is on {len(failing) - 1:,} more of the {len(judged):,} slices {where}" if len(failing) > 1 else ""
-    return f"On the slice {worst.name} ({worst.examples:,} examples), the {gate.label}, {value}, is {fault}{more}."
+    examples = worst.compared if behind else worst.examples
+    return f"On the slice {worst.name} ({examples:,} examples), the {gate.label}, {value}, is {fault}{more}."
 
 
 def _comparison(gate: GateSettings, value: float, champion: Opponent) -> Judged:

@@ -133,9 +133,16 @@ class Measurement:
         if self.champion:
             theirs = {each.name: _value(each.measures, name) for each in self.champion.slices}
         found = [
-            SliceValues(each.name, each.measures.examples, value, _value(each.compared, name), theirs.get(each.name))
-            for each in self.model.slices
-            if (value := _value(each.measures, name)) is not None
+            SliceValues(
+                part.name,
+                part.measures.examples,
+                value,
+                _value(part.compared, name),
+                theirs.get(part.name),
+                part.compared.examples if self.champion else 0,
+            )
+            for part in self.model.slices
+            if (value := _value(part.measures, name)) is not None
         ]
         return sorted(found, key=lambda each: each.value, reverse=self.settings.gate.minimized)
 

@@ -73,7 +73,10 @@ def by_slice(evaluation: Evaluation, manifest: Manifest) -> Iterator[JsonObject]
             ours = each.compared.metrics().get(name) if each.compared.examples else None
             row: JsonObject = {"name": each.name, "examples": each.measures.examples, "sorted": value}
             row |= {"value": formatting.number(value, places), "interval": ends and formatting.interval(*ends, places)}
-            row |= {"champion": formatting.number(beaten, places)}
+            row |= {
+                "champion": formatting.number(beaten, places),
+                "compared": each.compared.examples if champion else None,
+            }
             row |= {"significant": test is not None and test.p_value <= alpha}
             rows.append(row | _difference(ours, beaten, places, minimized=minimized))
         rows.sort(key=lambda row: row["sorted"], reverse=minimized)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ class ServedModel:
         self._measures, self._compared = self._part(np.ones(examples, bool), compared, worst)
         self._slices = [MeasuredSlice(each.name, *self._part(each.mask, compared)) for each in slices]
         self.model = self._load()
-        self._measures.threshold = self._compared.threshold = self.model.threshold
+        self._measures.threshold = self.model.threshold  # the parts receive its predictions
         classes = read_json(folder / RECORD_FILE).get("classes") or []
         if is_champion and classes and data.classes and not set(classes) & set(data.classes):
             raise OtherData(f"has none of the data set's {self._outputs.names}, but {_few(classes)}")
@@ -97,7 +98,7 @@ class ServedModel:
             if kept.all():
                 measures.update(predictions)
             elif kept.any():
-                measures.update(measures.predictions(batch.labels[kept], values[kept], self._order))
+                measures.update(replace(predictions, **{name: each[kept] for name, each in vars(predictions).items()}))
         self._done += len(batch.labels)
         worst, scores = self._measures.worst, self._measures.scores(predictions)
         examples = []

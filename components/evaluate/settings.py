@@ -88,7 +88,9 @@ class GateSettings(Settings):
         "slices that are slightly worse. null: slices are not compared.",
     )
     slice_examples: PositiveInt = Field(
-        default=30, description="Number of examples from which on a slice counts for the gate; all are in the report."
+        default=30,
+        description="Number of examples from which on a slice counts for the gate, for `slice_margin` of those that "
+        "neither model has seen; all are in the report.",
     )
     baseline: bool = Field(
         default=True,

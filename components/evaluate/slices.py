@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -58,8 +59,16 @@ def find(settings: Sequence[str], data: Manifest, read: Callable[[], Iterator[Ba
     for batch in read():
         for text, values_of in readers.items():
             found[text].append(values_of(batch))
-    slices = [each for text, parts in found.items() for each in _slices(text, np.concatenate(parts))]
-    return [each for each in slices if each.mask.any()]
+    slices: dict[str, Slice] = {}
+    for text, parts in found.items():
+        for part in _slices(text, np.concatenate(parts)):
+            copies = itertools.count(2)
+            name = part.name
+            while name in slices:  # such as those of a function that returns 1 and "1"
+                name = f"{part.name} ({next(copies)})"
+            if part.mask.any():
+                slices[name] = replace(part, name=name)
+    return list(slices.values())
 
 
 def check(columns: Sequence[str], data: Manifest) -> None:
@@ -70,9 +79,10 @@ def check(columns: Sequence[str], data: Manifest) -> None:
 
 def _reader(text: str, data: Manifest) -> Callable[[Batch], NDArray[Any]]:
     """Return the function from a batch to what a setting is about, [batch]: values, booleans, or names or None."""
-    if re.fullmatch(FUNCTION_PATTERN, text):
+    is_column = text in data.inputs  # whose name may look like a function or a condition
+    if re.fullmatch(FUNCTION_PATTERN, text) and not is_column:
         return _function(text, data)
-    condition = CONDITION.fullmatch(text)
+    condition = None if is_column else CONDITION.fullmatch(text)
     name = condition[1] if condition else text
     values_of = _column(name, data)
     if condition is None:
@@ -142,6 +152,15 @@ def _function(text: str, data: Manifest) -> Callable[[Batch], NDArray[Any]]:
     return named
 
 
+def _distinct(edges: Sequence[float]) -> list[str]:
+    """Format different numbers with as few digits as distinguish them."""
+    texts, digits = [brief(edge) for edge in edges], 4
+    while len(set(texts)) < len(edges):
+        digits += 1
+        texts = [f"{edge:,.{digits}g}" for edge in edges]
+    return texts
+
+
 def _slices(text: str, values: NDArray[Any]) -> Iterator[Slice]:
     """Yield the slices of a setting from the values of all examples."""
     if values.dtype == bool:
@@ -149,10 +168,11 @@ def _slices(text: str, values: NDArray[Any]) -> Iterator[Slice]:
     elif values.dtype.kind == "f":
         known = values[np.isfinite(values)]
         edges = np.unique(np.quantile(known, [0, 0.25, 0.5, 0.75, 1])).tolist() if len(known) else []
+        shown = _distinct(edges)
         for index in range(len(edges) - 1):
             is_last = index == len(edges) - 2
             below = values <= edges[index + 1] if is_last else values < edges[index + 1]
-            yield Slice(f"{text} {brief(edges[index])} to {brief(edges[index + 1])}", (values >= edges[index]) & below)
+            yield Slice(f"{text} {shown[index]} to {shown[index + 1]}", (values >= edges[index]) & below)
         yield Slice(f"{text} missing", np.isnan(values))
     else:
         for value, _ in Counter(values[values != None].tolist()).most_common(MAX_VALUES):  # noqa: E711

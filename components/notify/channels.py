@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import os
 import re
 import time
 from collections.abc import Callable, Mapping
+from traceback import format_tb
 from urllib.parse import urlsplit
 
 from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.explanation import explain, results
-from slipway.components.cloud.refusals import refusal
+from slipway.components.cloud.refusals import is_answer, refusal
 from slipway.components.cloud.retries import TRANSIENT, WAIT_VARIABLE, retried
 from slipway.components.notify.notice import DriftNotice, Notice
 from slipway.components.notify.settings import URL, ExitTask, NotifySettings
@@ -26,6 +28,7 @@ FIRST_WAIT_SECONDS = 1.0
 # Google's APIs refuse JSON with unknown fields, and a webhook of Google Chat is one: 400, "Unknown name". Slack ignores
 # them (https://gitlab.com/gitlab-org/gitlab/-/issues/332611: an object full of others is refused for lacking `text`).
 TEXT_ONLY = ("chat.googleapis.com",)
+logger = logging.getLogger(__name__)
 JOB = re.compile(r"projects/[^/]+/locations/[^/]+/pipelineJobs/[^/]+")
 
 
@@ -50,6 +53,7 @@ def notify(settings: str, run: str, page: str, *, state: str, job: str | None, m
         try:
             found |= _details(task, run, job, status)
         except Exception as error:
+            logger.error("The job's details could not be read: %s", error, exc_info=not is_answer(error))
             problems.append(f"The job's details could not be read ({type(error).__name__}).")
     notice = Notice(
         run=run, name=task.name, where=task.where, hardware=task.hardware, status=status, page=page or None, **found
@@ -90,6 +94,7 @@ def send(settings: NotifySettings, notice: Notice | DriftNotice, endpoints: Mapp
             problems.append(error.message)
         except Exception as error:
             # Not its text: the libraries' errors contain the URL.
+            logger.error("An internal error: %s\n%s", type(error).__name__, "".join(format_tb(error.__traceback__)))
             problems.append(f"An internal error: {type(error).__name__}.")
     return problems
 

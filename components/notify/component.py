@@ -25,6 +25,9 @@ def notify(settings: str, run: str, page: str, status: dsl.PipelineTaskFinalStat
             message=status.error_message,
         )
     except Exception as error:
+        import traceback
+
+        traceback.print_tb(error.__traceback__)  # not its text, which may contain the webhook's address
         problems = [f"An internal error: {type(error).__name__}."]
     for problem in problems:
         print(f"warning: not everyone was notified: {problem}", flush=True)

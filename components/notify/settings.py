@@ -83,6 +83,6 @@ class ExitTask(Settings):
     endpoints: dict[str, str] = Field(default_factory=dict, description="Custom endpoints: host[:port] by service.")
     region: str | None = Field(default=None, description="Region of Vertex AI; None on other platforms.")
     facts: dict[str, str | None] = Field(
-        default_factory=dict, description="Values for the messages of known errors; see known_errors.recognize."
+        default_factory=dict, description="Values for the messages of known errors; see known_errors.table.recognize."
     )
     steps: dict[str, str] = Field(default_factory=dict, description="The step of each task, to explain a failure.")

@@ -11,7 +11,7 @@ from slipway.core.manifest import Manifest
 from slipway.core.paths import DATA_VARIABLE
 from slipway.trainer import launch
 from slipway.trainer.checkpoint.best import no_validation
-from slipway.trainer.config import JobConfig, ModelSettings, Plan, TrainSettings
+from slipway.trainer.config import SEED, JobConfig, ModelSettings, Plan, TrainSettings
 from slipway.trainer.distributed import nccl
 from slipway.trainer.distributed.accelerators import PLANNED_VARIABLE
 from slipway.trainer.distributed.cluster import HOSTS_VARIABLE
@@ -90,7 +90,7 @@ def plan_training(
 
 def _own_container(train: TrainSettings, data: str) -> Container:
     """Return the container specification of a custom program; without a command, its image's entry point runs."""
-    container: Container = {"args": list(train.arguments)}
+    container: Container = {"args": [each.replace(SEED, str(train.seed)) for each in train.arguments]}
     if train.module is not None and train.image is not None:
         container["command"] = ["python", "-m", train.module]  # Slipway is not in the image
     elif train.module is not None:

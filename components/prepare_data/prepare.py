@@ -62,12 +62,9 @@ def prepare(
         return prepared
     source = open_source(settings, task)
     store = Store(settings.store, settings.name or source.name)
-    known = store.listings.summary(listing_name(source, settings))
-    if known is not None:
-        target = Target.of(source, known, settings, replicas, store.name)
-        if prepared := reusable(store, target, earlier):
-            store.remove_leftovers()
-            return prepared
+    if prepared := remembered(source, store, settings, replicas, earlier):
+        store.remove_leftovers()
+        return prepared
     events.phase(f"listing {settings.source}")
     beam = beam_for(settings, sum(path.stat().st_size for path in source.files))
     with store_errors_named(store, 0), store.work_folder() as scratch, contextlib.ExitStack() as folders:
@@ -108,6 +105,29 @@ def prepare(
         store.listings.remember_summary(listing_name(source, settings), summary)
         store.listings.remember_fingerprint(target, written.fingerprint)
         return prepared_in(store, before or written, reused=before is not None)
+
+
+def unchanged(settings: DataSettings, replicas: int, task: TaskName) -> Prepared | None:
+    """Return the prepared data set of a source whose files have not changed since; None if that cannot be told."""
+    source = open_source(settings, task)
+    store = Store(settings.store, settings.name or source.name)
+    if settings.beam is not None:  # listing takes long
+        return None
+    if prepared := remembered(source, store, settings, replicas):
+        return prepared
+    with store.work_folder() as scratch:
+        listing = list_source(source, settings, scratch)
+        if unlisted_problems(listing, settings, source.item):
+            return None
+        return reusable(store, Target.of(source, listing.summary(), settings, replicas, store.name), None)
+
+
+def remembered(
+    source: Source, store: Store, settings: DataSettings, replicas: int, earlier: str | None = None
+) -> Prepared | None:
+    """Return the prepared data set of a source whose listing is remembered; None if it has changed."""
+    known = store.listings.summary(listing_name(source, settings))
+    return None if known is None else reusable(store, Target.of(source, known, settings, replicas, store.name), earlier)
 
 
 def existing(uri: str) -> Prepared | None:

@@ -14,7 +14,7 @@ from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources import open_source
 from slipway.components.prepare_data.sources.csv_batches import InferredColumn, infer_kinds
 from slipway.components.prepare_data.sources.csv_file import LABEL_COLUMNS
-from slipway.components.prepare_data.sources.values import SEPARATOR
+from slipway.components.prepare_data.sources.values import SEPARATOR, is_list
 from slipway.core.errors import UserError, nearest
 from slipway.core.manifest import Manifest, TaskName
 from slipway.core.tables.formats import FORMATS, open_table
@@ -107,9 +107,9 @@ def columns_of(path: Path, ending: str) -> dict[str, InferredColumn]:
 
 def task_of(label: InferredColumn) -> TaskName:
     """Return the task that learns a column."""
-    if any(SEPARATOR in text for text in label.texts):
+    if any(SEPARATOR in text or is_list(text) for text in label.texts):
         return "multilabel"
-    whole = all(re.fullmatch(r"[+-]?\d+", text) for text in label.texts)
+    whole = all(re.fullmatch(r"[+-]?\d+(\.0)?", text) for text in label.texts)
     if str(label.kind) == "number" and (len(label.texts) > MAX_NUMBERED_CLASSES or not whole):
         return "regression"
     return "classification"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import shlex
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -119,7 +120,7 @@ class Registry:
                 f"The registered version {folder} cannot be read: its {METADATA} is missing or damaged.",
                 setting="register.registry",
                 value=str(self.root),
-                fix=f"restore {folder}, or remove the version: rm -r {folder}",
+                fix=f"restore {METADATA}, or move the version away: mv {shlex.quote(str(folder))} {model}-{number}",
             )
         formats.check(metadata, folder / METADATA)
         return Version(model, number, folder, metadata)
@@ -235,7 +236,7 @@ class Registry:
         if number in numbers:
             return number
         named = "no version" if number is None else f"version {number}, which does not exist"
-        repairs = [f"rm -r {file}"] if file.is_dir() or not numbers else []
+        repairs = [f"mv {shlex.quote(str(file))} {file.name}-{model}"] if file.is_dir() or not numbers else []
         repairs += [f"echo {numbers[-1]} > {file}"] if numbers else []
         raise UserError(
             f"The champion of {model} is unknown: {file} names {named}.",

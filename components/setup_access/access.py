@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from slipway.components.cloud import policies
 from slipway.components.cloud.connection import Connection
+from slipway.components.cloud.known_errors.table import recognize_policy
 from slipway.components.cloud.operations import finished
 from slipway.components.cloud.policies import Resource
 from slipway.components.cloud.refusals import is_absent, is_disabled, message_of, refusal
@@ -103,7 +104,6 @@ def apply(
     Raises:
         UserError: There are no credentials, or the project does not exist.
     """
-    connection = settings.connection
     outcomes: dict[str, Outcome] = {}
     existing: set[Resource] = set()
     for stage in (("api",), ("identity", *CREATED), ("binding",)):
@@ -113,7 +113,7 @@ def apply(
         missing = [line for line in lines if line.status == "missing"]
         homeless = [line for line in missing if _absent_place(line.item, observed)]
         for outcome in (
-            *_make(connection, [line for line in missing if line not in homeless]),
+            *_make(settings, [line for line in missing if line not in homeless]),
             *(Outcome(line, "failed", _absent_place(line.item, observed)) for line in homeless),
         ):
             logger.info("%s %s: %s", outcome.line.kind, outcome.line.item, outcome.result)
@@ -132,7 +132,7 @@ def _absent_place(item: Item, observed: Observed) -> UserError | None:
     return UserError(message, fix="fix the errors above, then retry")
 
 
-def _make(connection: Connection, lines: list[Line]) -> Iterable[Outcome]:
+def _make(settings: AccessSettings, lines: list[Line]) -> Iterable[Outcome]:
     """Create the lines of one stage: all APIs in one call, bindings in one call per resource, the rest one by one."""
     groups: dict[object, list[Line]] = defaultdict(list)
     for line in lines:
@@ -150,34 +150,49 @@ def _make(connection: Connection, lines: list[Line]) -> Iterable[Outcome]:
             key = item.service
         groups[key].append(line)
     for group in groups.values():
-        yield from _made(connection, group)
+        yield from _made(settings, group)
 
 
-def _made(connection: Connection, group: list[Line]) -> list[Outcome]:
-    items = [line.item for line in group]
+def _made(settings: AccessSettings, group: list[Line]) -> list[Outcome]:
+    connection, items = settings.connection, [line.item for line in group]
     try:
-        _call(connection, items)
+        _call(settings, items)
     except Exception as error:
         if all(line.later for line in group) and _does_not_exist(error):
             return [Outcome(line, "later") for line in group]
-        what, needs = f"create {items[0]}", f"{policies.PREFIXES.get(group[0].kind)}.create"
-        if isinstance(items[0], Binding):
-            resource = items[0].resource
-            what, needs = f"change the policy of {resource}", f"{policies.PREFIXES[resource.kind]}.setIamPolicy"
-        elif items[0].kind == "api":
-            what, needs = "enable the APIs", "serviceusage.services.enable"
-        elif items[0].kind == "lifecycle":
-            what, needs = f"set a lifecycle rule of {items[0].resource}", "storage.buckets.update"
-        problem = refusal(error, connection, what, None if items[0].kind == "identity" else needs)
-        return [Outcome(line, "failed", problem) for line in group]
+        by_member: dict[str, list[Line]] = defaultdict(list)
+        for line in group:
+            by_member[getattr(line.item, "member", "")].append(line)
+        if len(by_member) > 1 and _is_about_a_member(error):
+            return [outcome for lines in by_member.values() for outcome in _made(settings, lines)]
+        return [Outcome(line, "failed", _problem(settings, connection, items[0], error)) for line in group]
     return [Outcome(line, "done") for line in group]
 
 
-def _call(connection: Connection, items: list[Item]) -> None:
-    first = items[0]
+def _problem(settings: AccessSettings, connection: Connection, item: Item, error: Exception) -> UserError:
+    """Return why an item could not be created or granted."""
+    what, needs = f"create {item}", f"{policies.PREFIXES.get(item.kind)}.create"
+    if isinstance(item, Binding):
+        if item.member in settings.submitters and _does_not_exist(error):
+            return UserError(
+                f"There is no {item.member}.",
+                setting=f"{connection.section}.submitters",
+                value=item.member,
+                fix=f"correct it in {connection.section}.submitters, or remove it",
+            )
+        what, needs = f"change the policy of {item.resource}", f"{policies.PREFIXES[item.resource.kind]}.setIamPolicy"
+    elif item.kind == "api":
+        what, needs = "enable the APIs", "serviceusage.services.enable"
+    elif item.kind == "lifecycle":
+        what, needs = f"set a lifecycle rule of {item.resource}", "storage.buckets.update"
+    return refusal(error, connection, what, None if item.kind == "identity" else needs)
+
+
+def _call(settings: AccessSettings, items: list[Item]) -> None:
+    connection, first = settings.connection, items[0]
     if isinstance(first, Binding):
         grants = [(item.role, item.member) for item in items if isinstance(item, Binding)]
-        policies.add(connection, first.resource, grants, also=is_disabled if first.later else _settles)
+        policies.add(connection, first.resource, grants, also=is_disabled if first.later else _settles(settings))
     elif first.kind == "api":
         _enable(connection, [str(item) for item in items])
     elif first.kind == "identity":
@@ -186,14 +201,26 @@ def _call(connection: Connection, items: list[Item]) -> None:
         CREATED[first.kind](connection, first)
 
 
-def _settles(error: BaseException) -> bool:
-    """Return whether an error disappears once new resources have propagated."""
-    return is_disabled(error) or is_absent(error) or _does_not_exist(error)
+def _settles(settings: AccessSettings) -> Callable[[BaseException], bool]:
+    """Return which errors disappear once new resources have propagated; no submitter is a new one."""
+    submitters = [member.partition(":")[2] for member in settings.submitters]
+
+    def settles(error: BaseException) -> bool:
+        if _does_not_exist(error):
+            return not any(submitter in message_of(error) for submitter in submitters)
+        return is_disabled(error) or is_absent(error)
+
+    return settles
 
 
 def _does_not_exist(error: BaseException) -> bool:
     """Return whether a policy was rejected because a member does not exist."""
     return status_of(error) == 400 and "does not exist" in message_of(error)
+
+
+def _is_about_a_member(error: BaseException) -> bool:
+    """Return whether a policy was rejected because of a member, so that another one may be granted its roles."""
+    return _does_not_exist(error) or recognize_policy(message_of(error)) is not None
 
 
 def _asked(request: Any) -> Any:

@@ -65,7 +65,8 @@ class Binding:
     kind: ClassVar[str] = "binding"
 
     def __str__(self) -> str:
-        return f"{self.role} on {self.resource} for {self.member.partition(':')[2]}"
+        name = self.member if "://" in self.member else self.member.partition(":")[2]
+        return f"{self.role} on {self.resource} for {name}"
 
 
 Item = Named | Binding

@@ -10,9 +10,9 @@ from typing import Any
 
 from slipway.components.build_image.cloud_build import default_account
 from slipway.components.cloud import policies
-from slipway.components.cloud.connection import Connection
+from slipway.components.cloud.connection import Connection, import_clients
 from slipway.components.cloud.policies import Policy, Resource
-from slipway.components.cloud.refusals import is_absent, is_disabled, refusal
+from slipway.components.cloud.refusals import is_absent, is_answer, is_disabled, refusal
 from slipway.components.cloud.retries import TRIES, first, retried, status_of
 from slipway.components.cloud.roles import permissions_of
 from slipway.components.setup_access.desired import Binding, apis, bindings, machine_role
@@ -80,6 +80,7 @@ def observe(settings: AccessSettings, tries: int = 1, existing: Collection[Resou
         UserError: There are no credentials, or the project does not exist.
     """
     connection = settings.connection
+    import_clients()
     number, enabled = services(connection, [*(api.name for api in apis(settings)), COMPUTE])
     builder, unasked = settings.builder, None
     if settings.builds and not builder:
@@ -114,7 +115,7 @@ def _own(connection: Connection, own: list[Binding], resource: Resource) -> froz
     try:
         return policies.permitted(connection, resource, asked)
     except Exception as error:
-        if status_of(error) is None:
+        if not is_answer(error):
             raise
         return None
 

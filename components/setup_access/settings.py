@@ -24,7 +24,8 @@ class AccessSettings(Settings):
     )
     account: str | None = Field(default=None, description="E-mail address of the run-as account; None: the default.")
     submitters: tuple[str, ...] = Field(
-        default=(), description="Policy members (user:, group: or serviceAccount:) that start runs."
+        default=(),
+        description="Policy members that start runs: user:, group:, serviceAccount:, principal:// or principalSet://.",
     )
     tpu: bool = Field(default=False, description="Whether the hardware is a TPU.")
     builds: bool = Field(default=True, description="Whether Cloud Build builds images.")

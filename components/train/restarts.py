@@ -123,7 +123,9 @@ class Restarts:
 
     def describe(self, restart: Restart) -> str:
         """Return a one-line message about a restart."""
-        start = f"the checkpoint of step {restart.step}" if restart.step else "the beginning"
+        kept = self._checkpoints.is_dir() and any(self._checkpoints.iterdir())
+        other = "the files in the checkpoint folder" if kept else "the beginning"
+        start = f"the checkpoint of step {restart.step}" if restart.step else other
         return (
             f"{restart.replica} {restart.reason}: all start again from {start} in {restart.waited_seconds:g} s "
             f"(restart {self._by_replica[restart.replica]} of at most {self._settings.at_most} for this "

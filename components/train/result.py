@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -11,7 +12,8 @@ from slipway.core import integrity, manifest, seen
 from slipway.core.atomic import json_lines, sync_tree
 from slipway.core.errors import UserError
 from slipway.core.paths import REHEARSED_FILE, local_path
-from slipway.core.values import JsonObject
+from slipway.core.values import JsonObject, leaves
+from slipway.trainer.metrics.history import METRICS_FILE
 
 # Entries of model.json that become the model artifact's metadata.
 METADATA = (
@@ -72,7 +74,8 @@ def publish(output: str, model: Model, metrics: Metrics, data: Path | None = Non
         seen.write_seen(data, manifest.read(data), folder)
     description = trainer_record(folder)
     if integrity.checksum(folder) is None:
-        integrity.seal(folder, {}, integrity.CHECKSUMS_FILE)
+        # A file without metrics can be corrected before the run is resumed.
+        integrity.seal(folder, {}, integrity.CHECKSUMS_FILE, but="" if _is_usable(folder) else METRICS_FILE)
         sync_tree(folder)
     metadata = {key: description[key] for key in METADATA if key in description}
     metadata[integrity.FILES_CHECKSUM] = integrity.checksum(folder)
@@ -116,6 +119,55 @@ def trainer_record(folder: Path) -> JsonObject:
         return {}
     is_own = isinstance(record, dict) and {"weights_checksum", "weights_step"} & record.keys()
     return integrity.unsealed(record) if is_own else {}
+
+
+@dataclass(frozen=True)
+class Reported:
+    """The metrics that a program wrote: its finite numbers by name, and what it wrote beside them."""
+
+    metrics: dict[str, float]
+    last: list[str]
+    ignored: list[str]
+
+    @property
+    def note(self) -> str:
+        """What was not taken as it is, as a sentence; "" for nothing."""
+        parts = [f"of {', '.join(self.last)}, the last value is taken"] if self.last else []
+        parts += [f"no finite numbers are {', '.join(self.ignored)}, which are ignored"] if self.ignored else []
+        return f"{METRICS_FILE}: {'; '.join(parts)}." if parts else ""
+
+
+def reported(folder: Path) -> Reported:
+    """Read the metrics that a program wrote to its model's folder; of a history, the last values.
+
+    Raises:
+        FileNotFoundError: It wrote none.
+        ValueError: They are not JSON.
+    """
+    values = json.loads((folder / METRICS_FILE).read_bytes())
+    found = Reported({}, [], [])
+    if isinstance(values, list) and values:
+        found.last.append("the list")
+        values = values[-1]
+    if not isinstance(values, dict):
+        found.ignored.append(f"the {type(values).__name__}")
+        return found
+    for keys, value in leaves(values):
+        name, is_list = ".".join(keys), isinstance(value, list)
+        number = (value or [None])[-1] if isinstance(value, list) else value
+        if isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number):
+            found.metrics[name] = float(number)
+            found.last.extend([name] if is_list else [])
+        else:
+            found.ignored.append(name)
+    return found
+
+
+def _is_usable(folder: Path) -> bool:
+    try:
+        return bool(reported(folder).metrics)
+    except (FileNotFoundError, ValueError):
+        return False
 
 
 def _validation(folder: Path, description: JsonObject) -> dict[str, float]:

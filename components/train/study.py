@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 # Pruning waits for so many trials, and so many epochs of each, before it compares them.
 STARTUP_TRIALS, STARTUP_EPOCHS = 4, 1
-# Attribute of a trial whose training is to stop.
-PRUNED = "pruned"
+# Attributes of trials: whether the training is to stop, and the number of the failed trial whose values they have.
+PRUNED, REPEATS = "pruned", "repeats"
 
 
 def open_study(storage: str | optuna.storages.BaseStorage, name: str, search: SearchSettings) -> optuna.Study:
@@ -138,7 +138,9 @@ def value_of(validation: Mapping[str, float], metric: str) -> float:
     if value is None or not math.isfinite(value):
         found = ", ".join(validation) or "nothing"
         raise UserError(
-            f"the training reported no {metric} of the validation split, but {found}", setting="tune.metric"
+            f"the training reported no {metric} of the validation split, but {found}: a program reports it by "
+            f'slipway.training.report(step, kind="validation", {metric}=…)',
+            setting="tune.metric",
         )
     return value
 
@@ -146,4 +148,19 @@ def value_of(validation: Mapping[str, float], metric: str) -> float:
 def may_start(study: optuna.Study, search: SearchSettings, failed: int) -> bool:
     """Return whether a study with this many failed trials lacks more than those that are running."""
     states = [trial.state.name for trial in study.get_trials(deepcopy=False)]
-    return len(states) - states.count("FAIL") + failed < search.trials
+    return sum(state not in ("FAIL", "WAITING") for state in states) + failed < search.trials
+
+
+def failed(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
+    """Return the failed trials that were not tried again."""
+    found = study.get_trials(deepcopy=False)
+    repeated = {trial.user_attrs.get(REPEATS) for trial in found}
+    return [trial for trial in found if trial.state.name == "FAIL" and trial.number not in repeated]
+
+
+def repeat_failed(study: optuna.Study) -> int:
+    """Let the next trials have the values of the failed ones; return how many there are."""
+    trials = failed(study)
+    for trial in trials:
+        study.enqueue_trial(trial.params, user_attrs={REPEATS: trial.number})
+    return len(trials)

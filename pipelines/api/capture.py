@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import inspect
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -282,7 +283,7 @@ def _write(name: str, text: str, folder: Path) -> Path:
     elif path.read_text(encoding="utf-8") != text:
         raise UserError(
             f"{path} was edited after it was captured from the notebook.",
-            fix=f"rename it, and name its function in the configuration; or delete it: rm {path}",
+            fix=f"mv {shlex.quote(str(path))} {name}_edited.py, and name its function in the configuration",
         )
     return path
 

@@ -170,10 +170,13 @@ class Run:
     @property
     @public
     def model(self) -> Model:
-        """The model that it trained; it is loaded at the first prediction."""
+        """The model that it trained; at the first prediction it is copied to this machine from a bucket, and loaded."""
         from slipway.pipelines.api.models import Model
 
-        return Model.find(self.id)
+        model = Model.find(self.id)
+        if model.uri and not model.folder.is_dir():
+            show_line(f"the model is in the bucket, at {model.uri}; download() or predict() copies it to this machine")
+        return model
 
     @public
     def refresh(self) -> Run:

@@ -69,7 +69,7 @@ def run(
     """
     loaded = _loaded(configuration, settings, hardware, model, program)
     check_runner(Runner(runner), Runner(runner) if platform_of(target).trains_here else Runner.process, target)
-    _show_warnings(starting.check(loaded, target, runner=runner, submitting=check_project))
+    _show_warnings(starting.check(loaded, target, runner=runner, submitting=check_project, say=show_line))
     if elsewhere := remote(target):
         started = Run(elsewhere.start(loaded, show_line)[0])
     else:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import functools
 import io
-import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slipway.core.dates import written
 from slipway.core.errors import UserError
 from slipway.pipelines.api.errors import public
+from slipway.pipelines.api.notebook import show_line
 from slipway.trainer.engines.installed import verify_extra
 
 if TYPE_CHECKING:
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 
     from slipway.pipelines.prediction.models import Chosen
     from slipway.serving import model as served
+    from slipway.serving.kinds import Field
 
 BATCH = 256
 REGISTRY = Path("models")
@@ -39,7 +43,7 @@ class Model:
         """
         from slipway.pipelines.prediction import models
 
-        return cls(models.find(name, REGISTRY))
+        return cls(models.find(name, REGISTRY, lazy=True))
 
     def __repr__(self) -> str:
         return f"<Model {self._chosen}>"
@@ -56,14 +60,32 @@ class Model:
 
     @property
     def folder(self) -> Path:
-        """The folder with its files."""
+        """The folder with its files; of a model in a bucket, the one that `download` writes."""
         return self._chosen.folder
+
+    @property
+    def uri(self) -> str | None:
+        """Where it is, if it is in a bucket: the first prediction, or `download`, copies it to this machine."""
+        return self._chosen.uri
+
+    @public
+    def download(self) -> Path:
+        """Copy a model in a bucket to this machine, unless it is there; return the folder with its files.
+
+        Raises:
+            UserError: It may not be read, or the disk is full.
+        """
+        from slipway.pipelines.prediction import models
+
+        models.fetch(self._chosen, show_line)
+        return self.folder
 
     @functools.cached_property
     def _loaded(self) -> served.Model:
         from slipway.pipelines.prediction import models
         from slipway.trainer.engines import quick_import
 
+        self.download()
         quick_import.use_plain_imports()
         return models.ready(self._chosen)
 
@@ -85,6 +107,7 @@ class Model:
             UserError: An example does not fit the model, such as a missing value; names it.
         """
         from slipway.pipelines.prediction import parts, prediction
+        from slipway.pipelines.prediction.unknown import UnknownValues
         from slipway.serving.instances import in_words
 
         verify_extra("notebook")
@@ -94,6 +117,7 @@ class Model:
         index = inputs.index if isinstance(inputs, pandas.DataFrame | pandas.Series) else None
         instances = self._instances(inputs)
         rows: list[dict[str, Any]] = []
+        unknown = UnknownValues()
         for start in range(0, len(instances), BATCH):
             examples = [(str(start + n), each) for n, each in enumerate(instances[start : start + BATCH])]
             chunk = parts.chunk_of(model, examples)
@@ -101,6 +125,9 @@ class Model:
                 for example, error in sorted(answers.errors.items()):
                     raise UserError(f"Example {answers.keys[example]}: {error.rstrip('.')}.")
                 rows += [_row(model, each) for each in in_words(model, answers.outputs)]
+                unknown.add(len(answers), answers.unknown)
+        for line in unknown.lines():
+            show_line(line)
         return pandas.DataFrame(rows, index=index)
 
     def _instances(self, inputs: Any) -> list[Any]:
@@ -136,10 +163,10 @@ class Model:
     def _values(self, value: Any) -> Any:
         """Return an example of other inputs with plain values; images among them are encoded."""
         if not isinstance(value, Mapping):
-            return _plain(value)
+            return _plain(value, next(iter(self._loaded.inputs.values())))
         fields = self._loaded.inputs
         return {
-            name: _encoded(each) if name in fields and fields[name].is_image else _plain(each)
+            name: _encoded(each) if name in fields and fields[name].is_image else _plain(each, fields.get(name))
             for name, each in value.items()
         }
 
@@ -203,13 +230,27 @@ def _encoded(value: Any) -> bytes:
     return file.getvalue()
 
 
-def _plain(value: Any) -> Any:
-    """Return a value without the types of NumPy and pandas; a missing value is None, which models refuse."""
+def _plain(value: Any, field: Field | None = None) -> Any:
+    """Return a value without the types of NumPy and pandas, a date as the training data has them.
+
+    A missing value is None, which models refuse that were trained without gaps.
+    """
+    import numpy as np
+    import pandas
+
+    if isinstance(value, np.datetime64):
+        value = pandas.Timestamp(value)
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [_plain(each) for each in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
+        return [_plain(each, field) for each in value]
+    if value is None or value is pandas.NA or value is pandas.NaT or value != value:
+        return None
+    if isinstance(value, datetime.date):
+        return written(value, field.order if field else "ymd")
+    if isinstance(value, decimal.Decimal):
+        return str(value) if field and field.kind == "category" else float(value)
+    return value
 
 
 def _row(model: served.Model, prediction: Any) -> dict[str, Any]:

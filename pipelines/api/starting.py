@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from slipway.core.errors import UserError, lowered
 from slipway.pipelines.options import Runner, check_runner
 from slipway.pipelines.platforms.base import Platform, RemotePlatform, Say
-from slipway.pipelines.platforms.table import platform_of
+from slipway.pipelines.platforms.table import platform_of, remote
 
 if TYPE_CHECKING:
     from slipway.components.train.tuning import SearchSettings
@@ -44,10 +44,11 @@ def check(
     builds: bool = True,
     spent: float = 0.0,
     search: SearchSettings | None = None,
+    say: Say | None = None,
 ) -> list[Finding]:
     """Make the doctor's checks that apply to a run; return the warnings.
 
-    For `spent` and others, see `Context`.
+    For `spent` and others, see `Context`. Checks on another platform, which take seconds, are announced by `say`.
 
     Raises:
         UserError: A check failed.
@@ -55,6 +56,8 @@ def check(
     from slipway.pipelines.checks import Context
     from slipway.pipelines.doctor import refuse_on_failure
 
+    if say is not None and remote(target):
+        say(f"checking the run for {platform_of(target).title}")
     context = Context(configuration, platform_of(target), rehearsal, Path.cwd(), runner, builds, spent, search)
     return refuse_on_failure(context, submitting=submitting)
 
@@ -166,9 +169,7 @@ def rerun(
             runs.discard(folder)
             raise
         done = {step.name: step for step in record.steps[: [step.name for step in record.steps].index(part.first)]}
-        started.steps = [
-            done[step.name].model_copy(update={"reused": True}) if step.name in done else step for step in started.steps
-        ]
+        started.steps = [replace(done[step.name], reused=True) if step.name in done else step for step in started.steps]
         started.adopt_results()
         if part.first == "register_model":
             started.champion = record.champion
@@ -210,12 +211,16 @@ def resumed(
 
 
 def current(folder: RunFolder, say: Say) -> RunRecord:
-    """Return a run's record, updated from its platform if the run is remote; if that fails, say so."""
+    """Return a run's record; if it is running, updated from its platform. If that fails, say so."""
     record = folder.read()
+    if record.status != "running":
+        return record
     try:
         return platform_of(record.platform).refresh(folder)
     except UserError as error:
         say(f"as last seen; {lowered(error.message)}")
+        if error.fix:
+            say(f"  fix:      {error.fix}")
         return folder.read()
 
 

@@ -1,4 +1,4 @@
-"""The commands of `slipway`, by subject; those of `slipway schedule` are in pipelines/schedules.
+"""The commands of `slipway`, by subject; those of a platform are in its folder.
 
-Every invocation imports all of these modules, so commands import heavy packages inside their functions.
+A command's module is imported when the command is called. Heavy packages are imported inside of functions.
 """

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from slipway.core.errors import UserError
-from slipway.pipelines.cli.serving import Registry
 from slipway.pipelines.cli.targets import Target, show_cost, show_warnings, target_option
 from slipway.pipelines.options import (
     Configuration,
@@ -21,13 +20,16 @@ from slipway.pipelines.options import (
     Hardware,
     Json,
     Overrides,
+    Registry,
     check_folder_of,
     configured,
 )
+from slipway.pipelines.platforms.base import Platform
 from slipway.pipelines.platforms.table import DEFAULT, PLATFORMS, platform_of
 from slipway.pipelines.terminal import EXIT_FAILED, console, print_results, say, user_errors
 
 if TYPE_CHECKING:
+    from slipway.pipelines.config.config import RunConfig
     from slipway.pipelines.images.build import Content
 
 CLEANED = [name for name, platform in PLATFORMS.items() if platform.cleans]
@@ -66,8 +68,12 @@ def build(
     file: ConfigurationFile = None,
     config: Configuration = None,
     target: Annotated[
-        str, target_option("Where the images run: local (with run --runner docker), vertex or tpu.")
-    ] = DEFAULT,
+        str | None,
+        target_option(
+            "Where the images run: local (with run --runner docker), vertex or tpu; default: by the configuration's "
+            "sections, else local."
+        ),
+    ] = None,
     hardware: Hardware = None,
     overrides: Overrides = None,
     builder: Annotated[
@@ -83,8 +89,8 @@ def build(
     """Build the images that a run needs, skip those already in the registry, and print their digests."""
     from slipway.pipelines.images.build import Content, build_images
 
-    platform = platform_of(target)
     configuration = configured(file, config, overrides, hardware)
+    platform = platform_of(target) if target else _building(configuration)
     if listed:
         contents = [Content.of(image) for image in platform.wanted_images(configuration, say).values()]
         text = json.dumps([asdict(content) for content in contents], indent=2) + "\n"
@@ -92,6 +98,14 @@ def build(
         return
     images = build_images(configuration, platform, builder, push=not no_push, log=sys.stderr, say=say)
     sys.stdout.write(json.dumps(images, indent=2) + "\n" if as_json else "".join(f"{uri}\n" for uri in images.values()))
+
+
+def _building(configuration: RunConfig) -> Platform:
+    """Return the platform for which images are built that has a section in the configuration, else this machine."""
+    builds = [each for each in PLATFORMS.values() if type(each).build_images is not Platform.build_images]
+    chosen = next((each for each in builds if getattr(configuration, each.name, None)), platform_of(DEFAULT))
+    say(f"for {chosen.title}")
+    return chosen
 
 
 def _listed(content: Content) -> str:

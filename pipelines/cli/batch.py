@@ -10,20 +10,21 @@ import typer
 
 from slipway.core.cores import available_cores
 from slipway.core.errors import UserError
-from slipway.pipelines.cli.serving import FORMAT, MODEL, SPLIT, Module, Registry, progress_bar
+from slipway.pipelines.cli.serving import FORMAT, MODEL, SPLIT, Module, progress_bar
 from slipway.pipelines.cli.targets import target_option
-from slipway.pipelines.options import Configuration, Json, Overrides, configured
+from slipway.pipelines.options import Configuration, Json, Overrides, Registry, configured
 from slipway.pipelines.platforms.base import Platform, RemotePlatform
 from slipway.pipelines.platforms.table import DEFAULT, PLATFORMS, platform_of
 from slipway.pipelines.prediction.inputs import WORDS
 from slipway.pipelines.prediction.output import Format
+from slipway.pipelines.prediction.unknown import Limit
 from slipway.pipelines.terminal import EXIT_FAILED, EXIT_INTERRUPTED, print_json, say, show_error, user_errors
 
 if TYPE_CHECKING:
     from slipway.pipelines.platforms.vertex.batch import Asked, Job, Prepared
     from slipway.pipelines.prediction.batch import Batch, Outcome
 
-ONLY_LOCAL = ("kind", "split", "processes", "part_size", "module", "registry")
+ONLY_LOCAL = ("kind", "split", "processes", "part_size", "max_unknown", "module", "registry")
 ONLY_VERTEX = ("config", "hardware", "overrides", "dry_run", "no_wait", "cancel")
 
 
@@ -69,6 +70,7 @@ def batch(
         int | None, typer.Option(min=1, metavar="COUNT", help="Examples per batch: 256; on Vertex AI, up to 64.")
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if any input has an error.")] = False,
+    max_unknown: Limit = 1.0,
     module: Module = None,
     registry: Registry = Path("models"),
     target: Annotated[str, target_option("Where it runs: local or vertex.")] = DEFAULT,
@@ -127,10 +129,10 @@ def batch(
         split=split,
         key=key,
     )
-    _on_this_machine(what, processes, strict=strict, as_json=as_json)
+    _on_this_machine(what, processes, max_unknown, strict=strict, as_json=as_json)
 
 
-def _on_this_machine(what: Batch, processes: int | None, *, strict: bool, as_json: bool) -> None:
+def _on_this_machine(what: Batch, processes: int | None, max_unknown: float, *, strict: bool, as_json: bool) -> None:
     from slipway.pipelines.prediction import batch as batches
 
     outcome = _predict(what, processes)
@@ -142,8 +144,11 @@ def _on_this_machine(what: Batch, processes: int | None, *, strict: bool, as_jso
     say(f"{what.chosen}: {outcome.inputs:,} inputs: {outcome.done:,} predicted in {what.folder}{errors}")
     if outcome.first:
         say(f"  the first: {outcome.first}")
+    for line in outcome.unknown.lines():
+        say(f"  {line}")
     if as_json:
         sys.stdout.write((what.folder / batches.SUMMARY).read_text(encoding="utf-8"))
+    outcome.unknown.check(max_unknown)
     if outcome.failed and (strict or not outcome.done):
         raise typer.Exit(EXIT_FAILED)
 
@@ -197,7 +202,11 @@ def _on_vertex(asked: Asked, *, dry_run: bool, no_wait: bool, cancel: bool, stri
         say(f"{job.name} is being cancelled; predictions that it has written are kept")
         return
     if job is None:
-        job = vertex.submit(prepared)
+        try:
+            job = vertex.submit(prepared)
+        except KeyboardInterrupt:
+            say("  the job may have been submitted; the same command finds it; to cancel it: with --cancel")
+            raise typer.Exit(EXIT_INTERRUPTED) from None
         say(f"batch prediction with {prepared.job['model'].rpartition('/')[2]} on {asked.hardware}, submitted")
     else:
         say(f"this batch was submitted before: {job.name}")

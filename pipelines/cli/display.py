@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from rich.console import Group
 from rich.markup import escape
-from rich.table import Table
 
 from slipway.core.paths import short
 from slipway.pipelines.runs.record import RunRecord
 
 if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
     from slipway.pipelines.hardware import Hardware
     from slipway.pipelines.runs.running import Running
     from slipway.pipelines.runs.timings import Timing
@@ -25,6 +26,8 @@ MAX_SETTINGS = 8
 
 def timings_table(rows: list[Timing]) -> Table:
     """Return the phases of a run, with the seconds of each and of each step, and their sum."""
+    from rich.table import Table
+
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in ("step", "phase", "seconds"):
         table.add_column(column, justify="right" if column == "seconds" else "left")
@@ -67,6 +70,9 @@ def rehearsal_summary(
 
     `compiled` is what the compiler of the hardware says of the step.
     """
+    from rich.console import Group
+    from rich.table import Table
+
     unit = "host" if hardware.machines_per_replica > 1 else "replica"
     layout = f"{hardware.hosts} {unit}{'s' if hardware.hosts > 1 else ''}"
     if train.program:

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from slipway.core import dataclass_json
 from slipway.core.errors import UserError, lowered
 from slipway.core.paths import short
 from slipway.pipelines.options import Json, Overrides, Run, Timings, complete_run
@@ -74,7 +75,7 @@ def status(
             console.print(display.timings_table(rows))
         return
     if as_json:
-        sys.stdout.write(record.model_dump_json(indent=2) + "\n")
+        sys.stdout.write(record.as_json())
         return
     for step in record.steps:
         console.print(progress.step_line(step, judged=not record.rehearsal))
@@ -126,7 +127,7 @@ def list_(
     rows = rows if every else rows[:MAX_LISTED]
     records, configurations = [row.record for row in rows], [row.settings for row in rows]
     if as_json:
-        print_json([record.model_dump(mode="json") for record in records])
+        print_json(dataclass_json.plain(records))
     elif not records:
         none = "No run meets the conditions." if where else "No runs yet. To start one: slipway run"
         console.print(none)
@@ -227,8 +228,12 @@ def logs(
 
     folder = runs.find(run_id)
     shown = printable if sys.stdout.isatty() else str
-    for line in _log_lines(folder, step, follow=follow, raw=raw):
+    count = 0
+    for count, line in enumerate(_log_lines(folder, step, follow=follow, raw=raw), 1):  # noqa: B007
         print(shown(line), flush=follow)
+    if not count:
+        state, of = folder.read().status, f"the step {step} of run" if step else "run"
+        say(f"{of} {folder.run_id} has no log lines{' yet' if state == 'running' else ''}; its status is {state}")
 
 
 def _log_lines(folder: RunFolder, step: str | None, *, follow: bool, raw: bool) -> Iterator[str]:
@@ -250,7 +255,7 @@ def explain(
     folder = runs.find(run_id)
     record = current(folder)
     if as_json:
-        sys.stdout.write((record.error.model_dump_json(indent=2) if record.error else "null") + "\n")
+        sys.stdout.write(dataclass_json.text(record.error) + "\n")
     else:
         console.print(escape(display.explanation(record)))
         if raw and record.error:
@@ -278,13 +283,16 @@ def track(
     overrides: Overrides = None,
 ) -> None:
     """Send to the tracker (section track) what it does not have of a run or search, as after it was down."""
-    from slipway.pipelines.config.config import load
+    from slipway.pipelines.config.config import load, no_section
     from slipway.pipelines.runs import record as runs
     from slipway.pipelines.tracking import tracking
 
     of_search = tracking.runs_of(run_id)
     folder = of_search[0][0] if of_search else runs.find(run_id)
     configuration = load(folder.configuration_file, overrides or ())
+    if configuration.track is None:
+        fix = f"slipway track {run_id} --set track.mlflow=http://localhost:5000"
+        raise no_section("track", "mlflow, experiment", fix)
     tracker = tracking.tracker_of(configuration)
     if of_search:
         tracking.send_study(configuration, run_id, tracker)

@@ -10,9 +10,10 @@ from urllib.parse import urlsplit
 import typer
 
 from slipway.core.errors import UserError
-from slipway.pipelines.options import Configuration, Json, Overrides, check_folder_of, configured
+from slipway.pipelines.options import Configuration, Json, Overrides, Registry, check_folder_of, configured
 from slipway.pipelines.prediction.inputs import STANDARD_INPUT, WORDS, listed
 from slipway.pipelines.prediction.output import Format
+from slipway.pipelines.prediction.unknown import Limit, UnknownValues
 from slipway.pipelines.terminal import (
     EXIT_DRIFTED,
     EXIT_FAILED,
@@ -28,10 +29,9 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 
-MODEL = "NAME of a registered model (its champion), NAME/VERSION, a run's id, or a folder."
+MODEL = "NAME of a registered model (its champion), NAME/VERSION, a run's id, or a folder, also gs://BUCKET/FOLDER."
 SPLIT = "Split of a prepared data set, or all."
 FORMAT = "jsonl (default) or csv."
-Registry = Annotated[Path, typer.Option("--registry", metavar="FOLDER", help="Folder of the registered models.")]
 Module = Annotated[
     str | None,
     typer.Option(metavar="MODULE:FUNCTION", help="What loads a custom program's model; see docs/serving.md."),
@@ -49,6 +49,7 @@ def predict(
     split: Annotated[str, typer.Option(metavar="SPLIT", help=SPLIT)] = "test",
     batch_size: Annotated[int, typer.Option(min=1, metavar="COUNT", help="Examples per batch.")] = 256,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if any input has an error.")] = False,
+    max_unknown: Limit = 1.0,
     module: Module = None,
     registry: Registry = Path("models"),
 ) -> None:
@@ -66,6 +67,7 @@ def predict(
     total = sum(part.examples or 0 for part in parts)
     done = failed = 0
     first = ""
+    unknown = UnknownValues()
     started = time.monotonic()
     with prediction.quiet(loaded), progress_bar() as progress, files.opened(output) as file:
         task = progress.add_task(str(chosen), total=None if any(part.examples is None for part in parts) else total)
@@ -79,6 +81,7 @@ def predict(
             for index, error in sorted(answers.errors.items())[: not failed]:
                 first = f"{parts[0].where(answers.keys[index]) if len(parts) == 1 else answers.keys[index]}: {error}"
             failed += len(answers.errors)
+            unknown.add(len(answers), answers.unknown)
             progress.update(task, completed=done)
         file.flush()
     rate = done / max(time.monotonic() - started, 1e-9)
@@ -87,6 +90,9 @@ def predict(
     say(f"{chosen}: {done:,} example{'' if done == 1 else 's'}{where}{errors}, {rate:,.0f}/s")
     if first:
         say(f"  the first: {first}")
+    for line in unknown.lines():
+        say(f"  {line}")
+    unknown.check(max_unknown)
     if failed and (strict or failed == done):
         raise typer.Exit(EXIT_FAILED)
 

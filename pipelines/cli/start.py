@@ -131,14 +131,20 @@ def run(
     if resume is None:
         configuration = configured(file, config, overrides, hardware)
         check_runner_on(target, runner)
-        if repeat > 1 and configuration.train.program:
+        if repeat > 1 and configuration.train.program and not configuration.train.receives_seed:
+            from slipway.trainer.config import SEED
+
+            arguments = json.dumps([*configuration.train.arguments, "--seed", SEED])
             raise UserError(
                 f"--repeat changes train.seed, which {configuration.train.program} does not receive.",
                 setting="--repeat",
                 value=repeat,
-                fix="start several runs with --set train.arguments=[…]",
+                allowed=f"a program with {SEED} among its arguments",
+                fix=f"--set {shlex.quote(f'train.arguments={arguments}')}",
             )
-        show_warnings(starting.check(configuration, target, runner=runner.value, submitting=not no_check))
+        show_warnings(
+            starting.check(configuration, target, runner=runner.value, submitting=not no_check, say=outcome.say)
+        )
         show_cost(configuration, target, outcome.say)
         if elsewhere := remote(target):
             outcome.of_remote(elsewhere.start(configuration, outcome.say), wait=not no_wait)

@@ -19,12 +19,6 @@ EXAMPLES = 3
 TRAINING = {False: (200, 64, 0.002, 15), True: (30, 32, 0.002, 5)}
 # Of more rows, a network of a table has less than the full weight decay.
 DECAYED_ROWS = 5000
-TREES = [
-    "train:",
-    "  module: program  # program.py",
-    "build:",
-    "  requirements: requirements.txt  # scikit-learn, which no image for training has",
-]
 METRICS = {
     "classification": ("accuracy", "minimum: 0.9"),
     "multilabel": ("macro_average_precision", "minimum: 0.9"),
@@ -87,6 +81,7 @@ def configuration(name: str, source: str, scan: TableScan, *, is_trees: bool) ->
         data.append(("skip_corrupt", f"{scan.settings.skip_corrupt:.4g}", "allowed fraction of rows without a target"))
     unequal = imbalance(labels) if about.task == "classification" else ""
     metric, limit = METRICS[about.task]
+    rare = unequal if len(labels) == PAIR else ""
     if unequal:
         metric = "macro_f1"
     beaten = "the mean" if about.task == "regression" else "the most frequent class"
@@ -99,7 +94,7 @@ def configuration(name: str, source: str, scan: TableScan, *, is_trees: bool) ->
             *aligned(data),
             "  inputs:",
             *(_input(column, scan, used) for column in dict.fromkeys([*about.inputs, *scan.columns])),
-            *(TREES if is_trees else _network(scan, unequal if len(labels) == PAIR else "")),
+            *(_trees(rare) if is_trees else _network(scan, rare)),
             "evaluate:",
             "  gate:",
             f"    metric: {metric}  # promoted is what beats {beaten} and the champion",
@@ -108,8 +103,18 @@ def configuration(name: str, source: str, scan: TableScan, *, is_trees: bool) ->
     ) + "\n"  # fmt: skip
 
 
-def _network(scan: TableScan, unequal: str) -> list[str]:
-    """Return the sections of a network; `unequal` says which of two classes is rare."""
+def _trees(rare: str) -> list[str]:
+    """Return the sections of the program's trees; `rare` says which of two classes is rare."""
+    train = [
+        ("module", "program", "program.py"),
+        *([("arguments", '["--threshold", "f1"]', rare)] if rare else []),
+    ]
+    about = "scikit-learn, which no image for training has"
+    return ["train:", *aligned(train), "build:", f"  requirements: requirements.txt  # {about}"]
+
+
+def _network(scan: TableScan, rare: str) -> list[str]:
+    """Return the sections of a network; `rare` says which of two classes is rare."""
     has_text = any(each.kind == "text" for each in scan.manifest.inputs.values())
     epochs, batch, rate, patience = TRAINING[has_text]
     about = f"ends when the validation loss has not improved in {patience} epochs"
@@ -125,7 +130,7 @@ def _network(scan: TableScan, unequal: str) -> list[str]:
         ("learning_rate", str(rate), ""),
         ("early_stop", f"{{patience: {patience}}}", about),
         ("export", "best", "the weights with the lowest validation loss"),
-        *([("threshold", "f1", unequal)] if unequal else []),
+        *([("threshold", "f1", rare)] if rare else []),
     ]
     return ["model:", "  builder: model:build  # the function build in model.py", "train:", *aligned(train)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -29,6 +30,9 @@ def tune(
     target: Target = DEFAULT,
     hardware: Hardware = None,
     overrides: Overrides = None,
+    continued: Annotated[
+        bool, typer.Option("--continue", help="Add trials to a search although code or data have changed since.")
+    ] = False,
     no_wait: Annotated[
         bool, typer.Option("--no-wait", help="Submit the search and return at once; not on this machine.")
     ] = False,
@@ -36,7 +40,8 @@ def tune(
 ) -> None:
     """Train with different settings (section tune); evaluate and register the best model.
 
-    On this machine, the same command continues a search that was stopped, or adds trials if tune.trials is raised. On
+    On this machine, the same command continues a search that was stopped, or adds trials if tune.trials is raised; with
+    other settings, code or data it begins another one. It tries failed trials again if they stopped the search. On
     Vertex AI and Kubeflow, a search is a run, whose training is a hyperparameter tuning job or a TrainJob per trial.
     """
     from slipway.components.train.study import drawn
@@ -58,6 +63,13 @@ def tune(
             allowed=spoken([DEFAULT, *(name for name, platform in PLATFORMS.items() if platform.searches)]),
             fix="slipway tune, on this machine",
         )
+    if continued and target != DEFAULT:
+        raise UserError(
+            f"--continue is for searches on this machine; one on {target} is a run.",
+            setting="--continue",
+            value=target,
+            fix="remove --continue; a run is continued by slipway run --resume RUN",
+        )
     path = configuration_path(file, config)
     configuration = load(path, overrides or (), hardware)
     settings = search.settings_of(configuration)
@@ -65,16 +77,19 @@ def tune(
         load(path, [*(overrides or ()), *search.overrides(values, configuration.train.arguments)], hardware)
     outcome = Outcome(error_console if as_json else console, as_json=as_json)
     if target != DEFAULT:
-        show_warnings(starting.check(configuration, target, submitting=True, search=settings))
+        show_warnings(starting.check(configuration, target, submitting=True, search=settings, say=outcome.say))
         show_cost(configuration, target, outcome.say, settings.trials)
         outcome.of_remote(platform_of(target).tune(configuration, settings, outcome.say), wait=not no_wait)
         return
-    show_warnings(starting.check(configuration, DEFAULT))
-    study = studies.open_study(configuration, settings)
-    with studies.locked(configuration), tracked_study(configuration, study.study_name, outcome.say):
+    show_warnings(starting.check(configuration, DEFAULT, search=settings))
+    with contextlib.ExitStack() as contexts:
+        contexts.enter_context(studies.locked(configuration))
+        study, prepared = trials.begin(configuration, settings, outcome.say, continued=continued)
+        contexts.enter_context(tracked_study(configuration, study.study_name, outcome.say))
         forks = run_starter(configuration, platform_of(DEFAULT))
         with stop_on_signals() as stop, forks as starter:
-            base = trials.prepare(configuration, study, outcome.say)
+            base = prepared or trials.prepare(configuration, study, outcome.say)
+            trials.note(configuration, study, base)
             execution = trials.Trials(study, base, configuration, settings, starter)
             done = sum(trial.state.is_finished() for trial in study.get_trials(deepcopy=False))
             outcome.say(f"{settings.trials} trials, {settings.parallel} at once, data of run {base.run_id}" + (
@@ -114,13 +129,14 @@ def _check_finished(study: optuna.Study, failed: int, settings: SearchSettings) 
     if failed <= settings.failures and succeeded:
         return
     last = next((trial for trial in reversed(study.get_trials()) if trial.state.name == "FAIL"), None)
+    run = last.user_attrs.get("run") if last else None
     raise UserError(
         f"{failed} trials failed, and at most {settings.failures} may; the last one: {last.user_attrs.get('error')}"
         if last
         else "No trial has succeeded: all were pruned, or tune.hours left no time for one.",
         setting="tune.failures",
         value=settings.failures,
-        fix="slipway list, then slipway explain RUN",
+        fix=f"{f'slipway explain {run}; ' if run else ''}then the same command, which tries the failed trials again",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,12 +14,16 @@ import numpy as np
 from slipway.components.evaluate.charts import read_history
 from slipway.components.prepare_data.encoding.messages import features_of, values
 from slipway.components.prepare_data.encoding.records import read_records
-from slipway.core import manifest, seen
+from slipway.core import integrity, manifest, seen
+from slipway.core.atomic import json_lines
+from slipway.core.paths import local_path
 from slipway.core.values import JsonObject
 from slipway.pipelines.comparison.selection import Row, differences
+from slipway.trainer.metrics.history import FILE_NAME as HISTORY_FILE
+from slipway.trainer.metrics.history import METRICS_FILE
 
 # Values in the records of a history that no two runs share.
-_TIMES = ("time", "per_second", "waiting", "mfu")
+_TIMES = ("time", "second", "waiting", "mfu")
 # What a run was made with, in the order in which a difference explains others.
 CAUSES = {
     "files": "the files",
@@ -29,6 +34,7 @@ CAUSES = {
     "cores": "the number of cores",
 }
 MAX_KEYS = 3
+KERAS_FILE = ".keras"
 
 
 @dataclass(frozen=True)
@@ -148,12 +154,45 @@ def _checksums(row: Row) -> dict[int, str]:
 
 
 def _weights(original: Row, again: Row) -> Comparison:
-    for name in ("weights_checksum", "files_checksum"):  # a program's model has no weights that Slipway knows
-        before, now = original.outputs("train").get(name), again.outputs("train").get(name)
-        if before and now:
-            detail = f"checksum {now[:12]}" + ("" if before == now else f" instead of {before[:12]}")
-            return Comparison("weights" if name == "weights_checksum" else "model", before == now, detail)
+    trained, trained_again = original.outputs("train"), again.outputs("train")
+    for name in ("weights_checksum", integrity.FILES_CHECKSUM):  # a program's model has no weights that Slipway knows
+        before, now = trained.get(name), trained_again.get(name)
+        if not before or not now:
+            continue
+        detail = f"checksum {now[:12]}" + ("" if before == now else f" instead of {before[:12]}")
+        if name == "weights_checksum":
+            return Comparison("weights", before == now, detail)
+        folders = [local_path(str(outputs.get("model", ""))) for outputs in (trained, trained_again)]
+        if before != now and all((folder / integrity.CHECKSUMS_FILE).is_file() for folder in folders):
+            return _files(*folders)
+        return Comparison("model", before == now, detail)
     return Comparison("weights", None, "one of the runs has no model")
+
+
+def _files(before: Path, now: Path) -> Comparison:
+    """Compare the files of two models of a program."""
+    old, new = integrity.files(before), integrity.files(now)
+    names = sorted((old.keys() | new.keys()) - {integrity.CHECKSUMS_FILE})
+    unequal = [name for name in names if old.get(name) != new.get(name)]
+    missing = sorted(old.keys() ^ new.keys())
+    differing = [name for name in unequal if name in missing or _content(before / name) != _content(now / name)]
+    if not differing:
+        equal = f"all {len(names):,} files are equal"
+        return Comparison("model", True, f"{equal} but for times in {', '.join(unequal)}" if unequal else equal)
+    which = f"; only one of them has {', '.join(missing[:MAX_KEYS])}" if missing else ""
+    return Comparison("model", False, f"{len(differing):,} of {len(names):,} files differ: {differing[0]}{which}")
+
+
+def _content(file: Path) -> object:
+    """Return what a file has beside times; its path for one of an unknown format, whose bytes differ."""
+    if file.name == HISTORY_FILE:
+        return [_metrics_of(record) for record in json_lines(file.read_bytes())]
+    if file.name == METRICS_FILE:
+        return _metrics_of(json.loads(file.read_bytes()))
+    if file.suffix == KERAS_FILE and zipfile.is_zipfile(file):  # whose metadata have the date
+        with zipfile.ZipFile(file) as archive:
+            return {member.filename: member.CRC for member in archive.infolist() if member.filename != "metadata.json"}
+    return file
 
 
 def _causes(original: Row, again: Row, data: Comparison) -> Iterator[str]:

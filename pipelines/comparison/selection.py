@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from slipway.core.errors import UserError, nearest
-from slipway.core.values import JsonObject, leaves
+from slipway.core.values import JsonObject, by_option, leaves, number
 from slipway.pipelines.runs import provenance
 from slipway.pipelines.runs.record import RunFolder, RunRecord
 
@@ -28,6 +28,8 @@ OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
 CONDITION = re.compile(rf"\s*([\w.-]+?)\s*({'|'.join(OPERATORS)})\s*(.+?)\s*")
 # What a run is selected by beside its metrics and settings.
 FACTS = ("run", "status", "verdict", "seconds", "cost", "created", "platform", "data", "commit")
+# Sections that make no difference to what a run trains.
+NOT_COMPARED = ("tune", "track", "notify")
 
 
 @dataclass(frozen=True)
@@ -108,8 +110,10 @@ def read(folder: RunFolder, record: RunRecord | None = None) -> Row:
     file = folder.configuration_file
     # Slipway wrote the file, so the C parser reads it, which is 15 times faster than `load_yaml`.
     settings = yaml.load(file.read_bytes(), yaml.CSafeLoader) if file.is_file() else {}
-    flat = {".".join(keys): value for keys, value in leaves(settings) if value != {}}
+    flat: JsonObject = {".".join(keys): value for keys, value in leaves(settings) if value != {}}
     record = record or folder.read()
+    options = by_option(flat.pop("train.arguments", None) or ())
+    flat |= {f"train.arguments.{name}": value for name, value in options.items()}
     flat["hardware"] = record.hardware  # of several in the configuration, the one on which it ran
     return Row(folder, record, flat, provenance.read(folder.path))
 
@@ -135,6 +139,7 @@ def select(rows: Iterable[Row], conditions: Iterable[str], order: str | None) ->
                 fix="--where 'accuracy>0.97'",
             )
         name, sign, wanted = parsed[1], parsed[2], yaml.safe_load(parsed[3])
+        wanted = number(wanted) if isinstance(wanted, str) else wanted  # YAML's 1e-3 is a text
         _check_known(name, known, "--where", rows)
         rows = [row for row in rows if _holds(row.values.get(name), OPERATORS[sign], wanted)]
     if order is not None:
@@ -148,7 +153,7 @@ def select(rows: Iterable[Row], conditions: Iterable[str], order: str | None) ->
 
 def differences(settings: Sequence[Mapping[str, object]]) -> list[str]:
     """Return the names of the settings that are not the same in all runs, also of those that only some have."""
-    names = sorted({name for each in settings for name in each})
+    names = sorted({name for each in settings for name in each if name.partition(".")[0] not in NOT_COMPARED})
     return [name for name in names if len({repr(each.get(name)) for each in settings}) > 1]
 
 

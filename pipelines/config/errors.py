@@ -5,19 +5,31 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from slipway.components.cloud.rules import FORMS
 from slipway.core.errors import UserError, nearest
-from slipway.pipelines.config.kubernetes import WORDS
+from slipway.pipelines.config import kubernetes, track
+from slipway.trainer.config import MODULE_PATTERN
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 Location = tuple[int | str, ...]
+# What a pattern demands, in words.
+WORDS = {
+    **kubernetes.WORDS,
+    **FORMS,
+    track.SERVER: track.FORM,
+    MODULE_PATTERN: "must be the name of a module, such as train or trainer.task",
+}
+# What precedes a value in the form that a setting demands, or in another one.
+SCHEMES = ("gs://", "http://")
 
 # Names of settings here, and those that other tools have for them.
 _OTHER_NAMES = {
@@ -251,7 +263,11 @@ def _near(problem: ErrorDetails) -> str | None:
         return f"'{value}'"
     if not pattern or not isinstance(value, str):
         return None
-    forms = (re.sub(r"[^a-z0-9]+", joint, value.lower()).strip(joint) for joint in "-_")
+    plain = value.lower().removeprefix("projects/")
+    forms = [re.sub(r"[^a-z0-9]+", joint, plain).strip(joint) for joint in "-_"]
+    if value.endswith(".py"):  # a module by its file
+        forms.insert(0, ".".join(Path(value.removesuffix(".py")).parts))
+    forms += [scheme + plain for scheme in SCHEMES]
     return next((form for form in forms if form and re.search(pattern, form)), None)
 
 

@@ -6,13 +6,16 @@ from pydantic import Field
 
 from slipway.trainer.settings import Settings
 
+# Without user and password, which would be in the run's folder.
+SERVER = r"^https?://[^\s@/]+(/[^\s@]*)?$"
+FORM = "must be the address of a server, without user and password, such as http://localhost:5000"
+
 
 class TrackSettings(Settings):
     """Where runs are tracked. A tracker that fails does not fail the run."""
 
     mlflow: str = Field(
-        # Without user and password, which would be in the run's folder.
-        pattern=r"^https?://[^\s@/]+(/[^\s@]*)?$",
+        pattern=SERVER,
         description="Address of an MLflow tracking server, such as http://localhost:5000. Its credentials are in "
         "MLflow's variables: MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN.",
     )

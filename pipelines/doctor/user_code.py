@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,8 +20,13 @@ from slipway.pipelines.migrate.source import SourceFile, read_program
 from slipway.trainer import hooks
 from slipway.trainer.engines.builder import module_spec
 from slipway.trainer.engines.installed import extras
+from slipway.trainer.metrics.history import FILE_NAME as HISTORY_FILE
 
 SECONDS, SILENT_SECONDS = 120.0, 4.0
+REPORT = "slipway.training.report"
+TENSORBOARD = re.compile(r"keras\.callbacks\.TensorBoard$|^(tf|tensorflow)\.summary\.|^torch\.utils\.tensorboard\b")
+# An option that may name the folder for the model.
+OUTPUT_OPTION = re.compile(r"--[\w-]*(out|save|export|model)[\w-]*")
 
 
 def imports(context: Context) -> str:
@@ -50,6 +57,8 @@ def imports(context: Context) -> str:
     is_here = context.platform.trains_here and context.runner == "process"
     if program and is_here:
         _check_imports(program, context.folder)
+    if program:
+        _check_tensorboard(program, context.folder, is_here=is_here)
     if named and is_here:
         _import(named, config.train.engine, context.folder)
     return ", ".join([*named.values(), *([program] if program else [])])
@@ -73,6 +82,8 @@ def outputs(context: Context) -> str:
         raise NotApplicableError("no program of the project trains")
     if config.evaluate.module is None:
         _check_metric(context, literal_metrics(files), str(program))
+    if context.search:
+        _check_reports(context, context.search.metric, files, str(program))
     evaluated = config.evaluate.module is not None or config.prepared is not None
     missing = [
         row
@@ -89,12 +100,18 @@ def outputs(context: Context) -> str:
         raise CheckWarning(
             f"no file of {program} {first.why}; the run fails unless {', '.join(others)} does", first.replacement
         )
+    texts = (use.name for file in files for use in file.uses if use.kind == "text")
+    outputs = (text for text in texts if OUTPUT_OPTION.fullmatch(text))
+    option = next(outputs, None) if first.pattern == "AIP_MODEL_DIR" else None
+    arguments = json.dumps([*config.train.arguments, option, "$(AIP_MODEL_DIR)"])
     raise UserError(
         f"The program {program} {first.why}: no model could be registered.",
         setting="train.module",
         value=program,
         allowed="a program that writes its model, and its metrics, to AIP_MODEL_DIR",
-        fix=first.replacement,
+        fix=f"--set {shlex.quote(f'train.arguments={arguments}')}"
+        if option and "model" in first.why
+        else first.replacement,
     )
 
 
@@ -125,6 +142,29 @@ def _check_imports(module: str, folder: Path) -> None:
                     value=module,
                     fix=f"install {package}, or correct line {node.lineno} of {path}",
                 )
+
+
+def _check_tensorboard(module: str, folder: Path, *, is_here: bool) -> None:
+    """Raise UserError, or CheckWarning for images, if a program writes for TensorBoard without that package."""
+    uses = ((file, use) for file in read_program(folder, module) for use in file.uses)
+    named = ((file, use) for file, use in uses if use.kind in ("name", "module") and TENSORBOARD.search(use.name))
+    file, use = next(named, (None, None))
+    declared = [path for path in (*folder.glob("*.txt"), folder / "pyproject.toml") if path.is_file()]
+    if file is None or use is None or (is_here and module_spec("tensorboard", folder)):
+        return
+    where = f"{file.path.relative_to(folder)}:{use.line}: {use.name}"
+    if is_here:
+        raise UserError(
+            f"The program {module} writes for TensorBoard, and tensorboard is not installed ({where}).",
+            setting="train.module",
+            value=module,
+            fix="pip install tensorboard; slipway.training.report writes for TensorBoard without it",
+        )
+    if not any("tensorboard" in path.read_text(errors="replace") for path in declared):
+        raise CheckWarning(
+            f"{module} writes for TensorBoard ({where}), and Slipway's images do not have that package",
+            "add tensorboard to a file of requirements, and name that in the section build",
+        )
 
 
 def _imported_at_start(file: SourceFile) -> Iterator[tuple[ast.Import | ast.ImportFrom, str]]:
@@ -171,6 +211,34 @@ def _import(references: dict[str, str], engine: str, folder: Path) -> None:
         ) from None
     if problem is not None:
         raise UserError.from_dict(problem)
+
+
+def _check_reports(context: Context, metric: str, files: list[SourceFile], program: str) -> None:
+    """Raise UserError if a program is certain not to report the metric of a search on the validation split."""
+    uses = [use for file in files for use in file.uses]
+    calls = [use.call for use in uses if use.name == REPORT]
+    names: set[str | None] = set()
+    for call in calls:
+        if call is None:  # passed on, as a callback
+            return
+        kind = next((each.value for each in call.keywords if each.arg == "kind"), None)
+        if kind is not None and getattr(kind, "value", "validation") == "validation":
+            names |= {each.arg for each in call.keywords} - {"kind", "epoch", "total"}
+    in_other_ways = {HISTORY_FILE} if context.platform.trains_here else {HISTORY_FILE, "hypertune"}
+    if {None, metric} & names or any(use.name in in_other_ways for use in uses):
+        return
+    known = sorted(name for name in names if name)
+    near = nearest(metric, known)
+    example = f'slipway.training.report(step, kind="validation", {metric}=…)'
+    raise UserError(
+        f"The program {program} reports {', '.join(known) or 'no metric'} of the validation split, not {metric}, by "
+        "which trials are compared.",
+        setting="tune.metric",
+        value=metric,
+        allowed=", ".join(known) or None,
+        nearest=near,
+        fix=f"--set tune.metric={near}" if near else f"let {program} call {example}",
+    )
 
 
 def _check_metric(context: Context, returned: set[str] | None, who: str) -> None:

@@ -91,11 +91,12 @@ class Accelerator:
     `memory_gb` is per chip, 0 if it depends on the machine at hand; `cores_per_chip` is the number of devices that a
     program sees per chip; `python` is the minimum version of its libraries, if they need a newer Python than others;
     `compute_capability` and `chip` are a GPU's. `gke` and `product` are labels of Kubernetes nodes: a TPU's on GKE, and
-    a GPU's.
+    a GPU's. `tpu_types` maps what Google's tools call a TPU before its size to how many of that size are a chip.
     """
 
     name: str
     type: str | None = None
+    tpu_types: dict[str, int] = field(default_factory=dict)
     title: str
     aliases: tuple[str, ...] = ()
     compute_capability: float | None = None
@@ -162,7 +163,10 @@ class Accelerator:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """A machine type. `accelerators` maps names to the supported counts, `topologies` to the number of machines."""
+    """A machine type. `accelerators` maps names to the supported counts, `topologies` to the number of machines.
+
+    `provisioning` is how Compute Engine offers it, if it is not in all ways.
+    """
 
     name: str
     vcpus: int | None
@@ -172,6 +176,7 @@ class Machine:
     tpu: str | None = None
     chips: int | None = None
     topologies: dict[str, int] = field(default_factory=dict)
+    provisioning: tuple[Provisioning, ...] = ()
     certainty: str | None = None
 
     @property

@@ -144,6 +144,15 @@ class Hardware:
             self.machine_row, self.replicas, preemptible=preemptible, disk_type=self.disk_type, disk_gb=self.disk_gb
         )
 
+    @property
+    def doubt(self) -> str | None:
+        """Why it may wait for machines in vain, as a sentence; None if nothing is known."""
+        offered = self.machine_row.provisioning
+        if not offered or self.provisioning in offered:
+            return None
+        modes = " or ".join(STRATEGIES[mode] for mode in offered)
+        return f"Compute Engine offers {self.machine} only as {modes}: this may wait for machines in vain."
+
     def default_quota(self, region: str) -> int | None:
         """Return a new project's quota of accelerators in `region`, or None if the catalogue does not list it."""
         quotas = self._offer.default_quota

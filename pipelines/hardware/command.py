@@ -11,11 +11,11 @@ from rich.table import Table
 from slipway.core.cores import available_cores
 from slipway.core.errors import UserError, nearest
 from slipway.core.values import JsonObject
-from slipway.pipelines.hardware import prices, this_machine
+from slipway.pipelines.hardware import this_machine
 from slipway.pipelines.hardware.catalogue import ENGINES, Accelerator, load
 from slipway.pipelines.hardware.choice import Hardware, choices
 from slipway.pipelines.hardware.grammar import HERE
-from slipway.pipelines.hardware.placement import nearest_region, validate_for
+from slipway.pipelines.hardware.placement import check_sold, nearest_region, validate_for
 from slipway.pipelines.hardware.rules import parse
 
 FEW_VCPUS = 4  # with fewer per accelerator, decoding images is rarely as fast as training
@@ -238,6 +238,8 @@ def show_choice(
 
 def _details(hardware: Hardware, region: str | None) -> dict[str, str]:
     """Return the details of a choice as labels and texts; a text is empty if there is nothing to show."""
+    from slipway.pipelines.hardware import prices
+
     facts, row = _facts(hardware, region), hardware.accelerator_row
     devices = ""
     if row is not None:
@@ -251,10 +253,13 @@ def _details(hardware: Hardware, region: str | None) -> dict[str, str]:
         quotas.append(f"a new project has {facts['default_quota']} of {of} in {region}")
     pools = [f"{index}: {json.dumps(pool)}" for index, pool in enumerate(facts["worker_pools"])]
     version, regions = facts["runtime_version"], facts["regions"]
+    if facts["refused"]:
+        pools, quotas, facts["scheduling"] = [], [], None
     return {
         "hardware": facts["hardware"],
         "replicas": str(facts["replicas"]),
         "runtime version": f"{version} with --target tpu" if version else "",
+        "refused": "\n".join(f"with --target {target}: {why}" for target, why in facts["refused"].items()),
         "machines": f"{facts['machines']} x {facts['machine']}{size}",
         "accelerators": devices,
         "worker pools": "\n".join(pools),
@@ -286,6 +291,8 @@ def _choice(text: str, region: str | None, engine: str | None) -> Hardware:
 
 
 def _facts(hardware: Hardware, region: str | None) -> JsonObject:
+    from slipway.pipelines.hardware import prices
+
     machine, row = hardware.machine_row, hardware.accelerator_row
     return {
         "hardware": str(hardware),
@@ -302,6 +309,7 @@ def _facts(hardware: Hardware, region: str | None) -> JsonObject:
         "device_memory_gb": row.device_memory_gb if row else None,
         "worker_pools": hardware.worker_pools(),
         "scheduling": hardware.scheduling(),
+        "refused": _refusals(hardware),
         "regions": list(hardware.regions) if hardware.regions is not None else None,
         "provisioning": list(hardware.provisioning_modes),
         "prices": prices.facts_of(hardware, region),
@@ -311,9 +319,21 @@ def _facts(hardware: Hardware, region: str | None) -> JsonObject:
         "engines": list(hardware.supported_engines),
         "unsupported_engines": {name: why for name in ENGINES if (why := hardware.why_not(name))},
         "certainty": hardware.certainty,
-        "note": row.note if row else None,
+        "note": hardware.doubt or (row.note if row else None),
         "advice": _advice(hardware),
     }
+
+
+def _refusals(hardware: Hardware) -> dict[str, str]:
+    """Return why platforms refuse a choice, by their names."""
+    row, refused = hardware.accelerator_row, {}
+    try:
+        check_sold(hardware)
+    except UserError as error:
+        refused["vertex"] = f"{error.message} Closest: {error.nearest}."
+    if row is not None and row.is_tpu and row.tpu_vm is None:
+        refused["tpu"] = f"Cloud TPU VMs have no {row.title}."
+    return refused
 
 
 def _advice(hardware: Hardware) -> str | None:

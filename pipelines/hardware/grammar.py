@@ -6,6 +6,8 @@
             | "+disk=" [type] [":"] [gigabytes] | "+reservation=" ("any" | "none" | full name {"," full name})
     time    = whole number, then s, m, h or d
 
+A TPU may have the name that gcloud, xpk and SkyPilot give it: v5p-8, v5litepod-16, tpu-v6e-8.
+
 This module checks only the syntax; `rules` checks which choices exist.
 """
 
@@ -17,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from slipway.core.errors import UserError, nearest
-from slipway.pipelines.hardware.catalogue import Provisioning, load
+from slipway.pipelines.hardware.catalogue import Accelerator, Provisioning, chips_of, load
 
 EXAMPLES = "cpu, cpu*4, t4x2, l4x8*4, a100x8+spot, h100x8*2+flex, tpu-v3-8, tpu-v5e-2x4"
 OPTIONS = "+spot, +flex, +restart, +timeout=1d, +wait=1h, +disk=pd-ssd:200, +reservation=any"
@@ -104,11 +106,26 @@ def read_base(base: str) -> Request:
         return Request()
     if base == HERE:
         return Request(accelerator=HERE, count=1)
+    if (match := re.fullmatch(r"(?:tpu-?)?(v?[0-9][a-z]*)-([0-9]+)", base)) and (row := _tpu_type(match[1])):
+        return _of_tpu_type(row, _number(match[2], "accelerators"), row.tpu_types[match[1]])
     if match := re.fullmatch(rf"(tpu.*?)-({TOPOLOGY})", base):
         return Request(accelerator=match[1], topology=match[2])
     if match := re.fullmatch(r"(tpu.*)-([0-9]+)", base) or re.fullmatch(r"(.+)x([0-9]+)", base):
         return Request(accelerator=match[1], count=_number(match[2], "accelerators"))
     return Request(accelerator=base)
+
+
+def _tpu_type(name: str) -> Accelerator | None:
+    return next((row for row in load().accelerators if name in row.tpu_types), None)
+
+
+def _of_tpu_type(row: Accelerator, size: int, per_chip: int) -> Request:
+    """Return the request for a TPU of the TPU API's size, which is `per_chip` times its chips."""
+    chips = -(-size // per_chip)
+    topology = next((topology for topology in load().sizes(row) if chips_of(topology) == chips), None)
+    if row.slices or topology is None:
+        return Request(accelerator=row.name, count=size if row.slices else chips)
+    return Request(accelerator=row.name, topology=topology)
 
 
 def _read_option(sign: str, word: str, request: Request) -> tuple[str, Fields]:

@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import date
 
-from packaging.version import Version
-
 from slipway.core.errors import UserError, nearest
 from slipway.pipelines.hardware.catalogue import ENGINES, Accelerator, load
 from slipway.pipelines.hardware.choice import Hardware, choices, default_machines
@@ -159,7 +157,11 @@ def check_engine(
 def check_python(hardware: Hardware, engine: str | None = None) -> None:
     """Check that Slipway's images have the Python version that the accelerator's libraries need."""
     row = hardware.accelerator_row
-    if row is None or row.python is None or Version(row.python) <= Version(IMAGE_PYTHON):
+    if row is None or row.python is None:
+        return
+    from packaging.version import Version
+
+    if Version(row.python) <= Version(IMAGE_PYTHON):
         return
     near = next((str(other) for other in alternatives(hardware, engine)), None)
     raise UserError(

@@ -6,6 +6,7 @@ The table is the project's `slipway-prices.json`, which `slipway prices update` 
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -48,7 +49,8 @@ def _read(path: Path) -> JsonObject:
         return {"date": found["date"], **{kind: dict(found[kind]) for kind in ("machines", "accelerators")}}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"{path} is not a table of prices: {error}.", fix=f"rm {path}, or slipway prices update"
+            f"{path} is not a table of prices: {error}.",
+            fix=f"correct it, or mv {shlex.quote(str(path))} {path.name}.old",
         ) from None
 
 

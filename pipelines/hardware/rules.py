@@ -52,12 +52,16 @@ def parse(choice: str | Mapping[str, object]) -> Hardware:
 
 def explain(refusal: Refusal, given: object) -> UserError:
     """Convert a refusal to a user error that suggests the nearest valid choice."""
-    near = refusal.nearest or next((str(hardware) for hardware in ranked(*refusal.requests)), None)
+    closest = next(iter(ranked(*refusal.requests)), None)
+    near = refusal.nearest or (str(closest) if closest else None)
     value = refusal.value if refusal.value is not None else given
     fix = refusal.fix or (f"--hardware '{near}'" if near else "slipway hardware")
-    return UserError(
-        refusal.message, setting=refusal.setting, value=value, allowed=refusal.allowed, nearest=near, fix=fix
-    )
+    message, known = refusal.message, filter(None, map(_corrected, refusal.requests))
+    chips = max(((_chips(request) or 0) * _replicas(request) for request in known), default=0)
+    if closest and 0 < chips < closest.chips * closest.replicas:
+        units = "chips" if closest.is_tpu else "GPUs"
+        message += f" The closest choice is larger: {closest.chips * closest.replicas} {units}, not {chips}."
+    return UserError(message, setting=refusal.setting, value=value, allowed=refusal.allowed, nearest=near, fix=fix)
 
 
 def resolve(request: Request) -> Hardware:
@@ -270,6 +274,8 @@ def _wrong_tpu(request: Request, near: Hardware, row: Accelerator) -> Iterator[t
         return
     elif topology is None and count is None:
         yield f"{request.accelerator} is without a topology.", allowed
+    elif topology is None and count != near.count:
+        yield f"There is no {row.title} with {count} chips.", allowed
     elif topology is None:
         yield f"{row.title} is chosen by topology, not by its number of chips.", allowed
     elif topology != near.topology:

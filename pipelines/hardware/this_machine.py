@@ -10,17 +10,12 @@ import subprocess
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from importlib import metadata
 from pathlib import Path
-
-from packaging.version import InvalidVersion, Version
 
 from slipway.core.errors import UserError
 from slipway.pipelines.hardware.catalogue import Accelerator
 from slipway.pipelines.hardware.choice import Hardware
 from slipway.pipelines.hardware.grammar import HERE
-from slipway.trainer.distributed.accelerators import VISIBLE_GPUS_VARIABLE
-from slipway.trainer.distributed.libraries import LIBRARIES
 from slipway.trainer.engines.installed import package
 from slipway.trainer.engines.table import ENGINES
 
@@ -58,10 +53,14 @@ def find() -> tuple[Gpu, ...]:
     Raises:
         UserError: nvidia-smi is installed and lists no GPU.
     """
-    visible = os.environ.get(VISIBLE_GPUS_VARIABLE)
     found = _installed()
     if isinstance(found, UserError):
         raise found
+    if not found:
+        return ()
+    from slipway.trainer.distributed.accelerators import VISIBLE_GPUS_VARIABLE
+
+    visible = os.environ.get(VISIBLE_GPUS_VARIABLE)
     if visible is None:
         return found
     chosen: list[Gpu] = []
@@ -174,6 +173,8 @@ def check_engine(engine: str, count: int) -> str:
     cuda = _cuda_of(engine)
     libraries = ENGINES[engine].libraries.partition(" and ")[0]
     if cuda is None:
+        from slipway.trainer.distributed.libraries import LIBRARIES
+
         raise UserError(
             f"{libraries} is installed without support for GPUs.",
             setting="train.engine",
@@ -201,6 +202,8 @@ def check_engine(engine: str, count: int) -> str:
 
 
 def _is_older(driver: str, oldest: str) -> bool:
+    from packaging.version import InvalidVersion, Version
+
     try:
         return Version(driver) < Version(oldest)
     except InvalidVersion:  # "[N/A]"
@@ -210,6 +213,8 @@ def _is_older(driver: str, oldest: str) -> bool:
 def _cuda_of(engine: str) -> int | None:
     """Return the major CUDA version that the engine's installed library is built for; None for CPUs only."""
     if packages := ENGINES[engine].cuda_packages:
+        from importlib import metadata  # `slipway hardware` does not need it
+
         return next((cuda for name, cuda in packages.items() if any(metadata.distributions(name=name))), None)
     torch = importlib.util.find_spec("torch")
     if torch is None or torch.origin is None:

@@ -20,7 +20,7 @@ from slipway.components.build_image.cloud_build import CloudBuildSettings, Sourc
 from slipway.components.build_image.context import Context, beam_context, is_checkout, make_context
 from slipway.components.build_image.images import ANY_USER, image_kind
 from slipway.components.build_image.project import ProjectContent, project_content
-from slipway.components.build_image.reference import ARTIFACT_REGISTRY
+from slipway.components.build_image.reference import artifact_repository
 from slipway.components.cloud.retries import is_transient
 from slipway.components.cloud.settings import CloudSettings
 from slipway.components.prepare_data.sources import source_kind
@@ -339,7 +339,7 @@ def cloud_build(settings: CloudSettings) -> CloudBuildSettings:
 
 def check_builder(settings: CloudSettings, builder: str) -> None:
     """Raise UserError if a builder cannot push to the repository."""
-    if builder == "cloud-build" and not ARTIFACT_REGISTRY.fullmatch(settings.image_repository):
+    if builder == "cloud-build" and not artifact_repository(settings.image_repository):
         raise UserError(
             "Cloud Build can push only to Artifact Registry.",
             setting=f"{settings.section}.build.repository",
@@ -367,11 +367,7 @@ def _source_name(image: Wanted) -> str:
 
 def _verified(settings: CloudSettings, trainer: Wanted | None, *, upload: bool) -> VerifiedBuild | None:
     """Return the arguments of the step build_image; None if it builds none with Cloud Build and Artifact Registry."""
-    if (
-        trainer is None
-        or settings.build.builder != "cloud-build"
-        or not ARTIFACT_REGISTRY.fullmatch(settings.image_repository)
-    ):
+    if trainer is None or settings.build.builder != "cloud-build" or not artifact_repository(settings.image_repository):
         return None
     parameters = cloud_build(settings)
     service = parameters.service()

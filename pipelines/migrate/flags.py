@@ -1,11 +1,15 @@
-"""Parse `gcloud ai-platform jobs submit training` flags into a job."""
+"""Parse the flags of `gcloud ai-platform jobs submit training`, or of `gcloud ai custom-jobs create`, into a job."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from slipway.core.errors import UserError
-from slipway.pipelines.migrate.job import FIELDS, parse_text, read_file
+from slipway.core.values import JsonObject
+from slipway.pipelines.migrate.custom_jobs import POOLS
+from slipway.pipelines.migrate.job import FIELDS, in_camel_case, parse_text, read_file
 
 COMMAND = ("gcloud", "alpha", "beta", "ai-platform", "ml-engine", "jobs", "submit", "training")
 ROLE_FLAGS = {"master": "--master-", "worker": "--worker-", "parameterServer": "--parameter-server-"}
@@ -25,6 +29,30 @@ GCLOUD_FLAGS = ("--account", "--verbosity", "--format", "--configuration")
 KEPT_FLAGS = ("--staging-bucket", "--package-path", "--packages", "--project", "--config", "--labels")
 KMS_FLAGS = ("--kms-key", "--kms-keyring", "--kms-location", "--kms-project")
 VALUE_FLAGS = (*TEXT_FLAGS, *ACCELERATOR_FLAGS, *KEPT_FLAGS, *KMS_FLAGS, *GCLOUD_FLAGS)
+
+CUSTOM_JOB_COMMANDS = ("custom-jobs", "hp-tuning-jobs")
+# Flags of `gcloud ai custom-jobs create`, and the fields of the job that they set.
+CUSTOM_JOB_FLAGS = {
+    "--display-name": "displayName",
+    "--region": "region",
+    "--project": "project",
+    "--service-account": "serviceAccount",
+    "--network": "network",
+    "--args": "args",
+    "--command": "command",
+    "--python-package-uris": "packageUris",
+    "--max-trial-count": "maxTrialCount",
+    "--parallel-trial-count": "parallelTrialCount",
+}
+CUSTOM_JOB_SWITCHES = ("--enable-web-access", "--enable-dashboard-access", "--quiet", "-q", "--async")
+# Those of them that are the first pool's.
+PROGRAM = ("args", "command", "packageUris")
+MACHINE = {
+    "machineType": "machine-type",
+    "acceleratorType": "accelerator-type",
+    "acceleratorCount": "accelerator-count",
+}
+POOL_FLAG = "--worker-pool-spec"
 
 
 def read_flags(arguments: list[str]) -> tuple[dict[str, object], dict[str, str]]:
@@ -105,7 +133,7 @@ def _configuration(path: str | None) -> tuple[dict[str, object], dict[str, objec
     """Return the job in the --config file (empty without a file) and its `trainingInput`, which is added if missing."""
     values: dict[str, object] = {}
     if path is not None:
-        values = dict(parse_text(read_file(Path(path), "--config", "--config config.yaml"), path))
+        values = dict(_config_file(path))
     if "trainingInput" not in values and "jobId" not in values:
         labels = {"labels": values.pop("labels")} if "labels" in values else {}
         values = {"trainingInput": values, **labels}
@@ -113,6 +141,10 @@ def _configuration(path: str | None) -> tuple[dict[str, object], dict[str, objec
     if not isinstance(given, dict):
         raise UserError(f"trainingInput in {path} is not a mapping.", setting="trainingInput", value=str(given))
     return {**values, "trainingInput": given}, given
+
+
+def _config_file(path: str) -> Mapping[str, object]:
+    return parse_text(read_file(Path(path), "--config", "--config config.yaml"), path)
 
 
 def _put(target: dict[str, object], path: str, value: object) -> None:
@@ -146,3 +178,50 @@ def _key_name(flags: dict[str, str]) -> str:
         return key
     project, location, ring = (flags.get(f"--kms-{part}", part.upper()) for part in ("project", "location", "keyring"))
     return f"projects/{project}/locations/{location}/keyRings/{ring}/cryptoKeys/{key}"
+
+
+def read_custom_job_flags(arguments: Sequence[str]) -> JsonObject:
+    """Return the body of the custom job or hyperparameter tuning job that gcloud's flags describe.
+
+    Raises:
+        UserError: A flag is unknown, or has no value, or the --config file cannot be read.
+    """
+    body: JsonObject = {}
+    pools: list[JsonObject] = []
+    rest = iter(arguments[1 + next(at for at, word in enumerate(arguments) if word in CUSTOM_JOB_COMMANDS) :])
+    for argument in rest:
+        if argument == "create" or argument in CUSTOM_JOB_SWITCHES:
+            continue
+        flag, joined, value = argument.partition("=")
+        value = value if joined else next(rest, "")
+        if flag == POOL_FLAG:
+            pools.append(_pool(value))
+        elif flag == "--labels":
+            body["labels"] = dict(pair.split("=", 1) for pair in value.split(",") if "=" in pair)
+        elif flag == "--config":
+            body = {**in_camel_case(_config_file(value)), **body}
+        elif flag in CUSTOM_JOB_FLAGS:
+            body[CUSTOM_JOB_FLAGS[flag]] = value
+        else:
+            known = [*CUSTOM_JOB_FLAGS, POOL_FLAG, "--labels", "--config"]
+            raise UserError.unknown("flag", flag, known, setting="gcloud", fix=f"remove {flag}")
+    program = {name: str(body.pop(name)).split(",") for name in PROGRAM if name in body}
+    for pool in pools[:1]:
+        (pool.get("containerSpec") or pool["pythonPackageSpec"]).update(program)
+    return {**body, POOLS: pools} if pools else body
+
+
+def _pool(text: str) -> JsonObject:
+    """Return the pool of `machine-type=…,replica-count=…,container-image-uri=…`."""
+    fields = dict(pair.split("=", 1) for pair in re.split(r",(?=[a-z-]+=)", text) if "=" in pair)
+    named = {name: value.strip("'\"") for name, value in fields.items()}
+    pool: JsonObject = {
+        "machineSpec": {key: named.get(name) for key, name in MACHINE.items()},
+        "replicaCount": named.get("replica-count", "1"),
+    }
+    script = named.get("script", "").removesuffix(".py").replace("/", ".")  # of --local-package-path
+    if module := named.get("python-module") or script:
+        pool["pythonPackageSpec"] = {"pythonModule": module}
+    else:
+        pool["containerSpec"] = {"imageUri": named.get("container-image-uri")}
+    return pool

@@ -11,7 +11,14 @@ if TYPE_CHECKING:
     from slipway.pipelines.migrate.replacement import Notes
 
 METRIC = "training/hptuning/metric"  # of a job that names none
-SCALES = {"UNIT_LOG_SCALE": "log", "UNIT_REVERSE_LOG_SCALE": "reverse_log"}  # others are linear
+# Of a parameter; linear is the default.
+SCALES = {
+    "": None,
+    "NONE": None,
+    "UNIT_LINEAR_SCALE": None,
+    "UNIT_LOG_SCALE": "log",
+    "UNIT_REVERSE_LOG_SCALE": "reverse_log",
+}
 
 
 def tune_section(values: Mapping[str, object], notes: Notes) -> dict[str, object] | None:
@@ -27,18 +34,18 @@ def tune_section(values: Mapping[str, object], notes: Notes) -> dict[str, object
     section: dict[str, object] = {
         "metric": metric,
         "direction": "minimize" if values.get("goal") == "MINIMIZE" else "maximize",
-        "trials": int(str(values.get("maxTrials") or 1)),
-        "parallel": int(str(values.get("maxParallelTrials") or 1)),
+        "trials": _count(values, "maxTrials"),
+        "parallel": _count(values, "maxParallelTrials"),
     }
-    if failures := values.get("maxFailedTrials"):
-        section["failures"] = int(str(failures))
+    if values.get("maxFailedTrials"):
+        section["failures"] = _count(values, "maxFailedTrials")
     if str(values.get("enableTrialEarlyStopping")).lower() == "true":
         section["pruning"] = "median"
     section["parameters"] = dict(_parameter(each) for each in parameters)
     notes.changed.append("hyperparameters became tune, for slipway tune")
     notes.decisions.append(
         f'tune: the program reports the metric by slipway.training.report(step, kind="validation", '
-        f'**{{{{"{metric}": value}}}}), in place of a summary, and of hypertune on this machine.'
+        f'**{{"{metric}": value}}), in place of a summary, and of hypertune on this machine.'
     )
     notes.dropped.extend(
         f"hyperparameters.{key}: Optuna's TPE sampler chooses the values"
@@ -46,6 +53,20 @@ def tune_section(values: Mapping[str, object], notes: Notes) -> dict[str, object
         if values.get(key)
     )
     return section
+
+
+def _count(values: Mapping[str, object], key: str) -> int:
+    """Return a field that is a number of trials; 1 if it is not set."""
+    text = str(values.get(key) or 1)
+    if not (text.isascii() and text.isdigit() and len(text) <= 6):
+        raise UserError(
+            f"hyperparameters.{key} is not a whole number.",
+            setting=f"hyperparameters.{key}",
+            value=text,
+            allowed="a whole number",
+            fix=f"correct {key}",
+        )
+    return int(text)
 
 
 def _parameter(values: object) -> tuple[str, dict[str, object]]:
@@ -61,6 +82,8 @@ def _parameter(values: object) -> tuple[str, dict[str, object]]:
                 raise ValueError("has no values")
             return f"--{name}", {"choices": [_number(each) for each in choices] if kind == "DISCRETE" else choices}
         low, high = _number(found.get("minValue")), _number(found.get("maxValue"))
+        if (scaled := str(found.get("scaleType") or "")) not in SCALES:
+            raise ValueError(f"has an unknown scaleType {scaled}; known are {', '.join(filter(None, SCALES))}")
     except ValueError as error:
         raise UserError(
             f"A parameter of hyperparameters.params {error}.",
@@ -69,7 +92,7 @@ def _parameter(values: object) -> tuple[str, dict[str, object]]:
             allowed="parameterName, type, and minValue and maxValue, categoricalValues or discreteValues",
             fix="correct hyperparameters.params",
         ) from None
-    scale = SCALES.get(str(found.get("scaleType")))
+    scale = SCALES[scaled]
     ends: tuple[int | float, ...] = (low, high) if kind == "INTEGER" else (float(low), float(high))
     section: dict[str, object] = {"low": ends[0], "high": ends[1]}
     return f"--{name}", section | ({"scale": scale} if scale else {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,9 +14,12 @@ from typing import Literal
 from slipway.core.errors import UserError, nearest
 from slipway.core.values import JsonObject
 from slipway.core.yaml_loader import load_yaml
+from slipway.pipelines.migrate import custom_jobs
 
 # Google's images for training on AI Platform.
 PREBUILT = "gcr.io/cloud-ml-public/"
+# Google's built-in algorithms, which ended with AI Platform.
+ALGORITHMS = "gcr.io/cloud-ml-algos/"
 ROLES = ("master", "worker", "parameterServer", "evaluator")
 REPLICA_KEYS = ("acceleratorConfig", "imageUri", "diskConfig", "containerCommand", "containerArgs", "tpuTfVersion")
 
@@ -49,6 +53,8 @@ FIELDS = (
     JobField(
         "scheduling.maxWaitTime", "--max-wait-time", dropped="only FLEX_START supports a wait limit now (+flex+wait=…)"
     ),
+    JobField("scheduling.strategy"),
+    JobField("scheduling.restartJobOnWorkerRestart"),
     JobField("packageUris", kind="texts"),
     JobField("pythonModule", "--module-name"),
     JobField("args", kind="texts"),
@@ -105,11 +111,13 @@ class LegacyJob:
         values: Its values by the key of each of `FIELDS`, by jobId, and by the flags that only gcloud used.
         replicas: Its replicas by role.
         labels: Its labels.
+        unread: Of a custom job, the paths of the values that no setting has, and why.
     """
 
     values: JsonObject
     replicas: Mapping[str, LegacyReplica]
     labels: Mapping[str, str]
+    unread: tuple[tuple[str, str], ...] = ()
 
     def text(self, key: str) -> str | None:
         """Return a value that is text; None if it is not set."""
@@ -248,6 +256,12 @@ def read_job(values: Mapping[str, object], flags: Mapping[str, str] | None = Non
     Raises:
         UserError: A key is unknown, or a value has the wrong type.
     """
+    values = in_camel_case(values)
+    project = {"--project": str(values["project"])} if values.get("project") else {}  # of TFX, and of custom jobs
+    custom = custom_jobs.is_custom_job(values)
+    unread = tuple(custom_jobs.unread(values)) if custom else ()
+    values = custom_jobs.legacy_of(values) if custom else {key: values[key] for key in values if key != "project"}
+    flags = {**project, **(flags or {}), **({custom_jobs.POOLS: "true"} if custom else {})}
     wrapped = "trainingInput" in values or "jobId" in values
     outer = Section(
         values, "", ("jobId", "trainingInput", "labels", *ANSWER_KEYS) if wrapped else (*INPUT_KEYS, "labels")
@@ -257,14 +271,28 @@ def read_job(values: Mapping[str, object], flags: Mapping[str, str] | None = Non
     labels = outer.values.get("labels") or {}
     if not isinstance(labels, Mapping) or not all(isinstance(value, str) for value in labels.values()):
         raise outer.wrong("labels", "a mapping of strings to strings")
-    found: JsonObject = {"jobId": outer.text("jobId"), **(flags or {})}
+    found: JsonObject = {"jobId": outer.text("jobId"), **flags}
     for row in FIELDS:
         name, _, key = row.key.rpartition(".")
         section = given.section(name, SECTIONS[name]) if name else given
         read = {"texts": section.texts, "mapping": section.mapping}.get(row.kind, section.text)
         found[row.key] = read(key)
     found["scaleTier"] = (found["scaleTier"] or "BASIC").upper().replace("-", "_")
-    return LegacyJob(found, {role: _replica(given, role) for role in ROLES}, dict(labels))
+    return LegacyJob(found, {role: _replica(given, role) for role in ROLES}, dict(labels), unread)
+
+
+def in_camel_case(values: Mapping[str, object]) -> dict[str, object]:
+    """Return a body with the names of the REST API, also if it has those of Python's client."""
+
+    def converted(value: object) -> object:
+        if isinstance(value, Mapping):
+            return in_camel_case(value)
+        return [converted(each) for each in value] if isinstance(value, list) else value
+
+    return {
+        re.sub(r"_([a-z])", lambda found: found[1].upper(), str(key)): value if key == "labels" else converted(value)
+        for key, value in values.items()
+    }
 
 
 def _replica(given: Section, role: str) -> LegacyReplica:

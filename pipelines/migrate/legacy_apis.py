@@ -177,6 +177,9 @@ REASONS = {
         "tf.train.SyncReplicasOptimizer": MULTI_WORKER,
     },
     LegacyAPI("module", "is not in Slipway's images", PYTORCH_XLA): {"torch_xla": "use torch.device('cuda'), and GPUs"},
+    LegacyAPI("module", "is in the package cloudml-hypertune, which is not in Slipway's images", VERTEX): {
+        "hypertune": "use slipway.training.report, or pin cloudml-hypertune in build.requirements"
+    },
     LegacyAPI("module", "is private and differs in every version", TF2): {"tensorflow.python": "use the public name"},
     LegacyAPI("method", "was removed in TensorFlow 2", TF2): {
         "make_one_shot_iterator": "use iter(dataset)",

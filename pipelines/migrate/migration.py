@@ -10,12 +10,22 @@ from dataclasses import dataclass
 import yaml
 from pydantic import ValidationError
 
-from slipway.components.build_image.reference import ImageReference
+from slipway.components.build_image.reference import GCR, ImageReference
 from slipway.components.cloud.policies import ACCOUNT_DOMAIN
 from slipway.pipelines.hardware import Hardware
-from slipway.pipelines.migrate.flags import read_flags
+from slipway.pipelines.migrate.custom_jobs import POOLS
+from slipway.pipelines.migrate.flags import CUSTOM_JOB_COMMANDS, read_custom_job_flags, read_flags
 from slipway.pipelines.migrate.hyperparameters import tune_section
-from slipway.pipelines.migrate.job import FIELDS, PREBUILT, ROLES, LegacyJob, LegacyReplica, parse_text, read_job
+from slipway.pipelines.migrate.job import (
+    ALGORITHMS,
+    FIELDS,
+    PREBUILT,
+    ROLES,
+    LegacyJob,
+    LegacyReplica,
+    parse_text,
+    read_job,
+)
 from slipway.pipelines.migrate.legacy_machines import SHUTDOWN
 from slipway.pipelines.migrate.program import Program, find
 from slipway.pipelines.migrate.replacement import STAND_IN_REGION, Notes, hardware_for, region_for
@@ -28,6 +38,8 @@ STAND_IN_MODULE = "trainer.task"
 PROJECT = "your-project"
 STAND_IN_BUCKET = "gs://your-bucket"
 MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
+# What `python -m` accepts besides: files and folders with names that no import has.
+FILES = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*", re.ASCII)
 BUCKET = re.compile(r"gs://[a-z0-9][a-z0-9._-]*[a-z0-9]")
 
 
@@ -62,6 +74,8 @@ def from_arguments(arguments: list[str]) -> Migration:
     Raises:
         UserError: A flag cannot be read, or the job names hardware that is unknown.
     """
+    if command := next((word for word in arguments if word in CUSTOM_JOB_COMMANDS), None):
+        return _migrate(read_job(read_custom_job_flags(arguments)), f"gcloud ai {command} create")
     return _migrate(read_job(*read_flags(arguments)), "gcloud ai-platform jobs submit training")
 
 
@@ -77,15 +91,19 @@ def _migrate(job: LegacyJob, source: str) -> Migration:
     }
     hyperparameters = job.values["hyperparameters"] or {}
     if tune := tune_section(hyperparameters, notes):
+        configuration["evaluate"] = {"gate": {key: tune[key] for key in ("metric", "direction")}}
         configuration["tune"], hyperparameters = tune, {}
     elif hyperparameters:
         notes.dropped.append("hyperparameters: kept as a comment at the end of the file, because they have no params")
+    notes.dropped += [f"{path}: {why}" for path, why in job.unread]
     unused = _unused_commands(job)
     for key in unused:
         notes.dropped.append(f"{key}.containerCommand and containerArgs: all replicas run the section train's program")
     remains = {"hyperparameters": hyperparameters, **unused}
+    is_custom = job.text(POOLS) is not None
+    replaces = "" if is_custom else f" AI Platform Training was shut down on {SHUTDOWN.isoformat()};"
     heading = [
-        f"From {source}. AI Platform Training was shut down on {SHUTDOWN.isoformat()}; this run "
+        f"From {source}.{replaces} {'This' if is_custom else 'this'} run "
         "configuration replaces the job. Settings marked DECIDE hold placeholders or need a decision.",
         *(f"Changed: {text}." for text in notes.changed),
         *(f"Dropped: {text}." for text in notes.dropped),
@@ -113,6 +131,9 @@ def _train(job: LegacyJob, notes: Notes) -> tuple[dict[str, object], Program | N
     if in_image and chief.command:
         train["command"] = list(chief.command)
         notes.changed.append("containerCommand became train.command")
+    elif not in_image and FILES.fullmatch(name := job.text("pythonModule") or "") and not MODULE.fullmatch(name):
+        train["command"] = ["python", "-m", name]
+        notes.changed.append(f"pythonModule {name} became train.command: such a name cannot be imported")
     elif not (in_image and image):
         train["module"] = _module(job, notes)
         program = find(str(train["module"]), job, notes)
@@ -161,7 +182,13 @@ def _image(job: LegacyJob, notes: Notes) -> str | None:
                 f"{image}: Google's images for AI Platform are no longer available. Slipway builds the training image "
                 "when the run starts (docs/images.md)"
             )
-    own = [image for image in images if not image.startswith(PREBUILT)]
+        if image.startswith(ALGORITHMS):
+            notes.dropped.append(f"{image}: the built-in algorithms of AI Platform ended with it")
+            notes.decisions.append(
+                f"train.module: {image} was a built-in algorithm of Google's, whose code is not available. Write the "
+                "program (docs/your-own-training-loop.md), or remove module and train with model.builder."
+            )
+    own = [image for image in images if not image.startswith((PREBUILT, ALGORITHMS))]
     if not own:
         return None
     for other in own[1:]:
@@ -172,8 +199,11 @@ def _image(job: LegacyJob, notes: Notes) -> str | None:
         notes.changed.append(f"imageUri {own[0]} became train.image")
     else:
         notes.decisions.append(f"train.image: {own[0]} has no fixed version; {image} is a placeholder.")
-    if image.partition("/")[0].endswith("gcr.io"):
-        notes.decisions.append("train.image: Container Registry was shut down; copy the image to Artifact Registry.")
+    if repository := ImageReference.parse(image).artifact_repository if GCR.match(image) else None:
+        notes.decisions.append(
+            f"train.image: Artifact Registry serves {image.partition('/')[0]} since 2025, from {repository}. If that "
+            "does not have the image, push it again."
+        )
     return image
 
 

@@ -9,13 +9,25 @@ from dataclasses import dataclass, field, replace
 from slipway.core.errors import UserError, nearest
 from slipway.pipelines.hardware import Hardware, validate_for
 from slipway.pipelines.hardware.catalogue import Machine, load
-from slipway.pipelines.hardware.grammar import UNITS, Refusal, Request, write_time
+from slipway.pipelines.hardware.grammar import UNITS, Refusal, Request, read_text, write_time
 from slipway.pipelines.hardware.placement import alternatives
 from slipway.pipelines.hardware.rules import DISK_GB, DISK_TYPES, WEEK, explain, ranked, resolve
 from slipway.pipelines.migrate.job import LegacyJob, LegacyReplica
 from slipway.pipelines.migrate.legacy_machines import LEGACY_MACHINES, SCALE_TIERS, TPU_CORES, TPU_WORKER, LegacyMachine
 
 STAND_IN_REGION = "us-central1"
+# Values of Vertex AI's Scheduling, and the options of hardware; "" for a default.
+OPTIONS = {
+    "scheduling.strategy": {
+        "STRATEGY_UNSPECIFIED": "",
+        "ON_DEMAND": "",
+        "LOW_COST": "",
+        "STANDARD": "",
+        "SPOT": "+spot",
+        "FLEX_START": "+flex",
+    },
+    "scheduling.restartJobOnWorkerRestart": {"false": "", "true": "+restart"},
+}
 ALL_REDUCE = "replicas share gradients by all-reduce"
 
 
@@ -50,7 +62,7 @@ def hardware_for(job: LegacyJob, notes: Notes) -> Hardware:
         )
     disk = _disk(job, notes)
     hardware = replace(hardware, disk_type=disk.disk_type, disk_gb=disk.disk_gb)
-    return _with_timeout(hardware, job.text("scheduling.maxRunningTime"), notes)
+    return _with_scheduling(_with_timeout(hardware, job.text("scheduling.maxRunningTime"), notes), job, notes)
 
 
 def _of_tier(job: LegacyJob, notes: Notes) -> Hardware:
@@ -120,7 +132,14 @@ def _of_machines(job: LegacyJob, notes: Notes) -> Hardware:
     named = master.machine
     if worker.count and (worker.machine or worker.accelerator):
         others = _machine(worker)
-        if others != chief:
+        if chief.accelerator and not others.accelerator:
+            notes.decisions.append(
+                f"hardware: the master was {chief}, its {worker.count} workers {others}, without accelerators. All "
+                f"replicas are identical now, so the workers are dropped. For more replicas: {chief.accelerator}"
+                f"x{chief.count}*2, or other hardware if the workers did other work than training (slipway hardware)."
+            )
+            worker = replace(worker, count=0)
+        elif others != chief:
             machine, named = others, worker.machine
             notes.decisions.append(
                 f"hardware: the master was {chief}, its {worker.count} workers {others}. All replicas are identical "
@@ -248,6 +267,23 @@ def _with_timeout(hardware: Hardware, max_running_time: str | None, notes: Notes
         )
     notes.changed.append(f"scheduling.maxRunningTime {max_running_time} became +timeout in hardware")
     return replace(hardware, timeout=max(1, min(seconds, WEEK)))
+
+
+def _with_scheduling(hardware: Hardware, job: LegacyJob, notes: Notes) -> Hardware:
+    """Return the hardware with a custom job's provisioning and its restarts."""
+    for key, options in OPTIONS.items():
+        value = job.text(key)
+        if value is None:
+            continue
+        if value not in options:
+            notes.dropped.append(f"{key} {value}: known are {', '.join(options)}")
+        elif option := options[value]:
+            try:
+                hardware = resolve(read_text(f"{hardware}{option}"))
+                notes.changed.append(f"{key} {value} became {option} in hardware")
+            except Refusal as refusal:
+                notes.decisions.append(f"hardware: {refusal.message.rstrip('.')}; {key} {value} is dropped.")
+    return hardware
 
 
 def _disk(job: LegacyJob, notes: Notes) -> LegacyReplica:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -16,7 +17,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,13 @@ from slipway.core import cores, integrity
 from slipway.core.atomic import replace_file
 from slipway.core.errors import UserError
 from slipway.core.parent_death import die_with_parent
+from slipway.core.paths import short
 from slipway.core.values import JsonObject
 from slipway.pipelines.prediction import inputs, models, output
 from slipway.pipelines.prediction.models import Chosen
 from slipway.pipelines.prediction.output import Format
 from slipway.pipelines.prediction.parts import Part
+from slipway.pipelines.prediction.unknown import UnknownValues
 
 SUMMARY = "summary.json"
 ERRORS = "errors.jsonl"
@@ -87,6 +90,7 @@ class Outcome:
     parts: int
     kept: int = 0
     first: str = ""
+    unknown: UnknownValues = field(default_factory=UnknownValues)
 
 
 def run(batch: Batch, processes: int, show: Callable[[int, int], object]) -> Outcome:
@@ -169,7 +173,10 @@ def _finished(batch: Batch, plan: JsonObject) -> Outcome | None:
         _check_same(batch, plan, found)
         if path.name == PLAN:
             return None
-        return Outcome(found["examples"], found["done"], found["failed"], found["parts"], kept=found["parts"])
+        unknown = UnknownValues(**found["unknown"]) if "unknown" in found else UnknownValues()
+        return Outcome(
+            found["examples"], found["done"], found["failed"], found["parts"], kept=found["parts"], unknown=unknown
+        )
     others = sorted(each.name for each in batch.folder.iterdir()) if batch.folder.is_dir() else []
     if others and others != [UNFINISHED]:
         raise UserError(
@@ -194,8 +201,15 @@ def _check_same(batch: Batch, plan: JsonObject, found: JsonObject) -> None:
         f"{message} the batch in {batch.folder} was begun." if message else other,
         setting=setting,
         value=value,
-        fix=f"--output with another folder, or rm -r {shlex.quote(str(batch.folder))}",
+        fix=f"--output {_another(batch.folder)}",
     )
+
+
+def _another(folder: Path) -> str:
+    """Return a folder for another batch, beside this one, for a shell."""
+    folder = folder.resolve()
+    free = (path for number in itertools.count(2) if not (path := folder.with_name(f"{folder.name}-{number}")).exists())
+    return shlex.quote(short(str(next(free))))
 
 
 @contextlib.contextmanager
@@ -235,10 +249,12 @@ def _end(batch: Batch, plan: JsonObject, every: Sequence[Part], total: int, kept
     """Write the errors file and the summary from the records of the parts."""
     done = failed = 0
     first = ""
+    unknown = UnknownValues()
     with output.opened(batch.folder / ERRORS) as file:
         for number, part in enumerate(every):
             record = json.loads(batch.record_file(number).read_bytes())
             done += record["done"]
+            unknown.merge(record["unknown"])
             for error in record["errors"][: not failed]:
                 first = f"{part.where(error['input'])}: {error['error']}"
             failed += len(record["errors"])
@@ -248,11 +264,12 @@ def _end(batch: Batch, plan: JsonObject, every: Sequence[Part], total: int, kept
             f"{total:,} inputs were listed, but {done + failed:,} were read: they changed meanwhile.",
             setting="--input",
             value=", ".join(batch.inputs),
-            fix=f"rm -r {batch.folder}, and run the command again",
+            fix=f"--output {_another(batch.folder)}",
         )
     summary = {**plan, "examples": total, "done": done, "failed": failed, "parts": len(every)}
+    summary["unknown"] = unknown.as_dict()
     replace_file(batch.folder / SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
-    return Outcome(total, done, failed, len(every), kept, first)
+    return Outcome(total, done, failed, len(every), kept, first, unknown)
 
 
 def _predict(batch: Batch, tasks: list[tuple[int, Part]], processes: int, show: Callable[[int], object]) -> None:
@@ -320,7 +337,7 @@ def _predict_part(number: int, part: Part) -> JsonObject | None:
     global _model
     from slipway.pipelines.prediction import prediction
 
-    done, errors = 0, []
+    done, errors, unknown = 0, [], UnknownValues()
     try:
         if _model is None:
             _model = models.ready(_batch.chosen)
@@ -333,10 +350,13 @@ def _predict_part(number: int, part: Part) -> JsonObject | None:
                     file.write(output.header(_batch.kind, _model, errors=False))
                 file.write(output.lines(answers, _batch.kind, _model, errors=False))
                 done += len(answers) - len(answers.errors)
+                unknown.add(len(answers), answers.unknown)
                 errors += [{"input": answers.keys[at], "error": error} for at, error in sorted(answers.errors.items())]
                 with _examples.get_lock():
                     _examples.value += len(answers)
     except UserError as error:
         return error.as_dict()
-    replace_file(_batch.record_file(number), json.dumps({"done": done, "errors": errors}).encode())
+    replace_file(
+        _batch.record_file(number), json.dumps({"done": done, "errors": errors, "unknown": unknown.as_dict()}).encode()
+    )
     return None

@@ -22,6 +22,8 @@ from slipway.core.errors import UserError
 from slipway.core.tables.formats import FORMATS as TABLES
 from slipway.pipelines.prediction.parts import Chunk, Fault, Part, chunk_of, groups
 from slipway.pipelines.prediction.tables import Tables
+from slipway.pipelines.runs import copies
+from slipway.pipelines.terminal import say
 
 if TYPE_CHECKING:
     from slipway.core.manifest import Shard
@@ -41,6 +43,8 @@ def listed(inputs: Sequence[str], split: str) -> list[Part]:
     """
     found: list[Part] = []
     for given in inputs:
+        if copies.is_remote(given):
+            given = str(copies.local(given, say))
         path = Path(given).expanduser()
         if given == STANDARD_INPUT and sys.stdin is None:
             raise unreadable(given, "is closed")
@@ -292,7 +296,9 @@ def _shards(folder: Path, split: str = EVERY_SPLIT) -> list[Shard]:
 
 # An input has the first of these formats that accepts it; the last one is first in help and errors.
 FORMATS: tuple[type[Part], ...] = (Tables, Instances, Records, Images)
-WORDS = f"{', '.join(known.words for known in reversed(FORMATS))}, folders of such files"
+WORDS = (
+    f"{', '.join(known.words for known in reversed(FORMATS))}, folders of such files, also of a bucket (gs://BUCKET)"
+)
 # What the files of a folder are called, by the ending of their names; besides images.
 IMAGES = "images"
-FILES = {**{f"{words} files": ending for ending, words in TABLES.items()}, "JSONL files": ".jsonl"}
+FILES = {**{f"{row.title} files": ending for ending, row in TABLES.items()}, "JSONL files": ".jsonl"}

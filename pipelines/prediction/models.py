@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slipway.components.register_model.registry import CHAMPION, METADATA, SERVE_MODULE, Registry, Version
+from slipway.core import integrity
 from slipway.core.errors import UserError, nearest
 from slipway.core.noise import without_stderr
-from slipway.core.paths import in_project, require_utf8
+from slipway.core.paths import in_project, require_utf8, short
+from slipway.pipelines.runs import copies
 from slipway.pipelines.runs import record as runs
+from slipway.pipelines.terminal import say
 from slipway.serving import instances
 from slipway.serving import model as served
 
-MEANINGS = "NAME (its champion), NAME/VERSION, a run's id, or a model's folder"
+MEANINGS = "NAME (its champion), NAME/VERSION, a run's id, or a model's folder, also gs://BUCKET/FOLDER"
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,8 @@ class Chosen:
     """A model's folder; `name` and `version` if it is registered.
 
     With `follow`, the version is the champion, which may change. `module` is the function that loads a custom program's
-    model: --module, or serve.module of a registered model or a run, never what another folder names.
+    model: --module, or serve.module of a registered model or a run, never what another folder names. `uri` is that of a
+    model in a bucket, of which `fetch` makes the copy `folder`, and `configuration` has the project of a run's.
     """
 
     folder: Path
@@ -32,23 +37,28 @@ class Chosen:
     version: int | None = None
     follow: bool = False
     module: str | None = None
+    uri: str | None = None
+    configuration: Path | None = None
 
     def __str__(self) -> str:
         return self.name if self.version is None else f"{self.name}/{self.version}"
 
 
-def find(model: str | None, registry: Path, module: str | None = None) -> Chosen:
-    """Return the model that `model` names; None names the only registered one.
+def find(model: str | None, registry: Path, module: str | None = None, *, lazy: bool = False) -> Chosen:
+    """Return the model that `model` names, None for the only registered one; copy one in a bucket to this machine.
 
     Args:
         model: See `MEANINGS`.
         registry: The folder of the registered models.
         module: The function that loads the model, in place of its own.
+        lazy: Whether the model of a run is copied later, by `fetch`.
 
     Raises:
-        UserError: There is none, it is in a remote run, or it is not registered and names a function to load it.
+        UserError: There is none, it cannot be copied, or it is not registered and names a function to load it.
     """
     chosen = _find(model, Registry(in_project(registry)))
+    if not lazy or chosen.configuration is None:
+        fetch(chosen, say)
     if module is not None:
         return replace(chosen, module=module)
     named = served.read_json(chosen.folder / METADATA).get(SERVE_MODULE)
@@ -67,6 +77,18 @@ def find(model: str | None, registry: Path, module: str | None = None) -> Chosen
     return chosen
 
 
+def fetch(chosen: Chosen, say: Callable[[str], None]) -> None:
+    """Copy a model in a bucket to this machine, unless it is there.
+
+    Raises:
+        UserError: It cannot be copied, or the copy is damaged.
+    """
+    if chosen.uri is not None:
+        where = short(str(chosen.folder))
+        copies.copy(chosen.uri, chosen.folder, chosen.configuration, lambda line: say(f"{line} to {where}"))
+        integrity.verify(chosen.folder)
+
+
 def _find(model: str | None, known: Registry) -> Chosen:
     if model is None:
         names = known.models()
@@ -79,6 +101,8 @@ def _find(model: str | None, known: Registry) -> Chosen:
                 fix=f"name one, such as {names[0]}" if names else "slipway run, which registers a model",
             )
         return _champion(known, names[0])
+    if copies.is_remote(model):
+        return Chosen(copies.cached(model), model.rstrip("/"), uri=model.rstrip("/"))
     folder = Path(model).expanduser()
     if folder.is_dir():
         if (folder / CHAMPION).is_file():
@@ -172,6 +196,10 @@ def _of_run(run_id: str) -> Chosen | None:
     folder = runs.find(run_id)
     trained = next((step.outputs for step in folder.read().steps if step.name == "train"), {})
     path = trained.get("model")
+    module = (yaml.safe_load(folder.configuration_file.read_bytes()).get("serve") or {}).get("module")
+    if isinstance(path, str) and copies.is_remote(path):
+        copied, configuration = folder.path / "model", folder.configuration_file
+        return Chosen(copied, folder.run_id, module=module, uri=path, configuration=configuration)
     if not isinstance(path, str) or not Path(path).is_dir():
         raise UserError(
             f"The run {folder.run_id} has no model on this machine: {json.dumps(path)}.",
@@ -179,5 +207,4 @@ def _of_run(run_id: str) -> Chosen | None:
             value=run_id,
             fix=f"slipway status {folder.run_id}",
         )
-    configuration = yaml.safe_load(folder.configuration_file.read_bytes())
-    return Chosen(Path(path), folder.run_id, module=(configuration.get("serve") or {}).get("module"))
+    return Chosen(Path(path), folder.run_id, module=module)

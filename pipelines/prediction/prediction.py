@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from slipway.core.errors import UserError
 from slipway.core.noise import without_native_stderr
@@ -26,11 +26,13 @@ class Answers:
         keys: The keys of its examples.
         outputs: The model's outputs for those with a prediction, in order; {} if there is none.
         errors: Why the others have none, by their index.
+        unknown: The categories that the training data does not have, by column.
     """
 
     keys: list[str]
     outputs: Outputs
     errors: Mapping[int, str]
+    unknown: Mapping[str, list[str]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -74,4 +76,4 @@ def _answers(model: Model, chunk: Chunk) -> Answers:
     for index, fault in faults.items():
         text = fault.problem if isinstance(fault, instances.BadRequest) else f"The model failed: {fault}"
         errors[sound[index]] = text
-    return Answers(chunk.keys, outputs, errors)
+    return Answers(chunk.keys, outputs, errors, model.unknown(chunk.arrays))

@@ -112,7 +112,7 @@ def _opened(path: Path, _size: int, _time: int) -> TableFile:
     """Return a file's table, which stays open for its next part: what lies between in a Parquet file is read once."""
 
     def mistake(message: str, **more: Any) -> UserError:
-        allowed = f"{' or '.join(FORMATS.values())} files"
+        allowed = f"{' or '.join(row.title for row in FORMATS.values())} files"
         return UserError(message, setting="INPUT", value=str(path), **{"allowed": allowed, **more})
 
     try:

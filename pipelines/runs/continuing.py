@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from slipway.core.atomic import replace_file
 from slipway.core.errors import UserError, nearest
 from slipway.pipelines.config.config import RunConfig, load
-from slipway.pipelines.runs.record import LOCAL, ROOT, Part, RunFolder, RunRecord
+from slipway.pipelines.runs.record import LOCAL, ROOT, Part, RunFolder, RunRecord, discard
 from slipway.pipelines.table import STEPS
 
 # Sections that may change when a run is resumed, because neither the data nor the checkpoints depend on them.
@@ -24,6 +25,10 @@ NAMES_OF_FILES = (
 )
 # An option in a fix; what follows its last quote or character is punctuation.
 OPTION = r"--(?:set|hardware) (?:'[^']*'|[^\s'])*(?:'[^']*'|[^\s',;.:])"
+
+
+class UnansweredError(UserError):
+    """A platform did not answer a request, which may have had its effect."""
 
 
 def is_changeable(setting: str) -> bool:
@@ -67,20 +72,47 @@ def how_to_watch_on(record: RunRecord) -> str:
     """Return the commands to watch or stop a run that the user stopped watching, or to resume it if it has ended."""
     if record.status != "running":
         return f"Run {record.run_id} is not running.\n  resume: slipway run --resume {record.run_id}"
+    state = "may have been submitted" if record.requested else "continues in the background"
     return (
-        f"Run {record.run_id} continues in the background.\n"
+        f"Run {record.run_id} {state}.\n"
         f"  watch:  slipway status --follow {record.run_id}\n"
         f"  stop:   slipway cancel {record.run_id}"
     )
 
 
+@contextlib.contextmanager
+def submitting(folder: RunFolder, earlier: RunRecord | None, say: Callable[[str], None]) -> Iterator[None]:
+    """Return a context that submits a run; of one that is refused, or was not requested yet, nothing remains.
+
+    Args:
+        folder: The run's folder: removed if the run is new, else its record is restored.
+        earlier: The record of the previous try; None if the run is new.
+        say: Receives how to watch or stop a run whose submission was interrupted, or not answered.
+    """
+    try:
+        yield
+    except BaseException as error:
+        record = folder.read() if folder.record_file.exists() else None
+        is_refused = isinstance(error, UserError) and not isinstance(error, UnansweredError)
+        if record is not None and record.status == "running" and not is_refused:
+            if isinstance(error, KeyboardInterrupt | UnansweredError):
+                say(how_to_watch_on(record))
+        elif earlier is None:
+            discard(folder)
+        else:
+            folder.write(earlier)
+        raise
+
+
 def check_resumable(record: RunRecord, *, changed: bool) -> None:
     """Check that a run can be resumed: it has not succeeded, or settings after training change.
+
+    A run whose submission was not answered can, if Slipway chose its job's name: there is only one job of a name.
 
     Raises:
         UserError: The run is still running, or has succeeded and nothing changes.
     """
-    if record.status == "running":
+    if record.status == "running" and not (record.requested and record.job):
         raise UserError(f"Run {record.run_id} is still running.", fix=f"slipway status {record.run_id}")
     if record.status == "succeeded" and (record.rehearsal or not changed):
         raise UserError(f"Run {record.run_id} has already succeeded.", fix="slipway run")

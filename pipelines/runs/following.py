@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from slipway.core.atomic import json_lines
@@ -97,13 +98,13 @@ class Follower:
         with contextlib.suppress(OSError):  # the next call repeats it
             events = self._events.read()
         if self._record is None:  # it contains what the events so far have changed
-            self._record = latest.model_copy(update={"steps": [StepRecord(name=step.name) for step in latest.steps]})
+            self._record = replace(latest, steps=[StepRecord(name=step.name) for step in latest.steps])
             events = []
         for event in events:
             apply(self._record, event)
             self._watcher.event(self._record, event)
         known = {step.name: step for step in self._record.steps}
-        self._record.steps = [step.model_copy() for step in latest.steps]
+        self._record.steps = list(map(replace, latest.steps))
         for index, step in enumerate(latest.steps):
             before = known.get(step.name)
             if before is not None and _PROGRESS[before.status] >= _PROGRESS[step.status]:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Column
 
 from slipway.core.paths import short
 from slipway.pipelines.runs.record import RunRecord, StepRecord
 from slipway.pipelines.table import STEPS
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import TaskID
 
 MARKS = {
     "succeeded": "[green]✓[/]",
@@ -37,6 +38,9 @@ class RunDisplay:
     """
 
     def __init__(self, console: Console) -> None:
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+        from rich.table import Column
+
         self.console = console
         self._lock = threading.Lock()
         self._ended = threading.Event()

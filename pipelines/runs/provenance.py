@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 import re
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slipway.core.cores import available_cores
 from slipway.core.values import JsonObject, leaves
-from slipway.trainer.engines.installed import DISTRIBUTION
 
 if TYPE_CHECKING:
     from slipway.pipelines.config.config import RunConfig
 
 FILE_NAME = "provenance.json"
 # The packages on which data and weights depend.
-PACKAGES = (
-    DISTRIBUTION, "tensorflow", "keras", "jax", "torch", "numpy", "pyarrow", "pillow", "simplejpeg", "cykooz-resizer",
-)  # fmt: skip
-
+PACKAGES = ("tensorflow", "keras", "jax", "torch", "numpy", "pyarrow", "pillow", "simplejpeg", "cykooz-resizer")
 MAX_NAME = 250  # no file system has longer names
 MODULE = re.compile(r"[A-Za-z_][\w.]*(:[A-Za-z_]\w*)?")  # with a function
 
 
 def of_here(config: RunConfig) -> JsonObject:
     """Return what a run that starts now on this machine is made with."""
+    import hashlib  # light commands only read this file
+
     from slipway.components.build_image.project import git_commit
+    from slipway.trainer.engines.installed import DISTRIBUTION
 
     return {
         "commit": git_commit(Path.cwd()),
@@ -37,7 +34,7 @@ def of_here(config: RunConfig) -> JsonObject:
         "python": platform.python_version(),
         "processor": _processor(),
         "cores": available_cores(),
-        "packages": {name: version for name in PACKAGES if (version := version_of(name))},
+        "packages": {name: version for name in (DISTRIBUTION, *PACKAGES) if (version := version_of(name))},
     }
 
 
@@ -62,6 +59,8 @@ def _files(config: RunConfig) -> list[Path]:
 
 def version_of(package: str) -> str | None:
     """Return the version of an installed package; None if it is not installed."""
+    from importlib import metadata
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import shutil
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from slipway.core import formats
+from slipway.core import dataclass_json, formats
 from slipway.core.atomic import replace_file, sync
 from slipway.core.errors import UserError, nearest
 from slipway.core.paths import in_project
@@ -30,6 +28,8 @@ ROOT = Path("runs")
 LOCAL = "local"
 LATEST = "latest"
 Status = Literal["pending", "running", "succeeded", "failed", "cancelled", "skipped"]
+# A request to create a job, which times out after a minute, may arrive for this long, also if its sender was killed.
+CREATION_TIME = timedelta(minutes=2)
 # The event that a watcher receives when a step's status changes.
 EVENTS: dict[Status, str] = {
     "running": "started",
@@ -39,24 +39,25 @@ EVENTS: dict[Status, str] = {
 }
 
 
-class StepRecord(BaseModel):
+@dataclass(kw_only=True)
+class StepRecord:
     """One step of a run. `seconds` is the time spent working; `reused` means that an earlier result was used.
 
     `peak_memory_bytes` is the peak memory of its largest process. `dollars` is an estimate of what it cost, for `train`
     in all tries of the run, by list prices; None if it cost nothing, or that is not known.
     """
 
-    model_config = ConfigDict(extra="forbid")
     name: str
     status: Status = "pending"
     seconds: float | None = None
     peak_memory_bytes: int | None = None
     reused: bool = False
     dollars: float | None = None
-    outputs: JsonObject = {}
+    outputs: JsonObject = field(default_factory=dict)
 
 
-class ErrorRecord(BaseModel):
+@dataclass(kw_only=True)
+class ErrorRecord:
     """Why a run failed: the step, a one-line message, the fix, and the traceback, if any.
 
     `setting` is the configuration setting that caused the failure, if any.
@@ -64,7 +65,6 @@ class ErrorRecord(BaseModel):
     there was no quota or capacity, so that the run may succeed on other hardware or in another region.
     """
 
-    model_config = ConfigDict(extra="forbid")
     step: str | None
     message: str
     setting: str | None = None
@@ -75,10 +75,10 @@ class ErrorRecord(BaseModel):
     moves: bool = False
 
 
-class RefusalRecord(BaseModel):
+@dataclass(kw_only=True)
+class RefusalRecord:
     """A try of a run for which there was no quota or capacity: on which hardware, where, when and why."""
 
-    model_config = ConfigDict(extra="forbid")
     hardware: str
     region: str
     job: str
@@ -92,14 +92,14 @@ class RefusalRecord(BaseModel):
         return f"{self.hardware} in {self.region}"
 
 
-class CostRecord(BaseModel):
+@dataclass(kw_only=True)
+class CostRecord:
     """An estimate in US dollars of what the training cost, by its times and the list prices of the date `prices`.
 
     `seconds` is how long its machines ran, in all tries of the run; `without` is what the platform adds to the list
     prices at a rate that is not known.
     """
 
-    model_config = ConfigDict(extra="forbid")
     dollars: float
     seconds: float
     prices: str
@@ -111,19 +111,20 @@ class CostRecord(BaseModel):
         return f"{least}${self.dollars:,.2f} for {hours}: an estimate by list prices of {self.prices}{without}"
 
 
-class Part(BaseModel):
+@dataclass(kw_only=True)
+class Part:
     """The steps that a run executes, from `first` to `last`, on what `source`, an earlier run, has of those before.
 
     `source` is None if there are none before.
     """
 
-    model_config = ConfigDict(extra="forbid")
     source: str | None = None
     first: str
     last: str
 
 
-class RunRecord(BaseModel):
+@dataclass(kw_only=True)
+class RunRecord:
     """The record of a run.
 
     `runner` says whether local steps are processes or containers; `champion` describes the registered model to beat, as
@@ -131,16 +132,16 @@ class RunRecord(BaseModel):
     started, in seconds since 1970; both None on a remote platform. `job` is the run's name on a remote platform (on
     Vertex AI, the job's resource name), `console` the URL of its page. Each resume of a remote run creates a new job;
     `tries` counts the jobs, and `trained` says whether an earlier one finished the training. `region` is where it runs,
-    and `refused` lists the tries without quota or capacity. `rehearsal` is the number
-    of steps of a rehearsal, 0 for a run. `part` is set if it executes only some steps, on the inputs of an earlier run,
-    and `study` is the name of the search to which it belongs; `searches` says whether its training is itself a search.
+    and `refused` lists the tries without quota or capacity. `requested` is when the platform was last asked to create
+    the job, None once it has confirmed that. `rehearsal` is the number of steps of a rehearsal, 0 for a run. `part` is
+    set if it executes only some steps, on the inputs of an earlier run, and `study` is the name of the search to which
+    it belongs; `searches` says whether its training is itself a search.
     `cost` is None if the training cost nothing, or its price is not known. `tracked` is the id of the run that the
     platform itself has created in MLflow. `at_most` is what a training that runs may cost in US dollars, None if its
     price is not known; `labels` are those of the run on Google Cloud.
     """
 
-    model_config = ConfigDict(extra="forbid")
-    format: int = Field(default=formats.FORMAT, le=formats.FORMAT)
+    format: int = formats.FORMAT
     run_id: str
     name: str
     platform: str
@@ -160,12 +161,13 @@ class RunRecord(BaseModel):
     console: str | None = None
     tracked: str | None = None
     tries: int = 1
+    requested: datetime | None = None
     trained: bool = False
     region: str | None = None
-    refused: list[RefusalRecord] = []
-    steps: list[StepRecord] = []
+    refused: list[RefusalRecord] = field(default_factory=list)
+    steps: list[StepRecord] = field(default_factory=list)
     champion: str | None = None
-    metrics: dict[str, float] = {}
+    metrics: dict[str, float] = field(default_factory=dict)
     verdict: JsonObject | None = None
     model: str | None = None
     report: str | None = None
@@ -173,7 +175,15 @@ class RunRecord(BaseModel):
     error: ErrorRecord | None = None
     cost: CostRecord | None = None
     at_most: float | None = None
-    labels: dict[str, str] = {}
+    labels: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.format > formats.FORMAT:
+            raise ValueError(f"format {self.format}: a later version wrote this record")
+
+    def is_being_submitted(self) -> bool:
+        """Return whether the last request to create the job may still arrive."""
+        return self.requested is not None and datetime.now(UTC) < self.requested + CREATION_TIME
 
     def step(self, name: str) -> StepRecord:
         """Return the record of the step called `name`."""
@@ -237,7 +247,7 @@ class RunRecord(BaseModel):
 
     def as_json(self) -> str:
         """Return the text of `run.json`."""
-        return self.model_dump_json(indent=2) + "\n"
+        return dataclass_json.text(self) + "\n"
 
 
 class Watcher(Protocol):
@@ -294,8 +304,8 @@ class RunFolder:
         content = b""
         try:
             content = self.record_file.read_bytes()
-            return RunRecord.model_validate_json(content)
-        except (OSError, ValidationError):
+            return dataclass_json.read(RunRecord, content)
+        except (OSError, ValueError):
             formats.check_text(content, self.record_file)
             raise UserError(f"{self.path} contains no readable run record.", fix="slipway list") from None
 
@@ -343,7 +353,9 @@ class RunFolder:
 
 def create(config: RunConfig, root: Path = ROOT) -> RunFolder:
     """Create a new run's folder with its configuration; on failure, remove the folder."""
-    from slipway.pipelines.runs import provenance  # light commands create no runs
+    import secrets  # light commands create no runs
+
+    from slipway.pipelines.runs import provenance
 
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     folder = RunFolder(root / f"{config.name}-{stamp}-{secrets.token_hex(2)}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
+import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from slipway.components.register_model.registry import CHAMPION, Registry
@@ -11,13 +13,15 @@ from slipway.core import integrity, manifest
 from slipway.core.errors import UserError, nearest
 from slipway.core.paths import in_project, local_path
 from slipway.core.values import JsonObject
-from slipway.pipelines.runs import attestation
+from slipway.pipelines.runs import attestation, copies
 from slipway.pipelines.runs import record as runs
 from slipway.pipelines.runs.attestation import Key
+from slipway.pipelines.terminal import say
 from slipway.trainer.checkpoint.best import FOLDER as BEST_FOLDER
 from slipway.trainer.checkpoint.store import Checkpoints
 
-NAMES = "a registered model, NAME/VERSION, a run's id, or the folder of a model or prepared data set"
+NAMES = "a registered model, NAME/VERSION, a run's id, or the folder of a model or prepared data set, also in gs://"
+MARKS = (integrity.RECORD_FILE, integrity.CHECKSUMS_FILE, manifest.FILE_NAME)
 
 
 @dataclass
@@ -28,7 +32,7 @@ class Verified:
     """
 
     kind: str
-    path: Path
+    path: Path | str
     damages: list[UserError] = field(default_factory=list)
     sealed: bool = True
     note: str = ""
@@ -55,7 +59,9 @@ def verify(name: str, registry: Path, key: Key = None) -> Iterator[Verified]:
     known, folder = Registry(in_project(registry)), Path(name).expanduser()
     model, _, version = name.partition("/")
     run_ids = [each.run_id for each in runs.folders()]
-    if name in known.models():
+    if copies.is_remote(name):
+        yield _in_bucket(name.rstrip("/"), None)
+    elif name in known.models():
         yield from _versions(known, name, key)
     elif version.isdecimal() and int(version) in known.numbers(model):
         yield from _version(known, model, int(version), key)
@@ -82,11 +88,37 @@ def everything(registry: Path, key: Key = None) -> Iterator[Verified]:
     known = Registry(in_project(registry))
     for name in known.models():
         yield from _versions(known, name, key)
-    seen: set[Path] = set()
+    seen: set[Path | str] = set()
     for folder in runs.folders():
         for each in _run(folder, seen):
             seen.add(each.path)
             yield each
+
+
+def _in_bucket(uri: str, configuration: Path | None) -> Verified:
+    """Verify a model or data set in a bucket by a copy of it.
+
+    Raises:
+        UserError: There is neither, or it may not be read.
+    """
+    names = copies.names_in(uri, configuration)
+    if not {*names} & {*MARKS}:
+        folders = sorted({f"{uri}/{name.rpartition('/')[0]}" for name in names if name.rpartition("/")[2] in MARKS})
+        near = folders[0] if folders else None
+        raise UserError(
+            f"There is no model or data set in {uri}: it has neither {' nor '.join((MARKS[0], MARKS[-1]))}.",
+            setting="WHAT",
+            value=uri,
+            allowed=NAMES,
+            nearest=near,
+            fix=f"slipway verify {near}" if near else f"gcloud storage ls {uri.rpartition('/')[0]}",
+        )
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        copies.copy(uri, folder, configuration, say)
+        verified = _data_set(folder) if (folder / manifest.FILE_NAME).is_file() else _model(folder)
+        damages = [replace(error, message=error.message.replace(name, uri), fix=None) for error in verified.damages]
+    return replace(verified, path=uri, damages=damages)
 
 
 def _versions(known: Registry, name: str, key: Key) -> Iterator[Verified]:
@@ -126,7 +158,7 @@ def _signed_data_set(folder: Path, digest: str) -> Verified:
     found = _data_set(folder)
     if not found.damages and attestation.digest_of(folder) != digest:
         what = f"The data set in {folder} is not the one with which the model was trained: another {manifest.FILE_NAME}"
-        found.damages.append(UserError(f"{what} was signed.", fix=manifest.PREPARE_AGAIN.format(folder)))
+        found.damages.append(UserError(f"{what} was signed.", fix=manifest.prepare_again(folder)))
     return found
 
 
@@ -143,8 +175,8 @@ def _model(folder: Path, checksum: str | None = None) -> Verified:
     return Verified("model", folder, [integrity.damaged(folder, what) for what in damages], sealed)
 
 
-def _run(folder: runs.RunFolder, but: set[Path] | None = None) -> Iterator[Verified]:
-    """Verify a run's data set, checkpoints and model, except those in `but`."""
+def _run(folder: runs.RunFolder, but: set[Path | str] | None = None) -> Iterator[Verified]:
+    """Verify a run's data set, checkpoints and model, except those in `but`; those in a bucket only without it."""
     try:
         outputs = {step.name: step.outputs for step in folder.read().steps}
     except UserError as error:
@@ -155,15 +187,19 @@ def _run(folder: runs.RunFolder, but: set[Path] | None = None) -> Iterator[Verif
         yield _data_set(data)
     for checkpoints in (folder.path / "train" / "checkpoints", folder.path / "train" / "checkpoints" / BEST_FOLDER):
         yield from _checkpoints(checkpoints)
-    model = local_path(str(outputs.get("train", {}).get("model", "")))
-    if model != Path() and model.is_dir():
+    uri = str(outputs.get("train", {}).get("model", ""))
+    model = local_path(uri)
+    if copies.is_remote(uri) and not model.is_dir():
+        note = f"not verified: slipway verify {folder.run_id} copies it to this machine"
+        yield _in_bucket(uri, folder.configuration_file) if but is None else Verified("model", uri, note=note)
+    elif model != Path() and model.is_dir():
         yield _model(model, outputs["train"].get(integrity.FILES_CHECKSUM))
 
 
 def _checkpoints(folder: Path) -> Iterator[Verified]:
     try:
         for path, what in Checkpoints(folder, keep=1).damages():
-            fix = f"rm -r {path}; training resumes from the one before it"
+            fix = f"rm -r {shlex.quote(str(path))}; training resumes from the one before it"
             error = UserError(f"The checkpoint {path} is damaged: {what}.", fix=fix)
             yield Verified("checkpoint", path, [error] if what else [])
     except UserError as error:

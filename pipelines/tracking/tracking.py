@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from slipway.core.atomic import json_lines
-from slipway.core.errors import UserError
-from slipway.core.values import JsonObject, leaves
-from slipway.pipelines.config.config import RunConfig, load, no_section
+from slipway.core.errors import UserError, internal_error
+from slipway.core.values import JsonObject, by_option, leaves
+from slipway.pipelines.config.config import RunConfig, load
 from slipway.pipelines.runs import provenance
 from slipway.pipelines.runs import record as runs
 from slipway.pipelines.runs.record import RunFolder, RunRecord
@@ -34,15 +34,10 @@ Say = Callable[[str], None]
 
 
 def tracker_of(config: RunConfig) -> Mlflow:
-    """Return the tracker of one run.
-
-    Raises:
-        UserError: The configuration has none.
-    """
+    """Return the tracker of one run, whose configuration has one."""
     from slipway.pipelines.tracking.mlflow import Mlflow  # imports requests
 
-    if config.track is None:
-        raise no_section("track", "mlflow, experiment", "--set track.mlflow=http://localhost:5000")
+    assert config.track is not None
     return Mlflow(config.track, config.track.experiment or config.name)
 
 
@@ -68,6 +63,7 @@ def tracked(folder: RunFolder, config: RunConfig, record: RunRecord, say: Say) -
                 tracker.send(of_run(folder, config, record))
             pause = max(SECONDS, (time.monotonic() - began) / MAX_FRACTION)
 
+    folder.history_file(record)  # imports its module, which the thread must not do
     thread = threading.Thread(target=follow, name="tracking", daemon=True)
     thread.start()
     try:
@@ -137,7 +133,7 @@ def warned(say: Say, again: str) -> Iterator[None]:
     except UserError as error:
         say(f"warning: not everything was tracked: {error.message} To send it: {again}")
     except Exception as error:
-        say(f"warning: not everything was tracked: an internal error: {type(error).__name__}. To send it: {again}")
+        say(f"warning: not everything was tracked. {internal_error(error).message}; to send it: {again}")
 
 
 def of_run(folder: RunFolder, config: RunConfig, record: RunRecord) -> Tracked:
@@ -162,8 +158,7 @@ def of_run(folder: RunFolder, config: RunConfig, record: RunRecord) -> Tracked:
         ended=ended,
         parent=record.study,
         known=record.tracked,
-        # The address of a webhook is a secret.
-        parameters=_parameters(config.model_dump(mode="json", by_alias=True, exclude={"notify"})),
+        parameters=_parameters(_settings(config)),
         points=points,
         tags=_tags(folder, config, record),
         files=[folder.report_file] if ended and folder.report_file.is_file() else [],
@@ -205,6 +200,14 @@ def _tags(folder: RunFolder, config: RunConfig, record: RunRecord) -> dict[str, 
         "slipway.verdict": (record.verdict or {}).get("decision"),
         "slipway.error": record.error.message if record.error else None,
     }
+
+
+def _settings(config: RunConfig) -> JsonObject:
+    """Return the configuration with a program's arguments by option, and without the address of a webhook, a secret."""
+    values = config.model_dump(mode="json", by_alias=True, exclude={"notify"})
+    if config.train.arguments:
+        values["train"]["arguments"] = by_option(config.train.arguments)
+    return values
 
 
 def _parameters(values: JsonObject) -> dict[str, str]:

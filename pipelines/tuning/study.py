@@ -14,29 +14,70 @@ from slipway.components.train.tuning import SearchSettings
 from slipway.core.errors import UserError
 from slipway.core.paths import in_project
 from slipway.pipelines.config.config import RunConfig
+from slipway.pipelines.migrate.source import read_program
+from slipway.pipelines.runs import provenance
+from slipway.trainer.engines.installed import verify_extra
 
 if TYPE_CHECKING:
     import optuna
 
 FOLDER = Path("tuning")
+# An attribute of studies, and the name of the data in it.
+MADE_WITH, DATA = "made with", "the data set"
 # Settings of the section that do not make another study; the seed is one of the training.
 FREE = {"trials", "hours", "parallel", "failures", "seed"}
 
 
-def open_study(config: RunConfig, search: SearchSettings) -> optuna.Study:
-    """Return the study of a configuration; the same one as long as neither its settings nor the ranges change.
+def made_with(config: RunConfig, data: str) -> dict[str, str]:
+    """Return the SHA-256 (12 digits) of each file of the project with which a configuration trains, and of its data.
+
+    Args:
+        config: The configuration.
+        data: The fingerprint of the prepared data set, "" for none.
+    """
+    here = Path.cwd()
+    named = [Path(name) for name in provenance.of_here(config)["files"]]
+    modules = [".".join(path.with_suffix("").parts) for path in named if path.suffix == ".py"]
+    imported = [file.path.relative_to(here) for module in modules for file in read_program(here, module)]
+    files = sorted({*named, *imported})
+    checksums = {str(path): hashlib.sha256(path.read_bytes()).hexdigest()[:12] for path in files}
+    return {**checksums, DATA: data} if data else checksums
+
+
+def studies_of(config: RunConfig, search: SearchSettings) -> list[optuna.Study]:
+    """Return the studies of a configuration, newest first: one for each code and data with which trials were made.
 
     Raises:
         UserError: Optuna is not installed.
     """
+    verify_extra("tune")
+    import optuna
+
+    first, storage = _first(config, search)
+    names = [name for name in optuna.get_all_study_names(storage) if name == first or name.startswith(f"{first}-")]
+    names.sort(key=lambda name: (len(name), name), reverse=True)
+    return [optuna.load_study(study_name=name, storage=storage) for name in names]
+
+
+def open_study(config: RunConfig, search: SearchSettings, number: int = 1) -> optuna.Study:
+    """Return a study of a configuration by its number, or a new one; neither its settings nor the ranges change.
+
+    Raises:
+        UserError: Optuna is not installed.
+    """
+    first, storage = _first(config, search)
+    return studies.open_study(storage, f"{first}-{number}" if number > 1 else first, search)
+
+
+def _first(config: RunConfig, search: SearchSettings) -> tuple[str, str]:
+    """Return the name of the first study of a configuration, and the storage of all."""
     folder = in_project(FOLDER)
     folder.mkdir(exist_ok=True)
     values = config.model_dump(mode="json", by_alias=True)
     values.pop("track", None)
     values["tune"] = search.model_dump(mode="json", exclude=FREE)
     fingerprint = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
-    storage = f"sqlite:///{(folder / config.name).absolute()}.db"
-    return studies.open_study(storage, f"{config.name}-{fingerprint}", search)
+    return f"{config.name}-{fingerprint}", f"sqlite:///{(folder / config.name).absolute()}.db"
 
 
 @contextlib.contextmanager
@@ -48,6 +89,7 @@ def locked(config: RunConfig) -> Iterator[None]:
     """
     from filelock import FileLock, Timeout
 
+    in_project(FOLDER).mkdir(exist_ok=True)
     lock = FileLock(in_project(FOLDER) / f"{config.name}.lock")
     try:
         lock.acquire(timeout=0)

@@ -23,7 +23,8 @@ from slipway.pipelines.platforms.base import Say
 from slipway.pipelines.platforms.local import launch
 from slipway.pipelines.runs import following
 from slipway.pipelines.runs import record as runs
-from slipway.pipelines.runs.record import RunFolder, RunRecord
+from slipway.pipelines.runs.record import ErrorRecord, RunFolder, RunRecord
+from slipway.pipelines.tuning import study as tuning
 
 if TYPE_CHECKING:
     import optuna
@@ -56,11 +57,65 @@ class Ended:
     error: str = ""
 
 
+def begin(
+    config: RunConfig, search: SearchSettings, say: Say, *, continued: bool = False
+) -> tuple[optuna.Study, RunFolder | None]:
+    """Return the study that a configuration continues, with the run that prepared its data; None if there is none yet.
+
+    A change of the code or the data begins another study, unless no trial of the newest one has a result.
+
+    Args:
+        config: The configuration.
+        search: How to search.
+        say: Receives what has changed.
+        continued: Whether to continue the newest study, whatever has changed.
+    """
+    known = tuning.studies_of(config, search)
+    if not known:
+        return tuning.open_study(config, search), None
+    base, data = None, _data_now(config)
+    if data is None:
+        base = prepare(config, known[0], say)
+        data = _data_of(base)
+    made = tuning.made_with(config, data)
+    same = (study for study in known if study.user_attrs.get(tuning.MADE_WITH) == made)
+    study = known[0] if continued else next(same, known[0])
+    before: dict[str, str] = study.user_attrs.get(tuning.MADE_WITH, made)
+    if before != made:
+        results = sum(trial.state.name == "COMPLETE" for trial in study.get_trials(deepcopy=False))
+        changed = sorted(name for name in before.keys() | made.keys() if before.get(name) != made.get(name))
+        message = f"changed since the {results} trials of {study.study_name}: {', '.join(changed)}."
+        if results and not continued:
+            say(f"{message} A new study begins; to add trials to that one: slipway tune --continue")
+            return tuning.open_study(config, search, len(known) + 1), base
+        say(message)
+    study = tuning.open_study(config, search, len(known) - known.index(study))  # with its sampler
+    if base is None and BASE in study.user_attrs:
+        with contextlib.suppress(UserError):  # it was deleted
+            earlier = runs.find(study.user_attrs[BASE])
+            base = earlier if _data_of(earlier) == data else None
+    if before != made or len(studies.failed(study)) > search.failures:
+        studies.repeat_failed(study)
+    return study, base
+
+
+def _data_now(config: RunConfig) -> str | None:
+    """Return the fingerprint of the data as their source is now, "" if Slipway prepares none; None if unknown."""
+    from slipway.components.prepare_data.prepare import unchanged
+
+    if config.prepared is None:
+        return ""
+    prepared = unchanged(config.prepared, config.readers, config.task)
+    return None if prepared is None else prepared.manifest.fingerprint
+
+
+def _data_of(base: RunFolder) -> str:
+    outputs = next((step.outputs for step in base.read().steps if step.name == "prepare_data"), {})
+    return str(outputs.get("fingerprint", ""))
+
+
 def prepare(config: RunConfig, study: optuna.Study, say: Say) -> RunFolder:
-    """Return the run that prepared the study's data; start it if there is none yet, or if it was deleted."""
-    if (known := study.user_attrs.get(BASE)) is not None:
-        with contextlib.suppress(UserError):
-            return runs.find(known)
+    """Start a run that prepares the data of a study, and return it."""
     with starting.new(config, runs.LOCAL, say, last="prepare_data") as ready:
         record = ready.record
         record.study = study.study_name
@@ -72,8 +127,13 @@ def prepare(config: RunConfig, study: optuna.Study, say: Say) -> RunFolder:
         if record.status != "succeeded":
             problem = record.error.message if record.error else record.status
             raise UserError(f"The data were not prepared: {problem}", fix=f"slipway explain {record.run_id}")
-        study.set_user_attr(BASE, ready.folder.run_id)
         return ready.folder
+
+
+def note(config: RunConfig, study: optuna.Study, base: RunFolder) -> None:
+    """Store with a study what its trials are made with."""
+    study.set_user_attr(BASE, base.run_id)
+    study.set_user_attr(tuning.MADE_WITH, tuning.made_with(config, _data_of(base)))
 
 
 class Trials:
@@ -123,8 +183,8 @@ class Trials:
                 following.cancel(each.folder)
 
     def failed(self) -> int:
-        """Return the number of failed trials."""
-        return sum(trial.state.name == "FAIL" for trial in self._study.get_trials(deepcopy=False))
+        """Return the number of failed trials, without those that were tried again."""
+        return len(studies.failed(self._study))
 
     def _wanted(self) -> bool:
         is_early = time.monotonic() < self._until
@@ -168,6 +228,10 @@ class Trials:
             try:
                 value = studies.value_of(record.step("train").outputs["validation"], self._tune.metric)
             except UserError as lacking:
+                if running.folder.holder() is not None:  # its process has to end first, to write its record no more
+                    return None
+                record.status, record.error = "failed", ErrorRecord(step="train", message=lacking.message)
+                running.folder.write(record)
                 return self._tell(running.trial, "FAIL", error=lacking.message, seconds=seconds)
             return self._tell(running.trial, "COMPLETE", value=value, seconds=seconds)
         if running.validations.pruned:

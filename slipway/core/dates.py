@@ -6,6 +6,7 @@ either library.
 
 from __future__ import annotations
 
+import datetime
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 Order: TypeAlias = Literal["ymd", "dmy", "mdy"]
@@ -26,12 +27,20 @@ PATTERNS: dict[Order, str] = {
 }
 # The text that stands for a missing date where a text must be one.
 EPOCH: dict[Order, str] = {"ymd": "1970-01-01", "dmy": "01.01.1970", "mdy": "01/01/1970"}
+# How Python writes a date.
+WRITTEN: dict[Order, str] = {"ymd": "%Y-%m-%d", "dmy": "%d.%m.%Y", "mdy": "%m/%d/%Y"}
 MONTHS, DAYS, SECONDS = 12, 31, 86_400
 _WEEK = 7
 _DAYS_OF_CENTURIES = 146_097  # of 400 years
 _YEAR_DAYS = 365.2425
 _EPOCH_DAY = 719_468
 _EPOCH_WEEKDAY = 3  # 1970 began on a Thursday
+
+
+def written(value: datetime.date, order: Order) -> str:
+    """Return the text of a date, with its time if it has one."""
+    has_time = isinstance(value, datetime.datetime) and value.time() != datetime.time()
+    return value.strftime(WRITTEN[order] + " %H:%M:%S" * has_time)
 
 
 class Moment(NamedTuple):

@@ -186,6 +186,20 @@ def system_error(error: BaseException) -> UserError | None:
     return UserError(f"{message}.", fix=_SHARED_MEMORY_FIX if path.startswith("/dev/shm/") else fix)
 
 
+def internal_error(error: BaseException) -> UserError:
+    """Return the screen of an exception that is a bug in Slipway; its traceback is written to a new file."""
+    import tempfile
+
+    lines = traceback.format_exception(error)
+    message = f"This is a bug in Slipway: {lines[-1].strip().rstrip('.')}."
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="slipway-", suffix=".txt", encoding="utf-8", delete=False) as file:
+            file.writelines(lines)
+    except OSError:  # the disk may be full
+        return UserError(message)
+    return UserError(f"{message} Traceback: {file.name}", fix="report it with this file")
+
+
 def _path_of(error: OSError) -> str:
     """Return the path in an error; for a failed read or write, which has none, that of the file in its traceback."""
     if path := error.filename2 or error.filename:
@@ -199,11 +213,28 @@ def _path_of(error: OSError) -> str:
 
 def report(error: UserError) -> None:
     """Print a user error on stderr: as text for people, then as one JSON line for programs."""
-    print(f"{error.traceback or ''}{error}\n{ERROR_PREFIX}{json.dumps(error.as_dict())}", file=sys.stderr, flush=True)
+    # With its newline in one write: print writes them one after the other, and a thread may print in between.
+    sys.stderr.write(f"{error.traceback or ''}{error}\n{ERROR_PREFIX}{json.dumps(error.as_dict())}\n")
+    sys.stderr.flush()
+
+
+# A name that ends with a quantity: n1-standard-8, a2-highgpu-4g, digits/12, 2x4.
+_SIZED = re.compile(r"(.*[^a-z0-9]|.*[0-9]x|)([0-9]+)([a-z]?)")
 
 
 def nearest(value: str, candidates: Iterable[str]) -> str | None:
-    """Return the candidate most similar to `value`, ignoring case, or None if none is similar."""
-    folded = {candidate.lower(): candidate for candidate in candidates}
-    matches = difflib.get_close_matches(value.lower(), list(folded), n=1, cutoff=0.5)
-    return folded[matches[0]] if matches else None
+    """Return the candidate most similar to `value`, ignoring case, or None if none is similar.
+
+    Of names that differ in a quantity at their end, it is the one with the closest quantity, rather a smaller one.
+    """
+    value, folded = value.lower(), {candidate.lower(): candidate for candidate in candidates}
+    sized = {name: match for name in folded if (match := _SIZED.fullmatch(name))}
+    size = _SIZED.fullmatch(value)
+    alike = [name for name, match in sized.items() if size and match.group(1, 3) == size.group(1, 3)]
+    similar = alike[:1] or difflib.get_close_matches(value, list(folded), n=1, cutoff=0.5)
+    if not similar:
+        return None
+    if size and (best := sized.get(similar[0])):
+        alike = [name for name, match in sized.items() if match.group(1, 3) == best.group(1, 3)]
+        similar = [min(alike, key=lambda name: (abs(int(sized[name][2]) - int(size[2])), int(sized[name][2])))]
+    return folded[similar[0]]

@@ -16,9 +16,11 @@ import runpy
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import traceback
 import warnings
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn, Self, TextIO
@@ -36,9 +38,14 @@ def announce(module: str) -> None:
     _ready.add(module)
 
 
+def is_announced(module: str) -> bool:
+    """Return whether this process has imported what `module` needs."""
+    return module in _ready
+
+
 def can_run(command: Sequence[str]) -> bool:
     """Return whether a fork of this process can run `command`: `python -m MODULE` of an announced module."""
-    return tuple(command[:2]) == (sys.executable, "-m") and command[2] in _ready and threading.active_count() == 1
+    return tuple(command[:2]) == (sys.executable, "-m") and is_announced(command[2]) and threading.active_count() == 1
 
 
 class Forked:
@@ -127,8 +134,12 @@ class Forked:
 
     def _collect(self, options: int) -> int | None:
         if self._status is None:
-            pid, status = os.waitpid(self.pid, options)
-            self._status = os.waitstatus_to_exitcode(status) if pid else None
+            try:
+                pid, status = os.waitpid(self.pid, options)
+            except ChildProcessError:  # its status was collected elsewhere: psutil does so while it waits
+                self._status = FAILED
+            else:
+                self._status = os.waitstatus_to_exitcode(status) if pid else None
         return self._status
 
 
@@ -163,6 +174,9 @@ def become(command: Sequence[str], environment: Mapping[str, str], parent: int |
         variables = dict(environment)
         os.environ.clear()
         os.environ.update(variables)
+        tempfile.tempdir = None  # that of TMPDIR, which may be another one now
+        for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+            finalizer.detach()  # at its end, this process would remove the temporary folders of the one that forked it
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(line_buffering=True)  # a killed process keeps what it printed

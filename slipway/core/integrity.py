@@ -27,9 +27,10 @@ FILES_CHECKSUM = "files_checksum"
 FILES, CHECKSUM = "files", "record_checksum"
 
 
-def seal(folder: Path, record: Mapping[str, object], file: str = RECORD_FILE) -> None:
-    """Write `file`, model.json or CHECKSUMS_FILE, with `record` and the checksums of the folder's other files."""
-    kept = {name: one for name, one in files(folder).items() if name not in (file, REGISTRATION_FILE, STATEMENT_FILE)}
+def seal(folder: Path, record: Mapping[str, object], file: str = RECORD_FILE, *, but: str = "") -> None:
+    """Write `file`, model.json or CHECKSUMS_FILE, with `record` and the checksums of the folder's files but `but`."""
+    excluded = (file, REGISTRATION_FILE, STATEMENT_FILE, but)
+    kept = {name: one for name, one in files(folder).items() if name not in excluded}
     content = {formats.KEY: formats.FORMAT, **record, FILES: kept}
     (folder / file).write_text(json.dumps({**content, CHECKSUM: _checksum(content)}, indent=2) + "\n")
 

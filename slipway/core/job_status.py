@@ -61,7 +61,8 @@ class Reporter:
                 _post({"trainerStatus": status})
             except Exception as error:  # a training does not depend on it
                 if not self._is_failing:
-                    logger.warning("the TrainJob's status has no progress: %s", error)
+                    is_bug = not isinstance(error, OSError | KeyError)  # as urllib's errors are; a variable is missing
+                    logger.warning("the TrainJob's status has no progress: %s", error, exc_info=is_bug)
                 self._is_failing = True
 
     def _follow(self) -> None:

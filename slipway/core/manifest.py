@@ -14,6 +14,7 @@ import hashlib
 import keyword
 import math
 import re
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
@@ -23,9 +24,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from slipway.core import formats
 from slipway.core.dates import Order
 from slipway.core.errors import UserError
+from slipway.core.paths import is_mounted, remote_uri
 
 FILE_NAME = "manifest.json"
-PREPARE_AGAIN = "rm -r {}, then run again to prepare the data set"
+# The name of a data set's folder in a store: the first digits of its fingerprint.
+IDENTITY = re.compile(r"[0-9a-f]{16}")
 TaskName = Literal["classification", "multilabel", "regression"]
 ResizeMode = Literal["stretch", "crop", "pad"]
 
@@ -246,16 +249,26 @@ def read(folder: Path) -> Manifest:
     Raises:
         UserError: It is missing (the data set is incomplete), or has another version's format.
     """
-    path = folder / FILE_NAME
-    fix, content = f"rm -r {folder}, then run again to prepare the data set", b""
+    path, content = folder / FILE_NAME, b""
     try:
         content = path.read_bytes()
         return Manifest.model_validate_json(content)
     except FileNotFoundError:
-        raise UserError(f"There is no complete data set in {folder}: {FILE_NAME} is missing.", fix=fix) from None
+        message = f"There is no complete data set in {folder}: {FILE_NAME} is missing."
+        raise UserError(message, fix=prepare_again(folder)) from None
     except ValidationError as error:
         formats.check_text(content, path)
-        raise UserError(f"{path} cannot be read: {error.errors()[0]['msg']}.", fix=fix) from None
+        raise UserError(f"{path} cannot be read: {error.errors()[0]['msg']}.", fix=prepare_again(folder)) from None
+
+
+def prepare_again(folder: Path) -> str:
+    """Return the fix for a data set that is not intact: to delete it, if `prepare_data` wrote what is in its folder."""
+    path = folder / FILE_NAME
+    is_known = path.is_file() and f'"{folder.name}' in path.read_text(errors="replace")
+    if not IDENTITY.fullmatch(folder.name) or not (is_known or any(folder.glob("*.tfrecord-*-of-*"))):
+        return f"name a data set of prepare_data: its folder STORE/NAME/FINGERPRINT, which has {FILE_NAME}"
+    delete = "gcloud storage rm -r" if is_mounted(folder) else "rm -r"
+    return f"{delete} {shlex.quote(remote_uri(folder))}, then run again to prepare the data set"
 
 
 def verify(folder: Path, shards: Iterable[Shard]) -> None:
@@ -271,7 +284,7 @@ def verify(folder: Path, shards: Iterable[Shard]) -> None:
 def verify_shard(path: Path, shard: Shard) -> None:
     """Check one shard's presence, size and SHA-256; see `verify`."""
     if not path.is_file():
-        raise UserError(f"The shard {path} is missing.", fix=PREPARE_AGAIN.format(path.parent))
+        raise UserError(f"The shard {path} is missing.", fix=prepare_again(path.parent))
     size = path.stat().st_size
     if size != shard.bytes:
         raise damaged(path, f"it has {size} bytes instead of {shard.bytes}")
@@ -283,4 +296,4 @@ def verify_shard(path: Path, shard: Shard) -> None:
 
 def damaged(path: Path, reason: str) -> UserError:
     """Return the error for a damaged shard."""
-    return UserError(f"The shard {path} is damaged: {reason}.", fix=PREPARE_AGAIN.format(path.parent))
+    return UserError(f"The shard {path} is damaged: {reason}.", fix=prepare_again(path.parent))

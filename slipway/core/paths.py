@@ -45,6 +45,14 @@ def local_path(uri: str) -> Path:
     return Path(uri)
 
 
+def remote_uri(path: Path) -> str:
+    """Return the URI of a path in a mounted bucket, such as gs://bucket/object of /gcs/bucket/object; else the path."""
+    for scheme, mount in MOUNTS.items():
+        if path.is_relative_to(mount):
+            return f"{scheme}{path.relative_to(mount)}"
+    return str(path)
+
+
 def is_mounted(path: Path) -> bool:
     """Whether `path` is in a mounted bucket, where renaming a folder is not atomic."""
     return any(path.is_relative_to(mount) for mount in MOUNTS.values())

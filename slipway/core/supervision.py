@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import socket
@@ -23,6 +24,8 @@ GRACE_SECONDS = 15.0
 BLAME_SECONDS = 1.0
 POLL_SECONDS = 0.05
 KEPT_LINES = 400
+# Between the shown states of a progress bar that writes over its own line.
+REFRESH_SECONDS = 10.0
 
 
 def write_line(log: TextIO, line: str) -> None:
@@ -82,8 +85,18 @@ class Child:
             self._reader.start()
 
     def _read(self, output: Callable[[str], object]) -> None:
-        for line in self._process.stdout or ():
-            self.tail.append(line.rstrip("\n"))
+        """Read the lines; of those that a progress bar writes over each other, one in some seconds and the last."""
+        stdout, shown = self._process.stdout, 0.0
+        if stdout is None:
+            return
+        if isinstance(stdout, io.TextIOWrapper):
+            stdout.reconfigure(newline="")
+        for line in stdout:
+            if line.endswith("\r"):
+                if not line.strip() or time.monotonic() - shown < REFRESH_SECONDS:
+                    continue
+                shown = time.monotonic()
+            self.tail.append(line.rstrip("\r\n"))
             # Keep reading even if the disk is full: the process blocks once its pipe is full.
             with contextlib.suppress(OSError):
                 output(self.tail[-1])

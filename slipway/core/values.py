@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import datetime
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -13,13 +18,53 @@ JsonObject: TypeAlias = dict[str, Any]
 # Pillow's limit of an image's pixels, above which it assumes a decompression bomb; no larger image is accepted.
 MAX_PIXELS = 89_478_485
 
-# What stands for a missing number in a cell of a table, in lower case; pandas writes and reads the same.
-MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "?"))
+# An option among the arguments of a program; a negative number is none.
+OPTION = re.compile(r"-+[A-Za-z]")
+
+# The canonical truth values, which are those of Python and pandas.
+TRUTHS = ("True", "False")
+# A number without an exponent or leading zeros: its whole part, and its decimals without zeros at their end.
+DECIMAL = re.compile(r"(-?(?:0|[1-9][0-9]*))(?:\.([0-9]*[1-9])?0*)?")
+
+# What stands for a missing number in a cell of a table, in lower case: of pandas, of Excel, and by hand.
+# A text that Python reads as NaN, such as -nan, is missing, too.
+MISSING = frozenset((
+    "", "na", "n/a", "nan", "null", "none", "nat", "<na>", "#na", "#n/a", "#n/a n/a", "1.#ind", "-1.#ind",
+    "1.#qnan", "-1.#qnan", "#div/0!", "#value!", "#ref!", "#name?", "#num!", "#null!", "-", ".", "?",
+))  # fmt: skip
 
 
 def is_missing(text: str) -> bool:
     """Whether a cell of a table has no number."""
     return text.lower() in MISSING
+
+
+def text_of(value: object) -> str:
+    """Return the text of a value in a cell, as pandas writes it: True, 1.0, 2026-11-24, 2026-11-24 10:30:00, 1.50."""
+    if isinstance(value, datetime.datetime):
+        text = value.isoformat(" ")
+        return text.removesuffix(" 00:00:00")
+    return value.isoformat() if isinstance(value, datetime.date) else str(value)
+
+
+def canonical(text: str) -> str:
+    """Return the one text of a truth value or a number that pandas, JSON, Arrow and R write differently: True, 1, 1.5.
+
+    Other texts, such as 007, are returned as they are.
+    """
+    if found := DECIMAL.fullmatch(text):
+        return f"{found[1]}.{found[2]}" if found[2] else found[1]
+    return text.capitalize() if text.capitalize() in TRUTHS else text
+
+
+def parts_of(text: str) -> list[str]:
+    """Return the values of a cell with several: a list of JSON or Python, without gaps, or separated by spaces."""
+    if not (text.startswith("[") and text.endswith("]")):
+        return text.split()
+    for read in (json.loads, ast.literal_eval):
+        with contextlib.suppress(ValueError, SyntaxError, RecursionError):
+            return [text_of(part) for part in read(text) if part is not None]
+    return text[1:-1].replace(",", " ").split()  # an array of NumPy
 
 
 def whole_numbers(value: Any) -> Any:
@@ -40,6 +85,31 @@ def leaves(values: Mapping[str, object], before: tuple[str, ...] = ()) -> Iterat
             yield from leaves(value, (*before, name))
         else:
             yield (*before, name), value
+
+
+def by_option(arguments: Sequence[str]) -> dict[str, str | int | float]:
+    """Return a program's arguments by option, numbers as such; true is an option without a value.
+
+    An argument without an option has its position as its name. Of an option that is given twice, the last one counts.
+    """
+    found: dict[str, str | int | float] = {}
+    option = ""
+    for position, argument in enumerate(arguments, 1):
+        if OPTION.match(argument):
+            name, equals, value = argument.lstrip("-").partition("=")
+            found[name], option = number(value) if equals else True, "" if equals else name
+        else:
+            found[option or str(position)], option = number(argument), ""
+    return found
+
+
+def number(text: str) -> str | int | float:
+    """Return the number that a text is, or the text."""
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            value: int | float = kind(text)
+            return value if math.isfinite(value) else text
+    return text
 
 
 def spoken(values: Iterable[object]) -> str:

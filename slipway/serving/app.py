@@ -209,7 +209,7 @@ class Server:
                 (b"slipway-model", quote(self.name).encode()),
                 (b"slipway-model-load", self.load.encode()),
             ]
-            content = {"predictions": await self._predictions(model, scope, receive)}
+            content = await self._answer(model, scope, receive)
             body = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
         except BadRequest as error:
             status, fields = 400, error.as_dict()
@@ -246,7 +246,8 @@ class Server:
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    async def _predictions(self, model: Model, scope: Scope, receive: Receive) -> list[Any]:
+    async def _answer(self, model: Model, scope: Scope, receive: Receive) -> JsonObject:
+        """Return the predictions, and as metadata the categories that the training data does not have, if any."""
         headers = dict(scope["headers"])
         length = headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > self.settings.max_body:
@@ -257,7 +258,10 @@ class Server:
             answered = await self.batcher.predict(model, arrays)
             if self._log is not None:
                 self._log.add(body, media_type)
-            return answered
+            unknown = {
+                name: {"count": len(values), "first": values[0]} for name, values in model.unknown(arrays).items()
+            }
+            return {"predictions": answered, **({"metadata": {"unknown": unknown}} if unknown else {})}
         finally:
             self._bodies -= len(body)
 

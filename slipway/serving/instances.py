@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from slipway.core import images
 from slipway.core.cores import available_cores
-from slipway.core.dates import EPOCH
+from slipway.core.dates import EPOCH, written
 from slipway.core.errors import nearest
 from slipway.core.manifest import Input
 from slipway.core.values import JsonObject
@@ -116,7 +116,7 @@ def example(stored: Input) -> Any:
         return " ".join([entry for entry in stored.vocabulary if entry.isalpha()][:EXAMPLE_WORDS])
     if stored.kind == "date":
         when = datetime.date(1970, 1, 1) + datetime.timedelta(days=math.floor(stored.mean[0]))
-        return when.strftime({"ymd": "%Y-%m-%d", "dmy": "%d.%m.%Y", "mdy": "%m/%d/%Y"}[stored.order])
+        return written(when, stored.order)
     values = [float(f"{value:.4g}") for value in stored.mean] or [0] * (shape[0] if shape else 1)
     return values if shape else values[0]
 
@@ -429,7 +429,7 @@ def warm_up(model: Model, sizes: Sequence[int] = (1,)) -> None:
     for size in sorted({*sizes, *between}):
         outputs = model.predict_padded(stack(model, [_blank(model)] * size))
         predictions(model, outputs)
-    logging.info("the model in %s is ready", model.folder)
+    logging.getLogger(__name__).info("the model in %s is ready", model.folder)
 
 
 def _blank(model: Model) -> Row:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import functools
 import math
 import re
 import struct
@@ -13,10 +14,12 @@ from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from slipway.core import images
 from slipway.core.dates import EPOCH, PATTERNS, Order
-from slipway.core.values import MAX_PIXELS, is_missing
+from slipway.core.manifest import Input
+from slipway.core.values import DECIMAL, MAX_PIXELS, TRUTHS, canonical, is_missing, parts_of, text_of
 
 PNG_START, PNG_SIZE = images.PNG_START + b"\0\0\0\x0dIHDR", struct.Struct(">II")
 PNG_HEADER_BYTES = 33
@@ -32,7 +35,7 @@ class Field:
     """An input: its kind, and the NumPy type (object: bytes) and shape of an example's value.
 
     `shape` has None for lengths that may differ. `nullable` is whether a value may be missing: null in JSON. `order` is
-    that of a date's parts.
+    that of a date's parts, `vocabulary` the categories of the training data, if they are known.
     """
 
     kind: Kind
@@ -40,6 +43,49 @@ class Field:
     shape: tuple[int | None, ...] = ()
     nullable: bool = False
     order: Order = "ymd"
+    vocabulary: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, stored: Input, dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> Field:
+        """Return an input of a model that Slipway's trainer wrote."""
+        vocabulary = stored.vocabulary if stored.kind == "category" else ()
+        return cls(stored.kind, dtype, shape, stored.accepts_null, stored.order, vocabulary)
+
+    @functools.cached_property
+    def has_typed(self) -> bool:
+        """Whether some of the categories are truth values or numbers, which JSON may have as such."""
+        return any(text in TRUTHS or DECIMAL.fullmatch(text) for text in map(canonical, self.vocabulary))
+
+    @functools.cached_property
+    def _known(self) -> frozenset[bytes]:
+        return frozenset(text.encode() for text in self.vocabulary)
+
+    @functools.cached_property
+    def _spellings(self) -> dict[bytes, bytes]:
+        """The vocabulary by canonical text."""
+        return {canonical(text).encode(): text.encode() for text in self.vocabulary}
+
+    def matched(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return categories as the training data writes them: True and TRUE as true, 1.0 as 1."""
+        if not self.vocabulary:
+            return values
+        values = np.asarray(values)  # the evaluation has tensors
+        texts = values.ravel().tolist()
+        others = {text: self._spelled(text) for text in {*texts} - self._known}
+        written = {text: spelled for text, spelled in others.items() if spelled != text}
+        if not written:
+            return values
+        return np.array([written.get(text, text) for text in texts], object).reshape(values.shape)
+
+    def _spelled(self, text: bytes) -> bytes:
+        return self._spellings.get(canonical(text.decode(errors="replace")).encode(), text)
+
+    def unknown(self, values: NDArray[Any]) -> list[str]:
+        """Return the categories that the training data does not have, each as often as it occurs."""
+        if not self.vocabulary:
+            return []
+        matched = self.matched(np.asarray(values)).ravel().tolist()
+        return [text.decode(errors="replace") for text in matched if text not in self._known]
 
     @property
     def type_name(self) -> str:
@@ -99,7 +145,7 @@ def of_cell(each: Field, text: str) -> Any:
         ValueError: It is not a number.
     """
     if each.shape:
-        return [_of_text(each, one) for one in text.replace(";", " ").split()]
+        return [_of_text(each, one) for one in parts_of(text if text.startswith("[") else text.replace(";", " "))]
     return _of_text(each, text)
 
 
@@ -109,7 +155,11 @@ def _of_text(each: Field, text: str) -> Any:
     if each.nullable and is_missing(text):
         return None
     # Python also reads 5_9, and the digits of other scripts.
-    if "_" in text or not text.isascii() or math.isnan(value := float(text)):
+    if "_" in text or not text.isascii():
+        raise ValueError
+    if math.isnan(value := float(text)):
+        if each.nullable:
+            return None
         raise ValueError
     return int(text) if text.lstrip("+-").isdigit() else value
 
@@ -215,7 +265,9 @@ def _integer(each: Field, value: Any) -> int:
     return value
 
 
-def _category(_each: Field, value: Any) -> bytes:
+def _category(each: Field, value: Any) -> bytes:
+    if each.has_typed and isinstance(value, bool | int | float):
+        return text_of(value).encode()
     if not isinstance(value, str):
         _refuse(value, "a text")
     try:

@@ -107,10 +107,15 @@ class Model:
         Raises:
             Exception: Anything that the library raises, such as for an image that cannot be decoded.
         """
-        names, outputs = self.function({name: arrays[name] for name in self.inputs})
+        names, outputs = self.function({name: each.matched(arrays[name]) for name, each in self.inputs.items()})
         if names is not None and not self.names:
             self.names = names
         return outputs
+
+    def unknown(self, arrays: Arrays) -> dict[str, list[str]]:
+        """Return the values of each category that the training data does not have, each as often as it occurs."""
+        found = {name: each.unknown(arrays[name]) for name, each in self.inputs.items() if each.vocabulary}
+        return {name: values for name, values in found.items() if values}
 
     def predict_padded(self, arrays: Arrays) -> Outputs:
         """Return the same as `predict`, from a batch that is padded to one of `sizes` so that nothing is compiled."""
@@ -201,7 +206,7 @@ def _saved_model(folder: Path, description: JsonObject) -> Model:
             guessed = "image" if name.endswith(IMAGE_SUFFIX) else "category"
         shape = tuple(spec.shape.as_list()[1:])
         own = stored.get(name)
-        return Field(own.kind, dtype, shape, own.accepts_null, own.order) if own else Field(guessed, dtype, shape)
+        return Field.of(own, dtype, shape) if own else Field(guessed, dtype, shape)
 
     order = {name: position for position, name in enumerate(stored)}  # the signature's is alphabetic
     inputs = {
@@ -252,7 +257,7 @@ def _fields(manifest: Manifest) -> dict[str, Field]:
     inputs = {}
     for name, one in manifest.all_inputs.items():
         dtype = np.dtype(object if TYPES[one.kind] == "string" else TYPES[one.kind])
-        inputs[signature_name(name, one)] = Field(one.kind, dtype, one.stored_shape, one.accepts_null, one.order)
+        inputs[signature_name(name, one)] = Field.of(one, dtype, one.stored_shape)
     return inputs
 
 

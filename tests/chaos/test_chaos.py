@@ -6,7 +6,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -24,13 +23,11 @@ from tests.chaos.chaos import (
     plan_strikes,
     run,
 )
-from tests.trainer.forks import Popen
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)  # half a minute on an idle machine
 def test_a_job_killed_a_few_times_ends_with_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subprocess, "Popen", Popen)
     seed = int(os.environ.get("SLIPWAY_SEED") or random.randrange(2**31))
     print(f"seed {seed}")
     result = run(Chaos(seed, processes=2, kills=3, steps=200), tmp_path)

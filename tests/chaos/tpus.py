@@ -25,9 +25,8 @@ from pathlib import Path
 from slipway.components.train.tpu.settings import TpuRequest, TpuSettings
 from slipway.core.exit_codes import STOPPED
 from slipway.trainer.config import RestartSettings
-from tests.end_to_end.tpu_target import let_use_tpus
 from tests.fakes.google import PROJECT, FakeGoogle
-from tests.fakes.ready import BUCKET, IMAGE, RUNNER, make_ready
+from tests.fakes.ready import BUCKET, IMAGE, RUNNER, let_use_tpus, make_ready
 
 # Both have the TPU: the second one is used when the first has no capacity.
 ZONES = ("us-east5-a", "us-east5-b")

@@ -6,7 +6,7 @@ import math
 import re
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from slipway.components.formatting import brief, decimals, difference, elided, interval, number, size, told_apart
@@ -68,6 +68,7 @@ def test_what_differs_looks_different(first: float, second: float) -> None:
 
 
 @given(st.lists(st.text(max_size=60), unique=True, max_size=40), st.integers(12, 30))
+@example([f"{'a' * 20}{number}{'b' * 20}" for number in range(3)], 12)
 def test_elided_names_are_short_and_different(names: list[str], length: int) -> None:
     found = elided(names, length)
     assert len(set(found)) == len(names)

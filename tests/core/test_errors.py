@@ -10,7 +10,7 @@ import pytest
 
 from slipway.components.evaluate.charts import read_history
 from slipway.core import integrity
-from slipway.core.errors import UserError, lowered, system_error
+from slipway.core.errors import UserError, lowered, nearest, system_error
 from slipway.pipelines.config.config import load
 
 # Its first bytes are those of no memory: every read fails with EIO.
@@ -35,7 +35,24 @@ def test_an_unknown_name_without_a_close_one_lists_what_exists():
 
 
 @pytest.mark.parametrize(
-    ("setting", "nearest", "fix"),
+    ("value", "candidates", "closest"),
+    [
+        ("n1-standard-6", ["n1-standard-64", "n1-standard-16", "n1-standard-4", "n1-standard-8"], "n1-standard-4"),
+        ("n1-standrd-90", ["n1-standard-4", "n1-standard-96", "n1-standard-64"], "n1-standard-96"),
+        ("a2-highgpu-7g", ["a2-highgpu-1g", "a2-highgpu-4g", "a2-highgpu-8g"], "a2-highgpu-8g"),
+        ("digits/12", ["digits/1", "digits/2", "digits/9"], "digits/9"),
+        ("300", ["1", "30", "299"], "299"),
+        ("europe-west44", ["europe-west4", "europe-west9"], "europe-west4"),  # a name, not a quantity
+        ("acuracy", ["loss", "accuracy"], "accuracy"),
+        ("zebra-7", ["accuracy"], None),
+    ],
+)
+def test_the_nearest_name_by_quantity_or_by_letters(value: str, candidates: list[str], closest: str | None):
+    assert nearest(value, candidates) == closest
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "fix"),
     [
         ("train.epochs", "4", "--set train.epochs=4"),
         ("data.image_size", "[24, 24]", "--set 'data.image_size=[24, 24]'"),
@@ -46,9 +63,9 @@ def test_an_unknown_name_without_a_close_one_lists_what_exists():
         ("max_replicas", "3", None),
     ],
 )
-def test_the_fix_sets_the_setting_to_the_closest_value(setting: str, nearest: str, fix: str | None):
-    assert UserError("No.", setting=setting, nearest=nearest).fix == fix
-    assert UserError("No.", setting=setting, nearest=nearest, fix="another").fix == "another"
+def test_the_fix_sets_the_setting_to_the_closest_value(setting: str, value: str, fix: str | None):
+    assert UserError("No.", setting=setting, nearest=value).fix == fix
+    assert UserError("No.", setting=setting, nearest=value, fix="another").fix == "another"
 
 
 @pytest.mark.parametrize(

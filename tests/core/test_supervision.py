@@ -37,6 +37,18 @@ def test_the_wait_ends_when_all_have_succeeded_with_their_last_lines() -> None:
     assert [list(child.tail) for child in children.all] == [["first", "0"], ["first", "1"]]
 
 
+def test_the_states_of_a_progress_bar_are_folded() -> None:
+    bar = "import sys\nfor step in range(100):\n    sys.stderr.write(f'\\r{step}%')\nsys.stderr.write('\\r100%\\n')"
+    lines: list[str] = []
+    with Children() as children:
+        children.all.append(
+            Child("0", [sys.executable, "-c", f"print('a\\r\\n', flush=True)\n{bar}"], {}, lines.append)
+        )
+        assert children.wait(lambda: False) == []
+    assert lines[:2] + lines[-1:] == ["a", "", "100%"]
+    assert len(lines) <= 5, "the last state, and one every few seconds"
+
+
 def test_those_that_fail_by_themselves_are_returned_in_order_and_the_rest_is_stopped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

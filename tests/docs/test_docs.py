@@ -123,6 +123,7 @@ def parse(line: str) -> tuple[Command, list[str]]:
     while words and isinstance(command, Group) and not words[0].startswith("-"):
         assert words[0] in command.commands, f"there is no command in: {line}"
         command = command.commands[words.pop(0)]
+        command = getattr(command, "loaded", command)
     return command, [word.partition("=")[0] for word in words if re.match(r"--[a-z]|-[a-z]$", word)]
 
 
@@ -239,6 +240,16 @@ def test_pages_use_the_words_of_the_field(page: Path) -> None:
 def test_the_security_page_names_all_apis() -> None:
     page = (ROOT / "docs" / "security.md").read_text()
     assert {row.service for row in APIS} <= set(re.findall(r"`(\w+)`", page))
+
+
+def test_the_security_page_says_as_whom_pods_run_and_what_mlflow_receives() -> None:
+    """What is sent is tested by tests/pipelines/tracking, and the pods' settings by tests of TrainJobs."""
+    from slipway.pipelines.platforms.kubeflow.settings import KubeflowSettings
+
+    page = (ROOT / "docs" / "security.md").read_text()
+    assert KubeflowSettings.model_fields["run_as_user"].default == 0
+    assert "By default the containers run as root" in page
+    assert re.search(r"\| `track\.mlflow` \|.* and the report; neither data nor the model \|", page)
 
 
 def test_code_uses_the_words_of_the_field() -> None:

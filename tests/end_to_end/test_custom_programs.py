@@ -77,6 +77,22 @@ def test_a_program_without_data_is_judged_by_the_metrics_that_it_wrote(workspace
     assert 'aria-label="rmse by step' in (project / "runs/latest/report.html").read_text()
 
 
+def test_a_file_without_metrics_is_corrected_and_the_run_resumed(workspace: Workspace, project: Path) -> None:
+    (project / "fixed.yaml").write_text(CONFIGURATION.replace("name: fit", "name: fixed").replace("rsme", "rmse"))
+    (project / "trainer/task.py").write_text(PROGRAM.replace('json.dumps({"rmse": error}))', '\'{"rmse": "low"}\')'))
+    failed = workspace.slipway("run", "-c", "fixed.yaml", "--hardware", "cpu")
+    (project / "trainer/task.py").write_text(PROGRAM)
+    assert failed.returncode == 1
+    path = workspace.path / "runs" / workspace.record()["run_id"] / "train/model/metrics.json"
+    assert f"{path} has no metric that is a finite number, but rmse." in failed.stderr
+    assert f'fix:      write them to {path}, such as {{"rmse": 0.9}}, and slipway run --resume RUN' in failed.stderr
+    path.write_text('{"rmse": 0.25}')
+    result = workspace.slipway("run", "--resume", "latest")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert workspace.record()["metrics"] == {"rmse": 0.25}
+    assert workspace.log("train").count("] data None") == 1, "it is not trained again"
+
+
 @pytest.mark.long
 def test_weights_that_a_power_cut_emptied_are_trained_again(workspace: Workspace, project: Path) -> None:
     (project / "cut.yaml").write_text(CONFIGURATION.replace("name: fit", "name: cut"))

@@ -118,6 +118,9 @@ def test_a_stopped_run_leaves_no_processes_and_can_be_resumed(space, how):
     assert steps(record)["prepare_data"]["status"] == "succeeded"
     assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
     assert not processes_of(space.path)
+    if how == "Ctrl-C":
+        events = (space.path / "runs/latest/events.jsonl").read_text()
+        assert "saving the last checkpoint" in events, "the trainer had the time for it"
 
 
 @pytest.mark.long

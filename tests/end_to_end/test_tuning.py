@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -155,11 +156,19 @@ def test_trials_are_forks_that_outlive_a_killed_command(tmp_path: Path) -> None:
     assert record["model"].endswith("models/digits/1")
 
 
-def test_too_many_failed_trials_stop_the_search(workspace: Workspace) -> None:
+def test_a_search_that_failed_continues_after_a_fix(workspace: Workspace) -> None:
     (workspace.path / "go").touch()
-    ranges = "tune.parameters={--rate: {low: 0.95, high: 1.0}}"
-    result = workspace.slipway("tune", "--set", ranges, "--set", "tune.failures=0")
+    ranges = ("--set", "tune.parameters={--rate: {low: 0.95, high: 1.0}}", "--set", "tune.failures=0")
+    result = workspace.slipway("tune", *ranges)
     assert result.returncode == 2
     assert "1 trials failed, and at most 0 may" in result.stderr
     assert "diverged" in result.stdout + result.stderr
     assert [trial.state.name for trial in trials(workspace)] == ["FAIL"]
+    assert re.search(r"fix: +slipway explain \S+; then the same command", result.stderr)
+    program = (workspace.path / "program.py").read_text()
+    (workspace.path / "program.py").write_text(program.replace("raise ValueError", "print"))
+    result = workspace.slipway("tune", *ranges)
+    assert result.returncode == 0, result.stdout + result.stderr
+    failed, again, *_ = trials(workspace)
+    assert [failed.state.name, again.state.name] == ["FAIL", "COMPLETE"]
+    assert failed.params == again.params

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -27,7 +25,7 @@ from slipway.core import manifest
 from slipway.pipelines.config.config import load
 from slipway.trainer.checkpoint.store import pointed_step
 from tests.end_to_end.test_vertex_restarts import Machines
-from tests.end_to_end.workspace import wait_for
+from tests.end_to_end.workspace import SLIPWAY, wait_for
 from tests.fakes.errors import ServiceError
 from tests.fakes.google import PROJECT, REGION, FakeGoogle
 from tests.fakes.mount import Mount
@@ -37,12 +35,11 @@ from tests.fakes.vertex.region import Region
 from tests.fakes.vertex.replicas import Replicas
 from tests.fakes.vertex.script import Failure
 from tests.fakes.vertex.work import Ended
-from tests.trainer.forks import Popen
 
 SECOND, THIRD = "us-central1", "asia-east1"
 TRAIN = "custom-training-job"
 CPUS = "aiplatform.googleapis.com/custom_model_training_cpus"
-STEPS = 1200
+STEPS = 500
 STRAIGHT = "slipway-test-straight"
 # Reported: https://github.com/openreview/openreview-expertise/issues/401
 CAPACITY = (
@@ -135,7 +132,6 @@ class World:
 
 @pytest.fixture
 def world(ready_google: FakeGoogle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr(subprocess, "Popen", Popen)
     monkeypatch.chdir(tmp_path)
     others = {name: make_region_ready(ready_google, name) for name in (SECOND, THIRD)}
     for name, limit in ((REGION, 16), (SECOND, 100), (THIRD, 100)):
@@ -185,10 +181,7 @@ def test_a_run_that_quota_capacity_and_a_kill_move_to_the_third_region_has_the_w
 
     second = world.regions[SECOND].pipelines
     create = second.create
-    command = subprocess.Popen(
-        [sys.executable, "-m", "slipway", "run", "-c", "run.yaml", "--target", "vertex"],
-        env={**os.environ, "PYTHONPATH": os.environ.get("PYTHONPATH", "")},
-    )
+    command = subprocess.Popen([*SLIPWAY, "run", "-c", "run.yaml", "--target", "vertex"])
 
     def killed(*arguments: Any) -> Any:
         command.send_signal(signal.SIGKILL)

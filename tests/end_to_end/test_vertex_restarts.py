@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -32,7 +31,6 @@ from tests.fakes.logging import Log
 from tests.fakes.ready import BUCKET, IMAGE
 from tests.fakes.vertex.containers import Containers
 from tests.fakes.vertex.replicas import Replicas
-from tests.trainer.forks import Popen
 
 REPLICAS = ("workerpool0-0", "workerpool1-0", "workerpool1-1")
 STEPS = 1200
@@ -188,7 +186,6 @@ class Service:
 
 @pytest.fixture
 def service(ready_google: FakeGoogle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Service:
-    monkeypatch.setattr(subprocess, "Popen", Popen)
     return Service(ready_google, tmp_path)
 
 

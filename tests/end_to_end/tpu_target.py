@@ -6,32 +6,10 @@ import json
 from collections.abc import Collection
 from typing import Any
 
-from slipway.components.setup_access.desired import MACHINE_PERMISSIONS, machine_role
 from tests.end_to_end.workspace import Workspace, wait_for
-from tests.fakes.google import PROJECT, FakeGoogle
-from tests.fakes.ready import BUCKET, IMAGE, RUNNER, grant
+from tests.fakes.google import FakeGoogle
+from tests.fakes.ready import BUCKET, let_use_tpus, tpu_settings
 from tests.fakes.tpu.hosts import require_curl
-
-ZONE = "europe-west4-b"
-
-
-def tpu_settings(google: FakeGoogle, **more: Any) -> dict[str, Any]:
-    """Return the section `tpu` of a configuration for the ready project."""
-    return {
-        "project": PROJECT,
-        "zones": [ZONE],
-        "bucket": f"gs://{BUCKET}",
-        "image": IMAGE,
-        "service_account": RUNNER,
-        "endpoints": dict(google.endpoints),
-        **more,
-    }
-
-
-def let_use_tpus(google: FakeGoogle) -> None:
-    """Grant the account of the TPU's machines the role with which it deletes them."""
-    google.world.roles[machine_role(PROJECT)] = frozenset(MACHINE_PERMISSIONS)
-    grant(google, f"projects/{PROJECT}", machine_role(PROJECT), RUNNER)
 
 
 class TpuRuns:

@@ -65,7 +65,7 @@ class FakeRepositories:
             identifier = request.query["repositoryId"]
             location = request.parts["location"]
             name = f"projects/{project.id}/locations/{location}/repositories/{identifier}"
-            if not re.fullmatch(r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?", identifier):
+            if not re.fullmatch(r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?|(?:(?:us|eu|asia)\.)?gcr\.io", identifier):
                 raise ServiceError(400, f"The repository ID {identifier} is not valid.")
             if request.json.get("format") not in ("DOCKER", "PYTHON", "GENERIC"):
                 raise ServiceError(400, "The repository format is required.")

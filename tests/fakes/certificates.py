@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 HOSTS = (
     "localhost",
     "127.0.0.1",
+    "*.slipway.test",  # of tests/fakes/proxy.py
     *(
         f"{name}.googleapis.com"
         for name in ("us-central1-aiplatform", "europe-west4-aiplatform", "logging", "storage", "tpu")
@@ -39,12 +40,11 @@ class Certificates:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment variables that make gRPC, requests, httplib2 and OpenSSL trust this authority."""
+        """The environment variables that make gRPC, requests and OpenSSL trust this authority."""
         path = str(self.authority_file)
         return {
             "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": path,
             "REQUESTS_CA_BUNDLE": path,
-            "HTTPLIB2_CA_CERTS": path,
             "SSL_CERT_FILE": path,
         }
 

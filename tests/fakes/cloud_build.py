@@ -9,6 +9,7 @@ import re
 import tarfile
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from slipway.components.build_image.refusals import OPEN_REGIONS
@@ -99,6 +100,15 @@ class FakeCloudBuild:
                 self._go_on(build)
                 return dict(build)
 
+        @service.route("POST", f"{BUILDS}/{{build}}:cancel")
+        def cancel(request: Request) -> Any:
+            self._project(request, "cloudbuild.builds.update")
+            with world.lock:
+                build = self.builds[request.parts["build"]]
+                if build["status"] in ("QUEUED", "WORKING"):
+                    build["status"] = "CANCELLED"
+                return dict(build)
+
         @service.route("GET", "/v1/projects/{project}/locations/{location}/defaultServiceAccount")
         def default_account(request: Request) -> Any:
             project = self._project(request, "cloudbuild.builds.get")
@@ -150,6 +160,7 @@ class FakeCloudBuild:
             "logUrl": f"https://console.cloud.google.com/cloud-build/builds{place}/{identity}?project={project.number}",
             "projectId": project.id,
             "status": "QUEUED",
+            "createTime": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%fZ}",
             "account": account,
         }
 

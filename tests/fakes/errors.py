@@ -64,16 +64,25 @@ class ConnectionReset(Exception):
     """The connection breaks instead of a response."""
 
 
+class Stall(Exception):
+    """The service does not respond for some seconds, and then as if nothing had happened."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"{seconds:g} s")
+        self.seconds = seconds
+
+
 @dataclass
 class _Planned:
     method: str
     error: Exception
     times: int
     lost: bool
+    skipped: int
 
 
 class Faults:
-    """Fault injection: planned errors first, then a random fraction of all calls. Counts the calls.
+    """Fault injection: planned errors first, then a random fraction of all calls. Counts and records the calls.
 
     A method has its name in Google's API documentation, `PipelineService.CreatePipelineJob` for gRPC and
     `GET /v3/projects/p` for HTTP; `plan` accepts a part of that name. With `after`, random faults occur after the work
@@ -84,8 +93,10 @@ class Faults:
         self._random = random.Random(seed)
         self._lock = threading.Lock()
         self._planned: list[_Planned] = []
+        self._cleared = threading.Event()
         self.share = 0.0
         self.calls: Counter[str] = Counter()
+        self.history: list[str] = []
         self.struck: Counter[str] = Counter()
 
     def seed(self, seed: int) -> None:
@@ -93,42 +104,71 @@ class Faults:
         with self._lock:
             self._random.seed(seed)
 
-    def plan(self, method: str, error: Exception, times: int = 1, *, lost: bool = False) -> None:
-        """Respond to the next `times` calls of `method` with `error`; with `lost`, after their work is done."""
+    def plan(self, method: str, error: Exception, times: int = 1, *, lost: bool = False, at_call: int = 1) -> None:
+        """Respond to `times` calls of `method` with `error`, from its next call number `at_call` on.
+
+        A `Stall` delays them. With `lost`, the error follows after their work is done.
+        """
         with self._lock:
-            self._planned.append(_Planned(method, error, times, lost))
+            self._planned.append(_Planned(method, error, times, lost, at_call - 1))
+
+    def clear(self) -> int:
+        """Forget what was planned; stalled calls continue. Return how many calls were struck since the last time."""
+        with self._lock:
+            struck = self.struck.total()
+            self.struck.clear()
+            self._planned.clear()
+            self._cleared.set()
+            self._cleared = threading.Event()
+            return struck
 
     def before(self, method: str) -> None:
         """Raise the fault of a call before its work is done."""
         with self._lock:
             self.calls[method] += 1
-            self._raise_planned(method, lost=False)
-            self._strike(method, self.share / 2)
+            self.history.append(method)
+            error = self._fault(method, lost=False)
+            cleared = self._cleared
+        self._strike(error, cleared)
 
     def after(self, method: str) -> None:
         """Raise the fault of a call after its work is done: the response is lost."""
         with self._lock:
-            self._raise_planned(method, lost=True)
-            self._strike(method, self.share / 2)
+            error = self._fault(method, lost=True)
+            cleared = self._cleared
+        self._strike(error, cleared)
 
-    def _raise_planned(self, method: str, *, lost: bool) -> None:
+    def _fault(self, method: str, *, lost: bool) -> Exception | None:
+        error = self._planned_fault(method, lost=lost)
+        if error is None and self._random.random() < self.share / 2:
+            error = self._random.choice(
+                [
+                    ServiceError(429, "Quota exceeded for quota metric 'Requests' and limit 'Requests per minute'."),
+                    ServiceError(503, "The service is currently unavailable."),
+                    ConnectionReset(),
+                ]
+            )
+        if error is not None:
+            self.struck[method] += 1
+        return error
+
+    def _planned_fault(self, method: str, *, lost: bool) -> Exception | None:
         for planned in self._planned:
-            if planned.lost == lost and planned.method in method and planned.times > 0:
-                planned.times -= 1
-                self.struck[method] += 1
-                raise planned.error
+            if planned.lost != lost or planned.method not in method or planned.times <= 0:
+                continue
+            if planned.skipped > 0:
+                planned.skipped -= 1
+                continue
+            planned.times -= 1
+            return planned.error
+        return None
 
-    def _strike(self, method: str, share: float) -> None:
-        if self._random.random() >= share:
-            return
-        self.struck[method] += 1
-        raise self._random.choice(
-            [
-                ServiceError(429, "Quota exceeded for quota metric 'Requests' and limit 'Requests per minute'."),
-                ServiceError(503, "The service is currently unavailable."),
-                ConnectionReset(),
-            ]
-        )
+    @staticmethod
+    def _strike(error: Exception | None, cleared: threading.Event) -> None:
+        if isinstance(error, Stall):
+            cleared.wait(error.seconds)
+        elif error is not None:
+            raise error
 
 
 def not_found(what: str) -> ServiceError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import threading
 import urllib.parse
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +17,7 @@ from tests.fakes.certificates import certificates, service_account_file
 from tests.fakes.cloud_build import FakeCloudBuild
 from tests.fakes.cloud_kms import add_kms
 from tests.fakes.dataflow import FakeDataflow
-from tests.fakes.errors import Faults
+from tests.fakes.errors import Faults, ServiceError
 from tests.fakes.grpc_service import GrpcServer
 from tests.fakes.http_service import HttpService, Raw, Request
 from tests.fakes.iam import FakeIam
@@ -61,14 +62,16 @@ class FakeGoogle:
     `endpoints` is the value of `vertex.endpoints`. `environment` holds the client's environment variables: trust in
     the fakes' certificates, the credentials of SUBMITTER, who owns the project until a test calls
     `world.owners.clear()`, and a small SLIPWAY_RETRY_SECONDS. Vertex AI also listens at `vertex_address`, for clients
-    that use its public name.
+    that use its public name. `faults` strike the token server, too; without them, its faults are its own.
     """
 
-    def __init__(self, folder: Path, seed: int = 0, vertex_address: str | None = None) -> None:
+    def __init__(
+        self, folder: Path, seed: int = 0, vertex_address: str | None = None, faults: Faults | None = None
+    ) -> None:
         self.folder = folder
         self.vertex_address = vertex_address
         self.world = World()
-        self.faults = Faults(seed)
+        self.faults = faults or Faults(seed)
         self.world.projects[PROJECT] = Project(PROJECT, NUMBER, set(SERVICES))
         self.world.owners.add(SUBMITTER)
         self.world.add_account(self.world.projects[PROJECT], COMPUTE_ACCOUNT)
@@ -78,6 +81,8 @@ class FakeGoogle:
         self.vertex = GrpcServer(self.faults, self.world.identify)
         self.endpoints: dict[str, str] = {}
         self.addresses: dict[str, str] = {}
+        self._starting = threading.RLock()
+        self._region: Region | None = None
         self._others: list[tuple[GrpcServer, Region]] = []
         self.environment: dict[str, str] = {}
         add_resource_manager(self.service("cloudresourcemanager"), self.world)
@@ -97,15 +102,22 @@ class FakeGoogle:
         self.images = FakeImages(self.service("artifactregistry"), self.docker, self.world, self.repositories)
         self.builds = FakeCloudBuild(self.service("cloudbuild"), self.world, self.storage, self.images, self.log)
         self.tpu = FakeTpu(self.service("tpu"), self.world, Machines(self, folder / "tpu"))
-        self.tokens = HttpService("tokens", Faults(), lambda _headers: "")
+        self.tokens = HttpService("tokens", faults or Faults(), lambda _headers: "")
+        self.tokens.error_body = _token_error
         self.token_uri = ""
         # Vertex AI's predictions over REST, which is also the address of dedicated endpoints.
         self.prediction_endpoint = ""
         add_predictions(self)
 
-    @functools.cached_property
+    @property
     def region(self) -> Region:
-        """Return Vertex AI's services at `location`, started on first use because their imports take seconds."""
+        """Vertex AI's services at `location`, started on first use because their imports take seconds."""
+        with self._starting:
+            if self._region is None:
+                self._region = self._started_region()
+            return self._region
+
+    def _started_region(self) -> Region:
         from tests.fakes.vertex.region import Region
 
         region = Region(self.vertex, self.world, self.location, self.log, self.storage)
@@ -162,8 +174,9 @@ class FakeGoogle:
         servers = [*self.http.values(), self.vertex, *(server for server, _ in self._others), self.storage, self.tokens]
         with ThreadPoolExecutor(len(servers)) as pool:  # all at once: each waits until its thread notices
             list(pool.map(lambda server: server.stop(), servers))
-        for region in [*([self.region] if "region" in self.__dict__ else []), *(other for _, other in self._others)]:
-            region.stop()
+        for region in (self._region, *(other for _, other in self._others)):
+            if region is not None:
+                region.stop()
 
 
 def add_predictions(google: FakeGoogle) -> None:
@@ -188,3 +201,8 @@ def _token(request: Request) -> Any:
         email = json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["iss"]
     body = json.dumps({"access_token": f"fake.{email}", "expires_in": 3600, "token_type": "Bearer"}).encode()
     return Raw(body, 200, {"Content-Type": "application/json"})
+
+
+def _token_error(error: ServiceError) -> dict[str, object]:
+    """Return the body of the token server's errors: https://www.rfc-editor.org/rfc/rfc6749#section-5.2."""
+    return {"error": "invalid_grant" if error.status == 400 else "internal_failure", "error_description": error.message}

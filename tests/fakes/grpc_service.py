@@ -29,6 +29,10 @@ class GrpcServer:
         handlers = {name: self._handler(service, name, *method) for name, method in methods.items()}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
 
+    def start_on_first_call(self, start: Callable[[], object]) -> None:
+        """Let the first call of any method call `start`, which adds the services."""
+        self._server.add_generic_rpc_handlers((_Starter(start),))
+
     def start(self, certificates: Certificates, also: str | None = None) -> int:
         """Serve on a port of 127.0.0.1 and at the address `also`; return the port."""
         credentials = grpc.ssl_server_credentials([(certificates.key, certificates.chain)])
@@ -58,6 +62,16 @@ class GrpcServer:
         return grpc.unary_unary_rpc_method_handler(
             call, request_deserializer=_deserializer(request_type), response_serializer=_serialize
         )
+
+
+class _Starter(grpc.GenericRpcHandler):
+    """Adds services with the first call; gRPC then asks their handlers, which come after this one."""
+
+    def __init__(self, start: Callable[[], object]) -> None:
+        self._start = start
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> None:
+        self._start()
 
 
 def _deserializer(message: Any) -> Callable[[bytes], Any]:

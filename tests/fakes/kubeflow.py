@@ -17,7 +17,7 @@ from google.protobuf import json_format
 from kfp.pipeline_spec.pipeline_spec_pb2 import ParameterType, PipelineSpec, PlatformSpec
 
 from tests.fakes.errors import Faults, ServiceError
-from tests.fakes.http_service import HttpService, Raw, Request
+from tests.fakes.http_service import HttpService, Request
 from tests.fakes.kubeflow_pods import Cluster
 from tests.fakes.kubeflow_steps import KubeflowSteps
 from tests.fakes.mlflow import FakeMlflow
@@ -62,11 +62,13 @@ class FakeKubeflow:
     plugin for MLflow creates a run for each of its runs; None: it has no such plugin.
     """
 
-    def __init__(self, *, multi_user: bool = False, token: str | None = None, seed: int = 0) -> None:
+    def __init__(
+        self, *, multi_user: bool = False, token: str | None = None, seed: int = 0, faults: Faults | None = None
+    ) -> None:
         self.multi_user = multi_user
         self.profiles = {"team-a"}
         self.token = token
-        self.faults = Faults(seed)
+        self.faults = faults or Faults(seed)
         self.experiments: dict[str, dict[str, Any]] = {}
         self.runs: dict[str, dict[str, Any]] = {}
         self.hold = False
@@ -81,6 +83,7 @@ class FakeKubeflow:
         self.host = ""
         self._tasks: dict[str, list[dict[str, Any]]] = {}
         self._service = HttpService("kubeflow", self.faults, lambda headers: headers.get("Authorization") or "")
+        self._service.error_body = _error_body
         self._add_routes()
 
     def __enter__(self) -> FakeKubeflow:
@@ -178,14 +181,9 @@ class FakeKubeflow:
         route("POST", "/runs/{run_id}:terminate")(self._terminate_run)
 
     def _answer(self, function: Callable[[Request], Any], request: Request) -> Any:
-        """Return the function's response, or its error in this server's format."""
-        try:
-            if self.token is not None and request.caller != f"Bearer {self.token}":
-                raise ServiceError(401, "Request header error: there is no user identity header.")
-            return function(request)
-        except ServiceError as error:
-            body = {"error": error.message, "code": 3, "message": error.message, "details": []}
-            return Raw(json.dumps(body).encode(), error.status, {"Content-Type": "application/json"})
+        if self.token is not None and request.caller != f"Bearer {self.token}":
+            raise ServiceError(401, "Request header error: there is no user identity header.")
+        return function(request)
 
     def _check_namespace(self, namespace: str | None) -> None:
         if not self.multi_user and namespace:
@@ -267,6 +265,11 @@ class FakeKubeflow:
         if run_id not in self.runs:
             raise ServiceError(404, f"ResourceNotFoundError: Run {run_id} not found.")
         return self.runs[run_id]
+
+
+def _error_body(error: ServiceError) -> dict[str, object]:
+    """Return the body of the server's errors."""
+    return {"error": error.message, "code": 3, "message": error.message, "details": []}
 
 
 def _specification(given: dict[str, Any]) -> PipelineSpec:

@@ -56,7 +56,8 @@ class FakeMlflow:
     `authorization` is the header that it demands; `root` is where it stores artifacts.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, faults: Faults | None = None) -> None:
+        self.faults = faults or Faults()
         self.experiments: dict[str, str] = {}
         self.runs: dict[str, StoredRun] = {}
         self.artifacts: dict[str, bytes] = {}
@@ -66,7 +67,7 @@ class FakeMlflow:
         self.url = ""
 
     def start(self) -> FakeMlflow:
-        self._service = HttpService("mlflow", Faults(), lambda _headers: "")
+        self._service = HttpService("mlflow", self.faults, lambda _headers: "")
         for method, path, function in (
             ("GET", "/experiments/get-by-name", self._experiment),
             ("POST", "/experiments/create", self._create_experiment),

@@ -18,6 +18,8 @@ def check_members(world: World, resource: str, policy: dict[str, Any]) -> None:
     for binding in policy.get("bindings", []):
         for member in set(binding.get("members", [])) - known:
             kind, _, email = member.partition(":")
+            if kind in ("principal", "principalSet") and email.startswith("//iam.googleapis.com/"):
+                continue
             if kind not in ("user", "group", "domain", "serviceAccount", "projectOwner", "projectEditor"):
                 raise ServiceError(400, f"The member {member} is of an unknown type.")
             if kind == "serviceAccount" and email.endswith(MANAGED):

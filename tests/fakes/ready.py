@@ -1,11 +1,13 @@
-"""A project that is fully set up for runs on Vertex AI."""
+"""A project that is fully set up for runs on Vertex AI and on Cloud TPUs."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from slipway.components.setup_access.desired import MACHINE_PERMISSIONS, machine_role
 from tests.fakes.google import NUMBER, PROJECT, REGION, FakeGoogle
 
+ZONE = f"{REGION}-b"  # of TPUs
 RUNNER = f"runner@{PROJECT}.iam.gserviceaccount.com"
 BUCKET = "slipway-test-runs"
 REPOSITORY = f"projects/{PROJECT}/locations/{REGION}/repositories/slipway"
@@ -78,3 +80,22 @@ def vertex_settings(google: FakeGoogle, **more: Any) -> dict[str, Any]:
         "endpoints": dict(google.endpoints),
         **more,
     }
+
+
+def tpu_settings(google: FakeGoogle, **more: Any) -> dict[str, Any]:
+    """Return the section `tpu` of a configuration for this project."""
+    return {
+        "project": PROJECT,
+        "zones": [ZONE],
+        "bucket": f"gs://{BUCKET}",
+        "image": IMAGE,
+        "service_account": RUNNER,
+        "endpoints": dict(google.endpoints),
+        **more,
+    }
+
+
+def let_use_tpus(google: FakeGoogle) -> None:
+    """Grant the account of the TPU's machines the role with which it deletes them."""
+    google.world.roles[machine_role(PROJECT)] = frozenset(MACHINE_PERMISSIONS)
+    grant(google, f"projects/{PROJECT}", machine_role(PROJECT), RUNNER)

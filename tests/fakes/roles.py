@@ -94,6 +94,6 @@ PERMISSIONS: dict[str, frozenset[str]] = {
         {"cloudkms.cryptoKeyVersions.useToDecrypt", "cloudkms.cryptoKeyVersions.useToEncrypt"}
     ),
     "roles/cloudbuild.builds.editor": frozenset(
-        {"cloudbuild.builds.create", "cloudbuild.builds.get", "cloudbuild.builds.list"}
+        {f"cloudbuild.builds.{verb}" for verb in ("create", "get", "list", "update")}
     ),
 }

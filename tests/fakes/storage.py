@@ -265,11 +265,6 @@ class FakeStorage:
             self._require(request, "storage.objects.get", self._bucket(request))
             return self._write(request, self._bucket(request, "to"), request.parts["target"])
 
-        @service.route("POST", "/storage/v1/b/{bucket}/o/{object=**}/compose")
-        def compose(request: Request) -> Any:
-            self._require(request, "storage.objects.get", self._bucket(request))
-            return self._write(request, self._bucket(request), request.parts["object"])
-
         @service.route("GET", "/storage/v1/b/{bucket}/o/{object=**}")
         @service.route("GET", "/download/storage/v1/b/{bucket}/o/{object=**}")
         def get(request: Request) -> Any:

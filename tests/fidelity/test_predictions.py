@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,6 +17,7 @@ from google.api_core.exceptions import GoogleAPICallError
 from google.auth.transport.requests import AuthorizedSession
 from google.cloud import aiplatform_v1 as vertex
 
+from tests.fakes.vertex.stand_in import PREDICTING
 from tests.fidelity.conftest import ENDPOINT, Client, refused
 
 
@@ -31,6 +33,13 @@ def deploy(client: Client) -> Any:
         assert not operation.error.message
 
     return deployed
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_requests_are_routed_at_random_by_the_traffic_split(client, deploy):
@@ -144,13 +153,13 @@ def test_no_request_is_lost_while_traffic_replicas_and_models_change(client, dep
         asking = [pool.submit(ask) for _ in range(4)]
         try:
             deploy("2", "--seconds", "0.1", traffic={"1": 50, "0": 50})
-            time.sleep(0.3)
+            wait_until(lambda: found["2"])
             deployed = {"id": "1", "dedicated_resources": {"min_replica_count": 1}}
             mask = {"paths": ["dedicated_resources.min_replica_count"]}
             service = client.endpoints
             done(service.mutate_deployed_model(endpoint=ENDPOINT, deployed_model=deployed, update_mask=mask))
             done(service.undeploy_model(endpoint=ENDPOINT, deployed_model_id="1", traffic_split={"2": 100}))
-            time.sleep(0.3)
+            wait_until(lambda answered=found["2"]: found["2"] > answered + 1)
         finally:
             stopped.set()
         for one in asking:
@@ -163,11 +172,11 @@ def test_replicas_take_turns_and_a_killed_one_is_passed_over_until_it_runs_again
 
     Source (read): "restarts your container", as in test_model_servers.py.
     """
-    deploy("1", "--seconds", "0.5", min_replica_count=2)
+    deploy("1", "--seconds", "3", min_replica_count=2)
     replicas = client.google.region.endpoints.deployment("digits", "1").replicas
     with ThreadPoolExecutor(2) as pool:
         asking = [pool.submit(client.predict, 1) for _ in range(2)]
-        time.sleep(0.2)
+        wait_until(lambda: all(PREDICTING in replica.process.tail for replica in replicas))
         replicas[0].kill()
         failed = [one.exception() for one in asking]
     assert sorted(one is None for one in failed) == [False, True]

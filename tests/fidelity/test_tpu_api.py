@@ -15,10 +15,9 @@ from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.policies import Resource
 from slipway.components.train.tpu import service
 from slipway.core.errors import UserError
-from tests.end_to_end.tpu_target import let_use_tpus
 from tests.fakes.errors import ServiceError
 from tests.fakes.google import NUMBER, PROJECT, REGION, SUBMITTER, FakeGoogle
-from tests.fakes.ready import BUCKET, IMAGE, RUNNER, grant
+from tests.fakes.ready import BUCKET, IMAGE, RUNNER, grant, let_use_tpus
 from tests.fakes.tpu.hosts import require_curl
 
 ZONE = "europe-west4-b"

@@ -14,6 +14,7 @@ import pytest
 import yaml
 from kfp import compiler
 
+from slipway.core.values import by_option
 from slipway.pipelines.config.config import RunConfig, validate
 from slipway.pipelines.images.images import Images
 from slipway.pipelines.parameters import SETTINGS, parameters_of, values_of
@@ -97,6 +98,29 @@ def test_an_argument_is_named_after_its_option(arguments: list[str], values: dic
     assert all(arguments[p.number or 0] == f"{p.option}{p.value}" for p in found)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "values"),
+    [
+        (["--learning-rate=1e-3", "-n", "12", "--fast"], {"learning-rate": 0.001, "n": 12, "fast": True}),
+        (
+            ["fit", "--augment", "--name", "a b=c", "--empty="],
+            {"1": "fit", "augment": True, "name": "a b=c", "empty": ""},
+        ),
+        (["--lr", "0.1", "--lr=0.2", "--shift", "-1.5"], {"lr": 0.2, "shift": -1.5}),  # as a trial of a search has it
+        (["--limit", "inf", "--name=nan"], {"limit": "inf", "name": "nan"}),
+    ],
+)
+def test_arguments_are_compared_by_option(arguments: list[str], values: dict[str, Any]) -> None:
+    assert by_option(arguments) == values
+
+
+def test_the_record_of_a_program_has_none_of_the_trainers_settings() -> None:
+    stored = yaml.safe_load(custom("--lr", "0.1").as_yaml())
+    assert stored["train"].keys() == {"module", "arguments", "processes", "restarts"}
+    assert validate(stored, "config.yaml") == custom("--lr", "0.1")
+    assert {"engine", "learning_rate", "seed"} <= yaml.safe_load(configuration().as_yaml())["train"].keys()
+
+
 @pytest.mark.parametrize("platform", PLATFORMS)
 @pytest.mark.parametrize(
     ("first", "second"),
@@ -141,23 +165,11 @@ def test_the_parameters_are_documented() -> None:
     assert dict(rows).items() >= SETTINGS.items()
 
 
-EXECUTE = """
-import json
-import sys
-from pathlib import Path
-from kfp import local
-from slipway.pipelines.config.config import load
-from slipway.pipelines.platforms.local.steps import pipeline
-local.init(runner=local.SubprocessRunner(use_venv=False), pipeline_root="artifacts")
-training = pipeline(load(Path("run.yaml")), rehearsal=True)
-training(run_id="first", output=str(Path("output").absolute()), champion="none", **json.loads(sys.argv[1]))
-"""
-
-
 def execute(folder: Path, config: RunConfig, **parameters: Any) -> subprocess.CompletedProcess[str]:
     (folder / "run.yaml").write_text(config.as_yaml())
+    arguments = {"run_id": "first", "output": str(folder / "output"), "champion": "none", **parameters}
     return subprocess.run(
-        [sys.executable, "-c", EXECUTE, json.dumps(parameters)],
+        [sys.executable, "-m", "tests.programs.run_pipeline", "local", "run.yaml", "artifacts", json.dumps(arguments)],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": f"{Path.cwd()}:{folder}"},
         capture_output=True,

@@ -206,8 +206,35 @@ def test_output_that_cannot_be_written_is_one_sentence(tmp_path: Path, arguments
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize("arguments", [("hardware",), ("hardware", "--json"), ("config", "schema")])
-def test_a_pipe_whose_reader_ended_is_silent(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("error", ["TypeError('x')", "OSError('without a number')"])
+def test_a_bug_is_one_screen_whose_traceback_is_in_a_file(tmp_path: Path, error: str) -> None:
+    program = f"""
+import typer
+from slipway.pipelines import terminal
+
+def work():
+    raise {error}
+
+with terminal.output_errors():
+    typer.run(terminal.user_errors(work))
+"""
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    result = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    (file,) = tmp_path.iterdir()
+    kind, _, text = error.rstrip(")'").partition("('")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == (
+        f"error: this is a bug in Slipway: {kind}: {text}. Traceback: {file}\n  fix:      report it with this file\n"
+    )
+    assert "in work" in file.read_text()
+
+
+@pytest.mark.usefixtures("real_processes")  # forks write each line at once, and so does PYTHONUNBUFFERED
+@pytest.mark.parametrize("arguments", [("hardware",), ("hardware", "--json"), ("config", "schema"), ("list", "--json")])
+def test_a_pipe_whose_reader_ended_is_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "slipway.pipelines", *arguments]
@@ -229,6 +256,12 @@ def test_control_characters_of_texts_do_not_reach_the_terminal() -> None:
     assert r"cat\x1b]0;title\x07" in text
     assert "dog\\x9b2J" in text
     assert "next\nline" in text
+
+
+def test_names_of_emoji_in_texts_are_shown_as_they_are() -> None:
+    written = io.StringIO()
+    Terminal(file=written).print("photos/:cat:/1.jpg")
+    assert written.getvalue() == "photos/:cat:/1.jpg\n"
 
 
 def test_a_pipe_is_no_terminal_in_a_notebook_either(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from slipway.core.errors import UserError
 from slipway.core.manifest import Input
 from slipway.serving import instances, model
 from slipway.serving.instances import BadRequest
-from slipway.serving.kinds import Field, checked, image_fault
+from slipway.serving.kinds import Field, checked, image_fault, of_cell
 from slipway.serving.model import Model
 from tests.serving.conftest import HOUSE, HOUSE_PRICE
 
@@ -57,6 +57,29 @@ def test_named_inputs_are_raw_values(houses: Model) -> None:
     other = HOUSE | {"street": "unknown", "area": 50, "rooms": 3.0}
     found = predict(houses, [HOUSE, other])
     assert [each["prediction"] for each in found] == pytest.approx([HOUSE_PRICE, HOUSE_PRICE - 30])
+
+
+def test_a_cell_of_any_nan_is_missing_where_it_may_be() -> None:
+    number = Field("number", np.dtype(np.float32), nullable=True)
+    assert [of_cell(number, text) for text in ("-nan", "NaN", "#N/A", "-", "-1")] == [None, None, None, None, -1]
+    with pytest.raises(ValueError):
+        of_cell(Field("number", np.dtype(np.float32)), "-nan")
+
+
+def test_categories_are_matched_however_they_are_written_and_others_are_counted(houses: Model) -> None:
+    truths = Field("category", np.dtype(object), vocabulary=("1.50", "2", "false", "true", "007", "x"))
+    forms = {
+        True: b"true", "TRUE": b"true", "False": b"false", 2.0: b"2", "2.00": b"2", 1.5: b"1.50", "7": b"7", "x": b"x",
+    }  # fmt: skip
+    given = np.array([checked(truths, value, ()) for value in forms], object)
+    assert truths.matched(given).tolist() == [*forms.values()]
+    assert truths.unknown(given) == ["7"]
+    import tensorflow as tf
+
+    assert truths.matched(tf.constant(given)).tolist() == [*forms.values()]
+    assert truths.unknown(tf.constant(given)) == ["7"]
+    arrays = instances.arrays(houses, [{**HOUSE, "street": street} for street in ("Ash", "Oak", "Ash")])
+    assert houses.unknown(arrays) == {"street": ["Ash", "Ash"]}
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,6 @@ from slipway.core.supervision import Ports
 from slipway.trainer.config import JobConfig
 from slipway.trainer.data.assignment import ShardAssignment
 from slipway.trainer.distributed.cluster import HOSTS_VARIABLE
-from slipway.trainer.engines.quick_import import import_tensorflow
-from tests.trainer.forks import Popen
 
 ROOT = Path(__file__).parents[2]
 NETWORKS = Path(__file__).parent / "networks"
@@ -135,7 +133,12 @@ def job(
     arguments: dict[str, Any] | None = None,
     **train: Any,
 ) -> JobConfig:
-    """Return a job on the data set in `data`; `stages` in `train` have to be of `steps` together."""
+    """Return a job on the data set in `data`; `stages` in `train` have to be of `steps` together.
+
+    Of the engine tensorflow, XLA compiles the step only if `train` says so: that takes twice as long as all else.
+    """
+    if train.get("engine", "tensorflow") == "tensorflow":
+        train = {"xla": False, **train}
     length = {} if "stages" in train else {"steps": steps}
     return JobConfig.model_validate(
         {
@@ -209,7 +212,7 @@ class Workers:
             for name, value in os.environ.items()
             if name not in ("TF_CONFIG", "CLUSTER_SPEC") and not name.startswith("SLIPWAY_")
         }
-        process = Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", "slipway.trainer", "--config", config.model_dump_json()],
             cwd=ROOT,
             env={
@@ -254,12 +257,6 @@ class Workers:
             if worker.process.poll() is None:
                 worker.process.send_signal(signal.SIGKILL)
                 worker.process.communicate()
-
-
-@pytest.fixture(scope="session")
-def tensorflow() -> None:
-    """Import TensorFlow without its slow parts."""
-    import_tensorflow()
 
 
 @pytest.fixture(scope="session")

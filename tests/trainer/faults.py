@@ -21,14 +21,6 @@ from slipway.trainer.data import assignment
 from slipway.trainer.data.assignment import ShardAssignment
 from tests.trainer.conftest import NETWORKS, ROOT, Finished
 
-# Trains as `python -m slipway.trainer` does, with one of the faults below.
-WITH_FAULT = """
-import runpy, sys
-from tests.trainer import faults
-getattr(faults, sys.argv.pop(1))()
-runpy.run_module("slipway.trainer", run_name="__main__", alter_sys=True)
-"""
-
 
 def flip_a_label() -> None:
     """Flip a bit of a label once the shards have been verified."""
@@ -59,7 +51,7 @@ def fail_three_opens() -> None:
 
 def train(config: JobConfig, root: Path, fault: str = "") -> Finished:
     """Train with outputs in `root` and the function `fault` of this module, if any."""
-    start = ["-c", WITH_FAULT, fault] if fault else ["-m", "slipway.trainer"]
+    start = ["-m", "tests.programs.train_with_fault", fault] if fault else ["-m", "slipway.trainer"]
     folders = {"MODEL_DIR": "model", "CHECKPOINT_DIR": "checkpoints", "TENSORBOARD_LOG_DIR": "logs"}
     done = subprocess.run(
         [sys.executable, *start, "--config", config.model_dump_json()],

@@ -81,18 +81,17 @@ def installed(folder: Path, **gpus: int | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "reason"),
+    ("gpus", "reason", "is_command"),
     [
-        ({"tensorflow": 0}, "TensorFlow sees 0"),
-        ({"tensorflow": 1, "torch": 0}, "PyTorch sees 0 and TensorFlow sees 1"),  # one of two is not enough
-        ({"tensorflow": 0, "jax": None}, "JAX fails (broken) and TensorFlow sees 0"),
-        ({"tensorflow": 0, "torch": -6}, "PyTorch fails (status -6) and TensorFlow sees 0"),
-        ({"tensorflow": 2, "torch": -6}, ""),
-        ({"tensorflow": 0, "torch": 2}, ""),  # TensorFlow reads the records
-        ({"tensorflow": 0, "jax": 2}, ""),
+        ({"tensorflow": 0}, "TensorFlow sees 0", True),
+        ({"tensorflow": 1, "torch": 0}, "PyTorch sees 0 and TensorFlow sees 1", False),  # one of two is not enough
+        ({"tensorflow": 0, "jax": None}, "JAX fails (broken) and TensorFlow sees 0", True),
+        ({"tensorflow": 0, "torch": -6}, "PyTorch fails (status -6) and TensorFlow sees 0", False),
+        ({"tensorflow": 2, "torch": -6}, "", True),
+        ({"tensorflow": 0, "torch": 2}, "", False),  # TensorFlow reads the records
+        ({"tensorflow": 0, "jax": 2}, "", True),
     ],
 )
-@pytest.mark.parametrize("is_command", [False, True])
 def test_a_program_that_does_not_know_slipway_is_not_started_without_a_library_that_sees_the_gpus(
     tmp_path: Path, gpus: dict[str, int | None], reason: str, is_command: bool
 ) -> None:
@@ -131,6 +130,7 @@ def test_a_program_on_a_tpu_needs_a_library_with_its_runtime(tmp_path: Path) -> 
 
 
 def test_a_custom_programs_framework_has_to_see_the_gpus(tmp_path: Path) -> None:
+    installed(tmp_path, tensorflow=0)
     (tmp_path / "program.py").write_text(TRAINS.format(library="tensorflow"))
     variables = {**outputs(tmp_path), "SLIPWAY_ACCELERATORS": "gpu:1", "SLIPWAY_VERIFY_LIBRARIES": "0"}
     status, said, seconds = run_with_gpus(1, "slipway.trainer.launch", "program", folder=tmp_path, **variables)

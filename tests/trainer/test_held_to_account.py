@@ -139,7 +139,7 @@ def of_keras(data: Path, case: Case, seed: int, validation: int) -> float:
         network = named_networks.mixed(manifest.all_inputs, manifest.outputs)
         first = {name: values[known] for name, values in arrays.items()}
         last = {name: values[-validation:] for name, values in arrays.items()}
-    network.compile(keras.optimizers.Adam(0.005), loss)
+    network.compile(keras.optimizers.Adam(0.005), loss, jit_compile=False, steps_per_execution=16)
     network.fit(first, targets[known], batch_size=BATCH, epochs=case.epochs, verbose=0)
     outputs = network.predict(last, verbose=0)
     wanted = case.labels[-validation:]
@@ -150,9 +150,8 @@ def of_keras(data: Path, case: Case, seed: int, validation: int) -> float:
     return float((outputs.argmax(1) == wanted).mean())
 
 
-@pytest.mark.parametrize(
-    "make", [pytest.param(diabetes, marks=pytest.mark.long), pytest.param(wine, marks=pytest.mark.long), shapes, digits]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("make", [diabetes, wine, shapes, digits])
 def test_it_reaches_what_a_plain_keras_script_reaches(make: Callable[[], Case], tmp_path: Path) -> None:
     case = make()
     validation = len(case.labels) // 4

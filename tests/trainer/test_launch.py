@@ -8,17 +8,20 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from slipway.core.supervision import Ports
+from slipway.trainer.distributed.accelerators import Accelerators
+from slipway.trainer.distributed.cluster import Cluster, Task
+from slipway.trainer.launch import own_gpus
 
 # Writes the variables that it was started with to a file of its rank, and then does as its argument says.
 PROGRAM = """
 import json, os, pathlib, socket, sys, time
-names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TF_CONFIG")
-told = {name: os.environ.get(name) for name in names}
+told = dict.fromkeys(["TF_CONFIG"]) | dict(os.environ)
 pathlib.Path("told." + os.environ["RANK"]).write_text(json.dumps(told | {"arguments": sys.argv[1:]}))
 print("it runs", flush=True)
 exec(sys.argv[1])
@@ -90,7 +93,12 @@ def test_a_program_on_two_replicas_has_torchruns_variables_beside_tf_config(laun
     found = told(tmp_path)
     assert [each["RANK"] for each in found] == ["0", "1"]
     assert {each["WORLD_SIZE"] for each in found} == {"2"}
-    assert [each["LOCAL_RANK"] for each in found] == ["0", "1"]  # both are on this machine
+    # As torchrun sets them on two machines of one process each, where their training will be.
+    assert {(each["LOCAL_RANK"], each["LOCAL_WORLD_SIZE"], each["GROUP_WORLD_SIZE"]) for each in found} == {
+        ("0", "1", "2")
+    }
+    assert [(each["GROUP_RANK"], each["ROLE_RANK"], each["NODE_RANK"]) for each in found] == [("0",) * 3, ("1",) * 3]
+    assert {each["TORCHELASTIC_RUN_ID"] for each in found} == {"none"}
     addresses = {f"{each['MASTER_ADDR']}:{each['MASTER_PORT']}" for each in found}
     assert addresses == set(json.loads(two[0]["TF_CONFIG"])["cluster"]["chief"])
     assert [each["TF_CONFIG"] for each in found] == [environment["TF_CONFIG"] for environment in two]
@@ -105,6 +113,26 @@ def test_replicas_that_do_not_join_each_other_are_reported(launch, two, tmp_path
     assert [replica.returncode for replica in replicas] == [0, 0], outputs
     messages = [each["text"] for line in events.read_text().splitlines() if "text" in (each := json.loads(line))]
     assert any("2 replicas ran, and none joined the other" in each for each in messages) is not joined
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "visible", "rank", "own"),
+    [
+        ("gpu", 4, None, 1, "2,3"),
+        ("gpu", 2, "GPU-a,GPU-b", 1, "GPU-b"),
+        ("gpu", 2, "GPU-a,GPU-b", 0, "GPU-a"),
+        ("gpu", 1, None, 1, None),  # both use it
+        ("cpu", 0, None, 1, None),
+    ],
+)
+def test_replicas_on_one_machine_see_different_gpus(
+    kind: str, count: int, visible: str | None, rank: int, own: str | None
+) -> None:
+    tasks = tuple(Task("worker", index, f"127.0.0.1:{index}") for index in range(2))
+    cluster = Cluster(tasks, rank, "TF_CONFIG", Accelerators(kind, count, "the test"), rank, 2)
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert own_gpus(environment, cluster).get("CUDA_VISIBLE_DEVICES") == own
+    assert own_gpus(environment, replace(cluster, local_rank=0, on_this_machine=1)) == {}
 
 
 def test_arguments_name_the_runs_own_folders(launch, tmp_path):
@@ -122,7 +150,13 @@ def test_a_process_per_device_replaces_the_replicas_own_variables(launch, two, t
     assert outputs[0][0].count("it runs") == 2
     found = told(tmp_path)
     assert [each["RANK"] for each in found] == ["0", "1", "2", "3"]
-    assert {(each["WORLD_SIZE"], each["LOCAL_WORLD_SIZE"], each["TF_CONFIG"]) for each in found} == {("4", "4", None)}
+    assert [(each["GROUP_RANK"], each["LOCAL_RANK"]) for each in found] == [
+        ("0", "0"),
+        ("0", "1"),
+        ("1", "0"),
+        ("1", "1"),
+    ]
+    assert {(each["WORLD_SIZE"], each["LOCAL_WORLD_SIZE"], each["TF_CONFIG"]) for each in found} == {("4", "2", None)}
 
 
 def test_one_replica_needs_no_cluster(launch, tmp_path):

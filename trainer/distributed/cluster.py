@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slipway.core.errors import UserError
 from slipway.trainer.distributed.accelerators import Accelerators, find
@@ -117,6 +117,10 @@ def read(environment: Mapping[str, str]) -> Cluster:
         text = environment.get(source)
         if text:
             cluster = _parse(source, text, accelerators)
+            if cluster is not None and environment.get("RANK") == str(cluster.rank) and "LOCAL_RANK" in environment:
+                # A program that was started as if its replica were alone on its machine.
+                local_rank, together = int(environment["LOCAL_RANK"]), int(environment.get("LOCAL_WORLD_SIZE") or 1)
+                return replace(cluster, local_rank=local_rank, on_this_machine=together)
             if cluster is not None:
                 return cluster
     if environment.get("RANK"):

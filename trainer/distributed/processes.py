@@ -115,21 +115,36 @@ def _keep(_line: str) -> None:
 def environment_of(
     environment: Mapping[str, str], cluster: Cluster, processes: int, number: int, rendezvous: tuple[str, int]
 ) -> dict[str, str]:
-    """Return the environment for device `number`'s process: torchrun's variables.
+    """Return the environment for device `number`'s process: torchrun's variables, of a job without restarts.
 
-    They replace the replica's own variables, unless the replica has only this process.
+    They replace the replica's own variables, unless the replica has only this process. See `_start_workers` in
+    PyTorch's torch/distributed/elastic/agent/server/local_elastic_agent.py; there is no agent's store, so rank 0 opens
+    the port.
     """
     kept = dict(environment)
     if processes > 1:
         kept = {name: value for name, value in environment.items() if name not in ("TF_CONFIG", "CLUSTER_SPEC")}
         if cluster.accelerators.kind == "virtual":
             kept[VIRTUAL_DEVICES_VARIABLE] = "1"
+    rank, size = str(cluster.rank * processes + number), str(cluster.world_size * processes)
+    machine = str(cluster.rank // cluster.on_this_machine)
     return kept | {
         PROCESSES_VARIABLE: str(processes),
-        "RANK": str(cluster.rank * processes + number),
-        "WORLD_SIZE": str(cluster.world_size * processes),
+        "RANK": rank,
+        "WORLD_SIZE": size,
         "LOCAL_RANK": str(cluster.local_rank * processes + number),
         "LOCAL_WORLD_SIZE": str(cluster.on_this_machine * processes),
+        "GROUP_RANK": machine,
+        "GROUP_WORLD_SIZE": str(cluster.world_size // cluster.on_this_machine),
+        "NODE_RANK": machine,  # not torchrun's, but Lightning's and others'
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": size,
+        "ROLE_NAME": "default",
         "MASTER_ADDR": rendezvous[0],
         "MASTER_PORT": str(rendezvous[1]),
+        "TORCHELASTIC_RUN_ID": "none",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": environment.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }

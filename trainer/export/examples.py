@@ -44,7 +44,7 @@ def write(folder: Path, data: Path, manifest: Manifest, network: Callable[[Any],
     try:
         keys, instances, outputs = _predicted(data / split.shards[0].file, manifest, network)
     except Exception as error:  # of any library; the training has succeeded
-        logger.warning("no predictions to compare the served model with: %s", error)
+        logger.warning("no predictions to compare the served model with: %s", error, exc_info=True)
         return
     values = predictions(outputs, manifest).tolist()
     content = {"split": SPLIT, "keys": keys, "instances": instances, "values": values}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib
 import json
@@ -27,6 +28,7 @@ from slipway.trainer.engines.base import Engine
 from slipway.trainer.engines.table import ENGINES
 from slipway.trainer.metrics.history import FILE_NAME as METRICS_FILE
 from slipway.trainer.metrics.spent import FILE_NAME as SPENT_FILE
+from slipway.trainer.tasks import check_threshold
 
 logger = logging.getLogger(__name__)
 
@@ -135,8 +137,9 @@ def _read_record(folder: Path) -> dict[str, object] | None:
 
 
 def export_custom(
-    folder: Path, model: Any, manifest: Manifest, scale: float, *, from_logits: bool, steps: int | None
-) -> str:
+    folder: Path, model: Any, data: Path, manifest: Manifest, scale: float, *,
+    from_logits: bool, steps: int | None, threshold: str | float | None = None,
+) -> str:  # fmt: skip
     """Replace the content of `folder` by a custom program's network and model.json; return the weights' checksum.
 
     A Keras network is exported on the backend that the program runs it on, as the engines do; a torch.nn.Module as the
@@ -146,20 +149,25 @@ def export_custom(
         folder: The output folder (AIP_MODEL_DIR).
         model: A keras.Model or torch.nn.Module from images to one output per class. A Module receives the images
             channels first. Or scikit-learn's HistGradientBoosting from a table.
-        manifest: Manifest of the data set, for class names and image shape.
+        data: The data set.
+        manifest: Its manifest, for class names and image shape.
         scale: Factor from pixels of 0 to 255 to the model's input.
         from_logits: Whether the outputs are logits rather than probabilities.
         steps: Number of trained steps for model.json, if known.
+        threshold: As `train.threshold`.
 
     Raises:
         UserError: The model's outputs do not match the data set's classes.
     """
     from slipway.trainer.export import trees
+    from slipway.trainer.export.threshold import choose
 
+    check_threshold(threshold, manifest, "slipway.training.export(threshold=…)", "threshold=None")
+    decide = functools.partial(choose, threshold, data, manifest)
     if trees.is_boosted(model):
         with replaced(folder) as path:
-            digest = trees.write_custom(path, model, manifest)
-            _seal_custom(path, manifest, "tensorflow", digest, steps)
+            digest, decided = trees.write_custom(path, model, manifest, decide)
+            _seal_custom(path, manifest, "tensorflow", digest, steps, decided)
         return digest
     if not manifest.is_image_only or manifest.task != "classification":
         what = f"the task {manifest.task}" if manifest.is_image_only else "other inputs than an image"
@@ -173,12 +181,14 @@ def export_custom(
     engine = next(name for name, row in ENGINES.items() if row.keras_backend == backend)
     engines_export = importlib.import_module(f"slipway.trainer.engines.{engine}.export")
     with replaced(folder) as path:
-        digest = str(engines_export.write_custom(path, model, manifest, scale, from_logits=from_logits))
-        _seal_custom(path, manifest, engine, digest, steps)
-    return digest
+        digest, decided = engines_export.write_custom(path, model, manifest, scale, decide, from_logits=from_logits)
+        _seal_custom(path, manifest, engine, digest, steps, decided)
+    return str(digest)
 
 
-def _seal_custom(folder: Path, manifest: Manifest, engine: str, digest: str, steps: int | None) -> None:
+def _seal_custom(
+    folder: Path, manifest: Manifest, engine: str, digest: str, steps: int | None, threshold: float | None
+) -> None:
     """Write model.json of a custom program's model."""
     record = {
         **inputs_and_classes(manifest),
@@ -186,7 +196,8 @@ def _seal_custom(folder: Path, manifest: Manifest, engine: str, digest: str, ste
         "weights_checksum": digest,
         "data_fingerprint": manifest.fingerprint,
     }
-    integrity.seal(folder, record | ({} if steps is None else {"steps": steps}))
+    optional = {"steps": steps, "threshold": threshold}
+    integrity.seal(folder, record | {key: value for key, value in optional.items() if value is not None})
 
 
 def check_outputs(shape: Any, manifest: Manifest) -> None:

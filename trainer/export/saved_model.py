@@ -14,6 +14,7 @@ from slipway.trainer.data.features import Features, scaled, statistics
 from slipway.trainer.data.images import traced
 from slipway.trainer.engines.keras.model import FILE_NAME, checksum
 from slipway.trainer.export.export import check_outputs
+from slipway.trainer.export.threshold import Decision
 
 # Maps the network's inputs to its outputs, [batch, outputs].
 Outputs: TypeAlias = Callable[[Any], tf.Tensor]
@@ -59,9 +60,9 @@ def write(
 
 def write_custom(
     folder: Path, model: keras.Model, manifest: Manifest, scale: float,
-    outputs: Outputs, variables: Sequence[tf.Variable], *, from_logits: bool,
-) -> str:  # fmt: skip
-    """Write a custom program's network as a SavedModel, and model.keras; return the weights' checksum.
+    outputs: Outputs, variables: Sequence[tf.Variable], decide: Decision, *, from_logits: bool,
+) -> tuple[str, float | None]:  # fmt: skip
+    """Write a custom program's network as a SavedModel, and model.keras.
 
     Args:
         folder, variables: As in `write`.
@@ -69,7 +70,11 @@ def write_custom(
         manifest: Manifest of a data set of images with classes.
         scale: Factor from pixels of 0 to 255 to the network's input.
         outputs: Maps the network's inputs to its outputs, [batch, classes].
+        decide: Returns the decision threshold of a network.
         from_logits: Whether the outputs are logits rather than probabilities.
+
+    Returns:
+        The weights' checksum, and the decision threshold.
     """
     check_outputs(outputs(tf.zeros([1, *manifest.image_shape])).shape, manifest)
 
@@ -77,9 +82,10 @@ def write_custom(
         found = tf.cast(outputs(images * (255.0 * scale)), tf.float32)
         return found if from_logits else tf.math.log(found)
 
-    write(folder, logits, variables, manifest)
+    threshold = decide(logits)
+    write(folder, logits, variables, manifest, threshold)
     model.save(folder / FILE_NAME)
-    return checksum(model)
+    return checksum(model), threshold
 
 
 def _answers(outputs: tf.Tensor, manifest: Manifest, threshold: float | None) -> dict[str, tf.Tensor]:

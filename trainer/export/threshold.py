@@ -4,38 +4,39 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slipway.core import events
 from slipway.core.manifest import Manifest
-from slipway.core.paths import local_path
-from slipway.trainer.config import JobConfig
 from slipway.trainer.export.examples import predictions
 
+# Returns the decision threshold of a network; see `choose`.
+Decision: TypeAlias = Callable[[Callable[[Any], Any]], float | None]
 SPLIT = "validation"
 TOGETHER = 256
 
 logger = logging.getLogger(__name__)
 
 
-def choose(job: JobConfig, manifest: Manifest, network: Callable[[Any], Any]) -> float | None:
+def choose(rule: str | float | None, data: Path, manifest: Manifest, network: Callable[[Any], Any]) -> float | None:
     """Return the least probability of the second class at which a model predicts it; None if it is the more probable.
 
     Args:
-        job: The job, with `train.threshold`.
-        manifest: Manifest of the data set.
+        rule: `train.threshold`.
+        data: The data set.
+        manifest: Its manifest.
         network: Maps the inputs, as tensors of TensorFlow, to the network's outputs, [batch, outputs].
     """
-    rule = job.train.threshold
     if rule is None or isinstance(rule, float):
         return rule
     if SPLIT not in manifest.splits or not manifest.splits[SPLIT].shards:
-        logger.warning("train.threshold=%s: there is no validation split; the more probable class is predicted", rule)
+        logger.warning("threshold %s: there is no validation split; the more probable class is predicted", rule)
         return None
-    scores, positive = _validated(job, manifest, network)
+    scores, positive = _validated(data, manifest, network)
     found = best(rule, scores, positive)
     events.message(
         f"{manifest.classes[1]} is predicted from a probability of {found:.4f}: {rule} on the validation split"
@@ -63,7 +64,7 @@ def best(rule: str, scores: NDArray[np.float64], positive: NDArray[np.bool_]) ->
 
 
 def _validated(
-    job: JobConfig, manifest: Manifest, network: Callable[[Any], Any]
+    data: Path, manifest: Manifest, network: Callable[[Any], Any]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Return the probabilities of the second class over the validation split, and which examples are of it."""
     import tensorflow as tf
@@ -72,7 +73,7 @@ def _validated(
 
     with tf.device("CPU:0"):
         features, scores, labels = Features(manifest), [], []
-        paths = [str(local_path(job.data) / shard.file) for shard in manifest.splits[SPLIT].shards]
+        paths = [str(data / shard.file) for shard in manifest.splits[SPLIT].shards]
         for records in tf.data.TFRecordDataset(paths).batch(TOGETHER):
             inputs, expected = features.parse(records)
             outputs = np.asarray(network(scaled(inputs)), np.float64)

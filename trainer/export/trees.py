@@ -18,6 +18,7 @@ from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
 from slipway.trainer.data.features import matrix
 from slipway.trainer.export import saved_model
+from slipway.trainer.export.threshold import Decision
 
 
 def is_boosted(model: Any) -> bool:
@@ -28,8 +29,11 @@ def is_boosted(model: Any) -> bool:
     return isinstance(model, ensemble.HistGradientBoostingClassifier | ensemble.HistGradientBoostingRegressor)
 
 
-def write_custom(folder: Path, model: Any, manifest: Manifest) -> str:
-    """Write a fitted estimator of `slipway.training.Data.table` as a SavedModel; return the checksum of its trees.
+def write_custom(folder: Path, model: Any, manifest: Manifest, decide: Decision) -> tuple[str, float | None]:
+    """Write a fitted estimator of `slipway.training.Data.table` as a SavedModel.
+
+    Returns:
+        The checksum of its trees, and the decision threshold.
 
     Raises:
         UserError: It predicts something else than the data set's classes or target.
@@ -43,8 +47,10 @@ def write_custom(folder: Path, model: Any, manifest: Manifest) -> str:
             "or regression",
         )
     trees = Trees(model)
-    saved_model.write(folder, trees.outputs(manifest), trees.variables, manifest)
-    return hashlib.sha256(b"".join(each.numpy().tobytes() for each in trees.variables)).hexdigest()
+    network = trees.outputs(manifest)
+    threshold = decide(network)
+    saved_model.write(folder, network, trees.variables, manifest, threshold)
+    return hashlib.sha256(b"".join(each.numpy().tobytes() for each in trees.variables)).hexdigest(), threshold
 
 
 class Trees:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from slipway.trainer.engines.base import Work
+if TYPE_CHECKING:
+    from slipway.trainer.engines.base import Work
 
 TERA = 1e12
 # Prefix pattern of the device name; TFLOP/s in float32, float16 and bfloat16; None: no hardware support.

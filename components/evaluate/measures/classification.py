@@ -117,7 +117,9 @@ class ClassificationMeasures(ClassMeasures[Predictions]):
         self._in_top = 0
 
     def predictions(self, labels: NDArray[np.generic], values: Floats, order: Counts) -> Predictions:
-        best = values.argmax(axis=1) if self.threshold is None else (values[:, 1] >= self.threshold).astype(np.int64)
+        best = values.argmax(axis=1)
+        if self.threshold is not None:  # a float32, as in `slipway.serving.model.Model.best`
+            best = (values[:, 1] >= np.float32(self.threshold)).astype(np.int64)
         confidence = values[np.arange(len(best)), best]
         return Predictions(labels.astype(np.int64), self.ordered(values, order), order[best], confidence)
 

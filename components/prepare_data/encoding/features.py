@@ -13,6 +13,8 @@ import numbers
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
 from typing import Any
 
 from slipway.components.prepare_data.encoding.messages import (
@@ -23,7 +25,7 @@ from slipway.components.prepare_data.encoding.messages import (
 )
 from slipway.components.prepare_data.examples import Unusable
 from slipway.core import dates
-from slipway.core.values import JsonObject
+from slipway.core.values import JsonObject, parts_of, text_of
 
 # Kinds whose values are text.
 TEXTS = ("text", "category", "date", "date_dmy", "date_mdy")
@@ -32,6 +34,8 @@ ALLOWED = ", ".join(NAMES) + "; a list as in text[]; a fixed shape as in number[
 PATTERN = re.compile(rf"^({'|'.join(NAMES)})(?:\[(\d+(?:,\d+)*)?\])?$")
 BOX = 4
 LARGEST_FLOAT = 3.4028235677973366e38
+# Values that have a text; see `text_of`.
+SCALARS = (str, bool, int, float, Decimal, date)
 CLASS = "tensorflow_datasets.core.features."
 
 
@@ -83,9 +87,11 @@ class Kind:
             return cls(cls.of(value[0]).name, is_list=True)
         if isinstance(value, str | bytes):
             return cls("text")
+        if isinstance(value, date):
+            return cls("date")
         if isinstance(value, numbers.Integral):
             return cls("integer")
-        if isinstance(value, numbers.Real):
+        if isinstance(value, numbers.Real | Decimal):
             return cls("number")
         raise Unusable(f"there is no kind for a {type(value).__name__}")
 
@@ -121,12 +127,12 @@ class Kind:
             Unusable: The text is not of this kind.
         """
         if self.name == "image":
-            return text.split() if self.is_list else [text]
+            return parts_of(text) if self.is_list else [text]
         if self.name in TEXTS:
-            return text.split() if self.is_list else text
+            return parts_of(text) if self.is_list else text
         read = int if self.name == "integer" else float
         try:
-            found = [read(part) for part in text.split()]
+            found = [read(part) for part in parts_of(text)]
         except ValueError:
             raise Unusable(f"{text!r} is not a valid {self}") from None
         if self.name == "bounding_box":
@@ -155,8 +161,10 @@ class Kind:
     def _bytes(self, value: object) -> bytes:
         if isinstance(value, bytes):
             return value
-        if isinstance(value, str) and self.name != "image":
-            return value.encode("utf-8", "surrogateescape")
+        if self.is_date and isinstance(value, date):
+            return dates.written(value, self.order).encode()
+        if isinstance(value, SCALARS if self.name == "category" else str) and self.name != "image":
+            return text_of(value).encode("utf-8", "surrogateescape")
         raise self._wrong(value)
 
     def _integer(self, value: object) -> int:
@@ -165,7 +173,7 @@ class Kind:
         raise self._wrong(value)
 
     def _number(self, value: object) -> float:
-        if isinstance(value, numbers.Real) and not (LARGEST_FLOAT < abs(float(value)) < math.inf):
+        if isinstance(value, numbers.Real | Decimal) and not (LARGEST_FLOAT < abs(float(value)) < math.inf):
             return float(value)
         raise self._wrong(value)
 

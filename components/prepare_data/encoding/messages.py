@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
-
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
-from google.protobuf.message import DecodeError
+from functools import cache
+from typing import Any
 
 from slipway.components.prepare_data.examples import Unusable
 
@@ -35,12 +34,6 @@ message_type { name: "Features"
   field { name: "feature" number: 1 type: TYPE_MESSAGE type_name: ".slipway.Entry" label: LABEL_REPEATED } }
 message_type { name: "Example" field { name: "features" number: 1 type: TYPE_MESSAGE type_name: ".slipway.Features" } }
 """
-_pool = descriptor_pool.DescriptorPool()
-_pool.Add(text_format.Parse(SCHEMA, descriptor_pb2.FileDescriptorProto()))
-_Example, _Feature = (
-    message_factory.GetMessageClass(_pool.FindMessageTypeByName(f"slipway.{name}")) for name in ("Example", "Feature")
-)
-
 # A Feature of one number, which most features of tables are: what is before it, and its bytes.
 ONE_NUMBER, NUMBER = b"\x12\x06\x0a\x04", struct.Struct("<f")
 ONE_BYTE = [number.to_bytes() for number in range(0x80)]
@@ -106,10 +99,7 @@ def features_of(message: bytes) -> dict[bytes, bytes]:
     Raises:
         Unusable: The message is not a tf.train.Example.
     """
-    try:
-        return {entry.name: entry.feature for entry in _Example.FromString(message).features.feature}
-    except DecodeError:
-        raise Unusable("it is not a tf.train.Example") from None
+    return {entry.name: entry.feature for entry in _parsed("Example", message).features.feature}
 
 
 def values(feature: bytes) -> list[bytes] | list[float] | list[int]:
@@ -120,12 +110,29 @@ def values(feature: bytes) -> list[bytes] | list[float] | list[int]:
     """
     if len(feature) == len(ONE_NUMBER) + NUMBER.size and feature.startswith(ONE_NUMBER):
         return [*NUMBER.unpack_from(feature, len(ONE_NUMBER))]
-    try:
-        found = _Feature.FromString(feature)
-    except DecodeError:
-        raise Unusable("it is not a tf.train.Example") from None
+    found = _parsed("Feature", feature)
     kind = found.WhichOneof("kind")
     return list(getattr(found, kind).value) if kind else []
+
+
+def _parsed(name: str, message: bytes) -> Any:
+    """Parse a message of `SCHEMA`; raise Unusable if it is none."""
+    kind, decode_error = _kind(name)
+    try:
+        return kind.FromString(message)
+    except decode_error:
+        raise Unusable("it is not a tf.train.Example") from None
+
+
+@cache
+def _kind(name: str) -> tuple[Any, type[Exception]]:
+    """Return the class of a message of `SCHEMA`, and the exception of a message that is damaged."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
+    from google.protobuf.message import DecodeError
+
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(text_format.Parse(SCHEMA, descriptor_pb2.FileDescriptorProto()))
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"slipway.{name}")), DecodeError
 
 
 def all_values(features: Sequence[bytes]) -> list[bytes | float | int]:

@@ -18,7 +18,7 @@ from slipway.components.prepare_data.sources.source import Misjudged
 from slipway.components.prepare_data.sources.values import is_number
 from slipway.core.dates import DAYS, MONTHS, PATTERNS, Order
 from slipway.core.tables.batch import Mistake, TableFile
-from slipway.core.values import is_missing
+from slipway.core.values import TRUTHS, canonical, is_missing
 
 # A column of texts with more different ones is free text or a key rather than a category, unless it is declared.
 MAX_INFERRED = 1000
@@ -28,6 +28,10 @@ MAX_COUNTED = 20_000
 KEY, MIN_KEYS = 0.95, 20
 MIN_WORDS = 4
 IDENTIFIER = re.compile(r"(^|[_\W])(id|ID|Id)$|[a-z]I[dD]$")
+# How pandas names an index without a name, in Parquet and when it reads a CSV file.
+PANDAS_INDEX = re.compile(r"__index_level_\d+__|Unnamed: \d+")
+# Numbers as people write them: thousands separators, decimal commas, currency and percent signs.
+FORMATTED = re.compile(r"[$€£¥]? ?[+-]?[$€£¥]?(\d{1,3}([,.' ]\d{3})+|\d+)([.,]\d+)? ?[%$€£¥]?")
 LEADING_ZERO = "^0[0-9]+$"
 
 
@@ -43,6 +47,12 @@ class InferredColumn:
     texts: list[str]
     missing: int
     rows: int
+
+    @property
+    def spellings(self) -> dict[str, str]:
+        """Truth values that the column writes in several ways, such as TRUE and true, and the one text of each."""
+        truths = {text: canonical(text) for text in self.texts if canonical(text) in TRUTHS}
+        return truths if self.kind.name == "category" and len({*truths.values()}) < len(truths) else {}
 
 
 class _Cells:
@@ -118,8 +128,20 @@ class _Cells:
         if self._words >= MIN_WORDS * different and (different > MAX_INFERRED or different > rows / 2) and different:
             return Kind("text"), ""
         if are_keys:
-            return Kind("text"), "is probably an identifier, since nearly every row has another text"
+            identifier = "is probably an identifier, since nearly every row has another text"
+            return Kind("text"), self._mostly_numbers or identifier
         return Kind("category" if different <= MAX_INFERRED or different < rows / 2 else "text"), ""
+
+    @property
+    def _mostly_numbers(self) -> str:
+        """Why a column of nearly only numbers is none: the cells that are none, or how they are formatted; or ""."""
+        others = [text for text in self._texts if not is_number(text)]
+        if others and all(FORMATTED.fullmatch(text) for text in others):
+            return f"has numbers with separators or signs, such as {others[0]!r}; write them as 1234.56"
+        if len(others) <= (1 - KEY) * len(self._texts):
+            numbers = len(self._texts) - len(others)
+            return f"has {numbers:,} different numbers, but also {others[0]!r:.80}; empty the cells without a number"
+        return ""
 
     def inferred(self, mistake: Mistake) -> InferredColumn:
         """Return what the cells show."""
@@ -129,6 +151,8 @@ class _Cells:
                 f"The column {self._name} has paths of images.",
                 fix=f"--set data.image={self._name}, or name the inputs without it: --set 'data.inputs=[COLUMN, …]'",
             )
+        if PANDAS_INDEX.fullmatch(self._name):
+            excluded = "is an index that pandas wrote, the number of the row"
         return InferredColumn(kind, excluded, list(self._texts), self._missing, self._rows)
 
 

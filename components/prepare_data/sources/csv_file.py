@@ -40,12 +40,12 @@ from slipway.components.prepare_data.sources.listed_files import ManifestReader,
 from slipway.components.prepare_data.sources.record_layout import additional_kinds
 from slipway.components.prepare_data.sources.source import Entry, Ignored, ListedRows, Reader, Source
 from slipway.components.prepare_data.sources.table import LABEL, Header, TableLister, TableReader
-from slipway.components.prepare_data.sources.values import SEPARATOR, NotANumber, label_cell
+from slipway.components.prepare_data.sources.values import SEPARATOR, NotANumber, is_list, label_cell
 from slipway.core.errors import UserError, nearest
 from slipway.core.manifest import TaskName
 from slipway.core.paths import local_path
 from slipway.core.tables.batch import Batch, Section, TableFile
-from slipway.core.tables.formats import open_table
+from slipway.core.tables.formats import FORMATS, open_table
 from slipway.core.values import is_missing
 
 IMAGE_COLUMNS = ("image", "path", "file")
@@ -57,8 +57,6 @@ COLUMNS = (
 )
 # Rows of a table are listed in parts of this size in memory, or in this number of parts if they are larger.
 PART_BYTES, MAX_PARTS = 32 << 20, 256
-# Bytes that are read by one request, if a file is in a bucket. A Parquet file is read in pieces of different columns.
-READ_BYTES = {".csv": 4 << 20, ".parquet": 1 << 20}
 # A column whose name is this similar to one of ours is more likely a typo than a feature.
 SLIP = 0.8
 # The first bytes of tables that are not CSV.
@@ -169,6 +167,7 @@ class ManifestSource(Source):
             name: index for name, index in header.additional.items() if name in wanted and name not in self._described
         }
         self.inferred = infer_kinds(table, columns, self._mistake, judged=judged) if columns else {}
+        self._spellings = {stored_name(name): column.spellings for name, column in self.inferred.items()}
         if self._settings.inputs is None:
             self._excluded = {name: column.excluded for name, column in self.inferred.items() if column.excluded}
         found = {name: column.kind for name, column in self.inferred.items()}
@@ -215,12 +214,12 @@ class ManifestSource(Source):
         return (found for _, _, found in self._listed(part, ignored, scratch))
 
     def _listed(self, part: TablePart, ignored: Ignored, scratch: Path) -> Iterator[tuple[Header, Batch, ListedRows]]:
-        with open_file(self.path, READ_BYTES[self._ending]) as file:
+        with open_file(self.path, FORMATS[self._ending].read_bytes) as file:
             table = self._open(file)
             header = self._header(table.names)
             usable = functools.partial(self._usable, header, ignored)
             lister = TableLister(self._layout, self.task, header, self.inputs.keys(), usable, self._encode,
-                                 self._judged, gaps=self._gaps)  # fmt: skip
+                                 self._judged, self._spellings, gaps=self._gaps)  # fmt: skip
             with RowSpool(scratch, self._layout, part.number) if self._layout.kinds else nullcontext() as spool:
                 batches = self._some(table.batches(part.section))
                 for batch, found in lister.rows(batches, ignored.precision, spool):
@@ -436,7 +435,7 @@ class ManifestSource(Source):
         label = cells["label"]
         if not label.isprintable():
             raise self._mistake(f"{self._place(line)} has an unprintable label: {label!r}.")
-        if self.task == "classification" and SEPARATOR in label:
+        if self.task == "classification" and (SEPARATOR in label or is_list(label)):
             raise self._mistake(
                 f"{self._place(line)} has several labels: {label!r}.",
                 fix="--set task=multilabel",

@@ -18,7 +18,7 @@ from slipway.components.prepare_data.sorting import DIGEST_BYTES
 from slipway.components.prepare_data.sources.csv_batches import has_underscores, numbers_in
 from slipway.components.prepare_data.sources.precision import Precision
 from slipway.components.prepare_data.sources.source import ListedRows, RowReader
-from slipway.components.prepare_data.sources.values import SEPARATOR, label_cell
+from slipway.components.prepare_data.sources.values import SEPARATOR, is_list, label_cell
 from slipway.core.manifest import TaskName
 from slipway.core.tables.batch import Batch
 from slipway.core.values import is_missing
@@ -57,6 +57,7 @@ class TableLister:
         header: The columns.
         inputs: The features that are inputs.
         judged: The columns of numbers of which only the first rows were read to infer their kinds.
+        spellings: The text of categories that a column writes in several ways, by feature.
         gaps: Whether inputs that are numbers may be missing, as NaN.
         usable: Returns a batch without the rows that cannot be used, or raises the error of its first mistake.
         encode: Returns the Feature of a cell, or raises Unusable.
@@ -71,6 +72,7 @@ class TableLister:
         usable: Callable[[Batch], Batch],
         encode: Callable[[Kind, str], bytes],
         judged: Collection[str],
+        spellings: Mapping[str, Mapping[str, str]],
         *,
         gaps: bool,
     ) -> None:
@@ -79,6 +81,7 @@ class TableLister:
         self._header = header
         self._inputs = inputs
         self._judged = {stored_name(name) for name in judged}
+        self._spellings = spellings
         self._gaps = gaps
         self._usable = usable
         self._encode = encode
@@ -162,7 +165,7 @@ class TableLister:
         kind = self._layout.kinds[name]
         if kind.name in ("number", "integer") and name in self._inputs and is_missing(text):
             raise Unusable
-        return self._encode(kind, text)
+        return self._encode(kind, self._spellings.get(name, {}).get(text, text))
 
     def _are_valid(self, use: str, column: pyarrow.StringArray) -> bool:
         if use == LABEL and self._task == "regression":
@@ -171,7 +174,7 @@ class TableLister:
         if use == LABEL and self._task == "multilabel":
             return all(cell.isprintable() for cell in cells)
         if use == LABEL:
-            return all(cell and cell.isprintable() and SEPARATOR not in cell for cell in cells)
+            return all(cell and cell.isprintable() and SEPARATOR not in cell and not is_list(cell) for cell in cells)
         return all(cell.lower() in SPLIT_FOLDERS for cell in cells) if use == "split" else all(cells)
 
     def _digests(self, batch: Batch) -> NDArray[np.uint64]:

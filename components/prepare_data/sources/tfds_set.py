@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -173,7 +174,8 @@ def _files(folder: Path, info: JsonObject, settings: DataSettings) -> Iterator[R
                 raise source_error(
                     settings.source,
                     f"The data set in {folder} is incomplete: {name} is missing.",
-                    fix=f"rm -r {folder}, then run again; TensorFlow Datasets prepares it again",
+                    fix=f"restore it, or mv {shlex.quote(str(folder))} {info['name']}-incomplete and run again: "
+                    "TensorFlow Datasets prepares it again",
                 )
             yield RecordFile(folder / name, f"{split['name']}/{number:05d}", requested[split["name"]], length)
 

@@ -247,9 +247,14 @@ class ModuleSource(Source):
         )
 
     def _given(self, name: str, kind: Kind, value: object) -> object:
-        """Return a value with NaN for a missing number."""
-        may_miss = self._settings.has_gaps and kind == Kind("number") and stored_name(name) in self.inputs
-        return math.nan if value is None and may_miss else value
+        """Return a value as a table has it if it is missing: NaN for a number, an empty text for a date or category."""
+        if not (value is None or (value != value) is True) or stored_name(name) not in self.inputs:  # NaN and NaT
+            return value
+        if kind.name == "category":
+            return ""
+        if not self._settings.has_gaps:
+            return value
+        return math.nan if kind == Kind("number") else "" if kind.is_date else value
 
     def _add_precision(self, example: object, ignored: Ignored) -> None:
         assert isinstance(example, Mapping)
@@ -344,10 +349,13 @@ def print_digests() -> NoReturn:
 
 
 def inferred(value: object) -> Kind:
-    """Infer the kind of a feature from a value, of which a text is a category.
+    """Infer the kind of a feature from a value, of which a text or a truth value is a category.
 
     Raises:
         Unusable: No kind matches the value.
     """
+    value = value.item() if hasattr(value, "item") and getattr(value, "shape", None) == () else value
+    if isinstance(value, bool):
+        return Kind("category")
     kind = Kind.of(value)
     return Kind("category") if kind == Kind("text") else kind

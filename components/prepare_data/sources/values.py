@@ -23,7 +23,7 @@ from slipway.core.errors import UserError
 from slipway.core.images import format_of
 from slipway.core.manifest import TaskName
 from slipway.core.paths import local_path
-from slipway.core.values import is_missing
+from slipway.core.values import is_missing, parts_of, text_of
 
 # Separates the names in a label cell of the task multilabel.
 SEPARATOR = "|"
@@ -40,6 +40,11 @@ def is_number(text: str) -> bool:
     except ValueError:
         return False
     return "_" not in text
+
+
+def is_list(text: str) -> bool:
+    """Whether a cell is a list of JSON or Python."""
+    return text.startswith("[") and text.endswith("]")
 
 
 def label_cell(task: TaskName, text: str, name: str) -> tuple[str, bytes | None]:
@@ -66,7 +71,10 @@ def label_cell(task: TaskName, text: str, name: str) -> tuple[str, bytes | None]
             raise Unusable(f"its target in the column {name} is {text or 'empty'}, not a finite number")
         return "", feature
     if task == "multilabel":
-        names = sorted({part.strip() for part in text.split(SEPARATOR)} - {""})
+        parts = parts_of(text) if is_list(text) else text.split(SEPARATOR)
+        names = sorted({part.strip() for part in parts} - {""})
+        if not all(part.isprintable() for part in names):
+            raise Unusable(f"its label {text!r:.80} is unprintable")
         return LABEL_SEPARATOR.join(names), bytes_feature(part.encode() for part in names)
     return text, None
 
@@ -119,9 +127,9 @@ def check_label(task: TaskName, label: object, reference: str) -> None:
 
 def label_of(value: object) -> str:
     value = value.item() if hasattr(value, "item") and getattr(value, "shape", None) == () else value
-    if isinstance(value, bool) or not isinstance(value, str | int):
+    if not isinstance(value, str | int):
         raise Unusable("it has no label" if value is None else f"its label {value!r} is neither text nor an integer")
-    text = str(value)
+    text = text_of(value)
     if not text or not text.isprintable():
         raise Unusable(f"its label {text!r} is empty or unprintable")
     return text

@@ -24,9 +24,10 @@ from slipway.components.cloud.dataflow import (
     prefix_of,
     run_label,
 )
-from slipway.components.cloud.known_errors import recognize
-from slipway.components.cloud.refusals import message_of, refusal
+from slipway.components.cloud.known_errors.table import first_recognized, recognize_program
+from slipway.components.cloud.refusals import is_answer, message_of, refusal
 from slipway.components.cloud.retries import is_transient, paced
+from slipway.components.cloud.tracebacks import exceptions
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.workers import Tick
 from slipway.core import events
@@ -180,7 +181,9 @@ class DataflowJob:
     def _active_if_known(self) -> list[JsonObject]:
         try:
             return self._active()
-        except Exception:  # what prevented the submission
+        except Exception as error:  # what prevented the submission
+            if not is_answer(error):
+                raise
             return []
 
     @contextlib.contextmanager
@@ -205,7 +208,7 @@ class DataflowJob:
                 f"Could not cancel the Dataflow job {identity or self.name}: {message_of(error)}. To cancel it: "
                 f"{self.jobs.cancel_command(identity or 'ID')}"
             )
-            logger.error(said)
+            logger.error(said, exc_info=not is_answer(error))
             events.message(said)
 
 
@@ -258,7 +261,7 @@ class Follower:
             if what not in self._warned:
                 self._warned.add(what)
                 said = f"Could not read the Dataflow job's {what}, the job continues: {message_of(error)}"
-                logger.warning(said)
+                logger.warning(said, exc_info=not is_answer(error))
                 events.message(said)
 
     def _read_state(self) -> None:
@@ -351,7 +354,9 @@ class Follower:
         connection = self._jobs.connection
         facts = {"project": connection.project, "region": connection.region}
         texts = sorted(self._errors, key=_rank)
-        known = next((found for text in reversed(texts) if (found := recognize(text, facts))), None)
+        known = first_recognized(reversed(texts), facts)
+        if known is None and texts:
+            known = recognize_program(exceptions(texts[-1].splitlines()), [], facts)
         reason = known.sentence if known else last_line(texts[-1]) if texts else "it reported no reason"
         return UserError(
             f"The Dataflow job {self._id} failed: {reason}",

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from slipway.components.cloud.refusals import is_answer
 from slipway.components.prepare_data import remote
 from slipway.components.prepare_data.settings import BeamSettings
 from slipway.components.prepare_data.workers import Tick
@@ -104,7 +105,8 @@ def _run_here_or_elsewhere(beam: BeamSettings, work: Work[Task], tasks: Sequence
         running = pipeline.run()
         running.wait_until_finish()
     except Exception as error:
-        if not is_elsewhere(beam):
+        # A runner raises RuntimeError when its job has failed.
+        if not is_elsewhere(beam) or not (isinstance(error, RuntimeError) or is_answer(error)):
             raise
         raise UserError(
             f"The Beam pipeline failed: {last_line(str(error)) or type(error).__name__}",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO, TypeVar
 
-from slipway.components.cloud.known_errors import recognize
+from slipway.components.cloud.known_errors.table import recognize
 from slipway.components.cloud.retries import is_out_of_quota, is_transient, paced
 from slipway.components.prepare_data.publishing.remembered import RUN_FILE
 from slipway.components.step import raise_if_terminated, termination_deferred

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from slipway.components.cloud.connection import Connection
-from slipway.components.cloud.refusals import refusal, refusing
+from slipway.components.cloud.refusals import is_answer, refusal, refusing
 from slipway.components.cloud.retries import retried, status_of
 from slipway.components.step import WorkFailed
 from slipway.core.errors import UserError
@@ -141,7 +141,7 @@ class Lease:
                 except WorkFailed:
                     return
                 except Exception as error:  # the storage may respond again before the lease lapses
-                    logger.warning("could not renew %s: %s", self._name, error)
+                    logger.warning("could not renew %s: %s", self._name, error, exc_info=not is_answer(error))
 
     def _read(self) -> dict[str, str]:
         # Another blob: one that has been written asks for the generation that it knows.

@@ -65,6 +65,15 @@ def volume(context: Context) -> str:
         raise CheckWarning(f"not checked: {error.message}", str(error.fix)) from None
 
 
+def parameters(context: Context) -> str:
+    """The pipeline's parameters are short enough for the server."""
+    from slipway.pipelines.platforms.kubeflow.launch import check_parameters, parameters_of
+
+    values = parameters_of(context.config, context.config.name)
+    check_parameters(values)
+    return f"{len(values)} parameters"
+
+
 def search(context: Context) -> str:
     """The trials of a search can train by TrainJobs that differ in their arguments only."""
     config, tune = context.config, context.search
@@ -89,5 +98,6 @@ CHECKS = (
     Check("kubeflow training", training),
     Check("kubeflow volume", volume),
     Check("search", search, of_run=True),
+    Check("kubeflow parameters", parameters, of_run=True),
     Check("kubeflow GPU driver", gpu_driver),
 )

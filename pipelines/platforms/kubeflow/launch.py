@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from slipway.components.cloud.retries import paced
 from slipway.components.train.tuning import SearchSettings
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig, load
 from slipway.pipelines.config.search import settings_of as search_of
 from slipway.pipelines.parameters import values_of
+from slipway.pipelines.platforms.base import Say
 from slipway.pipelines.platforms.kubeflow.access import check_before_run
 from slipway.pipelines.platforms.kubeflow.checks import settings_of
 from slipway.pipelines.platforms.kubeflow.server import Server
+from slipway.pipelines.runs.continuing import submitting
 from slipway.pipelines.runs.record import (
     EVENTS,
     ErrorRecord,
@@ -25,7 +29,6 @@ from slipway.pipelines.runs.record import (
     StepRecord,
     Watcher,
     create,
-    discard,
 )
 from slipway.pipelines.table import STEPS, step_of, steps_on
 
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
     from kfp_server_api import V2beta1PipelineTaskDetail, V2beta1Run
 
 POLL_SECONDS = 3.0
+# MaxParameterBytes in kubeflow/pipelines' backend/src/common/util/consts.go, of all parameters of a run as JSON.
+MAX_PARAMETERS = 10_000
 STATES: dict[str, Status] = {
     "RUNTIME_STATE_UNSPECIFIED": "pending",
     "PENDING": "pending",
@@ -47,7 +52,7 @@ STATES: dict[str, Status] = {
 ENDED = ("succeeded", "failed", "cancelled", "skipped")
 
 
-def submit(config: RunConfig, search: SearchSettings | None = None) -> tuple[RunFolder, RunRecord]:
+def submit(config: RunConfig, search: SearchSettings | None = None, say: Say = print) -> tuple[RunFolder, RunRecord]:
     """Submit a run, whose training may be a search; return its folder and its record, which has the server's id.
 
     Raises:
@@ -72,15 +77,13 @@ def submit(config: RunConfig, search: SearchSettings | None = None) -> tuple[Run
         steps=[StepRecord(name=name) for name in steps_on("kubeflow") if name not in absent],
         searches=search is not None,
     )
-    try:
+    with submitting(folder, None, say):
+        say("compiling the pipeline")
         _start(folder, record, config, server)
-    except UserError:
-        discard(folder)
-        raise
     return folder, record
 
 
-def resume(folder: RunFolder) -> RunRecord:
+def resume(folder: RunFolder, say: Say = print) -> RunRecord:
     """Resubmit a failed or cancelled run with the same output directory; see `submit`."""
     config = load(folder.configuration_file)
     server = Server(settings_of(config))
@@ -89,21 +92,20 @@ def resume(folder: RunFolder) -> RunRecord:
     record.tries += 1
     record.status, record.error, record.ended, record.seconds, record.verdict = "running", None, None, None, None
     record.steps = [StepRecord(name=step.name) for step in record.steps]
-    try:
+    with submitting(folder, earlier, say):
+        say("compiling the pipeline")
         _start(folder, record, config, server)
-    except UserError:
-        folder.write(earlier)
-        raise
     return record
 
 
 def _start(folder: RunFolder, record: RunRecord, config: RunConfig, server: Server) -> None:
     """Compile and submit; if the response is lost, the run is found by its name."""
-    record.job = record.console = None
-    folder.write(record)
     compile_to(folder.specification_file, config, search_of(config) if record.searches else None)
     parameters = parameters_of(config, record.run_id)
-    record.job = server.submit(_name(record), folder.specification_file, parameters).run_id
+    check_parameters(parameters)
+    record.job, record.console, record.requested = None, None, datetime.now(UTC)
+    folder.write(record)
+    record.job, record.requested = server.submit(_name(record), folder.specification_file, parameters).run_id, None
     record.console = server.page(str(record.job))
     folder.write(record)
 
@@ -125,6 +127,22 @@ def compile_to(path: Path, config: RunConfig, search: SearchSettings | None = No
 def parameters_of(config: RunConfig, run_id: str) -> JsonObject:
     """Return the pipeline's parameters; without a volume, the step train chooses the output directory."""
     return {"run_id": run_id, "output": settings_of(config).place(f"runs/{run_id}"), **values_of(config)}
+
+
+def check_parameters(parameters: JsonObject) -> None:
+    """Raise UserError if the server would refuse the parameters of a run for their length."""
+    sizes = {name: len(json.dumps(value, ensure_ascii=False).encode()) for name, value in parameters.items()}
+    size = len(json.dumps(parameters, ensure_ascii=False, separators=(",", ":")).encode())
+    if size > MAX_PARAMETERS:
+        longest = max(sizes, key=lambda name: sizes[name])
+        raise UserError(
+            f"The pipeline's parameters have {size:,} bytes, and Kubeflow Pipelines accepts {MAX_PARAMETERS:,}: "
+            f"{longest} alone has {sizes[longest]:,}.",
+            setting=longest,
+            value=str(parameters[longest])[:60],
+            allowed=f"{MAX_PARAMETERS:,} bytes for all values together",
+            fix="write long values to a file of the project, or to the volume, and pass its name",
+        )
 
 
 def refresh(folder: RunFolder) -> RunRecord:
@@ -153,12 +171,13 @@ def watch(folder: RunFolder, watcher: Watcher) -> RunRecord:
                     watcher.event(record, {"event": EVENTS[step.status], "step": step.name})
         if record.status != "running":
             return record
-        time.sleep(POLL_SECONDS)
+        time.sleep(paced(POLL_SECONDS))
 
 
 def cancel(folder: RunFolder) -> RunRecord:
     """Request the end of a running run; its status becomes cancelled when the server has stopped it."""
-    record = refresh(folder)
+    while (record := refresh(folder)).requested is not None:
+        time.sleep(paced(POLL_SECONDS))
     if record.status == "running":
         Server(settings_of(load(folder.configuration_file))).terminate(str(record.job))
     return refresh(folder)
@@ -198,6 +217,12 @@ def _identify(record: RunRecord, server: Server) -> bool:
     """Return whether the server has the run; after an interrupted submission, find it by its name."""
     if record.job is None:
         found = server.find(_name(record))
+        if found is None and record.is_being_submitted():
+            return False
+        if found is None:  # of what the server has created just now, it may not know at once
+            time.sleep(paced(POLL_SECONDS))
+            found = server.find(_name(record))
+        record.requested = None
         if found is None:
             record.status = "failed"
             record.error = ErrorRecord(

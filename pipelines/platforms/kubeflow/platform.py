@@ -78,17 +78,17 @@ class KubeflowPlatform(RemotePlatform):
     def start(self, config: RunConfig, say: Say) -> tuple[RunFolder, RunRecord]:
         from slipway.pipelines.platforms.kubeflow import launch
 
-        return self._submitted(*launch.submit(config), say)
+        return self._submitted(*launch.submit(config, None, say), say)
 
     def tune(self, config: RunConfig, search: SearchSettings, say: Say) -> tuple[RunFolder, RunRecord]:
         from slipway.pipelines.platforms.kubeflow import launch
 
-        return self._submitted(*launch.submit(config, search), say)
+        return self._submitted(*launch.submit(config, search, say), say)
 
     def resume(self, folder: RunFolder, say: Say) -> tuple[RunFolder, RunRecord]:
         from slipway.pipelines.platforms.kubeflow import launch
 
-        return self._submitted(folder, launch.resume(folder), say)
+        return self._submitted(folder, launch.resume(folder, say), say)
 
     def _submitted(self, folder: RunFolder, record: RunRecord, say: Say) -> tuple[RunFolder, RunRecord]:
         from slipway.pipelines.config.config import load

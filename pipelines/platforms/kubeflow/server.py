@@ -16,6 +16,7 @@ from slipway.components.cloud.retries import TRANSIENT, retried
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
 from slipway.pipelines.platforms.kubeflow.settings import KubeflowSettings
+from slipway.pipelines.runs.continuing import UnansweredError
 
 if TYPE_CHECKING:
     from kfp import Client
@@ -132,12 +133,21 @@ class Server:
     def _call(self, call: Callable[[], Result]) -> Result:
         """Return the result of `call`, with retries and without the URLs that the client prints."""
         from kfp_server_api import ApiException
+        from urllib3.exceptions import HTTPError
 
         try:
             with contextlib.redirect_stdout(io.StringIO()):
                 return retried(call, also=_is_transient)
         except ApiException as error:
             raise self._rejection(error) from None
+        except HTTPError as error:
+            reason = getattr(error, "reason", None) or error
+            raise UnansweredError(
+                f"The Kubeflow Pipelines server does not respond: {str(reason).rstrip('.')}.",
+                setting="kubeflow.host",
+                value=self.settings.host,
+                fix="try again; kubectl -n kubeflow get pods shows whether the server runs",
+            ) from None
 
     def _rejection(self, error: ApiException) -> UserError:
         if error.status in (401, 403):
@@ -184,6 +194,15 @@ class Server:
 
         try:
             answer = retried(ask, also=lambda error: isinstance(error, requests.HTTPError))
+        except requests.HTTPError as error:
+            answer = error.response
+            raise UserError(
+                f"The gateway before the Kubeflow Pipelines server answers {answer.status_code}: "
+                f"{answer.text.strip()[:80].rstrip('.') or answer.reason}.",
+                setting="kubeflow.host",
+                value=self.settings.host,
+                fix="try again; kubectl -n kubeflow get pods shows whether the server runs",
+            ) from None
         except requests.RequestException as error:
             raise self._unreachable(f"unexpected response ({error})") from None
         if answer.status_code in (401, 403) or answer.is_redirect:

@@ -10,13 +10,15 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from slipway.core import integrity
+from slipway.core import forking, integrity
+from slipway.core.exit_codes import STOPPED
 from slipway.core.values import JsonObject
 from slipway.pipelines.platforms.local.warm import Warm
 from slipway.pipelines.platforms.table import platform_of
@@ -94,18 +96,25 @@ def _is_damaged(artifact: JsonObject) -> bool:
 
 
 @contextlib.contextmanager
-def _warm(steps: Sequence[str], engine: str, lock: int) -> Iterator[None]:
-    """Run these steps of the pipeline in forks of a process that imports their libraries while other steps run."""
-    if not steps:
+def _warm(steps: Sequence[str], engine: str, lock: int, stopping: threading.Event) -> Iterator[None]:
+    """Run these steps of the pipeline in forks of a process that imports their libraries while other steps run.
+
+    If this process is a fork that has imported them, so are the others; see `Warm`. Their process must outlive a stop
+    signal for as long as the step that handles it: this process then waits for that step, and starts no other.
+    """
+    if not steps and not forking.is_announced(Warm.__module__):
         yield
         return
     warm = Warm(steps, engine, lock)
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     try:
         from kfp.local import subprocess_task_handler
 
         start = subprocess_task_handler.run_local_subprocess
 
         def run(full_command: list[str], env_vars: dict[str, str] | None = None) -> int:
+            if stopping.is_set():
+                return STOPPED
             status = None if env_vars else warm.run(full_command)
             return start(full_command, env_vars) if status is None else status
 
@@ -122,7 +131,7 @@ def _build_image(folder: RunFolder) -> bool:
 
 
 @contextlib.contextmanager
-def _ends_with_parent(folder: RunFolder, *, containers: bool) -> Iterator[None]:
+def _ends_with_parent(folder: RunFolder, stopping: threading.Event, *, containers: bool) -> Iterator[None]:
     """Stop the session when the process that started it exits, which closes the pipe on stdin.
 
     This process, which has inherited the run's lock, ends last.
@@ -133,6 +142,7 @@ def _ends_with_parent(folder: RunFolder, *, containers: bool) -> Iterator[None]:
         while os.read(0, 1):
             pass
         ending.set()
+        stopping.set()
         if containers:
             from slipway.pipelines.platforms.local.containers import stop_containers
 
@@ -163,8 +173,9 @@ def main() -> None:
     parser.add_argument("--engine", default="tensorflow", help="the engine of the step train")
     arguments = parser.parse_args()
     folder = RunFolder(arguments.folder)
-    ending = _ends_with_parent(folder, containers=arguments.containers)
-    with _warm(arguments.warm, arguments.engine, arguments.lock), ending:  # its thread would hinder forks
+    stopping = threading.Event()
+    ending = _ends_with_parent(folder, stopping, containers=arguments.containers)
+    with _warm(arguments.warm, arguments.engine, arguments.lock, stopping), ending:  # its thread would hinder forks
         done = execute(
             folder, arguments.output, arguments.champion, rehearsal=arguments.rehearsal, containers=arguments.containers
         )

@@ -301,7 +301,10 @@ class StopRequest:
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Turn SIGINT, SIGTERM and SIGHUP into a stop request; repeated signals have no effect."""
+    """Turn SIGINT, SIGTERM and SIGHUP into a stop request; repeated signals have no effect.
+
+    SIGINT and SIGHUP stay ignored if this process was started so, as by `&` in a script and by nohup.
+    """
     stop = StopRequest()
 
     def request(number: int, _frame: FrameType | None) -> None:
@@ -309,7 +312,8 @@ def stop_on_signals() -> Iterator[StopRequest]:
         if number == signal.SIGHUP:
             _discard_output_if_closed()
 
-    before = {number: signal.signal(number, request) for number in (signal.SIGINT, *stop_signals())}
+    interrupt = () if signal.getsignal(signal.SIGINT) == signal.SIG_IGN else (signal.SIGINT,)
+    before = {number: signal.signal(number, request) for number in (*interrupt, *stop_signals())}
     signal.pthread_sigmask(signal.SIG_UNBLOCK, stop_signals())
     try:
         yield stop

@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import runpy
+import signal
 import socket
 import subprocess
 import sys
@@ -53,11 +54,13 @@ class Warm:
     """The process that imports and forks; `close` ends it.
 
     If this process is killed, it and its forks are, too: a run that is resumed would train beside them. They hold the
-    run's lock (`lock`, a descriptor) until they have ended.
+    run's lock (`lock`, a descriptor) until they have ended. It forks for `steps`; if it is itself a fork, which has
+    imported everything, also for all others but `train`, which may have something to do after a stop signal.
     """
 
     def __init__(self, steps: Sequence[str], engine: str, lock: int | None = None) -> None:
         self._steps = steps
+        self._is_fork = False
         self._channel, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-m", __name__, str(theirs.fileno()), engine, *steps]
@@ -66,17 +69,19 @@ class Warm:
             self._process: forking.Forked | subprocess.Popen[bytes]
             if forking.can_run(command):
                 self._process = forking.Forked(command, environment, piped=False, own_group=False)
+                self._is_fork = True
             else:
                 self._process = subprocess.Popen(dying_with_parent(command), pass_fds=descriptors, env=environment)
         self._answers = self._channel.makefile()
 
     def run(self, command: Sequence[str]) -> int | None:
-        """Run a step in a fork; return its exit status, or None if it is not one of `steps` or could not be started.
+        """Run a step in a fork; return its exit status, or None if it forks for others or could not be started.
 
         Args:
             command: kfp's: a shell, its option, a script, the component's source, and the executor's arguments.
         """
-        if command[command.index("--function_to_execute") + 1] not in self._steps:
+        name = command[command.index("--function_to_execute") + 1]
+        if name not in self._steps and (name == "train" or not self._is_fork):
             return None
         try:
             self._channel.sendall(json.dumps(command[3:]).encode() + b"\n")
@@ -99,17 +104,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog=f"python -m {__spec__.name}")
     parser.add_argument("channel", type=int)
     parser.add_argument("engine")
-    parser.add_argument("steps", nargs="+")
+    parser.add_argument("steps", nargs="*")
     arguments = parser.parse_args()
     import_all(STEPS)
     if "train" in arguments.steps:
         import_for_training(arguments.engine)
         forking.announce(TRAINER)
-    else:
+    elif "evaluate" in arguments.steps:
         import_before_tensorflow()
         import_tensorflow(keras=False)
         import_all(EVALUATION)
     server = os.getpid()
+    signal.signal(signal.SIGTERM, lambda *_: None)  # the forks end with this process, and may have something to save
     command = _serve(socket.socket(fileno=arguments.channel), EVALUATION if "evaluate" in arguments.steps else ())
     if command:
         source, *options = command

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from slipway.components.cloud.connection import Connection
-from slipway.components.cloud.known_errors import first_recognized
+from slipway.components.cloud.known_errors.table import first_recognized
 from slipway.components.cloud.refusals import refusing
 from slipway.components.cloud.retries import is_transient, paced, retried
 from slipway.core.errors import UserError
@@ -74,7 +74,7 @@ class Prepared:
 
 def pause() -> None:
     """Wait before the next poll."""
-    time.sleep(POLL_SECONDS)
+    time.sleep(paced(POLL_SECONDS))
 
 
 def prepare(asked: Asked) -> Prepared:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -41,9 +42,14 @@ class VertexPlatform(RemotePlatform):
         return CHECKS
 
     def check_hardware(self, context: Context) -> str:
+        from slipway.pipelines.checks import CheckWarning
         from slipway.pipelines.platforms.vertex.submission import check_hardware
 
-        return check_hardware(context.config)
+        found, hardware = check_hardware(context.config), context.config.parsed_hardware
+        if hardware.doubt:
+            spot = replace(hardware, provisioning="spot")
+            raise CheckWarning(f"{found}: {hardware.doubt}", f"--hardware '{spot}', or +flex")
+        return found
 
     def candidates(self, config: RunConfig) -> Sequence[RunConfig]:
         from slipway.pipelines.platforms.vertex.candidates import candidates

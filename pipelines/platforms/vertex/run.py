@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +14,8 @@ from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.dataflow import DataflowJobs, prefix_of
 from slipway.components.cloud.explanation import custom_jobs, explain, is_search
 from slipway.components.cloud.logs import LogReader, not_noise
-from slipway.components.cloud.refusals import refusal
-from slipway.components.cloud.retries import is_transient, paced, retried, status_of
+from slipway.components.cloud.refusals import answers_ignored, refusal
+from slipway.components.cloud.retries import is_logged_out, is_transient, paced, retried, status_of
 from slipway.components.page import completed
 from slipway.components.step import WorkFailed
 from slipway.components.train.tuning import SearchSettings
@@ -31,7 +31,16 @@ from slipway.pipelines.platforms.vertex.candidates import bring, candidates, tit
 from slipway.pipelines.platforms.vertex.tasks import RUNNING, steps_of, update
 from slipway.pipelines.runs import record as runs
 from slipway.pipelines.runs.budget import check_month, labels_of
-from slipway.pipelines.runs.record import ErrorRecord, RefusalRecord, RunFolder, RunRecord, StepRecord, Watcher
+from slipway.pipelines.runs.continuing import submitting
+from slipway.pipelines.runs.record import (
+    CREATION_TIME,
+    ErrorRecord,
+    RefusalRecord,
+    RunFolder,
+    RunRecord,
+    StepRecord,
+    Watcher,
+)
 from slipway.pipelines.table import STEPS, step_of
 from slipway.trainer.metrics.history import FILE_NAME as HISTORY_FILE
 
@@ -46,8 +55,8 @@ ENDED = ("PIPELINE_STATE_SUCCEEDED", "PIPELINE_STATE_FAILED", "PIPELINE_STATE_CA
 TRAINING = tuple(task.name for task in STEPS["train"].tasks_on("vertex")[:-1])
 # Number of polls for a submitted run to start; only then can it be added to its experiment.
 START_POLLS = 12
-# A run that Vertex AI does not know may be submitted by another process for this long.
-SUBMISSION_TIME = timedelta(minutes=10)
+# The status of an answer that did not arrive in time.
+TIMED_OUT = 504
 
 
 def pause() -> None:
@@ -61,6 +70,14 @@ class NoSuchJobError(UserError):
 
 class UnreachableError(UserError):
     """Vertex AI is temporarily unreachable."""
+
+    then = "The run continues; retrying."
+
+
+class BeingSubmittedError(UnreachableError):
+    """Vertex AI does not have the job, but the request to create it may still arrive."""
+
+    then = "Waiting for it."
 
 
 class VertexRun:
@@ -118,13 +135,15 @@ class VertexRun:
                 data set, the checkpoints and the model; after a finished training, no job is created for it.
 
         Returns:
-            The record; its status is failed if Vertex AI became unreachable, in which case the job may exist.
+            The record; its status is failed if Vertex AI answered with transient errors and does not have the job, and
+            running if it did not answer: the job may exist.
 
         Raises:
-            UserError: Vertex AI refuses the job.
+            UserError: Vertex AI refuses the job, or cannot be reached.
         """
         # A job that may not have been created is not followed by another one: the same id cannot be used twice.
-        tries = earlier.tries + (earlier.job is not None) if earlier else 1
+        again = earlier is not None and (earlier.job is None or earlier.requested is not None)
+        tries = earlier.tries + (not again) if earlier else 1
         job_id = self.folder.run_id if tries == 1 else f"{self.folder.run_id}-{tries}"
         kept = self.folder.run_id if earlier else None
         record = self._new_record()
@@ -143,25 +162,42 @@ class VertexRun:
         record.console = submission.console_url(self.config, job_id)
         record.tries = tries
         record.steps = [StepRecord(name=name) for name in steps_of(self.folder.specification_file)]
-        self.folder.write(record)
+        job = submission.pipeline_job(self.config, self.folder.specification_file)
+
+        def requesting() -> None:
+            record.requested = datetime.now(UTC)
+            self.folder.write(record)
+
         try:
-            job = submission.pipeline_job(self.config, self.folder.specification_file)
-            created = submission.submit(self.connection, job, job_id, again=earlier is not None and earlier.job is None)
+            created = submission.submit(self.connection, job, job_id, again=again, requesting=requesting)
+        except submission.UnansweredError as error:
+            return self._unanswered(record, error)
         except Exception as error:
-            known = self._refusal(error, "submit the run", f"{RIGHTS}.create")
-            if not isinstance(known, UnreachableError):
-                raise known from error
-            self._never_started(record, known)
-            return record
+            raise self._refusal(error, "submit the run", f"{RIGHTS}.create") from error
+        record.requested = None
         update(record, created)
         self.folder.write(record)
+        return record
+
+    def _unanswered(self, record: RunRecord, error: submission.UnansweredError) -> RunRecord:
+        """Return the record of a run whose creation was answered with transient errors, or not at all."""
+        cause = error.__cause__ or error
+        if status_of(cause) in (None, TIMED_OUT):  # the last request may still arrive
+            return record
+        record.requested = datetime.now(UTC) - CREATION_TIME
+        with contextlib.suppress(UnreachableError):
+            record = self.refresh(record)
+            if record.error is not None:
+                known = self._refusal(cause, "submit the run", f"{RIGHTS}.create")
+                record.error = ErrorRecord(step=None, message=known.message, fix=known.fix)
+                self.folder.write(record)
         return record
 
     def not_submitted(self, error: UserError, earlier: RunRecord | None) -> RunRecord:
         """Record that the run could not be submitted, such as for an image that cannot be built; return the record."""
         record = self._new_record()
         if earlier is not None:
-            record = earlier.model_copy(update={"hardware": record.hardware, "region": record.region})
+            record = replace(earlier, hardware=record.hardware, region=record.region)
             if earlier.region != record.region or earlier.hardware != record.hardware:
                 record.tries, record.job, record.console = earlier.tries + (earlier.job is not None), None, None
         record.status, record.ended = "failed", datetime.now(UTC)
@@ -195,14 +231,11 @@ class VertexRun:
         if newer := self._newer(record):
             return newer
         try:
-            job = self._job(record)
+            job = self._created_job(record)
         except NoSuchJobError as error:
-            # Another process may be submitting it.
-            submitting = self.folder.lock is None and self.folder.holder() is not None
-            if submitting and datetime.now(UTC) - record.created < SUBMISSION_TIME:
-                raise
             self._never_started(record, error)
             return record
+        record.requested = None
         for change in update(record, job):
             if watcher is not None:
                 watcher.event(record, {"step": change.step.name, "event": change.event})
@@ -245,7 +278,7 @@ class VertexRun:
                 connected = True
             except UnreachableError as error:
                 if connected and watcher is not None:
-                    text = f"{error.message} The run continues; retrying."
+                    text = f"{error.message} {error.then}"
                     watcher.event(record, {"step": record.steps[0].name, "event": "message", "text": text})
                 connected = False
             if record.status != "running":
@@ -254,7 +287,9 @@ class VertexRun:
 
     def cancel(self) -> RunRecord:
         """Stop the pipeline and its custom jobs, and wait until they have stopped."""
-        record = self.folder.read()
+        record = self._submitted()
+        if record.status != "running":
+            return record
         self._stop(lambda: self.connection.pipelines.cancel_pipeline_job(name=record.job))
         stopping: set[str] = set()
         while True:
@@ -269,6 +304,16 @@ class VertexRun:
                 self._cancel_dataflow(record)
                 return record
             pause()
+
+    def _submitted(self) -> RunRecord:
+        """Return the run's record once Vertex AI has its job, or will not have it."""
+        record = self.folder.read()
+        while record.requested is not None:
+            try:
+                record = self.refresh(record)
+            except BeingSubmittedError:
+                pause()
+        return record
 
     def _cancel_job(self, name: str) -> None:
         jobs = self.connection.jobs
@@ -309,7 +354,7 @@ class VertexRun:
                 f"Run {record.run_id} was never submitted to Vertex AI.", fix=f"slipway explain {record.run_id}"
             )
         while True:
-            job = self._job(record)
+            job = self._created_job(record)
             steps: dict[str, str] = {}
             for task in job.job_detail.task_details:
                 of = step_of(task.task_name)
@@ -325,6 +370,29 @@ class VertexRun:
             if not follow or job.state.name in ENDED:
                 return
             pause()
+
+    def _created_job(self, record: RunRecord) -> PipelineJob:
+        """Return the run's pipeline job, which may just have been requested.
+
+        Raises:
+            BeingSubmittedError: It does not exist, but the request may still arrive.
+            NoSuchJobError: It does not exist; of a request that was not answered, Vertex AI has said so twice.
+            UserError: The request failed.
+        """
+        try:
+            return self._job(record)
+        except NoSuchJobError:
+            if record.requested is None:
+                raise
+            if record.is_being_submitted():
+                until = (record.requested + CREATION_TIME).astimezone()
+                raise BeingSubmittedError(
+                    f"Run {record.run_id} is being submitted: Vertex AI does not have it, but the request to create it "
+                    f"may arrive until {until:%H:%M:%S}.",
+                    fix=f"slipway status {record.run_id}",
+                ) from None
+        pause()
+        return self._job(record)
 
     def _job(self, record: RunRecord) -> PipelineJob:
         """Return the run's pipeline job.
@@ -342,7 +410,11 @@ class VertexRun:
                     "or it was deleted there.",
                     fix="slipway run --target vertex",
                 ) from None
-            raise self._refusal(error, "read the run", f"{RIGHTS}.get") from error
+            refused = self._refusal(error, "read the run", f"{RIGHTS}.get")
+            if is_logged_out(error) and record.status == "running":
+                text = f"The run continues on Vertex AI; slipway status {record.run_id} --follow watches it again."
+                refused = UserError(f"{refused.message} {text}", fix=refused.fix)
+            raise refused from error
 
     def _refusal(self, error: BaseException, what: str, needs: str) -> UserError:
         known = refusal(error, self.connection, what, needs, submission.facts_of(self.config))
@@ -403,7 +475,7 @@ class VertexRun:
     def _training_seconds(self, job: PipelineJob) -> float:
         """Return how long the machines of the custom job ran; 0 if that is not known, or none was created."""
         task = next((task for task in job.job_detail.task_details if task.task_name in TRAINING), None)
-        with contextlib.suppress(Exception):  # an estimate is not what decides about the run
+        with answers_ignored():  # an estimate is not what decides about the run
             for name in custom_jobs(task)[:1] if task else ():
                 jobs = self.connection.jobs
                 read = jobs.get_hyperparameter_tuning_job if is_search(name) else jobs.get_custom_job
@@ -415,8 +487,10 @@ class VertexRun:
 
     def _download(self, uri: str | None, file: Path) -> bool:
         """Copy an object to a file; return whether that succeeded."""
-        bucket, _, name = (uri or "").removeprefix("gs://").partition("/")
-        with contextlib.suppress(Exception):  # what the file shows is not what decides about the run
+        if uri is None or not uri.startswith("gs://"):
+            return False
+        bucket, _, name = uri.removeprefix("gs://").partition("/")
+        with answers_ignored(), contextlib.suppress(OSError):  # what the file shows is not what decides about the run
             file.write_bytes(retried(self.connection.storage.bucket(bucket).blob(name).download_as_bytes))
             return True
         return False
@@ -445,6 +519,7 @@ class VertexRun:
 
     def _never_started(self, record: RunRecord, error: UserError) -> None:
         record.status, record.ended, record.job, record.console = "failed", datetime.now(UTC), None, None
+        record.requested = None
         record.error = ErrorRecord(step=None, message=error.message, fix=error.fix)
         for step in record.steps:
             step.status = "skipped"
@@ -472,38 +547,25 @@ def resume(folder: RunFolder, say: Say) -> tuple[RunFolder, RunRecord]:
 
 def submitted(run: VertexRun, earlier: RunRecord | None, say: Say) -> tuple[RunFolder, RunRecord]:
     """Submit a run for the first time, or again with the record of its previous try; see `start`."""
-    with run.executed():
+    with run.executed(), submitting(run.folder, earlier, say):
         try:
             with (run.folder.logs / "build_image.log").open("w") as log:
                 images = ensure_images(run.config, log, say)
         except WorkFailed as error:
             return run.folder, run.not_submitted(UserError(error.message, fix=f"see {log.name}"), earlier)
-        except BaseException:
-            _undo(run.folder, earlier)
-            raise
+        if earlier is not None:
+            bring(earlier, run.candidates, run.config, say)
+        say("compiling the pipeline")
+        record = run.submit(images, earlier)
+        if record.status == "failed":
+            return run.folder, record
+        say(f"run {record.run_id} on {title_of(run.config)}, {'being ' if record.requested else ''}submitted")
+        say(f"  console: {record.console}")
+        if run.others:
+            say(f"  without quota or capacity, a command that watches it moves it to {', then '.join(run.others)}")
         try:
-            if earlier is not None:
-                bring(earlier, run.candidates, run.config, say)
-            record = run.submit(images, earlier)
-        except UserError:
-            _undo(run.folder, earlier)
-            raise
-    if record.status == "failed":
-        return run.folder, record
-    say(f"run {record.run_id} on {title_of(run.config)}, submitted")
-    say(f"  console: {record.console}")
-    if run.others:
-        say(f"  without quota or capacity, a command that watches it moves it to {', then '.join(run.others)}")
-    try:
-        run.add_to_experiment(record)
-    except UserError as error:
-        say(f"  not in the experiment {run.experiment}: {error.message}")
+            if not record.requested:
+                run.add_to_experiment(record)
+        except UserError as error:
+            say(f"  not in the experiment {run.experiment}: {error.message}")
     return run.folder, record
-
-
-def _undo(folder: RunFolder, earlier: RunRecord | None) -> None:
-    """Remove the folder of a new run that was refused; restore the record of a resumed one."""
-    if earlier is None:
-        runs.discard(folder)
-    else:
-        folder.write(earlier)

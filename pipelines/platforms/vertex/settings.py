@@ -9,12 +9,12 @@ from pydantic import Field, field_validator, model_validator
 
 from slipway.components.build_image.settings import BuildSettings
 from slipway.components.cloud.connection import SERVICES
+from slipway.components.cloud.rules import KEY, NETWORK, SUBMITTER
 from slipway.components.cloud.settings import AccountEmail, BucketUri, CloudSettings, PinnedImage
 from slipway.pipelines.config.resources import VertexStepResources, check_vertex_steps
 from slipway.trainer.settings import Settings
 
 REGION = r"^[a-z]+-[a-z]+\d+$"
-KEY = r"^projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+$"
 
 
 class RegionSettings(Settings):
@@ -68,10 +68,10 @@ class VertexSettings(CloudSettings):
         description="E-mail address of the account that the run uses; null: the project's default account. You need "
         "iam.serviceAccounts.actAs on it.",
     )
-    submitters: list[Annotated[str, Field(pattern=r"^(user|group|serviceAccount):[^@\s]+@[^@\s]+$")]] = Field(
+    submitters: list[Annotated[str, Field(pattern=SUBMITTER)]] = Field(
         default_factory=list,
-        description="Principals that may start runs (user:, group: or serviceAccount:); `slipway setup` grants them "
-        "the roles.",
+        description="Principals that may start runs (user:, group:, serviceAccount:, or principal:// and "
+        "principalSet:// of workload identity federation); `slipway setup` grants them the roles.",
     )
     access: Literal["verify", "grant"] = Field(
         default="verify",
@@ -80,7 +80,7 @@ class VertexSettings(CloudSettings):
     )
     network: str | None = Field(
         default=None,
-        pattern=r"^projects/\d+/global/networks/[a-z]([-a-z0-9]*[a-z0-9])?$",
+        pattern=NETWORK,
         description="VPC network to peer the jobs with, projects/NUMBER/global/networks/NAME; null: none.",
     )
     experiment: str | None = Field(

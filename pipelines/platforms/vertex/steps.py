@@ -11,7 +11,6 @@ from google_cloud_pipeline_components.v1.custom_job import (
     CustomTrainingJobOp,
     create_custom_training_job_from_component,
 )
-from google_cloud_pipeline_components.v1.hyperparameter_tuning_job import HyperparameterTuningJobRunOp
 from google_cloud_pipeline_components.v1.vertex_notification_email import VertexNotificationEmailOp
 from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
@@ -25,6 +24,7 @@ from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.setup_access.component import setup_access
 from slipway.components.train.search import TRIALS
 from slipway.components.train.tuning import SearchSettings
+from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig, vertex_of
 from slipway.pipelines.config.resources import VertexStepResources, resources_of
 from slipway.pipelines.hardware.quotas import step_machine
@@ -162,9 +162,7 @@ class VertexSteps(PlatformSteps):
             network=self.settings.network or "",
             encryption_spec_key_name=self.settings.encryption_key or "",
             labels=self.settings.labels,
-            # Replicas, or the hosts of a TPU slice, that train together can only restart together.
-            **{"restart_job_on_worker_restart": config.parsed_hardware.hosts > 1},
-            **config.parsed_hardware.scheduling(),
+            **_scheduling(config),
         ).set_display_name("train")
         self.configure(job, TASKS["custom-training-job"])
         if access is not None:
@@ -271,16 +269,22 @@ def pipeline(
     return training
 
 
+def _scheduling(config: RunConfig) -> JsonObject:
+    """Return a job's Scheduling: replicas, or the hosts of a TPU slice, that train together restart together."""
+    hardware = config.parsed_hardware
+    return {"restart_job_on_worker_restart": hardware.hosts > 1, **hardware.scheduling()}
+
+
 def _tuning_job(config: RunConfig, settings: VertexSettings, search: SearchSettings) -> BaseComponent:
     """Return a component that creates a search by GCPC's launcher.
 
     GCPC's own component has neither scheduling nor early stopping nor labels.
     """
+    # Imports Google's SDK, which takes longer than everything else here.
+    from google_cloud_pipeline_components.v1.hyperparameter_tuning_job import HyperparameterTuningJobRunOp
+
     launcher = HyperparameterTuningJobRunOp.component_spec.implementation.container
-    scheduling = {
-        "restart_job_on_worker_restart": config.parsed_hardware.hosts > 1,
-        **config.parsed_hardware.scheduling(),
-    }
+    scheduling = _scheduling(config)
 
     @dsl.container_component
     def hyperparameter_tuning_job(

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import yaml
+
 from slipway.components.build_image.project import git_commit
-from slipway.components.cloud.connection import Connection
+from slipway.components.cloud.connection import CALL_SECONDS, Connection
 from slipway.components.cloud.operations import StillRunningError
+from slipway.components.cloud.quick_import import TYPES, import_module
 from slipway.components.cloud.refusals import refusal
-from slipway.components.cloud.retries import is_conflict, retried
+from slipway.components.cloud.retries import is_conflict, is_transient, is_unreachable, retried
 from slipway.components.register_model.model_registry import label
 from slipway.components.train.tuning import SearchSettings
 from slipway.core.errors import UserError
@@ -20,10 +24,13 @@ from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig, vertex_of
 from slipway.pipelines.hardware import validate_for
 from slipway.pipelines.hardware.placement import check_python
+from slipway.pipelines.hardware.quotas import DEFAULT_DISK_GB
+from slipway.pipelines.hardware.rules import WEEK
 from slipway.pipelines.images.images import Images
 from slipway.pipelines.parameters import values_of
 from slipway.pipelines.platforms.bucket import ARTIFACTS
 from slipway.pipelines.platforms.vertex.settings import VertexSettings
+from slipway.pipelines.platforms.vertex.tasks import YAML_LOADER
 from slipway.serving.settings import container_spec
 from slipway.trainer.engines.table import ENGINES
 
@@ -33,11 +40,17 @@ if TYPE_CHECKING:
 CONFIGURATION_LABEL = "slipway-configuration"
 COMMIT_LABEL = "slipway-commit"
 FINGERPRINT_LETTERS = 16
+# A custom program's batch size in its arguments, such as --per-device-train-batch-size=64.
+BATCH_OPTION = re.compile(r"(?<!\S)(--?[\w-]*batch[-_]?size)[= ](\d+)(?!\S)")
 # The metadata of a context that is an experiment, as the console and the SDK write it.
 EXPERIMENT = {"schema_title": "system.Experiment", "schema_version": "0.0.1", "metadata": {"experiment_deleted": False}}
 
 # https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/predictions/pre-built-containers
 PREBUILT_PREDICTION = re.compile(r"(?:[a-z0-9-]+-)?docker\.pkg\.dev/vertex-ai(?:-restricted)?/prediction/([^:@/]+)")
+
+
+class UnansweredError(Exception):
+    """A job may have been created; the cause is the error of the last attempt."""
 
 
 def check_hardware(config: RunConfig) -> str:
@@ -105,14 +118,28 @@ def serving_container(config: RunConfig, images: Images) -> JsonObject:
 
 
 def facts_of(config: RunConfig) -> dict[str, str | None]:
-    """Return the values of a configuration that the messages of known errors contain."""
-    vertex = vertex_of(config)
+    """Return the values of a configuration that the messages and fixes of known errors contain."""
+    vertex, hardware = vertex_of(config), config.parsed_hardware
+    option, batch = _batch(config)
     return {
         "project": vertex.project,
         "region": vertex.region,
         "bucket": vertex.bucket.removeprefix("gs://"),
         "account": vertex.service_account,
+        "batch_option": option,
+        "batch": batch,
+        "larger_disk": str(replace(hardware, disk_gb=2 * (hardware.disk_gb or DEFAULT_DISK_GB))),
+        "longer": str(replace(hardware, timeout=min(2 * (hardware.timeout or WEEK), WEEK))),
     }
+
+
+def _batch(config: RunConfig) -> tuple[str | None, str | None]:
+    """Return the setting or the option of a custom program that is the batch size, and its value, if it is known."""
+    train = config.train
+    if train.program is None:
+        return "train.batch_size", str(train.batch_size)
+    found = BATCH_OPTION.search(" ".join(train.arguments))
+    return (found[1], found[2]) if found else (None, None)
 
 
 def compile_pipeline(
@@ -147,30 +174,21 @@ def pipeline_job(config: RunConfig, specification: Path) -> PipelineJob:
         config: The run's configuration.
         specification: The file with its pipeline spec.
     """
-    from google.cloud import aiplatform
-    from google.cloud.aiplatform_v1 import types
-
     vertex = vertex_of(config)
-    made = aiplatform.PipelineJob(
+    pipeline = yaml.load(specification.read_text(), Loader=YAML_LOADER)
+    for component in (pipeline["root"], *pipeline["components"].values()):
+        for task in component.get("dag", {}).get("tasks", {}).values():
+            task["cachingOptions"] = {"enableCache": False}  # kfp omits false: the spec has {}
+    # Not the SDK's PipelineJob: it takes a second to import, and its submit() looks for the bucket at Google's public
+    # address, creates a missing one, and hides all errors of that for up to a minute. Slipway checks the bucket before.
+    job = import_module(f"{TYPES}.pipeline_job").PipelineJob(
         display_name=config.name,
-        template_path=str(specification),
-        # Required: the default contains the current time.
-        job_id=config.name,
-        pipeline_root=f"{vertex.bucket}/{ARTIFACTS}",
-        parameter_values=values_of(config),
-        # Explicit in every task, where the compiled spec has {}, as kfp omits false.
-        enable_caching=False,
-        failure_policy=vertex.failure_policy,
-        project=vertex.project,
-        location=vertex.region,
-        credentials=vertex.connection.credentials,
-    )
-    # Its submit() is not used: it looks for the bucket at Google's public address, creates a missing one, and hides
-    # all errors of that for up to a minute. Slipway checks the bucket before.
-    job = types.PipelineJob(
-        display_name=config.name,
-        pipeline_spec=made.pipeline_spec,
-        runtime_config=made.runtime_config,
+        pipeline_spec=pipeline,
+        runtime_config={
+            "gcs_output_directory": f"{vertex.bucket}/{ARTIFACTS}",
+            "parameter_values": values_of(config),
+            "failure_policy": f"PIPELINE_FAILURE_POLICY_FAIL_{vertex.failure_policy.upper()}",
+        },
         labels=labels_of(config),
         service_account=vertex.service_account or "",
         network=vertex.network or "",
@@ -180,32 +198,51 @@ def pipeline_job(config: RunConfig, specification: Path) -> PipelineJob:
     return job
 
 
-def submit(connection: Connection, job: PipelineJob, job_id: str, *, again: bool = False) -> PipelineJob:
+def submit(
+    connection: Connection,
+    job: PipelineJob,
+    job_id: str,
+    *,
+    again: bool = False,
+    requesting: Callable[[], None] = lambda: None,
+) -> PipelineJob:
     """Create the job with a chosen id, so that a retry after a lost response finds it instead.
 
-    `again` says that an earlier command may have created it.
+    Args:
+        connection: The project and region.
+        job: The job.
+        job_id: Its id.
+        again: Whether an earlier command may have created it.
+        requesting: Called before each request that may create it.
 
     Returns:
         The job as the service stores it.
 
     Raises:
-        Exception: The client's error if the service refuses the job or is unreachable.
+        UnansweredError: It may have been created.
+        Exception: The client's error if the service refuses the job or cannot be reached.
     """
     request = {"parent": connection.parent, "pipeline_job": job, "pipeline_job_id": job_id}
-    tried = again
+    sent = again
 
     def create() -> PipelineJob:
-        nonlocal tried
-        before, tried = tried, True
+        nonlocal sent
+        requesting()
         try:
-            return connection.pipelines.create_pipeline_job(request)
+            return connection.pipelines.create_pipeline_job(request, timeout=CALL_SECONDS)
         except Exception as error:
-            if not (before and is_conflict(error)):
+            if not (sent and is_conflict(error)):
+                sent = sent or not is_unreachable(error)
                 raise
             # The id is unique to this run, so an earlier attempt created the job.
             return connection.pipelines.get_pipeline_job(name=f"{connection.parent}/pipelineJobs/{job_id}")
 
-    return retried(create)
+    try:
+        return retried(create)
+    except Exception as error:
+        if sent and is_transient(error):
+            raise UnansweredError from error
+        raise
 
 
 @contextlib.contextmanager

@@ -28,7 +28,9 @@ def main() -> None:
     """Train on one replica; the others of a larger cluster have nothing to do in this example."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    keras.utils.set_random_seed(options.seed)
     if not training.cluster().is_chief:
         return
     data = training.data()

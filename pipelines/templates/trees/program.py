@@ -40,12 +40,13 @@ def main() -> None:
     """Train on one replica; the others of a larger cluster have nothing to do."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--iterations", type=int, default=500)
+    parser.add_argument("--threshold", choices=["f1", "youden"], help="of two classes; default: the more probable one")
     options = parser.parse_args()
     if not training.cluster().is_chief:
         return
     model, loss = fitted(training.data(), options.iterations)
     training.report(model.n_iter_, kind="validation", loss=loss)
-    training.export(model)
+    training.export(model, threshold=options.threshold)
     training.finish()
 
 

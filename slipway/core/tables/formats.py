@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import importlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
     from slipway.core.tables.batch import Mistake, TableFile
 
-# What each is called, by the ending of a file's name.
-FORMATS = {".csv": "CSV", ".parquet": "Parquet"}
+
+@dataclass(frozen=True)
+class Format:
+    """A format of tables: its title, its `TableFile` as module:class, and the bytes of one request to a bucket."""
+
+    title: str
+    reader: str
+    read_bytes: int
+
+
+# By the ending of a file's name. A Parquet file is read in pieces of different columns.
+FORMATS = {
+    ".csv": Format("CSV", "slipway.core.tables.csv_file:CsvFile", 4 << 20),
+    ".parquet": Format("Parquet", "slipway.core.tables.parquet_file:ParquetFile", 1 << 20),
+}
 
 
 def is_table(path: Path) -> bool:
@@ -30,10 +45,6 @@ def open_table(file: IO[bytes], path: object, ending: str, mistake: Mistake, *, 
     Raises:
         UserError: It does not have this format.
     """
-    if ending == ".parquet":
-        from slipway.core.tables.parquet_file import ParquetFile
-
-        return ParquetFile(file, path, mistake)
-    from slipway.core.tables.csv_file import CsvFile
-
-    return CsvFile(file, path, mistake, keep_faults=keep_faults)
+    module, _, name = FORMATS[ending].reader.partition(":")
+    table: TableFile = getattr(importlib.import_module(module), name)(file, path, mistake, keep_faults=keep_faults)
+    return table

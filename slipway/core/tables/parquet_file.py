@@ -16,6 +16,12 @@ BATCH_ROWS = 8192
 # Bytes of a column that are read at a time.
 BUFFER_BYTES = 1 << 20
 LISTS = (pyarrow.types.is_list, pyarrow.types.is_large_list, pyarrow.types.is_fixed_size_list)
+# Floats of these sizes have the same text in Arrow and in Python, but for the .0 of whole ones.
+PLAIN = (1e-4, 1e9)
+# What Arrow's text of a time has and pandas' has not, and what replaces it.
+FRACTION = r"(?:\.0+|(\.[0-9]*[1-9])0*)(Z|[+-][0-9]{4})?$"
+ZONES = (("Z$", "+00:00"), ("([+-][0-9]{2})([0-9]{2})$", r"\1:\2"))
+MIDNIGHT = ((" 00:00:00$", ""),)
 # Types without a text.
 REFUSED = {
     "bytes": (pyarrow.types.is_binary, pyarrow.types.is_large_binary, pyarrow.types.is_fixed_size_binary),
@@ -24,12 +30,13 @@ REFUSED = {
 
 
 class ParquetFile(TableFile):
-    """A Parquet file. A list is the texts of its values, separated by spaces.
+    """A Parquet file. A list of numbers is their texts, separated by spaces; a list of texts is written as Python does.
 
     Args:
         file: The open file.
         path: Its path, for messages.
         mistake: Returns the error of a file with this message.
+        keep_faults: As of `CsvFile`; a file has no row that cannot be read.
 
     Raises:
         UserError: It is not a Parquet file, or has columns without a text.
@@ -37,7 +44,7 @@ class ParquetFile(TableFile):
 
     item = "row"
 
-    def __init__(self, file: IO[bytes], path: object, mistake: Mistake) -> None:
+    def __init__(self, file: IO[bytes], path: object, mistake: Mistake, *, keep_faults: bool = False) -> None:  # noqa: ARG002
         self._path = path
         self._mistake = mistake
         self.header = str(path)
@@ -124,11 +131,7 @@ class ParquetFile(TableFile):
         """Return a column's texts; a missing value is an empty cell, as in a CSV file."""
         if pyarrow.types.is_dictionary(column.type):
             column = column.dictionary_decode()
-        if any(is_kind(column.type) for is_kind in LISTS):
-            texts = column.cast(pyarrow.list_(pyarrow.string()))
-            cells = pyarrow.compute.binary_join(texts, " ")
-        else:
-            cells = column.cast(pyarrow.string())
+        cells = _list_texts(column) if any(is_kind(column.type) for is_kind in LISTS) else _texts(column)
         if cells.null_count:
             cells = cells.fill_null("")
         if not _is_text(column.type):
@@ -138,6 +141,45 @@ class ParquetFile(TableFile):
             row = before + 1 + with_zero.to_pylist().index(True)
             raise self._mistake(f"Row {row} of {self._path} contains a zero byte.")
         return pyarrow.compute.utf8_trim_whitespace(cells)
+
+
+def _texts(column: pyarrow.Array) -> pyarrow.StringArray:
+    """Return the texts that pandas writes to a CSV file; of a time at midnight only the date."""
+    kind = column.type
+    if pyarrow.types.is_boolean(kind):
+        return pyarrow.compute.if_else(column, "True", "False")
+    if pyarrow.types.is_floating(kind):
+        return _float_texts(column)
+    texts = column.cast(pyarrow.string())
+    if pyarrow.types.is_timestamp(kind):
+        texts = pyarrow.compute.replace_substring_regex(texts, FRACTION, r"\1\2")
+        for pattern, replacement in ZONES if kind.tz else MIDNIGHT:
+            texts = pyarrow.compute.replace_substring_regex(texts, pattern, replacement)
+    return texts
+
+
+def _float_texts(column: pyarrow.Array) -> pyarrow.StringArray:
+    """Return the texts of floats as Python writes them; NaN is a missing value."""
+    column = pyarrow.compute.if_else(pyarrow.compute.is_nan(column), None, column)
+    numbers = column.fill_null(0).to_numpy(zero_copy_only=False)
+    sizes = np.abs(numbers)
+    with np.errstate(invalid="ignore"):
+        is_whole = numbers == np.trunc(numbers)
+    is_plain = ((sizes >= PLAIN[0]) & (sizes < PLAIN[1])) | (sizes == 0)
+    texts = column.cast(pyarrow.string())
+    whole = pyarrow.array(is_whole & is_plain)
+    texts = pyarrow.compute.if_else(whole, pyarrow.compute.binary_join_element_wise(texts, ".0", ""), texts)
+    if is_plain.all():
+        return texts
+    others = pyarrow.array([None if plain else str(number) for plain, number in zip(is_plain, numbers, strict=True)])
+    return pyarrow.compute.if_else(pyarrow.array(is_plain), texts, others)
+
+
+def _list_texts(column: pyarrow.Array) -> pyarrow.StringArray:
+    if _is_text(column.type):
+        return pyarrow.array([None if value is None else str(value) for value in column.to_pylist()], pyarrow.string())
+    texts = column.cast(pyarrow.list_(pyarrow.string()))
+    return pyarrow.compute.binary_join(texts, " ")
 
 
 def _is_text(kind: pyarrow.DataType) -> bool:

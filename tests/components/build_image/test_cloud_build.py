@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import re
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -109,7 +112,7 @@ def test_what_is_asked_for_is_pinned(project: FakeGoogle, context: Context) -> N
     assert (content, generation) == (context.archive(), source["generation"])
     arguments = build["steps"][0]["args"]
     assert build["images"] == [f"{REPOSITORY}/trainer-cpu:{context.tag}"]
-    assert f"org.opencontainers.image.version={context.fingerprint()}" in arguments
+    assert f"org.opencontainers.image.version={context.fingerprint}" in arguments
     assert f"org.opencontainers.image.revision={context.revision}" in arguments
     assert "BASE=docker.io/library/python:3.11-slim-bookworm" in arguments
 
@@ -142,6 +145,22 @@ def test_a_build_of_the_same_image_that_is_under_way_is_waited_for(project: Fake
     built = ensured(project, context, io.StringIO())
     assert built.uri.endswith(project.images.tags[(RESOURCE, "trainer-cpu", context.tag)])
     assert project.world.writes["build"] == 1
+
+
+def test_of_builds_that_start_at_once_one_pushes_and_all_follow_it(
+    project: FakeGoogle, context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked, create = threading.Barrier(2), CloudBuild._create
+
+    def created(self: CloudBuild, location: str, request: dict[str, Any]) -> dict[str, Any]:
+        looked.wait(30)  # until both have seen that there is none
+        return create(self, location, request)
+
+    monkeypatch.setattr(CloudBuild, "_create", created)
+    with ThreadPoolExecutor(2) as pool:
+        built = list(pool.map(lambda _: ensured(project, context, io.StringIO()).uri, range(2)))
+    assert built[0] == built[1]
+    assert sorted(build["status"] for build in project.builds.builds.values()) == ["CANCELLED", "SUCCESS"]
 
 
 def test_a_builder_that_may_not_push_ends_with_the_role_it_needs(project: FakeGoogle, context: Context) -> None:

@@ -14,6 +14,7 @@ DIGEST = "sha256:" + "0" * 64
     [
         ("us-docker.pkg.dev/p/r/a/b:v1", "us-docker.pkg.dev/p/r", "a/b", "v1", None),
         (f"us-docker.pkg.dev/p/r/a@{DIGEST}", "us-docker.pkg.dev/p/r", "a", None, DIGEST),
+        ("gcr.io/p/a/b:v1", "gcr.io/p", "a/b", "v1", None),
         ("localhost:5000/trainer", "localhost:5000", "trainer", None, None),
         (f"localhost:5000/x/trainer:1@{DIGEST}", "localhost:5000/x", "trainer", "1", DIGEST),
         ("python:3.11", "", "python", "3.11", None),
@@ -45,6 +46,11 @@ def test_an_image_that_may_change_is_refused(image: str) -> None:
         ("us-docker.pkg.dev/p/r/a/b:v1", "projects/p/locations/us/repositories/r"),
         ("europe-docker.pkg.dev/vertex-ai/prediction/tf2-cpu.2-15:latest", None),
         ("docker.io/me/trainer:1", None),
+        ("gcr.io/p/a/b:v1", "projects/p/locations/us/repositories/gcr.io"),
+        ("us.gcr.io/p/trainer:v1", "projects/p/locations/us/repositories/us.gcr.io"),
+        ("eu.gcr.io/p/trainer:v1", "projects/p/locations/europe/repositories/eu.gcr.io"),
+        ("asia.gcr.io/example.com/p/trainer:v1", "projects/example.com:p/locations/asia/repositories/asia.gcr.io"),
+        ("gcr.io/deeplearning-platform-release/tf2-gpu.2-15:m1", None),
         ("localhost:5000/trainer:1", None),
     ],
 )

@@ -46,7 +46,7 @@ def test_without_credentials_the_login_is_named(google: FakeGoogle, monkeypatch:
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/key.json")
     with pytest.raises(UserError, match="no credentials") as error:
         get_project(google)
-    assert error.value.fix == "gcloud auth application-default login"
+    assert (error.value.value, error.value.fix) == ("/nowhere/key.json", "gcloud auth application-default login")
 
 
 @pytest.mark.parametrize(

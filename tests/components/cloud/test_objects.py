@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from google.api_core.exceptions import PreconditionFailed
 
 from slipway.components.cloud import objects
 from slipway.core.errors import UserError
@@ -80,3 +81,10 @@ def test_a_missing_object_and_missing_rights_are_told_apart(bucket: FakeGoogle) 
     ) as e:
         objects.read(f"gs://{BUCKET}/folder/none")
     assert e.value.fix == f"grant the account of the workers roles/storage.objectUser on gs://{BUCKET}"
+
+
+def test_another_error_of_an_upload_is_raised(bucket: FakeGoogle, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(CONTENT)
+    bucket.faults.plan(f"POST /upload/storage/v1/b/{BUCKET}/o", ServiceError(412, "the bucket is locked"))
+    with pytest.raises(PreconditionFailed, match="the bucket is locked"):
+        objects.upload(tmp_path / "file", f"gs://{BUCKET}/set/shard")

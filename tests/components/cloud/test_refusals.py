@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import json
+import socket
+import ssl
 
+import grpc
 import pytest
-from google.api_core.exceptions import Forbidden
+import requests
+from google.api_core.exceptions import (
+    Conflict,
+    Forbidden,
+    PreconditionFailed,
+    RetryError,
+    ServiceUnavailable,
+    TooManyRequests,
+)
+from google.auth import credentials
+from google.auth.exceptions import RefreshError
+from google.cloud import aiplatform_v1, storage
+from googleapiclient.errors import UnknownApiNameOrVersion
 
 from slipway.components.cloud.connection import Connection
-from slipway.components.cloud.refusals import PERMISSION, refusal
-from slipway.components.cloud.retries import retried
+from slipway.components.cloud.refusals import PERMISSION, answers_ignored, is_answer, refusal, refusing
+from slipway.components.cloud.retries import is_conflict, is_transient, retried
 from slipway.components.cloud.roles import role_with
 from tests.fakes.errors import ServiceError
 from tests.fakes.google import PROJECT, REGION, SUBMITTER, FakeGoogle
@@ -106,3 +121,103 @@ def test_an_api_that_is_off_is_named(google):
 def test_what_does_not_pass_is_said_so(google):
     error = refused(google, ServiceError(503, "The service is currently unavailable."), times=100)
     assert "kept returning transient errors: The service is currently unavailable." in error.message
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Forbidden("no"),
+        RetryError("too late", None),
+        RefreshError("expired"),
+        UnknownApiNameOrVersion("no such API"),
+        grpc.RpcError(),
+        requests.ConnectionError("refused"),
+        ConnectionResetError(104, "Connection reset by peer"),
+        socket.gaierror(-2, "Name or service not known"),
+        ssl.SSLCertVerificationError("self-signed certificate"),
+        TimeoutError(),
+    ],
+    ids=repr,
+)
+def test_what_clients_and_sockets_raise_is_an_answer(error):
+    assert is_answer(error)
+    with answers_ignored():
+        raise error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ImportError("cannot import name 'X' from partially initialized module 'google.cloud.aiplatform_v1'"),
+        TypeError("unsupported operand"),
+        ValueError("invalid literal"),
+        KeyError("name"),
+        FileNotFoundError(2, "No such file or directory", "config.yaml"),
+    ],
+    ids=repr,
+)
+def test_any_other_exception_is_not_shown_as_an_answer(error):
+    connection = Connection(PROJECT, REGION)
+    assert not is_answer(error)
+    for context in (refusing(connection, "see the project"), answers_ignored()):
+        with pytest.raises(type(error)) as caught, context:
+            raise error
+        assert caught.value is error
+
+
+class Expired(credentials.Credentials):
+    """The credentials of a person whose session has ended."""
+
+    def refresh(self, request: object) -> None:
+        raise RefreshError(
+            "Reauthentication is needed. Please run `gcloud auth application-default login` to reauthenticate."
+        )
+
+
+@pytest.mark.parametrize("service", ["aiplatform", "storage"])
+def test_an_ended_session_is_one_sentence_and_not_retried(google, service):
+    """gRPC reports it as an unavailable service. Reported: skypilot-org/skypilot#3393."""
+    connection = Connection(PROJECT, REGION, google.endpoints)
+    if service == "storage":
+        client = storage.Client(
+            project=PROJECT,
+            credentials=Expired(),
+            client_options={"api_endpoint": connection.storage._connection.API_BASE_URL},
+        )
+
+        def call() -> object:
+            return client.get_bucket("b", retry=None)
+    else:
+        options = {"api_endpoint": google.endpoints["aiplatform"]}
+        pipelines = aiplatform_v1.PipelineServiceClient(credentials=Expired(), client_options=options)
+
+        def call() -> object:
+            return pipelines.get_pipeline_job(name=f"{connection.parent}/pipelineJobs/x")
+
+    with pytest.raises((RefreshError, ServiceUnavailable)) as caught:
+        call()
+    assert not is_transient(caught.value)
+    error = refusal(caught.value, connection, "read the run")
+    assert error.message.startswith("Could not read the run: the credentials for Google Cloud were rejected")
+    assert error.fix == "gcloud auth application-default login"
+
+
+def test_a_quota_that_is_used_up_is_not_retried():
+    """Both sentences of Vertex AI; a limit of calls per minute is another."""
+    assert not is_transient(TooManyRequests("The following quota metrics exceed quota limits: x.com/y"))
+    assert not is_transient(TooManyRequests("The following quotas are exceeded: CustomModelTrainingT4GPUsPerProject"))
+    assert is_transient(TooManyRequests("Quota exceeded for quota metric 'Requests' and limit 'Requests per minute'."))
+
+
+@pytest.mark.parametrize(
+    ("error", "is_race"),
+    [
+        (PreconditionFailed("At least one of the pre-conditions you specified did not hold."), True),
+        (PreconditionFailed("Precondition Failed"), True),
+        (Conflict("There were concurrent policy changes."), True),
+        (PreconditionFailed("'us' violates constraint 'constraints/gcp.resourceLocations'"), False),
+        (PreconditionFailed("One or more users named in the policy do not belong to a permitted customer."), False),
+    ],
+)
+def test_a_race_is_about_a_precondition_not_about_a_constraint(error, is_race):
+    assert is_conflict(error) == is_race

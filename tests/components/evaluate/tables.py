@@ -39,8 +39,9 @@ def rows(examples: int, seed: int = 0) -> dict[str, Any]:
 def write_table(
     folder: Path, task: TaskName, values: Mapping[str, Any], labels: np.ndarray, names: Sequence[str] = ()
 ) -> Path:
-    """A prepared data set whose test split holds these rows."""
-    described = {name: each for name, each in inputs().items() if name in values}
+    """A prepared data set whose test split holds these rows; other columns than those of `inputs` are categories."""
+    known = {name: each for name, each in inputs().items() if name in values}
+    described = known | {name: Input(kind="category", vocabulary=CITIES) for name in values if name not in known}
     features = [{name: values[name][index] for name in described} for index in range(len(labels))]
     records = [{**row, "label": labels[index], "key": f"row {index}"} for index, row in enumerate(features)]
     statistics = {"mean": (float(np.mean(labels)),), "deviation": (float(np.std(labels)) or 1.0,)}
@@ -108,7 +109,10 @@ def write_model(
     import tensorflow as tf
 
     module = tf.Module()
-    specs = [tf.TensorSpec([None, *SPECS[name][0]], SPECS[name][1], name=name) for name in names]
+    specs = [
+        tf.TensorSpec([None, *shape], kind, name=name)
+        for name, (shape, kind) in ((name, SPECS.get(name, SPECS["city"])) for name in names)
+    ]
 
     @tf.function(input_signature=specs)
     def serve(*arguments: Any) -> dict[str, Any]:

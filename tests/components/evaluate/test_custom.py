@@ -140,10 +140,11 @@ def test_what_slipway_evaluates_itself(tmp_path: Path) -> None:
     [
         (None, "The program wrote no metrics.json"),
         ("{rmse: 1", "is not JSON"),
-        ("[1]", "is not a JSON object of metrics, but a list"),
-        ("{}", "has no metrics"),
-        ('{"rmse": NaN}', "has rmse = nan, which is not finite"),
-        ('{"rmse": "low"}', "has rmse = 'low', which is a str, not a number"),
+        ("[1]", "has no metric that is a finite number, but the int"),
+        ("{}", "has no metric that is a finite number"),
+        ('{"rmse": NaN}', "has no metric that is a finite number, but rmse"),
+        ('{"rmse": "low"}', "has no metric that is a finite number, but rmse"),
+        ('{"rmse": []}', "has no metric that is a finite number, but rmse"),
         ('{"rsme": 0.1}', "There is no metric 'rmse'"),
     ],
 )
@@ -155,6 +156,28 @@ def test_malformed_metrics_of_a_program_are_told(tmp_path: Path, text: str | Non
         evaluate(settings(), folder, None, None)
     assert words in error.value.message
     assert error.value.fix
+
+
+@pytest.mark.parametrize(
+    ("text", "note"),
+    [
+        ('{"rmse": 0.2, "epoch": 3}', None),
+        ('{"rmse": [0.9, 0.2], "lr": [1, 2]}', "of rmse, lr, the last value is taken."),  # Keras' history
+        ('[{"epoch": 1, "rmse": 0.9}, {"epoch": 2, "rmse": 0.2}]', "of the list, the last value is taken."),
+        (
+            '{"rmse": 0.2, "best": NaN, "stopped": null, "model": "x", "ok": true}',
+            "no finite numbers are best, stopped, model, ok, which are ignored.",
+        ),
+        ('{"test": {"rmse": 0.9}, "rmse": 0.2}', None),
+    ],
+)
+def test_the_numbers_that_a_program_wrote_count_and_the_rest_is_named(
+    tmp_path: Path, text: str, note: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = model(tmp_path / "model", 0)
+    (folder / "metrics.json").write_text(text)
+    assert evaluate(settings(), folder, None, None).model.metrics["rmse"] == 0.2
+    assert caplog.messages == ([f"metrics.json: {note}"] if note else [])
 
 
 @pytest.mark.parametrize(

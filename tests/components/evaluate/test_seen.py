@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from slipway.components.evaluate import report
-from slipway.components.evaluate.evaluate import evaluate
+from slipway.components.evaluate.evaluate import FEWEST_COMPARED, _check_enough, evaluate
 from slipway.components.evaluate.gate import Opponent, Verdict, decide
 from slipway.components.evaluate.measured import unseen_by
 from slipway.components.evaluate.measures.base import comparisons
 from slipway.components.evaluate.measures.classification import ClassificationMeasures
+from slipway.components.evaluate.served_model import OtherData
 from slipway.components.evaluate.settings import EvaluateSettings, GateSettings
 from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.settings import DataSettings
@@ -219,3 +220,10 @@ def test_the_hashes_of_a_split_are_those_of_its_records(
     np.arange(359, dtype=np.uint64).tofile(data / "test.u64")
     with pytest.raises(UserError, match="it has 359 hashes, and the split 360 examples"):
         evaluate(EvaluateSettings(), model_folder, data, version)
+
+
+@pytest.mark.parametrize(("kept", "examples"), [(9, 20), (FEWEST_COMPARED - 1, 10_000)])
+def test_fewer_common_unseen_examples_than_half_and_than_the_minimum_are_not_compared(kept: int, examples: int) -> None:
+    with pytest.raises(OtherData, match=f"the other {kept} are too few to compare on"):
+        _check_enough(np.arange(examples) < kept)
+    _check_enough(np.arange(examples) <= kept)

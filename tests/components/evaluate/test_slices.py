@@ -10,10 +10,11 @@ import pytest
 from sklearn import metrics as reference
 
 from slipway.components.evaluate.evaluate import Evaluation, evaluate
-from slipway.components.evaluate.gate import SliceValues, decide
+from slipway.components.evaluate.gate import Opponent, SliceValues, decide
 from slipway.components.evaluate.report import render
 from slipway.components.evaluate.settings import EvaluateSettings, GateSettings
 from slipway.core.errors import UserError
+from slipway.core.manifest import Input, signature_name
 from tests.components.evaluate.tables import rows, write_model, write_table
 
 KINDS = ["flat", "house", "hut"]
@@ -130,11 +131,113 @@ def test_slices_are_in_the_record_and_in_the_report_the_worst_first(evaluation: 
     assert positions == sorted(positions)
 
 
-def gated(values: list[tuple[int, float, float | None]], **gate: object) -> Any:
+@pytest.fixture(scope="module")
+def rare(table: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, np.ndarray]:
+    """A table of two classes, a model of it whose `threshold` is far from 0.5, and the indices of the classes."""
+    import tensorflow as tf
+
+    classes = ["no", "yes"]
+    noise = np.random.default_rng(5).normal(0, 1, len(table["size"]))
+    labels = (table["size"] / 20 - 3.5 + noise > 0).astype(np.int64)
+
+    def predict(values: dict[str, Any]) -> dict[str, Any]:
+        score = values["size"] / 20 - 4
+        names = tf.broadcast_to(tf.constant(classes), [tf.shape(score)[0], 2])
+        return {"classes": names, "probabilities": tf.nn.softmax(tf.stack([-score, score], axis=1))}
+
+    folder = tmp_path_factory.mktemp("rare")
+    described = {"task": "classification", "classes": classes, "weights_checksum": "rare", "threshold": 0.2}
+    return (
+        write_table(folder / "data", "classification", table, labels, classes),
+        write_model(folder / "model", predict, ["size"], **described),
+        labels,
+    )
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 64, 400])
+def test_slices_are_judged_by_the_threshold_of_the_split(
+    batch_size: int, rare: tuple[Path, Path, np.ndarray], table: dict[str, Any]
+) -> None:
+    data, folder, labels = rare
+    settings = EvaluateSettings(slices=["size>-1000", "city"], batch_size=batch_size, worst_examples=0)
+    model = evaluate(settings, folder, data, None).model
+    assert model.measures is not None
+    slices = {each.name: each.measures for each in model.slices}
+    assert slices["size>-1000"].metrics() == model.metrics
+    guess = (model.measures.scored.values[:, 1] >= np.float32(0.2)).astype(int)
+    assert (guess != model.measures.scored.values.argmax(axis=1)).mean() > 0.05
+    for name in np.unique(table["city"]):
+        mask = table["city"] == name
+        expected = reference.f1_score(labels[mask], guess[mask], average="macro")
+        assert slices[f"city={name}"].metrics()["macro_f1"] == pytest.approx(expected, abs=1e-12)
+    assert (
+        sum(slices[f"city={name}"].confusion for name in np.unique(table["city"])) == model.measures.confusion
+    ).all()
+
+
+@pytest.mark.parametrize(("center", "width"), [(8.54, 1e-4), (1e6, 3), (4e7, 200), (-1e-7, 1e-9), (55.0, 20)])
+def test_quarters_that_are_close_have_names_of_their_own(
+    center: float, width: float, tmp_path: Path, folders: tuple[Path, Path]
+) -> None:
+    values = rows(200, seed=6)
+    values["size"] = (center + np.linspace(0, width, 200)).astype(np.float32)
+    data = write_table(tmp_path / "near", "classification", values, np.arange(200) % 3, KINDS)
+    found = evaluate(EvaluateSettings(slices=["size"], worst_examples=0), folders[0], data, folders[1])
+    assert found.champion is not None
+    names = [each.name for each in found.model.slices]
+    edges = np.unique(np.quantile(values["size"], [0, 0.25, 0.5, 0.75, 1]))
+    assert len(set(names)) == len(names) == len(edges) - 1 > 1
+    assert [each.name for each in found.champion.slices] == names
+    assert found.as_dict()["slices"].keys() == set(names)
+    assert sum(each.measures.examples for each in found.model.slices) == 200
+
+
+HEADERS = (
+    "Marital status",
+    "kind (x)",
+    "kind/y",
+    "a.b",
+    "city>3",
+    "own:kind",
+    "class",
+    "名前",
+    "Größe",
+    "x" * 200,
+    "[z]",
+)
+
+
+@pytest.mark.parametrize("header", HEADERS)
+def test_a_column_of_any_name_is_evaluated_and_sliced(header: str, table: dict[str, Any], tmp_path: Path) -> None:
+    import tensorflow as tf
+
+    stored = signature_name(header, Input(kind="category"))
+    labels = np.where(table["city"] == "Bern", 1, 0)
+
+    def predict(values: dict[str, Any]) -> dict[str, Any]:
+        bern = tf.cast(values[stored] == "Bern", tf.float32)
+        names = tf.broadcast_to(tf.constant(KINDS[:2]), [tf.shape(bern)[0], 2])
+        return {"classes": names, "probabilities": tf.stack([1 - bern, bern], axis=1)}
+
+    data = write_table(tmp_path / "data", "classification", {header: table["city"]}, labels, KINDS[:2])
+    described = {"task": "classification", "classes": KINDS[:2], "weights_checksum": "header"}
+    folder = write_model(tmp_path / "model", predict, [stored], **described)
+    found = evaluate(EvaluateSettings(slices=[header]), folder, data, None)
+    assert found.model.metrics["accuracy"] == 1.0
+    assert {each.name: each.measures.examples for each in found.model.slices} == {
+        f"{header}={name}": int((table["city"] == name).sum()) for name in np.unique(table["city"])
+    }
+    assert [(each.input, each.examples) for each in found.unseen] == [(header, int((table["city"] == "Wil").sum()))]
+    assert "Slices" in render(found)
+
+
+def gated(values: list[tuple[int, float, float | None]], *, compared: bool = False, **gate: object) -> Any:
     slices = [
-        SliceValues(f"part {index}", count, ours, ours, theirs) for index, (count, ours, theirs) in enumerate(values)
+        SliceValues(f"part {index}", 40 if compared else count, ours, ours, theirs, count)
+        for index, (count, ours, theirs) in enumerate(values)
     ]
-    return decide(GateSettings(**gate), {"accuracy": 0.9}, None, "There is no champion yet.", slices=slices)
+    champion = Opponent("version 3", {"accuracy": 0.9}) if any(theirs is not None for _, _, theirs in values) else None
+    return decide(GateSettings(**gate), {"accuracy": 0.9}, champion, "There is no champion yet.", slices=slices)
 
 
 def test_no_slice_may_fall_below_the_limit() -> None:
@@ -157,6 +260,38 @@ def test_no_slice_may_fall_behind_the_champion_by_more_than_the_margin() -> None
         "On the slice part 1 (40 examples), the accuracy, 0.8000 against 0.9000, is too far behind the champion's."
     )
     assert gated([(40, 0.7, 0.69), (40, 0.8, 0.85)], slice_margin=-0.05).decision == "promote"
+
+
+def test_too_few_compared_examples_of_a_slice_decide_nothing() -> None:
+    values = [(4, 0.7, 0.9), (29, 0.5, 0.9)]
+    few = gated(values, compared=True, slice_margin=-0.02)  # of 40 examples each, which is enough for a limit
+    assert few.decision == "promote"
+    assert (
+        "No slice is of at least 30 examples that neither model has seen: slice_margin decides nothing." in few.reasons
+    )
+    enough = gated([*values, (30, 0.7, 0.9)], compared=True, slice_margin=-0.02)
+    assert enough.decision == "reject"
+    assert enough.reasons[0].startswith("On the slice part 2 (30 examples), the accuracy, 0.7000 against 0.9000, is")
+    assert gated(values, compared=True, slice_limit=0.8).decision == "reject"
+
+
+def test_the_compared_examples_of_a_slice_are_those_that_the_champion_has_not_seen(
+    data: Path, folders: tuple[Path, Path], tmp_path: Path, table: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unseen = np.random.default_rng(7).random(400) < 0.25
+    monkeypatch.setattr("slipway.components.evaluate.evaluate.unseen_by", lambda *_: unseen)
+    found = evaluate(EvaluateSettings(slices=["city"], gate={"slice_margin": -0.02}), folders[0], data, folders[1])
+    counts = {part.name: (part.examples, part.compared) for part in found.slices}
+    cities = {name: table["city"] == name for name in np.unique(table["city"])}
+    assert counts == {f"city={name}": (mask.sum(), (mask & unseen).sum()) for name, mask in cities.items()}
+    html = render(found).partition(">Slices</h2>")[2]
+    assert all(f"<small>{compared} compared</small>" in html for _, compared in counts.values())
+
+
+def test_a_limit_that_no_slice_is_large_enough_for_checks_nothing() -> None:
+    few = gated([(29, 0.1, None)], slice_limit=0.8)
+    assert (few.decision, few.checked) == ("promote", False)
+    assert "No slice is of at least 30 examples: slice_limit decides nothing." in few.reasons
 
 
 @pytest.mark.parametrize(

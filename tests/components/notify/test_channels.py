@@ -11,7 +11,7 @@ import pytest
 from slipway.components.notify import channels
 from slipway.components.notify.channels import send
 from slipway.components.notify.notice import LONGEST_ERROR, Notice
-from slipway.components.notify.settings import NotifySettings
+from slipway.components.notify.settings import ExitTask, NotifySettings
 from slipway.core.errors import UserError
 from tests.fakes.errors import ServiceError
 from tests.fakes.google import PROJECT, SUBMITTER, FakeGoogle
@@ -167,3 +167,26 @@ def test_a_channel_that_fails_does_not_stop_the_other(google: FakeGoogle, webhoo
 def test_settings_that_notify_nobody_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises((UserError, ValueError)):
         NotifySettings.model_validate(settings)
+
+
+def test_a_bug_is_in_the_log_with_its_traceback_but_without_the_address(monkeypatch, caplog) -> None:
+    def fail(*_: object) -> None:
+        raise TypeError(f"cannot post to {SECRET}")
+
+    monkeypatch.setattr(channels, "_post", fail)
+    assert by_webhook(f"https://chat.example{SECRET}") == ["An internal error: TypeError."]
+    assert "in fail" in caplog.text
+    assert SECRET not in caplog.text
+
+
+def test_a_bug_in_the_explanation_is_in_the_log_with_its_traceback(monkeypatch, caplog) -> None:
+    task = ExitTask(
+        notify=NotifySettings(webhook="https://chat.example/x"), name="a", hardware="cpu", where="Vertex AI"
+    )
+    task = task.model_copy(update={"region": "europe-west4", "facts": {"project": PROJECT}})
+    monkeypatch.setattr(channels, "send", lambda *_: [])
+    monkeypatch.setattr(channels, "_details", lambda *_: [].missing)  # type: ignore[attr-defined]
+    job = f"projects/{PROJECT}/locations/europe-west4/pipelineJobs/x"
+    problems = channels.notify(task.model_dump_json(), "x", "https://page", state="FAILED", job=job, message="m")
+    assert problems == ["The job's details could not be read (AttributeError)."]
+    assert "Traceback" in caplog.text

@@ -257,6 +257,17 @@ def test_tensorflow_reaches_a_tpu_by_topology_through_pjrt():
     assert variables(slice_plan(1, steps=10, batch_size=32))["NEXT_PLUGGABLE_DEVICE_USE_C_API"] == "true"
 
 
+def test_a_program_receives_the_seed_where_it_asks_for_it() -> None:
+    train = TrainSettings(module="fit", arguments=["--epochs", 10, "--seed=$(SEED)"], seed=7)
+    [pool] = plan_training(
+        pools=pools(1), devices=0, manifest=None, data="", model=None, train=train, image=""
+    ).worker_pool_specs
+    assert pool["container_spec"]["args"] == ["fit", "--epochs", "10", "--seed=7"][1:]
+    assert train.model_dump()["seed"] == 7
+    with pytest.raises(UserError, match=r"train\.seed applies only to Slipway's training loop"):
+        TrainSettings(module="fit", arguments=["--seed", "1"], seed=7)
+
+
 @pytest.mark.parametrize(
     ("hardware", "planned"),
     [

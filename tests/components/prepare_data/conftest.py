@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+import pickle
 import random
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -13,6 +16,42 @@ from PIL import Image
 from slipway.components.prepare_data.encoding.messages import features_of
 from slipway.components.prepare_data.encoding.records import stored_parts
 from slipway.components.prepare_data.settings import DataSettings
+from slipway.components.prepare_data.workers import Tick, WorkerFailed, Workers
+from slipway.core.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def tasks_in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the tasks of workers in this process, unless the test has the fixture `processes`.
+
+    Four forks of a process with TensorFlow in it would be nine tenths of the work of preparing a small data set.
+    """
+    if "processes" not in request.fixturenames:
+        monkeypatch.setattr(Workers, "run", run_in_this_process)
+
+
+@pytest.fixture
+def processes() -> None:
+    """Let workers be processes."""
+
+
+def run_in_this_process(
+    workers: Workers[Any, Any],
+    tasks: Sequence[Any],
+    tick: Tick | None = None,
+    meanwhile: Callable[[], object] | None = None,
+) -> Iterator[tuple[int, Any]]:
+    """Run tasks as `Workers.run` does, which sends copies of tasks and results."""
+    if tasks and meanwhile:
+        meanwhile()
+    for index, task in enumerate(tasks):
+        try:
+            result = workers._work(pickle.loads(pickle.dumps(task)), tick or (lambda _: None))
+        except (UserError, OSError):
+            raise
+        except Exception:
+            raise WorkerFailed(traceback.format_exc()) from None
+        yield index, pickle.loads(pickle.dumps(result))
 
 
 def encoded_image(seed: int, size: tuple[int, int] = (6, 5), mode: str = "L", encoding: str = "PNG") -> bytes:

@@ -38,6 +38,7 @@ def events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "events"
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_step_gives_the_set_its_page_and_its_metrics(
     make_settings: Callable[..., DataSettings], events: Path, tmp_path: Path
 ) -> None:

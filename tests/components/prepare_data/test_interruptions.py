@@ -33,7 +33,6 @@ from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.step import step
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by default if the tests run in the background
 inspect, pause = shards.Inspector.inspect, float(sys.argv[2])
 held = Path(sys.argv[3]).read_bytes() if sys.argv[3:] else None
 
@@ -114,6 +113,7 @@ def test_a_run_that_is_killed_is_resumed(
     wait_for_shard(settings, 3)
     workers = psutil.Process(run.pid).children()
     run.kill()
+    run.wait()  # its last thread releases the locks, which may be after its workers have ended
     wait_for(lambda: ended(workers))
     kept = {path: path.stat().st_mtime_ns for path in Path(settings.store).glob("*/.*.work/set/image_folder-*")}
     results = list(Path(settings.store).glob("*/.*.work/results/*.json"))
@@ -181,6 +181,7 @@ def test_what_a_killed_run_of_another_set_left_is_removed(
     wait_for_shard(make_settings(folder))
     workers = psutil.Process(killed.pid).children()
     killed.kill()
+    killed.wait()
     wait_for(lambda: ended(workers))
     assert list(Path(make_settings(folder).store).glob("*/.*"))
     prepared = prepare(make_settings(folder, seed=2), 4)

@@ -117,6 +117,7 @@ def test_images_of_several_sizes_are_both_named(
         assert (error.setting, error.value) == ("data.image_size", None)
 
 
+@pytest.mark.usefixtures("processes")
 def test_all_problems_are_found_in_one_pass_and_one_command_line_accepts_them(
     make_folder: MakeFolder, make_settings: MakeSettings, encoded: Callable[..., bytes]
 ) -> None:

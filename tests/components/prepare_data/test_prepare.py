@@ -178,6 +178,7 @@ def test_the_resize_mode_is_recorded_and_part_of_the_fingerprint(
     assert plain.fingerprint != cropped.fingerprint
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_bytes_depend_on_nothing_but_source_settings_and_seed(
     make_folder: Callable[..., Path], make_settings: Callable[..., DataSettings], tmp_path: Path
 ) -> None:
@@ -479,6 +480,7 @@ def test_preparing_imports_nothing_heavy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("encoding", "imported"), [("jpg", True), ("png", False)])
+@pytest.mark.usefixtures("processes")
 def test_workers_find_the_decoder_of_their_images_imported(
     encoding: str, imported: bool, tmp_path: Path, encoded: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:

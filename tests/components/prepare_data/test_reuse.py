@@ -8,15 +8,18 @@ import os
 import random
 import shutil
 import tarfile
+import threading
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from slipway.components.prepare_data.listing.index import Summary
 from slipway.components.prepare_data.listing.plan import Plan, Target
 from slipway.components.prepare_data.prepare import Prepared, prepare
+from slipway.components.prepare_data.publishing import store
 from slipway.components.prepare_data.publishing.remembered import Listings
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.writing.set_writer import SetWriter
@@ -265,6 +268,7 @@ def prepare_in_a_process(settings: DataSettings) -> None:
     prepare(settings, 1)
 
 
+@pytest.mark.usefixtures("processes")
 def test_two_copies_that_are_prepared_at_once_become_one_data_set(
     folder: Path, make_settings: MakeSettings, tmp_path: Path
 ) -> None:
@@ -282,3 +286,22 @@ def test_two_copies_that_are_prepared_at_once_become_one_data_set(
     assert [prepared.reused for prepared in found] == [True, True]
     assert found[0].folder == found[1].folder
     assert sorted(path.name for path in found[0].folder.parent.iterdir()) == [".listings", found[0].folder.name]
+
+
+def test_a_lock_whose_file_its_holder_removes_is_opened_again_and_none_stays_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, waiting, path = psutil.Process().num_fds(), threading.Event(), tmp_path / "set.lock"
+    monkeypatch.setattr(events, "message", lambda _text: waiting.set())
+
+    def lock_and_release() -> None:
+        with store._locked(path):
+            assert path.exists()
+
+    waiter = threading.Thread(target=lock_and_release)
+    with store._locked(path):
+        waiter.start()
+        assert waiting.wait(60)
+    waiter.join()
+    assert psutil.Process().num_fds() <= before
+    assert not path.exists()

@@ -191,6 +191,7 @@ def test_a_table_becomes_the_same_data_set(
 
 
 @pytest.mark.parametrize("name", ["numbers in several shards", "copies", "several labels"])
+@pytest.mark.usefixtures("processes")
 def test_pieces_on_disk_change_nothing(
     tmp_path: Path, make_settings: Callable[..., DataSettings], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -228,6 +229,7 @@ def as_texts(path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.Table.from_batches(batches), path.with_suffix(".parquet"))
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_first_mistake_of_all_parts_is_raised(
     tmp_path: Path, make_settings: Callable[..., DataSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,6 +90,7 @@ def test_the_fingerprint_of_a_data_set_of_images_is_what_it_was(make_settings: M
     assert digests[0] == "47970b67b8575f46853360019e449bb03a11bb40efdcd5f5327d25ef39c5a792"
 
 
+@pytest.mark.usefixtures("processes")
 def test_diabetes_is_a_regression(tmp_path: Path, make_settings: MakeSettings) -> None:
     numbers, targets, names = write_bunch(tmp_path / "diabetes.csv", "diabetes")
     source = f"csv:{tmp_path / 'diabetes.csv'}"

@@ -12,6 +12,8 @@ import pytest
 from slipway.components.prepare_data.workers import WorkerDied, Workers
 from slipway.core.memory import MemoryKills
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 
 def test_a_worker_that_was_killed_for_lack_of_memory_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     told = "out of memory: the limit of its control group is 2.00 GB, the peak was 2.00 GB"

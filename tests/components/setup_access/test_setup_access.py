@@ -447,3 +447,73 @@ def test_two_setups_at_once_add_one_rule_each_time(new_project):
     new_project.faults.plan("storage PATCH", ServiceError(412, "At least one of the pre-conditions did not hold."))
     apply(settings(new_project))
     assert bucket["lifecycle"] == {"rule": [RULE]}
+
+
+def test_a_failure_to_list_the_apis_of_a_project_is_an_error(new_project):
+    error = ServiceError(400, "The request is malformed.")
+    new_project.faults.plan(f"GET /v1/projects/{PROJECT}/services:batchGet", error)
+    with pytest.raises(UserError, match=f"see the project {PROJECT}: The request is malformed"):
+        observe(settings(new_project))
+
+
+DOMAIN = "One or more users named in the policy do not belong to a permitted customer."
+
+
+@pytest.mark.parametrize(
+    ("method", "error", "writes"),
+    [
+        ("PUT /storage/v1/b", ServiceError(412, DOMAIN), 4),
+        (
+            "projects/p-1:setIamPolicy",
+            ServiceError(400, f"{DOMAIN}, perhaps due to one", reason="FAILED_PRECONDITION"),
+            9,
+        ),
+    ],
+)
+def test_a_policy_of_the_organization_is_final_and_named(new_project, method, error, writes):
+    """A violated constraint has the status of a race, which thirty writes would not win.
+
+    Reported: terraform-google-modules/terraform-example-foundation#1454.
+    """
+    method = method.replace("p-1", PROJECT)
+    new_project.faults.plan(method, error, times=999)
+    outcomes, _ = apply(settings(new_project, submitters=["user:ada@example.com"]))
+    failed = [outcome.error for outcome in outcomes if outcome.error is not None]
+    assert failed
+    assert all("The organization's policy iam.allowedPolicyMemberDomains forbids" in one.message for one in failed)
+    assert all("ask an administrator of the organization's policies" in str(one.fix) for one in failed)
+    assert sum(count for call, count in new_project.faults.calls.items() if method in call) <= writes
+    assert {outcome.result for outcome in outcomes} >= {"done", "failed"}
+
+
+def test_a_bucket_in_a_region_that_the_organization_forbids_is_named(new_project):
+    """Reported: GoogleCloudDataproc/spark-bigquery-connector#231."""
+    sentence = f"'{REGION}' violates constraint 'constraints/gcp.resourceLocations'"
+    new_project.faults.plan("POST /storage/v1/b", ServiceError(412, sentence), times=99)
+    outcomes, _ = apply(settings(new_project))
+    error = next(outcome.error for outcome in outcomes if outcome.line.kind == "bucket")
+    assert error is not None
+    assert f"gcp.resourceLocations forbids resources in '{REGION}'" in error.message
+    assert "--set vertex.region=REGION" in str(error.fix)
+    assert new_project.faults.calls["storage POST /storage/v1/b"] == 1
+
+
+def test_a_submitter_that_does_not_exist_fails_only_itself(new_project):
+    nobody = f"serviceAccount:nobody@{PROJECT}.iam.gserviceaccount.com"
+    outcomes, _ = apply(settings(new_project, submitters=["user:ada@example.com", nobody]))
+    failed = {getattr(outcome.line.item, "member", None): outcome.error for outcome in outcomes if outcome.error}
+    assert list(failed) == [nobody]
+    error = failed[nobody]
+    assert error is not None
+    assert (error.message, error.setting, error.value) == (f"There is no {nobody}.", "vertex.submitters", nobody)
+    assert ("roles/aiplatform.user", "user:ada@example.com") in granted(new_project, f"projects/{PROJECT}")
+    assert ("roles/storage.objectUser", RUNNER) in granted(new_project, f"buckets/{BUCKET}")
+
+
+def test_a_principal_of_workload_identity_federation_is_a_submitter(new_project):
+    pool = "iam.googleapis.com/projects/1/locations/global/workloadIdentityPools/github"
+    members = [f"principalSet://{pool}/attribute.repository/a/b", f"principal://{pool}/subject/repo:a/b"]
+    outcomes, left = apply(settings(new_project, submitters=members))
+    assert {outcome.result for outcome in outcomes if not outcome.line.later} == {"done"}
+    assert {("roles/aiplatform.user", member) for member in members} <= granted(new_project, f"projects/{PROJECT}")
+    assert any(str(line.item) == f"roles/aiplatform.user on {PROJECT} for {members[0]}" for line in left)

@@ -219,6 +219,15 @@ def test_the_wait_doubles_up_to_a_minute_and_begins_anew_after_a_checkpoint(tmp_
     )
 
 
+def test_a_program_that_has_saved_something_does_not_start_from_the_beginning(tmp_path: Path) -> None:
+    policy, workers = restarts(tmp_path), [EndedWorker(0, KILLED)]
+    assert "all start again from the beginning in" in policy.describe(policy.next(workers, workers))
+    (tmp_path / "last.ckpt").touch()
+    assert "all start again from the files in the checkpoint folder in" in policy.describe(
+        policy.next(workers, workers)
+    )
+
+
 # Each start of a replica notes itself in a file and waits for the other's; what it then does depends on how many there
 # were.
 START = """

@@ -24,11 +24,10 @@ from slipway.components.train.tpu.request import SCRIPT
 from slipway.components.train.tpu.settings import TpuRequest, TpuSettings
 from slipway.core.errors import UserError
 from slipway.trainer.config import RestartSettings
-from tests.end_to_end.tpu_target import let_use_tpus, tpu_settings
 from tests.end_to_end.workspace import wait_for
 from tests.fakes.errors import ConnectionReset, ServiceError
 from tests.fakes.google import PROJECT, FakeGoogle
-from tests.fakes.ready import BUCKET, IMAGE, RUNNER, grant
+from tests.fakes.ready import BUCKET, IMAGE, RUNNER, grant, let_use_tpus, tpu_settings
 from tests.fakes.tpu.hosts import require_curl
 
 # Both have TPU v2.

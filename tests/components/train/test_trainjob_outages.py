@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import signal
 import time
+from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import pytest
 from kubernetes import client
 
-from slipway.components.train.trainjob import retries
+from slipway.components.train.trainjob import replica, retries
 from slipway.core.errors import UserError
 from tests.components.train.conftest import Step, meanwhile, pools, started
 from tests.components.train.test_trainjob import digits, train_here_and_disturbed, wait_for_checkpoint
@@ -156,3 +159,28 @@ def test_an_api_that_asks_for_a_wait_of_an_hour_does_not_block_a_training(step: 
     assert step.run(pools("pass", 2)) == []
     assert step.cluster.outages.struck == 6
     assert time.monotonic() - started < 30
+
+
+def test_a_quiet_log_between_two_denials_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log of a replica that prints nothing for an hour is denied for a moment before it and after it."""
+    now = 0.0
+    monkeypatch.setattr(retries, "time", SimpleNamespace(monotonic=lambda: now, sleep=None))
+    monkeypatch.setattr(replica, "AGAIN_SECONDS", 0.0)
+    denied = client.ApiException(status=403)
+    streams = iter([denied, [], denied, [("2026-01-01T00:00:00Z", "trained")]])
+
+    def log_lines(_pod: str, _after: str, *, follow: bool) -> Iterator[tuple[str, str]]:
+        nonlocal now
+        now += 3600
+        stream = next(streams, None)
+        if stream is denied:
+            raise denied
+        if stream is None:
+            copied.end_log(time.monotonic() + 60)
+        yield from stream or ()
+
+    cluster: Any = SimpleNamespace(log_lines=log_lines, refusal=lambda _what, error: UserError(str(error)))
+    copied = replica.Replica("worker-0", "pod", cluster, io.StringIO())
+    copied._copy()
+    copied.raise_refusal()
+    assert list(copied.tail) == ["trained"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from datetime import date
+from datetime import date, datetime
+from decimal import Decimal
 
 import pyarrow
 import pyarrow.parquet
@@ -19,18 +20,28 @@ COLUMNS = {
     "integer": (pyarrow.array(range(ROWS)), "7"),
     "float": (pyarrow.array([0.1 * number for number in range(ROWS)]), "0.7000000000000001"),
     "single": (pyarrow.array([0.1] * ROWS, pyarrow.float32()), "0.1"),
-    "nan": (pyarrow.array([float("nan")] * ROWS), "nan"),
+    "whole": (pyarrow.array([3.0] * ROWS), "3.0"),
+    "tiny": (pyarrow.array([1.5e-6] * ROWS), "1.5e-06"),
+    "huge": (pyarrow.array([1e16] * ROWS), "1e+16"),
+    "long": (pyarrow.array([28594126179.066216] * ROWS), "28594126179.066216"),
+    "nan": (pyarrow.array([float("nan")] * ROWS), ""),
     "null": (pyarrow.nulls(ROWS), ""),
     "gaps": (pyarrow.array([1.5, None] * (ROWS // 2)), ""),
     "text": (pyarrow.array([" Zürich "] * ROWS), "Zürich"),
     "large": (pyarrow.array(["x"] * ROWS, pyarrow.large_string()), "x"),
     "category": (pyarrow.array(["b", "a"] * (ROWS // 2)).dictionary_encode(), "a"),
-    "truth": (pyarrow.array([True] * ROWS), "true"),
+    "truth": (pyarrow.array([True] * ROWS), "True"),
+    "decimal": (pyarrow.array([Decimal("1.50")] * ROWS), "1.50"),
+    "day": (pyarrow.array([datetime(2026, 11, 24)] * ROWS, pyarrow.timestamp("ns")), "2026-11-24"),
+    "time": (pyarrow.array([datetime(2026, 11, 24, 8)] * ROWS, pyarrow.timestamp("ns")), "2026-11-24 08:00:00"),
+    "zone": (pyarrow.array([datetime(2026, 1, 24, 8)] * ROWS, pyarrow.timestamp("us", "Europe/Berlin")),
+             "2026-01-24 09:00:00+01:00"),
     "date": (pyarrow.array([date(2026, 11, 24)] * ROWS), "2026-11-24"),
     "list": (pyarrow.array([[0.5, 2.0]] * ROWS), "0.5 2"),
     "vector": (pyarrow.array([[0.5, 2.0]] * ROWS, pyarrow.list_(pyarrow.float32(), 2)), "0.5 2"),
+    "cities": (pyarrow.array([["New York", "Rome"]] * ROWS), "['New York', 'Rome']"),
     "words": (pyarrow.array([["a", "b"], None] * (ROWS // 2)), ""),
-}
+}  # fmt: skip
 
 
 def content(columns: dict[str, pyarrow.Array], **options: int) -> bytes:

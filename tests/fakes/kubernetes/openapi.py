@@ -5,8 +5,6 @@ from __future__ import annotations
 import typing
 from typing import Any
 
-from kubeflow_trainer_api import models
-
 from tests.fakes.kubernetes.store import Object, Resource
 
 DEPTH = 3
@@ -14,6 +12,8 @@ DEPTH = 3
 
 def document(resources: list[Resource], absent: set[str]) -> Object:
     """Return the document with the schemas of resources, without the fields `absent`, such as TrainJob.spec.suspend."""
+    from kubeflow_trainer_api import models  # its import takes a second
+
     schemas = {}
     for one in resources:
         model = getattr(models, f"Trainer{one.version.capitalize()}{one.kind}")

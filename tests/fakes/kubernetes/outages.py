@@ -47,9 +47,14 @@ class Refusal:
         time.sleep(self.hang)
         if self.code == DOWN:
             raise ConnectionReset
-        status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": self.message}
-        body = json.dumps(status | {"reason": REASONS[self.code], "code": self.code}).encode()
+        body = json.dumps(status_of(self.code, self.message)).encode()
         return Raw(body, self.code, {"Content-Type": "application/json", **self.headers})
+
+
+def status_of(code: int, message: str) -> dict[str, object]:
+    """Return the Status of an error of the API server."""
+    status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": message}
+    return status | {"reason": REASONS[code], "code": code}
 
 
 class Outages:

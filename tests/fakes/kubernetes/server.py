@@ -19,7 +19,7 @@ from tests.fakes.kubernetes.access import ADMIN
 from tests.fakes.kubernetes.api import Api
 from tests.fakes.kubernetes.jobs import JobController
 from tests.fakes.kubernetes.nodes import Surroundings, schedule
-from tests.fakes.kubernetes.outages import Outages
+from tests.fakes.kubernetes.outages import Outages, status_of
 from tests.fakes.kubernetes.pods import Kubelets
 from tests.fakes.kubernetes.store import CLAIMS, JOBS, NAMESPACES, PODS, RESOURCES, Object, Store
 
@@ -50,15 +50,16 @@ class FakeKubernetes:
     service accounts and priority classes. `faults` and `outages`: errors to inject.
     """
 
-    def __init__(self, folder: Path, seed: int = 0) -> None:
+    def __init__(self, folder: Path, seed: int = 0, faults: Faults | None = None) -> None:
         self.folder = folder
         self.installed = {"trainer"}
         self.queues: set[str] = set()
         self.around = Surroundings(folder)
-        self.faults = Faults(seed)
+        self.faults = faults or Faults(seed)
         self.store = Store()
         self._steps: set[str] = set()
         self._service = HttpService("kubernetes", self.faults, lambda headers: headers.get("Authorization") or "")
+        self._service.error_body = lambda error: status_of(error.status, error.message)
         self.outages = Outages(self._service)
         self.kubelets = Kubelets(self.store, self.around)
         self._api = Api(self._service, self.store, self.kubelets, self.around, self.installed)

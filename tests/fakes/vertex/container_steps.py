@@ -59,6 +59,7 @@ class ContainerSteps:
         work = StepContainer(self._containers, container["image"], self._command(task, container, told), environment)
         job = step_job(container, account)
         task.job = self._jobs.create(parent_of(self._pipeline), job, account, work, of_pipeline=True).name
+        task.work = work.thread
 
     def advance(self, task: Task) -> bool:
         followed = self._jobs.advance(task.job)
@@ -143,12 +144,15 @@ class StepContainer:
         self._container: Container | None = None
         self._stopping = False
         self._ended: Ended | None = None
+        self._job = ""
+        self.thread = threading.Thread(target=self._run, daemon=True)
 
     def check(self) -> None:
         """Do nothing: every valid job is accepted."""
 
     def start(self, job: vertex.CustomJob) -> None:
-        threading.Thread(target=self._run, args=(job.name,), daemon=True).start()
+        self._job = job.name
+        self.thread.start()
 
     def look(self) -> Ended | None:
         return self._ended
@@ -158,10 +162,10 @@ class StepContainer:
         if self._container is not None:
             threading.Thread(target=self._container.stop, daemon=True).start()
 
-    def _run(self, job: str) -> None:
+    def _run(self) -> None:
         try:
             self._container = self._containers.start(
-                self._image, self._command, environment=self._environment, labels={}, job=job, replica=REPLICA
+                self._image, self._command, environment=self._environment, labels={}, job=self._job, replica=REPLICA
             )
             if self._stopping:
                 self.stop()

@@ -58,9 +58,7 @@ class Containers:
         replica: str,
     ) -> Container:
         """Start a container that writes to a job's log."""
-        trust = dict.fromkeys(
-            ("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", "REQUESTS_CA_BUNDLE", "HTTPLIB2_CA_CERTS"), CERTIFICATES
-        )
+        trust = dict.fromkeys(("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", "REQUESTS_CA_BUNDLE"), CERTIFICATES)
         mounts = {self.mount.folder: "/gcs", self.authority: CERTIFICATES}
         if file := environment.get(FILE_VARIABLE):  # the service reads it while the trial is running
             folder = Path(file).parent

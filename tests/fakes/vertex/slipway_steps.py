@@ -109,10 +109,13 @@ BACKGROUND: Mapping[str, Callable[[dict[str, Any], Mapping[str, vertex.Artifact]
 
 def _manifest() -> Manifest:
     """A prepared data set of MNIST's size, with enough shards for any job here."""
-    each = EXAMPLES // SHARDS
-    shards = [Shard(file=f"train-{number:05d}", examples=each, bytes=1, sha256="0" * 64) for number in range(SHARDS)]
     classes = [str(digit) for digit in range(10)]
-    split = Split(examples=each * SHARDS, classes=dict.fromkeys(classes, each * SHARDS // 10), shards=shards)
+    each = EXAMPLES // SHARDS
+
+    def split(name: str, shards: int) -> Split:
+        made = [Shard(file=f"{name}-{number:05d}", examples=each, bytes=1, sha256="0" * 64) for number in range(shards)]
+        return Split(examples=each * shards, classes=dict.fromkeys(classes, each * shards // 10), shards=made)
+
     return Manifest(
         name="digits",
         fingerprint="0" * 64,
@@ -123,5 +126,5 @@ def _manifest() -> Manifest:
         channels=1,
         resize=False,
         encodings=["png"],
-        splits={"train": split},
+        splits={"train": split("train", SHARDS), "validation": split("validation", 1)},
     )

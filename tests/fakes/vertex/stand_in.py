@@ -15,6 +15,8 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+PREDICTING = "the stand-in predicts"  # a prediction that takes time has begun
+
 
 def main() -> None:
     options = _options()
@@ -32,7 +34,9 @@ def main() -> None:
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            time.sleep(options.seconds)
+            if options.seconds:
+                print(PREDICTING, flush=True)
+                time.sleep(options.seconds)
             if self.path != os.environ["AIP_PREDICT_ROUTE"]:
                 self._answer(404, b"{}")
             elif random.random() < options.failing:

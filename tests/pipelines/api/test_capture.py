@@ -36,18 +36,6 @@ try:
 except _UserError as _error:
     print("JSON" + _json.dumps([_error.message, _error.fix]))
 """
-# Prints what the cases' expressions are in the modules, which it imports as a run does.
-EVALUATE = """
-import importlib, json, sys
-sys.path.insert(0, "")
-results = {}
-for name, (module, expression) in json.load(sys.stdin).items():
-    try:
-        results[name] = repr(eval(expression, vars(importlib.import_module(module))))
-    except Exception as error:
-        results[name] = f"{type(error).__name__}: {error}"
-print(json.dumps(results))
-"""
 
 
 def cases(file: str) -> dict[str, dict[str, str]]:
@@ -90,10 +78,15 @@ def captured(kernel: Kernel, cells: str, what: str = "net", *, program: bool = F
     return answer
 
 
-def in_fresh_interpreter(expressions: dict[str, tuple[str, str]], folder: Path) -> dict[str, str]:
+def in_another_process(expressions: dict[str, tuple[str, str]], folder: Path) -> dict[str, str]:
     """Return by name what an expression is in a module."""
     done = subprocess.run(
-        [sys.executable, "-c", EVALUATE], cwd=folder, input=json.dumps(expressions), capture_output=True, text=True
+        [sys.executable, "-m", "tests.programs.evaluate"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(PROJECT)},
+        input=json.dumps(expressions),
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     results: dict[str, str] = json.loads(done.stdout)
@@ -102,13 +95,13 @@ def in_fresh_interpreter(expressions: dict[str, tuple[str, str]], folder: Path) 
 
 @pytest.fixture(scope="module")
 def modules(kernel: Kernel, folder: Path) -> dict[str, tuple[list[Any], str, str]]:
-    """Return by case what was captured, and what its expression is in the notebook and in a fresh interpreter."""
+    """Return by case what was captured, and what its expression is in the notebook and in another process."""
     found, expressions, here = {}, {}, {}
     for name, case in CAPTURED.items():
         found[name], expression = captured(kernel, case["cells"]), case.get("expression", "net()")
         expressions[name] = (found[name][0].partition(":")[0], expression)
         here[name] = kernel.execute(f"print(repr(({expression})))").text.strip()
-    there = in_fresh_interpreter(expressions, folder)
+    there = in_another_process(expressions, folder)
     return {name: (found[name], here[name], there[name]) for name in CAPTURED}
 
 
@@ -167,9 +160,7 @@ def net(image_shape, classes, units=WIDTH):
     assert "\n".join([*imports, "from tensorflow import float32 as KIND, keras as lazy"]) in text
     assert taken == "cast, Scale, net; WIDTH = 4, the value at submission"
     module = reference.partition(":")[0]
-    names = in_fresh_interpreter(
-        {"net": (module, "[type(each).__name__ for each in net((2, 2, 1), 3).layers]")}, folder
-    )
+    names = in_another_process({"net": (module, "[type(each).__name__ for each in net((2, 2, 1), 3).layers]")}, folder)
     assert names == {"net": "['InputLayer', 'Flatten', 'Scale', 'Dense']"}
 
 
@@ -182,7 +173,7 @@ def test_same_code_same_file(kernel: Kernel, folder: Path) -> None:
     (folder / f"{first[0].partition(':')[0]}.py").write_text("# mine\n")
     message, fix = captured(kernel, cells)
     assert "was edited after it was captured" in message
-    assert fix.startswith("rename it")
+    assert fix.startswith("mv ")
 
 
 def test_function_of_a_module(kernel: Kernel) -> None:
@@ -242,7 +233,7 @@ def test_script_and_interactive_session(tmp_path: Path) -> None:
         ).stdout
 
     module = output("script.py").partition(":")[0]
-    assert in_fresh_interpreter({"net": (module, "net()")}, tmp_path) == {"net": "((2, 'Stop'), 2)"}
+    assert in_another_process({"net": (module, "net()")}, tmp_path) == {"net": "((2, 'Stop'), 2)"}
     refused = output("-")
     assert "The source of net is not known" in refused
     assert "define net in a cell of its own, or move it into a .py file" in refused

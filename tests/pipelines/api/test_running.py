@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ def test_a_platform_that_cannot_be_asked_is_named_and_one_that_has_ended_is_not_
         record = folder.read()
         if record.name == "lost":
             raise UserError("Vertex AI does not answer.")
-        return record.model_copy(update={"status": "failed"})
+        return replace(record, status="failed")
 
     monkeypatch.setattr(VertexPlatform, "refresh", refresh)
     started("lost")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -91,7 +93,7 @@ def test_a_setting_without_a_form_in_yaml_is_refused() -> None:
 def record(**values: Any) -> RunRecord:
     steps = [StepRecord(name="train", status="succeeded", seconds=2.0)]
     fields = {"run_id": "r-1", "name": "r", "platform": "local", "hardware": "cpu", "created": datetime.now(UTC)}
-    return RunRecord.model_validate({**fields, "steps": steps, **values})
+    return RunRecord(**{**fields, "steps": steps, **values})
 
 
 def test_tables_escape_what_users_wrote() -> None:
@@ -129,3 +131,13 @@ def test_a_notebook_shows_an_error_with_the_users_lines_only() -> None:
     assert f"{__file__}:" in shown[0]
     assert 'slipway.run("missing.yaml")' in shown[0]
     assert shown[1].startswith("error: the configuration missing.yaml does not exist.")
+
+
+def test_a_table_without_pandas_names_its_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "pandas", raising=False)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pandas" else find_spec(name))
+    with pytest.raises(UserError, match="package pandas is not installed") as missing:
+        slipway.runs().frame()
+    assert missing.value.fix == "pip install 'slipway-ml[notebook]'"

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-import inspect
+import copy
+import io
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
 import click
 import pytest
-import typer
 import yaml
 from typer.testing import CliRunner
 
-from slipway.pipelines.cli.app import COMMANDS, app
+from slipway.pipelines.cli.app import COMMANDS, LazyCommand, app
+from slipway.pipelines.cli.start import Outcome
 from slipway.pipelines.config.config import load
+from slipway.pipelines.hardware import compiled
 from slipway.pipelines.platforms.local import launch
 from slipway.pipelines.runs import continuing, progress
 from slipway.pipelines.runs import record as runs
 from slipway.pipelines.runs.record import ErrorRecord, RunFolder, RunRecord, StepRecord
+from slipway.pipelines.terminal import Terminal
 
 DIGITS = Path("configs/digits.yaml").absolute()
 
@@ -34,12 +39,11 @@ def invoke(*arguments: str, **environment: str):
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:
-    group = typer.main.get_command(app)
-    for name, command in group.commands.items():
-        if isinstance(command, click.Group):
-            yield from ((f"{name} {inner}", found) for inner, found in command.commands.items())
+    for row in COMMANDS:
+        if isinstance(row.loaded, click.Group):
+            yield from ((f"{row.name} {inner}", command) for inner, command in row.loaded.commands.items())
         else:
-            yield name, command
+            yield row.name, row.loaded
 
 
 @pytest.mark.parametrize("arguments", [(), ("schedule",)])
@@ -50,16 +54,11 @@ def test_no_command_shows_the_help(arguments):
     assert "Usage: slipway" in result.output
 
 
-def test_the_list_of_commands_loads_no_library_that_help_does_not_need():
-    libraries = {"pydantic", "yaml", "kfp", "numpy", "pyarrow", "tensorflow", "jinja2"}
-    code = f"import sys, slipway.pipelines.cli.app; print({libraries} & {{*sys.modules}})"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
-
-
 def test_help_lists_the_commands_in_groups_with_examples():
     shown = invoke("--help", COLUMNS="80").output
-    assert {group for group, *_ in COMMANDS} == {"Train", "Use models", "Follow runs", "Prepare", "Build and schedule"}
-    for title in ("Train", "Use models", "Follow runs", "Prepare", "Build and schedule", "Examples"):
+    panels = {"Train", "Use models", "Follow runs", "Prepare", "Build and schedule"}
+    assert {row.rich_help_panel for row in COMMANDS} == panels
+    for title in (*panels, "Examples"):
         assert title in shown
     assert invoke("--version").output == f"slipway {version('slipway-ml')}\n"
 
@@ -79,19 +78,21 @@ def test_every_help_page_fits_80_columns_and_describes_all(name: str, command: c
     assert group in ("schedule", "endpoints", "tpu") or f"Examples slipway {group}" in " ".join(words)
 
 
+@pytest.mark.parametrize("row", COMMANDS, ids=lambda row: row.name)
+def test_the_list_has_the_first_paragraph_of_the_help_of_each_command(row: LazyCommand):
+    assert row.help == row.loaded.help.partition("\n\n")[0]
+
+
 def test_examples_parse():
     """Every example names options that exist."""
-    for _, name, function, lines in COMMANDS:
-        known = {option for parameter in _options(function) for option in parameter}
-        for line in lines:
-            used = {word for word in line.partition(" -- ")[0].split() if word.startswith("-")}
-            assert line.startswith(f"slipway {name}")
-            assert used <= known, line
-
-
-def _options(function) -> Iterator[list[str]]:
-    command = dict(commands())[next(name for _, name, found, _ in COMMANDS if found is function)]
-    return (parameter.opts for parameter in command.params)
+    for row in COMMANDS:
+        for line in row.examples:
+            assert line.startswith(f"slipway {row.name}")
+            command, words = row.loaded, line.partition(" -- ")[0].split()
+            if isinstance(command, click.Group):
+                command = command.commands[words[2]]
+            known = {option for parameter in command.params for option in parameter.opts}
+            assert {word.partition("=")[0] for word in words if word.startswith("-")} <= known, line
 
 
 def test_the_shell_completes_commands_and_runs(tmp_path: Path):
@@ -117,12 +118,12 @@ def test_the_shell_completes_commands_and_runs(tmp_path: Path):
 
 
 def test_commands_with_a_target_have_one_default():
-    """Except setup: nothing has to be set up for runs on this machine."""
+    """Except setup, for nothing has to be set up here, and build, whose images are those of the section's platform."""
     defaults = {
         parameter.default
-        for _, name, function, _ in COMMANDS
-        if name != "setup"
-        for parameter in inspect.signature(function).parameters.values()
+        for name, command in commands()
+        if name not in ("setup", "build")
+        for parameter in command.params
         if parameter.name == "target"
     }
     assert defaults == {"local"}
@@ -168,7 +169,7 @@ def resumed(monkeypatch: pytest.MonkeyPatch) -> list:
     seen: list = []
 
     def run(folder, config, record, watcher):
-        seen.append((config, record.model_copy(deep=True)))
+        seen.append((config, copy.deepcopy(record)))
         record.status = "succeeded"
         return record
 
@@ -277,9 +278,9 @@ def test_the_next_command_changes_the_configuration_where_the_fix_does(fix: str 
         error=ErrorRecord(step="train", message="No.", fix=fix),
     )
     assert continuing.next_command(record) == command
-    elsewhere = record.model_copy(update={"platform": "vertex"})
+    elsewhere = replace(record, platform="vertex")
     assert continuing.next_command(elsewhere) == command.replace("config.yaml", "config.yaml --target vertex")
-    rehearsed = record.model_copy(update={"rehearsal": 20})
+    rehearsed = replace(record, rehearsal=20)
     assert continuing.next_command(rehearsed) == command.replace("run -c", "rehearse -c")
     record.error.setting = "model.builder"
     assert continuing.next_command(record) == command
@@ -314,3 +315,23 @@ def test_the_line_of_an_evaluation_has_the_baseline_of_its_metric() -> None:
     assert progress.step_line(step, judged=True).endswith("accuracy 0.9425 (baseline 0.9440): reject")
     step.outputs["baseline_metrics"] = {}
     assert progress.step_line(step, judged=True).endswith("accuracy 0.9425: reject")
+
+
+def test_with_json_a_run_on_this_machine_ends_with_its_record_on_stdout(failed: RunFolder, resumed: list):
+    result = invoke("run", "--resume", "latest", "--json")
+    record = json.loads(result.stdout)
+    assert (result.exit_code, record["run_id"], record["status"]) == (0, failed.run_id, "succeeded")
+
+
+def test_a_rehearsal_compiles_the_step_for_its_data_and_says_that_this_takes_time(
+    failed: RunFolder, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(compiled, "missing", lambda _hardware, _engine: None)
+    monkeypatch.setattr(compiled, "job_of", lambda _model, train, data: (train.engine, data.name))
+    monkeypatch.setattr(compiled, "compiled", lambda _hardware, job: job)
+    monkeypatch.setattr(compiled, "sentences", lambda _hardware, job, answer: [f"{job == answer} {answer}"])
+    config, record = load(failed.configuration_file, hardware="tpu-v5e-2x4"), failed.read()
+    record.step("prepare_data").outputs["dataset"] = "datasets/digits"
+    shown = Terminal(file=io.StringIO(), width=120)
+    assert Outcome(shown, as_json=False)._compiled(config, record) == ["True ('tensorflow', 'digits')"]
+    assert shown.file.getvalue() == "compiling the step for TPU v5e with 8 chips, up to a minute\n"

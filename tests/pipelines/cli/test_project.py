@@ -301,6 +301,9 @@ def test_a_rare_class_has_a_threshold(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "labels      2: usual 180, rare 20\n" in on_images("project", "--table", "t.csv")
     config = load(tmp_path / "project" / "slipway.yaml")
     assert (config.train.threshold, config.evaluate.gate.name) == ("f1", "macro_f1")
+    on_images("trees", "--table", "t.csv", "--template", "trees")
+    config = load(tmp_path / "trees" / "slipway.yaml")
+    assert (config.train.arguments, config.evaluate.gate.name) == (("--threshold", "f1"), "macro_f1")
 
 
 @pytest.mark.parametrize(("rows", "decay"), [(200, 1.0), (10_000, 0.5)])

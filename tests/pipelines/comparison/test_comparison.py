@@ -12,7 +12,8 @@ import yaml
 
 from slipway.core.errors import UserError
 from slipway.pipelines.comparison.page import render
-from slipway.pipelines.comparison.selection import Row, read, select
+from slipway.pipelines.comparison.selection import Row, differences, read, select
+from slipway.pipelines.config.config import validate
 from slipway.pipelines.runs import provenance
 from slipway.pipelines.runs.record import RunFolder, RunRecord, StepRecord
 
@@ -92,6 +93,23 @@ def test_a_value_that_no_run_has_is_refused(
     with pytest.raises(UserError, match=r"is not a condition|No run has") as refused:
         select(rows, conditions, order)
     assert said in str(refused.value)
+
+
+def test_programs_are_compared_by_their_options(tmp_path: Path) -> None:
+    def program(number: int, *arguments: str) -> Row:
+        row = run(tmp_path, number, 0.1, "adam", 0.9)
+        tune = {"parameters": {"--lr": {"low": 0.001, "high": 1.0}}, "trials": number + 1}
+        values = {"name": "x", "train": {"module": "program", "arguments": arguments}, "tune": tune}
+        row.folder.configuration_file.write_text(validate(values, "test").as_yaml())
+        return read(row.folder)
+
+    rows = [program(0, "--lr", "1e-3", "--fast"), program(1, "--lr", "0.5"), program(2, "--lr=0.1", "--epochs=3")]
+    assert differences([row.settings for row in rows]) == [
+        "train.arguments.epochs", "train.arguments.fast", "train.arguments.lr"
+    ]  # fmt: skip
+    assert numbers(select(rows, ["train.arguments.lr<2e-1"], "train.arguments.lr")) == [0, 2]
+    with pytest.raises(UserError, match=r"No run has 'train\.engine'"):
+        select(rows, ["train.engine=tensorflow"], None)
 
 
 def test_the_page_shows_what_differs_and_marks_the_best(rows: list[Row]) -> None:

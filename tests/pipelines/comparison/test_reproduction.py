@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
+from slipway.core import integrity
 from slipway.pipelines.comparison.reproduction import Reproduction, compare
 from slipway.pipelines.comparison.selection import Row, read
 from slipway.pipelines.runs import provenance
@@ -23,6 +25,7 @@ LOSSES = {10: 1.0, 20: 0.5, 30: 0.25}
 def run(path: Path, **changes: Any) -> Row:
     """A run of which `changes` replaces losses, checkpoints, weights, the data's fingerprint or provenance."""
     folder = RunFolder(path)
+    weights = changes.get("weights", "e" * 64)
     losses, sums = changes.get("losses", LOSSES), changes.get("checkpoints", {20: "a", 30: "b"})
     logs = folder.path / "train" / "logs"
     logs.mkdir(parents=True)
@@ -38,7 +41,7 @@ def run(path: Path, **changes: Any) -> Row:
             run_id=folder.run_id, name="x", platform="local", hardware="cpu", created=datetime.now(UTC),
             steps=[
                 StepRecord(name="prepare_data", outputs=data),
-                StepRecord(name="train", outputs={"weights_checksum": changes.get("weights", "e" * 64)}),
+                StepRecord(name="train", outputs=changes.get("train", {"weights_checksum": weights})),
             ],
         )
     )  # fmt: skip
@@ -73,6 +76,43 @@ def test_a_changed_module_of_the_project_is_named(tmp_path: Path) -> None:
     found = compared(tmp_path, weights="9" * 64, made={"files": {"net.py": "2"}})
     assert found.causes == ["the files: net.py 2 instead of 1"]
     assert not found.equal
+
+
+def program_model(folder: Path, written: float, weight: str = "1", **files: str) -> dict[str, Any]:
+    """What the step train returned of a custom program's model that reported its progress at the time `written`."""
+    folder.mkdir()
+    (folder / "model.pt").write_text(weight)
+    lines = [{"kind": "train", "step": step, "loss": 0.5, "time": written + step} for step in (1, 2)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "metrics.json").write_text(json.dumps({"accuracy": 0.9, "seconds": written}))
+    with zipfile.ZipFile(folder / "model.keras", "w") as archive:
+        archive.writestr("metadata.json", json.dumps({"date_saved": written}))
+        archive.writestr("model.weights.h5", weight)
+    for name, content in files.items():
+        (folder / name).write_text(content)
+    integrity.seal(folder, {}, integrity.CHECKSUMS_FILE)
+    return {"model": str(folder), integrity.FILES_CHECKSUM: integrity.checksum(folder)}
+
+
+@pytest.mark.parametrize(
+    ("again", "equal", "detail"),
+    [
+        ({"written": 2}, True, "all 4 files are equal but for times in metrics.json, metrics.jsonl, model.keras"),
+        ({"written": 1}, True, "checksum "),
+        ({"written": 2, "weight": "2"}, False, "2 of 4 files differ: model.keras"),
+        ({"written": 1, "vocabulary": "a"}, False, "1 of 5 files differ: vocabulary; only one of them has vocabulary"),
+    ],
+)
+def test_files_of_a_program_are_compared_without_their_times(
+    tmp_path: Path, again: dict[str, Any], equal: bool, detail: str
+) -> None:
+    runs = [
+        run(tmp_path / "before", train=program_model(tmp_path / "model", 1)),
+        run(tmp_path / "again", train=program_model(tmp_path / "model-again", **again)),
+    ]
+    found = compare(*runs).compared[-1]
+    assert (found.name, found.equal) == ("model", equal)
+    assert found.detail.startswith(detail)
 
 
 def test_runs_that_recorded_nothing_are_not_called_equal(tmp_path: Path) -> None:

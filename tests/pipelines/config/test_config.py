@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from slipway.core.errors import UserError
-from slipway.pipelines.config.config import RunConfig, load
+from slipway.core.yaml_loader import load_yaml
+from slipway.pipelines.config.config import RunConfig, load, validate
 
 MINIMAL: dict[str, Any] = {
     "name": "digits",
@@ -108,6 +109,18 @@ def test_a_typo_is_refused_with_the_option_that_fixes_it(write, override, settin
     assert nearest in error.fix.replace("'\"'\"'", "'")
     assert str(path) not in error.fix
     assert "run.yaml" not in error.message
+
+
+@pytest.mark.parametrize(
+    ("module", "near"), [("train.py", "train"), ("trainer/task.py", "trainer.task"), ("./train.py", "train")]
+)
+def test_a_module_is_named_without_its_file(write, module, near):
+    path = write({"name": "x", "train": {"module": module}})
+    with pytest.raises(UserError) as error:
+        load(path)
+    assert (error.value.setting, error.value.nearest) == ("train.module", near)
+    assert str(error.value.fix).startswith(f"--set train.module={near}")
+    assert "the name of a module" in error.value.message
 
 
 @pytest.mark.parametrize(
@@ -266,3 +279,36 @@ def test_data_that_are_not_prepared_keep_only_their_uri(write):
     assert yaml.safe_load(config.as_yaml())["data"] == {"uri": "s3://b/rows"}
     assert load(write(config.as_yaml())) == config
     assert load(write(PROGRAM)).prepared is None
+
+
+PLAIN = {"name": "a", "data": {"source": "digits"}, "model": {"builder": "m:b"}, "train": {"epochs": 1}}
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "words", "near"),
+    [
+        ("project", "My Project", "a project's id, not its name", "my-project"),
+        ("project", "projects/my-project", "a project's id", "my-project"),
+        ("bucket", "my-bucket", "gs://NAME, such as gs://my-bucket", "gs://my-bucket"),
+        ("network", "projects/shared-vpc/global/networks/main", "gcloud projects describe PROJECT", None),
+        ("encryption_key", "my-key", "cryptoKeys/KEY, such as", None),
+        ("service_account", "runner", "runner@my-project.iam.gserviceaccount.com", None),
+        ("submitters", "[ada@example.com]", "such as user:ada@example.com", None),
+    ],
+)
+def test_a_setting_of_google_cloud_says_what_it_expects_with_an_example(
+    setting: str, value: str, words: str, near: str | None
+) -> None:
+    vertex = {"project": "p", "region": "europe-west4", "bucket": "gs://bucket"}
+    values = {**PLAIN, "vertex": vertex | {setting: load_yaml(value, "the test")}}
+    with pytest.raises(UserError) as error:
+        validate(values, "slipway.yaml")
+    assert words in error.value.message
+    assert "pattern" not in str(error.value)
+    assert error.value.nearest == near
+
+
+def test_the_address_of_mlflow_says_what_it_expects() -> None:
+    with pytest.raises(UserError, match="such as http://localhost:5000") as error:
+        validate({**PLAIN, "track": {"mlflow": "mlflow.example.com:5000"}}, "slipway.yaml")
+    assert error.value.nearest == "http://mlflow.example.com:5000"

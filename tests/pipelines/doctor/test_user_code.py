@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import pytest
 from slipway.core.errors import UserError
 from slipway.pipelines.checks import CheckWarning, Context, NotApplicableError
 from slipway.pipelines.config.config import validate
+from slipway.pipelines.config.search import settings_of
 from slipway.pipelines.doctor import user_code
 from slipway.pipelines.platforms.table import platform_of
 
@@ -89,6 +93,75 @@ def test_what_a_program_writes_is_known_before_it_runs(
         return
     with pytest.raises(UserError, match=problem):
         user_code.outputs(context(tmp_path, **sections))
+
+
+def test_a_script_with_an_option_for_its_output_is_adopted_without_a_change(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("import argparse\nargparse.ArgumentParser().add_argument('--output_dir')\n")
+    subject = context(tmp_path, train={"module": "program", "arguments": ["--epochs", 10]})
+    with pytest.raises(UserError, match="saves no model") as refused:
+        user_code.outputs(subject)
+    option, value = shlex.split(str(refused.value.fix))
+    assert (option, value) == ("--set", 'train.arguments=["--epochs", "10", "--output_dir", "$(AIP_MODEL_DIR)"]')
+    fixed = subject.config.model_dump(by_alias=True)
+    fixed["train"]["arguments"] = json.loads(value.partition("=")[2])
+    user_code.outputs(replace(subject, config=validate(fixed, "the test")))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import keras\nkeras.callbacks.TensorBoard('logs')\n",
+        "import tensorflow as tf\ntf.summary.scalar('loss', 1)\n",
+        "from torch.utils.tensorboard import SummaryWriter\n",
+    ],
+)
+def test_tensorboard_is_missed_before_the_run(tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "program.py").write_text(source)
+    known = user_code.module_spec
+    monkeypatch.setattr(
+        user_code,
+        "module_spec",
+        lambda name, folder: None if name == "tensorboard" else name == "torch" or known(name, folder),
+    )
+    with pytest.raises(UserError, match=r"tensorboard is not installed \(program\.py:[12]: "):
+        user_code.imports(context(tmp_path))
+    with pytest.raises(CheckWarning, match="images do not have that package"):
+        user_code.imports(context(tmp_path, "vertex"))
+    (tmp_path / "requirements.txt").write_text("tensorboard==2.20\n")
+    assert user_code.imports(context(tmp_path, "vertex")) == "program"
+
+
+@pytest.mark.parametrize(
+    ("report", "target", "problem"),
+    [
+        ("training.report(1, kind='validation', score=1)", "local", None),
+        ("training.report(1, epoch=1, kind='validation', **logs)", "local", None),
+        ("training.report(1, kind=split, score=1)", "local", None),
+        ("fit(callback=training.report)", "local", None),
+        ("open('metrics.jsonl', 'a')", "local", None),
+        ("import hypertune", "vertex", None),
+        ("import hypertune", "local", "reports no metric of the validation split, not score"),
+        ("pass", "local", "reports no metric of the validation split, not score"),
+        ("training.report(1, score=1)", "local", "reports no metric of the validation split, not score"),
+        ("training.report(1, epoch=1, kind='validation', scores=1)", "local", "reports scores of the validation split"),
+    ],
+)
+def test_a_search_needs_a_program_that_reports_its_metric(
+    tmp_path: Path, report: str, target: str, problem: str | None
+) -> None:
+    (tmp_path / "program.py").write_text(f"{WRITES}training.finish({{'score': 1}})\ndef validate():\n    {report}\n")
+    tune = {"parameters": {"--rate": {"low": 0.1, "high": 0.5}}, "metric": "score", "direction": "maximize"}
+    gate = {"gate": {"metric": "score", "direction": "maximize"}}
+    own = context(tmp_path, target, tune=tune, evaluate=gate)
+    user_code.outputs(own)  # a run does not need it
+    searching = replace(own, search=settings_of(own.config))
+    if problem is None:
+        user_code.outputs(searching)
+        return
+    with pytest.raises(UserError, match=problem) as refused:
+        user_code.outputs(searching)
+    assert refused.value.nearest == ("scores" if "scores" in report else None)
+    assert "scores" in report or 'slipway.training.report(step, kind="validation", score=…)' in str(refused.value.fix)
 
 
 def test_a_program_whose_library_may_write_the_model_is_doubtful(tmp_path: Path) -> None:

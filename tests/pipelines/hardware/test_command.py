@@ -99,13 +99,27 @@ def test_a_choice_as_data():
     assert facts["worker_pools"][0]["machine_spec"]["machine_type"] == "cloud-tpu"
     assert facts["regions"] == ["europe-west4", "us-central1"]
     assert "general knowledge" in facts["certainty"]
-    assert command.describe("tpu7x-2x2x1")["vcpus"] is None
+    assert command.describe("tpu-v4-2x2x1")["vcpus"] is None
+    assert "only as SPOT or FLEX_START: this may wait for machines in vain" in command.describe("h100x1")["note"]
+    assert command.describe("h100x1+spot")["note"] is None
 
 
 def test_advice_where_the_machine_is_small():
     assert "4 vCPUs may be too few to feed 4 accelerators; @n1-highcpu-16 has 16" in command.describe("t4x4")["advice"]
     assert command.describe("t4x4@n1-standard-16")["advice"] is None
     assert command.describe("l4x4")["advice"] is None
+
+
+def test_what_a_platform_refuses_is_said_in_place_of_what_it_would_be_sent(printed):
+    text = printed(command.show_choice, "tpu-v5e-16x16+spot")
+    assert "with --target vertex: Vertex AI has no Spot for multi-host TPUs" in text
+    assert "Closest: tpu-v5e-16x16" in text
+    assert "worker pools" not in text
+    assert "strategy" not in text
+    for other in ("tpu-v5e-16x16", "tpu-v5e-2x2+spot", "l4x4*2+spot"):
+        assert command.describe(other)["refused"] == {}
+    v4 = command.describe("tpu-v4-2x2x1")["refused"]
+    assert v4["vertex"].startswith("TPU v4 is not offered for training on Vertex AI")
 
 
 def test_a_choice_is_refused_with_its_region_and_engine():
@@ -154,17 +168,8 @@ print([name for name in sys.modules if name.startswith({HEAVY!r})])
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code"), [(["hardware"], 0), (["hardware", "l4x4*2"], 0), (["hardware", "t4x3"], 2)]
+    ("choice", "memory"), [("tpu-v3-8", "32 GB per chip (16 GB per core)"), ("l4x1", "24 GB per chip")]
 )
-def test_the_command_line_imports_nothing_heavy(arguments, code):
-    heavy = tuple(name for name in HEAVY if name != "pydantic")  # typer imports that
-    program = f"""
-import sys
-from slipway.pipelines.cli.app import app
-try:
-    app({arguments!r})
-except SystemExit as end:
-    print(end.code, [name for name in sys.modules if name.startswith({heavy!r})])
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == f"{code} []"
+def test_the_memory_of_a_core_is_shown_where_a_chip_has_several(printed, choice, memory):
+    (line,) = (line for line in printed(command.show_choice, choice).splitlines() if line.startswith("accelerators"))
+    assert line.rstrip().endswith(memory)

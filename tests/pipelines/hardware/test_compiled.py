@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -21,6 +20,14 @@ REFUSAL = (
     "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (29.06G) exceeds "
     "available HBM (15.75G). See https://example.com"
 )
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> JobConfig:
+    """A job of JAX on the digits, with batches of 64."""
+    data = prepare(DataSettings(source="digits", store=str(tmp_path_factory.mktemp("digits"))), 1).folder
+    settings = TrainSettings(engine="jax", batch_size=64, steps=10_000)
+    return compiled.job_of(ModelSettings(builder="own:build"), settings, data)
 
 
 @pytest.mark.parametrize(
@@ -66,22 +73,22 @@ def test_gpus_are_described_to_xla_with_their_own_values() -> None:
     assert "cuda_compute_capability { major: 9 minor: 0 }" in described
 
 
-def test_a_step_that_a_gpu_has_too_little_memory_for_is_an_estimate(tmp_path: Path) -> None:
+def test_a_step_that_a_gpu_has_too_little_memory_for_is_an_estimate(job: JobConfig) -> None:
     found = Answer(devices=1, kind="Tesla T4", fits=False, peak_bytes=15 * 2**30, largest_batch=48, seconds=2e-3)
-    assert compiled.sentences(parse("t4x1"), job(tmp_path), found, steps=1000) == [
+    assert compiled.sentences(parse("t4x1"), job, found, steps=1000) == [
         "compiled for 1 NVIDIA T4: 15.00 of 16 GiB per GPU",
         "the step does not fit by this estimate in 75% of a GPU, as JAX takes no more: the largest batch is about 48",
         "at least 2 ms a step by the arithmetic alone; real ones take 2 to 4 times that: 1,000 steps in 4 s to 8 s, "
         "without input and checkpoints",
     ]
     small = found.model_copy(update={"fits": True, "largest_batch": None, "seconds": 2e-6})
-    assert compiled.sentences(parse("t4x1"), job(tmp_path), small)[-1] == (
+    assert compiled.sentences(parse("t4x1"), job, small)[-1] == (
         "the arithmetic of a step takes 2 µs: starting kernels takes longer"
     )
 
 
-def test_a_step_of_pytorch_is_traced_for_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    of_pytorch = job(tmp_path).model_copy(update={"train": TrainSettings(engine="pytorch", batch_size=64, epochs=1)})
+def test_a_step_of_pytorch_is_traced_for_gpus(job: JobConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_pytorch = job.model_copy(update={"train": TrainSettings(engine="pytorch", batch_size=64, epochs=1)})
     answer = Answer(devices=1, kind="Tesla T4", fits=False, peak_bytes=15 * 2**30, largest_batch=48, seconds=2e-3)
     assert compiled.sentences(parse("t4x1"), of_pytorch, answer)[:2] == [
         "traced for 1 NVIDIA T4: 15.00 of 16 GiB per GPU, without CUDA's context and workspaces",
@@ -98,21 +105,15 @@ def test_a_step_of_pytorch_is_traced_for_gpus(tmp_path: Path, monkeypatch: pytes
     ]
 
 
-def job(folder: Path, **train: int) -> JobConfig:
-    data = prepare(DataSettings(source="digits", store=str(folder)), 1).folder
-    settings = TrainSettings.model_validate({"engine": "jax", "batch_size": 64, "steps": 10_000, **train})
-    return compiled.job_of(ModelSettings(builder="own:build"), settings, data)
-
-
-def test_the_answer_as_sentences(tmp_path: Path) -> None:
+def test_the_answer_as_sentences(job: JobConfig) -> None:
     found = Answer(devices=8, kind="TPU v3", fits=True, peak_bytes=3 * 2**30, largest_batch=512, seconds=0.06)
-    assert compiled.sentences(parse("tpu-v3-8"), job(tmp_path), found, steps=10_000) == [
+    assert compiled.sentences(parse("tpu-v3-8"), job, found, steps=10_000) == [
         "compiled for TPU v3 with 4 chips: 3.00 of 16 GiB per core",
         "largest batch about 512; 64 is set",
         "at least 60 ms a step by the compiler's estimate; real ones take 1 to 2 times that: 10,000 steps in 10 min to "
         "20 min, without input and checkpoints",
     ]
-    of_tensorflow = job(tmp_path).model_copy(update={"train": TrainSettings(batch_size=64, epochs=1)})
+    of_tensorflow = job.model_copy(update={"train": TrainSettings(batch_size=64, epochs=1)})
     found = Answer(devices=1, kind="TPU v5 lite", fits=True, peak_bytes=3 * 2**20, largest_batch=1438)
     assert compiled.sentences(parse("tpu-v5e-1x1"), of_tensorflow, found) == [
         "compiled for TPU v5e with 1 chip: 3.0 MiB of 16 GiB per chip",
@@ -133,14 +134,14 @@ def test_the_answer_as_sentences(tmp_path: Path) -> None:
     ],
 )
 def test_a_step_that_does_not_fit_is_refused_with_what_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, largest: int | None, allowed: str, fix: str
+    job: JobConfig, monkeypatch: pytest.MonkeyPatch, largest: int | None, allowed: str, fix: str
 ) -> None:
     refusal = sentence(REFUSAL)
     answer = Answer(devices=8, kind="TPU v5 lite", fits=False, refusal=refusal, largest_batch=largest)
     ended = subprocess.CompletedProcess([], 0, f"more output\n{answer.model_dump_json()}\n", "")
     monkeypatch.setattr(compiled.subprocess, "run", lambda *_, **__: ended)
     with pytest.raises(UserError, match="does not fit on TPU v5e with 8 chips: Ran out of memory on HBM") as caught:
-        compiled.compiled(parse("tpu-v5e-2x4"), job(tmp_path))
+        compiled.compiled(parse("tpu-v5e-2x4"), job)
     assert refusal.endswith("exceeds available HBM (15.75G)")
     fix = fix.replace("NEAR", "tpu-v6e-2x4")  # 32 GiB a chip, of which the step needs 29.06
     assert (caught.value.setting, caught.value.allowed, caught.value.fix) == ("train.batch_size", allowed, fix)
@@ -155,47 +156,47 @@ def test_a_step_that_does_not_fit_is_refused_with_what_does(
         ("Ran out of memory.", None),
     ],
 )
-def test_the_nearest_hardware_that_fits_is_named(tmp_path: Path, refusal: str, near: str | None) -> None:
+def test_the_nearest_hardware_that_fits_is_named(job: JobConfig, refusal: str, near: str | None) -> None:
     answer = Answer(devices=8, kind="TPU v5 lite", fits=False, refusal=refusal)
-    found = compiled.fixes(parse("tpu-v5e-2x4"), job(tmp_path), answer)
+    found = compiled.fixes(parse("tpu-v5e-2x4"), job, answer)
     if near is None:
         assert found == "a smaller model, or hardware with more memory: slipway hardware"
     else:
         assert found.startswith(f"--hardware '{near}")
 
 
-def test_without_larger_hardware_the_settings_are_named(tmp_path: Path) -> None:
+def test_without_larger_hardware_the_settings_are_named(job: JobConfig) -> None:
     answer = Answer(devices=8, kind="TPU v5 lite", fits=False, refusal="Used 900.5G of 15.75G hbm", largest_batch=24)
-    found = compiled.fixes(parse("tpu-v5e-2x4"), job(tmp_path), answer)
+    found = compiled.fixes(parse("tpu-v5e-2x4"), job, answer)
     assert found == "--set train.batch_size=24, or --set train.accumulation=4, which keeps the batch"
 
 
-def test_settings_are_named_with_the_memory_that_a_step_takes_with_them(tmp_path: Path) -> None:
+def test_settings_are_named_with_the_memory_that_a_step_takes_with_them(job: JobConfig) -> None:
     savings = {"train.remat=true": 3 * 2**29, "train.sharding=fsdp": 2**30}
     answer = Answer(devices=8, kind="TPU v5 lite", fits=False, refusal="Ran out of memory.", savings=savings)
-    found = compiled.fixes(parse("tpu-v5e-2x4"), job(tmp_path), answer)
+    found = compiled.fixes(parse("tpu-v5e-2x4"), job, answer)
     assert found == (
         "--set train.sharding=fsdp, which takes 1.00 GiB per device, "
         "or --set train.remat=true, which takes 1.50 GiB per device"
     )
 
 
-def test_a_gpu_with_more_memory_is_named(tmp_path: Path) -> None:
+def test_a_gpu_with_more_memory_is_named(job: JobConfig) -> None:
     answer = Answer(devices=1, kind="Tesla T4", fits=False, peak_bytes=15 * 2**30)
-    found = compiled.fixes(parse("t4x1"), job(tmp_path), answer)
+    found = compiled.fixes(parse("t4x1"), job, answer)
     assert found == "--hardware 'l4x1'", "15 GiB are 75 % of 20, and an L4 has 24"
 
 
-def test_a_network_that_jax_cannot_build_is_named(tmp_path: Path) -> None:
+def test_a_network_that_jax_cannot_build_is_named(job: JobConfig) -> None:
     with pytest.raises(UserError, match="could not be compiled: ") as caught:
-        compiled.compiled(parse("tpu-v5e-2x4"), job(tmp_path))
+        compiled.compiled(parse("tpu-v5e-2x4"), job)
     assert json.dumps(caught.value.as_dict()["value"]) == '"own:build"'
 
 
 def test_a_compiler_that_was_killed_is_not_explained_by_its_last_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job: JobConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended = subprocess.CompletedProcess([], -9, "", "Could not find cuda drivers on your machine")
     monkeypatch.setattr(compiled.subprocess, "run", lambda *_, **__: ended)
     with pytest.raises(UserError, match="could not be compiled: SIGKILL ended it"):
-        compiled.compiled(parse("tpu-v5e-2x4"), job(tmp_path))
+        compiled.compiled(parse("tpu-v5e-2x4"), job)

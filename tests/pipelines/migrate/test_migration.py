@@ -261,6 +261,12 @@ INEXACT = [
     (TPU | SERVERS, "tpu-v2-8", "dropped", "3 parameter servers"),
     (TPU | {"workerConfig": {"imageUri": "gcr.io/p/i"}}, "tpu-v2-8", "decisions", "gcr.io/p/i has no fixed version"),
     ({"masterType": "cloud_tpu"}, "tpu-v2-8", "dropped", "the master: a TPU job"),
+    (
+        {"masterType": "cloud_tpu", "workerType": "n1-standard-8", "workerCount": 3},
+        "tpu-v2-8",
+        "dropped",
+        "3 workers (n1-standard-8): a TPU job now has one replica",
+    ),
     ({"masterType": "n1-standard-4", "masterConfig": V2}, "tpu-v2-8", "changed", "TPU_V2"),
     (TPU | {"region": "europe-west1"}, "tpu-v2-8", "decisions", "no tpu-v2 for training in europe-west1"),
     ({"masterType": "standard_gpu", "region": "europe-west3"}, "t4x1@n1-standard-8", "decisions", "K80 is retired"),

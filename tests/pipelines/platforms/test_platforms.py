@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from slipway.pipelines.platforms.table import PLATFORMS
 from tests.end_to_end.workspace import Workspace
 
 LAB = """
+import json
 import os
 import sys
 from datetime import UTC, datetime
@@ -73,9 +75,12 @@ class Lab(RemotePlatform):
 
 
 PLATFORMS["lab"] = Lab()
-from slipway.pipelines.cli.app import main
+from slipway.pipelines.cli.app import app
+from typer.testing import CliRunner
 
-main()
+for command in json.load(sys.stdin):
+    done = CliRunner().invoke(app, command, env={"COLUMNS": "120"})
+    print(json.dumps(f"{done.exit_code} {done.output}"))
 """
 
 
@@ -84,28 +89,42 @@ def test_a_fifth_platform_runs_is_checked_and_appears_in_help(tmp_path: Path) ->
     folder = Workspace(tmp_path).path
     (folder / "slipway_lab.py").write_text(LAB)
 
-    def command(*arguments: str, **environment: str) -> str:
-        environment = {**os.environ, "COLUMNS": "120", **environment}
-        line = [sys.executable, "slipway_lab.py", *arguments]
-        done = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-        return f"{done.returncode} {done.stdout}{done.stderr}"
+    def results(*commands: tuple[str, ...], **environment: str) -> list[str]:
+        """Return the exit code and the output of each of the commands in a process that has the platform."""
+        done = subprocess.run(
+            [sys.executable, "slipway_lab.py"],
+            input=json.dumps(commands),
+            cwd=folder,
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return [json.loads(line) for line in done.stdout.splitlines()]
 
     configuration = ("-c", "configs/digits.yaml", "--target", "lab")
-    assert "kubeflow, tpu or lab" in " ".join(command("run", "--help").replace("│", "").split())
-    assert "cpu in the lab" in (found := command("doctor", *configuration)) and "power" in found
-    refused = command("run", *configuration, NO_POWER="1")
+    (refused,) = results(("run", *configuration), NO_POWER="1")
     assert refused.startswith("2 ") and "the lab has no power" in refused
     assert not (folder / "runs").exists()
-    assert command("run", *configuration).startswith("0 ")
-    assert "a line of the lab" in command("logs", "latest")
-    assert command("compile", *configuration).startswith("0 ")
+    page, checks, ran, log, compiled, batch, build = results(
+        ("run", "--help"),
+        ("doctor", *configuration),
+        ("run", *configuration),
+        ("logs", "latest"),
+        ("compile", *configuration),
+        ("batch", "digits", "--input", "x", "--output", "y", "--target", "lab"),
+        ("build", *configuration),
+    )
+    assert "kubeflow, tpu or lab" in " ".join(page.replace("│", "").split())
+    assert "cpu in the lab" in checks and "power" in checks
+    assert ran.startswith("0 ")
+    assert "a line of the lab" in log
+    assert compiled.startswith("0 ")
     assert (folder / "spec.yaml").read_text() == (
         "steps: prepare_data check_drift plan_training train evaluate register_model"
     )
-    assert "there are no batch predictions on the lab" in command(
-        "batch", "digits", "--input", "x", "--output", "y", "--target", "lab"
-    )
-    assert "Slipway builds no image for the lab" in command("build", *configuration)
+    assert "there are no batch predictions on the lab" in batch
+    assert "Slipway builds no image for the lab" in build
 
 
 def test_nothing_outside_of_the_platforms_compares_their_names() -> None:

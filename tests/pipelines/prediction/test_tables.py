@@ -67,7 +67,22 @@ def test_typed_columns_of_a_parquet_file(project: Path, houses_folder: Path) -> 
     first, second, third = lines(run(str(houses_folder), "houses.parquet"))
     assert first["prediction"]["prediction"] == pytest.approx(HOUSE_PRICE)
     assert second["error"] == "area: '' is not a number"
-    assert third["error"] == "area: 'nan' is not a number"
+    assert third["error"] == "area: '' is not a number"
+
+
+def test_unknown_categories_are_counted_and_limited(project: Path, houses_folder: Path, here: None) -> None:
+    Path("new.csv").write_text(f"{HEADER}\nAsh,1,1 2,3\nOak,1,1 2,3\nFir,1,1 2,3\n")
+    line = "street: 2 of 3 values are none of the training's: 'Ash' …"
+    found = run(str(houses_folder), "new.csv")
+    assert found.exit_code == 0 and line in found.stderr
+    limited = run(str(houses_folder), "new.csv", "--max-unknown", "0.5")
+    assert limited.exit_code == 2 and "fix:      --max-unknown 0.667, or correct the column" in limited.stderr
+    assert run(str(houses_folder), "new.csv", "--max-unknown", "0.667").exit_code == 0
+    several = batch(str(houses_folder), "--input", "new.csv", "-o", "out", "--part-size", "1")
+    assert several.exit_code == 0 and line in several.stderr
+    again = batch(str(houses_folder), "--input", "new.csv", "-o", "out", "--part-size", "1", "--max-unknown", "0")
+    assert again.exit_code == 2 and line.removesuffix(" …") in again.stderr
+    assert json.loads(Path("out/summary.json").read_bytes())["unknown"]["counts"] == {"street": 2}
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet", "jsonl"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -141,7 +142,7 @@ def test_while_a_run_is_in_progress_no_data_set_is_deleted() -> None:
     planned = [Unneeded("data set", str(Path("datasets/digits/old").absolute()), NOW, 1)]
     assert list(LocalCleaner(AGE).delete(planned)) == [], "one that begins after the list was made"
     assert "while a run is in progress: beginning" in CliRunner().invoke(app, ["clean"]).output
-    beginning.write(beginning.read().model_copy(update={"status": "failed"}))
+    beginning.write(replace(beginning.read(), status="failed"))
     written(beginning.record_file, 90)
     assert cleaned() == {"beginning", "old"}
 

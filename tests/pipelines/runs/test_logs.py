@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -76,7 +77,7 @@ def run(tmp_path: Path) -> RunFolder:
     record = RunRecord(
         run_id="digits-1", name="digits", platform="local", hardware="cpu", created=datetime.now(UTC), steps=steps
     )
-    folder.write(record.model_copy(update={"status": "failed"}))
+    folder.write(replace(record, status="failed"))
     return folder
 
 

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -225,10 +226,13 @@ def test_a_run_that_cannot_be_created_leaves_nothing(tmp_path, config, monkeypat
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("text", ['{"run_id": ', "[]", "null"])
-def test_a_damaged_record_is_named(tmp_path, config, text):
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("{", "["), ('"digits"', "null"), ('"local"', "1"), ('"succeeded"', '"suceeeded"'), ('"name"', '"mane"')],
+)
+def test_a_damaged_record_is_named(tmp_path, config, old, new):
     folder = runs.create(config, tmp_path)
-    folder.record_file.write_text(text)
+    folder.record_file.write_text(record(folder).as_json().replace(old, new, 1))
     with pytest.raises(UserError, match=folder.run_id):
         folder.read()
 
@@ -255,7 +259,7 @@ def test_follow_ends_with_the_run_and_loses_no_line(tmp_path, config):
     lines = logs.read(folder, "train", follow=True)
     assert next(lines) == "one"
     log.write_text("one\nhalf\nlast")
-    folder.write(running.model_copy(update={"status": "succeeded", "process": None}))
+    folder.write(replace(running, status="succeeded", process=None))
     assert list(lines) == ["half", "last"]
 
 

@@ -28,7 +28,7 @@ EVENTS = [
 
 def record(**fields: object) -> RunRecord:
     values = {"run_id": "digits-1", "name": "digits", "platform": "local", "hardware": "cpu"}
-    return RunRecord.model_validate({**values, "created": datetime.now(UTC), **fields})
+    return RunRecord(**{**values, "created": datetime.now(UTC), **fields})
 
 
 def test_the_phases_sum_to_the_time_from_the_start_of_the_command(tmp_path: Path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -122,6 +123,20 @@ def test_a_run_is_sent_once_however_often_it_is_sent(folder: RunFolder, server: 
     assert (run.info["status"], run.info["end_time"]) == ("FINISHED", round(1000 * record.ended.timestamp()))
     assert server.artifacts == {f"1/{run.info['run_id']}/artifacts/report.html": b"<p>report"}
     assert server.experiments == {"digits": "1"}
+
+
+def test_a_programs_options_are_parameters(tmp_path: Path, server: FakeMlflow) -> None:
+    values = {"name": "x", "track": {"mlflow": server.url}}
+    config = validate({**values, "train": {"module": "program", "arguments": ["--lr", "1e-3", "--fast"]}}, "test.yaml")
+    folder = runs.create(config, tmp_path)
+    send(folder, config, record_of(folder))
+    sent = {name: value for name, value in server.run(folder.run_id).params.items() if name.startswith("train.")}
+    assert {name: value for name, value in sent.items() if not name.startswith("train.restarts.")} == {
+        "train.module": "program",
+        "train.processes": "1",
+        "train.arguments.lr": "0.001",
+        "train.arguments.fast": "true",
+    }
 
 
 def test_another_evaluation_adds_its_metrics_and_leaves_the_parameters(folder: RunFolder, server: FakeMlflow) -> None:
@@ -272,6 +287,7 @@ def test_the_command_sends_a_run_and_needs_a_tracker(
     assert sent.stdout.strip() == f"{server.url}/#/experiments/1/runs/{server.run(folder.run_id).info['run_id']}"
     refused = CliRunner().invoke(app, ["track", "latest", "--set", "track=null"])
     assert (refused.exit_code, "has no section track" in refused.output) == (2, True)
+    assert re.search(r"fix:      slipway track \S+ --set track\.mlflow=http://localhost:5000\n", refused.output)
 
 
 def test_the_command_sends_no_rehearsal(folder: RunFolder, server: FakeMlflow, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 
 from slipway.core.errors import UserError
 from slipway.pipelines.api import starting
 from slipway.pipelines.config import search
+from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.platforms.local import launch
 from slipway.pipelines.runs import lock
 from slipway.pipelines.runs import record as runs
@@ -22,6 +24,7 @@ from slipway.pipelines.runs.record import ErrorRecord, RunFolder, RunRecord, Ste
 from slipway.pipelines.tuning import study as studies
 from slipway.pipelines.tuning import trials
 from slipway.pipelines.tuning.trials import Ended, Trials
+from slipway.trainer.config import ModelSettings
 from tests.pipelines.tuning.test_study import RATE, configuration
 
 Play = Callable[[RunRecord, float], None]
@@ -62,7 +65,7 @@ class Machine:
         record.status, record.error = "succeeded", None
         self.play(record, rate)
         if record.status == "succeeded":
-            record.steps[0].outputs["validation"] = {"accuracy": rate}
+            record.steps[0].outputs.setdefault("validation", {"accuracy": rate})
         folder.write(record)
 
 
@@ -105,6 +108,90 @@ def test_each_trial_is_one_run_and_its_value_the_validation_metric(execute: Any)
     assert {each.error for each in ended if each.state == "FAIL"} <= {"the rate is too high"}
 
 
+def test_a_run_whose_trial_has_no_value_has_failed(execute: Any) -> None:
+    ended = execute(lambda record, _rate: record.steps[0].outputs.update(validation={"loss": 1}), trials=1, failures=9)
+    assert ended[0].error.startswith("the training reported no accuracy of the validation split, but loss")
+    assert 'slipway.training.report(step, kind="validation", accuracy=…)' in ended[0].error
+    record = runs.find("trial-0").read()
+    assert (record.status, record.error and record.error.message) == ("failed", ended[0].error)
+
+
+def test_failed_trials_are_tried_again_with_the_same_values_after_a_fix(execute: Any) -> None:
+    def fails(record: RunRecord, _rate: float) -> None:
+        record.status, record.error = "failed", ErrorRecord(step="train", message="KeyError: 'width'")
+
+    assert [each.state for each in execute(fails, trials=4, failures=1)] == ["FAIL", "FAIL"]
+    rates = [trial.params["train.learning_rate"] for trial in execute.study.trials]
+    assert studies.studies.repeat_failed(execute.study) == 2
+    assert studies.studies.repeat_failed(execute.study) == 0
+    ended = execute(lambda _record, _rate: None, trials=4, failures=1)
+    assert [each.state for each in ended] == ["COMPLETE"] * 4
+    assert [each.values["train.learning_rate"] for each in ended[:2]] == rates
+
+
+@pytest.fixture
+def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Begin a search whose data are those of a file; the run that prepares them is a folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "data").write_text("1")
+    (tmp_path / "network.py").write_text("import layers")
+    (tmp_path / "layers.py").write_text("width = 1")
+    said: list[str] = []
+
+    def prepare(config: RunConfig, study: optuna.Study, _say: object) -> RunFolder:
+        folder = runs.create(config)
+        outputs = {"fingerprint": Path("data").read_text()}
+        steps = [StepRecord(name="prepare_data", status="succeeded", outputs=outputs)]
+        folder.write(
+            RunRecord(
+                run_id=folder.run_id, name="digits", platform="local", hardware="cpu", created=datetime.now(UTC),
+                steps=steps, study=study.study_name,
+            )
+        )  # fmt: skip
+        return folder
+
+    monkeypatch.setattr(trials, "prepare", prepare)
+
+    def begun(results: int = 1, continued: bool = False) -> tuple[optuna.Study, list[str]]:
+        said.clear()
+        config = configuration(RATE).model_copy(update={"model": ModelSettings(builder="network:build")})
+        study, base = trials.begin(config, search.settings_of(config), said.append, continued=continued)
+        trials.note(config, study, base or prepare(config, study, None))
+        for _ in range(results):
+            study.tell(study.ask(), 0.5)
+        return study, said
+
+    return begun
+
+
+@pytest.mark.parametrize("file", ["network.py", "layers.py", "data"])
+def test_a_change_of_code_or_data_begins_another_study(begin: Any, file: str) -> None:
+    first, said = begin()
+    assert (begin()[0].study_name, said) == (first.study_name, [])
+    before = Path(file).read_text()
+    Path(file).write_text(f"{before}\n")
+    second, _ = begin()
+    assert second.study_name == f"{first.study_name}-2"
+    name = "the data set" if file == "data" else file
+    assert said == [
+        f"changed since the 2 trials of {first.study_name}: {name}. A new study begins; to add trials to that one: "
+        "slipway tune --continue"
+    ]
+    Path(file).write_text(before)
+    assert begin()[0].study_name == first.study_name
+
+
+def test_the_newest_study_is_continued_when_asked_or_without_results(begin: Any) -> None:
+    first, said = begin(results=0)
+    Path("network.py").write_text("import layers  # corrected")
+    assert begin(results=1)[0].study_name == first.study_name
+    Path("network.py").write_text("import layers  # changed")
+    assert begin(continued=True)[0].study_name == first.study_name
+    assert said == [f"changed since the 1 trials of {first.study_name}: network.py."]
+    assert (begin()[0].study_name, said) == (first.study_name, [])
+
+
 def test_a_killed_run_is_resumed_a_failed_one_is_not(execute: Any) -> None:
     def play(record: RunRecord, _rate: float) -> None:
         if execute.machine.started.count(record.run_id) == 1:
@@ -117,6 +204,7 @@ def test_a_killed_run_is_resumed_a_failed_one_is_not(execute: Any) -> None:
     assert states == {0: "COMPLETE", 1: "FAIL"}
     assert execute.machine.resumed == ["trial-0"]
     assert "diverged" in ended[1].error
+    assert [trial.user_attrs.get(trials.ERROR) for trial in execute.study.trials] == [None, ended[1].error]
 
 
 def test_a_stopped_run_is_resumed_after_its_process_has_ended(execute: Any) -> None:

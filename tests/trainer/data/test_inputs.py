@@ -300,5 +300,5 @@ def test_a_bit_that_flips_after_the_shards_were_verified_ends_the_run(
     assert error is not None
     assert "damaged" in error.message
     assert error.fix is not None
-    assert "prepare the data set" in error.fix
+    assert "prepare_data" in error.fix, "the copy is no folder that Slipway wrote: no command deletes it"
     assert str(shard if budget else assignment.folder) in error.message

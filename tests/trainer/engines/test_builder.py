@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -109,3 +111,16 @@ def test_the_networks_that_come_along_are_classifiers(name: str, shape: tuple[in
         None,
         5,
     )
+
+
+def test_half_of_a_network_that_keras_cannot_save_is_removed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from slipway.trainer.engines.keras import model as keras_model
+
+    def save(file: Path) -> None:
+        file.write_bytes(b"half")
+        raise NotImplementedError("Scaled has no get_config")
+
+    keras_model.save(cast(Any, SimpleNamespace(save=save)), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert "model.keras is not written" in caplog.text
+    assert "Scaled has no get_config" in caplog.text

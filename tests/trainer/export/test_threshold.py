@@ -57,12 +57,11 @@ def test_the_exported_model_and_its_answers_use_it(tmp_path: Path, rule: str | f
     from slipway.trainer.export import saved_model
 
     about = rare(tmp_path / "data")
-    config = job(tmp_path / "data", steps=9, steps_per_epoch=3, threshold=rule)
 
     def network(inputs: dict[str, tf.Tensor]) -> tf.Tensor:
         return tf.stack([tf.zeros_like(inputs["x"]), inputs["x"] - 2.5], axis=1)
 
-    chosen = threshold.choose(config, about, network)
+    chosen = threshold.choose(rule, tmp_path / "data", about, network)
     assert chosen == rule if not isinstance(rule, str) else 0.05 < chosen < 0.45
     (tmp_path / "model").mkdir()
     saved_model.write(tmp_path / "model", network, [], about, chosen)

@@ -16,6 +16,7 @@ from slipway.trainer.export.export import export_custom
 from tests.trainer import feature_sets
 from tests.trainer.feature_sets import Column
 
+pytestmark = pytest.mark.usefixtures("tensorflow")
 CLASSES = {"two": ["no", "yes"], "three": ["a", "b", "c"], "target": []}
 ROWS = 300
 
@@ -43,7 +44,7 @@ def estimator(outputs: str) -> Any:
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
     kind = HistGradientBoostingClassifier if CLASSES[outputs] else HistGradientBoostingRegressor
-    return kind(max_iter=30, min_samples_leaf=5, random_state=0)
+    return kind(max_iter=15, min_samples_leaf=5, random_state=0)
 
 
 @pytest.mark.parametrize("outputs", CLASSES)
@@ -55,7 +56,7 @@ def test_the_exported_trees_predict_from_rows_what_they_learned(tmp_path: Path, 
     assert x.shape == (240, 1 + 2 + 4 + 8)
     fitted = estimator(outputs).fit(x, y)
     assert fitted.score(held_out, expected) > 0.7
-    export_custom(tmp_path / "model", fitted, data.manifest, 1 / 255, from_logits=True, steps=None)
+    export_custom(tmp_path / "model", fitted, tmp_path / "data", data.manifest, 1 / 255, from_logits=True, steps=None)
     model = served.load(tmp_path / "model")
     arrays = {name: np.array(values[-60:]) for name, values in rows.items()}
     for name in ("city", "built"):
@@ -75,5 +76,40 @@ def test_an_estimator_of_something_else_is_refused(tmp_path: Path) -> None:
     x, _ = data.table("train")
     other = estimator("three").fit(x, np.arange(len(x)) % 3)
     with pytest.raises(UserError, match="The estimator has 3 outputs, but the data set has 2"):
-        export_custom(tmp_path / "model", other, data.manifest, 1, from_logits=True, steps=None)
+        export_custom(tmp_path / "model", other, tmp_path / "data", data.manifest, 1, from_logits=True, steps=None)
+    assert not (tmp_path / "model").exists()
+
+
+def test_the_threshold_of_a_program_is_chosen_on_the_validation_split(tmp_path: Path) -> None:
+    """And is part of the served model: its labels are those of the threshold, not of the more probable class."""
+    from slipway.trainer.export import threshold
+
+    data, rows = table(tmp_path / "data", "two")
+    x, y = data.table("train")
+    held_out, expected = data.table("validation")
+    assert data.manifest is not None
+    fitted = estimator("two").fit(x, y)
+    options: Any = {"from_logits": True, "steps": None, "threshold": "youden"}
+    export_custom(tmp_path / "model", fitted, tmp_path / "data", data.manifest, 1, **options)
+    model = served.load(tmp_path / "model")
+    best = threshold.best("youden", fitted.predict_proba(held_out)[:, 1], np.asarray(expected) == 1)
+    assert model.threshold == pytest.approx(best, abs=1e-6)
+    arrays = {name: np.array(values) for name, values in rows.items()}
+    for name in ("city", "built"):
+        arrays[name] = np.array([text.encode() for text in arrays[name].tolist()], object)
+    probabilities = model.predict(arrays)[model.values]
+    assert (model.best(probabilities) == (probabilities[:, 1] >= np.float32(model.threshold))).all()
+    with pytest.raises(UserError, match="decides between two classes") as error:
+        three, _ = table(tmp_path / "three", "three")
+        export_custom(tmp_path / "other", fitted, tmp_path / "three", three.manifest, 1, **options)
+    assert error.value.fix == "threshold=None"
+
+
+@pytest.mark.parametrize("threshold", ["f2", 0.0, 1, 1.5])
+def test_a_threshold_that_is_neither_a_rule_nor_a_probability_is_refused(tmp_path: Path, threshold: Any) -> None:
+    data, _ = table(tmp_path / "data", "two")
+    fitted = estimator("two").fit(*data.table("train"))
+    options: Any = {"from_logits": True, "steps": None, "threshold": threshold}
+    with pytest.raises(UserError, match="is not a decision threshold"):
+        export_custom(tmp_path / "model", fitted, tmp_path / "data", data.manifest, 1, **options)
     assert not (tmp_path / "model").exists()

@@ -4,24 +4,44 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
+from typing import Any
 from urllib.error import URLError
 
-import keras
 import numpy as np
 import pytest
-from keras.src.utils import file_utils
 
 from slipway.core.errors import UserError
 from slipway.trainer import weights
 from slipway.trainer.models import pretrained
 
+pytestmark = pytest.mark.usefixtures("tensorflow")
+
+
+def small(function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace a backbone of keras.applications by a small network with its preprocessing."""
+    import keras
+
+    def build(*, include_top: bool, weights: None, input_shape: tuple[int, int, int]) -> keras.Model:
+        del include_top, weights
+        layers = [keras.layers.Conv2D(4, 8, strides=8), keras.layers.BatchNormalization()]
+        return keras.Sequential([keras.Input(input_shape), *layers])
+
+    build.__module__ = function.__module__
+    monkeypatch.setattr(keras.applications, function.__name__, build)
+
 
 @pytest.mark.parametrize(
-    ("name", "channels"),
-    [("MobileNetV2", 3), ("VGG16", 1), ("DenseNet121", 3), ("MobileNetV3Small", 3)],
+    ("name", "channels", "is_small"),
+    [("MobileNetV2", 3, False), ("VGG16", 1, True), ("DenseNet121", 3, True), ("MobileNetV3Small", 3, False)],
     ids=["-1 to 1", "gray to BGR", "standardized", "pixels"],
 )
-def test_a_backbone_receives_what_keras_prepares(name: str, channels: int, tmp_path: Path) -> None:
+def test_a_backbone_receives_what_keras_prepares(
+    name: str, channels: int, is_small: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import keras
+
+    if is_small:
+        small(getattr(keras.applications, name), monkeypatch)
     made = pretrained.build((32, 32, channels), 5, backbone=name, dropout=0.5)
     images = np.random.default_rng(0).random((2, 32, 32, channels), np.float32)
     (backbone,) = (layer for layer in made.layers if isinstance(layer, keras.Model))
@@ -39,6 +59,8 @@ def test_a_backbone_receives_what_keras_prepares(name: str, channels: int, tmp_p
 
 
 def test_weights_that_keras_saved_are_those_of_the_backbone(tmp_path: Path) -> None:
+    import keras
+
     saved = keras.applications.MobileNetV2(include_top=False, weights=None, input_shape=(32, 32, 3))
     saved.save_weights(tmp_path / "backbone.weights.h5")
     made = pretrained.build((32, 32, 3), 5, backbone="MobileNetV2")
@@ -67,6 +89,8 @@ def test_another_backbone_or_size_is_refused(name: str, setting: str, closest: s
 def test_weights_that_cannot_be_downloaded_are_an_error_of_a_few_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    from keras.src.utils import file_utils
+
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(file_utils.config, "keras_home", lambda: str(tmp_path))
     monkeypatch.setattr("sys.argv", ["pretrained", "MobileNetV2"])
@@ -83,6 +107,8 @@ def test_weights_that_cannot_be_downloaded_are_an_error_of_a_few_lines(
 
 
 def test_weights_are_saved_under_the_name_of_the_backbone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import keras
+
     monkeypatch.chdir(tmp_path)
     made = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     monkeypatch.setattr(keras.applications, "VGG16", lambda **asked: made if asked["weights"] == "imagenet" else None)

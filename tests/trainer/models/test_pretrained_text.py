@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
 
@@ -33,6 +32,8 @@ def write_preset(folder: Path, kind: str = "BertBackbone") -> Any:
 
 @pytest.mark.parametrize("kind", ["BertBackbone", "DistilBertBackbone"])
 def test_an_encoder_receives_its_own_entries(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import keras
+
     saved = write_preset(tmp_path / "my preset", kind)
     monkeypatch.chdir(tmp_path)
     made = pretrained_text.build(text(5), 3, preset="my preset")

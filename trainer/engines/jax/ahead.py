@@ -13,7 +13,7 @@ import functools
 import re
 import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
@@ -21,8 +21,10 @@ from slipway.core.paths import local_path
 from slipway.trainer.data.assignment import ShardAssignment
 from slipway.trainer.engines import ahead
 from slipway.trainer.engines.ahead import Answer, largest_batch
-from slipway.trainer.engines.base import Work
 from slipway.trainer.metrics.speed import peak_flops
+
+if TYPE_CHECKING:
+    from slipway.trainer.engines.base import Work
 
 # libtpu neither asks for a TPU, nor writes a log or locks other processes out.
 ENVIRONMENT = {

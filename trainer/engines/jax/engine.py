@@ -251,7 +251,7 @@ class JaxEngine:
         self._into_model()
         model = self._model
         predict = functools.partial(export.on_cpu, model)
-        decided = threshold.choose(job, manifest, predict)
+        decided = threshold.choose(job.train.threshold, local_path(job.data), manifest, predict)
         saved_model.write(folder, *export.as_function(model, manifest), manifest, decided)
         keras_model.save(model, folder)
         examples.write(folder, local_path(job.data), manifest, predict)

@@ -15,12 +15,15 @@ from slipway.core.manifest import Manifest
 from slipway.trainer.data.features import each, in_order, specs
 from slipway.trainer.export import saved_model
 from slipway.trainer.export.saved_model import Outputs
+from slipway.trainer.export.threshold import Decision
 
 
-def write_custom(folder: Path, model: keras.Model, manifest: Manifest, scale: float, *, from_logits: bool) -> str:
-    """Write a custom program's network (see `saved_model.write_custom`); return the weights' checksum."""
+def write_custom(
+    folder: Path, model: keras.Model, manifest: Manifest, scale: float, decide: Decision, *, from_logits: bool
+) -> tuple[str, float | None]:
+    """Write a custom program's network; see `saved_model.write_custom`."""
     function = as_function(model, manifest)
-    return saved_model.write_custom(folder, model, manifest, scale, *function, from_logits=from_logits)
+    return saved_model.write_custom(folder, model, manifest, scale, *function, decide, from_logits=from_logits)
 
 
 def as_function(model: keras.Model, manifest: Manifest) -> tuple[Outputs, list[tf.Variable]]:

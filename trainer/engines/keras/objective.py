@@ -18,6 +18,7 @@ from slipway.trainer.engines import hooks
 from slipway.trainer.engines.keras import augment
 from slipway.trainer.engines.keras.augment import Labels, Tensor
 from slipway.trainer.hyperparameters import class_weights
+from slipway.trainer.tasks import is_named_loss
 
 # Function (outputs float32 [batch, outputs], labels [batch, …]) -> float32 [batch].
 PerExample = Callable[[Tensor, Tensor], Tensor]
@@ -72,10 +73,26 @@ def objective(manifest: Manifest, classification: Objective, train: TrainSetting
         UserError: A function of the user does not exist or is wrong.
     """
     losses, metric = _of_task(manifest, classification)
-    if train.loss:
+    if is_named_loss(train.loss):
+        losses = _named(train.loss)
+    elif train.loss:
         losses = hooks.per_example(train, "train.loss", manifest)
     metrics = {name: hooks.per_example(train, f"train.metrics.{name}", manifest) for name in train.metrics}
     return Objective(losses, metric, classification.take, metrics, class_weights(train, manifest))
+
+
+def _named(loss: str) -> PerExample:
+    """Return a loss of the standardized target by its name (`tasks.NAMED_LOSS_PATTERN`)."""
+    name, _, level = loss.partition(":")
+
+    def losses(outputs: Tensor, labels: Tensor) -> Tensor:
+        error = labels - outputs[:, 0]
+        size = ops.abs(error)
+        if name == "quantile":
+            return ops.maximum(float(level) * error, (float(level) - 1) * error)
+        return size if name == "mae" else ops.where(size < 1, ops.square(error) / 2, size - 0.5)
+
+    return losses
 
 
 def _of_task(manifest: Manifest, classification: Objective) -> tuple[PerExample, PerExample]:

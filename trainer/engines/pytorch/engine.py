@@ -272,7 +272,7 @@ class PyTorchEngine:
                 tensor.copy_(trained[name])
         export.write(folder, network, manifest)
         predict = functools.partial(export.outputs, network)
-        decided = threshold.choose(job, manifest, predict)
+        decided = threshold.choose(job.train.threshold, local_path(job.data), manifest, predict)
         examples.write(folder, local_path(job.data), manifest, predict)
         return decided
 

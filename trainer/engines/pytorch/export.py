@@ -22,6 +22,7 @@ from slipway.core.manifest import Input, Manifest
 from slipway.trainer.data.features import Inputs, blank, each
 from slipway.trainer.distributed.accelerators import planned
 from slipway.trainer.engines.table import ENGINES
+from slipway.trainer.export.threshold import Decision
 
 if TYPE_CHECKING:
     from slipway.trainer.engines.pytorch.network import Network
@@ -113,8 +114,10 @@ def _without_activity_losses(network: Network) -> Iterator[None]:
             layer.activity_regularizer = regularizer
 
 
-def write_custom(folder: Path, model: Any, manifest: Manifest, scale: float, *, from_logits: bool) -> str:
-    """Write a custom program's network as in `write`; return the weights' checksum."""
+def write_custom(
+    folder: Path, model: Any, manifest: Manifest, scale: float, decide: Decision, *, from_logits: bool
+) -> tuple[str, float | None]:
+    """Write a custom program's network as in `write`; return the weights' checksum and the decision threshold."""
     from slipway.trainer.engines.keras.model import checksum
     from slipway.trainer.engines.pytorch.network import Adapted
     from slipway.trainer.export.export import check_outputs
@@ -125,7 +128,8 @@ def write_custom(folder: Path, model: Any, manifest: Manifest, scale: float, *, 
     with torch.no_grad():
         check_outputs(network(torch.zeros(1, *manifest.image_shape)).shape, manifest)
     write(folder, network, manifest)
-    return checksum(network.inner) if network.is_keras else network.checksum()
+    digest = checksum(network.inner) if network.is_keras else network.checksum()
+    return digest, decide(functools.partial(outputs, network))
 
 
 def outputs(network: Network, inputs: Any) -> NDArray[np.float32]:

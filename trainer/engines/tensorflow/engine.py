@@ -253,7 +253,7 @@ class TensorFlowEngine:
             for own, trained in zip(model.weights, self._model.weights, strict=True):
                 own.assign(trained.numpy())
         outputs = as_function(model)[0]
-        decided = threshold.choose(job, manifest, outputs)
+        decided = threshold.choose(job.train.threshold, local_path(job.data), manifest, outputs)
         saved_model.write(folder, predict, [variable.value for variable in model.variables], manifest, decided)
         keras_model.save(model, folder)
         examples.write(folder, local_path(job.data), manifest, outputs)

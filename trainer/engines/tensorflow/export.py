@@ -11,11 +11,16 @@ import tensorflow as tf
 from slipway.core.manifest import Manifest
 from slipway.trainer.export import saved_model
 from slipway.trainer.export.saved_model import Outputs
+from slipway.trainer.export.threshold import Decision
 
 
-def write_custom(folder: Path, model: keras.Model, manifest: Manifest, scale: float, *, from_logits: bool) -> str:
-    """Write a custom program's network (see `saved_model.write_custom`); return the weights' checksum."""
-    return saved_model.write_custom(folder, model, manifest, scale, *as_function(model), from_logits=from_logits)
+def write_custom(
+    folder: Path, model: keras.Model, manifest: Manifest, scale: float, decide: Decision, *, from_logits: bool
+) -> tuple[str, float | None]:
+    """Write a custom program's network; see `saved_model.write_custom`."""
+    return saved_model.write_custom(
+        folder, model, manifest, scale, *as_function(model), decide, from_logits=from_logits
+    )
 
 
 def as_function(model: keras.Model) -> tuple[Outputs, list[tf.Variable]]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from slipway.components.cloud.quick_import import SERVICES
 from slipway.pipelines.checks import Check
 from slipway.pipelines.doctor.configuration import cost
 from slipway.pipelines.platforms.vertex import search
 from slipway.pipelines.platforms.vertex.doctor import endpoints, quotas, resources
 
+ENDPOINTS = f"{SERVICES}.endpoint_service"
+JOBS = (f"{SERVICES}.pipeline_service", f"{SERVICES}.job_service")
+STEPS = "slipway.pipelines.platforms.vertex.steps"
+SCHEDULES = ("slipway.pipelines.platforms.vertex.schedules.service", f"{SERVICES}.schedule_service")
 CHECKS = (
     Check("search", search.check, of_run=True, each="candidate"),
     Check("cost", cost, of_run=True, each="candidate"),
@@ -29,9 +34,9 @@ CHECKS = (
     Check("Dataflow image", resources.dataflow_image, of_run=True, remote=True, each="candidate"),
     Check("roles", resources.roles, remote=True, each="candidate"),
     Check("data disk", resources.data_disk, of_run=True, remote=True),
-    Check("quota", quotas.run_quota, of_run=True, remote=True, each="candidate", moves=True),
-    Check("endpoint quota", endpoints.quota, of_run=True, remote=True, each="candidate"),
+    Check("quota", quotas.run_quota, of_run=True, remote=True, each="candidate", moves=True, imports=(STEPS,)),
+    Check("endpoint quota", endpoints.quota, of_run=True, remote=True, each="candidate", imports=(ENDPOINTS,)),
     Check("schedule quota", quotas.schedule_quota, remote=True),
-    Check("schedules", resources.schedules, remote=True),
-    Check("first job", resources.first_job, remote=True),
+    Check("schedules", resources.schedules, remote=True, imports=SCHEDULES),
+    Check("first job", resources.first_job, remote=True, imports=JOBS),
 )

@@ -12,7 +12,7 @@ from slipway.components.build_image.reference import ImageReference
 from slipway.components.build_image.refusals import is_legacy
 from slipway.components.cloud import policies
 from slipway.components.cloud.connection import Connection
-from slipway.components.cloud.known_errors import as_user_error
+from slipway.components.cloud.known_errors.table import as_user_error
 from slipway.components.cloud.refusals import is_absent, member_of, refusal, refusing
 from slipway.components.cloud.retries import retried, status_of
 from slipway.components.cloud.roles import permissions_of

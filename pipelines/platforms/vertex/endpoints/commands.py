@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,6 +46,7 @@ EndpointName = Annotated[
 ]
 
 
+@user_errors
 def deploy(
     endpoint: EndpointName = None,
     version: Annotated[
@@ -72,11 +74,13 @@ def deploy(
         raise typer.Exit(EXIT_REJECTED)
 
 
+@user_errors
 def rollback(endpoint: EndpointName = None, as_json: Json = False) -> None:
     """Return an endpoint's traffic to the previous model, in one update."""
-    from slipway.pipelines.platforms.vertex.endpoints import operations
+    since = datetime.now(UTC)
+    from slipway.pipelines.platforms.vertex.endpoints import operations  # takes seconds
 
-    _show_outcome(operations.rollback(endpoint, say), as_json=as_json)
+    _show_outcome(operations.rollback(endpoint, say, since), as_json=as_json)
 
 
 def _endpoints() -> type[DeclaredEndpoints]:

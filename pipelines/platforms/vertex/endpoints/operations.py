@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, TextIO
 
 from slipway.components.deploy.rollout import Outcome, roll_back, roll_out
@@ -148,11 +149,11 @@ def deploy(name: str | None, version: str, timeout: float | None, say: Say) -> O
         return roll_out(endpoints, file.deployment, found, say)
 
 
-def rollback(name: str | None, say: Say) -> Outcome:
-    """Return an endpoint's traffic to the previous model."""
+def rollback(name: str | None, say: Say, since: datetime | None = None) -> Outcome:
+    """Return an endpoint's traffic to the previous model; see `roll_back`."""
     file = FILES.read_one(name)
     with refusals(file.config, f"roll back {file.name}", f"{RIGHTS}.update"):
-        return roll_back(Endpoints(file.connection), file.key, say)
+        return roll_back(Endpoints(file.connection), file.key, say, since)
 
 
 def check(file: EndpointFile, say: Say, *, deploys: bool) -> None:
@@ -161,17 +162,18 @@ def check(file: EndpointFile, say: Say, *, deploys: bool) -> None:
     Raises:
         UserError: A check failed.
     """
-    from slipway.pipelines.platforms.vertex.doctor import endpoints
+    from slipway.pipelines.platforms.vertex.doctor import ENDPOINTS, endpoints
     from slipway.pipelines.platforms.vertex.doctor import resources as vertex
 
     checks = [
         Check("credentials", vertex.credentials, remote=True),
         Check("project", vertex.project_exists, remote=True),
         Check("APIs", vertex.apis, remote=True),
-        Check("endpoint machine", lambda context: endpoints.machine(context, file), remote=True),
+        Check("endpoint machine", partial(endpoints.machine, file=file), remote=True),
     ]
     if deploys:
-        checks.append(Check("endpoint quota", lambda context: endpoints.quota(context, file), remote=True))
+        quota = partial(endpoints.quota, file=file)
+        checks.append(Check("endpoint quota", quota, remote=True, imports=(ENDPOINTS,)))
     for warning in refuse(examine_in_parallel(checks, Context(file.config, VertexPlatform()))):
         say(f"warning: {warning.check}: {warning.found}")
 

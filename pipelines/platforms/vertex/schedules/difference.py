@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
+from slipway.components.cloud.quick_import import TYPES, import_module
 from slipway.core.values import JsonObject
 from slipway.pipelines.platforms.vertex.declared import Difference
 from slipway.pipelines.platforms.vertex.schedules.files import ScheduleFile
@@ -40,10 +41,9 @@ class Desired(NamedTuple):
 
 def desired(file: ScheduleFile, job: PipelineJob, parent: str) -> Desired:
     """Return the schedule that a file describes; `job` is that of a manual run."""
-    from google.cloud.aiplatform_v1 import types
-
     settings = file.settings
-    schedule = types.Schedule(
+    create = import_module(f"{TYPES}.pipeline_service").CreatePipelineJobRequest
+    schedule = import_module(f"{TYPES}.schedule").Schedule(
         display_name=NAME_PREFIX + file.name,
         cron=file.cron_text,
         start_time=file.start,
@@ -52,7 +52,7 @@ def desired(file: ScheduleFile, job: PipelineJob, parent: str) -> Desired:
         max_concurrent_run_count=settings.max_concurrent_runs,
         max_concurrent_active_run_count=settings.max_active_runs or 0,
         allow_queueing=settings.allow_queueing,
-        create_pipeline_job_request=types.CreatePipelineJobRequest(parent=parent, pipeline_job=job),
+        create_pipeline_job_request=create(parent=parent, pipeline_job=job),
     )
     return Desired(schedule, settings.paused)
 

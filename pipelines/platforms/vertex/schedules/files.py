@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -91,7 +93,7 @@ def _defaults(settings: ScheduleSettings, config: RunConfig) -> RunConfig:
 
 
 def _zone(name: str) -> ZoneInfo:
-    known = available_timezones()
+    known = _known_zones()
     if name not in known:
         near = _nearest_zone(name, known)
         raise UserError(
@@ -105,7 +107,13 @@ def _zone(name: str) -> ZoneInfo:
     return ZoneInfo(name)
 
 
-def _nearest_zone(name: str, known: set[str]) -> str | None:
+@functools.cache
+def _known_zones() -> frozenset[str]:
+    """Return the names of time zones; Python reads a file of each."""
+    return frozenset(available_timezones())
+
+
+def _nearest_zone(name: str, known: Collection[str]) -> str | None:
     """Return the time zone closest to `name`, which may be a city."""
     wanted = name.strip().replace(" ", "_").lower()
     by_city = {zone.rpartition("/")[2].lower(): zone for zone in sorted(known) if "/" in zone}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
 from slipway.components.cloud.explanation import evaluated
-from slipway.components.cloud.known_errors import as_user_error
+from slipway.components.cloud.known_errors.table import as_user_error
 from slipway.components.formatting import number
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
@@ -64,8 +64,9 @@ class ScheduleResult(Result):
 
     @property
     def next_runs(self) -> list[datetime]:
-        """Next run times from the file; empty if paused or completed."""
-        if self.file is None or self.state in ("paused", "completed"):
+        """Next run times from the file; empty if paused, completed or just deleted."""
+        is_deleted = self.resource is None and self.done
+        if self.file is None or is_deleted or self.state in ("paused", "completed"):
             return []
         return self.file.next_times(NEXT_RUNS)
 

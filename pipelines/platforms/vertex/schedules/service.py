@@ -13,6 +13,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from slipway.components.cloud.quick_import import TYPES, import_module
+from slipway.components.cloud.refusals import is_answer
 from slipway.components.cloud.retries import existing, retried
 from slipway.core.errors import UserError
 from slipway.pipelines.checks import Context
@@ -148,8 +150,7 @@ class Schedules(Declared[ScheduleFile, ScheduleResult]):
 
         Uses the GAPIC client: the SDK's resume() accepts catch_up but does not send it.
         """
-        from google.cloud.aiplatform_v1 import types
-
+        types = import_module(f"{TYPES}.schedule_service")
         request = types.ResumeScheduleRequest(name=schedule, catch_up=catch_up)
         client = self.connection.schedules
         self._until(
@@ -174,8 +175,8 @@ class Schedules(Declared[ScheduleFile, ScheduleResult]):
         def attempt() -> None:
             try:
                 call()
-            except Exception:
-                if not reached(self.connection.schedules.get_schedule(name=schedule)):
+            except Exception as error:
+                if not is_answer(error) or not reached(self.connection.schedules.get_schedule(name=schedule)):
                     raise
 
         retried(attempt)

@@ -155,6 +155,7 @@ def images(prepared: Prepared) -> dict[str, bytes]:
     return found
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_data_set_is_resized_once_and_says_so(photographs: Path, make_settings: MakeSettings, tmp_path: Path) -> None:
     settings = make_settings(photographs, resize={"size": 32, "mode": "crop"})
     prepared = prepare(settings, 2)

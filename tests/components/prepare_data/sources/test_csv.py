@@ -170,12 +170,13 @@ def test_additional_columns_are_features(images: Path, make_settings: MakeSettin
         (["image,label,mask", f"{path_of(1)},a,none.png"], {"mask": "image"}, "data.source", r"Line 2 .* none.png can"),
         (["image,label,age", f"{path_of(1)},a,1"], {"ages": "integer"}, "data.features.ages", "no column ages"),
         (["image,label,age", f"{path_of(1)},a,1"], {"age": "int"}, "data.features.age", "kind of feature 'int'"),
+        (["image,label,age", f"{path_of(1)},a,1"], "age", "data.features", "must be a mapping"),
         (["image,label,age,age"], {}, "data.source", "two columns age"),
         (["image,label,"], {}, "data.source", "a column without a name"),
     ],
 )
 def test_features_that_are_not_as_described_are_named(
-    images: Path, make_settings: MakeSettings, lines: list[str], features: dict[str, str], setting: str, message: str
+    images: Path, make_settings: MakeSettings, lines: list[str], features: Any, setting: str, message: str
 ) -> None:
     (images / "all.csv").write_text("\n".join(lines))
     settings = make_settings(f"csv:{images / 'all.csv'}", features=features)

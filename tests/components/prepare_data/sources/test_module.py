@@ -70,6 +70,7 @@ def pixels(encoded: object) -> np.ndarray:
         return np.asarray(image)
 
 
+@pytest.mark.usefixtures("processes")
 def test_arrays_bytes_and_paths_come_through(
     write: Callable[[str], str], make_settings: MakeSettings, tmp_path: Path, encoded: Callable[..., bytes]
 ) -> None:
@@ -140,6 +141,7 @@ def test_rows_without_keys_are_recognized_in_another_order(
     assert len(hashes[1] - hashes[0]) == 4
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_function_may_start_threads_of_its_own(write: Callable[[str], str], make_settings: MakeSettings) -> None:
     """Forked processes do not have their parent's threads, so the function must not start threads before the fork.
 
@@ -294,6 +296,7 @@ def test_the_function_is_called_twice_only_on_request(
         ("for n in range(9): yield {'image': 'none.png', 'label': 'a'}", "yields no usable example"),
     ],
 )  # fmt: skip
+@pytest.mark.usefixtures("processes")
 def test_mistakes_are_named(write: Callable[[str], str], make_settings: MakeSettings, body: str, message: str) -> None:
     settings = make_settings(write(body), skip_corrupt=0.99)
     with pytest.raises(UserError, match=message) as error:
@@ -311,6 +314,7 @@ def test_mistakes_are_named(write: Callable[[str], str], make_settings: MakeSett
     ],
 )
 @pytest.mark.parametrize("examples", [0, 20], ids=["at once", "later"])
+@pytest.mark.usefixtures("processes")
 def test_a_process_that_has_ended_is_named(
     write: Callable[[str], str], make_settings: MakeSettings, end: str, message: str, examples: int
 ) -> None:

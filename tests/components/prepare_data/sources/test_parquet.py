@@ -27,6 +27,7 @@ def shards(prepared: Prepared) -> list[bytes]:
     return [path.read_bytes() for path in sorted(prepared.folder.glob("*.tfrecord*"))]
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_table_becomes_the_data_set_of_the_csv_file(
     tmp_path: Path, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,7 @@ def test_a_column_that_keeps_its_digits_is_accepted(
     prepare(make_settings(write(tmp_path / "t.csv", x=numbers, label=GOOD)), 1, task="regression")
 
 
+@pytest.mark.usefixtures("processes")
 def test_values_of_a_function_and_of_records(
     tmp_path: Path, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,6 +91,7 @@ TAKEN = {"train": "train", "test": "test", "extra": "train"}
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("processes")
 def test_a_set_passes_through_unchanged(tfds: Any, data_dir: Path, make_settings: MakeSettings) -> None:
     settings = make_settings(
         "tfds:mock_flowers:1.2.0", tfds={"data_dir": str(data_dir), "splits": TAKEN}, image_size=[8, 8]

@@ -101,6 +101,7 @@ def test_features_of_any_names_come_through(
     assert prepare(settings, 2).reused
 
 
+@pytest.mark.usefixtures("processes")
 def test_splits_stand_in_the_names_of_files_or_folders(write: Callable[..., Path], make_settings: MakeSettings) -> None:
     for number, names in enumerate(
         [("x-train.tfrecord-00000-of-00002", "x-train.tfrecord-00001-of-00002", "x-val.tfrecord"),

@@ -102,6 +102,7 @@ def test_the_test_splits_copy_stays(own_splits: Path, make_settings: MakeSetting
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("processes")
 def test_what_is_dropped_does_not_depend_on_the_workers(
     make_folder: MakeFolder, make_settings: MakeSettings, tmp_path: Path
 ) -> None:

@@ -87,6 +87,7 @@ def test_they_are_kept_in_one_split(settings: Callable[..., DataSettings], optio
     assert prepare(settings(near_duplicates="group", **options), 1).reused
 
 
+@pytest.mark.usefixtures("processes")
 def test_groups_do_not_depend_on_who_finds_them(settings: Callable[..., DataSettings]) -> None:
     one = prepare(settings(near_duplicates="group"), 1)
     other = prepare(settings(near_duplicates="group", workers=2, store=str(Path(settings().store) / "other")), 1)

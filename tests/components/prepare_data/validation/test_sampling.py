@@ -81,6 +81,7 @@ def test_the_sample_has_about_the_wanted_size_and_grows_by_more_images_only(want
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("processes")
 def test_a_sample_is_decoded_and_said_so(
     root: Path, make_settings: MakeSettings, told: Callable[[], list[str]], tmp_path: Path
 ) -> None:

@@ -74,6 +74,7 @@ def folder(make_folder: MakeFolder) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("processes")
 def test_the_set_is_the_same(folder: Path, make_settings: MakeSettings, tmp_path: Path) -> None:
     about = {"skip_corrupt": 0.05, "duplicates": "drop"}
     one = prepare(make_settings(folder, **about), 3)

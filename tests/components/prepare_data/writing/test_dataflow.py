@@ -346,3 +346,29 @@ def test_names_of_jobs_are_valid_and_distinct(run: str, title: str | None, begin
     assert prefix.startswith(beginning)
     assert VALID.fullmatch(f"{prefix}x")
     assert prefix != prefix_of(f"{run}x", title)
+
+
+@pytest.mark.parametrize(
+    ("exception", "reason", "fix"),
+    [
+        (
+            "ValueError: Exceeded limit 'QUOTA_FOR_INSTANCES' on resource 'x', says a row",
+            "ValueError: Exceeded limit 'QUOTA_FOR_INSTANCES' on resource 'x', says a row",
+            "see https://",
+        ),
+        ("ModuleNotFoundError: No module named 'cv2'", "The module cv2 is not in the image.", "requirements.txt"),
+    ],
+)
+def test_a_workers_own_words_are_not_the_services(
+    step: Step, dataflow: FakeDataflow, exception: str, reason: str, fix: str
+) -> None:
+    """What a worker's traceback quotes is no quota; what ended the worker is known as in a training."""
+    dataflow.script = failing(
+        "Workflow failed. Causes: the work item was attempted 4 times without success.",
+        'Error message from worker: Traceback (most recent call last):\n  File "a.py", line 1, in f\n    g()\n'
+        f"{exception}\n",
+    )
+    with pytest.raises(UserError) as error:
+        step.run()
+    assert error.value.message.endswith(f" failed: {reason}")
+    assert fix in str(error.value.fix)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,9 +17,10 @@ from slipway.pipelines.api import starting
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.config.config import validate
 from slipway.pipelines.platforms.kubeflow import launch
-from slipway.pipelines.platforms.kubeflow.server import COOKIE_VARIABLE, TOKEN_VARIABLE
+from slipway.pipelines.platforms.kubeflow.server import COOKIE_VARIABLE, TOKEN_VARIABLE, Server
 from slipway.pipelines.runs import record as runs
-from slipway.pipelines.runs.record import RunRecord
+from slipway.pipelines.runs.continuing import UnansweredError
+from slipway.pipelines.runs.record import CREATION_TIME, RunRecord
 from slipway.pipelines.table import steps_on
 from tests.fakes.errors import ConnectionReset, ServiceError
 from tests.fakes.kubeflow import FakeKubeflow
@@ -134,13 +136,47 @@ def test_an_interrupted_submission_is_found_by_its_name(kubeflow: FakeKubeflow) 
     resource, record.job = record.job, None
     folder.write(record)
     assert launch.refresh(folder).job == resource
-    record.job = None
+    record.job, record.requested = None, datetime.now(UTC)
     folder.write(record)
     kubeflow.runs.clear()
+    assert launch.refresh(folder).status == "running"  # the request may still arrive
+    record.requested -= CREATION_TIME
+    folder.write(record)
     lost = launch.refresh(folder)
     assert lost.status == "failed"
     assert lost.error is not None
     assert "never submitted" in lost.error.message
+
+
+def test_a_submission_that_is_interrupted_or_not_answered_leaves_a_run_that_is_found(
+    kubeflow: FakeKubeflow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit, said = Server.submit, []
+
+    def interrupted(*given: Any) -> None:
+        submit(*given)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Server, "submit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            launch.submit(configuration(host=kubeflow.host), None, said.append)
+    (folder,) = runs.folders()
+    assert said[-1].startswith(f"Run {folder.run_id} may have been submitted.")
+    assert launch.cancel(folder).status == "cancelled"
+    assert [run["state"] for run in kubeflow.runs.values()] == ["CANCELED"]
+
+    def unanswered(*given: Any) -> None:
+        submit(*given)
+        raise UnansweredError("The Kubeflow Pipelines server does not respond: reset.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Server, "submit", unanswered)
+        with pytest.raises(UnansweredError):
+            launch.submit(configuration(host=kubeflow.host), None, said.append)
+    newest = next(iter(runs.folders()))
+    assert newest.run_id != folder.run_id
+    assert launch.refresh(newest).job in kubeflow.runs
 
 
 def test_cancel_ends_the_run_on_the_server(kubeflow: FakeKubeflow) -> None:
@@ -195,6 +231,14 @@ def test_an_unreachable_server_creates_nothing(kubeflow: FakeKubeflow) -> None:
         launch.submit(configuration(host="http://localhost:1"))
     assert error.value.setting == "kubeflow.host"
     assert not list(runs.folders())
+
+
+def test_a_gateway_without_its_server_is_no_wrong_address(kubeflow: FakeKubeflow) -> None:
+    kubeflow.faults.plan("healthz", ServiceError(503, "no healthy upstream"), times=99)
+    with pytest.raises(UserError, match=r"answers 503: .*no healthy upstream") as error:
+        launch.submit(configuration(host=kubeflow.host))
+    assert "No Kubeflow Pipelines server" not in error.value.message
+    assert "kubectl -n kubeflow get pods" in str(error.value.fix)
 
 
 def test_status_logs_and_explain_of_a_run(kubeflow: FakeKubeflow) -> None:

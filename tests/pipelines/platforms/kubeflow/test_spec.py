@@ -20,7 +20,7 @@ from slipway.pipelines.checks import Context
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.platforms.kubeflow.checks import settings_of
-from slipway.pipelines.platforms.kubeflow.launch import parameters_of
+from slipway.pipelines.platforms.kubeflow.launch import check_parameters, parameters_of
 from slipway.pipelines.platforms.table import PLATFORMS
 from tests.pipelines.platforms.kubeflow.conftest import DIGITS, configuration
 
@@ -168,6 +168,13 @@ def test_a_program_in_an_image_of_its_own_is_refused() -> None:
         PLATFORMS["kubeflow"].check_hardware(Context(config, PLATFORMS["kubeflow"], False, Path.cwd()))
 
 
+def test_parameters_that_the_server_would_refuse_are_named() -> None:
+    check_parameters({"argument_items": "x" * 9_900, "run_id": "a"})
+    with pytest.raises(UserError, match="accepts 10,000: argument_items alone has 9,962") as refused:
+        check_parameters({"argument_items": "x" * 9_960, "run_id": "a" * 60})
+    assert "pass its name" in str(refused.value.fix)
+
+
 @pytest.mark.parametrize(
     ("hardware", "near"),
     [
@@ -242,29 +249,29 @@ def test_without_a_cluster_the_missing_section_is_named(tmp_path: Path) -> None:
     assert "add a section kubeflow:" in result.stderr
 
 
-# The step's processes find this source tree from whatever folder.
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path.cwd())}
-EXECUTE = """
-import sys
-from pathlib import Path
-from kfp import local
-from slipway.pipelines.config.config import load
-from slipway.pipelines.platforms.kubeflow.steps import pipeline
-from slipway.pipelines.platforms.kubeflow.checks import settings_of
-from slipway.pipelines.platforms.kubeflow.launch import parameters_of
-config = load(Path(sys.argv[1]))
-local.init(runner=local.SubprocessRunner(use_venv=False), pipeline_root=sys.argv[2])
-pipeline(config)(**parameters_of(config, sys.argv[3]))
-"""
+def run(folder: Path, config: RunConfig) -> Path:
+    """Run the steps of a pipeline of one epoch without a gate; return the folder of their artifacts."""
+    gate = config.evaluate.gate.model_copy(update={"minimum": None})
+    train, evaluate = {"epochs": 1.0}, {"gate": gate}
+    brief = {"train": config.train.model_copy(update=train), "evaluate": config.evaluate.model_copy(update=evaluate)}
+    config = config.model_copy(update=brief)
+    (folder / "run.yaml").write_text(config.as_yaml())
+    arguments = json.dumps(parameters_of(config, "first"))
+    subprocess.run(
+        [sys.executable, "-m", "tests.programs.run_pipeline", "kubeflow", "run.yaml", "artifacts", arguments],
+        check=True,
+        capture_output=True,
+        timeout=200,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(Path.cwd())},  # the steps find this source tree from whatever folder
+    )
+    return folder / "artifacts"
 
 
 @pytest.mark.long  # test_trainjob.py also has a run on a volume
 def test_the_steps_run_and_store_their_outputs_on_the_volume(tmp_path: Path) -> None:
     config = configuration(folder=str(tmp_path / "volume"), cpu="1", memory="2Gi")
-    brief = {"train": config.train.model_copy(update={"epochs": 1}), "evaluate": _no_minimum(config)}
-    (tmp_path / "run.yaml").write_text(config.model_copy(update=brief).as_yaml())
-    command = [sys.executable, "-c", EXECUTE, str(tmp_path / "run.yaml"), str(tmp_path / "artifacts"), "first"]
-    subprocess.run(command, check=True, capture_output=True, timeout=200)
+    run(tmp_path, config)
     volume = tmp_path / "volume"
     assert (volume / "runs/first/model/saved_model.pb").is_file()
     assert (volume / "runs/first/checkpoints").is_dir()
@@ -278,18 +285,9 @@ def test_the_steps_run_and_store_their_outputs_on_the_volume(tmp_path: Path) -> 
 @pytest.mark.slow
 def test_without_a_volume_the_steps_store_artifacts(tmp_path: Path) -> None:
     config = configuration(pipeline_root="minio://mlpipeline/slipway")
-    brief = {"train": config.train.model_copy(update={"epochs": 1}), "evaluate": _no_minimum(config)}
-    (tmp_path / "run.yaml").write_text(config.model_copy(update=brief).as_yaml())
-    root = tmp_path / "artifacts"
-    command = [sys.executable, "-c", EXECUTE, str(tmp_path / "run.yaml"), str(root), "first"]
-    subprocess.run(command, check=True, capture_output=True, timeout=200, cwd=tmp_path, env=ENVIRONMENT)
+    root = run(tmp_path, config)
     # Below each step's own artifact, or Kubeflow Pipelines would refuse to store it.
     assert len(list(root.glob("*/prepare-data/dataset/digits/*/manifest.json"))) == 1
     assert len(list(root.glob("*/train/model/saved_model.pb"))) == 1
     assert len(list(root.glob("*/evaluate/report"))) == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["artifacts", "run.yaml"]
-
-
-def _no_minimum(config: RunConfig) -> Any:
-    gate = config.evaluate.gate.model_copy(update={"minimum": None})
-    return config.evaluate.model_copy(update={"gate": gate})

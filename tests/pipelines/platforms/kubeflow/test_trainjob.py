@@ -47,7 +47,7 @@ def shortened(kubeflow: FakeKubeflow, volume: Path, hardware: str, **changes: An
     kubeflow.cluster.claims["slipway"] = 65534
     config = configuration(hardware, host=kubeflow.host, folder=str(volume), run_as_user=None)
     low = config.evaluate.gate.model_copy(update={"minimum": 0.3})
-    few = config.train.model_copy(update={"epochs": 3})
+    few = config.train.model_copy(update={"epochs": 1.0})
     update = {"train": few, "evaluate": config.evaluate.model_copy(update={"gate": low}), **changes}
     return config.model_copy(update=update)
 
@@ -70,7 +70,7 @@ def test_a_run_on_kubeflow_trains_by_a_trainjob_and_registers_the_model(
 
 
 TUNE = {
-    "trials": 6,
+    "trials": 4,
     "parallel": 2,
     "parameters": {
         "train.learning_rate": {"low": 0.0001, "high": 0.02, "scale": "log"},
@@ -80,10 +80,11 @@ TUNE = {
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.long  # tests/components/train/test_trainjob_search.py has a search of the step
 def test_a_search_on_kubeflow_continues_after_its_step_was_killed(
     kubeflow: FakeKubeflow, cluster: FakeKubernetes
 ) -> None:
-    """Each of six trials is a TrainJob, two at once; the best one's model is registered."""
+    """Each of four trials is a TrainJob, two at once; the best one's model is registered."""
     grant(cluster)
     volume = cluster.add_claim("slipway")
     config = shortened(kubeflow, volume, "cpu", tune=TuneSettings.model_validate(TUNE))
@@ -102,7 +103,7 @@ def test_a_search_on_kubeflow_continues_after_its_step_was_killed(
     output = volume / "runs" / record.run_id
     storage = JournalStorage(JournalFileBackend(str(output / FILE_NAME)))
     trials = optuna.load_study(study_name=STUDY, storage=storage).get_trials()
-    assert [trial.state.name for trial in trials] == ["COMPLETE"] * 6, "none is lost or counted twice"
+    assert [trial.state.name for trial in trials] == ["COMPLETE"] * 4, "none is lost or counted twice"
     log = kubeflow.steps.log("train")
     found = re.search(r"^best trial (\d): validation accuracy (\S+) with train.learning_rate (\S+), model", log, re.M)
     assert found, log
@@ -112,7 +113,7 @@ def test_a_search_on_kubeflow_continues_after_its_step_was_killed(
     models = {trial.number: output / "trials" / f"trial-{trial.number}" / "model" / "model.json" for trial in trials}
     rates = {number: json.loads(file.read_text())["learning_rate"] for number, file in models.items()}
     assert rates == {trial.number: trial.params["train.learning_rate"] for trial in trials}
-    assert len(set(rates.values())) == 6
+    assert len(set(rates.values())) == 4
     (registered,) = volume.glob("models/digits/*/metadata.json")
     assert json.loads(registered.read_text())["parameters"]["train.learning_rate"] == rates[best.number]
     cluster.wait(lambda: not cluster.left())

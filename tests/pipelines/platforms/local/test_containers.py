@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import threading
@@ -9,9 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import yaml
+from docker import errors
 from kfp import compiler
 from typer.testing import CliRunner
 
@@ -21,6 +24,7 @@ from slipway.pipelines.config.config import RunConfig, load, validate
 from slipway.pipelines.platforms.local import containers, replica
 from slipway.pipelines.platforms.local.containers import HOST
 from slipway.pipelines.platforms.local.steps import pipeline
+from slipway.pipelines.runs import record as runs
 
 DIGITS = Path(__file__).parents[4] / "configs/digits.yaml"
 
@@ -92,7 +96,6 @@ def test_a_runner_option_without_effect_is_refused(tmp_path: Path) -> None:
 
 def test_a_step_that_vanished_has_not_succeeded(tmp_path: Path) -> None:
     from slipway.pipelines.platforms.local import launch
-    from slipway.pipelines.runs import record as runs
 
     config = configuration()
     folder = runs.create(config, tmp_path / "runs")
@@ -160,3 +163,35 @@ def test_a_stream_that_outlives_its_container_does_not_hang_the_step(
     assert containers.run_to_end(container) == 3
     assert capsys.readouterr().out == "one\ntwo\n"
     assert removed == [True]
+
+
+def test_a_replica_in_a_container_has_its_exit_code_and_the_variables_of_the_job_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    container = SimpleNamespace(
+        start=lambda: None, logs=lambda **_: iter(()), wait=lambda: {"StatusCode": 3}, remove=lambda force: None
+    )
+    created: dict[str, Any] = {}
+    docker = mock.Mock()
+    docker.containers.get.side_effect = errors.NotFound("no such container")
+    docker.containers.create = lambda **options: created.update(options) or container
+    monkeypatch.setattr(replica, "docker_client", lambda: contextlib.nullcontext(docker))
+    monkeypatch.setattr(replica, "run_arguments", lambda _folder, _config: {"working_dir": "/here", "shm_size": "1g"})
+    monkeypatch.setattr(replica.signal, "signal", lambda _number, _handler: None)
+    folder = runs.create(configuration(), tmp_path / "runs")
+    environment = {
+        "AIP_MODEL_DIR": str(folder.path / "train/model"),
+        "CLUSTER_SPEC": json.dumps({"task": {"type": "workerpool1", "index": 2}}),
+        "HOME": "/home/ada",
+        "TOKEN": "secret",
+    }
+    assert replica.main([replica.COMMAND, "own:1", "python", "-m", "task"], environment) == 3
+    assert created == {
+        "image": "own:1",
+        "entrypoint": ["python"],
+        "command": ["-m", "task"],
+        "name": f"{folder.run_id}-workerpool1-2",
+        "network_mode": "host",
+        "shm_size": "1g",
+        "environment": {name: environment[name] for name in ("AIP_MODEL_DIR", "CLUSTER_SPEC")} | {"HOME": "/tmp"},
+    }

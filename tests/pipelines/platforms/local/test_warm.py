@@ -127,4 +127,5 @@ def test_a_study_whose_server_is_killed_starts_processes(tmp_path: Path, monkeyp
 
 
 def servers() -> list[psutil.Process]:
-    return [each for each in psutil.Process().children() if forkserver.__name__ in each.cmdline()]
+    running = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in running if forkserver.__name__ in child.cmdline()]

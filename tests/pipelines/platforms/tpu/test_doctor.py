@@ -20,9 +20,19 @@ from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.doctor import examine_all, refuse_on_failure
 from slipway.pipelines.platforms.table import platform_of
 from slipway.pipelines.platforms.tpu.doctor import CHECKS
-from tests.end_to_end.tpu_target import let_use_tpus
+from tests.fakes.errors import ServiceError
 from tests.fakes.google import PROJECT, REGION, SUBMITTER, FakeGoogle
-from tests.fakes.ready import BUCKET, IMAGE, REPOSITORY, RUNNER, grant, let_build, make_ready, take_away
+from tests.fakes.ready import (
+    BUCKET,
+    IMAGE,
+    REPOSITORY,
+    RUNNER,
+    grant,
+    let_build,
+    let_use_tpus,
+    make_ready,
+    take_away,
+)
 
 ZONE = f"{REGION}-b"
 CLOUD = {check.name for check in CHECKS}
@@ -257,3 +267,11 @@ def test_a_run_with_target_tpu_is_refused_before_anything_is_requested(ready: Fa
     with pytest.raises(UserError, match="The quota is too small"):
         refuse_on_failure(context(ready, tmp_path), submitting=True)
     assert ready.tpu.history == []
+
+
+def test_roles_that_google_fails_to_list_are_a_failure_and_not_a_pass(ready: FakeGoogle, tmp_path: Path) -> None:
+    ready.faults.plan(
+        f"POST /v3/projects/{PROJECT}:getIamPolicy", ServiceError(400, "the policy is malformed"), times=9
+    )
+    finding = found(ready, tmp_path)["machines' roles"]
+    assert (finding.status, "the policy is malformed" in finding.found) == ("fail", True), finding

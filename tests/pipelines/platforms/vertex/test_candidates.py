@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from google.api_core.exceptions import AlreadyExists
 
 from slipway.components.step import WorkFailed
 from slipway.core.errors import UserError
@@ -23,7 +24,7 @@ from tests.fakes.ready import BUCKET, IMAGE, make_region_ready
 from tests.fakes.vertex.region import Region
 from tests.fakes.vertex.script import Failure
 from tests.pipelines.platforms.vertex.conftest import CONFIGURATION, Slipway
-from tests.pipelines.platforms.vertex.test_runs import RUN, TRAIN, record
+from tests.pipelines.platforms.vertex.test_runs import CHECKED, RUN, TRAIN, record
 
 SECOND, THIRD = "us-central1", "asia-east1"
 # Reported: https://github.com/openreview/openreview-expertise/issues/401
@@ -84,7 +85,7 @@ def training_of(region: Region) -> Any:
 def test_a_run_continues_in_the_next_region_without_quota_or_capacity(
     regions: Regions, workspace: Path, slipway: Slipway
 ):
-    result = slipway(*RUN, *HARDWARE)
+    result = slipway(*CHECKED, *HARDWARE)
     assert result.exit_code == 0, result.output
     assert "warning: quota: The quota in europe-west4 is too small" in result.output
     assert (
@@ -218,7 +219,8 @@ def test_a_request_that_arrives_after_its_command_was_killed_is_not_sent_twice(
 ):
     late: list[tuple[Any, ...]] = []
 
-    def killed(*given: Any, **_: Any) -> None:
+    def killed(*given: Any, requesting: Callable[[], None], **_: Any) -> None:
+        requesting()
         late.append(given)
         raise Killed
 
@@ -226,9 +228,11 @@ def test_a_request_that_arrives_after_its_command_was_killed_is_not_sent_twice(
         patch.setattr(submission, "submit", killed)
         with pytest.raises(Killed):
             slipway(*RUN, *HARDWARE)
-    assert "it was never submitted" in slipway("status").output
-    submission.submit(*late[0])
-    assert slipway("run", "--resume", "latest").exit_code == 0
+    assert "is being submitted: Vertex AI does not have it" in slipway("status").output
+    resumed = slipway("run", "--resume", "latest")  # sends the same request
+    assert resumed.exit_code == 0, resumed.output
+    with pytest.raises(AlreadyExists):
+        submission.submit(*late[0])
     assert jobs(regions) == [["run"], ["run-2"], ["run-3"]]
 
 
@@ -381,12 +385,12 @@ def test_every_candidate_is_checked_before_anything_is_submitted(
     ready_google: FakeGoogle, regions: Regions, workspace: Path, slipway: Slipway
 ):
     ready_google.world.buckets[f"{BUCKET}-{THIRD}"]["location"] = "US-EAST1"
-    refused = slipway(*RUN, *HARDWARE)
+    refused = slipway(*CHECKED, *HARDWARE)
     assert (refused.exit_code, f"gs://{BUCKET}-{THIRD}" in refused.output) == (2, True), refused.output
     change(workspace, regions={"europe-north1": {"bucket": "gs://there"}})
-    refused = slipway(*RUN, "--no-check", "--hardware", "a100x1")
+    refused = slipway(*RUN, "--hardware", "a100x1")
     assert (refused.exit_code, "europe-north1" in refused.output) == (2, True), refused.output
-    compiled = slipway("compile", *RUN[1:], "--hardware", "a100x1", "-o", "spec.yaml")
+    compiled = slipway("compile", *CHECKED[1:], "--hardware", "a100x1", "-o", "spec.yaml")
     assert (compiled.exit_code, "europe-north1" in compiled.output) == (2, True), compiled.output
     assert ready_google.world.writes["pipelineJob"] == 0
 
@@ -429,7 +433,7 @@ def test_a_job_of_flex_start_that_waited_in_vain_moves_the_run(
 ):
     """The error's words are not known: what counts is that the job never started, for as long as it might wait."""
     only_two(workspace)
-    flex = (*RUN, "--no-check", "--hardware", "l4x1+flex+wait=2h")
+    flex = (*RUN, "--hardware", "l4x1+flex+wait=2h")
     first = regions[REGION]
     end, waited = first.jobs._end, timedelta(hours=1)
     first.pipelines.script[TRAIN].failure = Failure("The job was not started.", code=4)
@@ -458,7 +462,7 @@ def test_replicas_that_were_stopped_too_often_move_only_a_run_on_spot_machines(
     only_two(workspace)
     regions[REGION].pipelines.script[TRAIN].failure = Failure(status=134)
     regions[SECOND].pipelines.script[TRAIN].failure = None
-    assert slipway(*RUN, "--no-check", "--hardware", hardware).exit_code == (0 if moves else 1)
+    assert slipway(*RUN, "--hardware", hardware).exit_code == (0 if moves else 1)
     assert record(workspace)["region"] == (SECOND if moves else REGION)
 
 

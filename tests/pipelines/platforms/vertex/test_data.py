@@ -23,17 +23,7 @@ from tests.fakes.ready import BUCKET
 from tests.fakes.vertex.script import Failure
 from tests.pipelines.platforms.vertex.conftest import Slipway
 
-# The step in a process of its own, as on Vertex AI.
-PROGRAM = """
-import json, sys
-from kfp import dsl
-from slipway.components.prepare_data.component import prepare_data
-dataset = dsl.Dataset(name="dataset", uri=f"{sys.argv[2]}/dataset", metadata={})
-statistics = dsl.HTML(name="statistics", uri=f"{sys.argv[2]}/statistics", metadata={})
-prepare_data.python_func(**json.loads(sys.argv[1]), dataset=dataset, statistics=statistics)
-print(json.dumps([dataset.uri, dataset.metadata, statistics.path, statistics.metadata]))
-"""
-RUN = ("run", "-c", "run.yaml", "--target", "vertex")
+RUN = ("run", "-c", "run.yaml", "--target", "vertex", "--no-check")
 
 
 @pytest.fixture
@@ -50,7 +40,15 @@ def images(ready_google: FakeGoogle, workspace: Path) -> Path:
         given = here(json.dumps({"inputs": {"parameterValues": dict(inputs)}}))
         told = {name: here(inputs[name]) for name in ("settings", "output")} | {"replicas": int(inputs["replicas"])}
         done = subprocess.run(
-            [sys.executable, "-c", PROGRAM, json.dumps(told), str(workspace), EXECUTOR_INPUT, given],
+            [
+                sys.executable,
+                "-m",
+                "tests.programs.prepare_data",
+                json.dumps(told),
+                str(workspace),
+                EXECUTOR_INPUT,
+                given,
+            ],
             check=True,
             stdout=subprocess.PIPE,
             stderr=(workspace / "step.log").open("a"),

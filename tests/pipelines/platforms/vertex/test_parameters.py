@@ -32,7 +32,7 @@ def cloned(google: FakeGoogle, **parameters: Any) -> vertex.PipelineJob:
 
 
 def test_a_cloned_run_trains_with_its_own_parameters(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
-    assert slipway("run", "-c", "run.yaml", "--target", "vertex", "--hardware", "cpu*2").exit_code == 0
+    assert slipway("run", "-c", "run.yaml", "--target", "vertex", "--no-check", "--hardware", "cpu*2").exit_code == 0
     job = cloned(ready_google, learning_rate=0.25, epochs=2.0, batch_size=600, seed=5)
     assert job.state.name == "PIPELINE_STATE_SUCCEEDED"
     first, second = [job for job in ready_google.region.jobs.jobs.values() if job.display_name == "digits"]
@@ -46,7 +46,7 @@ def test_a_cloned_run_trains_with_its_own_parameters(ready_google: FakeGoogle, w
 
 
 def test_an_invalid_parameter_is_a_user_error_of_its_step(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
-    assert slipway("run", "-c", "run.yaml", "--target", "vertex").exit_code == 0
+    assert slipway("run", "-c", "run.yaml", "--target", "vertex", "--no-check").exit_code == 0
     job = cloned(ready_google, batch_size=0)
     assert job.state.name == "PIPELINE_STATE_FAILED"
     states = {task.task_name: task.state.name for task in job.job_detail.task_details}
@@ -57,7 +57,7 @@ def test_an_invalid_parameter_is_a_user_error_of_its_step(ready_google: FakeGoog
 
 def test_a_run_shows_its_values_in_the_console(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
     changed = ("--set", "train.learning_rate=0.01", "--set", "evaluate.gate.minimum=0.5", "--no-wait")
-    assert slipway("run", "-c", "run.yaml", "--target", "vertex", *changed).exit_code == 0
+    assert slipway("run", "-c", "run.yaml", "--target", "vertex", "--no-check", *changed).exit_code == 0
     [job] = ready_google.region.pipelines.jobs.values()
     assert dict(job.runtime_config.parameter_values) == {
         "data_source": "digits",

@@ -19,7 +19,8 @@ from tests.fakes.ready import BUCKET, RUNNER, grant
 from tests.fakes.vertex.script import Failure
 from tests.pipelines.platforms.vertex.conftest import Slipway
 
-RUN = ("run", "-c", "run.yaml", "--target", "vertex")
+CHECKED = ("run", "-c", "run.yaml", "--target", "vertex")
+RUN = (*CHECKED, "--no-check")
 TRAIN = "custom-training-job"
 
 
@@ -53,7 +54,7 @@ def test_a_run_with_impossible_images_is_refused(ready_google: FakeGoogle, works
     settings = (workspace / "run.yaml").read_text().splitlines()
     (workspace / "run.yaml").write_text("\n".join(line for line in settings if not line.startswith("  image:")))
     ready_google.world.repositories.clear()
-    result = slipway(*RUN, "--no-check")
+    result = slipway(*RUN)
     assert (result.exit_code, "there is no repository" in result.output) == (2, True), result.output
     assert not any((workspace / "runs").iterdir())
     assert ready_google.region.pipelines.jobs == {}
@@ -88,7 +89,7 @@ def three_hours(ready_google: FakeGoogle, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_run_over_the_budget_never_reaches_a_submit_call(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
     over = ("--hardware", "l4x4*2", "--set", "budget=1000")
     hourly, days = 2 * (48 * 0.038572 + 4 * 0.58804), 7
-    for refused in (slipway(*RUN, *over), slipway(*RUN, *over, "--no-check"), slipway("compile", *RUN[1:], *over)):
+    for refused in (slipway(*CHECKED, *over), slipway(*RUN, *over), slipway("compile", *CHECKED[1:], *over)):
         assert refused.exit_code == 2, refused.output
         assert f"at least ${hourly:.2f} per hour in europe-west4, ${hourly * 24 * days * 4:,.2f} in the worst case" in (
             refused.stderr
@@ -150,7 +151,7 @@ def test_a_months_runs_stay_within_the_months_budget(ready_google: FakeGoogle, w
     jobs = len(ready_google.region.pipelines.jobs)
     file = workspace / "runs" / ended["run_id"] / "run.json"
     file.write_text(json.dumps({**ended, "status": "running", "cost": None, "ended": None}))
-    for refused in (slipway(*RUN, *few), slipway(*RUN, *few, "--no-check"), slipway("compile", *RUN[1:], *few)):
+    for refused in (slipway(*CHECKED, *few), slipway(*RUN, *few), slipway("compile", *CHECKED[1:], *few)):
         assert refused.exit_code == 2, refused.output
         assert "exceed the budget of $14.00 per month, after $14.10 that this month's runs have cost or may still" in (
             " ".join(refused.stderr.split())
@@ -170,7 +171,7 @@ def test_a_months_budget_is_that_of_the_runs_with_the_same_label(workspace: Path
     assert record(workspace)["labels"] == {"team": "vision"}
     assert slipway(*RUN, *few, "--set", "vertex.labels.team=vision").exit_code == 2, "$2.23 and $11.88 are more"
     assert slipway(*RUN, *few, "--set", "vertex.labels.team=speech").exit_code == 0
-    refused = slipway(*RUN, *few, "--set", "vertex.labels.cost=x", "--no-check")
+    refused = slipway(*RUN, *few, "--set", "vertex.labels.cost=x")
     assert refused.exit_code == 2
     assert "the runs have no label team, by which their budget is divided" in refused.stderr
     assert "--set vertex.labels.team=VALUE" in refused.stderr
@@ -421,6 +422,20 @@ def test_a_watch_survives_a_lost_connection(ready_google: FakeGoogle, workspace:
     assert record(workspace)["status"] == "succeeded"
 
 
+def test_an_ended_session_ends_the_watch_and_not_the_run(ready_google: FakeGoogle, workspace: Path, slipway: Slipway):
+    """gRPC reports it as an unavailable service. Reported: skypilot-org/skypilot#3393."""
+    ended = "Getting metadata from plugin failed with error: Reauthentication is needed. Please run `gcloud auth "
+    ready_google.faults.plan("GetPipelineJob", ServiceError(503, f"{ended}application-default login`."), 99, at_call=3)
+    result = slipway(*RUN)
+    assert result.exit_code == 2
+    assert "The run continues on Vertex AI; slipway status digits-" in result.output
+    assert "fix:      gcloud auth application-default login\n" in result.output
+    assert record(workspace)["status"] == "running"
+    ready_google.faults.clear()
+    assert slipway("status", "--follow").exit_code == 0
+    assert record(workspace)["status"] == "succeeded"
+
+
 def test_an_interrupted_explanation_is_completed_at_the_next_refresh(
     ready_google: FakeGoogle, workspace: Path, slipway: Slipway
 ):
@@ -438,7 +453,7 @@ def test_cancel_stops_the_dataflow_job_of_a_killed_step(ready_google: FakeGoogle
     grant(ready_google, f"projects/{PROJECT}", "roles/dataflow.worker", RUNNER)
     beam = ("--set", "data.beam.runner=DataflowRunner", "--set", "data.store=gs://other/sets")
     ready_google.region.pipelines.script["prepare-data"].looks = 1000
-    submitted = slipway(*RUN, *beam, "--no-wait", "--no-check")
+    submitted = slipway(*RUN, *beam, "--no-wait")
     assert submitted.exit_code == 0, submitted.output
     run_id = record(workspace)["run_id"]
     jobs = Connection(PROJECT, REGION, ready_google.endpoints).api("dataflow", "v1b3").projects().locations().jobs()

@@ -224,3 +224,8 @@ def test_values_of_options_are_as_on_this_machine() -> None:
 def test_another_platform_refuses_a_search(slipway: Slipway) -> None:
     result = slipway("tune", "-c", "run.yaml", "--target", "tpu")
     assert (result.exit_code, "slipway tune does not search on" in result.output) == (2, True), result.output
+
+
+def test_a_search_on_vertex_is_continued_as_a_run(slipway: Slipway) -> None:
+    result = slipway("tune", "-c", "run.yaml", "--target", "vertex", "--continue")
+    assert (result.exit_code, "a run is continued by slipway run --resume RUN" in result.output) == (2, True)

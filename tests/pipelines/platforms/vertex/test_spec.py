@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,11 @@ import yaml
 from typer.testing import CliRunner
 
 from slipway.components.plan_training.plan import plan_training
+from slipway.pipelines.checks import CheckWarning, Context
 from slipway.pipelines.cli.app import app
+from slipway.pipelines.config.config import validate
 from slipway.pipelines.hardware import parse
+from slipway.pipelines.platforms.table import PLATFORMS
 from slipway.trainer.config import TrainSettings
 
 IMAGE = "europe-west4-docker.pkg.dev/p/slipway/trainer@sha256:" + "0" * 64
@@ -50,6 +55,21 @@ def executors(specification: dict[str, Any]) -> dict[str, dict[str, Any]]:
         for name, component in specification["components"].items()
         if "executorLabel" in component
     }
+
+
+@pytest.mark.parametrize(
+    ("hardware", "fix"),
+    [("h100x2*2", "--hardware 'h100x2*2+spot', or +flex"), ("h100x2+flex", None), ("h100x8", None), ("l4x1", None)],
+)
+def test_a_machine_that_compute_engine_offers_in_some_ways_only_is_doubtful(hardware: str, fix: str | None) -> None:
+    values = yaml.safe_load(Path("configs/digits.yaml").read_text()) | {"vertex": VERTEX, "hardware": hardware}
+    context = Context(validate(values, "the test"), PLATFORMS["vertex"], False, Path.cwd())
+    if fix is None:
+        PLATFORMS["vertex"].check_hardware(context)
+        return
+    with pytest.raises(CheckWarning, match="a3-highgpu-2g only as SPOT or FLEX_START") as doubt:
+        PLATFORMS["vertex"].check_hardware(context)
+    assert doubt.value.fix == fix
 
 
 def test_it_is_a_pipeline_spec_that_vertex_reads(specification):
@@ -192,6 +212,14 @@ def test_a_configuration_without_a_vertex_section_is_refused(tmp_path):
     assert result.exit_code == 2
     assert "vertex" in result.stderr
     assert not output.exists()
+
+
+@pytest.mark.slow
+def test_only_searches_import_the_library_of_vertex_ai() -> None:
+    """Its import takes several seconds of a core."""
+    code = "import sys, slipway.pipelines.platforms.vertex.steps; print('google.cloud.aiplatform' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 def test_dataflow_runs_in_the_runs_project_as_its_account(tmp_path):

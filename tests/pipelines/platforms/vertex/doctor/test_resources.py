@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+from pathlib import Path
 
 import pytest
 from google.cloud import aiplatform_v1 as vertex
@@ -431,6 +432,20 @@ def test_a_service_error_is_one_sentence(ready, tmp_path):
     found = findings(ready, tmp_path)
     assert failed(found) == {"quota", "schedule quota"}
     assert "Internal error encountered" in found["quota"].found
+
+
+def test_an_exception_of_a_check_is_a_bug_and_not_an_answer(ready, tmp_path):
+    def broken(_: Context) -> str:
+        raise TypeError("unsupported operand")
+
+    asked = subject(ready, tmp_path)
+    both = [Check("broken", broken, remote=True), Check("credentials", checks.credentials, remote=True)]
+    bug, other = examine_in_parallel(both, asked)
+    assert (bug.status, other.status) == ("fail", "pass")
+    assert bug.found.startswith("This is a bug in Slipway: TypeError: unsupported operand. Traceback: /")
+    file = Path(bug.found.partition("Traceback: ")[2])
+    assert 'raise TypeError("unsupported operand")' in file.read_text()
+    file.unlink()
 
 
 def test_a_missing_vertex_section_is_reported_once(tmp_path):

@@ -109,7 +109,7 @@ def clients(workspace: Workspace) -> Callable[[], Any]:
     found: list[tuple[str, str]] = []
 
     def send() -> None:
-        while not stop.is_set():
+        while not stop.wait(0.01):
             try:
                 found.append((predict(client, name, [{"pixel": 3}], 10)[0], ""))
             except Exception as error:

@@ -218,4 +218,15 @@ def test_a_user_error_in_a_file_is_one_of_the_command(workspace):
         FILES.read_one(None)
     result = workspace.slipway("deploy")
     assert result.exit_code == 2
-    assert "closest:  n1-standard-32" in result.stderr
+    assert "closest:  n1-standard-2\n" in result.stderr
+
+
+def test_apply_waits_until_vertex_ai_has_changed_the_time_out_and_json_has_the_dns_name(workspace):
+    workspace.write(dedicated=True, request_timeout=30)
+    assert workspace.slipway("endpoints", "apply").exit_code == 0
+    workspace.google.region.operations.looks = 20
+    workspace.write(dedicated=True, request_timeout=90)
+    assert workspace.slipway("endpoints", "apply").exit_code == 0
+    assert workspace.endpoint.client_connection_config.inference_timeout.total_seconds() == 90
+    (result,) = json.loads(workspace.slipway("endpoints", "show", "digits", "--json").stdout)
+    assert result["dns"] == workspace.endpoint.dedicated_endpoint_dns != ""

@@ -75,7 +75,7 @@ def test_the_id_of_a_deployed_model_depends_on_what_cannot_be_changed_in_it(writ
         ({"canary": [5, 25]}, "canary", "[5, 25, 100]"),
         ({"min_replicas": 3}, "max_replicas", "3"),
         ({"request_timeout": 30}, "request_timeout", "null"),
-        ({"machine": "n1-standard-3"}, "machine", "n1-standard-32"),
+        ({"machine": "n1-standard-3"}, "machine", "n1-standard-2"),
         ({"machine": "m1-ultramem-40"}, "machine", None),
         ({"machine": "g2-standard-8"}, "machine", "l4x1@g2-standard-8"),
         ({"machine": "l4x3"}, "machine", "l4x4"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from datetime import UTC, datetime
 
 import pytest
 
@@ -115,6 +116,39 @@ def test_rollback_is_one_update_and_goes_both_ways(workspace, monkeypatch):
     assert workspace.versions == ["digits@1", "digits@2"]
     workspace.slipway("rollback")
     assert workspace.traffic == {"digits@2": 100}
+
+
+def test_of_two_rollbacks_at_once_one_moves_the_traffic(workspace, monkeypatch):
+    for _ in range(2):
+        workspace.register()
+        workspace.deployed()
+    since = datetime.now(UTC)
+    assert workspace.slipway("rollback").exit_code == 0
+    from slipway.pipelines.platforms.vertex.endpoints import operations
+
+    with pytest.raises(UserError, match=r"has just changed the endpoint .*: digits@1 has the traffic"):
+        operations.rollback(None, print, since)
+    assert workspace.traffic == {"digits@1": 100}
+
+
+def test_a_rollback_that_finds_its_work_done_does_not_claim_it(workspace, monkeypatch):
+    from slipway.components.deploy.service import Endpoints
+
+    for _ in range(2):
+        workspace.register()
+        workspace.deployed()
+    read = Endpoints.existing
+
+    def overtaken(self, endpoint_id):
+        endpoint = read(self, endpoint_id)
+        monkeypatch.setattr(Endpoints, "existing", read)
+        assert "has all traffic again" in workspace.slipway("rollback").stderr
+        return endpoint
+
+    monkeypatch.setattr(Endpoints, "existing", overtaken)
+    second = workspace.slipway("rollback")
+    assert "digits@1 has all traffic; digits@2 has none and stays deployed" in second.stderr
+    assert workspace.traffic == {"digits@1": 100}
 
 
 def interrupted_at(workspace, monkeypatch, percent):
@@ -307,7 +341,7 @@ def test_a_rollback_whose_response_is_lost_does_not_return_to_the_bad_model(work
     lose_responses(workspace, monkeypatch, "update_endpoint")
     result = workspace.slipway("rollback")
     assert result.exit_code == 0, result.output
-    assert "digits@1 has all traffic again; digits@2 has none" in result.stderr
+    assert "digits@1 has all traffic; digits@2 has none" in result.stderr
     assert workspace.traffic == {"digits@1": 100}
 
 

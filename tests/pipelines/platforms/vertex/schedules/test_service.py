@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -345,3 +346,11 @@ def test_a_rejected_call_is_not_retried(google: FakeGoogle, service: ScheduleSer
         reconciled(schedules(google), wanted(), None)
     assert google.faults.struck["ScheduleService.CreateSchedule"] == 1
     assert not service.schedules
+
+
+def test_a_bug_is_not_taken_for_a_lost_response() -> None:
+    """The schedule is in the state already, as after a call whose response was lost."""
+    client = SimpleNamespace(get_schedule=lambda name: name)
+    schedules = Schedules(SimpleNamespace(schedules=client))  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        schedules._until("s", lambda: len(5), lambda _: True)  # type: ignore[arg-type]
