@@ -46,7 +46,7 @@ from slipway.trainer.engines.keras import normalization
 from slipway.trainer.engines.keras.objective import Objective, objective
 from slipway.trainer.engines.keras.remat import Recomputing, Rematerialization
 from slipway.trainer.engines.tensorflow import devices as tensorflow_devices
-from slipway.trainer.engines.tensorflow import network, optimizer, tpu
+from slipway.trainer.engines.tensorflow import flops, network, optimizer, tpu
 from slipway.trainer.engines.tensorflow.export import as_function
 from slipway.trainer.engines.tensorflow.loop import Call, Layout, StepLoop
 from slipway.trainer.engines.tensorflow.step import CLASSIFICATION, TrainingStep, checkpoint
@@ -219,11 +219,11 @@ class TensorFlowEngine:
             variable.assign(state[name])
 
     def work(self) -> Work:
-        def flops() -> float | None:
-            of_example = network.example_flops(self._model, self._manifest, self._objective)
+        def step_flops() -> float | None:
+            of_example = flops.example_flops(self._model, self._manifest, self._objective)
             return None if of_example is None else of_example * self._batch * self._world_size
 
-        return Work(tensorflow_devices.maker_name(self._names), self._devices, self._precision, flops)
+        return Work(tensorflow_devices.maker_name(self._names), self._devices, self._precision, step_flops)
 
     def graph(self) -> bytes | None:
         graph = self._predict.get_concrete_function().graph

@@ -1,4 +1,4 @@
-"""A Keras network on TensorFlow: whether XLA compiles it, its FLOPs, its graph and the largest fitting batch."""
+"""A Keras network on TensorFlow: whether XLA compiles it, and the largest fitting batch."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
 from slipway.trainer import hooks
 from slipway.trainer.config import TrainSettings
-from slipway.trainer.data.features import Tensors, blank, scaled, specs
+from slipway.trainer.data.features import Tensors, blank, scaled
 from slipway.trainer.data.images import traced
 from slipway.trainer.engines.keras import normalization
-from slipway.trainer.engines.keras.objective import Objective
 
 # On a CPU, XLA's convolutions took more than twice as long as TensorFlow's own; networks of only these layers trained
 # 1.8 times as fast. Other layers may contain operations that XLA cannot compile.
@@ -27,8 +26,6 @@ _CONVOLUTIONAL = (
     "Conv1D", "Conv2D", "Conv2DTranspose", "DepthwiseConv2D", "SeparableConv2D", "MaxPooling2D", "AveragePooling2D",
     "GlobalAveragePooling2D", "GlobalMaxPooling2D", "ZeroPadding2D", "Cropping2D", "UpSampling2D", "SpatialDropout2D",
 )  # fmt: skip
-# Operations that call other functions, whose operations are not part of the counted graph.
-_CALLS = {"PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile", "If", "StatelessIf", "Case"}
 
 
 def compiles(train: TrainSettings, model: keras.Model, kind: str, devices: int) -> bool:
@@ -59,30 +56,6 @@ def compiles(train: TrainSettings, model: keras.Model, kind: str, devices: int) 
     # Not a custom layer of the same name.
     own = [type(layer) for layer in layers if type(layer).__module__.split(".")[0] != "keras"]
     return devices == 1 and not own and all(type(layer).__name__ in known for layer in layers)
-
-
-def example_flops(model: keras.Model, manifest: Manifest, objective: Objective) -> float | None:
-    """Return the FLOPs of training on one example: the loss and all gradients.
-
-    Uses TensorFlow's statistics of each operation in the traced graph (matrix products, convolutions and their
-    gradients, pooling, element-wise additions and multiplications). None for a network whose graph has loops or
-    function calls, which these statistics do not cover.
-    """
-
-    def gradients(inputs: Tensors, labels: tf.Tensor) -> list[tf.Tensor]:
-        variables = [variable.value for variable in model.trainable_variables]
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(variables)
-            outputs = tf.cast(model(inputs, training=True), tf.float32)
-            loss = tf.reduce_sum(objective.losses(outputs, labels))
-        return tape.gradient(loss, variables)
-
-    graph = traced(gradients).get_concrete_function(*specs(manifest, 1, decoded=False)).graph
-    if any(operation.type in _CALLS for operation in graph.get_operations()):
-        return None
-    build = tf.compat.v1.profiler.ProfileOptionBuilder
-    options = build(build.float_operation()).with_empty_output().build()
-    return float(tf.compat.v1.profiler.profile(graph, options=options).total_float_ops)
 
 
 def largest_batch_that_fits(gradients: Callable[[Tensors, tf.Tensor], object], manifest: Manifest, below: int) -> int:
