@@ -340,7 +340,7 @@ def exit_as_it_went(
     if record.status == "failed":
         show_failure(record)
     shown.print(display.summary(record))
-    if record.status == "cancelled":
+    if record.status in ("cancelled", "pruned"):
         raise typer.Exit(EXIT_INTERRUPTED)
     if require_promotion and record.is_rejected:
         raise typer.Exit(EXIT_REJECTED)

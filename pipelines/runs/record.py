@@ -27,7 +27,7 @@ ROOT = Path("runs")
 # The platform of runs whose steps and replicas are on this machine.
 LOCAL = "local"
 LATEST = "latest"
-Status = Literal["pending", "running", "succeeded", "failed", "cancelled", "skipped"]
+Status = Literal["pending", "running", "succeeded", "failed", "cancelled", "skipped", "pruned"]
 # A request to create a job, which times out after a minute, may arrive for this long, also if its sender was killed.
 CREATION_TIME = timedelta(minutes=2)
 # The event that a watcher receives when a step's status changes.
@@ -127,15 +127,16 @@ class Part:
 class RunRecord:
     """The record of a run.
 
-    `runner` says whether local steps are processes or containers; `champion` describes the registered model to beat, as
-    passed to the steps. `process` is the process id of the command that executes it, and `started` is when that was
-    started, in seconds since 1970; both None on a remote platform. `job` is the run's name on a remote platform (on
-    Vertex AI, the job's resource name), `console` the URL of its page. Each resume of a remote run creates a new job;
-    `tries` counts the jobs, and `trained` says whether an earlier one finished the training. `region` is where it runs,
-    and `refused` lists the tries without quota or capacity. `requested` is when the platform was last asked to create
-    the job, None once it has confirmed that. `rehearsal` is the number of steps of a rehearsal, 0 for a run. `part` is
-    set if it executes only some steps, on the inputs of an earlier run, and `study` is the name of the search to which
-    it belongs; `searches` says whether its training is itself a search.
+    `runner` says whether local steps are processes or containers; `champion` describes the registered model to
+    beat, as passed to the steps. `process` is the process id of the command that executes it, and `started` is when
+    that was started, in seconds since 1970; both None on a remote platform. `job` is the run's name on a remote
+    platform (on Vertex AI, the job's resource name), `console` the URL of its page. Each resume of a remote run
+    creates a new job; `tries` counts the jobs, and `trained` says whether an earlier one finished the training.
+    `region` is where it runs, and `refused` lists the tries without quota or capacity. `requested` is when the
+    platform was last asked to create the job, None once it has confirmed that. `rehearsal` is the number of steps
+    of a rehearsal, 0 for a run. `part` is set if it executes only some steps, on the inputs of an earlier run, and
+    `study` is the name of the search to which it belongs, which stops it with the status pruned if other trials are
+    better; `searches` says whether its training is itself a search.
     `cost` is None if the training cost nothing, or its price is not known. `tracked` is the id of the run that the
     platform itself has created in MLflow. `at_most` is what a training that runs may cost in US dollars, None if its
     price is not known; `labels` are those of the run on Google Cloud.

@@ -32,7 +32,7 @@ INVALID = re.compile(r"[^\w./ -]")
 MAX_VALUE = 500
 RUN_TAG = "slipway.run"
 PARENT_TAG = "mlflow.parentRunId"
-STATUS = {"running": "RUNNING", "succeeded": "FINISHED", "failed": "FAILED", "cancelled": "KILLED"}
+STATUS = {"running": "RUNNING", "succeeded": "FINISHED", "failed": "FAILED", "cancelled": "KILLED", "pruned": "KILLED"}
 
 
 @dataclass(frozen=True)

@@ -235,7 +235,12 @@ class Trials:
                 return self._tell(running.trial, "FAIL", error=lacking.message, seconds=seconds)
             return self._tell(running.trial, "COMPLETE", value=value, seconds=seconds)
         if running.validations.pruned:
-            return self._tell(running.trial, "PRUNED", seconds=seconds)
+            if running.folder.holder() is not None:  # its process writes the record last, with the seconds
+                return None
+            record = running.folder.read()
+            record.status, record.error = "pruned", None
+            running.folder.write(record)
+            return self._tell(running.trial, "PRUNED", seconds=record.seconds or 0.0)
         if _was_stopped(record) and running.resumes < MAX_RESUMES:
             if running.folder.holder() is not None:  # its process has to end first: it may still be tracking the run
                 return None

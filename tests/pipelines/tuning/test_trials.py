@@ -254,13 +254,15 @@ def test_a_trial_that_is_worse_than_the_median_is_pruned(execute: Any, tmp_path:
         number = int(record.run_id.removeprefix("trial-"))
         report(tmp_path, record, 0.1 if number == 5 else 0.5 + number / 100)
         if number == 5:  # its run is stopped
-            record.status = "cancelled"
+            record.status, record.seconds = "cancelled", 2.5
 
     ended = execute(play, trials=7, failures=7, pruning="median")
     runs_of = {trial.user_attrs.get("run"): trial.state.name for trial in execute.study.trials}
     assert runs_of["trial-5"] == "PRUNED"
     assert execute.machine.resumed == []
     assert len(ended) == 7
+    assert next(trial.seconds for trial in ended if trial.state == "PRUNED") == 2.5
+    assert [runs.find(f"trial-{number}").read().status for number in (4, 5)] == ["succeeded", "pruned"]
 
 
 def test_unfinished_trials_are_continued_with_their_runs(execute: Any) -> None:
