@@ -18,6 +18,7 @@ from slipway.components.prepare_data.examples import readable
 from slipway.components.prepare_data.publishing.columns import Statistics, columns
 from slipway.components.prepare_data.sources.source import Ignored
 from slipway.components.prepare_data.validation.duplicates import Copy
+from slipway.components.prepare_data.validation.network_input import as_network_sees
 from slipway.components.prepare_data.validation.sampling import sentence
 from slipway.components.prepare_data.validation.tally import Tally
 from slipway.core.manifest import Manifest, TaskName
@@ -171,11 +172,22 @@ def samples(folder: Path, manifest: Manifest) -> Iterator[Sample]:
             break
         image, key, label = stored_parts(features)
         if len(of_class := found.setdefault(int(label[0]) if classified else 0, [])) < most:
-            of_class.append(Sample(_inline(image), label_text(manifest.task, manifest.classes, label), readable(key)))
+            of_class.append(
+                Sample(
+                    _inline(_seen(image, manifest)), label_text(manifest.task, manifest.classes, label), readable(key)
+                )
+            )
     # Of each class the first image, then of each the second, and so on.
     ranked = sorted((rank, label) for label, of_class in found.items() for rank in range(len(of_class)))[:SAMPLES]
     for index, rank in sorted((label, rank) for rank, label in ranked):
         yield found[index][rank]
+
+
+def _seen(image: bytes, manifest: Manifest) -> bytes:
+    """Return a stored image as the network sees it, as a PNG."""
+    file = io.BytesIO()
+    as_network_sees(image, manifest).save(file, "PNG")
+    return file.getvalue()
 
 
 def label_text(task: TaskName, classes: Sequence[str], label: Sequence[bytes | float | int]) -> str:

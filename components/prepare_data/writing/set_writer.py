@@ -36,6 +36,7 @@ from slipway.components.prepare_data.validation.near_duplicates import (
     find_groups,
     near_duplicate_notes,
 )
+from slipway.components.prepare_data.validation.network_input import blank_notes
 from slipway.components.prepare_data.validation.sampling import check_for, decoded_below, sentence
 from slipway.components.prepare_data.validation.skipped import COUNTS, SkippedImages, too_many
 from slipway.components.prepare_data.validation.tally import Tally, combine, missing_labels, notes, several_sizes
@@ -359,7 +360,7 @@ class SetWriter:
         statistics = {split: combine_statistics(result.inputs for result in found) for split, found in results.items()}
         about = self._manifest(name, fingerprint, results, tally, statistics)
         near = self._across_splits()
-        notes_on_splits = [*near_duplicate_notes(near), *leak_notes(self._set, about)]
+        notes_on_splits = [*near_duplicate_notes(near), *leak_notes(self._set, about), *blank_notes(self._set, about)]
         about = about.model_copy(update={"notes": [*about.notes, *notes_on_splits]})
         for split, found in results.items():
             with (self._set / split_file(split)).open("wb") as file:  # see `slipway.core.seen`
