@@ -36,6 +36,7 @@ class Scan:
         ignored: The number of other files.
         copies: The number of images whose bytes an earlier one has, too.
         copies_named: The first of these, with the earlier one.
+        conflicts: Those of the copies whose class is another one, with the earlier one.
         alike: The keys of images that look the same, in groups.
         fewest_groups: The number of groups of the class that has the fewest, where other images are one each.
     """
@@ -49,6 +50,7 @@ class Scan:
     ignored: int
     copies: int
     copies_named: list[tuple[str, str]]
+    conflicts: list[tuple[str, str]]
     alike: list[list[str]]
     fewest_groups: int
 
@@ -82,7 +84,7 @@ def scan(settings: DataSettings) -> Scan:
         lists = [list_path(writer.lists, split, number) for split in SPLITS for number in range(plan.shards[split])]
         unusable = {key for key, _ in tally.skipped}
         examples = [example for path in lists for example in read_list(path) if example[0] not in unusable]
-        copies = find_copies(source.reader(scratch), examples)
+        copies, conflicts = find_copies(source.reader(scratch), examples)
         alike = writer.near_duplicates()
         group_of = {key: number for number, group in enumerate(alike) for key in group}
         groups = Counter(label for label, _ in {(label, group_of.get(key, key)) for key, label, _, _ in examples})
@@ -101,6 +103,7 @@ def scan(settings: DataSettings) -> Scan:
             ignored=listing.ignored.count,
             copies=len(copies),
             copies_named=copies[:MAX_COPIES_NAMED],
+            conflicts=conflicts,
             alike=_without(alike, {copy for copy, _ in copies}),
             fewest_groups=min(groups.values(), default=0),
         )
@@ -112,22 +115,24 @@ def _without(groups: list[list[bytes]], copies: set[str]) -> list[list[str]]:
     return [group for group in found if len(group) > 1]
 
 
-def find_copies(reader: Reader, examples: list[Example]) -> list[tuple[str, str]]:
+def find_copies(reader: Reader, examples: list[Example]) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
     """Return the keys of images whose bytes another image with a smaller key has, too, and that key.
 
-    Only images that have the size of another one are read.
+    Those whose class differs are returned once more. Only images that have the size of another one are read.
     """
     sizes = Counter(size for _, _, size, _ in examples)
-    first: dict[bytes, bytes] = {}
-    copies = []
-    for key, _, size, offset in sorted(examples):
+    first: dict[bytes, tuple[bytes, int]] = {}
+    copies, conflicts = [], []
+    for key, label, size, offset in sorted(examples):
         if not size or sizes[size] == 1:
             continue
         try:
             digest = hashlib.sha256(reader.read(key, offset, size)).digest()
         except Unusable:
             continue
-        if digest in first:
-            copies.append((readable(key), readable(first[digest])))
-        first.setdefault(digest, key)
-    return copies
+        earlier, its_label = first.setdefault(digest, (key, label))
+        if earlier != key:
+            copies.append((readable(key), readable(earlier)))
+            if its_label != label:
+                conflicts.append(copies[-1])
+    return copies, conflicts

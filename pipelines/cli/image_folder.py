@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from slipway.components.prepare_data.examples import readable
 from slipway.components.prepare_data.settings import SplitFractions
 from slipway.components.prepare_data.validation.tally import usual_side
-from slipway.pipelines.cli.scanned import aligned, balance, counted, imbalance, lines, quoted
+from slipway.pipelines.cli.scanned import aligned, balance, counted, fitting_batch, imbalance, lines, quoted
 
 if TYPE_CHECKING:
     from slipway.components.prepare_data.scan import Scan
@@ -50,6 +50,8 @@ def _rows(scan: Scan) -> Iterator[tuple[str, str]]:
     yield "unusable", _named(tally.skipped_count, [f"{readable(key)} ({why})" for key, why in tally.skipped])
     yield "damaged", f"{tally.damaged:,} decode with warnings, and are used" if tally.damaged else ""
     yield "copies", _named(scan.copies, [f"{copy} = {first}" for copy, first in scan.copies_named]) or "none"
+    conflicts = _named(len(scan.conflicts), [f"{copy} = {first}" for copy, first in scan.conflicts])
+    yield "conflicts", f"{conflicts} (the same image in two classes: one of them is wrong)" if conflicts else ""
     yield "lookalikes", _alike(scan)
     yield "labels", f"{len(scan.labels):,}: {balance(scan.labels)}"
     yield "splits", counted(scan.splits) or "none; Slipway divides each class: 80 % train, 10 % validation, 10 % test"
@@ -106,8 +108,12 @@ def configuration(name: str, source: str, scan: Scan, *, is_pretrained: bool) ->
     if scan.alike and not scan.splits and scan.fewest_groups >= MIN_GROUPS:
         about = f"the {sum(map(len, scan.alike)):,} images that look the same as another one, in one split with it"
         data.append(("near_duplicates", "group", about))
-    batches = max(1, int(scan.images * SplitFractions().train) // BATCH)
+    examples = scan.splits["train"] if scan.splits else int(scan.images * SplitFractions().train)
+    batch = fitting_batch(examples - scan.copies, BATCH)
+    batches = max(1, examples // batch)
     patience = PATIENCE if is_pretrained else max(PATIENCE, PATIENT_BATCHES // batches)
+    uneven = imbalance(scan.labels)
+    metric = "macro_f1" if uneven else "accuracy"
     settings = [
         "# yaml-language-server: $schema=schema.json",
         f"name: {name}",
@@ -119,17 +125,17 @@ def configuration(name: str, source: str, scan: Scan, *, is_pretrained: bool) ->
         *(FINE_TUNING if is_pretrained else [f"  epochs: {4 * patience}  # at most"]),
         *aligned(
             [
-                ("batch_size", str(BATCH), ""),
+                ("batch_size", str(batch), ""),
                 ("learning_rate", "0.001", ""),
                 ("early_stop", f"{{patience: {patience}}}", "epochs without a lower validation loss"),
                 ("export", "best", "the weights with the lowest validation loss"),
                 ("augment", "{flip: true}", "remove it if left and right matter"),
-                *([("class_weights", "balanced", imbalance(scan.labels))] if imbalance(scan.labels) else []),
+                *([("class_weights", "balanced", uneven)] if uneven else []),
             ]
         ),
         "evaluate:",
         "  gate:",
-        "    metric: accuracy  # promoted is what beats the most frequent class and the champion",
+        f"    metric: {metric}  # promoted is what beats the most frequent class and the champion",
         "    # minimum: 0.9    # and reaches this, if you set it",
         *(IN_IMAGES if is_pretrained else []),
     ]

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 LABEL_WIDTH = 12
 MAX_LABELS = 8
+# An epoch has at least so many batches.
+FEWEST_BATCHES = 2
 
 
 def lines(rows: Iterable[tuple[str, str]]) -> list[str]:
@@ -46,6 +48,11 @@ def aligned(settings: list[tuple[str, str, str]]) -> list[str]:
         f"  {f'{name}: {value}'.ljust(width)}  # {about}" if about else f"  {name}: {value}"
         for name, value, about in settings
     ]
+
+
+def fitting_batch(examples: int, usual: int) -> int:
+    """Return the batch size for so many training examples: `usual`, or what gives an epoch a few whole batches."""
+    return min(usual, 1 << max((examples // FEWEST_BATCHES).bit_length() - 1, 0))
 
 
 def quoted(text: str) -> str:

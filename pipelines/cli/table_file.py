@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
-from slipway.pipelines.cli.scanned import aligned, balance, imbalance, lines, listed, quoted
+from slipway.pipelines.cli.scanned import aligned, balance, fitting_batch, imbalance, lines, listed, quoted
 from slipway.trainer.tasks import PAIR
 
 if TYPE_CHECKING:
@@ -117,6 +117,7 @@ def _network(scan: TableScan, rare: str) -> list[str]:
     """Return the sections of a network; `rare` says which of two classes is rare."""
     has_text = any(each.kind == "text" for each in scan.manifest.inputs.values())
     epochs, batch, rate, patience = TRAINING[has_text]
+    batch = fitting_batch(scan.manifest.splits["train"].examples, batch)
     about = f"ends when the validation loss has not improved in {patience} epochs"
     decay = f"{min(1, DECAYED_ROWS / scan.rows):.2g}"
     train = [

@@ -192,6 +192,7 @@ def test_what_would_stop_a_run_has_a_setting_that_lets_it_go_on(tmp_path: Path, 
     assert "300x400 to 700x300 pixels (height x width), the shorter side usually 300" in said
     assert "unusable    2: cat/3.png (it is not an image of a supported format); dog/1.png (" in said
     assert "copies      1: dog/0.png = cat/5.png" in said
+    assert "conflicts   1: dog/0.png = cat/5.png (the same image in two classes: one of them is wrong)" in said
     assert "lookalikes  2 images in 1 group cat/7.png ~ cat/again.jpg" in said
     assert "ignored     1 files that are not images" in said
     written = yaml.safe_load((tmp_path / "project" / "slipway.yaml").read_text())
@@ -203,6 +204,7 @@ def test_what_would_stop_a_run_has_a_setting_that_lets_it_go_on(tmp_path: Path, 
         "near_duplicates": "group",
     }
     assert written["train"]["class_weights"] == "balanced"
+    assert written["evaluate"]["gate"]["metric"] == "macro_f1"
     prepared = prepare(load(tmp_path / "project" / "slipway.yaml").data, 1)
     # Two that cannot be used; the copy is in the same split.
     assert (prepared.manifest.skipped_count, prepared.manifest.image_size) == (2, (224, 224))
@@ -222,6 +224,21 @@ def test_mistakes_of_images_are_said_before_anything_is_written(tmp_path: Path, 
         assert result.exit_code == 2, result.output
         assert says in result.stderr
     assert not (tmp_path / "project").exists()
+
+
+@pytest.mark.parametrize("count", [4, 10, 100])
+def test_few_images_and_rows_make_several_batches(tmp_path: Path, count: int):
+    for label in ("cat", "dog"):
+        write_images(tmp_path / "images" / label, count)
+    rows = [f"{number}.5,{'ab'[number % 2]}" for number in range(5 * count)]
+    (tmp_path / "t.csv").write_text("\n".join(["x,label", *rows]))
+    on_images(str(tmp_path / "photographs"), "--images", str(tmp_path / "images"))
+    on_images(str(tmp_path / "rows"), "--table", str(tmp_path / "t.csv"))
+    for name in ("photographs", "rows"):
+        config = load(tmp_path / name / "slipway.yaml")
+        examples = prepare(config.data, 1).manifest.splits["train"].examples
+        assert 1 <= config.train.batch_size <= examples / 2
+        assert examples / config.train.batch_size < 4 or config.train.batch_size == (64 if name == "rows" else 32)
 
 
 def write_table(path: Path) -> None:
