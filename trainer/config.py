@@ -230,9 +230,9 @@ class TrainSettings(Settings):
     )
     loss: Loss | None = Field(
         default=None,
-        description="Loss of each example: for the task regression mae, huber (squared within one standard deviation "
-        "of the target, absolute beyond it) or quantile:Q, such as quantile:0.9; or a custom one, as module:function: "
-        "(outputs, labels) -> [batch]. null: the task's.",
+        description="Loss of each example: for the task regression mse (the usual one), mae, huber (squared within a "
+        "standard deviation of the target, absolute beyond it) or quantile:Q, such as quantile:0.9; or a custom one, "
+        "as module:function: (outputs, labels) -> [batch]. null: the task's.",
     )
     metrics: dict[MetricName, Function] = Field(
         default={},

@@ -136,8 +136,8 @@ TASKS: dict[TaskName, Task] = {
     ),
 }
 
-# Losses of the standardized target, in place of the squared error; quantile:0.9 has the level after the colon.
-NAMED_LOSS_PATTERN = r"mae|huber|quantile:0?\.\d*[1-9]\d*"
+# Losses of the standardized target, of which mse is the usual one; quantile:0.9 has the level after the colon.
+NAMED_LOSS_PATTERN = r"mse|mae|huber|quantile:0?\.\d*[1-9]\d*"
 # The number of classes between which a threshold decides.
 PAIR = 2
 THRESHOLD_RULES: tuple[ThresholdRule, ...] = get_args(ThresholdRule)

@@ -156,6 +156,8 @@ def _explain(place: _Place, problem: ErrorDetails) -> UserError:
     if kind == "invalid-json-value":
         text = f"{value} is a {type(value).__name__}, which JSON does not support"
         allowed = "text (in quotes), numbers, true, false, null, lists and mappings"
+    elif nested is None and _pattern(problem) not in ("", *WORDS) and (about := _description(place)):
+        text, allowed = f"{value!r} is not an allowed value", about  # rather than a regular expression
     elif choices:
         text = f"{value!r} is not an allowed value"
     name = "" if place.is_given else f"{place.setting or 'the configuration'}: "
@@ -252,6 +254,15 @@ def _wrong_length(place: _Place, length: int, value: object) -> UserError:
 
 def _pattern(problem: ErrorDetails) -> str:
     return str(problem.get("ctx", {}).get("pattern", ""))
+
+
+def _description(place: _Place) -> str:
+    """Return the description of a setting, also for an item of its list; "" if it has none."""
+    for end in range(len(place.location), 0, -1):
+        field = _field(_model_at(place.model, place.location[: end - 1]), place.location[end - 1])
+        if field is not None:
+            return (field.description or "").rstrip(".")
+    return ""
 
 
 def _near(problem: ErrorDetails) -> str | None:

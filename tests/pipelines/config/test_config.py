@@ -47,6 +47,21 @@ def test_overrides_are_typed_and_win(write):
     assert config.parsed_hardware.replicas == 2
 
 
+@pytest.mark.parametrize(
+    ("override", "allowed"),
+    [
+        ("train.loss=rmse", "mse (the usual one), mae, huber"),
+        ("train.augment.function=blur", "module:function"),
+        ("data.name=My Set", "Name of the prepared"),
+        ("notify.topic=runs", "topic"),
+    ],
+)
+def test_a_value_of_another_form_is_answered_in_words(write, override: str, allowed: str):
+    refused = refusal(write(MINIMAL), override)
+    assert allowed in str(refused.allowed)
+    assert "pattern" not in refused.message and "is not an allowed value" in refused.message
+
+
 def test_resolved_configuration_reads_back_the_same(write):
     config = load(write(MINIMAL), ["register.model=numbers", "train.checkpoint.every_seconds=null"])
     again = load(write(config.as_yaml()))
@@ -132,7 +147,7 @@ def test_a_module_is_named_without_its_file(write, module, near):
         ("data.split.test=0.5", "data.split", "sum to 1"),
         ("model.builder=not-a-builder", "model.builder", "is not of the form module:function"),
         ("model.builder=__main__:net", "model.builder", "is a function of this notebook or script"),
-        ("name=Digits 2", "name", "pattern"),
+        ("name=Digits 2", "name", "is not an allowed value"),
         ("data.skip_corrupt=1.5", "data.skip_corrupt", "less than 1"),
         ("train.class_weights={cat: -1}", "train.class_weights.cat", "greater than 0"),
         ("evaluate.gate.minimum=.inf", "evaluate.gate.minimum", "finite"),

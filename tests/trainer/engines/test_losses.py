@@ -21,10 +21,12 @@ pytestmark = pytest.mark.usefixtures("tensorflow")
 
 def expected(loss: str, true: Any, predicted: Any) -> float:
     import keras
-    from sklearn.metrics import mean_absolute_error, mean_pinball_loss
+    from sklearn.metrics import mean_absolute_error, mean_pinball_loss, mean_squared_error
 
     if loss == "huber":
         return float(keras.losses.Huber()(true[:, None], predicted[:, None]))
+    if loss == "mse":
+        return float(mean_squared_error(true, predicted))
     return float(
         mean_absolute_error(true, predicted)
         if loss == "mae"
@@ -32,7 +34,7 @@ def expected(loss: str, true: Any, predicted: Any) -> float:
     )
 
 
-@pytest.mark.parametrize("loss", ["mae", "huber", "quantile:0.9", "quantile:.25"])
+@pytest.mark.parametrize("loss", ["mse", "mae", "huber", "quantile:0.9", "quantile:.25"])
 def test_a_named_loss_is_that_of_each_example(tmp_path: Path, loss: str) -> None:
     from slipway.trainer.engines.keras.objective import Objective, objective
 
@@ -54,7 +56,7 @@ def test_it_is_for_numbers_only() -> None:
     assert error.value.fix == "--set train.loss=null"
 
 
-@pytest.mark.parametrize("loss", ["mse", "quantile", "quantile:1.5", "quantile:0", "quantile:0.0"])
+@pytest.mark.parametrize("loss", ["rmse", "quantile", "quantile:1.5", "quantile:0", "quantile:0.0"])
 def test_other_names_are_refused(loss: str) -> None:
     with pytest.raises(ValidationError):
         TrainSettings(epochs=1, loss=loss)

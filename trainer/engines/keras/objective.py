@@ -84,6 +84,8 @@ def objective(manifest: Manifest, classification: Objective, train: TrainSetting
 def _named(loss: str) -> PerExample:
     """Return a loss of the standardized target by its name (`tasks.NAMED_LOSS_PATTERN`)."""
     name, _, level = loss.partition(":")
+    if name == "mse":
+        return _squared_error
 
     def losses(outputs: Tensor, labels: Tensor) -> Tensor:
         error = labels - outputs[:, 0]
