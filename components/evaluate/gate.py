@@ -29,12 +29,17 @@ INTERVALS = "intervals"
 class Comparison:
     """A paired test of the difference of a metric between a model and the champion on the same examples.
 
-    `test` names it, `p_value` is two-sided, `counts` says on what it is based.
+    `test` names it, `p_value` is two-sided, None if there are too few examples or predictions for a test. `counts` says
+    on what it is based, or why there is none.
     """
 
     test: str
-    p_value: float
+    p_value: float | None
     counts: str
+
+    def is_significant(self, largest: float) -> bool:
+        """Return whether the difference can be tested, and its p-value is at most `largest`."""
+        return self.p_value is not None and self.p_value <= largest
 
 
 @dataclass(frozen=True)
@@ -276,11 +281,14 @@ def _comparison(gate: GateSettings, value: float, champion: Opponent) -> Judged:
 
 
 def _significance(gate: GateSettings, comparison: Comparison) -> Judged:
+    if comparison.p_value is None:
+        holds = None if gate.significance is None else False
+        return holds, f"The difference of the {gate.label} from the champion's cannot be tested: {comparison.counts}."
     value = _shown(comparison.p_value)
     basis = f"({comparison.test}: {comparison.counts})"
     if gate.significance is None:
         return None, f"The p-value of the difference is {value} {basis}."
-    holds = comparison.p_value <= gate.significance
+    holds = comparison.is_significant(gate.significance)
     relation = "at most" if holds else "above"
     return holds, (
         f"The difference from the champion's {gate.label} is {'' if holds else 'not '}significant: its p-value, "

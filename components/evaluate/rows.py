@@ -44,8 +44,8 @@ def of_split(evaluation: Evaluation, manifest: Manifest) -> Iterator[JsonObject]
             "baseline": trivial,
             "champion": beaten,
             "champion_interval": their_ends,
-            "significant": test is not None and test.p_value <= alpha,
-            "doubt": "not significantly" if test else "not tested",
+            "significant": test is not None and test.is_significant(alpha),
+            "doubt": "not tested" if test is None or test.p_value is None else "not significantly",
         }
         minimized = metric.direction == "minimize"
         yield row | _difference(compared.get(name), theirs.get(name), places, minimized=minimized)
@@ -77,7 +77,7 @@ def by_slice(evaluation: Evaluation, manifest: Manifest) -> Iterator[JsonObject]
                 "champion": formatting.number(beaten, places),
                 "compared": each.compared.examples if champion else None,
             }
-            row |= {"significant": test is not None and test.p_value <= alpha}
+            row |= {"significant": test is not None and test.is_significant(alpha)}
             rows.append(row | _difference(ours, beaten, places, minimized=minimized))
         rows.sort(key=lambda row: row["sorted"], reverse=minimized)
         if rows:

@@ -9,8 +9,8 @@ from typing import Self
 
 import numpy as np
 
-from slipway.components.evaluate.measures.base import Measures, P
-from slipway.components.evaluate.measures.scores import Scores, ratio
+from slipway.components.evaluate.measures.base import PREDICTION, Measures, P
+from slipway.components.evaluate.measures.scores import AREA, Scores, ratio
 from slipway.components.evaluate.measures.significance import Counts, Floats
 from slipway.core.manifest import Manifest
 
@@ -51,6 +51,16 @@ class CountAverages:
     def each(self) -> dict[str, Floats]:
         """The metrics of each class whose means are `macro`, [n] each."""
         return {"macro_precision": self.precision, "macro_recall": self.recall, "macro_f1": self.f1}
+
+    @property
+    def denominators(self) -> dict[str, Floats]:
+        """The numbers by which the metrics of `each` are divided, [n] each."""
+        counts = {
+            "macro_precision": self.predicted,
+            "macro_recall": self.support,
+            "macro_f1": (self.predicted + self.support) / 2,
+        }
+        return {name: each.astype(np.float64) for name, each in counts.items()}
 
     def macro(self) -> dict[str, float | None]:
         """Return the means over the classes that have examples; None if none has any."""
@@ -104,8 +114,21 @@ class ClassMeasures(Measures[P]):
         return ordered
 
     def classes(self, metric: str) -> tuple[Floats, Floats]:
-        each = {**self.averages.each, **self.scored.each}
-        return self.scored.classes(metric, each[metric]) if metric in each else super().classes(metric)
+        averages = self.averages
+        if metric in averages.each:
+            return averages.each[metric], averages.denominators[metric]
+        return self.scored.classes(metric) if metric in self.scored.each else super().classes(metric)
+
+    def counts(self, metric: str) -> dict[str, tuple[int, str]]:
+        averages, counted = self.averages, dict[str, Floats | Counts]()
+        if metric in averages.each | self.scored.each:
+            counted["example"] = averages.support
+        if metric == AREA:
+            counted["negative example"] = self.examples - averages.support
+        if metric == "macro_precision":
+            counted[PREDICTION] = averages.predicted
+        least = {noun: (int(each.min()), self._names[int(each.argmin())]) for noun, each in counted.items()}
+        return least or super().counts(metric)
 
     def bias(self, metric: str) -> float:
         return self.scored.bias(metric)

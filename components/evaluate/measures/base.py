@@ -16,7 +16,7 @@ from slipway.components.evaluate.measures.significance import (
     Counts,
     Floats,
     NoInterval,
-    check_classes,
+    check_bias,
     fraction_interval,
     mcnemar,
     number_interval,
@@ -34,6 +34,9 @@ from slipway.core.manifest import Manifest
 SMALLEST_PROBABILITY = float(np.finfo(np.float32).eps)
 # Means over the classes that are the same in samples and population.
 UNBIASED = ("macro_recall", "macro_auc")
+# Of each class or label: examples that an interval and a test need, and predictions, on which a precision is based.
+FEWEST_EXAMPLES, FEWEST_PREDICTIONS, FEWEST_PREDICTIONS_OF_TEST = 2, 2, 8
+PREDICTION = "prediction"
 P = TypeVar("P")
 
 
@@ -134,8 +137,23 @@ class Measures(ABC, Generic[P]):
         """Return, for each metric with a confidence interval, each example's influence on it; see `significance`."""
 
     def classes(self, metric: str) -> tuple[Floats, Floats]:
-        """Return the metric of each class of which `metric` is the mean, and the class's examples, [n] each."""
+        """Return the metric of each class of which `metric` is the mean, and its denominators, [n] each."""
         return np.array([self.metrics()[metric]]), np.array([float(self.examples)])
+
+    def counts(self, metric: str) -> dict[str, tuple[int, str]]:  # noqa: ARG002
+        """Return the least numbers on which a metric is based, by what is counted; and of which class, "" of all."""
+        return {"example": (self.examples, "")}
+
+    def check(self, metric: str, predictions: int) -> None:
+        """Check that a metric is based on enough examples, and so many predictions, of each class or label.
+
+        Raises:
+            NoInterval: It is not.
+        """
+        for noun, (count, name) in self.counts(metric).items():
+            if count < (predictions if noun == PREDICTION else FEWEST_EXAMPLES):
+                number = f"there {'are' if count > 1 else 'is'} only {count}" if count else "there is no"
+                raise NoInterval(f"{number} {noun}{'s' if count > 1 else ''}{f' of {name}' if name else ''}")
 
     def bias(self, metric: str) -> float:  # noqa: ARG002
         """Return how much higher a metric from 0 to 1 is expected to be in a sample than in its population."""
@@ -182,16 +200,18 @@ class Measures(ABC, Generic[P]):
     def _interval(self, name: str, value: float, influences: Floats) -> tuple[float, float]:
         lowest, highest = (KNOWN[name].lowest, KNOWN[name].highest) if name in KNOWN else (-math.inf, math.inf)
         if (lowest, highest) == (0, 1):
-            each, support = self.classes(name)
-            check_classes(support, is_biased=name not in UNBIASED)
-            return fraction_interval(value, influences, each, support, self.bias(name))
+            self.check(name, FEWEST_PREDICTIONS)
+            each, counts = self.classes(name)
+            if name not in UNBIASED:
+                check_bias(counts)
+            return fraction_interval(value, influences, each, counts, self.bias(name))
         if name == "rmse":
             low, high = positive_interval(value**2, 2 * value * influences, 2)
             return math.sqrt(low), math.sqrt(high)
         if lowest == 0:
             return positive_interval(value, influences, 1 if name == "mae" else 2)
         if highest == 1:  # R² is 1 minus a ratio of positive numbers
-            low, high = positive_interval(1 - value, -influences, 2)
+            low, high = positive_interval(1 - value, -influences, 2, is_ratio=True)
             return 1 - high, 1 - low
         return number_interval(value, influences, 1)
 
@@ -200,8 +220,8 @@ def comparisons(model: Measures[P], champion: Measures[P]) -> dict[str, Comparis
     """Test whether metrics differ between two models that predicted the same examples.
 
     McNemar's exact test for the accuracy of predictions that are correct or not, else a t-test of the differences of
-    the influences, which is DeLong's test of an AUC. Metrics that one of them does not have, or that have no
-    influences, are omitted.
+    the influences, which is DeLong's test of an AUC; no test of too few examples or predictions of
+    a class. Metrics that one of them does not have, or that have no influences, are omitted.
     """
     found = {}
     if model.correct is not None and champion.correct is not None:
@@ -213,9 +233,15 @@ def comparisons(model: Measures[P], champion: Measures[P]) -> dict[str, Comparis
     ours_found, theirs_found = model.influences(), champion.influences()
     for metric in ours_found.keys() & theirs_found.keys() & observed.keys() & beaten.keys():
         gain, influences = observed[metric] - beaten[metric], ours_found[metric] - theirs_found[metric]
+        test = "DeLong's test" if metric == "macro_auc" else "paired t-test"
+        try:
+            for models in (model, champion):
+                models.check(metric, FEWEST_PREDICTIONS_OF_TEST)
+        except NoInterval as reason:
+            found[metric] = Comparison(test, None, str(reason))
+            continue
         error, freedom = standard_error(influences)
         half = quantile_95(freedom) * error
         counts = f"{len(influences):,} examples, 95% interval of the difference {interval(gain - half, gain + half)}"
-        test = "DeLong's test" if metric == "macro_auc" else "paired t-test"
         found[metric] = Comparison(test, paired_p_value(gain, influences), counts)
     return found

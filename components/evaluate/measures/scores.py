@@ -154,10 +154,10 @@ class Scores:
         """
         return self._measured[0]
 
-    def classes(self, metric: str, each: Floats) -> tuple[Floats, Floats]:
+    def classes(self, metric: str) -> tuple[Floats, Floats]:
         """Return the metric of each class, and the class's examples: for an AUC, those of the rarer kind."""
         rarer = np.minimum(self.support, len(self.values) - self.support)
-        return each, (rarer if metric == AREA else self.support).astype(np.float64)
+        return self.each[metric], (rarer if metric == AREA else self.support).astype(np.float64)
 
     def bias(self, metric: str) -> float:
         """Return the jackknife's estimate of the bias of a metric: that of the mean average precision, else 0."""

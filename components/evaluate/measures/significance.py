@@ -24,12 +24,13 @@ PRIOR = 4.0
 CLASS_PRIOR = 8.0
 # Influences below this fraction of the metric are rounding.
 ROUNDING = 1e-9
-# The interval of an error allows for an example outside of the sample with so many times the sample's largest error.
-LARGER_ERROR = 4.0
+# The interval of an error allows for examples that the sample lacks, with so many times its largest error: there are up
+# to 3 where chance leaves out all of them in 5 of 100 samples (the rule of three).
+UNSEEN, LARGER_ERROR = 3.0, 4.0
 
 
 class NoInterval(Exception):
-    """A metric has no confidence interval that can be relied on; the text is the reason."""
+    """A metric has no confidence interval, or no test, that can be relied on; the text is the reason."""
 
 
 def proportion_interval(successes: float, examples: float) -> tuple[float, float]:
@@ -79,46 +80,48 @@ def number_interval(value: float, influences: Floats, power: int) -> tuple[float
     return value - math.hypot(half, below), value + math.hypot(half, above)
 
 
-def positive_interval(value: float, influences: Floats, power: int) -> tuple[float, float]:
+def positive_interval(value: float, influences: Floats, power: int, *, is_ratio: bool = False) -> tuple[float, float]:
     """Return the 95% confidence interval of a mean of errors that are 0 or more, from that of its logarithm.
+
+    Unseen, larger errors raise a mean; one that is divided by another mean may fall, too.
 
     Raises:
         NoInterval: The error of all examples is the same, or few of them contribute to the mean.
     """
     half, below, above = _half_widths(value, influences, power)
-    low, high = (math.hypot(half / value, math.log1p(each / value)) for each in (below, above))
+    low, high = (math.hypot(half / value, math.log1p(each / value)) for each in (below if is_ratio else 0.0, above))
     if high >= 700:  # of a float
         raise NoInterval("too few examples contribute to it")
     return value * math.exp(-low), value * math.exp(high)
 
 
 def _half_widths(value: float, influences: Floats, power: int) -> tuple[float, float, float]:
-    """Return half the width of Student's interval, and how much an unseen, larger error would change a metric.
+    """Return half the width of Student's interval, and how much unseen, larger errors would change a metric.
 
     A sample rarely has the largest errors of a population with heavy tails.
     """
     error, freedom = standard_error(influences)
     if error <= ROUNDING * abs(value):
         raise NoInterval("all examples have the same error")
-    larger = LARGER_ERROR**power / len(influences)
+    larger = UNSEEN * LARGER_ERROR**power / len(influences)
     return quantile_95(freedom) * error, -larger * float(influences.min()), larger * float(influences.max())
 
 
-def check_classes(support: Floats, *, is_biased: bool) -> None:
-    """Check that classes with these examples, [classes], are enough for an interval of the mean of a metric of each.
+def check_bias(counts: Floats) -> None:
+    """Check that ratios with these denominators, [classes], have a mean whose bias is small beside its standard error.
 
-    The bias of a mean of ratios falls with the examples of each class, and its standard error with the root of those
-    of all classes, too: there have to be as many examples of each class as classes, in their harmonic mean.
+    The bias of a mean of ratios falls with the denominator of each class, and its standard error with the root of those
+    of all classes, too: they have to be as large as the number of classes, in their harmonic mean.
 
     Raises:
         NoInterval: They are not.
     """
-    if support.min() < 2 or (is_biased and float((1 / support).sum()) > 1 + ROUNDING):
+    if float((1 / counts).sum()) > 1 + ROUNDING:
         raise NoInterval("there are too few examples of each class")
 
 
 def fraction_interval(
-    value: float, influences: Floats, each: Floats, support: Floats, bias: float
+    value: float, influences: Floats, each: Floats, counts: Floats, bias: float
 ) -> tuple[float, float]:
     """Return the 95% confidence interval of a metric from 0 to 1, such as the mean of a metric of each class.
 
@@ -130,16 +133,16 @@ def fraction_interval(
         value: The metric.
         influences: The examples' influences on it.
         each: The metric of each class, [classes].
-        support: The examples of each class, [classes].
+        counts: The denominator of each class's metric, such as its examples, [classes].
         bias: How much higher the metric is in a sample than in its population; the interval contains both.
     """
     error, errors = standard_error(influences)
     classes, spread = len(each), max(value * (1 - value), 1e-12)
     # Of a class that has few examples, perhaps all correct, the metric is drawn to the mean of the classes.
-    smooth = (support * each + CLASS_PRIOR * value) / (support + CLASS_PRIOR)
-    lacking = smooth * (1 - smooth) * support / np.maximum(support - 1, 1) - each * (1 - each)
-    observed = (error**2 + float((np.maximum(lacking, 0) / support).sum()) / classes**2) / spread
-    expected = float((1 / support).sum()) / classes**2
+    smooth = (counts * each + CLASS_PRIOR * value) / (counts + CLASS_PRIOR)
+    lacking = smooth * (1 - smooth) * counts / np.maximum(counts - 1, 1) - each * (1 - each)
+    observed = (error**2 + float((np.maximum(lacking, 0) / counts).sum()) / classes**2) / spread
+    expected = float((1 / counts).sum()) / classes**2
     freedom = errors + PRIOR
     variance = (errors * observed + PRIOR * max(expected, 1 / len(influences))) / freedom
     examples = (quantile_95(np.inf) / quantile_95(freedom)) ** 2 / variance

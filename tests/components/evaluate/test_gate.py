@@ -198,6 +198,14 @@ def test_a_significantly_worse_model_is_rejected() -> None:
     assert compared(0.001, value=0.9, significance=0.05).decision == "reject"
 
 
+def test_a_difference_that_cannot_be_tested_is_not_significant() -> None:
+    champion = Opponent("version 3", {"accuracy": 0.9}, comparison=Comparison("t", None, "there is no prediction of b"))
+    words = "The difference of the accuracy from the champion's cannot be tested: there is no prediction of b."
+    for gate, decision in ((GateSettings(significance=0.5), "reject"), (GateSettings(), "promote")):
+        found = decide(gate, {"accuracy": 0.98}, champion, NONE_YET)
+        assert (found.decision, words in found.reasons) == (decision, True)
+
+
 def test_without_a_significance_the_p_value_is_only_reported() -> None:
     found = compared(0.6)
     assert found.decision == "promote"
