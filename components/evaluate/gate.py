@@ -19,6 +19,8 @@ Judged = tuple[bool | None, str]
 
 # Tolerance for floating-point error: 0.98 - 0.97 is not exactly 0.01.
 ROUNDING = 1e-9
+# Of the tests of slices, and of a difference that is in color, if the gate has none.
+SIGNIFICANCE = 0.05
 # Metadata key of the metrics and the registry: why a promoted model was not checked against anything.
 UNCHECKED = "unchecked"
 # Metadata key of the metrics and the registry: the metrics' 95% confidence intervals, [low, high] by name.
@@ -66,10 +68,22 @@ class Opponent:
 
 
 @dataclass(frozen=True)
+class Shortfall:
+    """A paired, one-sided test of whether a model improves on the champion by less than a margin on a slice.
+
+    `p_value` is None if there is no test, for a `reason`; `error` is the standard error of the difference.
+    """
+
+    p_value: float | None
+    error: float
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class SliceValues:
     """The gate's metric on a slice: the model's on all its examples, and both models' on those `compared`.
 
-    These are the examples that neither model has seen; 0 without a champion.
+    These are the examples that neither model has seen; 0 without a champion. `shortfall` is the test of `slice_margin`.
     """
 
     name: str
@@ -78,6 +92,7 @@ class SliceValues:
     ours: float | None = None
     theirs: float | None = None
     compared: int = 0
+    shortfall: Shortfall | None = None
 
 
 @dataclass(frozen=True)
@@ -223,15 +238,7 @@ def _on_slices(gate: GateSettings, slices: Sequence[SliceValues], champion: Oppo
         reason = _told(gate, failing, large, where, f"{relation} the limit of slices, {limit:g}")
         yield (not failing if large else None), reason or f"No slice is {where}: slice_limit decides nothing."
     if gate.slice_margin is not None and champion is not None and not champion.incomparable:
-        gains = [
-            (sign * (part.ours - part.theirs), part)
-            for part in slices
-            if part.compared >= gate.slice_examples and part.ours is not None and part.theirs is not None
-        ]
-        where += " that neither model has seen"
-        worse = [part for gain, part in sorted(gains, key=lambda pair: pair[0]) if gain < gate.slice_margin - ROUNDING]
-        reason = _told(gate, worse, [part for _, part in gains], where, "too far behind the champion's")
-        yield (not worse if gains else None), reason or f"No slice is {where}: slice_margin decides nothing."
+        yield _behind(gate, gate.slice_margin, [part for part in slices if part.compared >= gate.slice_examples])
 
 
 def _told(
@@ -243,12 +250,41 @@ def _told(
     if not failing:
         return f"On none of the {len(judged):,} slices {where} is the {gate.label} {fault}."
     worst = failing[0]
-    behind = fault.startswith("too")
-    shown = (worst.ours, worst.theirs) if behind else (worst.value, None)
-    value = " against ".join(number(each) for each in shown if each is not None)
     more = f"; so it is on {len(failing) - 1:,} more of the {len(judged):,} slices {where}" if len(failing) > 1 else ""
-    examples = worst.compared if behind else worst.examples
-    return f"On the slice {worst.name} ({examples:,} examples), the {gate.label}, {value}, is {fault}{more}."
+    value = number(worst.value)
+    return f"On the slice {worst.name} ({worst.examples:,} examples), the {gate.label}, {value}, is {fault}{more}."
+
+
+def _behind(gate: GateSettings, margin: float, slices: Sequence[SliceValues]) -> Judged:
+    """Test that no slice improves on the champion by less than the margin: by chance, of many slices, some do."""
+    from slipway.components.evaluate.measures.significance import detectable, holm  # imports scipy
+
+    where = f"of at least {gate.slice_examples:,} examples that neither model has seen"
+    tests = {part: part.shortfall for part in slices if part.shortfall and part.shortfall.p_value is not None}
+    reasons = sorted({part.shortfall.reason for part in slices if part.shortfall and part.shortfall.reason})
+    untested = f" {len(slices) - len(tests):,} cannot be tested: {'; '.join(reasons)}." if reasons else ""
+    if not tests:
+        testable = " and can be tested" if slices else ""
+        return None, f"No slice is {where}{testable}: slice_margin decides nothing.{untested}"
+    significance, p_values = gate.significance or SIGNIFICANCE, [test.p_value or 0.0 for test in tests.values()]
+    rejected = holm(p_values, significance)
+    worse = [(p, part) for p, part, fails in zip(p_values, tests, rejected, strict=True) if fails]
+    method = f"one-sided paired tests, with a false alarm in {significance:.3g} of the evaluations of all slices"
+    fault = f"more than {-margin:g} behind" if margin < 0 else f"not {margin:g} ahead of" if margin else "behind"
+    if not worse:
+        seen = [detectable(test.error, significance / len(tests)) - margin for test in tests.values()]
+        ends = " to ".join(sorted({number(max(0.0, end)) for end in (min(seen), max(seen))}))
+        return True, (
+            f"On none of the {len(tests):,} slices {where} is the {gate.label} significantly {fault} the champion's "
+            f"({method}). In 8 of 10 samples, they see a slice that is {ends} behind.{untested}"
+        )
+    p_value, worst = min(worse, key=lambda pair: pair[0])
+    values = " against ".join(number(value) for value in (worst.ours, worst.theirs) if value is not None)
+    more = f"; so it is on {len(worse) - 1:,} more of the {len(tests):,} slices {where}" if len(worse) > 1 else ""
+    return False, (
+        f"On the slice {worst.name} ({worst.compared:,} examples), the {gate.label}, {values}, is significantly "
+        f"{fault} the champion's: its p-value is {_shown(p_value)}{more} ({method}).{untested}"
+    )
 
 
 def _comparison(gate: GateSettings, value: float, champion: Opponent) -> Judged:
@@ -297,16 +333,17 @@ def _significance(gate: GateSettings, comparison: Comparison) -> Judged:
 
 
 def _over_seeds(gate: GateSettings, values: Sequence[float], champion: Opponent) -> Judged:
-    """Compare the mean over trainings with several seeds with the champion's value, which counts as exact."""
-    from slipway.components.evaluate.measures.significance import mean_p_value  # imports scipy
+    """Compare the mean over trainings with several seeds with the champion's, which counts as one more training."""
+    from slipway.components.evaluate.measures.significance import another_p_value  # imports scipy
 
     theirs, mean = champion.metrics[gate.name], statistics.fmean(values)
-    p_value = mean_p_value(values, theirs)
+    p_value = another_p_value(values, theirs)
     better = (theirs - mean if gate.minimized else mean - theirs) > ROUNDING
     ours_shown, theirs_shown = told_apart(mean, theirs, ROUNDING)
     told = (
         f"Over {len(values)} seeds, the {gate.label} is {ours_shown} on average, against the champion's "
-        f"{theirs_shown}; the p-value of the difference is {_shown(p_value)} (t-test)"
+        f"{theirs_shown}; the p-value of the difference is {_shown(p_value)} (t-test, with the champion as "
+        "one more training)"
     )
     if gate.significance is None:
         return None, f"{told}."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway.components.evaluate.gate import Opponent, SliceValues
-from slipway.components.evaluate.measures.base import Measures
+from slipway.components.evaluate.measures.base import Measures, shortfall
 from slipway.components.evaluate.settings import EvaluateSettings
 from slipway.core import seen
 from slipway.core.manifest import Manifest
@@ -129,22 +129,21 @@ class Measurement:
     @property
     def slices(self) -> list[SliceValues]:
         """The gate's metric on each slice where it is defined, the worst first."""
-        name, theirs = self.settings.gate.name, {}
+        gate, champion = self.settings.gate, {}
         if self.champion:
-            theirs = {each.name: _value(each.measures, name) for each in self.champion.slices}
-        found = [
-            SliceValues(
-                part.name,
-                part.measures.examples,
-                value,
-                _value(part.compared, name),
-                theirs.get(part.name),
-                part.compared.examples if self.champion else 0,
-            )
-            for part in self.model.slices
-            if (value := _value(part.measures, name)) is not None
-        ]
-        return sorted(found, key=lambda each: each.value, reverse=self.settings.gate.minimized)
+            champion = {part.name: part.measures for part in self.champion.slices}
+        found = []
+        for part in self.model.slices:
+            if (value := _value(part.measures, gate.name)) is None:
+                continue
+            values = SliceValues(part.name, part.measures.examples, value)
+            if (beaten := champion.get(part.name)) is not None:
+                ours, theirs = (_value(measures, gate.name) for measures in (part.compared, beaten))
+                values = replace(values, ours=ours, theirs=theirs, compared=part.compared.examples)
+                if gate.slice_margin is not None:
+                    values = replace(values, shortfall=shortfall(part.compared, beaten, gate))
+            found.append(values)
+        return sorted(found, key=lambda each: each.value, reverse=gate.minimized)
 
 
 def _value(measures: Measures[Any], metric: str) -> float | None:

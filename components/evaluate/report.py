@@ -16,6 +16,7 @@ from slipway.components import formatting, page
 from slipway.components.evaluate import charts, rows
 from slipway.components.evaluate.charts import History, read_history
 from slipway.components.evaluate.evaluate import Evaluation
+from slipway.components.evaluate.gate import SIGNIFICANCE
 from slipway.components.evaluate.measured import Measured, Unseen
 from slipway.components.evaluate.measures.classification import ClassificationMeasures
 from slipway.components.evaluate.sections import SECTIONS
@@ -123,7 +124,7 @@ def _of_split(evaluation: Evaluation, manifest: Manifest, history: History) -> J
         "headline": f"{gate.label} {f'{value:.2%}' if is_percent else formatting.number(value)}",
         "gate_label": gate.label,
         "gate_interval": shown,
-        "significance": gate.significance or rows.SIGNIFICANCE,
+        "significance": gate.significance or SIGNIFICANCE,
         "noun": manifest.noun,
         "sections": f"sections/{manifest.task}.html",
         "untrained": model.description.get("trainable_bytes") == 0,

@@ -6,13 +6,12 @@ from collections.abc import Iterator
 
 from slipway.components import formatting
 from slipway.components.evaluate.evaluate import Evaluation
+from slipway.components.evaluate.gate import SIGNIFICANCE
 from slipway.components.evaluate.measures.base import comparisons
 from slipway.components.evaluate.settings import known
 from slipway.core.manifest import Manifest
 from slipway.core.values import JsonObject
 from slipway.trainer.tasks import TASKS
-
-SIGNIFICANCE = 0.05  # of a difference that is in color, if the gate has none
 
 
 def of_split(evaluation: Evaluation, manifest: Manifest) -> Iterator[JsonObject]:

@@ -11,7 +11,7 @@ from typing import Generic, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.components.evaluate.gate import Comparison
+from slipway.components.evaluate.gate import Comparison, Shortfall
 from slipway.components.evaluate.measures.significance import (
     Counts,
     Floats,
@@ -19,14 +19,16 @@ from slipway.components.evaluate.measures.significance import (
     check_bias,
     fraction_interval,
     mcnemar,
+    mcnemar_shortfall,
     number_interval,
     paired_p_value,
     positive_interval,
     proportion_interval,
     quantile_95,
+    shortfall_p_value,
     standard_error,
 )  # fmt: skip
-from slipway.components.evaluate.settings import KNOWN
+from slipway.components.evaluate.settings import KNOWN, GateSettings
 from slipway.components.formatting import interval
 from slipway.core.manifest import Manifest
 
@@ -224,9 +226,8 @@ def comparisons(model: Measures[P], champion: Measures[P]) -> dict[str, Comparis
     a class. Metrics that one of them does not have, or that have no influences, are omitted.
     """
     found = {}
-    if model.correct is not None and champion.correct is not None:
-        ours = int((model.correct & ~champion.correct).sum())
-        theirs = int((champion.correct & ~model.correct).sum())
+    if (only := _only_right(model, champion)) is not None:
+        ours, theirs = only
         counts = f"only this model is right on {ours:,} of {model.examples:,} examples, only the champion on {theirs:,}"
         found["accuracy"] = Comparison("McNemar's exact test", mcnemar(ours, theirs), counts)
     observed, beaten = model.metrics(), champion.metrics()
@@ -245,3 +246,28 @@ def comparisons(model: Measures[P], champion: Measures[P]) -> dict[str, Comparis
         counts = f"{len(influences):,} examples, 95% interval of the difference {interval(gain - half, gain + half)}"
         found[metric] = Comparison(test, paired_p_value(gain, influences), counts)
     return found
+
+
+def _only_right(model: Measures[P], champion: Measures[P]) -> tuple[int, int] | None:
+    """Return the numbers of examples on which only the model, and only the champion, is right; None if none can be."""
+    if model.correct is None or champion.correct is None:
+        return None
+    return int((model.correct & ~champion.correct).sum()), int((champion.correct & ~model.correct).sum())
+
+
+def shortfall(model: Measures[P], champion: Measures[P], gate: GateSettings) -> Shortfall:
+    """Test whether a model improves the gate's metric of the same examples by less than its `slice_margin`."""
+    metric, margin, only = gate.name, gate.slice_margin or 0.0, _only_right(model, champion)
+    if metric == "accuracy" and only is not None and model.examples:
+        return Shortfall(*mcnemar_shortfall(*only, model.examples, margin))
+    ours, theirs = (each.influences().get(metric) if each.examples else None for each in (model, champion))
+    try:
+        if ours is None or theirs is None or not {metric} <= model.metrics().keys() & champion.metrics().keys():
+            raise NoInterval(f"the {gate.label} is undefined there, or has no test")
+        for models in (model, champion):
+            models.check(metric, FEWEST_PREDICTIONS_OF_TEST)
+    except NoInterval as reason:
+        return Shortfall(None, 0.0, str(reason))
+    sign = -1 if gate.minimized else 1
+    gain, influences = sign * (model.metrics()[metric] - champion.metrics()[metric]), sign * (ours - theirs)
+    return Shortfall(shortfall_p_value(gain, influences, margin), standard_error(influences)[0])

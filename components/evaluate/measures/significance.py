@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import bdtr, betaincinv, stdtr, stdtrit
+from scipy.special import bdtr, betaincinv, ndtr, ndtri, stdtr, stdtrit
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -25,7 +25,7 @@ CLASS_PRIOR = 8.0
 # Influences below this fraction of the metric are rounding.
 ROUNDING = 1e-9
 # The interval of an error allows for examples that the sample lacks, with so many times its largest error: there are up
-# to 3 where chance leaves out all of them in 5 of 100 samples (the rule of three).
+# to 3 if a sample lacks all of them with a probability of 5% (the rule of three).
 UNSEEN, LARGER_ERROR = 3.0, 4.0
 
 
@@ -158,9 +158,54 @@ def paired_p_value(gain: float, influences: Floats) -> float:
     return float(2 * stdtr(max(1.0, freedom - 1), -abs(gain) / error))
 
 
-def mean_p_value(values: Sequence[float], expected: float) -> float:
-    """Return the two-sided p-value of the t-test that at least two values have the mean `expected`."""
-    gain = float(np.mean(values)) - expected
-    if not (error := float(np.std(values, ddof=1)) / math.sqrt(len(values))):
+def another_p_value(values: Sequence[float], other: float) -> float:
+    """Return the two-sided p-value of the t-test that `other` is drawn from the distribution of at least two values."""
+    gain = float(np.mean(values)) - other
+    if not (error := float(np.std(values, ddof=1)) * math.sqrt(1 / len(values) + 1)):
         return 1.0 if not gain else 0.0
     return float(2 * stdtr(len(values) - 1, -abs(gain) / error))
+
+
+def shortfall_p_value(gain: float, influences: Floats, margin: float) -> float:
+    """Return the one-sided p-value of a difference `gain` that is smaller than `margin`; see `paired_p_value`."""
+    error, freedom = standard_error(influences)
+    if not error:
+        return 0.0 if gain < margin - ROUNDING else 1.0
+    return float(stdtr(max(1.0, freedom - 1), (gain - margin) / error))
+
+
+def mcnemar_shortfall(first: int, second: int, examples: int, margin: float) -> tuple[float, float]:
+    """Return the one-sided p-value of a difference of two accuracies that is smaller than `margin`, and its error.
+
+    It is Tango's score test (Statistics in Medicine, 1998), for the margin 0 McNemar's exact test; the error is that of
+    a difference equal to the margin, and that of one example at least.
+
+    Args:
+        first: Number of examples that only the first model predicts correctly.
+        second: Number of examples that only the second model predicts correctly.
+        examples: Number of all examples.
+        margin: The difference, -1 to 1.
+    """
+    linear = (2 * examples - first + second) * margin - first - second
+    root = math.sqrt(max(0.0, linear**2 + 8 * examples * second * margin * (1 - margin)))
+    expected = max(0.0, -margin, (root - linear) / (4 * examples))  # probability that only the second one is right
+    error = math.sqrt(max(0.0, 2 * expected + margin * (1 - margin)) / examples)
+    gain, least = (first - second) / examples, 1 / examples
+    if not margin:
+        return float(bdtr(first, first + second, 0.5)) if first + second else 1.0, max(least, error)
+    if not error:
+        return 0.0 if gain < margin - ROUNDING else 1.0, least
+    return float(ndtr((gain - margin) / error)), max(least, error)
+
+
+def holm(p_values: Sequence[float], significance: float) -> list[bool]:
+    """Return which of several tests reject, so that any true hypothesis of all is rejected as rarely as by one test."""
+    order = np.argsort(p_values)
+    limits = significance / (len(p_values) - np.arange(len(p_values)))
+    passing = np.logical_and.accumulate(np.asarray(p_values)[order] <= limits)
+    return [bool(each) for each in passing[np.argsort(order)]]
+
+
+def detectable(error: float, significance: float) -> float:
+    """Return the shortfall that a one-sided test of a difference with this error sees in 8 of 10 samples."""
+    return float(ndtri(1 - significance) + ndtri(0.8)) * error

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from scipy.optimize import minimize_scalar
+from scipy.stats import binomtest, norm
 from sklearn import metrics as reference
 
 from slipway.components.evaluate.evaluate import Evaluation, evaluate
-from slipway.components.evaluate.gate import Opponent, SliceValues, decide
+from slipway.components.evaluate.gate import Opponent, Shortfall, SliceValues, Verdict, decide
+from slipway.components.evaluate.measures.base import shortfall
+from slipway.components.evaluate.measures.regression import RegressionMeasures, Values
+from slipway.components.evaluate.measures.significance import holm, mcnemar_shortfall
 from slipway.components.evaluate.report import render
 from slipway.components.evaluate.settings import EvaluateSettings, GateSettings
 from slipway.core.errors import UserError
@@ -231,10 +238,16 @@ def test_a_column_of_any_name_is_evaluated_and_sliced(header: str, table: dict[s
     assert "Slices" in render(found)
 
 
-def gated(values: list[tuple[int, float, float | None]], *, compared: bool = False, **gate: object) -> Any:
+Slices = list[tuple[int, float, float | None]]
+
+
+def gated(values: Slices, *, compared: bool = False, p_values: Sequence[float | None] = (), **gate: object) -> Verdict:
+    tests: list[Shortfall | None] = [
+        Shortfall(p_value, 0.04, "" if p_value is not None else "there is no prediction of b") for p_value in p_values
+    ]
     slices = [
-        SliceValues(f"part {index}", 40 if compared else count, ours, ours, theirs, count)
-        for index, (count, ours, theirs) in enumerate(values)
+        SliceValues(f"part {index}", 40 if compared else count, ours, ours, theirs, count, test)
+        for index, ((count, ours, theirs), test) in enumerate(zip_longest(values, tests))
     ]
     champion = Opponent("version 3", {"accuracy": 0.9}) if any(theirs is not None for _, _, theirs in values) else None
     return decide(GateSettings(**gate), {"accuracy": 0.9}, champion, "There is no champion yet.", slices=slices)
@@ -253,26 +266,121 @@ def test_no_slice_may_fall_below_the_limit() -> None:
     assert gated([(29, 0.1, None)], slice_limit=0.8, slice_examples=29).decision == "reject"
 
 
-def test_no_slice_may_fall_behind_the_champion_by_more_than_the_margin() -> None:
-    found = gated([(40, 0.7, 0.69), (40, 0.8, 0.9), (40, 0.9, None)], slice_margin=-0.05)
+def test_no_slice_may_fall_significantly_behind_the_champion() -> None:
+    values: Slices = [(40, 0.7, 0.69), (40, 0.8, 0.9)]
+    found = gated(values, p_values=[0.6, 0.02], slice_margin=-0.05)
     assert found.decision == "reject"
     assert found.reasons[0] == (
-        "On the slice part 1 (40 examples), the accuracy, 0.8000 against 0.9000, is too far behind the champion's."
+        "On the slice part 1 (40 examples), the accuracy, 0.8000 against 0.9000, is significantly more than 0.05 "
+        "behind the champion's: its p-value is 0.02 (one-sided paired tests, with a false alarm in 0.05 of the "
+        "evaluations of all slices)."
     )
-    assert gated([(40, 0.7, 0.69), (40, 0.8, 0.85)], slice_margin=-0.05).decision == "promote"
+    passing = gated(values, p_values=[0.6, 0.026], slice_margin=-0.05)
+    assert passing.decision == "promote", "of two tests, Holm's correction halves the limit"
+    seen = (norm.ppf(1 - 0.05 / 2) + norm.ppf(0.8)) * 0.04 + 0.05
+    assert f"In 8 of 10 samples, they see a slice that is {seen:.4f} behind." in passing.reasons[-1]
+
+
+@pytest.mark.parametrize(
+    ("p_values", "rejected"),
+    [
+        ([0.04], [True]),
+        ([0.04, 0.03], [False, False]),
+        ([0.03, 0.02], [True, True]),
+        ([0.5, 0.01, 0.04, 0.026], [False, True, False, False]),
+    ],
+)
+def test_tests_of_many_slices_have_the_correction_of_holm(p_values: list[float], rejected: list[bool]) -> None:
+    assert holm(p_values, 0.05) == rejected
 
 
 def test_too_few_compared_examples_of_a_slice_decide_nothing() -> None:
-    values = [(4, 0.7, 0.9), (29, 0.5, 0.9)]
-    few = gated(values, compared=True, slice_margin=-0.02)  # of 40 examples each, which is enough for a limit
+    values: Slices = [(4, 0.7, 0.9), (29, 0.5, 0.9)]
+    # Of 40 examples each, which is enough for a limit.
+    few = gated(values, compared=True, p_values=[0.0, 0.0], slice_margin=-0.02)
     assert few.decision == "promote"
     assert (
         "No slice is of at least 30 examples that neither model has seen: slice_margin decides nothing." in few.reasons
     )
-    enough = gated([*values, (30, 0.7, 0.9)], compared=True, slice_margin=-0.02)
+    assert "none of the 0" not in " ".join(few.reasons)
+    enough = gated([*values, (30, 0.7, 0.9)], compared=True, p_values=[0.0, 0.0, 0.001], slice_margin=-0.02)
     assert enough.decision == "reject"
     assert enough.reasons[0].startswith("On the slice part 2 (30 examples), the accuracy, 0.7000 against 0.9000, is")
     assert gated(values, compared=True, slice_limit=0.8).decision == "reject"
+
+
+def test_slices_without_a_test_decide_nothing() -> None:
+    found = gated([(40, 0.7, 0.9)], p_values=[None], slice_margin=-0.02)
+    assert found.decision == "promote"
+    assert found.reasons[-1] == (
+        "No slice is of at least 30 examples that neither model has seen and can be tested: slice_margin decides "
+        "nothing. 1 cannot be tested: there is no prediction of b."
+    )
+    mixed = gated([(40, 0.7, 0.9), (40, 0.9, 0.9)], p_values=[None, 0.5], slice_margin=-0.02)
+    assert mixed.reasons[-1].startswith("On none of the 1 slices of at least 30 examples")
+    assert mixed.reasons[-1].endswith("1 cannot be tested: there is no prediction of b.")
+
+
+@pytest.mark.parametrize(("only_ours", "only_theirs"), [(0, 0), (3, 9), (12, 5), (0, 6)])
+def test_a_slice_without_a_margin_has_mcnemars_exact_test(only_ours: int, only_theirs: int) -> None:
+    p_value, _ = mcnemar_shortfall(only_ours, only_theirs, 40, 0.0)
+    differing = only_ours + only_theirs
+    expected = binomtest(only_ours, differing, 0.5, alternative="less").pvalue if differing else 1.0
+    assert p_value == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("margin", [-0.2, -0.02, 0.05])
+def test_a_margin_has_the_score_test_of_tango(margin: float) -> None:
+    """The variance is that of the most likely probabilities whose difference is the margin."""
+    ours, theirs, examples = 3, 9, 40
+
+    def likelihood(second: float) -> float:
+        chances = (second + margin, second, 1 - 2 * second - margin)
+        return -float(np.dot((ours, theirs, examples - ours - theirs), np.log(np.clip(chances, 1e-12, 1))))
+
+    second = minimize_scalar(
+        likelihood, bounds=(max(0, -margin), (1 - margin) / 2), method="bounded", options={"xatol": 1e-10}
+    ).x
+    error = np.sqrt((2 * second + margin - margin**2) / examples)
+    found = mcnemar_shortfall(ours, theirs, examples, margin)
+    assert found == pytest.approx((norm.cdf(((ours - theirs) / examples - margin) / error), error), rel=1e-4)
+
+
+@pytest.mark.parametrize("slices", [1, 5, 20])
+def test_an_equally_good_model_is_rarely_rejected_for_its_slices(slices: int) -> None:
+    """By the values alone, 40%, 90% and 100% of equally good models were rejected."""
+    generator, margin = np.random.default_rng(slices), -0.02
+    rejected, by_value, noticed = 0, 0, 0
+    for _ in range(300):
+        counts = generator.multinomial(30, [0.1, 0.1, 0.8], slices)
+        tests = [mcnemar_shortfall(int(ours), int(theirs), 30, margin)[0] for ours, theirs, _ in counts]
+        rejected += any(holm(tests, 0.05))
+        by_value += ((counts[:, 0] - counts[:, 1]) / 30 < margin).any()
+        worse = generator.multinomial(30, [0.02, 0.5, 0.48])
+        noticed += holm([mcnemar_shortfall(int(worse[0]), int(worse[1]), 30, margin)[0], *tests], 0.05)[0]
+    assert by_value / 300 > 0.3
+    assert rejected / 300 < 0.05 + 2 * np.sqrt(0.05 * 0.95 / 300)
+    assert noticed / 300 > 0.7
+
+
+@pytest.mark.parametrize(("metric", "minimized"), [("rmse", True), ("r2", False)])
+def test_other_metrics_of_slices_have_a_one_sided_t_test(metric: str, minimized: bool) -> None:
+    generator = np.random.default_rng(0)
+    actual, rejected = generator.normal(0, 3, 60), {}
+    for worse in (0.0, 1.0):
+        models = []
+        for scale in (1 + worse, 1.0):
+            measures = RegressionMeasures(Input(kind="number", mean=(0.0,), deviation=(3.0,)), 60)
+            measures.update(Values(actual, actual + scale * generator.normal(0, 1, 60)))
+            models.append(measures)
+        gate = GateSettings(metric=metric, slice_margin=-0.02)
+        assert gate.minimized == minimized
+        test, opposite = shortfall(*models, gate), shortfall(*models[::-1], gate)
+        assert test.p_value is not None
+        assert opposite.p_value is not None
+        rejected[worse] = test.p_value < 0.05
+        assert test.p_value + opposite.p_value > 1, "both are at most 0.02 worse only by chance"
+    assert rejected == {0.0: False, 1.0: True}
 
 
 def test_the_compared_examples_of_a_slice_are_those_that_the_champion_has_not_seen(
@@ -286,6 +394,8 @@ def test_the_compared_examples_of_a_slice_are_those_that_the_champion_has_not_se
     assert counts == {f"city={name}": (mask.sum(), (mask & unseen).sum()) for name, mask in cities.items()}
     html = render(found).partition(">Slices</h2>")[2]
     assert all(f"<small>{compared} compared</small>" in html for _, compared in counts.values())
+    assert all(part.shortfall is not None and part.shortfall.p_value is not None for part in found.slices)
+    assert any("slices of at least 30 examples that neither model has seen" in each for each in found.verdict.reasons)
 
 
 def test_a_limit_that_no_slice_is_large_enough_for_checks_nothing() -> None:
