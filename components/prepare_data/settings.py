@@ -216,6 +216,12 @@ class DataSettings(Settings):
         "`task: multilabel`, it has any number of names: in a CSV cell separated by `|`, elsewhere a list. For "
         "`task: regression`, it is a number.",
     )
+    target: Literal["log"] | None = Field(
+        default=None,
+        description="For `task: regression` with a positive target, such as a price: log lets the network learn its "
+        "natural logarithm, so that relative errors count; predictions and metrics keep the target's unit. null: the "
+        "target as it is.",
+    )
     inputs: list[str] | None = Field(
         default=None,
         min_length=1,

@@ -82,7 +82,8 @@ class Input(BaseModel):
     - image: encoded bytes; decoded to uint8 `shape` = (height, width, channels), resized if `resize`.
     - number: float32 `shape`; the network receives (value - mean) / deviation, with the mean and the standard deviation
       (1 if it is 0) of each element over the training split. If it is `nullable`, one number or NaN is stored, and the
-      network receives two, `shape` = (2,): 0 instead of a missing one, and whether it is missing, as 0 or 1.
+      network receives two, `shape` = (2,): 0 instead of a missing one, and whether it is missing, as 0 or 1. The mean
+      and the deviation of a `logarithmic` one, a target, are those of its natural logarithm, which is standardized.
     - integer: int64 `shape`, such as token ids from 0 to `maximum` in all splits; passed on as int32.
     - category: text; the network receives its position in `vocabulary` plus 1 as int32, and 0 for a category that the
       training split does not have. The vocabulary is the training split's categories, sorted.
@@ -104,6 +105,7 @@ class Input(BaseModel):
     vocabulary: tuple[str, ...] = ()
     nullable: bool = False
     order: Order = "ymd"
+    logarithmic: bool = Field(default=False, exclude_if=lambda is_set: not is_set)
 
     @property
     def stored_shape(self) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from slipway.components.evaluate import contract
 from slipway.components.evaluate.evaluate import batches
 from slipway.core import manifest as manifests
 from slipway.core.errors import UserError
+from slipway.core.manifest import Input
 from slipway.serving import instances
 from slipway.serving import model as serving
 from slipway.trainer.export import examples
@@ -154,3 +156,15 @@ def test_a_module_receives_the_inputs_by_name_images_channels_first(benches: Any
     errors = np.abs(predictions(tmp_path, bench) - (labels * target.deviation[0] + target.mean[0]))
     assert measured.metric == pytest.approx(errors.mean(), rel=1e-3)
     assert manifests.read(bench.data).task == "regression"
+
+
+@pytest.mark.engine("pytorch")
+def test_the_served_module_returns_a_logarithmic_target_in_its_unit() -> None:
+    import torch
+
+    from slipway.trainer.engines.pytorch.export import _Served
+
+    target = Input(kind="number", mean=(8.0,), deviation=(1.5,), logarithmic=True)
+    about: Any = SimpleNamespace(task="regression", inputs={}, all_inputs={}, target=target)
+    predicted = _Served(torch.nn.Identity(), about)(torch.tensor([[0.0], [1.0]]))
+    np.testing.assert_allclose(predicted, np.exp([8.0, 9.5]), rtol=1e-5)

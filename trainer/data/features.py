@@ -189,7 +189,7 @@ def matrix(inputs: Tensors, manifest: Manifest) -> tf.Tensor:
 def standardize(values: Any, one: Input) -> Any:
     """Return what the network receives of a number's `values`, [batch, *stored_shape]; see `Input`."""
     mean, deviation = statistics(one)
-    found = (values - mean) / deviation
+    found = ((tf.math.log(values) if one.logarithmic else values) - mean) / deviation
     if not one.nullable:
         return found
     missing = tf.math.is_nan(values)

@@ -54,7 +54,8 @@ def write(folder: Path, data: Path, manifest: Manifest, network: Callable[[Any],
 def predictions(outputs: NDArray[np.float64], manifest: Manifest) -> NDArray[np.float64]:
     """Return the probabilities, [batch, names], or the predictions in the target's unit, [batch], of outputs."""
     if manifest.target is not None:
-        return outputs[:, 0] * manifest.target.deviation[0] + manifest.target.mean[0]
+        predicted = outputs[:, 0] * manifest.target.deviation[0] + manifest.target.mean[0]
+        return np.exp(predicted) if manifest.target.logarithmic else predicted
     if manifest.task == "multilabel":
         return 1 / (1 + np.exp(-outputs))
     exponentials = np.exp(outputs - outputs.max(axis=1, keepdims=True))

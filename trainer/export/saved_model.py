@@ -91,7 +91,8 @@ def write_custom(
 def _answers(outputs: tf.Tensor, manifest: Manifest, threshold: float | None) -> dict[str, tf.Tensor]:
     if manifest.target is not None:
         mean, deviation = statistics(manifest.target)
-        return {"prediction": outputs[:, 0] * deviation + mean}
+        predicted = outputs[:, 0] * deviation + mean
+        return {"prediction": tf.exp(predicted) if manifest.target.logarithmic else predicted}
     names = tf.constant(manifest.classes)
     of_each = tf.tile(names[tf.newaxis, :], [tf.shape(outputs)[0], 1])
     if manifest.task == "multilabel":

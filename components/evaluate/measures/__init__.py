@@ -28,7 +28,8 @@ OF_ALL_LABELS = ("macro_f1", "macro_precision", "micro_f1")
 class Baseline:
     """The trivial model, measured beside the others: for every example, the training split's frequencies or mean.
 
-    It predicts the most frequent class, the labels that most examples have, or the mean target. Its precision and F1 of
+    It predicts the most frequent class, the labels that most examples have, or the mean target (the geometric mean if
+    the network learns its logarithm). Its precision and F1 of
     labels are those of all labels for every example, if that is better: with rare labels, the frequencies predict none.
     """
 
@@ -36,7 +37,8 @@ class Baseline:
         train = data.splits.get("train")
         self._constants: list[NDArray[np.float64]] = []
         if data.task == "regression" and data.target is not None and data.target.mean:
-            self._constants = [np.array(data.target.mean[0])]
+            mean = np.array(data.target.mean[0])
+            self._constants = [np.exp(mean) if data.target.logarithmic else mean]
         elif train and train.examples and data.classes and set(data.classes) <= train.classes.keys():
             self._constants = [np.array([train.classes[name] for name in data.classes]) / train.examples]
             self._constants += [np.ones(len(data.classes))] if data.task == "multilabel" else []

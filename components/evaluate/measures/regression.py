@@ -40,6 +40,7 @@ class RegressionMeasures(Measures[Values]):
     def __init__(self, target: Input, examples: int, worst: int = 0) -> None:
         super().__init__(worst)
         self._mean, self._deviation = (target.mean or (0.0,))[0], (target.deviation or (1.0,))[0]
+        self._logarithmic = target.logarithmic
         self._values = Values(*np.zeros((2, examples)))
 
     @classmethod
@@ -80,8 +81,16 @@ class RegressionMeasures(Measures[Values]):
             "mse": mse,
             "r2": 1 - mse / variance if (variance := self._variance) else None,
             "mean_error": float(error.mean()),
-            "loss": mse / self._deviation**2,
+            "loss": float(self._losses().mean()) if self._logarithmic else mse / self._deviation**2,
         }
+
+    def _losses(self) -> Floats:
+        """The squared errors of the standardized target, [examples]; infinite for a logarithm that does not exist."""
+        if not self._logarithmic:
+            return self._values.residuals**2 / self._deviation**2
+        with np.errstate(divide="ignore", invalid="ignore"):
+            error = np.log(self._values.predicted) - np.log(self._values.actual)
+        return np.nan_to_num(error, nan=np.inf) ** 2 / self._deviation**2
 
     @property
     def _variance(self) -> float:
@@ -99,7 +108,7 @@ class RegressionMeasures(Measures[Values]):
             "mse": squared - mse,
             "rmse": (squared - mse) / (2 * math.sqrt(mse)) if mse else squared,
             "mean_error": error - error.mean(),
-            "loss": (squared - mse) / self._deviation**2,
+            "loss": (losses := self._losses()) - losses.mean(),
         }
         if variance := self._variance:
             found["r2"] = (mse / variance * (actual - actual.mean()) ** 2 - squared) / variance

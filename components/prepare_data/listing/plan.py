@@ -31,7 +31,7 @@ IDENTITY_DIGITS = 16
 # Approximate size of a record without the image: framing, field names and lengths, key.
 RECORD_BYTES_BESIDE_IMAGE = 120
 # Settings that most sources do not use; omitted from the stored settings if they are not set.
-DESCRIBING = ("features", "image", "id", "label", "inputs", "resize", "resize_mode", "fold")
+DESCRIBING = ("features", "image", "id", "label", "target", "inputs", "resize", "resize_mode", "fold")
 
 
 @dataclass(frozen=True)

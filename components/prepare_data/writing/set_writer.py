@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -20,6 +21,8 @@ from slipway.components.prepare_data.encoding.inputs import (
     as_input,
     combine_statistics,
 )
+from slipway.components.prepare_data.encoding.messages import all_values
+from slipway.components.prepare_data.encoding.records import read_columns
 from slipway.components.prepare_data.examples import SPLITS, Problem, readable, refuse, source_error
 from slipway.components.prepare_data.listing import split as splitting
 from slipway.components.prepare_data.listing.groups import Bundles
@@ -47,7 +50,7 @@ from slipway.components.prepare_data.writing.shards import LABEL, ShardHasher, S
 from slipway.core import events, manifest
 from slipway.core.atomic import replace_file
 from slipway.core.errors import UserError
-from slipway.core.manifest import Checked, ExampleIssue, Manifest, Split
+from slipway.core.manifest import Checked, ExampleIssue, Input, Manifest, Split
 from slipway.core.seen import split_file
 
 # The digests of the shards' records (`ShardResult.content`) by split.
@@ -398,7 +401,7 @@ class SetWriter:
             settings=stored_settings(settings, name, self._plan.examples()),
             task=source.task,
             classes=classes,
-            target=as_input(LABEL, Kind("number"), train[LABEL], train[LABEL], settings)
+            target=self._target(train[LABEL], everything[LABEL], results["train"])
             if source.task == "regression"
             else None,
             inputs={
@@ -430,6 +433,32 @@ class SetWriter:
             skipped_reasons=dict(reasons.most_common(MAX_REASONS_LISTED)),
             damaged=[ExampleIssue(key=readable(key), reason=reason) for key, reason in self._skipped.damaged_images],
         )
+
+    def _target(self, train: InputStatistics, everything: InputStatistics, shards: Iterable[ShardResult]) -> Input:
+        """Return the description of a number that is predicted, with the statistics of its logarithm if so set.
+
+        Raises:
+            UserError: A target has no logarithm.
+        """
+        kind = Kind("number")
+        if self._settings.target is None:
+            return as_input(LABEL, kind, train, train, self._settings)
+        if everything.minimum is None or everything.minimum <= 0:
+            raise UserError(
+                f"A target is {everything.minimum:g}, and only positive numbers have a logarithm.",
+                setting="data.target",
+                value=self._settings.target,
+                allowed="log, for positive targets, or null",
+                nearest="null",
+                fix="--set data.target=null",
+            )
+        logarithms = InputStatistics()
+        for result in shards:
+            if result.shard:
+                columns = read_columns([self._set / result.shard.file], [LABEL], result.shard.examples)
+                for value in all_values(columns[LABEL]):
+                    logarithms.add_numbers([math.log(float(value))])
+        return as_input(LABEL, kind, logarithms, logarithms, self._settings).model_copy(update={"logarithmic": True})
 
 
 def finished(task: ShardTask) -> ShardResult | None:

@@ -101,7 +101,11 @@ def _of_task(manifest: Manifest, classification: Objective) -> tuple[PerExample,
     if manifest.task == "multilabel":
         return _sigmoid_cross_entropy, _label_accuracy
     if manifest.target is not None:
-        (deviation,) = manifest.target.deviation
+        (mean,), (deviation,) = manifest.target.mean, manifest.target.deviation
+        if manifest.target.logarithmic:
+            return _squared_error, lambda outputs, labels: ops.abs(
+                ops.exp(outputs[:, 0] * deviation + mean) - ops.exp(labels * deviation + mean)
+            )
         return _squared_error, lambda outputs, labels: ops.abs(outputs[:, 0] - labels) * deviation
     return classification.losses, classification.metric
 

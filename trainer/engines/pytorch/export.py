@@ -51,6 +51,7 @@ class _Served(torch.nn.Module):
             self._keep(f"number_{number}", manifest.inputs[name])
         if manifest.target is not None:
             self._keep("target", manifest.target)
+            self.is_logarithmic = manifest.target.logarithmic
 
     def _keep(self, name: str, one: Input) -> None:
         for what, values in (("mean", one.mean), ("deviation", one.deviation)):
@@ -68,7 +69,8 @@ class _Served(torch.nn.Module):
             inputs[name] = found
         outputs = self.network(scaled(inputs))
         if self.task == "regression":
-            return outputs[:, 0] * self.target_deviation + self.target_mean
+            predicted = outputs[:, 0] * self.target_deviation + self.target_mean
+            return torch.exp(predicted) if self.is_logarithmic else predicted
         return torch.sigmoid(outputs) if self.task == "multilabel" else torch.softmax(outputs, dim=-1)
 
 
