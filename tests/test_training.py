@@ -122,7 +122,7 @@ def test_another_replica_reports_nothing_and_waits_for_the_chief_to_finish(run, 
     time.sleep(0.3)
     assert waiting.is_alive()
     (run / "checkpoints" / "finished").touch()
-    waiting.join(timeout=60)
+    waiting.join(timeout=180)
     assert not waiting.is_alive()
 
 

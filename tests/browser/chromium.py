@@ -52,7 +52,7 @@ class Chromium:
         self._sent += 1
         self._socket.send(json.dumps({"id": self._sent, "method": method, "params": parameters}))
         while True:
-            message = json.loads(self._socket.recv(timeout=30))
+            message = json.loads(self._socket.recv(timeout=180))
             if message.get("id") == self._sent:
                 assert "error" not in message, (method, message)
                 return message["result"]
@@ -146,12 +146,12 @@ class Browser:
     def page(self) -> Iterator[Chromium]:
         with connect(self._address, max_size=None) as whole:
             whole.send(json.dumps({"id": 1, "method": "Target.createTarget", "params": {"url": "about:blank"}}))
-            target = json.loads(whole.recv(timeout=30))["result"]["targetId"]
+            target = json.loads(whole.recv(timeout=180))["result"]["targetId"]
             page = re.sub(r"/devtools/.*", f"/devtools/page/{target}", self._address)
             with connect(page, max_size=None, max_queue=None) as socket:  # a full queue would delay its end
                 yield Chromium(socket)
             whole.send(json.dumps({"id": 2, "method": "Target.closeTarget", "params": {"targetId": target}}))
-            whole.recv(timeout=30)
+            whole.recv(timeout=180)
 
 
 @contextlib.contextmanager

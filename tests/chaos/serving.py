@@ -213,7 +213,7 @@ class Soak:
             reused, started, connected = connection is not None, time.monotonic(), connection is not None
             try:
                 if connection is None:
-                    connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
+                    connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=180)
                     connection.connect()
                     connected = True
                 connection.request("POST", "/predict", body, {"Content-Type": kind})
@@ -258,7 +258,7 @@ class Soak:
 
     def _connect(self, sent: bytes) -> socket.socket | None:
         with contextlib.suppress(OSError):
-            client = socket.create_connection(("127.0.0.1", self._port), timeout=60)
+            client = socket.create_connection(("127.0.0.1", self._port), timeout=180)
             with contextlib.suppress(OSError):
                 client.sendall(sent)
             return client

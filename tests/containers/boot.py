@@ -47,7 +47,7 @@ def variables(arguments: argparse.Namespace) -> dict[str, str]:
     with grpc.insecure_channel(arguments.provision_endpoint) as channel:
         service = beam_provision_api_pb2_grpc.ProvisionServiceStub(channel)
         request = beam_provision_api_pb2.GetProvisionInfoRequest()
-        info = service.GetProvisionInfo(request, metadata=[("worker_id", arguments.id)], timeout=60).info
+        info = service.GetProvisionInfo(request, metadata=[("worker_id", arguments.id)], timeout=180).info
     found = {
         "WORKER_ID": arguments.id,
         "PIPELINE_OPTIONS": json_format.MessageToJson(info.pipeline_options),

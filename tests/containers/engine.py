@@ -90,7 +90,7 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         for process in reversed(self._processes):
             process.terminate()
-            process.wait(timeout=30)
+            process.wait(timeout=180)
         # Images' layers are mounted while a build works in them.
         for line in reversed(Path("/proc/mounts").read_text().splitlines()):
             if (place := line.split()[1]).startswith(str(self.folder)):

@@ -116,7 +116,7 @@ def test_a_savedmodel_in_a_folder_is_served_and_sigterm_to_pid_1_loses_no_reques
         load = Load(port, IMAGE)
         load.start()
         container.kill("SIGTERM")
-        assert container.wait(timeout=30)["StatusCode"] == 0
+        assert container.wait(timeout=180)["StatusCode"] == 0
         load.join()
         assert logged(container)[-1]["message"] == "stopped"
     assert (load.lost, set(load.statuses)) == ([], {200})
@@ -144,7 +144,7 @@ def test_a_model_of_several_inputs_in_cloud_storage_is_downloaded_and_served(
             status, found = predict(port, HOUSE)
             assert (status, found["predictions"][0]["prediction"]) == (200, pytest.approx(HOUSE_PRICE))
         with serving(engine, image, f"gs://{BUCKET}/runs/2/model", mounts, **own) as (container, _):
-            assert container.wait(timeout=60)["StatusCode"] == 2
+            assert container.wait(timeout=180)["StatusCode"] == 2
             assert logged(container)[-1]["message"].endswith("runs/2/model cannot be downloaded: no files are there.")
 
 

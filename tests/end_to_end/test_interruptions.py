@@ -181,7 +181,7 @@ def test_of_two_resumes_of_one_run_one_trains(space):
     assert "Traceback" not in error
     assert space.record()["status"] == "running"
     assert "cancelled" in space.slipway("cancel").stdout
-    assert running.wait(timeout=60) == 130
+    assert running.wait(timeout=180) == 130
 
 
 def test_a_command_killed_before_its_run_has_a_record_leaves_no_run(space):
@@ -210,5 +210,5 @@ def test_the_temporary_folder_of_a_killed_command_is_removed_by_the_next_run(spa
     wait_for(lambda: checkpoint_pointer(space))
     assert not left.exists()
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) == 130
+    assert process.wait(timeout=180) == 130
     assert not list(temporary.glob("slipway-*"))

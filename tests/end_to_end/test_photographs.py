@@ -158,7 +158,7 @@ def server(project: Workspace) -> Iterator[int]:
         yield port
     finally:
         process.terminate()
-        process.communicate(timeout=60)
+        process.communicate(timeout=180)
 
 
 def served(port: int, image: bytes) -> list[float]:
@@ -173,7 +173,7 @@ def ask(port: int, path: str, body: bytes | None = None) -> Any:
     deadline = time.monotonic() + 60
     while True:
         try:
-            with urllib.request.urlopen(request, timeout=30) as response:
+            with urllib.request.urlopen(request, timeout=180) as response:
                 text = response.read()
             return json.loads(text) if body is not None else text
         except urllib.error.HTTPError as error:

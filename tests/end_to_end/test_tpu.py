@@ -94,7 +94,7 @@ def test_ctrl_c_deletes_the_tpu_of_a_run_with_target_tpu(tpu: TpuRuns) -> None:
     running = tpu.workspace.start("run", *tpu.arguments())
     wait_for(lambda: [each.state for each in tpu.google.tpu.resources.values()] == ["ACTIVE"])
     running.send_signal(signal.SIGINT)
-    output, error = running.communicate(timeout=60)
+    output, error = running.communicate(timeout=180)
     assert running.returncode == EXIT_INTERRUPTED, output + error
     assert not tpu.google.tpu.resources
     assert "a TPU that was requested is deleted first" in output

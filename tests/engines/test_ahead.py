@@ -104,7 +104,7 @@ def test_the_compiler_ends_with_the_process_that_waits_for_it(job: JobConfig) ->
         children = psutil.Process(parent.pid).children(recursive=True)
     parent.send_signal(signal.SIGTERM)
     parent.wait()
-    _, left = psutil.wait_procs(children, timeout=30)
+    _, left = psutil.wait_procs(children, timeout=180)
     assert not left
 
 

@@ -191,7 +191,7 @@ def test_two_devices_of_a_replica_train_as_two_replicas_would(bench: Bench, tmp_
     stopped.process.send_signal(signal.SIGTERM)
     assert stopped.wait().status == 143
     assert len(devices) == 2
-    psutil.wait_procs(devices, timeout=30)
+    psutil.wait_procs(devices, timeout=180)
     assert not any(device.is_running() for device in devices)
 
     for victim in (1, 0):
@@ -220,7 +220,7 @@ def test_the_death_of_a_replica_of_two_devices_ends_them_all(bench: Bench, tmp_p
     assert len(devices) == 4
     pair[1].process.kill()
     assert pair[0].wait().status == PEER_LOST
-    _, alive = psutil.wait_procs(devices, timeout=30)
+    _, alive = psutil.wait_procs(devices, timeout=180)
     assert not alive
 
 

@@ -82,7 +82,7 @@ class Container:
 
     def ended(self) -> bool:
         """Whether it has ended; `wait` notices a little later."""
-        client = docker.DockerClient(base_url=self._docker_host, timeout=60)
+        client = docker.DockerClient(base_url=self._docker_host, timeout=180)
         with contextlib.closing(client):
             try:
                 return bool(client.containers.get(self._container.id).status != "running")
@@ -98,7 +98,7 @@ class Container:
         self._call("kill")
 
     def _call(self, method: str, **options: Any) -> None:
-        client = docker.DockerClient(base_url=self._docker_host, timeout=60)
+        client = docker.DockerClient(base_url=self._docker_host, timeout=180)
         with contextlib.closing(client), contextlib.suppress(errors.APIError):
             getattr(client.containers.get(self._container.id), method)(**options)
 

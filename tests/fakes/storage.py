@@ -344,7 +344,7 @@ class FakeStorage:
     def _pass_on(self, request: Request) -> Raw:
         """Return the emulator's response to the request, with this service's addresses."""
         host = request.headers["Host"]
-        connection = http.client.HTTPConnection(*self._emulator_address(), timeout=60)
+        connection = http.client.HTTPConnection(*self._emulator_address(), timeout=180)
         headers = {key: value for key, value in request.headers.items() if key.lower() not in HOP_BY_HOP}
         connection.request(request.method, request.target, body=request.body or None, headers=headers)
         answer = connection.getresponse()

@@ -26,11 +26,11 @@ def control(tmp_path: Path) -> Iterator[Control]:
 def ask(control: Control) -> int:
     """Return the status of a call of MLflow, which has no run."""
     assert control.services.mlflow is not None
-    return requests.get(control.services.mlflow.url + RUNS, timeout=60).status_code
+    return requests.get(control.services.mlflow.url + RUNS, timeout=180).status_code
 
 
 def add_fault(control: Control, **fault: Any) -> int:
-    return requests.post(f"{control.url}/faults", json={"method": "runs/get", **fault}, timeout=60).status_code
+    return requests.post(f"{control.url}/faults", json={"method": "runs/get", **fault}, timeout=180).status_code
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def add_fault(control: Control, **fault: Any) -> int:
 def test_a_fault_strikes_from_the_call_on_that_it_names(control: Control, fault: object, status: int) -> None:
     assert add_fault(control, fault=fault, at_call=2, times=2) == 200
     assert [ask(control) for _ in range(4)] == [404, status, status, 404]
-    calls = requests.get(f"{control.url}/calls?after=1", timeout=60).json()["calls"]
+    calls = requests.get(f"{control.url}/calls?after=1", timeout=180).json()["calls"]
     assert calls == ["mlflow GET /api/2.0/mlflow/runs/get"] * 3
 
 
@@ -61,7 +61,7 @@ def test_a_stall_ends_after_its_seconds_or_when_faults_are_cleared(control: Cont
     caller.start()
     while len(control.services.faults.history) < 2:
         time.sleep(0.01)
-    assert requests.delete(f"{control.url}/faults", timeout=60).json() == {"struck": 2}
+    assert requests.delete(f"{control.url}/faults", timeout=180).json() == {"struck": 2}
     caller.join(60)
     assert statuses == [404]
 

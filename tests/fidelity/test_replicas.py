@@ -77,7 +77,7 @@ class Ending:
         return True
 
     def wait(self) -> End:
-        assert self._noticed.wait(timeout=60)
+        assert self._noticed.wait(timeout=180)
         return self._end
 
     def stop(self) -> None:
@@ -130,7 +130,7 @@ class Attempt:
         return self._over.is_set()
 
     def wait(self) -> End:
-        assert self._over.wait(timeout=60)
+        assert self._over.wait(timeout=180)
         assert self._code is not None
         return End(datetime.now(UTC), self._code)
 

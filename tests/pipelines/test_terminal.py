@@ -185,7 +185,7 @@ def test_the_package_is_the_console_script(tmp_path: Path, module: str) -> None:
 def slipway(*arguments: str, folder: Path, shell: str = "") -> subprocess.CompletedProcess[str]:
     """Run the console script in `folder`; `shell` redirects its streams."""
     command = f"exec {shlex.join([sys.executable, '-m', 'slipway.pipelines', *arguments])} {shell}"
-    return subprocess.run(["/bin/sh", "-c", command], cwd=folder, capture_output=True, text=True, timeout=60)
+    return subprocess.run(["/bin/sh", "-c", command], cwd=folder, capture_output=True, text=True, timeout=180)
 
 
 @pytest.mark.parametrize("arguments", [("hardware",), ("hardware", "--json"), ("--version",), ("status", "none")])
@@ -238,7 +238,7 @@ def test_a_pipe_whose_reader_ended_is_silent(
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "slipway.pipelines", *arguments]
-    result = subprocess.run(command, cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
+    result = subprocess.run(command, cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=180)
     os.close(writer)
     assert (result.returncode, result.stderr) == (1, "")
 

@@ -36,7 +36,7 @@ def until(true: Any, seconds: float = 60) -> None:
 
 def ask(port: int, path: str, body: bytes | None = None, kind: str = "application/json") -> tuple[int, Any]:
     """Return the status and the body, as JSON if it is."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=180)
     connection.request("GET" if body is None else "POST", path, body, {"Content-Type": kind} if body else {})
     answer = connection.getresponse()
     content = answer.read()
@@ -121,7 +121,7 @@ class Load:
             thread.join(60)
 
     def _client(self) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=180)
         while True:
             try:
                 connection.request("POST", "/predict", self._image, {"Content-Type": "image/png"})

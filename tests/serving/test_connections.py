@@ -53,7 +53,7 @@ def port(tmp_path: Path) -> Iterator[int]:
 
 
 def connect(port: int, sent: bytes = b"") -> socket.socket:
-    client = socket.create_connection(("127.0.0.1", port), timeout=30)
+    client = socket.create_connection(("127.0.0.1", port), timeout=180)
     client.sendall(sent)
     return client
 
@@ -174,7 +174,7 @@ def test_a_server_on_all_addresses_answers_to_any_name(tmp_path: Path) -> None:
 
 
 def ask_with(port: int, headers: dict[str, str], method: str = "POST") -> tuple[int, Any, dict[str, str]]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=180)
     connection.request(method, "/predict", BODY if method == "POST" else None, headers)
     found = connection.getresponse()
     content = found.read()

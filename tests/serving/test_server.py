@@ -101,7 +101,7 @@ def test_bad_requests_are_refused_with_the_reason(port: int, body: bytes, kind: 
 
 
 def test_a_body_without_a_length_is_limited_too(port: int) -> None:
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+    with socket.create_connection(("127.0.0.1", port), timeout=180) as client:
         client.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
         chunk = b"%x\r\n%s\r\n" % (1 << 16, b" " * (1 << 16))
         for _ in range(17):
@@ -170,7 +170,7 @@ def test_an_answer_names_the_model_and_a_page_receives_its_examples(tmp_path: Pa
     server.use(made[0], Served("häuser/1", tmp_path))
 
     def headers(port: int) -> tuple[str | None, str | None]:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=180)
         connection.request("POST", "/predict", '{"instances": [1]}')
         answer = connection.getresponse()
         answer.read()

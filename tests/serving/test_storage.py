@@ -87,7 +87,7 @@ def test_a_name_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> None:
 def test_a_server_without_its_model_ends_with_the_reason(bucket: FakeGoogle) -> None:
     environment = {**variables(bucket), "AIP_STORAGE_URI": f"gs://{BUCKET}/runs/7/model", "AIP_HTTP_PORT": "0"}
     command = [sys.executable, "-m", "slipway.serving"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=180)
     assert done.returncode == 2
     error = json.loads(done.stderr.splitlines()[-1])
     assert (error["severity"], error["setting"]) == ("ERROR", "AIP_STORAGE_URI")

@@ -145,7 +145,7 @@ def test_a_command_is_not_started_on_a_machine_without_its_gpus(tmp_path: Path) 
     command = [sys.executable, "-m", "slipway.trainer.distributed.verification", "python", "-c", "print('it trains')"]
     for planned, status in (("gpu:2", 1), ("", 0)):
         variables = {**os.environ, "SLIPWAY_ACCELERATORS": planned, "CUDA_VISIBLE_DEVICES": "-1"}
-        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=180, check=False)
         assert done.returncode == status
         assert ("it trains" in done.stdout) is (not planned)
         assert ("This machine should have 2 GPUs" in done.stderr) is bool(planned)
@@ -161,7 +161,7 @@ def in_image(root: Path, planned: str, **environment: str) -> tuple[int, str]:
     """Run a program as in a container without Slipway whose files are below `root`; return exit code and output."""
     command = verified_in_shell(["sh", "-c", 'echo "it trains $0 with $JAX_PLATFORMS"', "now"], str(root))
     found = {"PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1", "SLIPWAY_ACCELERATORS": planned, **environment}
-    done = subprocess.run(command, cwd=root, env=found, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=root, env=found, capture_output=True, text=True, timeout=180, check=False)
     return done.returncode, done.stdout + done.stderr
 
 

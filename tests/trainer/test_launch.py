@@ -138,7 +138,7 @@ def test_replicas_on_one_machine_see_different_gpus(
 def test_arguments_name_the_runs_own_folders(launch, tmp_path):
     (tmp_path / "program.py").write_text("import sys; print(sys.argv[1:])")
     run = launch("--job-dir=$(AIP_MODEL_DIR)/x", AIP_MODEL_DIR="/run/model")
-    output, errors = run.communicate(timeout=60)
+    output, errors = run.communicate(timeout=180)
     assert "['--job-dir=/run/model/x', '--epochs', '3']" in output, errors
 
 

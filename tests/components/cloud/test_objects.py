@@ -51,7 +51,7 @@ def test_an_uploaded_object_replaces_the_earlier_one(bucket: FakeGoogle, tmp_pat
 def test_threads_share_a_client_and_each_keeps_its_connection(
     bucket: FakeGoogle, caplog: pytest.LogCaptureFixture
 ) -> None:
-    together = threading.Barrier(objects.THREADS, timeout=30)
+    together = threading.Barrier(objects.THREADS, timeout=180)
 
     def gate(request: Request) -> None:
         if "alt=media" in request.target:

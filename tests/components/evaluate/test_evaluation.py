@@ -65,7 +65,7 @@ def test_batches_are_predicted_at_once_and_measured_in_order(
 
     def predict_with_another(self: ServedModel, batch: Any) -> Any:
         if next(calls) < 2:
-            both.wait(timeout=60)
+            both.wait(timeout=180)
         return predict(self, batch)
 
     monkeypatch.setattr(ServedModel, "predict", predict_with_another)

@@ -211,7 +211,7 @@ def test_two_runs_of_the_same_set_end_with_one(
     second = start(settings, pause=0.03, events=log)
     wait_for(lambda: log.exists() and "waiting for it" in log.read_text())
     first.send_signal(signal.SIGCONT)
-    said = [run.communicate(timeout=90) for run in (first, second)]
+    said = [run.communicate(timeout=180) for run in (first, second)]
     assert [out.strip() for out, _ in said] == ["written", "reused"], said
     (prepared,) = (Path(settings.store) / "image_folder").glob("[!.]*")
     assert not list(prepared.parent.glob(".*.work"))
@@ -224,7 +224,7 @@ def test_a_worker_that_dies_ends_the_run(folder: Path, make_settings: Callable[.
     wait_for_shard(settings)
     one, other = psutil.Process(run.pid).children()
     one.kill()
-    _, said = run.communicate(timeout=60)
+    _, said = run.communicate(timeout=180)
     assert run.returncode != 0
     assert "A process that prepares the data was killed by SIGKILL." in said
     assert not Path(settings.store).exists()
@@ -235,7 +235,7 @@ def test_progress_is_told_a_few_times_a_second(
     folder: Path, make_settings: Callable[..., DataSettings], tmp_path: Path
 ) -> None:
     run = start(make_settings(folder), pause=0.03, events=tmp_path / "events")
-    run.communicate(timeout=90)
+    run.communicate(timeout=180)
     events = [json.loads(line) for line in (tmp_path / "events").read_text().splitlines()]
     told = [event for event in events if event["event"] == "progress"]
     assert told[-1]["done"] == told[-1]["total"] == 60

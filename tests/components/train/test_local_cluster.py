@@ -197,9 +197,9 @@ def test_a_stop_at_any_moment_ends_the_step(tmp_path):
         time.sleep(chance.random() * 0.1)
         children = psutil.Process(step.pid).children(recursive=True)
         step.terminate()
-        assert step.wait(timeout=60) == 143
+        assert step.wait(timeout=180) == 143
         step.stdout.close()
-        assert not psutil.wait_procs(children, timeout=60)[1]
+        assert not psutil.wait_procs(children, timeout=180)[1]
 
 
 PARENT = """
@@ -229,8 +229,8 @@ def test_nothing_is_left_running_when_the_step_is_stopped(tmp_path, number, repl
     children = psutil.Process(step.pid).children(recursive=True)
     assert len(children) == 2
     step.send_signal(number)
-    assert step.wait(timeout=60) == (143 if number == signal.SIGTERM else -signal.SIGKILL)
-    _, alive = psutil.wait_procs(children, timeout=60)
+    assert step.wait(timeout=180) == (143 if number == signal.SIGTERM else -signal.SIGKILL)
+    _, alive = psutil.wait_procs(children, timeout=180)
     assert not alive
 
 

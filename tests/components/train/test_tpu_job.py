@@ -223,7 +223,7 @@ def test_a_second_startup_script_leaves_the_unit_of_the_first_alone(tmp_path: Pa
         for path in bins.iterdir():
             path.chmod(0o755)
         environment = {"PATH": f"{bins}:{os.environ['PATH']}", "TMPDIR": str(tmp_path)}
-        subprocess.run(["bash", str(SCRIPT)], env=environment, check=True, timeout=30)
+        subprocess.run(["bash", str(SCRIPT)], env=environment, check=True, timeout=180)
         called = bins / "called"
         assert (called.read_text().split() if called.exists() else []) == started
 

@@ -154,7 +154,7 @@ def test_a_stopped_step_deletes_its_trainjob(step: Step) -> None:
     step.grant()
     process = started(step)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=30) == 128 + signal.SIGTERM
+    assert process.wait(timeout=180) == 128 + signal.SIGTERM
     step.cluster.wait(lambda: not step.cluster.left())
 
 

@@ -144,7 +144,7 @@ def test_a_stopped_search_deletes_the_trainjobs_of_all_trials(step: Step) -> Non
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
     step.cluster.wait(lambda: sum(pod["status"]["phase"] == "Running" for pod in step.cluster.store.all(PODS)) == 2)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=30) == 128 + signal.SIGTERM
+    assert process.wait(timeout=180) == 128 + signal.SIGTERM
     step.cluster.wait(lambda: not step.cluster.left())
 
 

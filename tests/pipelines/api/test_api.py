@@ -253,7 +253,7 @@ def test_an_interrupted_run_is_cancelled_at_once_and_leaves_nothing(
 @pytest.mark.long
 def test_a_restarted_kernel_finds_its_run_and_waits_for_it(project: Path) -> None:
     with Kernel(project) as other:
-        other.execute('import slipway; a = slipway.run(settings={"train.epochs": 40}, wait=False)', timeout=60)
+        other.execute('import slipway; a = slipway.run(settings={"train.epochs": 40}, wait=False)', timeout=180)
         folder = latest(project)
         other.restart()
         assert folder.read().status == "running"
@@ -305,7 +305,7 @@ def train():
 
 @pytest.mark.long
 def test_a_run_of_a_cells_network_is_repeated_by_the_command(kernel: Kernel, first: Cell, project: Path) -> None:
-    assert kernel.execute(CELL, timeout=60).error is None
+    assert kernel.execute(CELL, timeout=180).error is None
     cell = kernel.execute('own = slipway.run(settings={"evaluate.champion": "none"}, model=net)', timeout=120)
     assert cell.error is None, cell.error
     assert "net; WIDTH = 4, the value at submission" in cell.text
@@ -323,7 +323,7 @@ def test_a_run_of_a_cells_network_is_repeated_by_the_command(kernel: Kernel, fir
 @pytest.mark.long
 def test_a_training_function_of_a_cell_is_a_program(kernel: Kernel, project: Path) -> None:
     (project / "own.yaml").write_text("name: own\ntrain: {}\nevaluate: {gate: {metric: accuracy, minimum: 0.5}}\n")
-    assert kernel.execute(CELL, timeout=60).error is None
+    assert kernel.execute(CELL, timeout=180).error is None
     assert kernel.execute('ended = slipway.run("own.yaml", program=train)', timeout=120).error is None
     assert value(kernel, "[ended.verdict, ended.metrics['accuracy']]") == ["promote", 0.75]
     assert value(kernel, "(ended.model.folder / 'model.txt').read_text()") == "width 4"

@@ -156,5 +156,5 @@ def test_a_replica_translates_its_status_as_it_leaves(environment: dict[str, str
     """`python -m slipway.trainer` itself, asked to stop before it has anything to save."""
     config = job(Path("data"), steps=1, steps_per_epoch=1).model_dump_json()
     command = [sys.executable, "-c", LEAVING, "--config", config]
-    ended = subprocess.run(command, env={**os.environ, **environment}, timeout=60, check=False)
+    ended = subprocess.run(command, env={**os.environ, **environment}, timeout=180, check=False)
     assert ended.returncode == code

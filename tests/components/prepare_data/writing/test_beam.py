@@ -295,4 +295,4 @@ def test_beam_is_imported_when_it_is_used_only(tmp_path: Path) -> None:
         f"prepare(DataSettings(source='digits', store={str(tmp_path)!r}, beam={{'runner': 'DirectRunner'}}), 1)\n"
         "assert 'apache_beam' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=180)

@@ -263,7 +263,7 @@ def killing(google: FakeGoogle, service: Service, times: int, read: str, written
         is_held = request.path.startswith("/download") and request.path.endswith(read)
         if is_held and next(left, None) is not None:
             asked.set()
-            assert killed.acquire(timeout=60)
+            assert killed.acquire(timeout=180)
             raise ConnectionReset
 
     def script(fake: FakeDataflow, job: dict[str, Any]) -> Iterator[None]:

@@ -251,7 +251,7 @@ def test_a_stream_decodes_several_batches_at_once(start: Any, monkeypatch: pytes
 
     from slipway.trainer.data import inputs
 
-    both = threading.Barrier(2, timeout=60)
+    both = threading.Barrier(2, timeout=180)
     decode = inputs.decode_stream
 
     def waiting(encoded: Any) -> Any:
