@@ -106,7 +106,7 @@ def measure(write: Callable[[Path, int], DataSettings], rows: int) -> list[float
         found = [list_part(source, part, 0, scratch / f"part-{number}") for number, part in enumerate(parts)]
         times.append(time.process_time())
         size = sum(path.stat().st_size for path in scratch.glob("part-*"))
-        Listing(source, found, scratch / "listing", 0)
+        Listing(source, found, scratch / "listing", settings)
         times.append(time.process_time())
         return [*np.diff(times).tolist(), size]
 

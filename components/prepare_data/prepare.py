@@ -220,9 +220,8 @@ def listing_name(source: Source, settings: DataSettings) -> str | None:
     stamp = source.stamp()
     if stamp is None:
         return None
-    return hashlib.sha256(f"{FORMAT} {settings.seed} {settings.group_by!r} {stamp}".encode()).hexdigest()[
-        :IDENTITY_DIGITS
-    ]
+    about = f"{FORMAT} {settings.seed} {settings.group_by!r} {settings.duplicates} {stamp}"
+    return hashlib.sha256(about.encode()).hexdigest()[:IDENTITY_DIGITS]
 
 
 def list_source(source: Source, settings: DataSettings, folder: Path, by_beam: BeamLister | None = None) -> Listing:
@@ -244,12 +243,12 @@ def _list_parts(source: Source, settings: DataSettings, folder: Path, by_beam: B
     parts = source.parts()
     if by_beam and source.files and len(parts) > 1:
         found, spool = by_beam.list_parts(source, parts, settings, folder)
-        return Listing(source, found, folder / "listing", settings.seed, spool)
+        return Listing(source, found, folder / "listing", settings, spool)
     work = functools.partial(_list, source, settings.seed, bundle_reader(settings))
     tasks = [(part, folder / f"part-{number:06d}") for number, part in enumerate(parts)]
     with Workers(work, worker_count(settings.workers)) as workers:
         listed = dict(workers.run(tasks))
-    return Listing(source, [listed[number] for number in range(len(tasks))], folder / "listing", settings.seed)
+    return Listing(source, [listed[number] for number in range(len(tasks))], folder / "listing", settings)
 
 
 def _list(source: Source, seed: int, bundle_of: BundleOf | None, task: tuple[Part, Path], _tick: Tick) -> PartList:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
@@ -16,7 +18,9 @@ from slipway.components.prepare_data.sources.csv_batches import InferredColumn, 
 from slipway.components.prepare_data.sources.csv_file import LABEL_COLUMNS
 from slipway.components.prepare_data.sources.values import SEPARATOR, is_list
 from slipway.core.errors import UserError, nearest
+from slipway.core.formatted import NumberFormat
 from slipway.core.manifest import Manifest, TaskName
+from slipway.core.tables.cells import PlainTable
 from slipway.core.tables.formats import FORMATS, open_table
 
 # A label with more different whole numbers is a target rather than a class.
@@ -70,6 +74,9 @@ def scan_table(path: Path, label: str | None) -> TableScan:
             allowed=f"a file whose name ends with {' or '.join(FORMATS)}",
         )  # fmt: skip
     found = columns_of(path, ending)
+    formats = {name: column.written for name, column in found.items() if column.written}
+    if formats:
+        found = columns_of(path, ending, formats)
     if label is None:
         label = next((name for name in found if name in (*LABEL_COLUMNS, "target")), None)
     if label not in found:
@@ -80,25 +87,27 @@ def scan_table(path: Path, label: str | None) -> TableScan:
             value=label,
             allowed=", ".join(found),
             nearest=near,
-            fix=f"--label {near or list(found)[-1]}",
+            fix=f"--label {shlex.quote(near or list(found)[-1])}",
         )
     column = found[label]
     task = task_of(column)
-    settings: dict[str, object] = {"source": f"{ending[1:]}:{path}", "label": label}
+    settings: dict[str, object] = {"source": f"{ending[1:]}:{path}", "label": label, "number_format": formats}
     if task == "regression" and column.missing:
         settings["skip_corrupt"] = math.ceil(column.missing / column.rows * 10_000) / 10_000
     return scan(DataSettings.model_validate(settings), task)
 
 
-def columns_of(path: Path, ending: str) -> dict[str, InferredColumn]:
-    """Return all columns of a table."""
+def columns_of(
+    path: Path, ending: str, formats: Mapping[str, NumberFormat] = MappingProxyType({})
+) -> dict[str, InferredColumn]:
+    """Return all columns of a table; `formats` are those of numbers that are not plain, by column."""
 
     def mistake(message: str, *, fix: str | None = None) -> UserError:
         return UserError(message, setting="--table", value=str(path), fix=fix)
 
     try:
         with path.open("rb") as file:
-            table = open_table(file, path, ending, mistake)
+            table = PlainTable(open_table(file, path, ending, mistake), formats, ())
             places = {name: index for index, name in enumerate(table.names)}
             return infer_kinds(table, places, mistake)
     except OSError as error:

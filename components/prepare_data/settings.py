@@ -19,8 +19,10 @@ from pydantic import (
 
 from slipway.components.prepare_data.examples import COLUMN
 from slipway.core.errors import UserError
+from slipway.core.formatted import NumberFormat
 from slipway.core.images import NAMES
 from slipway.core.manifest import ResizeMode
+from slipway.core.values import text_of
 from slipway.trainer.settings import Settings, Untyped
 
 Check = Literal["sample", "decode", "header"]
@@ -300,6 +302,17 @@ class DataSettings(Settings):
         "mean, and the network also receives whether the number is missing, in training and from the exported model; "
         "refuse treats their examples as unusable, see `skip_corrupt`. A missing category is a category of its own.",
     )
+    missing_values: list[str] = Field(
+        default=[],
+        description="Further texts that stand for a missing value in cells of a table, such as [unknown, -999], in "
+        "training and in predictions; those of pandas and Excel, such as NA and #N/A, are known.",
+    )
+    number_format: dict[str, NumberFormat] = Field(
+        default={},
+        description="How columns of a table write the number 1234.56, such as {price: '1.234,56'}: with separators of "
+        "thousands, a decimal comma, and signs of a currency or percent, which are removed, in training and in "
+        "predictions.",
+    )
     group_by: str | None = Field(
         default=None,
         description="Puts all examples of a group into the same split: a regular expression with one capturing group, "
@@ -308,8 +321,11 @@ class DataSettings(Settings):
     )
     duplicates: Literal["keep", "refuse", "drop"] = Field(
         default="refuse",
-        description="Images with identical bytes in two splits, which inflate the evaluation metrics: refuse stops the "
-        "run, drop keeps one copy (preferably the test split's), keep does not check.",
+        description="Copies in two splits, which inflate the evaluation metrics. Images with identical bytes: refuse "
+        "stops the run, drop keeps one copy (preferably the test split's), keep does not check. Examples without an "
+        "image, such as rows of a table, with equal inputs and labels: refuse keeps equal ones in one split, unless "
+        "there are too few different ones or the source has splits; drop uses one of them; keep divides them like "
+        "different ones.",
     )
     near_duplicates: Literal["off", "report", "group"] = Field(
         default="report",
@@ -373,6 +389,11 @@ class DataSettings(Settings):
                 f"{mode}; remove it, or use shorter_side"
             )
         return value
+
+    @field_validator("missing_values", mode="before")
+    @classmethod
+    def _as_texts(cls, value: object) -> object:
+        return [text_of(each) for each in value] if isinstance(value, list) else value
 
     @field_validator("group_by")
     @classmethod

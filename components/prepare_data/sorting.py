@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import itertools
 import marshal
 import pickle
@@ -82,12 +81,8 @@ class ExampleKeys:
                 return one, number, next_number
         return None
 
-    def add_content(self, values: bytes, about: tuple[Any, ...]) -> None:
-        """Add an example with these values; `about` is returned with its key."""
-        self.add_digests([(hashlib.blake2b(values, digest_size=DIGEST_BYTES).digest(), about)])
-
     def add_digests(self, examples: Iterable[tuple[bytes, Iterable[Any]]]) -> None:
-        """Add examples as `add_content` does, by the hashes of their values."""
+        """Add examples by the hashes of their values, and what is returned with their keys."""
         self._held += [(digest, marshal.dumps(tuple(about))) for digest, about in examples]
         if len(self._held) >= HELD:
             self._write()

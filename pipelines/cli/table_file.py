@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
@@ -79,6 +80,8 @@ def configuration(name: str, source: str, scan: TableScan, *, is_trees: bool) ->
     data = [("source", quoted(source), f"{scan.rows:,} rows"), ("label", quoted(scan.settings.label or "label"), "")]
     if scan.settings.skip_corrupt:
         data.append(("skip_corrupt", f"{scan.settings.skip_corrupt:.4g}", "allowed fraction of rows without a target"))
+    if formats := scan.settings.number_format:
+        data.append(("number_format", json.dumps(formats, ensure_ascii=False), "how these columns write 1234.56"))
     unequal = imbalance(labels) if about.task == "classification" else ""
     metric, limit = METRICS[about.task]
     rare = unequal if len(labels) == PAIR else ""

@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from slipway.core import formats
 from slipway.core.dates import Order
 from slipway.core.errors import UserError
+from slipway.core.formatted import NumberFormat
 from slipway.core.paths import is_mounted, remote_uri
 
 FILE_NAME = "manifest.json"
@@ -93,6 +94,8 @@ class Input(BaseModel):
     - text: the network receives the first words and subwords (see `slipway.core.words`), int32 `shape` = (number,): the
       position of each in `vocabulary` plus 2, 1 for a word that is unknown, and 0 after the last one. The vocabulary is
       those of the training split, the most frequent first. Data sets prepared earlier have words only.
+
+    In tables, numbers are `written` in this format, and the texts `missing` stand for missing values.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -106,6 +109,8 @@ class Input(BaseModel):
     nullable: bool = False
     order: Order = "ymd"
     logarithmic: bool = Field(default=False, exclude_if=lambda is_set: not is_set)
+    written: NumberFormat | None = Field(default=None, exclude_if=lambda value: value is None)
+    missing: tuple[str, ...] = Field(default=(), exclude_if=lambda value: not value)
 
     @property
     def stored_shape(self) -> tuple[int, ...]:

@@ -2,7 +2,8 @@
 
 A data set has one file for each split, with the hash of each record, in order. A model's folder has one file with the
 sorted hashes of the training and the validation split. By them the gate compares two models on examples that neither
-has seen. An example with an image has the hash of its bytes in the source, any other that of its key.
+has seen. An example with an image has the hash of its bytes in the source, any other that of its inputs and label, or
+of its key if equal ones are separate observations (data.duplicates).
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from slipway.core import images
 from slipway.core.dates import EPOCH, PATTERNS, Order
+from slipway.core.formatted import NumberFormat, plain_number, spellings
 from slipway.core.manifest import Input
 from slipway.core.values import DECIMAL, MAX_PIXELS, TRUTHS, canonical, is_missing, parts_of, text_of
 
@@ -35,7 +36,8 @@ class Field:
     """An input: its kind, and the NumPy type (object: bytes) and shape of an example's value.
 
     `shape` has None for lengths that may differ. `nullable` is whether a value may be missing: null in JSON. `order` is
-    that of a date's parts, `vocabulary` the categories of the training data, if they are known.
+    that of a date's parts, `vocabulary` the categories of the training data, if they are known. Texts are numbers
+    as they are `written` in the training data, or stand for a missing value.
     """
 
     kind: Kind
@@ -44,12 +46,15 @@ class Field:
     nullable: bool = False
     order: Order = "ymd"
     vocabulary: tuple[str, ...] = ()
+    written: NumberFormat | None = None
+    missing: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, stored: Input, dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> Field:
         """Return an input of a model that Slipway's trainer wrote."""
         vocabulary = stored.vocabulary if stored.kind == "category" else ()
-        return cls(stored.kind, dtype, shape, stored.accepts_null, stored.order, vocabulary)
+        missing = spellings(stored.missing)
+        return cls(stored.kind, dtype, shape, stored.accepts_null, stored.order, vocabulary, stored.written, missing)
 
     @functools.cached_property
     def has_typed(self) -> bool:
@@ -64,6 +69,15 @@ class Field:
     def _spellings(self) -> dict[bytes, bytes]:
         """The vocabulary by canonical text."""
         return {canonical(text).encode(): text.encode() for text in self.vocabulary}
+
+    def plain(self, text: str) -> str | float | None:
+        """Return a text of a request as the number that it is in the training data; None if it is missing there."""
+        if text in self.missing:
+            return None if self.nullable else text
+        if self.written and self.kind == "number":
+            with contextlib.suppress(ValueError):
+                return float(plain_number(text, self.written))
+        return text
 
     def matched(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return categories as the training data writes them: True and TRUE as true, 1.0 as 1."""
@@ -127,6 +141,8 @@ def checked(each: Field, value: Any, shape: tuple[int | None, ...]) -> Any:
     Raises:
         ValueError: It does not fit; the text says why.
     """
+    if isinstance(value, str) and (each.written or each.missing):
+        value = each.plain(value)
     if value is None and each.nullable:
         return b"" if each.dtype == object else math.nan
     if not shape:

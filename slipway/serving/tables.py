@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from slipway.core.errors import UserError, nearest
 from slipway.core.manifest import signature_name
 from slipway.core.tables.batch import regrouped
+from slipway.core.tables.cells import plain_cells
 from slipway.core.tables.csv_file import CsvFile
 from slipway.serving.instances import BadRequest, array_of
 from slipway.serving.kinds import KINDS, LARGEST, Field, checked, of_cell
@@ -197,6 +198,7 @@ def _kept(values: Any, faults: Mapping[int, object]) -> Any:
 def _values(each: Field, column: pyarrow.StringArray, read: Callable[[str], bytes]) -> Values:
     if each.is_image:
         return _one_by_one(each, column, read)
+    column = plain_cells(column, each.written, each.missing)
     if each.dtype == object and not each.shape and each.kind != "date":
         return column.cast(pyarrow.binary()).to_numpy(zero_copy_only=False), {}
     if each.dtype.kind in "fiu" and not each.shape:

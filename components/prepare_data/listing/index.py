@@ -22,23 +22,45 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from slipway.components.prepare_data.examples import LABEL_SEPARATOR, Example, Group
-from slipway.components.prepare_data.listing.split import Amount, blocks
-from slipway.components.prepare_data.settings import FoldSettings
+from slipway.components.prepare_data.listing.repeats import SPLIT_ORDER, Blocks, Repeats
+from slipway.components.prepare_data.listing.split import Amount
+from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sorting import database
 from slipway.components.prepare_data.sources.source import Ignored, ListedRows, Part, Source
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from slipway.components.prepare_data.listing.table_index import FoundRows, SortedRows
 
-# A row: hash (8 bytes for the rank in the group, 4 for the order in the shard), size, offset, stamp, key length, key.
-ROW = struct.Struct(">QQQI")
+# A row: hash (8 bytes for the rank in the group, 4 for the order in the shard), size, offset, stamp, content, key
+# length, key.
+ROW = struct.Struct(">QQQQI")
 RANK_BYTES = 8
 LABEL_BYTES = 4
 HASH_BYTES = 12
 KEY_START = HASH_BYTES + ROW.size
 # The parts of a row that stay if files are copied: hash and size; key length and key.
-SIZED, KEYED = slice(0, 20), slice(36, None)
-ROW_AFTER_RANK = struct.Struct(">IQQQI")
+SIZED, KEYED = slice(0, 20), slice(44, None)
+ROW_AFTER_RANK = struct.Struct(">IQQQQI")
+# Of equal examples, what they have in common: their content, their number and that of their splits, the lowest rank.
+# Examples without a content, 0, are not compared.
+CONTENT_OF = "substr(row, 37, 8)"
+EQUAL = f"""
+CREATE TEMP TABLE equal AS SELECT {CONTENT_OF} AS content, count(*) AS examples, count(DISTINCT split) AS splits,
+min(substr(row, 1, {RANK_BYTES})) AS rank FROM rows JOIN splits USING (number)
+WHERE {CONTENT_OF} != zeroblob(8) GROUP BY 1 HAVING count(*) > 1
+"""
+TOGETHER = f"""
+UPDATE rows SET row = CAST(rank || substr(row, {RANK_BYTES + 1}) AS BLOB) FROM equal WHERE content = {CONTENT_OF}
+"""
+# All but the first of equal examples, in the order of `SPLIT_ORDER`.
+DROPPED = f"""
+CREATE TEMP TABLE dropped AS SELECT id, number, row FROM (
+SELECT rows.rowid AS id, number, row, row_number() OVER (PARTITION BY content ORDER BY split, row) AS place
+FROM rows JOIN splits USING (number) JOIN equal ON content = {CONTENT_OF}) WHERE place > 1
+"""
 # Rows in memory before they are appended to the lists of shards.
 MAX_ROWS_DEALT = 8192
 ROWS_HASHED = 1024  # at once
@@ -116,10 +138,10 @@ def _list_rows(table: Iterable[ListedRows], seed: int, listed: PartList, *, bund
         counts.update(dict(zip(found.groups, values.tolist(), strict=True)))
 
 
-def _sorted_rows(parts: list[FoundRows], seed: int, path: Path) -> SortedRows:
+def _sorted_rows(parts: list[FoundRows], seed: int, path: Path, repeats: Repeats) -> SortedRows:
     from slipway.components.prepare_data.listing.table_index import sorted_rows
 
-    return sorted_rows(parts, seed, path)
+    return sorted_rows(parts, seed, path, repeats)
 
 
 def _rows(
@@ -139,9 +161,12 @@ def _rows(
         hashed = fresh()
         hashed.update(key)
         ranked = hashed.digest()
+        content = 0
         if bundle_of:
             ranked = bundle_rank(bundle_of(key, value), seed) + ranked[RANK_BYTES:]
-        yield split or "", label, ranked + pack(size, offset, stamp, len(key)) + key
+        elif value:
+            content = int.from_bytes(value)
+        yield split or "", label, ranked + pack(size, offset, stamp, content, len(key)) + key
 
 
 def bundle_rank(bundle: bytes, seed: int) -> bytes:
@@ -182,13 +207,17 @@ class Listing:
         path: The database with the rows of all parts.
         rows: The rows of a table, which are not in the database.
         groups: Each group's amount.
+        repeats: The equal examples, of a source without images.
         spool: The folder with the files that the source spooled for its readers; by default, that of `path`.
         ignored: Files and examples that were ignored.
         digest, shape, labels: See `Summary`.
     """
 
-    def __init__(self, source: Source, parts: list[PartList], path: Path, seed: int, spool: Path | None = None) -> None:
+    def __init__(
+        self, source: Source, parts: list[PartList], path: Path, settings: DataSettings, spool: Path | None = None
+    ) -> None:
         self.path = path
+        self.repeats = Repeats("keep" if source.has_image else settings.duplicates)
         self.spool = spool or path.parent
         self.ignored = Ignored()
         names = source.groups({group: None for part in parts for group in part.examples})
@@ -203,12 +232,17 @@ class Listing:
         self.groups = {group: Amount(examples[group], sizes[group]) for group in ordered}
         self.labels = sorted(set().union(*(part.labels for part in parts)))
         tables = [part.rows for part in parts if part.rows is not None]
-        self.rows = _sorted_rows(tables, seed, path) if tables else None
+        self.rows = _sorted_rows(tables, settings.seed, path, self.repeats) if tables else None
         digests = [(part.digest, part.shape) for part in parts]
         if self.rows is None:
             self._join([part.path for part in parts], names)
+            if not source.has_image and settings.group_by is None:
+                self._find_equal()
         else:
             digests = [self.rows.digests(self.ignored.unusable_digest)]
+            if self.repeats.are_dropped:
+                amounts = zip(self.rows.examples, self.rows.sizes, strict=True)
+                self.groups = {group: Amount(*amount) for group, amount in zip(self.rows.groups, amounts, strict=True)}
         self.digest, self.shape = (
             hashlib.sha256("".join(found).encode()).hexdigest() for found in zip(*digests, strict=True)
         )
@@ -232,6 +266,46 @@ class Listing:
                 rows.commit()
                 rows.execute("DETACH part")
                 path.unlink()
+
+    def _find_equal(self) -> None:
+        """Count equal examples; give those that are kept together the lowest rank of theirs, or drop all but one."""
+        import numpy as np
+
+        with database(self.path) as rows:
+            rows.execute("CREATE TEMP TABLE splits (number INTEGER PRIMARY KEY, split INTEGER)")
+            splits = [(number, SPLIT_ORDER.index(split)) for number, (split, _) in enumerate(self.groups)]
+            rows.executemany("INSERT INTO splits VALUES (?, ?)", splits)
+            rows.execute(EQUAL)
+            counts = np.array(rows.execute("SELECT examples, splits FROM equal").fetchall(), np.int64).reshape(-1, 2)
+            single = np.ones((self.examples() - int(counts[:, 0].sum()), 2), np.int64)
+            self.repeats.add(*np.concatenate([counts, single]).T)
+            if self.repeats.are_together or self.repeats.are_dropped:
+                rows.execute("CREATE INDEX temp.contents ON equal (content)")
+            if self.repeats.are_together:
+                rows.execute(TOGETHER)
+            if self.repeats.are_dropped:
+                rows.execute(DROPPED)
+                amounts = [*self.groups.values()]
+                for number, row in rows.execute("SELECT number, row FROM dropped"):
+                    size, *_ = ROW.unpack_from(row, HASH_BYTES)
+                    amounts[number] = Amount(amounts[number].examples - 1, amounts[number].bytes - size)
+                self.groups = dict(zip(self.groups, amounts, strict=True))
+                rows.execute("DELETE FROM rows WHERE rowid IN (SELECT id FROM dropped)")
+
+    def run_ends(self) -> dict[Group, NDArray[np.int64]]:
+        """Return the number of examples of each group up to the end of each run of examples of one rank."""
+        import numpy as np
+
+        if self.rows is not None:
+            return dict(zip(self.groups, self.rows.run_ends(), strict=True))
+        with database(self.path) as rows:
+            ranks = f"SELECT number, substr(row, 1, {RANK_BYTES}), count(*) FROM rows GROUP BY 1, 2 ORDER BY 1, 2"
+            counts = {
+                number: np.fromiter((count for *_, count in runs), np.int64)
+                for number, runs in itertools.groupby(rows.execute(ranks), operator.itemgetter(0))
+            }
+        none = np.zeros(0, np.int64)
+        return {group: np.cumsum(counts.get(number, none)) for number, group in enumerate(self.groups)}
 
     def examples(self) -> int:
         """Return the number of examples."""
@@ -298,12 +372,11 @@ def _smallest(ranked: Iterable[tuple[int, bytes]]) -> dict[bytes, bytes]:
 
 def deal(
     listing: Listing,
-    divided: Mapping[Group, Mapping[str, int]],
+    blocks: Mapping[Group, Blocks],
     shards: Mapping[str, int],
     classes: list[str],
     folder: Path,
     copies: Collection[bytes] = frozenset(),
-    fold: FoldSettings | None = None,
     *,
     bundled: bool = False,
 ) -> None:
@@ -313,15 +386,14 @@ def deal(
 
     Args:
         listing: The examples.
-        divided: The number of examples of each group in each split.
+        blocks: The blocks of examples of each group that are in one split, in their order.
         shards: The number of shards of each split.
         classes: The classes in the order of their labels; of other tasks than classification, none is dealt.
         folder: The folder for the lists.
         copies: Keys to drop from their split without replacing them by other examples.
-        fold: The fold that is the test split.
         bundled: Whether the splits are those that `Bundles` assigned.
     """
-    order = {group: blocks(divided.get(group, {}), fold) for group in listing.groups}
+    order = {group: blocks.get(group, []) for group in listing.groups}
     if listing.rows is not None:
         numbers = {label: index for index, label in enumerate(classes)}
         listing.rows.deal(
@@ -385,8 +457,24 @@ def read_list(path: Path) -> Iterator[Example]:
     rows = sorted(itertools.chain.from_iterable(parts))
     unpack, start, number = ROW_AFTER_RANK.unpack_from, ROW_AFTER_RANK.size, int.from_bytes
     for row in rows:
-        _, size, offset, _, _ = unpack(row)
+        _, size, offset, *_ = unpack(row)
         yield row[start:-LABEL_BYTES], number(row[-LABEL_BYTES:]), size, offset
+
+
+def read_contents(path: Path) -> dict[bytes, bytes]:
+    """Return what examples with equal inputs and labels have in common, by key; the key where that is not known."""
+    parts, found = load_list(path), {}
+    if not all(isinstance(part, list) for part in parts):
+        from slipway.components.prepare_data.listing.table_index import dealt_rows
+
+        return {
+            key: content for rows in dealt_rows(path) for key, content in zip(rows.keys, rows.contents, strict=True)
+        }
+    for row in itertools.chain.from_iterable(parts):
+        *_, content, _ = ROW_AFTER_RANK.unpack_from(row)
+        key = row[ROW_AFTER_RANK.size : -LABEL_BYTES]
+        found[key] = b"row %016x" % content if content else key
+    return found
 
 
 def load_list(path: Path) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -14,6 +15,7 @@ from slipway.components.prepare_data.encoding.subwords import read_vocabulary
 from slipway.components.prepare_data.examples import SPLITS, Group
 from slipway.components.prepare_data.listing import split as splitting
 from slipway.components.prepare_data.listing.index import Summary
+from slipway.components.prepare_data.listing.repeats import Blocks
 from slipway.components.prepare_data.listing.split import Amount
 from slipway.components.prepare_data.settings import DataSettings, TextSettings
 from slipway.components.prepare_data.sources.source import Source
@@ -40,14 +42,14 @@ class Plan:
 
     Attributes:
         classes: The classes or labels (multilabel), in the order of the network's outputs.
-        divided: The number of examples of each group in each split.
+        blocks: The blocks of examples of each group that are in one split, in their order.
         shards: The number of shards of each split.
         bytes: The approximate size of all shards.
         source_bytes: The same if images were stored unchanged.
     """
 
     classes: list[str]
-    divided: dict[Group, dict[str, int]]
+    blocks: Mapping[Group, Blocks]
     shards: dict[str, int]
     bytes: int
     source_bytes: int
@@ -80,23 +82,25 @@ class Plan:
             name: splitting.shard_count(amount, replicas, settings.shard_megabytes) for name, amount in amounts.items()
         }
         size, source_size = (sum(amount.bytes for amount in found.values()) for found in (amounts, whole))
-        return cls(classes, divided, shards, size, source_size)
+        return cls(classes, splitting.all_blocks(divided, settings.fold), shards, size, source_size)
 
-    def dividing(self, divided: dict[Group, dict[str, int]], copies: Iterable[str]) -> Plan:
-        """Return the plan with other counts, after images were skipped or grouped; the number of shards is kept.
+    def dividing(self, blocks: Mapping[Group, Blocks], copies: Iterable[str]) -> Plan:
+        """Return the plan with other blocks, after examples were skipped or grouped; the number of shards is kept.
 
         Args:
-            divided: The number of examples of each group in each split.
+            blocks: The blocks of examples of each group.
             copies: The split of each image that is dropped from it afterwards.
         """
         dropped = Counter(copies)
-        sizes = {name: sum(parts.get(name, 0) for parts in divided.values()) - dropped[name] for name in SPLITS}
-        shards = {name: min(count, sizes[name]) for name, count in self.shards.items()}
-        return dataclasses.replace(self, divided=divided, shards=shards)
+        sizes: Counter[str] = Counter()
+        for split, size in itertools.chain.from_iterable(blocks.values()):
+            sizes[split] += size
+        shards = {name: min(count, sizes[name] - dropped[name]) for name, count in self.shards.items()}
+        return dataclasses.replace(self, blocks=blocks, shards=shards)
 
     def examples(self) -> int:
         """Return the number of examples in all splits."""
-        return sum(sum(parts.values()) for parts in self.divided.values())
+        return sum(size for _, size in itertools.chain.from_iterable(self.blocks.values()))
 
 
 def _split_amount(name: str, groups: Mapping[Group, Amount], divided: Mapping[Group, Mapping[str, int]]) -> Amount:
@@ -186,6 +190,9 @@ def stored_settings(settings: DataSettings, name: str, images: int) -> JsonObjec
         del found["near_duplicates"]
     if found["missing"] == "mean":
         del found["missing"]
+    for setting in ("missing_values", "number_format"):
+        if not found[setting]:
+            del found[setting]
     if settings.text == TextSettings():
         del found["text"]
     elif settings.text.vocabulary is not None:

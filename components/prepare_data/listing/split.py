@@ -90,6 +90,13 @@ def blocks(parts: Mapping[str, int], fold: FoldSettings | None) -> list[tuple[st
     return before + after
 
 
+def all_blocks(
+    divided: Mapping[Group, Mapping[str, int]], fold: FoldSettings | None
+) -> dict[Group, list[tuple[str, int]]]:
+    """Return the `blocks` of each group."""
+    return {group: blocks(parts, fold) for group, parts in divided.items()}
+
+
 def divide(
     groups: Mapping[Group, int], fractions: SplitFractions, fold: FoldSettings | None = None
 ) -> dict[Group, dict[str, int]]:

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from slipway.components.prepare_data.encoding.table_rows import KEY_BYTES, KEY_PREFIX, key_lines, keys_of
 from slipway.components.prepare_data.examples import SPLITS, Example, Group
-from slipway.components.prepare_data.listing.index import bundle_rank, load_list, read_list
+from slipway.components.prepare_data.listing.index import bundle_rank, load_list, read_contents, read_list
+from slipway.components.prepare_data.listing.repeats import SPLIT_ORDER, Repeats
 from slipway.components.prepare_data.sources.source import ListedRows
 
 HASH_BYTES = 12
@@ -29,20 +30,21 @@ ROWS_READ = 1 << 16
 # Records of rows that are written at once.
 BATCH_BYTES = 1 << 22
 HASHED = np.dtype([("rank", ">u8"), ("order", ">u4")])
-# The order in which equal rows are numbered.
-SPLIT_ORDER = (None, "test", "train", "validation")
 # A row before its key is known; `split` is its position in `SPLIT_ORDER`.
-FOUND = np.dtype([("digest", ">u8"), ("group", "<u4"), ("split", "u1"), ("size", "<u8"), ("offset", "<u8")])
+FOUND = np.dtype(
+    [("digest", ">u8"), ("content", ">u8"), ("group", "<u4"), ("split", "u1"), ("size", "<u8"), ("offset", "<u8")]
+)
 # The same with the rank of its bundle.
 BUNDLED = np.dtype([*FOUND.descr, ("bundle", ">u8")])
 LISTED = np.dtype(
-    [("rank", ">u8"), ("order", ">u4"), ("size", "<u8"), ("offset", "<u8"), ("digest", ">u8"), ("copy", "<u4"),
-     ("group", "<u4")]
+    [("rank", ">u8"), ("order", ">u4"), ("size", "<u8"), ("offset", "<u8"), ("digest", ">u8"), ("content", ">u8"),
+     ("copy", "<u4"), ("group", "<u4")]
 )  # fmt: skip
 # A row in the list of a shard.
 DEALT = np.dtype(
-    [("order", ">u4"), ("size", "<u8"), ("offset", "<u8"), ("digest", ">u8"), ("copy", "<u4"), ("label", "<u4")]
-)
+    [("order", ">u4"), ("size", "<u8"), ("offset", "<u8"), ("digest", ">u8"), ("content", ">u8"), ("copy", "<u4"),
+     ("label", "<u4")]
+)  # fmt: skip
 # What of a row stays if files are copied: as `index.SIZED` and `index.KEYED`.
 SHAPE = np.dtype([("rank", ">u8"), ("order", ">u4"), ("size", ">u8"), ("length", ">u4"), ("key", f"V{KEY_BYTES}")])
 
@@ -94,12 +96,14 @@ class SortedRows(NamedTuple):
         examples: The number of rows of each group.
         sizes: Their size in bytes.
         pieces: The rows.
+        repeats: The equal rows.
     """
 
     groups: list[Group]
     examples: list[int]
     sizes: list[int]
     pieces: Pieces
+    repeats: Repeats
 
     def digests(self, unusable: bytes) -> tuple[str, str]:
         """Return the digest and the shape of `Summary`; `unusable` identifies the rows that cannot be listed."""
@@ -140,6 +144,16 @@ class SortedRows(NamedTuple):
             np.append(True, rows[["group", "rank"]][1:] != rows[["group", "rank"]][:-1])[: len(rows)]
         )
         return rows[starts], np.diff(starts, append=len(rows))
+
+    def run_ends(self) -> list[NDArray[np.int64]]:
+        """Return the number of rows of each group up to the end of each run of rows of one rank."""
+        counts: list[list[NDArray[np.int64]]] = [[np.zeros(0, np.int64)] for _ in self.groups]
+        for number in range(len(self.pieces)):
+            firsts, of_run = self.portions(number)
+            ends = np.searchsorted(firsts["group"], np.arange(1, len(self.groups)))
+            for of_group, part in zip(counts, np.split(of_run, ends), strict=True):
+                of_group.append(part)
+        return [np.cumsum(np.concatenate(of_group)) for of_group in counts]
 
     def amounts(self) -> list[tuple[int, int]]:
         """Return the numbers of rows and of bundles of each group."""
@@ -214,7 +228,7 @@ class SortedRows(NamedTuple):
             turns += np.bincount(both, minlength=turns.size).reshape(turns.shape)
             shard = (np.cumsum(shards) - shards)[split] + turn % shards[split]
             dealt = np.empty(len(rows), DEALT)
-            for name in ("order", "size", "offset", "digest", "copy"):
+            for name in ("order", "size", "offset", "digest", "content", "copy"):
                 dealt[name] = rows[name]
             dealt["label"] = np.array(labels, np.uint32)[rows["group"]]
             of_shard = np.split(
@@ -261,6 +275,7 @@ def found_rows(listed: Iterable[ListedRows], seed: int, path: Path, *, bundled: 
         of_group = np.array([numbers.setdefault(group, len(numbers)) for group in each.groups], np.int64)
         rows = np.empty(len(each.digests), row)
         rows["digest"], rows["size"], rows["offset"] = each.digests, each.sizes, each.offsets
+        rows["content"] = each.digests if each.contents is None else each.contents
         rows["group"] = of_group[each.group]
         rows["split"] = np.array([SPLIT_ORDER.index(split) for split, _ in each.groups], np.uint8)[each.group]
         if bundled:
@@ -272,8 +287,11 @@ def found_rows(listed: Iterable[ListedRows], seed: int, path: Path, *, bundled: 
     return FoundRows([*numbers], examples, sizes, found)
 
 
-def sorted_rows(parts: Sequence[FoundRows], seed: int, path: Path) -> SortedRows:
-    """Sort the rows of all parts of a table into files beside `path`; the rank of a row in a bundle is the bundle's."""
+def sorted_rows(parts: Sequence[FoundRows], seed: int, path: Path, repeats: Repeats) -> SortedRows:
+    """Sort the rows of all parts of a table into files beside `path`; count the equal ones in `repeats`.
+
+    The rank of a row in a bundle is the bundle's; of other equal rows, the lowest of theirs if they are kept together.
+    """
     groups = sorted({*itertools.chain(*(part.groups for part in parts))}, key=lambda group: (group[0] or "", group[1]))
     numbers = {group: number for number, group in enumerate(groups)}
     examples, sizes = np.zeros((2, len(groups)), np.int64)
@@ -283,14 +301,23 @@ def sorted_rows(parts: Sequence[FoundRows], seed: int, path: Path) -> SortedRows
         sizes[index] += part.sizes
     total = int(examples.sum())
     pieces = Pieces(path, LISTED, _pieces_of(total))
-    for rows in _by_digest(parts, numbers, total):
-        keyed = _keyed(rows, seed)
+    found = _by_content(parts, numbers, total)
+    for number in range(len(found)):
+        _count_equal(found[number], repeats)
+    if repeats.are_dropped:
+        examples, sizes = np.zeros((2, len(groups)), np.int64)
+    for number in range(len(found)):
+        keyed = _keyed(found[number], seed, repeats)
         pieces.add(keyed, keyed["rank"].astype(np.uint64))
+        if repeats.are_dropped:
+            examples += np.bincount(keyed["group"], minlength=len(groups))
+            sizes += np.bincount(keyed["group"], keyed["size"], minlength=len(groups)).astype(np.int64)
+    found.remove()
     for number in range(len(pieces)):
         rows = pieces[number]
         order = _sorted(rows["rank"], rows["order"], rows["size"], rows["offset"], group=rows["group"])
         pieces.replace(number, rows[order])
-    return SortedRows(groups, examples.tolist(), sizes.tolist(), pieces)
+    return SortedRows(groups, examples.tolist(), sizes.tolist(), pieces, repeats)
 
 
 def _sorted(*keys: NDArray[np.unsignedinteger], group: NDArray[np.uint32] | None = None) -> NDArray[np.int64]:
@@ -311,34 +338,46 @@ def _pieces_of(rows: int) -> int:
     return int(1 << max(rows * FOUND.itemsize // PIECE_BYTES, 0).bit_length())
 
 
-def _by_digest(parts: Sequence[FoundRows], numbers: Mapping[Group, int], total: int) -> Iterator[NDArray[np.void]]:
-    """Yield the rows of all parts, those of one digest together, with the number of their group; delete the files."""
-    pieces = Pieces(parts[0].file.paths[0].with_name("digests"), parts[0].file.row, _pieces_of(total))
+def _by_content(parts: Sequence[FoundRows], numbers: Mapping[Group, int], total: int) -> Pieces:
+    """Return the rows of all parts, equal ones in one file, with the number of their group; delete the parts' files."""
+    pieces = Pieces(parts[0].file.paths[0].with_name("contents"), parts[0].file.row, _pieces_of(total))
     for part in parts:
         renumbered = np.array([numbers[group] for group in part.groups], np.int64)
         for start in range(0, int(part.examples.sum()), ROWS_READ):
             rows = part.file.part(0, start, start + ROWS_READ)
             rows["group"] = renumbered[rows["group"]]
-            pieces.add(rows, rows["digest"].astype(np.uint64))
+            pieces.add(rows, rows["content"].astype(np.uint64))
         part.file.remove()
-    for number in range(len(pieces)):
-        yield pieces[number]
-    pieces.remove()
+    return pieces
 
 
-def _keyed(rows: NDArray[np.void], seed: int) -> NDArray[np.void]:
+def _runs(ordered: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the start of each run of equal values, and their numbers."""
+    starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)])
+    return starts, np.diff(starts, append=len(ordered))
+
+
+def _count_equal(rows: NDArray[np.void], repeats: Repeats) -> None:
+    contents = rows["content"].astype(np.uint64)
+    starts, counts = _runs(np.sort(contents))
+    splits = np.ones(len(starts), np.int64)
+    if len(starts) < len(rows) and len(np.unique(rows["split"])) > 1:
+        order = np.argsort(contents, kind="stable")
+        of_set = np.repeat(np.arange(len(starts)), counts)
+        pairs = np.unique(of_set * len(SPLIT_ORDER) + rows["split"][order])
+        splits = np.bincount(pairs // len(SPLIT_ORDER), minlength=len(starts))
+    repeats.add(counts, splits)
+
+
+def _keyed(rows: NDArray[np.void], seed: int, repeats: Repeats) -> NDArray[np.void]:
     """Return rows with their keys and the hashes of these; of equal rows, all but the first are copies."""
-    digests = rows["digest"].astype(np.uint64)
-    order = np.argsort(digests)
-    repeated = digests[order][1:] == digests[order][:-1]
     result = np.empty(len(rows), LISTED)
     result["copy"] = 1
-    if repeated.any():
-        order = np.lexsort((rows["offset"], rows["split"], digests))
-        firsts = np.flatnonzero(np.concatenate(([True], ~repeated)))
-        counts = np.diff(firsts, append=len(rows))
-        result["copy"][order] = np.arange(len(rows)) - np.repeat(firsts, counts) + 1
-    for name in ("digest", "size", "offset", "group"):
+    if repeats.examples and len(rows):
+        order = np.lexsort((rows["offset"], rows["split"], rows["digest"]))
+        starts, counts = _runs(rows["digest"][order])
+        result["copy"][order] = np.arange(len(rows)) - np.repeat(starts, counts) + 1
+    for name in ("digest", "content", "size", "offset", "group"):
         result[name] = rows[name]
     fresh = hashlib.blake2b(digest_size=HASH_BYTES, salt=struct.pack(">Q", seed)).copy  # faster than a new one
     hashes = []
@@ -347,7 +386,16 @@ def _keyed(rows: NDArray[np.void], seed: int) -> NDArray[np.void]:
         hashed.update(key)
         hashes.append(hashed.digest())
     found = np.frombuffer(b"".join(hashes), HASHED)
-    result["rank"], result["order"] = rows["bundle"] if rows.dtype == BUNDLED else found["rank"], found["order"]
+    is_bundled = rows.dtype == BUNDLED
+    result["rank"], result["order"] = rows["bundle"] if is_bundled else found["rank"], found["order"]
+    if repeats.are_together and not is_bundled and len(rows):
+        order = np.argsort(rows["content"], kind="stable")
+        starts, counts = _runs(rows["content"][order])
+        lowest = np.minimum.reduceat(result["rank"][order].astype(np.uint64), starts)
+        result["rank"][order] = np.repeat(lowest, counts)
+    if repeats.are_dropped and len(rows):  # the first one is kept, of a source's test split if it is in that
+        order = np.lexsort((found["order"], found["rank"], rows["split"], rows["content"]))
+        result = result[np.sort(order[_runs(rows["content"][order])[0]])]
     return result
 
 
@@ -366,9 +414,13 @@ def _shape_of(rows: NDArray[np.void]) -> bytes:
 
 
 class DealtRows(NamedTuple):
-    """The rows of a shard, in the order in which they are written: their keys, labels, sizes and offsets."""
+    """The rows of a shard, in the order in which they are written: their keys, labels, sizes and offsets.
+
+    `contents` are the keys that rows with the same inputs and label have in common.
+    """
 
     keys: list[bytes]
+    contents: list[bytes]
     labels: NDArray[np.int64]
     sizes: NDArray[np.int64]
     offsets: NDArray[np.int64]
@@ -392,7 +444,8 @@ def dealt_rows(path: Path, beside: int = 0) -> Iterator[DealtRows]:
     """
     parts = load_list(path)
     if isinstance(parts[0], list):  # the rows were listed one at a time, with their ids
-        yield from _in_batches(read_list(path), beside)
+        contents = read_contents(path)
+        yield from _in_batches(read_list(path), contents, beside)
         return
     rows = np.concatenate(parts)
     rows = rows[_sorted(rows["order"], rows["size"], rows["offset"])]
@@ -400,23 +453,25 @@ def dealt_rows(path: Path, beside: int = 0) -> Iterator[DealtRows]:
     for start in range(0, len(rows), count):
         part = rows[start : start + count]
         columns = (part[name].astype(np.int64) for name in ("label", "size", "offset"))
-        yield DealtRows(keys_of(part["digest"], part["copy"]), *columns)
+        keys = keys_of(part["digest"], part["copy"])
+        are_same = (part["content"] == part["digest"]).all() and (part["copy"] == 1).all()
+        yield DealtRows(keys, keys if are_same else keys_of(part["content"], np.ones_like(part["copy"])), *columns)
 
 
-def _in_batches(examples: Iterable[Example], beside: int) -> Iterator[DealtRows]:
+def _in_batches(examples: Iterable[Example], contents: Mapping[bytes, bytes], beside: int) -> Iterator[DealtRows]:
     found: list[Example] = []
     total = 0
     for example in examples:
         found.append(example)
         total += beside + example[2]
         if total > BATCH_BYTES:
-            yield _together(found)
+            yield _together(found, contents)
             found, total = [], 0
     if found:
-        yield _together(found)
+        yield _together(found, contents)
 
 
-def _together(examples: Sequence[Example]) -> DealtRows:
+def _together(examples: Sequence[Example], contents: Mapping[bytes, bytes]) -> DealtRows:
     keys, *columns = zip(*examples, strict=True)
     labels, sizes, offsets = (np.array(column, np.int64) for column in columns)
-    return DealtRows(list(keys), labels, sizes, offsets)
+    return DealtRows(list(keys), [contents[key] for key in keys], labels, sizes, offsets)

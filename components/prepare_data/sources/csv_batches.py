@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +19,7 @@ from slipway.components.prepare_data.sources.images import is_image
 from slipway.components.prepare_data.sources.source import Misjudged
 from slipway.components.prepare_data.sources.values import is_number
 from slipway.core.dates import DAYS, MONTHS, PATTERNS, Order
+from slipway.core.formatted import NumberFormat, format_of
 from slipway.core.tables.batch import Mistake, TableFile
 from slipway.core.values import TRUTHS, canonical, is_missing
 
@@ -26,12 +29,20 @@ MAX_INFERRED = 1000
 MAX_COUNTED = 20_000
 # A key has a different text in nearly every row; texts have this many words on average.
 KEY, MIN_KEYS = 0.95, 20
+# Of a table whose rows are repeated more often than this on average, no key is recognized.
+MAX_REPEATED = 20
 MIN_WORDS = 4
-IDENTIFIER = re.compile(r"(^|[_\W])(id|ID|Id)$|[a-z]I[dD]$")
-# How pandas names an index without a name, in Parquet and when it reads a CSV file.
-PANDAS_INDEX = re.compile(r"__index_level_\d+__|Unnamed: \d+")
-# Numbers as people write them: thousands separators, decimal commas, currency and percent signs.
-FORMATTED = re.compile(r"[$€£¥]? ?[+-]?[$€£¥]?(\d{1,3}([,.' ]\d{3})+|\d+)([.,]\d+)? ?[%$€£¥]?")
+IDENTIFIER = re.compile(r"(^|[_\W])(id|ID|Id)$|[a-z]I[dD]$|^(?i:index|row_?number)$")
+MAX_MARKERS = 5
+# Names of columns that are no inputs, and why: of an index without a name that pandas wrote, and of other columns that
+# have none in the first line.
+NAMELESS = (
+    (re.compile(r"__index_level_\d+__|Unnamed: 0"), "is an index that pandas wrote, the number of the row"),
+    (re.compile(r"Unnamed: \d+"), "has no name"),
+)
+# Of fewer different numbers beside one other text, such as 1 to 5 and 6+, a column is a category.
+FEWEST_NUMBERS = 10
+HALVES_OF_DAY = re.compile(r".*\d ?[AaPp]\.?[Mm]\.?")
 LEADING_ZERO = "^0[0-9]+$"
 
 
@@ -40,6 +51,8 @@ class InferredColumn:
     """A column's kind, by its cells, and why it is no input unless data.inputs names it; "" if it is one.
 
     `texts` are its different ones, in order of appearance, up to a limit; `missing` counts its cells without a value.
+    `written` is the format of its numbers, if these are not plain, by which data.number_format would read them; `doubt`
+    is why it is not of the kind number although it has nearly only numbers, or "".
     """
 
     kind: Kind
@@ -47,6 +60,8 @@ class InferredColumn:
     texts: list[str]
     missing: int
     rows: int
+    written: NumberFormat | None = None
+    doubt: str = ""
 
     @property
     def spellings(self) -> dict[str, str]:
@@ -58,25 +73,50 @@ class InferredColumn:
 class _Cells:
     """What the cells of a column have in common."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, item: str) -> None:
         self._name = name
+        self._item = item  # what a row is counted by
+        self._no_number = ("", 0)  # the first cell that is none, and its line
         self._numeric, self._any_number, self._zeros = True, False, False
         self._orders = dict.fromkeys(PATTERNS, True)
         self._dot = False
         self._texts: dict[str, None] = {}
         self._rows, self._missing, self._counted_rows, self._words = 0, 0, 0, 0
+        self.rows_compared = 0
+        self.are_repeated_keys = False
+
+    @property
+    def different(self) -> int:
+        """The number of different cells, up to a limit."""
+        return len(self._texts)
+
+    @property
+    def are_keys(self) -> bool:
+        """Whether nearly every row, or every different row, has another cell."""
+        return self.are_repeated_keys or self.different >= max(KEY * max(self._counted_rows, 1), MIN_KEYS)
+
+    @property
+    def may_be_keys(self) -> bool:
+        """Whether the cells are keys if rows are repeated; `rows_compared` are those with the different cells."""
+        is_named = not self._numeric or IDENTIFIER.search(self._name)
+        are_words = self._words < MIN_WORDS * self.different and self._date is None
+        fewest = max(KEY * self._counted_rows / MAX_REPEATED, MIN_KEYS)
+        return bool(is_named and are_words and fewest <= self.different < KEY * self._counted_rows)
 
     @property
     def are_many_numbers(self) -> bool:
         """Whether all cells are numbers or missing, and so many that only a cell that is not would change the kind."""
         return self._numeric and not self._zeros and len(self._texts) > MAX_INFERRED
 
-    def add(self, column: pyarrow.StringArray) -> None:
+    def add(self, column: pyarrow.StringArray, lines: Sequence[int]) -> None:
         """Count a batch of cells."""
         self._rows += len(column)
         if self._numeric:
             self._numeric, count = _are_numbers(column)
             self._any_number |= self._numeric and count > 0
+            if not self._numeric:
+                found = zip(column.to_pylist(), lines, strict=True)
+                self._no_number = next(each for each in found if not (is_missing(each[0]) or is_number(each[0])))
         else:
             count = len(column) - (pyarrow.compute.sum(missing_cells(column)).as_py() or 0)
         self._missing += len(column) - count
@@ -85,7 +125,7 @@ class _Cells:
         different = column.unique()
         given = different.filter(pyarrow.compute.invert(missing_cells(different)))
         self._texts |= dict.fromkeys(given.to_pylist())
-        self._counted_rows = self._rows - self._missing
+        self._counted_rows, self.rows_compared = self._rows - self._missing, self._rows
         if self._numeric:
             zeros = pyarrow.compute.match_substring_regex(given, LEADING_ZERO)
             self._zeros |= bool(pyarrow.compute.any(zeros).as_py())
@@ -115,7 +155,7 @@ class _Cells:
     def _kind(self) -> tuple[Kind | None, str]:
         """The kind, None if the texts are paths of images, and why the column is no input."""
         different, rows = len(self._texts), max(self._counted_rows, 1)
-        are_keys = different >= max(KEY * rows, MIN_KEYS)
+        are_keys = self.are_keys
         if self._numeric and self._any_number:
             if self._zeros:
                 return Kind("category"), ""
@@ -125,22 +165,36 @@ class _Cells:
             return date, ""
         if self._texts and all(is_image(text.encode()) for text in self._texts):
             return None, ""
+        unread = self._unread_numbers
         if self._words >= MIN_WORDS * different and (different > MAX_INFERRED or different > rows / 2) and different:
             return Kind("text"), ""
-        if are_keys:
-            identifier = "is probably an identifier, since nearly every row has another text"
-            return Kind("text"), self._mostly_numbers or identifier
-        return Kind("category" if different <= MAX_INFERRED or different < rows / 2 else "text"), ""
+        if are_keys and not unread:
+            return Kind("text"), "is probably an identifier, since nearly every row has another text"
+        return Kind("category" if different <= MAX_INFERRED or different < rows / 2 else "text"), unread
 
     @property
-    def _mostly_numbers(self) -> str:
+    def _written(self) -> NumberFormat | None:
+        """The format of numbers that are not plain; None if they are, or are none."""
+        return None if self._numeric or self._date else format_of(self._texts)
+
+    @property
+    def _unread_numbers(self) -> str:
         """Why a column of nearly only numbers is none: the cells that are none, or how they are formatted; or ""."""
         others = [text for text in self._texts if not is_number(text)]
-        if others and all(FORMATTED.fullmatch(text) for text in others):
-            return f"has numbers with separators or signs, such as {others[0]!r}; write them as 1234.56"
-        if len(others) <= (1 - KEY) * len(self._texts):
-            numbers = len(self._texts) - len(others)
-            return f"has {numbers:,} different numbers, but also {others[0]!r:.80}; empty the cells without a number"
+        if written := self._written:
+            formats = shlex.quote(f"data.number_format={json.dumps({self._name: written}, ensure_ascii=False)}")
+            return f"has numbers with separators or signs, such as {others[0]!r}: --set {formats}"
+        if others and all(HALVES_OF_DAY.fullmatch(text) for text in others):
+            return f"has times with AM or PM, such as {others[0]!r:.80}; write them as 14:30, with a date before them"
+        numbers = len(self._texts) - len(others)
+        is_typo = len(others) == 1 and numbers >= FEWEST_NUMBERS
+        if others and (is_typo or len(others) <= (1 - KEY) * len(self._texts)):
+            text, line = self._no_number
+            markers = shlex.quote(f"data.missing_values={json.dumps(others[:MAX_MARKERS], ensure_ascii=False)}")
+            return (
+                f"has {numbers:,} different numbers, but {self._item} {line} has {text!r:.80}; empty such cells, or "
+                f"--set {markers}"
+            )
         return ""
 
     def inferred(self, mistake: Mistake) -> InferredColumn:
@@ -151,9 +205,9 @@ class _Cells:
                 f"The column {self._name} has paths of images.",
                 fix=f"--set data.image={self._name}, or name the inputs without it: --set 'data.inputs=[COLUMN, …]'",
             )
-        if PANDAS_INDEX.fullmatch(self._name):
-            excluded = "is an index that pandas wrote, the number of the row"
-        return InferredColumn(kind, excluded, list(self._texts), self._missing, self._rows)
+        excluded = next((why for pattern, why in NAMELESS if pattern.fullmatch(self._name)), excluded)
+        doubt = "" if self._numeric else self._unread_numbers
+        return InferredColumn(kind, excluded, list(self._texts), self._missing, self._rows, self._written, doubt)
 
 
 def infer_kinds(
@@ -174,18 +228,54 @@ def infer_kinds(
     Raises:
         UserError: A column has paths of images.
     """
-    cells = {name: _Cells(name) for name in columns}
+    cells = {name: _Cells(name, table.item) for name in columns}
     unread = set(range(len(table.names))) - {*columns.values()}
     for batch in table.batches(but=unread):
         for name, index in columns.items():
             if index not in unread:
-                cells[name].add(batch.columns[index])
+                cells[name].add(batch.columns[index], batch.lines)
                 if judged is not None and cells[name].are_many_numbers:
                     judged.add(name)
                     unread.add(index)
         if len(unread) == len(table.names):
             break
-    return {name: found.inferred(mistake) for name, found in cells.items()}
+    _find_repeated_keys(table, columns, cells)
+    inferred = {name: found.inferred(mistake) for name, found in cells.items()}
+    for name in inferred.keys() & {*table.indexes}:
+        inferred[name].excluded = inferred[name].excluded or "is the index of the DataFrame that was saved"
+    return inferred
+
+
+def _find_repeated_keys(table: TableFile, columns: Mapping[str, int], cells: Mapping[str, _Cells]) -> None:
+    """Find columns that have another text for nearly every different row of a table whose rows are repeated.
+
+    The other columns must tell these rows apart, too: a shop that has one region is not the key of it.
+    """
+    possible = {name: columns[name] for name, found in cells.items() if found.may_be_keys}
+    others = [columns[name] for name, found in cells.items() if name not in possible and not found.are_keys]
+    if not possible or not others:
+        return
+    most = max(cells[name].rows_compared for name in possible)
+    parts: dict[str, list[NDArray[np.int64]]] = {name: [] for name in possible}
+    beside: list[NDArray[np.int64]] = []
+    rows = 0
+    for batch in table.batches():
+        beside.append(_hashes(pyarrow.compute.binary_join_element_wise(*(batch.columns[at] for at in others), "\0")))
+        for name, at in possible.items():
+            parts[name].append(_hashes(batch.columns[at]))
+        rows += len(batch)
+        if rows >= most:
+            break
+    for name, found in parts.items():
+        texts = np.concatenate(found)[: cells[name].rows_compared]
+        around = np.concatenate(beside)[: len(texts)]
+        different = len(np.unique(texts * np.int64(3) ^ around))
+        is_told_apart = 2 * len(np.unique(around)) >= cells[name].different
+        cells[name].are_repeated_keys = is_told_apart and cells[name].different >= KEY * different
+
+
+def _hashes(texts: pyarrow.StringArray) -> NDArray[np.int64]:
+    return np.fromiter(map(hash, texts.to_pylist()), np.int64, len(texts))
 
 
 def _are_numbers(column: pyarrow.StringArray) -> tuple[bool, int]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import difflib
 import functools
+import json
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -34,7 +36,7 @@ from slipway.components.prepare_data.examples import (
 from slipway.components.prepare_data.remote import open_file
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sorting import DIGEST_BYTES, ExampleKeys
-from slipway.components.prepare_data.sources.csv_batches import infer_kinds
+from slipway.components.prepare_data.sources.csv_batches import InferredColumn, infer_kinds
 from slipway.components.prepare_data.sources.images import valid_name
 from slipway.components.prepare_data.sources.listed_files import ManifestReader, MissingFiles, file_status, path_key
 from slipway.components.prepare_data.sources.record_layout import additional_kinds
@@ -45,6 +47,7 @@ from slipway.core.errors import UserError, nearest
 from slipway.core.manifest import TaskName
 from slipway.core.paths import local_path
 from slipway.core.tables.batch import Batch, Section, TableFile
+from slipway.core.tables.cells import PlainTable
 from slipway.core.tables.formats import FORMATS, open_table
 from slipway.core.values import is_missing
 
@@ -127,6 +130,12 @@ class ManifestSource(Source):
         self._images = [stored_name(name).encode() for name, kind in self._kinds.items() if kind.name == "image"]
         self.stamps_are_times = self.has_image or bool(self._images)
         self.features = {stored_name(name): kind.description for name, kind in self._kinds.items()}
+        if self._excluded and len(self._excluded) == len(self._kinds) and not self.has_image:
+            reasons = "; ".join(f"{name} {why}" for name, why in self._excluded.items())
+            raise self._mistake(
+                f"No column of {self.path} is an input: {reasons}.",
+                fix=f"--set {shlex.quote(f'data.inputs={json.dumps([*self._excluded], ensure_ascii=False)}')}",
+            )
         self.inputs = choose_inputs(
             settings,
             {name: str(kind) for name, kind in self._kinds.items()},
@@ -134,6 +143,8 @@ class ManifestSource(Source):
             but=(self._group_column or "", *self._excluded),
         )
         self.notes = [f"The column {name} is no input: it {why}." for name, why in self._excluded.items()]
+        doubtful = {name: each for name, each in self.inferred.items() if each.doubt and name not in self._excluded}
+        self.notes += [f"The column {name} is a {each.kind}: it {each.doubt}." for name, each in doubtful.items()]
         self._layout = self._row_layout()
 
     def _refuse_pattern(self, settings: DataSettings) -> None:
@@ -157,7 +168,12 @@ class ManifestSource(Source):
                         fix = f"--set data.source=parquet:{self.reference.partition(':')[2]}"
                     raise self._mistake(f"{self.path} is {other}, not CSV.", fix=fix)
             file.seek(0)
-        return open_table(file, self.path, self._ending, self._mistake)
+        table = open_table(file, self.path, self._ending, self._mistake)
+        formats, markers = self._settings.number_format, self._settings.missing_values
+        for name in formats:
+            if name not in table.names:
+                raise UserError.unknown("column", name, table.names, setting="data.number_format")
+        return PlainTable(table, formats, markers) if formats or markers else table
 
     def _find_kinds(self, header: Header, table: TableFile, judged: set[str] | None) -> dict[str, Kind]:
         """Return the kinds of the additional columns: described, else inferred for inputs, else text."""
@@ -166,7 +182,9 @@ class ManifestSource(Source):
         columns = {
             name: index for name, index in header.additional.items() if name in wanted and name not in self._described
         }
-        self.inferred = infer_kinds(table, columns, self._mistake, judged=judged) if columns else {}
+        self.inferred: dict[str, InferredColumn] = (
+            infer_kinds(table, columns, self._mistake, judged=judged) if columns else {}
+        )
         self._spellings = {stored_name(name): column.spellings for name, column in self.inferred.items()}
         if self._settings.inputs is None:
             self._excluded = {name: column.excluded for name, column in self.inferred.items() if column.excluded}
@@ -259,15 +277,18 @@ class ManifestSource(Source):
             stamps = np.array([self._stamp(self._kinds[name], text) for text in column.dictionary.to_pylist()])
             digests = digests * np.uint64(3) ^ stamps.astype(np.uint64)[column.indices.to_numpy()]
         labels = LABEL_SEPARATOR.join(found.labels)
-        columns = (found.group, found.bundle, found.sizes, digests, found.offsets)
+        contents = found.digests if found.contents is None else found.contents
+        columns = (found.group, found.bundle, found.sizes, digests, found.offsets, contents)
         about = zip(*(column.tolist() for column in columns), strict=True)
-        for key, line, (group, bundle, size, stamp, offset) in zip(own, batch.lines, about, strict=True):
+        for key, line, (group, bundle, size, stamp, offset, content) in zip(own, batch.lines, about, strict=True):
             if self.has_image:
                 if (status := missing.status(self.path.parent, key, line)) is None:
                     continue
                 size, stamp = status.st_size, (stamp if self._layout.kinds else 0) ^ status.st_mtime_ns
             split, label = found.groups[group]
-            yield key, label or labels, split, size, stamp, offset, found.bundles[bundle]
+            is_compared = not (self.has_image or self._group_column)
+            value = content.to_bytes(DIGEST_BYTES) if is_compared else found.bundles[bundle]
+            yield key, label or labels, split, size, stamp, offset, value
 
     def _some(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the batches; check that there is one."""
@@ -313,7 +334,8 @@ class ManifestSource(Source):
             found = [index for index, name in enumerate(names) if name in allowed]
             if len(found) > 1:
                 listed = ", ".join(names[index] for index in found)
-                raise self._mistake(f"{self._top} has several columns for the {use}: {listed}.")
+                fix = f"--set data.{use}={names[found[0]]}" if len({*allowed}) > 1 else "rename one of them"
+                raise self._mistake(f"{self._top} has several columns for the {use}: {listed}.", fix=fix)
             if found:
                 columns[use] = found[0]
             elif use == "group":
@@ -336,11 +358,6 @@ class ManifestSource(Source):
 
     def _no_column(self, use: str, allowed: tuple[str, ...], names: list[str]) -> UserError:
         near = nearest(allowed[0], names)
-        if len(names) == 1 and (found := next((mark for mark in ";\t" if mark in names[0]), None)):
-            return self._mistake(
-                f"{self._top} has no column {' or '.join(allowed)}: its columns are separated by {found!r}.",
-                fix="separate the columns by commas",
-            )
         named = {"label": self._label_is_named, "image": self._image_is_named}.get(use, True)
         return UserError(
             f"{self._top} has no column {' or '.join(allowed)}.",
@@ -356,10 +373,8 @@ class ManifestSource(Source):
         known = {name for use, allowed in self._columns_of.items() if use not in columns for name in allowed}
         counts = Counter(names)
         for name in additional:
-            if counts[name] > 1 or not name:
-                raise self._mistake(
-                    f"{self._top} has {'a column without a name' if not name else f'two columns {name}'}."
-                )
+            if counts[name] > 1:
+                raise self._mistake(f"{self._top} has two columns {name}.")
             near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=SLIP)
             if near and name not in self._described and name != self._group_column:
                 raise self._mistake(

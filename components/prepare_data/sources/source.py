@@ -37,8 +37,9 @@ OF_ONE_EXAMPLE = re.compile(r"(?<=the same image as) .*(?= in the split )| on (l
 # A listed example: its key (its unique name in the source), its class ("" for regression; for multilabel, its labels,
 # separated by LABEL_SEPARATOR), the source's split (None if it defines none),
 # its size in bytes, a stamp that changes with the content (see `Source.stamps_are_times`), the
-# position for the source's reader (unused if the key suffices), and its group in the source (data.group_by). A plain
-# tuple, because there are many.
+# position for the source's reader (unused if the key suffices), and its group in the source with data.group_by, else a
+# hash of its inputs and label if it has no image, by which equal ones are recognized. A plain tuple, because there are
+# many.
 Entry = tuple[bytes, str, str | None, int, int, int, bytes]
 
 
@@ -154,6 +155,7 @@ class ListedRows(NamedTuple):
         bundles: The different values of the column of data.group_by.
         bundle: The index of each row's value.
         labels: The names of labels of the task multilabel.
+        contents: A hash of each row's inputs and label; None if these are all its values.
     """
 
     digests: NDArray[np.uint64]
@@ -164,6 +166,7 @@ class ListedRows(NamedTuple):
     bundles: Sequence[bytes]
     bundle: NDArray[np.int64]
     labels: AbstractSet[str]
+    contents: NDArray[np.uint64] | None = None
 
 
 class Source(ABC):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -177,9 +178,15 @@ class TableLister:
             return all(cell and cell.isprintable() and SEPARATOR not in cell and not is_list(cell) for cell in cells)
         return all(cell.lower() in SPLIT_FOLDERS for cell in cells) if use == "split" else all(cells)
 
-    def _digests(self, batch: Batch) -> NDArray[np.uint64]:
+    @cached_property
+    def _learned(self) -> list[int]:
+        """The columns of `Header.content` that are inputs or the label."""
+        learned = {self._positions[name] for name in (*self._inputs, LABEL) if name in self._positions}
+        return [at for at in self._header.content if at in learned]
+
+    def _digests(self, batch: Batch, positions: Sequence[int]) -> NDArray[np.uint64]:
         """Return the hash of each row that its key has: of the repr of the list of its cells."""
-        columns = [batch.columns[at] for at in self._header.content]
+        columns = [batch.columns[at] for at in positions]
         if batch.simple:
             joined = pyarrow.compute.binary_join_element_wise(*columns, "', '")
             texts = pyarrow.compute.binary_join_element_wise("['", joined, "']", "").cast(pyarrow.binary()).to_pylist()
@@ -214,8 +221,11 @@ class TableLister:
         if self._task == "multilabel":
             cells = batch.columns[self._positions[LABEL]].unique().to_pylist()
             names.update(*(label_cell(self._task, cell, LABEL)[0].split(LABEL_SEPARATOR) for cell in cells))
-        digests, bundles = self._digests(batch), self._bundles(batch)
-        return ListedRows(digests, groups, group, sizes, offsets, *bundles, names - {""})
+        content, bundles = self._header.content, self._bundles(batch)
+        digests = self._digests(batch, content)
+        is_all = "image" in self._header.columns or self._learned == content
+        learned = digests if is_all else self._digests(batch, self._learned)
+        return ListedRows(digests, groups, group, sizes, offsets, *bundles, names - {""}, learned)
 
     def _labels(self, batch: Batch) -> tuple[list[str], NDArray[np.int64]]:
         """Return the classes, and the index of each row's."""

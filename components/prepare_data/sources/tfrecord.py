@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import glob
 import hashlib
 import itertools
@@ -9,7 +10,7 @@ import marshal
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +57,11 @@ class RecordFile:
     prefix: str
     split: str | None
     records: int | None = None
+
+
+def _digest(features: Mapping[bytes, bytes]) -> bytes:
+    """Return the hash of Features, which have no fixed order in a record."""
+    return hashlib.blake2b(marshal.dumps(sorted(features.items()), 2), digest_size=DIGEST_BYTES).digest()
 
 
 class TfrecordSource(Source):
@@ -123,9 +129,8 @@ class TfrecordSource(Source):
     def _listed(self, records: Sequence[Listed]) -> ListedRows:
         import numpy as np
 
-        # Serialized maps have no fixed order.
-        contents = (marshal.dumps(sorted(features.items()), 2) for _, features, *_ in records)
-        digests = b"".join([hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest() for content in contents])
+        digests = b"".join([_digest(features) for _, features, *_ in records])
+        learned = b"".join([self._content(features) for _, features, *_ in records])
         labels, splits, *columns, values = zip(*(entry for _, _, entry, _ in records), strict=True)
         names: set[str] = set()
         if self.task == "multilabel":
@@ -137,15 +142,28 @@ class TfrecordSource(Source):
         bundle = np.array([bundles.setdefault(value, len(bundles)) for value in values])
         sizes, offsets = (np.array(column, np.int64) for column in columns)
         found = np.frombuffer(digests, ">u8")
-        return ListedRows(found, [*groups], group, sizes, offsets, [*bundles], bundle, names - {""})
+        contents = np.frombuffer(learned, ">u8")
+        return ListedRows(found, [*groups], group, sizes, offsets, [*bundles], bundle, names - {""}, contents)
+
+    def _content(self, features: Mapping[bytes, bytes]) -> bytes:
+        """Return the hash of an example's inputs and label."""
+        return _digest({name: feature for name, feature in features.items() if name in self._learned})
+
+    @functools.cached_property
+    def _learned(self) -> set[bytes]:
+        """The features that are inputs or the label."""
+        sources = {new: name for name, new in self._layout.renamed.items()}
+        return {sources.get(name, name).encode() for name in self.inputs} | {self._layout.label.encode()}
 
     def entries(self, part: list[int], ignored: Ignored, scratch: Path) -> Iterator[Entry]:
         with ExampleKeys(scratch / "keys") if self._layout.key else nullcontext() as keys:  # of the only part
-            for count, (key, _, entry, message) in enumerate(self._records(part, ignored)):
+            for count, (key, features, entry, message) in enumerate(self._records(part, ignored)):
                 if keys:
                     keys.add(key, count)
                 stamp = int.from_bytes(hashlib.blake2b(message, digest_size=DIGEST_BYTES).digest())
                 label, split, size, offset, value = entry
+                if not (self.has_image or self._group):
+                    value = self._content(features)
                 yield key, label, split, size, stamp, offset, value
             if keys and (twice := keys.twice()):
                 raise source_error(

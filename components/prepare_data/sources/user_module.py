@@ -118,7 +118,7 @@ class ModuleSource(Source):
                     keys.add(stored.key, number)
                     yield stored.key, *entry
                 else:
-                    keys.add_content(marshal.dumps((stored.label, stored.additional), 2), entry)
+                    keys.add_digests([(content_digest(stored.label, stored.additional), entry)])
             if check:
                 check.compare(number + 1, b"")
             if twice := keys.twice():
@@ -266,8 +266,12 @@ class ModuleSource(Source):
                 ignored.precision.add(name, value.tolist() if hasattr(value, "tolist") else value)
 
     def _group_value(self, stored: StoredExample) -> bytes:
+        """Return the value of data.group_by; without it, the hash of the inputs and the label."""
         if self._group is None:
-            return b""
+            learned = [
+                (name, feature) for name, feature in stored.additional if name.decode() in (*self.inputs, "label")
+            ]
+            return b"" if self.has_image else content_digest(stored.label, learned)
         feature = dict(stored.additional)[stored_name(self._group).encode()]
         found = values(feature)
         return found[0] if len(found) == 1 and isinstance(found[0], bytes) else repr(found).encode()
@@ -316,6 +320,11 @@ class StoredExample(NamedTuple):
     split: str | None
     image: bytes
     additional: list[tuple[bytes, bytes]]
+
+
+def content_digest(label: str, features: list[tuple[bytes, bytes]]) -> bytes:
+    """Return a digest of an example's label and of features."""
+    return hashlib.blake2b(marshal.dumps((label, features), 2), digest_size=DIGEST_BYTES).digest()
 
 
 def digest(stored: StoredExample | None) -> bytes:

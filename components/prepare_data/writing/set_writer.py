@@ -23,11 +23,12 @@ from slipway.components.prepare_data.encoding.inputs import (
 )
 from slipway.components.prepare_data.encoding.messages import all_values
 from slipway.components.prepare_data.encoding.records import read_columns
-from slipway.components.prepare_data.examples import SPLITS, Problem, readable, refuse, source_error
+from slipway.components.prepare_data.examples import SPLITS, Problem, readable, refuse, source_error, stored_name
 from slipway.components.prepare_data.listing import split as splitting
 from slipway.components.prepare_data.listing.groups import Bundles
 from slipway.components.prepare_data.listing.index import Listing, deal, list_path, read_list
 from slipway.components.prepare_data.listing.plan import Plan, stored_settings
+from slipway.components.prepare_data.listing.repeats import whole
 from slipway.components.prepare_data.publishing.dataset_info import write_dataset_info
 from slipway.components.prepare_data.publishing.statistics import TEMPLATE, label_text, write_statistics
 from slipway.components.prepare_data.settings import BeamSettings, DataSettings
@@ -221,7 +222,7 @@ class SetWriter:
     def _check_classes(self, results: Mapping[str, list[ShardResult]]) -> None:
         """Check that every split still has every class after copies were dropped."""
         classes = self._plan.classes if self._source.task == "classification" else [""]
-        listed = {label for _, label in self._plan.divided}
+        listed = {label for _, label in self._plan.blocks}
         present = {
             split: {classes[label] for result in found for label in result.tally.classes}
             for split, found in results.items()
@@ -320,13 +321,16 @@ class SetWriter:
         counts = self._listing.remove(skipped.unusable) if skipped.reasons else {}
         if self.groups_images and skipped.groups:
             self._listing.merge(skipped.groups)
+        repeats, blocks = self._listing.repeats, self._plan.blocks
         if self._bundled:
-            divided = Bundles(self._listing, settings).divided
+            blocks = {group: [*parts.items()] for group, parts in Bundles(self._listing, settings).divided.items()}
         elif skipped.reasons:
-            divided = splitting.divide(counts, settings.split, settings.fold)
-        else:
+            blocks = splitting.all_blocks(splitting.divide(counts, settings.split, settings.fold), settings.fold)
+        elif not repeats.are_together:
             return self._plan
-        return self._plan.dividing(divided, skipped.copies.values())
+        if repeats.are_together and not self._bundled:
+            blocks = whole(blocks, self._listing.run_ends(), settings.fold.of if settings.fold else None)
+        return self._plan.dividing(blocks, skipped.copies.values())
 
     def _tasks(self, name: str, plan: Plan) -> dict[tuple[str, int], ShardTask]:
         shards = [(split, number) for split in SPLITS for number in range(plan.shards[split])]
@@ -346,14 +350,15 @@ class SetWriter:
             max_skipped_named=int(self._settings.skip_corrupt * self._plan.examples()) + MAX_SKIPPED_LISTED,
             gaps=self._settings.has_gaps,
             compared=self._source.has_image and self._settings.near_duplicates != "off" and not self._skipped.validated,
+            by_content=not self._listing.repeats.are_observations,
         )
 
     def deal(self, plan: Plan) -> None:
         """Write the lists of the shards' examples."""
         shutil.rmtree(self.lists, ignore_errors=True)
         self.lists.mkdir()
-        copies, fold = self._skipped.copies, self._settings.fold
-        deal(self._listing, plan.divided, plan.shards, plan.classes, self.lists, copies, fold, bundled=self._bundled)
+        copies = self._skipped.copies
+        deal(self._listing, plan.blocks, plan.shards, plan.classes, self.lists, copies, bundled=self._bundled)
 
     def _finish(self, name: str, fingerprint: str, results: Mapping[str, list[ShardResult]], tally: Tally) -> Manifest:
         """Write the metadata files, the manifest last."""
@@ -388,6 +393,7 @@ class SetWriter:
         own_sizes = [(found.height, found.width) for found in tally.sizes]
         size = (settings.image_size or own_sizes[0]) if source.has_image else (0, 0)
         train, everything = statistics["train"], combine_statistics(statistics.values())
+        formats = {stored_name(name): written for name, written in settings.number_format.items()}
         unlisted = self._listing.ignored
         skipped = sorted([*unlisted.unusable, *self._skipped.listed()])[:MAX_SKIPPED_LISTED]
         reasons = unlisted.reasons + Counter(map(common_reason, self._skipped.reasons.values()))
@@ -405,7 +411,9 @@ class SetWriter:
             if source.task == "regression"
             else None,
             inputs={
-                name: as_input(name, kind, train[name], everything[name], settings)
+                name: as_input(name, kind, train[name], everything[name], settings).model_copy(
+                    update={"written": formats.get(name), "missing": tuple(settings.missing_values)}
+                )
                 for name, kind in source.inputs.items()
             },
             image_size=size,
@@ -426,6 +434,7 @@ class SetWriter:
                 *source.notes,
                 *notes(classes, tally),
                 *self._skipped.notes(),
+                *self._listing.repeats.notes(source.item),
                 *(missing_labels(splits) if source.task == "multilabel" else ()),
             ],
             skipped_count=len(self._skipped.reasons) + unlisted.unusable_count,

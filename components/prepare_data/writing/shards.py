@@ -9,7 +9,7 @@ import itertools
 import os
 import time
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
@@ -24,7 +24,7 @@ from slipway.components.prepare_data.encoding.messages import bytes_feature, int
 from slipway.components.prepare_data.encoding.records import RecordEncoder
 from slipway.components.prepare_data.encoding.stored import is_changed, store, stored_info
 from slipway.components.prepare_data.examples import Damaged, Example, Unusable
-from slipway.components.prepare_data.listing.index import read_list
+from slipway.components.prepare_data.listing.index import read_contents, read_list
 from slipway.components.prepare_data.settings import ResizeSettings
 from slipway.components.prepare_data.sources.source import Reader, RowReader, Source
 from slipway.components.prepare_data.validation.duplicates import image_hash
@@ -86,6 +86,7 @@ class ShardTask:
         max_skipped_named: The maximum number of unusable images to name.
         gaps: Whether inputs that are numbers may be missing, as NaN.
         compared: Whether thumbnails of the images are collected, see `near_duplicates`.
+        by_content: Whether the hash of an example without an image is that of its content rather than of its key.
     """
 
     path: Path | None
@@ -98,6 +99,7 @@ class ShardTask:
     max_skipped_named: int
     gaps: bool
     compared: bool = False
+    by_content: bool = False
 
     @property
     def hashes(self) -> Path:
@@ -150,8 +152,9 @@ class ShardWriter:
             found = blocks = self._rows(self._reader, task, counter, inputs, tick)
             write = functools.partial(_write_blocks, blocks)
         else:
+            contents = read_contents(task.examples) if task.by_content and not self._source.has_image else {}
             examples = self._usable(task, read_list(task.examples), counter, inputs, tick, thumbnails)
-            found = records = self._records(task, examples)
+            found = records = self._records(task, examples, contents)
             write = functools.partial(_write_records, records)
         if task.path is None:
             collections.deque(found, maxlen=0)
@@ -256,7 +259,9 @@ class ShardWriter:
             return self._encoder.encode_with(own, key, label if self._has_class else None, additional)
         return self._encoder.encode(image, key, label)
 
-    def _records(self, task: ShardTask, examples: Iterable[Usable]) -> Iterator[Record]:
+    def _records(
+        self, task: ShardTask, examples: Iterable[Usable], contents: Mapping[bytes, bytes]
+    ) -> Iterator[Record]:
         """Encode the examples; nothing is encoded if they are only validated."""
         encode, has_additional, has_image = self._encoder.encode, self._has_additional, self._source.has_image
         for image, stored, key, label, additional, changed in examples:
@@ -265,7 +270,7 @@ class ShardWriter:
             is_original = stored is image and changed is additional
             original = None if is_original else self._record(image, key, label, additional)
             record = self._record(stored, key, label, changed) if has_additional else encode(stored, key, label)
-            yield image_hash(image) if has_image else key_hash(key), record, original
+            yield image_hash(image) if has_image else key_hash(contents.get(key, key)), record, original
 
     def _rows(
         self, reader: RowReader, task: ShardTask, counter: TallyCounter, inputs: InputCounter, tick: Tick
@@ -282,15 +287,18 @@ class ShardWriter:
                 check_bytes(int(part.sizes.max()))
                 inputs.add_rows(rows)
             except Unusable:  # some cannot be used
-                found = [*self._records(task, self._usable(task, part.examples(), counter, inputs, tick))]
-                hashes, encoded = [each[0] for each in found], [each[1] for each in found]
-                yield array("Q", hashes), array("Q", map(len, encoded)), b"".join(encoded)
+                contents = dict(zip(part.keys, part.contents, strict=True)) if task.by_content else {}
+                found = [*self._records(task, self._usable(task, part.examples(), counter, inputs, tick), contents)]
+                encoded = [each[1] for each in found]
+                hashes = array("Q", [each[0] for each in found])
+                yield hashes, array("Q", map(len, encoded)), b"".join(encoded)
                 continue
             counter.add_classes(part.classes())
             tick(len(part.keys))
             if task.path is not None:
                 data, lengths = records(reader.layout, rows, part.keys, part.labels if self._has_class else None)
-                yield key_hashes(part.keys), array("Q", lengths.tobytes()), data
+                hashes = key_hashes(part.contents if task.by_content else part.keys)
+                yield hashes, array("Q", lengths.tobytes()), data
 
 
 class ShardHasher(ShardWriter):

@@ -75,11 +75,13 @@ class TableFile(ABC):
         item: What a row is counted by: a line, or a row.
         names: The names of the columns.
         header: What messages call the place of the names.
+        indexes: The columns that are the index of the DataFrame of which the file was written, if it says so.
     """
 
     item: ClassVar[str]
     names: list[str]
     header: str
+    indexes: Collection[str] = ()
 
     @abstractmethod
     def batches(self, section: Section | None = None, but: Collection[int] = ()) -> Iterator[Batch]:

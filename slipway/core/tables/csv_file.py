@@ -1,5 +1,7 @@
 """Read a CSV file in batches of columns, by Arrow where it reads what the csv module reads, else by the csv module.
 
+Columns are separated by commas, or by semicolons or tabs if the first line has no comma. Excel's line `sep=;` before it
+is skipped.
 Both read the same of lines of printable ASCII without quotes, which most tables of numbers have. Where a batch has
 anything else (quoted cells, other alphabets, empty lines, mistakes), the csv module reads it.
 """
@@ -9,7 +11,10 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+import re
+import shlex
 from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
 from typing import IO
 
 import numpy as np
@@ -26,6 +31,17 @@ BATCH_BYTES = 1 << 20
 FEWEST_ROWS = 32
 NEWLINE = ord("\n")
 SIMPLE_LINES = SIMPLE + b"\r\n"
+# Characters of a cell; the csv module's own limit is 131,072.
+MAX_CELL = 1 << 24
+csv.field_size_limit(MAX_CELL)
+SEPARATORS = ",;\t"
+SEPARATOR_LINE = re.compile(rb"(?:\xef\xbb\xbf)?\"?sep=([,;\t])\"?\r?\n")
+QUOTED = re.compile(rb'"[^"]*"')
+# What the csv module says of a file, and the command that makes it one; FILE and NEW stand for its name and a new one.
+COMMANDS = {
+    "new-line character seen in unquoted field": r"tr '\r' '\n' < FILE > NEW",
+    "expected after '\"'": """sed 's/\\\\"/""/g' FILE > NEW""",
+}
 
 
 class CsvFile(TableFile):
@@ -49,13 +65,26 @@ class CsvFile(TableFile):
         self._mistake = mistake
         self._line = 0
         self._keep_faults = False  # of the header
-        self.header = f"Line 1 of {path}"
+        self._separator = self._find_separator()
+        self.header = f"Line {self._line + 1} of {path}"
         rows = self._read_rows(iter(file))
         self._line, names = next(rows, (1, []))
-        self.names = [name.strip() for name in names]
+        self._header_line = self._line
+        # As pandas names them.
+        self.names = [name.strip() or f"Unnamed: {index}" for index, name in enumerate(names)]
         self._batch_bytes = max(BATCH_BYTES, FEWEST_ROWS * sum(map(len, names)))
         self._keep_faults = keep_faults
         self._first = file.tell(), self._line
+
+    def _find_separator(self) -> str:
+        """Return what separates the columns; skip a line that says so."""
+        line = self._file.readline()
+        if found := SEPARATOR_LINE.fullmatch(line):
+            self._line = 1
+            return found[1].decode()
+        self._file.seek(0)
+        header = QUOTED.sub(b"", line)
+        return next((mark for mark in SEPARATORS if mark.encode() in header), ",")
 
     def batches(self, section: Section | None = None, but: Collection[int] = ()) -> Iterator[Batch]:
         """Yield the rows after the header, or those of a section, as `TableFile` says.
@@ -83,7 +112,7 @@ class CsvFile(TableFile):
 
     def _simple_batch(self, block: bytes, lines: int, but: Collection[int]) -> Batch | None:
         """Return the rows of a block of whole lines, or None if the csv module must read it."""
-        if block.translate(None, SIMPLE_LINES):
+        if block.translate(None, SIMPLE_LINES + self._separator.encode()):
             return None
         if b"\r" in block and block.count(b"\r") != block.count(b"\r\n"):
             return None
@@ -93,7 +122,7 @@ class CsvFile(TableFile):
             table = pyarrow.csv.read_csv(
                 pyarrow.BufferReader(block),
                 pyarrow.csv.ReadOptions(use_threads=False, block_size=len(block) + 1, column_names=names),
-                pyarrow.csv.ParseOptions(quote_char=False),
+                pyarrow.csv.ParseOptions(delimiter=self._separator, quote_char=False),
                 pyarrow.csv.ConvertOptions(
                     column_types=dict.fromkeys(names, pyarrow.string()),
                     include_columns=[names[number] for number in read],
@@ -141,8 +170,10 @@ class CsvFile(TableFile):
         """Return why a row cannot be used, or raise that as an error unless faults are kept."""
         if len(row) != len(self.names):
             if self._keep_faults:
-                return f"The line has {len(row)} columns; line 1 has {len(self.names)}"
-            raise self._mistake(f"Line {line} of {self._path} has {len(row)} columns; line 1 has {len(self.names)}.")
+                return f"The line has {len(row)} columns; line {self._header_line} has {len(self.names)}"
+            raise self._mistake(
+                f"Line {line} of {self._path} has {len(row)} columns; line {self._header_line} has {len(self.names)}."
+            )
         if self._keep_faults:
             try:
                 "".join(row).encode()
@@ -153,13 +184,24 @@ class CsvFile(TableFile):
     def _read_rows(self, lines: Iterable[bytes]) -> Iterator[tuple[int, list[str]]]:
         """Yield each row of these lines with the number of its last line; skip empty lines."""
         before = self._line
-        reader = csv.reader(self._decoded(lines, before + 1), strict=True)
+        reader = csv.reader(
+            self._decoded(lines, before + 1), delimiter=self._separator, skipinitialspace=True, strict=True
+        )
         try:
             for row in reader:
                 if row:
                     yield before + reader.line_num, row
         except csv.Error as error:
-            raise self._mistake(f"Line {before + reader.line_num} of {self._path} is not CSV: {error}.") from None
+            message = f"Line {before + reader.line_num} of {self._path} is not CSV: {str(error).partition(' - ')[0]}."
+            raise self._mistake(message, fix=self._command(str(error))) from None
+
+    def _command(self, error: str) -> str | None:
+        """Return the command that writes the file as CSV, if one is known."""
+        command = next((command for text, command in COMMANDS.items() if text in error), None)
+        if command is None or not isinstance(self._path, Path):
+            return None
+        new = self._path.with_stem(f"{self._path.stem}-fixed")
+        return command.replace("FILE", shlex.quote(str(self._path))).replace("NEW", shlex.quote(str(new)))
 
     def _decoded(self, lines: Iterable[bytes], first: int) -> Iterator[str]:
         errors = "surrogateescape" if self._keep_faults else "strict"

@@ -54,6 +54,8 @@ class ParquetFile(TableFile):
             raise self._damaged(error) from None
         schema = self._file.schema_arrow
         self.names = [name.strip() for name in schema.names]
+        indexes = (schema.pandas_metadata or {}).get("index_columns", [])
+        self.indexes = [name.strip() for name in indexes if isinstance(name, str)]  # others are ranges
         for name, kind in zip(self.names, schema.types, strict=True):
             self._check(name, kind)
         self._remaining: Iterator[pyarrow.RecordBatch] = iter(())

@@ -21,6 +21,7 @@ from typer.testing import CliRunner, Result
 from slipway.components.register_model.registration import register
 from slipway.components.register_model.registry import RegisterSettings, Registry
 from slipway.core.errors import UserError
+from slipway.core.tables.csv_file import MAX_CELL
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.config.config import validate
 from slipway.pipelines.prediction import models, parts, prediction
@@ -207,7 +208,7 @@ def test_a_text_that_is_not_utf8_has_an_error(project: Path, houses_folder: Path
 
 
 def test_inputs_that_cannot_be_read_are_named(project: Path, houses_folder: Path) -> None:
-    Path("houses.csv").write_text(f"street,area,sides,rooms\nOak,55,1 2,3\n{'x' * 131_073},55,1 2,3\n")
+    Path("houses.csv").write_text(f"street,area,sides,rooms\nOak,55,1 2,3\n{'x' * (MAX_CELL + 1)},55,1 2,3\n")
     os.mkfifo("fifo.jsonl")
     problems = {
         "houses.csv": "line 3 of houses.csv is not CSV: field larger than field limit",

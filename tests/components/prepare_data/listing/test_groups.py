@@ -22,6 +22,7 @@ from slipway.components.prepare_data.examples import SPLITS, Group
 from slipway.components.prepare_data.listing import table_index
 from slipway.components.prepare_data.listing.groups import Bundles, bundle_in, bundle_reader
 from slipway.components.prepare_data.listing.index import Listing, deal, list_part, list_path, read_list
+from slipway.components.prepare_data.listing.split import all_blocks
 from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources.source import Entry, ListedRows
@@ -37,6 +38,7 @@ class FakeSource:
     """Its one part is a list of entries."""
 
     task = "classification"
+    has_image = False
 
     def entries(self, part: list[Entry], ignored: object, scratch: Path) -> list[Entry]:
         return part
@@ -59,12 +61,12 @@ def divided(folder: Path, bundles: list[dict[str, int]], seed: int = 0) -> dict[
     settings = DataSettings(source="digits", group_by=PATTERN, seed=seed)
     source: object = FakeSource()
     part = list_part(source, entries, seed, folder / "part", functools.partial(bundle_in, PATTERN))  # type: ignore[arg-type]
-    listing = Listing(source, [part], folder / "listing", seed)  # type: ignore[arg-type]
+    listing = Listing(source, [part], folder / "listing", settings)  # type: ignore[arg-type]
     found = Bundles(listing, settings)
     labels = sorted({label for _, label in listing.groups})
     lists = folder / "lists"
     lists.mkdir()
-    deal(listing, found.divided, dict.fromkeys(SPLITS, 1), labels, lists, bundled=True)
+    deal(listing, all_blocks(found.divided, None), dict.fromkeys(SPLITS, 1), labels, lists, bundled=True)
     dealt = {split: [key.decode() for key, *_ in read_list(list_path(lists, split, 0))] for split in SPLITS}
     for split, keys in dealt.items():
         assert Counter(key[0] for key in keys) == Counter(
@@ -106,10 +108,11 @@ def test_rows_of_a_table_are_divided_as_examples_listed_one_at_a_time(
         folder = tmp_path / type(source).__name__
         (folder / "lists").mkdir(parents=True)
         listed = list_part(source, part, seed, folder / "part", bundle_reader(settings))  # type: ignore[arg-type]
-        listing = Listing(source, [listed], folder / "listing", seed)  # type: ignore[arg-type]
+        listing = Listing(source, [listed], folder / "listing", settings)  # type: ignore[arg-type]
         removed = listing.remove({key for key, *_ in part[::50]})
         found = Bundles(listing, settings)
-        deal(listing, found.divided, dict.fromkeys(SPLITS, 3), ["a", "b"], folder / "lists", bundled=True)
+        blocks = all_blocks(found.divided, None)
+        deal(listing, blocks, dict.fromkeys(SPLITS, 3), ["a", "b"], folder / "lists", bundled=True)
         paths = [list_path(folder / "lists", split, number) for split in SPLITS for number in range(3)]
         shards = [[*read_list(path)] for path in paths]
         results.append((removed, found.divided, shards, listing.shape, listing.summary().amounts))

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from slipway.components.prepare_data.examples import Group
 from slipway.components.prepare_data.listing import index
 from slipway.components.prepare_data.listing.index import Listing, deal, list_part, list_path, read_list
+from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sorting import database
 from slipway.components.prepare_data.sources.source import Entry, Ignored
 
@@ -25,6 +26,7 @@ class FakeSource:
 
     name = reference = "fake"
     task = "classification"
+    has_image = False
 
     def parts(self) -> list[list[Entry]]:
         raise NotImplementedError
@@ -52,7 +54,8 @@ def listing(folder: Path, *parts: list[Entry], seed: int = 0) -> Listing:
     folder.mkdir(exist_ok=True)
     source = FakeSource()
     listed = [list_part(source, part, seed, folder / str(n)) for n, part in enumerate(parts)]  # type: ignore[arg-type]
-    return Listing(source, listed, folder / "listing", seed)  # type: ignore[arg-type]
+    settings = DataSettings(source="digits", seed=seed)
+    return Listing(source, listed, folder / "listing", settings)  # type: ignore[arg-type]
 
 
 def dealt_keys(
@@ -62,7 +65,7 @@ def dealt_keys(
     divided = {}
     for group, amount in found.groups.items():
         rest = amount.examples - sum(counts.values())
-        divided[group] = {split: count or rest for split, count in counts.items()}
+        divided[group] = [(split, count or rest) for split, count in counts.items()]
     lists = folder / "lists"
     lists.mkdir()
     deal(found, divided, shards, sorted({label for _, label in found.groups}), lists)
@@ -147,7 +150,7 @@ def test_shards_are_equal_and_nothing_is_lost(tmp_path_factory, sizes: list[int]
     skipped = frozenset(key for key, *_ in random.Random(0).sample(given_entries, min(left, len(given_entries) - 1)))
     found = listing(folder, given_entries)
     counts = found.remove(skipped)
-    divided = {group: {"train": count} for group, count in counts.items() if count}
+    divided = {group: [("train", count)] for group, count in counts.items() if count}
     lists = folder / "lists"
     lists.mkdir()
     deal(found, divided, {"train": shards}, [str(label) for label in range(len(sizes))], lists)

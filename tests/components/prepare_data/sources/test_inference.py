@@ -54,7 +54,7 @@ def test_kinds(name: str, cells: Sequence[str], kind: str, excluded: bool) -> No
             for part in (cells[:middle], cells[middle:])
         ]
 
-    file: object = SimpleNamespace(names=[name], batches=batches)
+    file: object = SimpleNamespace(names=[name], batches=batches, indexes=(), item="line")
     (found,) = infer_kinds(file, {name: 0}, lambda message, **_: UserError(message)).values()  # type: ignore[arg-type]
     assert (str(found.kind), bool(found.excluded)) == (kind, excluded)
     assert found.missing == sum(cell in ("", "NA") for cell in cells)
@@ -72,10 +72,14 @@ def test_markers_of_missing_numbers(tmp_path: Path, marker: str) -> None:
 @pytest.mark.parametrize(
     ("name", "cells", "why"),
     [
-        ("x", [*(f"{n / 7}" for n in range(119)), "n.d."], "has 119 different numbers, but also 'n.d.'"),
+        ("x", [*(f"{n / 7}" for n in range(119)), "n.d."], "has 119 different numbers, but line 121 has 'n.d.'; empty"),
+        ("x", ["n.d.", *(f"{n % 12}" for n in range(60))], "has 12 different numbers, but line 2 has 'n.d.'; empty"),
+        ("x", ["5 %", "10 %", "25 %"] * 9, "has numbers with separators or signs, such as '5 %': --set 'data.number_f"),
+        ("x", ["2:30 PM", "11:05 am"] * 9, "has times with AM or PM, such as '2:30 PM'"),
         ("x", [f'"{n},200.00"' for n in range(1, 120)], "has numbers with separators or signs, such as '1,200.00'"),
         ("x", [f"{n} %" for n in range(1, 120)], "has numbers with separators or signs, such as '1 %'"),
         ("x", [f"key{n}" for n in range(119)], "is probably an identifier"),
+        ("Unnamed: 3", ["a", "b"] * 9, "has no name"),
         ("Unnamed: 0", [f"{n}" for n in range(119)], "is an index that pandas wrote"),
         ("__index_level_0__", [f"{n}" for n in range(119)], "is an index that pandas wrote"),
     ],
@@ -86,6 +90,23 @@ def test_why_a_column_is_no_input(tmp_path: Path, name: str, cells: list[str], w
     with path.open("rb") as file:
         column = infer_kinds(csv_file.CsvFile(file, path, UserError), {name: 0}, UserError)[name]
     assert column.excluded.startswith(why)
+
+
+def test_an_identifier_of_repeated_rows_is_none_of_an_attribute(tmp_path: Path) -> None:
+    """A shop that has one region is an input, a customer in a table that has each row three times is not."""
+    rng = random.Random(0)
+    shops = {f"S{number:03}": rng.choice("NESW") for number in range(60)}
+    sold = [(f"C-{number:04}", rng.choice([*shops])) for number in range(200)]
+    rows = [[customer, shop, shops[shop], f"{rng.random():.4f}"] for customer, shop in sold]
+    path = tmp_path / "repeated.csv"
+    path.write_text("\n".join(map(",".join, [["customer", "shop", "region", "x"], *rows * 3])))
+    with path.open("rb") as file:
+        places = {"customer": 0, "shop": 1, "region": 2, "x": 3}
+        found = infer_kinds(csv_file.CsvFile(file, path, UserError), places, UserError)
+    assert [name for name, column in found.items() if column.excluded] == ["customer"]
+    with path.open("rb") as file:
+        found = infer_kinds(csv_file.CsvFile(file, path, UserError), {"shop": 1, "region": 2}, UserError)
+    assert not any(column.excluded for column in found.values())
 
 
 def table(path: Path, rows: int = 400) -> Path:
