@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipway.components.prepare_data.examples import Problem, refuse
+from slipway.components.prepare_data.examples import Problem, refuse, source_error
 from slipway.components.prepare_data.listing.groups import bundle_reader
 from slipway.components.prepare_data.listing.index import BundleOf, Listing, PartList, list_part
 from slipway.components.prepare_data.listing.plan import FORMAT, IDENTITY_DIGITS, Target, identity
@@ -248,7 +248,13 @@ def _list_parts(source: Source, settings: DataSettings, folder: Path, by_beam: B
     tasks = [(part, folder / f"part-{number:06d}") for number, part in enumerate(parts)]
     with Workers(work, worker_count(settings.workers)) as workers:
         listed = dict(workers.run(tasks))
-    return Listing(source, [listed[number] for number in range(len(tasks))], folder / "listing", settings)
+    found = [listed[number] for number in range(len(tasks))]
+    if not any(part.examples for part in found):
+        count = sum(part.ignored.unusable_count for part in found)
+        named = [each for part in found for each in part.ignored.unusable]
+        for problem in too_many(count, count, named, settings, source.item):
+            raise source_error(settings.source, problem.message, fix=problem.otherwise)
+    return Listing(source, found, folder / "listing", settings)
 
 
 def _list(source: Source, seed: int, bundle_of: BundleOf | None, task: tuple[Part, Path], _tick: Tick) -> PartList:

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipway.components.prepare_data.examples import SPLITS, Example, Unusable, readable
+from slipway.components.prepare_data.examples import SPLITS, Example, Unusable, readable, refuse
 from slipway.components.prepare_data.listing.index import list_path, read_list
 from slipway.components.prepare_data.listing.plan import Plan
 from slipway.components.prepare_data.prepare import list_source
@@ -34,6 +34,7 @@ class Scan:
         splits: The number of images in each split that the source defines; {} if it defines none.
         tally: Their formats, sizes and problems.
         ignored: The number of other files.
+        ignored_named: The first of these.
         copies: The number of images whose bytes an earlier one has, too.
         copies_named: The first of these, with the earlier one.
         conflicts: Those of the copies whose class is another one, with the earlier one.
@@ -48,6 +49,7 @@ class Scan:
     splits: dict[str, int]
     tally: Tally
     ignored: int
+    ignored_named: list[str]
     copies: int
     copies_named: list[tuple[str, str]]
     conflicts: list[tuple[str, str]]
@@ -81,6 +83,8 @@ def scan(settings: DataSettings) -> Scan:
         plan = Plan.of(source, listing.groups, settings, replicas=1)
         writer = SetWriter(source, settings, listing, plan, scratch, scratch)
         tally = writer.validate(source.name)
+        if not tally.examples:
+            refuse(writer.unusable(tally))
         lists = [list_path(writer.lists, split, number) for split in SPLITS for number in range(plan.shards[split])]
         unusable = {key for key, _ in tally.skipped}
         examples = [example for path in lists for example in read_list(path) if example[0] not in unusable]
@@ -101,6 +105,7 @@ def scan(settings: DataSettings) -> Scan:
             splits=dict(splits),
             tally=tally,
             ignored=listing.ignored.count,
+            ignored_named=listing.ignored.names,
             copies=len(copies),
             copies_named=copies[:MAX_COPIES_NAMED],
             conflicts=conflicts,

@@ -55,7 +55,7 @@ def _rows(scan: Scan) -> Iterator[tuple[str, str]]:
     yield "lookalikes", _alike(scan)
     yield "labels", f"{len(scan.labels):,}: {balance(scan.labels)}"
     yield "splits", counted(scan.splits) or "none; Slipway divides each class: 80 % train, 10 % validation, 10 % test"
-    yield "ignored", f"{scan.ignored:,} files that are not images" if scan.ignored else ""
+    yield "ignored", _named(scan.ignored, scan.ignored_named) + " (not images)" if scan.ignored else ""
 
 
 def _sizes(scan: Scan) -> str:

@@ -19,6 +19,7 @@ from slipway.pipelines.options import (
     Overrides,
     Runner,
     StepRunner,
+    configuration_path,
     configured,
 )
 from slipway.pipelines.platforms.table import DEFAULT, PLATFORMS, platform_of
@@ -136,11 +137,16 @@ def check(
     from slipway.components.prepare_data import scan as images
     from slipway.components.prepare_data import scan_table
     from slipway.pipelines.cli import image_folder, table_file
+    from slipway.pipelines.config.config import load_data
 
-    configuration = configured(file, config, overrides)
+    configuration = load_data(configuration_path(file, config), overrides or ())
     settings = configuration.prepared
     if settings is None:
-        raise UserError("The configuration has no data that Slipway prepares.", fix="slipway data check -c FILE")
+        raise UserError(
+            "The configuration has no data that Slipway prepares.",
+            setting="data.source",
+            fix="slipway data check --set data.source=SOURCE",
+        )
     with console.status(f"reading {settings.source}"):
         if settings.source.startswith("images:") and configuration.task == "classification":
             said = image_folder.summary(settings.source, images.scan(settings))

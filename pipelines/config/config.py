@@ -275,6 +275,20 @@ def load(path: Path, overrides: Iterable[str] = (), hardware: str | None = None)
     return config
 
 
+def load_data(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
+    """Load a configuration as `load` does, of which only the data is used: it may have no name, model and training.
+
+    Raises:
+        UserError: As of `load`.
+    """
+    overrides = list(overrides)
+    values = read_values(path, overrides, None)
+    needed: dict[str, object] = {"name": "data", "train": {"epochs": 1, "batch_size": 1}}
+    if "train" not in values:
+        needed["model"] = {"builder": "model:build"}
+    return validate({**needed, **values}, str(path), overrides)
+
+
 def validate(values: Mapping[str, object], where: str, overrides: Sequence[str] = ()) -> RunConfig:
     """Validate `values` as a RunConfig; `where` names their source in errors, `overrides` are those from `--set`."""
     try:

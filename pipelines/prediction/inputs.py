@@ -33,6 +33,7 @@ STANDARD_INPUT = "-"
 EVERY_SPLIT = "all"
 BYTE_ORDER_MARK = codecs.BOM_UTF8
 READERS = 4
+MAX_UNUSED_NAMED = 3
 
 
 def listed(inputs: Sequence[str], split: str) -> list[Part]:
@@ -69,9 +70,12 @@ def _in_folder(folder: Path) -> list[Part]:
     from slipway.components.prepare_data.sources.images import ENDINGS
 
     files: dict[str, list[str]] = {}
+    unused = []
     for path in _files_in(folder):
-        if words := _format_of(path.name):
+        if words := _format_of(path):
             files.setdefault(words, []).append(str(path))
+        else:
+            unused.append(path.name)
     if not files:
         endings = ", ".join((*sorted(ending.decode() for ending in ENDINGS), *FILES.values()))
         raise unreadable(str(folder), f"has no files to predict on ({endings})")
@@ -83,6 +87,9 @@ def _in_folder(folder: Path) -> list[Part]:
             fix=f"name the files of one format, such as {shlex.quote(min(files.values(), key=len)[0])}",
         )
     ((words, paths),) = files.items()
+    if unused:
+        named = ", ".join(unused[:MAX_UNUSED_NAMED]) + (", …" if len(unused) > MAX_UNUSED_NAMED else "")
+        say(f"{len(unused):,} of {len(unused) + len(paths):,} files in {folder} are not used, as not {words}: {named}")
     if words == IMAGES:
         return [Images(tuple(paths), len(paths))]
     if special := next((path for path in paths if not Path(path).is_file()), None):
@@ -90,13 +97,14 @@ def _in_folder(folder: Path) -> list[Part]:
     return [(Instances if FILES[words] == ".jsonl" else Tables)((path,), name=f"{path} ") for path in paths]
 
 
-def _format_of(name: str) -> str | None:
-    """Return what files with such a name are called; None if nothing can be predicted on them."""
-    from slipway.components.prepare_data.sources.images import is_image
+def _format_of(path: Path) -> str | None:
+    """Return what a file is called, by its name or its content; None if nothing can be predicted on it."""
+    from slipway.components.prepare_data.sources.images import has_image, is_image
 
-    if is_image(os.fsencode(name)):
+    if is_image(os.fsencode(path.name)):
         return IMAGES
-    return next((words for words, ending in FILES.items() if name.lower().endswith(ending)), None)
+    known = next((words for words, ending in FILES.items() if path.name.lower().endswith(ending)), None)
+    return known or (IMAGES if has_image(os.fsencode(path)) else None)
 
 
 def _files_in(folder: Path) -> Iterator[Path]:

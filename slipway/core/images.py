@@ -56,7 +56,7 @@ class Format:
 
 FORMATS = {
     PNG: Format("PNG", ("png",), ("image/png",), "PNG"),
-    JPEG: Format("JPEG", ("jpg", "jpeg"), ("image/jpeg",), "JPEG"),
+    JPEG: Format("JPEG", ("jpg", "jpeg", "jpe", "jfif"), ("image/jpeg",), "JPEG"),
     "webp": Format("WEBP", ("webp",), ("image/webp",), "WEBP"),
     "avif": Format("AVIF", ("avif",), ("image/avif",), "AVIF"),
     "heic": Format("HEIC", ("heic", "heif"), ("image/heic", "image/heif"), "HEIF", "heic"),

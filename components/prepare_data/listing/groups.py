@@ -88,7 +88,8 @@ class Bundles:
         present = {name: {label for (_, label), counts in self.divided.items() if counts.get(name)} for name in SPLITS}
         labels = sorted({label for _, label in self._groups})
         setting = "data.group_by" if settings.group_by is not None else "data.near_duplicates"
-        check_every_class(labels, present, "{label} has too few groups for the split {split}; change " + setting)
+        fix = "{label} has too few groups for the split {split}; change " + setting
+        check_every_class(labels, present, fix, listing.item)
 
     def _chooser(self, amounts: Iterable[tuple[int, tuple[int, int]]]) -> Chooser:
         """Return the chooser for the numbers of examples and of bundles of each group."""

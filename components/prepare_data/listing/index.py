@@ -44,12 +44,12 @@ KEY_START = HASH_BYTES + ROW.size
 # The parts of a row that stay if files are copied: hash and size; key length and key.
 SIZED, KEYED = slice(0, 20), slice(44, None)
 ROW_AFTER_RANK = struct.Struct(">IQQQQI")
-# Of equal examples, what they have in common: their content, their number and that of their splits, the lowest rank.
+# Of equal examples, what they have in common: their content, their number and that of their splits, the rank.
 # Examples without a content, 0, are not compared.
 CONTENT_OF = "substr(row, 37, 8)"
 EQUAL = f"""
 CREATE TEMP TABLE equal AS SELECT {CONTENT_OF} AS content, count(*) AS examples, count(DISTINCT split) AS splits,
-min(substr(row, 1, {RANK_BYTES})) AS rank FROM rows JOIN splits USING (number)
+rank_of({CONTENT_OF}) AS rank FROM rows JOIN splits USING (number)
 WHERE {CONTENT_OF} != zeroblob(8) GROUP BY 1 HAVING count(*) > 1
 """
 TOGETHER = f"""
@@ -205,6 +205,7 @@ class Listing:
 
     Attributes:
         path: The database with the rows of all parts.
+        item: What an example is called.
         rows: The rows of a table, which are not in the database.
         groups: Each group's amount.
         repeats: The equal examples, of a source without images.
@@ -217,6 +218,7 @@ class Listing:
         self, source: Source, parts: list[PartList], path: Path, settings: DataSettings, spool: Path | None = None
     ) -> None:
         self.path = path
+        self.item = source.item
         self.repeats = Repeats("keep" if source.has_image else settings.duplicates)
         self.spool = spool or path.parent
         self.ignored = Ignored()
@@ -237,7 +239,7 @@ class Listing:
         if self.rows is None:
             self._join([part.path for part in parts], names)
             if not source.has_image and settings.group_by is None:
-                self._find_equal()
+                self._find_equal(settings.seed)
         else:
             digests = [self.rows.digests(self.ignored.unusable_digest)]
             if self.repeats.are_dropped:
@@ -267,14 +269,15 @@ class Listing:
                 rows.execute("DETACH part")
                 path.unlink()
 
-    def _find_equal(self) -> None:
-        """Count equal examples; give those that are kept together the lowest rank of theirs, or drop all but one."""
+    def _find_equal(self, seed: int) -> None:
+        """Count equal examples; give those that are kept together the rank of their content, or drop all but one."""
         import numpy as np
 
         with database(self.path) as rows:
             rows.execute("CREATE TEMP TABLE splits (number INTEGER PRIMARY KEY, split INTEGER)")
             splits = [(number, SPLIT_ORDER.index(split)) for number, (split, _) in enumerate(self.groups)]
             rows.executemany("INSERT INTO splits VALUES (?, ?)", splits)
+            rows.create_function("rank_of", 1, lambda content: example_hash(content_key(content), seed)[:RANK_BYTES])
             rows.execute(EQUAL)
             counts = np.array(rows.execute("SELECT examples, splits FROM equal").fetchall(), np.int64).reshape(-1, 2)
             single = np.ones((self.examples() - int(counts[:, 0].sum()), 2), np.int64)
@@ -461,6 +464,16 @@ def read_list(path: Path) -> Iterator[Example]:
         yield row[start:-LABEL_BYTES], number(row[-LABEL_BYTES:]), size, offset
 
 
+def content_key(content: bytes) -> bytes:
+    """Return the key that an example has by its content, if it has no other one."""
+    return b"row " + content.hex().encode()
+
+
+def example_hash(key: bytes, seed: int) -> bytes:
+    """Return the hash of a key by which examples are ordered."""
+    return hashlib.blake2b(key, digest_size=HASH_BYTES, salt=struct.pack(">Q", seed)).digest()
+
+
 def read_contents(path: Path) -> dict[bytes, bytes]:
     """Return what examples with equal inputs and labels have in common, by key; the key where that is not known."""
     parts, found = load_list(path), {}
@@ -473,7 +486,7 @@ def read_contents(path: Path) -> dict[bytes, bytes]:
     for row in itertools.chain.from_iterable(parts):
         *_, content, _ = ROW_AFTER_RANK.unpack_from(row)
         key = row[ROW_AFTER_RANK.size : -LABEL_BYTES]
-        found[key] = b"row %016x" % content if content else key
+        found[key] = content_key(content.to_bytes(8)) if content else key
     return found
 
 

@@ -69,7 +69,7 @@ class Plan:
         classes = source.classes(found) if source.task != "regression" else []
         if source.task == "multilabel" and not found:
             raise UserError(f"No example of {settings.source} has a label.", setting="data.label", value=settings.label)
-        divided = splitting.divide(counts, settings.split, settings.fold)
+        divided = splitting.divide(counts, settings.split, settings.fold, source.item)
         whole = {name: _split_amount(name, groups, divided) for name in SPLITS}
         amounts = whole
         if settings.stored_size is not None:

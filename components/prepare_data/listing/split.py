@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from slipway.components.prepare_data.examples import SPLITS, Group
 from slipway.components.prepare_data.settings import FoldSettings, SplitFractions
 from slipway.core.errors import UserError
+from slipway.core.formatted import format_of
 
 # Several cores can write and read a data set only if it has several shards. A data set with fewer shards of the target
 # size than this gets more, as long as each shard has enough examples or bytes.
@@ -98,14 +99,20 @@ def all_blocks(
 
 
 def divide(
-    groups: Mapping[Group, int], fractions: SplitFractions, fold: FoldSettings | None = None
+    groups: Mapping[Group, int], fractions: SplitFractions, fold: FoldSettings | None = None, item: str = "image"
 ) -> dict[Group, dict[str, int]]:
     """Return the number of examples of each group in each split; every class is in all three splits.
 
     Splits defined by the source are kept. The others are taken from train, in proportion to their fractions.
 
+    Args:
+        groups: The number of examples of each group.
+        fractions: The fractions of the splits.
+        fold: The fold that is the test split.
+        item: What an example is called.
+
     Raises:
-        UserError: A class has too few images for the splits or folds.
+        UserError: A class has too few examples for the splits or folds.
     """
     own = {split for split, _ in groups}
     check_fold(own, fold)
@@ -115,7 +122,7 @@ def divide(
     for (split, label), count in groups.items():
         if split in (None, "train"):
             if 0 < count < len(parts):
-                raise _too_few(label, count, parts, split)
+                raise _too_few(label, count, parts, split, item)
             if fold is not None and count >= len(parts):
                 result[split, label] = _of_fold(count, parts, fold)
             else:
@@ -123,9 +130,8 @@ def divide(
         elif split is not None:
             result[split, label] = {split: count} if count else {}
     present = {name: {label for (_, label), counts in result.items() if counts.get(name)} for name in SPLITS}
-    check_every_class(
-        classes, present, "add images of {label} to the split {split}, or remove the class from all splits"
-    )
+    fix = f"add {item}s of {{label}} to the split {{split}}, or remove the class from all splits"
+    check_every_class(classes, present, fix, item)
     return result
 
 
@@ -138,30 +144,26 @@ def shard_count(amount: Amount, replicas: int, shard_megabytes: int) -> int:
     return min(max(by_size, by_examples, for_parallel, replicas, 1), max(amount.examples, 1))
 
 
-def _too_few(label: str, count: int, fractions: Mapping[str, float], split: str | None) -> UserError:
+def _too_few(label: str, count: int, fractions: Mapping[str, float], split: str | None, item: str) -> UserError:
     where = f" in the split {split}" if split else ""
     names = [name for name in SPLITS if name in fractions]
     listed = ", ".join(names[:-1]) + f" and {names[-1]}"
     if not label:
         return UserError(
-            f"The source has {count} example{'' if count == 1 else 's'}{where}; {listed} need at least one each.",
+            f"The source has {count} {item}{'' if count == 1 else 's'}{where}; {listed} need at least one each.",
             setting="data.source",
-            fix="add examples",
+            fix=f"add {item}s",
         )
-    images = "1 image" if count == 1 else f"{count} images"
-    if _is_number(label):
-        return UserError(
-            f"The class {label!r} has {images}{where}; {listed} need at least one each.",
-            setting="data.label",
-            allowed=f"at least {len(names)} examples per class",
-            fix="--set task=regression, if the labels are numbers to predict; else add examples of the class",
-        )
-    return UserError(
-        f"The class {label!r} has {images}{where}; {listed} need at least one each.",
-        setting="data.source",
-        allowed=f"at least {len(names)} images per class",
-        fix=f"add images to the class {label!r}, or remove its folder",
+    message = (
+        f"The class {label!r} has {count} {item}{'' if count == 1 else 's'}{where}; {listed} need at least one each."
     )
+    allowed = f"at least {len(names)} {item}s per class"
+    if _is_number(label) or (item != "image" and format_of([label])):
+        fix = f"--set task=regression, if the labels are numbers to predict; else add {item}s of the class"
+        return UserError(message, setting="data.label", allowed=allowed, fix=fix)
+    which = "its folder" if item == "image" else f"its {item}{'' if count == 1 else 's'}"
+    fix = f"add {item}s {'to' if item == 'image' else 'of'} the class {label!r}, or remove {which}"
+    return UserError(message, setting="data.source", allowed=allowed, fix=fix)
 
 
 def _is_number(label: str) -> bool:
@@ -172,22 +174,25 @@ def _is_number(label: str) -> bool:
     return True
 
 
-def check_every_class(classes: list[str], present: Mapping[str, Collection[str]], fix: str) -> None:
+def check_every_class(
+    classes: list[str], present: Mapping[str, Collection[str]], fix: str, item: str = "image"
+) -> None:
     """Check that every split has examples of every class.
 
     Args:
         classes: All classes.
         present: The classes of each split's examples.
         fix: A format string for the fix, with {label} and {split}.
+        item: What an example is called.
     """
     for name in SPLITS:
         for label in classes:
             if label not in present[name]:
                 raise UserError(
-                    f"The class {label!r} has no image for the split {name}."
+                    f"The class {label!r} has no {item} for the split {name}."
                     if label
-                    else f"There is no example for the split {name}.",
+                    else f"There is no {item} for the split {name}.",
                     setting="data.source",
-                    allowed="every class has images in every split" if label else "examples in every split",
+                    allowed=f"every class has {item}s in every split" if label else f"{item}s in every split",
                     fix=fix.format(label=repr(label), split=name),
                 )

@@ -290,7 +290,7 @@ def found_rows(listed: Iterable[ListedRows], seed: int, path: Path, *, bundled: 
 def sorted_rows(parts: Sequence[FoundRows], seed: int, path: Path, repeats: Repeats) -> SortedRows:
     """Sort the rows of all parts of a table into files beside `path`; count the equal ones in `repeats`.
 
-    The rank of a row in a bundle is the bundle's; of other equal rows, the lowest of theirs if they are kept together.
+    The rank of a row in a bundle is the bundle's; of other equal rows that are kept together, that of their content.
     """
     groups = sorted({*itertools.chain(*(part.groups for part in parts))}, key=lambda group: (group[0] or "", group[1]))
     numbers = {group: number for number, group in enumerate(groups)}
@@ -379,24 +379,30 @@ def _keyed(rows: NDArray[np.void], seed: int, repeats: Repeats) -> NDArray[np.vo
         result["copy"][order] = np.arange(len(rows)) - np.repeat(starts, counts) + 1
     for name in ("digest", "content", "size", "offset", "group"):
         result[name] = rows[name]
-    fresh = hashlib.blake2b(digest_size=HASH_BYTES, salt=struct.pack(">Q", seed)).copy  # faster than a new one
-    hashes = []
-    for key in keys_of(result["digest"], result["copy"]):
-        hashed = fresh()
-        hashed.update(key)
-        hashes.append(hashed.digest())
-    found = np.frombuffer(b"".join(hashes), HASHED)
+    found = _hashed(keys_of(result["digest"], result["copy"]), seed)
     is_bundled = rows.dtype == BUNDLED
     result["rank"], result["order"] = rows["bundle"] if is_bundled else found["rank"], found["order"]
     if repeats.are_together and not is_bundled and len(rows):
         order = np.argsort(rows["content"], kind="stable")
-        starts, counts = _runs(rows["content"][order])
-        lowest = np.minimum.reduceat(result["rank"][order].astype(np.uint64), starts)
-        result["rank"][order] = np.repeat(lowest, counts)
+        _, counts = _runs(rows["content"][order])
+        several = order[np.repeat(counts > 1, counts)]
+        common = keys_of(rows["content"][several], np.ones(len(several), np.uint32))
+        result["rank"][several] = _hashed(common, seed)["rank"]
     if repeats.are_dropped and len(rows):  # the first one is kept, of a source's test split if it is in that
         order = np.lexsort((found["order"], found["rank"], rows["split"], rows["content"]))
         result = result[np.sort(order[_runs(rows["content"][order])[0]])]
     return result
+
+
+def _hashed(keys: Iterable[bytes], seed: int) -> NDArray[np.void]:
+    """Return the hashes of keys, by which they are ordered."""
+    fresh = hashlib.blake2b(digest_size=HASH_BYTES, salt=struct.pack(">Q", seed)).copy  # faster than a new one
+    hashes = []
+    for key in keys:
+        hashed = fresh()
+        hashed.update(key)
+        hashes.append(hashed.digest())
+    return np.frombuffer(b"".join(hashes), HASHED)
 
 
 def _shape_of(rows: NDArray[np.void]) -> bytes:

@@ -8,8 +8,10 @@ table's row a hash of its values: a row is the same one in whatever order the ro
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
+import itertools
 import json
 import shlex
 from collections import Counter
@@ -37,13 +39,14 @@ from slipway.components.prepare_data.remote import open_file
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sorting import DIGEST_BYTES, ExampleKeys
 from slipway.components.prepare_data.sources.csv_batches import InferredColumn, infer_kinds
-from slipway.components.prepare_data.sources.images import valid_name
+from slipway.components.prepare_data.sources.images import is_image, valid_name
 from slipway.components.prepare_data.sources.listed_files import ManifestReader, MissingFiles, file_status, path_key
 from slipway.components.prepare_data.sources.record_layout import additional_kinds
 from slipway.components.prepare_data.sources.source import Entry, Ignored, ListedRows, Reader, Source
 from slipway.components.prepare_data.sources.table import LABEL, Header, TableLister, TableReader
 from slipway.components.prepare_data.sources.values import SEPARATOR, NotANumber, is_list, label_cell
 from slipway.core.errors import UserError, nearest
+from slipway.core.formatted import format_of
 from slipway.core.manifest import TaskName
 from slipway.core.paths import local_path
 from slipway.core.tables.batch import Batch, Section, TableFile
@@ -58,6 +61,8 @@ COLUMNS = (
     "a header line with the columns label (or class, or data.label), optionally split, and image (or path, file), or "
     "numbers and categories"
 )
+# Cells of a column that are looked up as files.
+MAX_FILES = 100
 # Rows of a table are listed in parts of this size in memory, or in this number of parts if they are larger.
 PART_BYTES, MAX_PARTS = 32 << 20, 256
 # A column whose name is this similar to one of ours is more likely a typo than a feature.
@@ -108,6 +113,10 @@ class ManifestSource(Source):
         self._gaps = settings.has_gaps
         self._infer(whole=False)
 
+    @property
+    def item(self) -> str:
+        return "image" if self.has_image else "row"
+
     def infer_again(self) -> None:
         self._infer(whole=True)
 
@@ -120,6 +129,7 @@ class ManifestSource(Source):
             with self.path.open("rb") as file:
                 table = self._open(file)
                 self._row, self._top = table.item, table.header
+                self._forget_image(table)
                 header = self._header(table.names)
                 self.has_image = "image" in header.columns
                 self.has_ids = "id" in header.columns and not self.has_image
@@ -146,6 +156,24 @@ class ManifestSource(Source):
         doubtful = {name: each for name, each in self.inferred.items() if each.doubt and name not in self._excluded}
         self.notes += [f"The column {name} is a {each.kind}: it {each.doubt}." for name, each in doubtful.items()]
         self._layout = self._row_layout()
+
+    def _forget_image(self, table: TableFile) -> None:
+        """Take a column that is called as one of images for another one, unless some of its first cells are files."""
+        if self._image_is_named:
+            return
+        names = self._columns_of.get("image", ())
+        columns = [index for index, name in enumerate(table.names) if name in names]
+        batch = None
+        with contextlib.suppress(UserError):  # which listing raises
+            batch = next(iter(table.batches()), None) if columns else None
+        if batch is not None:
+            cells = itertools.chain.from_iterable(batch.columns[index][:MAX_FILES].to_pylist() for index in columns)
+            if not any(self._is_file(cell) for cell in cells):
+                self._columns_of.pop("image")
+
+    def _is_file(self, cell: str) -> bool:
+        key = path_key(cell)
+        return is_image(key) or not isinstance(file_status(self.path.parent, key), str)
 
     def _refuse_pattern(self, settings: DataSettings) -> None:
         if settings.group_by is not None and self._group_column is None and not (self.has_image or self.has_ids):
@@ -404,9 +432,13 @@ class ManifestSource(Source):
         try:
             label_cell(self.task, cell, name)
         except NotANumber:
+            fix = "--set task=classification, or data.label=COLUMN of a column of numbers"
+            if written := format_of([cell]):
+                fix = f"--set {shlex.quote(f'data.number_format={json.dumps({name: written}, ensure_ascii=False)}')}"
             raise self._mistake(
-                f"{self._place(line)} has text in the column {name}: {cell!r}. The task regression requires numbers.",
-                fix="--set task=classification, or data.label=COLUMN of a column of numbers",
+                f"{self._place(line)} has {cell!r} in the column {name}, which is not a plain number. The task "
+                "regression requires numbers.",
+                fix=fix,
             ) from None
         for name, index in header.additional.items():
             kind, text = self._kinds[name], row[index]

@@ -19,11 +19,13 @@ from slipway.core.errors import UserError, nearest
 from slipway.core.manifest import TaskName
 from slipway.core.paths import local_path
 
-# Files with these extensions are examples.
+# Files with these extensions are examples, and other files whose content is an image.
 ENDINGS = frozenset(ending.encode() for ending in images.ENDINGS)
 LAYOUT = (
     f"class/IMAGE or split/class/IMAGE, with the splits train, validation and test; images are {images.NAMES} files"
 )
+# By which the format of an image is known.
+FIRST_BYTES = 256
 READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC
 
 
@@ -81,7 +83,8 @@ class ImagesSource(Source):
                 name = file.name
                 if name[:1] == b".":
                     continue
-                if name[-4:] != b".png" and not is_image(name):  # the comparison is faster than the call
+                # The comparison is faster than the call.
+                if name[-4:] != b".png" and not is_image(name) and not has_image(file.path):
                     self._pass_over(file, part, prefix, ignored)
                     continue
                 empty = False
@@ -205,6 +208,19 @@ def valid_name(text: str) -> str:
 def is_image(name: bytes) -> bool:
     """Whether a file name has the extension of an image format."""
     return name.rpartition(b".")[2].lower() in ENDINGS
+
+
+def has_image(path: bytes) -> bool:
+    """Whether a file's content is an image, whatever its name is."""
+    try:
+        descriptor = os.open(path, READ_FLAGS | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        return is_file and images.format_of(os.read(descriptor, FIRST_BYTES)) is not None
+    finally:
+        os.close(descriptor)
 
 
 def split_folders(top: Iterable[str], where: object, reference: str) -> dict[str, str]:

@@ -141,6 +141,8 @@ class RecordLayout:
             if not text or not text.isprintable():
                 raise Unusable(f"its label {text!r} is empty or unprintable")
             return text
+        if isinstance(label, float) and label.is_integer():
+            label = int(label)
         if self.label_is == "text" or not isinstance(label, int):
             raise Unusable(f"its label {label!r} is {'not text' if self.label_is == 'text' else 'not an integer'}")
         if self.names is None:

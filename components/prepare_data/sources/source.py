@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 # A part of a source; each source has its own type.
 Part = Any
-MAX_IGNORED = 20
+MAX_IGNORED, MAX_IGNORED_NOTED = 20, 3
 MAX_UNUSABLE_NAMED = 100
 # Reasons that are counted; in reasons, what differs between examples: the line, the image of which one is a copy.
 MAX_REASONS = 1000
@@ -69,6 +69,13 @@ class Ignored:
     def add(self, key: bytes) -> None:
         self.count += 1
         self.names = sorted((*self.names, readable(key)))[:MAX_IGNORED]
+
+    def notes(self) -> list[str]:
+        """Return a note on the files that are not examples, if there are any."""
+        if not self.count:
+            return []
+        named = ", ".join(self.names[:MAX_IGNORED_NOTED]) + (", …" if self.count > MAX_IGNORED_NOTED else "")
+        return [f"{self.count:,} file{'s are' * (self.count > 1) or ' is'} not used, as not images: {named}."]
 
     def skip(self, key: bytes, reason: str) -> None:
         """Record an example that cannot be listed."""

@@ -9,6 +9,7 @@ import itertools
 import marshal
 import os
 import re
+import shlex
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -64,6 +65,11 @@ def _digest(features: Mapping[bytes, bytes]) -> bytes:
     return hashlib.blake2b(marshal.dumps(sorted(features.items()), 2), digest_size=DIGEST_BYTES).digest()
 
 
+def _is_compressed(path: Path) -> bool:
+    with path.open("rb") as opened:
+        return opened.read(2) == GZIP_START
+
+
 class TfrecordSource(Source):
     """Examples in TFRecord files.
 
@@ -94,14 +100,19 @@ class TfrecordSource(Source):
         self._files = files
         self._layout = layout
         self._group = require_feature(group_column, [*layout.additional, *filter(None, [layout.key])])
-        for file in files:
-            with file.path.open("rb") as opened:
-                if opened.read(2) == GZIP_START:
-                    raise source_error(
-                        self.reference,
-                        f"{file.path} is compressed as a whole; its records cannot be read individually.",
-                        fix=f"unpack it: gzip -dc {file.path} > {file.path}.unpacked",
-                    )
+        compressed = [file.path for file in files if _is_compressed(file.path)]
+        if compressed:
+            gzipped = [path if path.suffix == ".gz" else path.with_name(f"{path.name}.gz") for path in compressed]
+            renamed = [
+                f"mv {shlex.quote(str(old))} {shlex.quote(str(new))}"
+                for old, new in zip(compressed, gzipped, strict=True)
+                if old != new
+            ]
+            raise source_error(
+                self.reference,
+                f"{compressed[0]} is compressed as a whole; its records cannot be read individually.",
+                fix=" && ".join([*renamed, f"gunzip {shlex.join(map(str, gzipped))}"]),
+            )
 
     @property
     def files(self) -> list[Path]:

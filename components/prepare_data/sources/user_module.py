@@ -49,8 +49,8 @@ from slipway.trainer.engines.builder import load, origin, user_code, what_happen
 
 CONTRACT = (
     "a function module:function without arguments that yields dicts with label (text or integer; for multilabel a list "
-    "of them; for regression a number), and image (encoded bytes, a path, or a uint8 array [height, width"
-    "(, channels)]) or other features, and optionally key and split"
+    "of them; for regression a number), and image (encoded bytes, a path, a Pillow image, or an array "
+    "[height, width(, channels)]) or other features, and optionally key and split"
 )
 SPOOL = "examples"
 # Sentinel for the end of an iterator.

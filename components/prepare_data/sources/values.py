@@ -6,9 +6,9 @@ import math
 import numbers
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from slipway.components.prepare_data.encoding.features import Kind
 from slipway.components.prepare_data.encoding.image import (
@@ -179,21 +179,65 @@ def encoded_image(value: object) -> bytes:
         return value
     if isinstance(value, str | os.PathLike):
         return file_content(local_path(os.fspath(value)).expanduser(), f"its image {os.fspath(value)}")
-    value = value.numpy() if hasattr(value, "numpy") else value
+    if isinstance(value, Mapping):  # as Hugging Face's data sets have images
+        found = next((value[name] for name in ("bytes", "path") if value.get(name) is not None), None)
+        if isinstance(found, Mapping) or not value.keys() <= {"bytes", "path"} or found is None:
+            raise Unusable("its image is a dict without bytes and path")
+        return encoded_image(found)
+    if hasattr(value, "numpy"):
+        value = value.numpy()
+    elif hasattr(value, "getbands"):  # Pillow's
+        value = _pixels_of(value)
     if not isinstance(value, Pixels):
-        raise Unusable(f"its image is a {type(value).__name__}, not encoded bytes, a path or an array")
+        raise Unusable(f"its image is a {type(value).__name__}, not encoded bytes, a path, a Pillow image or an array")
     shape = tuple(value.shape)
-    if str(value.dtype) != "uint8" or len(shape) not in (2, 3) or 0 in shape or (*shape, 1)[2] not in COLORS:
-        raise Unusable(f"its image is an array {value.dtype} {list(shape)}, not uint8 [height, width(, channels)]")
+    if len(shape) not in (2, 3) or 0 in shape or (*shape, 1)[2] not in COLORS:
+        raise Unusable(f"its image is an array {value.dtype} {list(shape)}, not [height, width(, channels)]")
     check_pixels(*shape[:2])
-    return encode_png(value.tobytes(), *shape)
+    return encode_png(value.tobytes() if str(value.dtype) == "uint8" else _as_bytes(value), *shape)
+
+
+def _pixels_of(image: Any) -> Any:
+    """Return the pixels of a Pillow image as an array; those without a known range as they are."""
+    import numpy as np
+
+    from slipway.core.images import GRAY_MODES
+
+    check_pixels(image.height, image.width)
+    is_plain = image.mode in ("L", "RGB", "RGBA", "LA", "F", "I") or image.mode.startswith("I;")
+    return np.asarray(image if is_plain else image.convert("L" if image.mode in GRAY_MODES else "RGB"))
+
+
+def _as_bytes(pixels: Any) -> bytes:
+    """Return pixels as bytes: truth values, fractions from 0 to 1, and whole numbers from 0 to 255 have one meaning.
+
+    Raises:
+        Unusable: They have other values.
+    """
+    import numpy as np
+
+    values = np.asarray(pixels)
+    if values.dtype == bool:
+        return (values.astype(np.uint8) * np.uint8(255)).tobytes()
+    if values.dtype.kind in "fiu" and np.isfinite(values).all():
+        low, high = float(values.min()), float(values.max())
+        if values.dtype.kind == "f" and low >= 0 and high <= 1:
+            return np.rint(values * 255).astype(np.uint8).tobytes()
+        if low >= 0 and high <= np.iinfo(np.uint8).max and (values == np.trunc(values)).all():
+            return values.astype(np.uint8).tobytes()
+    raise Unusable(
+        f"its image is an array {values.dtype} {list(values.shape)} with values from {values.min()} to {values.max()}; "
+        "whole numbers from 0 to 255, or fractions from 0 to 1, are pixels"
+    )
 
 
 def looks_like_image(value: object) -> bool:
     """Whether a value of an example is an encoded image or an array of pixels."""
     if isinstance(value, bytes):
         return format_of(value) is not None
-    return isinstance(value, Pixels) and str(value.dtype) == "uint8" and len(value.shape) > 1
+    return hasattr(value, "getbands") or (
+        isinstance(value, Pixels) and str(value.dtype) == "uint8" and len(value.shape) > 1
+    )
 
 
 def file_content(path: Path, what: str) -> bytes:

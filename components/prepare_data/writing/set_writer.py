@@ -165,7 +165,7 @@ class SetWriter:
         tally = self.validate(name)
         self._skipped.count(tally)
         self._tell_checked()
-        if self._unusable(tally):
+        if self.unusable(tally):
             refuse(self._problems(tally, []))
         self._skipped.groups = self.near_duplicates(self._validated)
         self._skipped.add(tally.skipped)
@@ -205,11 +205,12 @@ class SetWriter:
     def _problems(self, tally: Tally, copies: list[Copy]) -> list[Problem]:
         return [
             *(several_sizes(tally, self._settings.source) if self._settings.image_size is None else ()),
-            *self._unusable(tally),
+            *self.unusable(tally),
             *(in_several_splits(copies) if self._settings.duplicates == "refuse" else ()),
         ]
 
-    def _unusable(self, tally: Tally) -> list[Problem]:
+    def unusable(self, tally: Tally) -> list[Problem]:
+        """Return the problem that there are more unusable examples than data.skip_corrupt allows, if there are."""
         unlisted = self._listing.ignored
         count, total = (own + unlisted.unusable_count for own in (tally.skipped_count, self._plan.examples()))
         found = [*unlisted.unusable, *tally.skipped]
@@ -227,8 +228,9 @@ class SetWriter:
             split: {classes[label] for result in found for label in result.tally.classes}
             for split, found in results.items()
         }
-        fix = "remove the wrong copies: all images of {label} in the split {split} are also in another split"
-        splitting.check_every_class([label for label in classes if label in listed], present, fix)
+        item = self._source.item
+        fix = f"remove the wrong copies: all {item}s of {{label}} in the split {{split}} are also in another split"
+        splitting.check_every_class([label for label in classes if label in listed], present, fix, item)
 
     def _checked(self) -> Checked:
         """Return how the images were validated; valid after all shards were written once."""
@@ -325,7 +327,8 @@ class SetWriter:
         if self._bundled:
             blocks = {group: [*parts.items()] for group, parts in Bundles(self._listing, settings).divided.items()}
         elif skipped.reasons:
-            blocks = splitting.all_blocks(splitting.divide(counts, settings.split, settings.fold), settings.fold)
+            divided = splitting.divide(counts, settings.split, settings.fold, self._source.item)
+            blocks = splitting.all_blocks(divided, settings.fold)
         elif not repeats.are_together:
             return self._plan
         if repeats.are_together and not self._bundled:
@@ -435,6 +438,7 @@ class SetWriter:
                 *notes(classes, tally),
                 *self._skipped.notes(),
                 *self._listing.repeats.notes(source.item),
+                *unlisted.notes(),
                 *(missing_labels(splits) if source.task == "multilabel" else ()),
             ],
             skipped_count=len(self._skipped.reasons) + unlisted.unusable_count,

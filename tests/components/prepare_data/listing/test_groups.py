@@ -39,6 +39,7 @@ class FakeSource:
 
     task = "classification"
     has_image = False
+    item = "example"
 
     def entries(self, part: list[Entry], ignored: object, scratch: Path) -> list[Entry]:
         return part

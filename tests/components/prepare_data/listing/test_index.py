@@ -27,6 +27,7 @@ class FakeSource:
     name = reference = "fake"
     task = "classification"
     has_image = False
+    item = "example"
 
     def parts(self) -> list[list[Entry]]:
         raise NotImplementedError

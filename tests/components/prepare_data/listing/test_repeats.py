@@ -171,7 +171,7 @@ def test_equal_rows_in_splits_of_the_source_are_counted(tmp_path: Path) -> None:
     lines = [[*line, split] for line, split in zip(rows() + rows()[:40], ["train"] * 250 + ["test"] * 90, strict=True)]
     source = {"source": f"csv:{table(tmp_path / 'splits.csv', lines, [*HEADER, 'split'])}"}
     prepared = prepare(settings_of(source, tmp_path), 1)
-    assert any("80 of 340 examples" in note and "80 of them" in note for note in prepared.manifest.notes)
+    assert any("80 of 340 " in note and "80 of them" in note for note in prepared.manifest.notes)
     assert seen_in_training(prepared) == 40
     dropped = prepare(settings_of(source, tmp_path, duplicates="drop"), 1)
     assert dropped.manifest.splits["test"].examples == 90  # which stays complete

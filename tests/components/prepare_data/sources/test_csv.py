@@ -81,6 +81,21 @@ def test_splits_and_groups_are_columns(images: Path, make_settings: MakeSettings
     assert error.value.setting == "data.group_by"
 
 
+def test_a_column_called_path_is_of_images_only_if_they_are_files(tmp_path: Path, make_settings: MakeSettings) -> None:
+    lines = [
+        "path,file,x,label",
+        *(f"{'north' if n % 3 else 'south'},{n % 7},{n / 7},{'ab'[n % 2]}" for n in range(60)),
+    ]
+    (tmp_path / "trails.csv").write_text("\n".join(lines))
+    manifest = prepare(make_settings(f"csv:{tmp_path / 'trails.csv'}"), 1).manifest
+    assert not manifest.has_image
+    assert {name: each.kind for name, each in manifest.inputs.items()} == {
+        "path": "category", "file": "number", "x": "number"
+    }  # fmt: skip
+    with pytest.raises(UserError, match="north is listed twice"):
+        prepare(make_settings(f"csv:{tmp_path / 'trails.csv'}", image="path"), 1)
+
+
 HEADER = "image,label"
 ROWS = [f"{path_of(number)},{'ab'[number % 2]}" for number in range(40)]
 

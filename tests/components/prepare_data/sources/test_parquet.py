@@ -70,7 +70,7 @@ def test_typed_columns_of_a_table(tmp_path: Path, make_settings: MakeSettings, m
         ({"x": [1.0, 2.0], "label": ["a", "b|c"]}, "Row 2 of {} has several labels: 'b|c'."),
         ({"x": [1.0, 2.0], "labels": ["a", "b"]}, "{} has no column label or class."),
         ({"x": [b"1", b"2"], "label": ["a", "b"]}, "The column x of {} has bytes: binary."),
-        ({"x": pyarrow.array([], "f4"), "label": pyarrow.array([], "string")}, "{} lists no examples."),
+        ({"x": pyarrow.array([], "f4"), "label": pyarrow.array([], "string")}, "{} lists no rows."),
     ],
     ids=["label", "labels", "column", "bytes", "empty"],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -262,7 +263,10 @@ def test_mistakes_are_named(write: Callable[..., Path], make_settings: MakeSetti
     error = refused(make_settings(f"tfrecord:{root}/none*"))
     assert error.nearest == f"tfrecord:{root}/train.tfrecord"
     (root / "train.tfrecord").write_bytes(gzip.compress((root / "train.tfrecord").read_bytes()))
-    assert "compressed as a whole" in refused(make_settings(source, features=PLAIN)).message
+    error = refused(make_settings(source, features=PLAIN))
+    assert "compressed as a whole" in error.message and error.fix
+    subprocess.run(error.fix, shell=True, check=True)
+    assert prepare(make_settings(source, features=PLAIN), 1).manifest.splits["train"].examples
 
 
 def test_a_key_that_is_there_twice_is_refused(

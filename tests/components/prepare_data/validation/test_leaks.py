@@ -43,5 +43,5 @@ def test_an_input_that_alone_predicts_the_target_is_noted(
     assert [note.partition(" predicts")[0] for note in notes] == (
         ["The input " + leak.replace("\\", "")] if leak else []
     )
-    assert all(f"predicts the {target} in all 240 training examples" in note for note in prepared.manifest.notes)
+    assert all(f"predicts the {target} in all 240 training examples" in note for note in notes)
     assert all(note in (prepared.folder / "statistics.html").read_text() for note in prepared.manifest.notes)
