@@ -194,7 +194,7 @@ def test_what_would_stop_a_run_has_a_setting_that_lets_it_go_on(tmp_path: Path, 
     assert "copies      1: dog/0.png = cat/5.png" in said
     assert "conflicts   1: dog/0.png = cat/5.png (the same image in two classes: one of them is wrong)" in said
     assert "lookalikes  2 images in 1 group cat/7.png ~ cat/again.jpg" in said
-    assert "ignored     1 files that are not images" in said
+    assert "ignored     1: cat/notes.txt (not images)" in said
     written = yaml.safe_load((tmp_path / "project" / "slipway.yaml").read_text())
     assert written["data"] == {
         "source": f"images:{images}",
