@@ -92,8 +92,18 @@ def scan_table(path: Path, label: str | None) -> TableScan:
     column = found[label]
     task = task_of(column)
     settings: dict[str, object] = {"source": f"{ending[1:]}:{path}", "label": label, "number_format": formats}
-    if task == "regression" and column.missing:
-        settings["skip_corrupt"] = math.ceil(column.missing / column.rows * 10_000) / 10_000
+    others = [name for name, other in found.items() if len(other.texts) > 1]
+    if task == "classification" and len(column.texts) == 1:
+        raise UserError(
+            f"The column {label} of {path} has one value, {column.texts[0]!r:.80}: there is nothing to predict.",
+            setting="--label",
+            value=label,
+            allowed="a column with at least two different values",
+            fix=f"--label {shlex.quote(others[-1] if others else 'COLUMN')}",
+        )
+    missing = {"regression": column.missing, "classification": column.empty, "multilabel": 0}[task]
+    if missing:
+        settings["skip_corrupt"] = math.ceil(missing / column.rows * 10_000) / 10_000
     return scan(DataSettings.model_validate(settings), task)
 
 

@@ -79,7 +79,7 @@ def configuration(name: str, source: str, scan: TableScan, *, is_trees: bool) ->
     used = [column for column, each in about.inputs.items() if not (is_trees and each.kind == "text")]
     data = [("source", quoted(source), f"{scan.rows:,} rows"), ("label", quoted(scan.settings.label or "label"), "")]
     if scan.settings.skip_corrupt:
-        data.append(("skip_corrupt", f"{scan.settings.skip_corrupt:.4g}", "allowed fraction of rows without a target"))
+        data.append(("skip_corrupt", f"{scan.settings.skip_corrupt:.4g}", "allowed fraction of rows without a label"))
     if formats := scan.settings.number_format:
         data.append(("number_format", json.dumps(formats, ensure_ascii=False), "how these columns write 1234.56"))
     unequal = imbalance(labels) if about.task == "classification" else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
@@ -228,13 +229,18 @@ def _missing_section(place: _Place, section: type[BaseModel], value: object) -> 
     first = f"{place.setting}.{meant[0]}={value}" if meant else first
     has = f"has no section {place.setting}" if value is None else f"sets {place.setting}, a section, to {value!r}"
     fix = f"--set {first}" + ("" if place.override else f", or a section {place.setting}: in {place.where}")
+    if not first:
+        fix = f"remove --set {place.override}" if place.override else f"remove {place.setting} from {place.where}"
+    if isinstance(value, list) and len(value) == len(section.model_fields):
+        named = json.dumps(dict(zip(section.model_fields, value, strict=True)))
+        fix = f"--set {shlex.quote(f'{place.setting}={named}')}"
     return UserError(
         f"{place.source} {has}{place.others}.",
         setting=place.setting,
         value=value,
         allowed=f"a section with {', '.join([*(f'{name} (required)' for name in required), *others])}",
         nearest=first if meant else None,
-        fix=fix if first else f"remove {place.setting} from {place.where}",
+        fix=fix,
     )
 
 

@@ -52,7 +52,7 @@ class InferredColumn:
 
     `texts` are its different ones, in order of appearance, up to a limit; `missing` counts its cells without a value.
     `written` is the format of its numbers, if these are not plain, by which data.number_format would read them; `doubt`
-    is why it is not of the kind number although it has nearly only numbers, or "".
+    is why it is not of the kind number although it has nearly only numbers, or ""; `empty` counts its empty cells.
     """
 
     kind: Kind
@@ -62,6 +62,7 @@ class InferredColumn:
     rows: int
     written: NumberFormat | None = None
     doubt: str = ""
+    empty: int = 0
 
     @property
     def spellings(self) -> dict[str, str]:
@@ -82,7 +83,7 @@ class _Cells:
         self._dot = False
         self._texts: dict[str, None] = {}
         self._rows, self._missing, self._counted_rows, self._words = 0, 0, 0, 0
-        self.rows_compared = 0
+        self._empty = self.rows_compared = 0
         self.are_repeated_keys = False
 
     @property
@@ -111,6 +112,7 @@ class _Cells:
     def add(self, column: pyarrow.StringArray, lines: Sequence[int]) -> None:
         """Count a batch of cells."""
         self._rows += len(column)
+        self._empty += pyarrow.compute.sum(pyarrow.compute.equal(column, "")).as_py() or 0
         if self._numeric:
             self._numeric, count = _are_numbers(column)
             self._any_number |= self._numeric and count > 0
@@ -207,7 +209,8 @@ class _Cells:
             )
         excluded = next((why for pattern, why in NAMELESS if pattern.fullmatch(self._name)), excluded)
         doubt = "" if self._numeric else self._unread_numbers
-        return InferredColumn(kind, excluded, list(self._texts), self._missing, self._rows, self._written, doubt)
+        texts = list(self._texts)
+        return InferredColumn(kind, excluded, texts, self._missing, self._rows, self._written, doubt, self._empty)
 
 
 def infer_kinds(

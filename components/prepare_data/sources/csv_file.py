@@ -429,6 +429,8 @@ class ManifestSource(Source):
             UserError: A cell is not of its column's kind.
         """
         name = header.names[header.columns["label"]]
+        if not cell and self.task == "classification":
+            raise Unusable(f"its label in the column {name} is missing")
         try:
             label_cell(self.task, cell, name)
         except NotANumber:
@@ -477,7 +479,7 @@ class ManifestSource(Source):
     def _checked_key(self, cells: dict[str, str], line: int) -> bytes:
         """Return the key of a row whose label, split and other uses are valid."""
         for use, cell in cells.items():
-            if not cell and (use != "label" or self.task == "classification"):
+            if not cell and use != "label":
                 raise self._mistake(f"{self._place(line)} has no {use}.")
         label = cells["label"]
         if not label.isprintable():
@@ -492,6 +494,7 @@ class ManifestSource(Source):
                 f"{self._place(line)} has an unknown split: {cells['split']!r}.",
                 nearest(cells["split"], SPLIT_FOLDERS),
                 allowed="train, validation and test",
+                fix=f"write train, validation or test in place of {cells['split']!r}, or rename the column split",
             )
         own = cells.get("image") or cells.get("id")
         return self._key(own) if own else f"{self._row} {line}".encode()

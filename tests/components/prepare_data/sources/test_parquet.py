@@ -66,7 +66,10 @@ def test_typed_columns_of_a_table(tmp_path: Path, make_settings: MakeSettings, m
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"x": [1.0, 2.0], "label": ["a", None]}, "Row 2 of {} has no label."),
+        (
+            {"x": [1.0, 2.0], "label": ["a", None]},
+            "1 of 2 rows cannot be used: row 2 (its label in the column label is missing).",
+        ),
         ({"x": [1.0, 2.0], "label": ["a", "b|c"]}, "Row 2 of {} has several labels: 'b|c'."),
         ({"x": [1.0, 2.0], "labels": ["a", "b"]}, "{} has no column label or class."),
         ({"x": [b"1", b"2"], "label": ["a", "b"]}, "The column x of {} has bytes: binary."),
