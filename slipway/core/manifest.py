@@ -10,6 +10,7 @@ the target (regression, float32). Other features that a record has are ignored b
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import keyword
 import math
@@ -22,7 +23,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from slipway.core import formats
-from slipway.core.dates import Order
+from slipway.core.dates import EPOCH, Order, written
 from slipway.core.errors import UserError
 from slipway.core.formatted import NumberFormat
 from slipway.core.paths import is_mounted, remote_uri
@@ -116,6 +117,17 @@ class Input(BaseModel):
     def stored_shape(self) -> tuple[int, ...]:
         """The shape of a value in a record and in a request; images, dates and texts are one value."""
         return () if self.kind in ("image", "date", "text") or self.nullable else self.shape
+
+    @property
+    def usual_date(self) -> str:
+        """The training split's mean date as the source writes dates; "" of another input."""
+        if self.kind != "date" or not self.mean:
+            return ""
+        try:
+            when = datetime.date(1970, 1, 1) + datetime.timedelta(days=math.floor(self.mean[0]))
+        except OverflowError:
+            return EPOCH[self.order]
+        return written(when, self.order)
 
     @property
     def accepts_null(self) -> bool:

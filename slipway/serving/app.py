@@ -14,6 +14,7 @@ import logging
 import sys
 import time
 import uuid
+import zlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,6 +50,7 @@ JSON = b"application/json"
 SWITCH_SECONDS = 0.0002
 # Why the task of a request is cancelled.
 EVICTED = "evicted"
+GZIP = (b"gzip", b"x-gzip")
 # Categories of an input that the page receives, to propose them and to recognize unknown ones.
 MAX_CATEGORIES = 10_000
 # Examples of the data set that the page shows, if a custom program has stored more.
@@ -254,6 +256,7 @@ class Server:
             raise self._too_large()
         body, media_type = await self._body(receive), headers.get(b"content-type", JSON)
         try:
+            body = self._unpacked(body, headers.get(b"content-encoding", b"identity").lower())
             arrays = instances.of_body(model, body, media_type)
             answered = await self.batcher.predict(model, arrays)
             if self._log is not None:
@@ -264,6 +267,24 @@ class Server:
             return {"predictions": answered, **({"metadata": {"unknown": unknown}} if unknown else {})}
         finally:
             self._bodies -= len(body)
+
+    def _unpacked(self, body: bytes, encoding: bytes) -> bytes:
+        """Return a body without its content encoding, and reserve the memory that it needs in addition."""
+        if encoding == b"identity":
+            return body
+        if encoding not in GZIP:
+            raise _Refused(415, f"The content encoding {encoding.decode('latin-1')} is unknown: use gzip, or none.")
+        unpack = zlib.decompressobj(zlib.MAX_WBITS | 16)
+        try:
+            found = unpack.decompress(body, self.settings.max_body + 1)
+        except zlib.error:
+            raise instances.BadRequest("The body is not gzip, as its content encoding says") from None
+        if len(found) > self.settings.max_body:
+            raise self._too_large()
+        if not unpack.eof:
+            raise instances.BadRequest("The body is gzip that is cut short")
+        self._bodies += len(found) - len(body)
+        return found
 
     async def _body(self, receive: Receive) -> bytes:
         """Return a body, and reserve its memory as it arrives."""

@@ -10,11 +10,9 @@ an object, by task: `label`, `classes` and `probabilities` (classification); `la
 from __future__ import annotations
 
 import base64
-import datetime
 import io
 import json
 import logging
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +23,6 @@ from numpy.typing import NDArray
 
 from slipway.core import images
 from slipway.core.cores import available_cores
-from slipway.core.dates import EPOCH, written
 from slipway.core.errors import nearest
 from slipway.core.manifest import Input
 from slipway.core.values import JsonObject
@@ -115,8 +112,7 @@ def example(stored: Input) -> Any:
     if stored.kind == "text":
         return " ".join([entry for entry in stored.vocabulary if entry.isalpha()][:EXAMPLE_WORDS])
     if stored.kind == "date":
-        when = datetime.date(1970, 1, 1) + datetime.timedelta(days=math.floor(stored.mean[0]))
-        return written(when, stored.order)
+        return stored.usual_date
     values = [float(f"{value:.4g}") for value in stored.mean] or [0] * (shape[0] if shape else 1)
     return values if shape else values[0]
 
@@ -134,7 +130,7 @@ def usual(stored: Input) -> str:
         case "text":
             return f"the first {stored.shape[0]:,} words or subwords"
         case "date":
-            return f"such as {EPOCH[stored.order]}, or with a time" + ", may be missing" * stored.nullable
+            return f"such as {stored.usual_date}, or with a time" + ", may be missing" * stored.nullable
     return ""
 
 

@@ -24,6 +24,7 @@ from slipway.core.values import DECIMAL, MAX_PIXELS, TRUTHS, canonical, is_missi
 
 PNG_START, PNG_SIZE = images.PNG_START + b"\0\0\0\x0dIHDR", struct.Struct(">II")
 PNG_HEADER_BYTES = 33
+DATA_URI = re.compile(r"data:[^,]*;base64,")
 # The colors of JPEG images with four components.
 FOUR_COLORS = ("CMYK", "YCCK")
 LARGEST = float(np.finfo(np.float32).max)
@@ -37,7 +38,7 @@ class Field:
 
     `shape` has None for lengths that may differ. `nullable` is whether a value may be missing: null in JSON. `order` is
     that of a date's parts, `vocabulary` the categories of the training data, if they are known. Texts are numbers
-    as they are `written` in the training data, or stand for a missing value.
+    as they are `written` in the training data, or stand for a missing value. `date` is a usual one.
     """
 
     kind: Kind
@@ -48,13 +49,17 @@ class Field:
     vocabulary: tuple[str, ...] = ()
     written: NumberFormat | None = None
     missing: frozenset[str] = frozenset()
+    date: str = ""
 
     @classmethod
     def of(cls, stored: Input, dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> Field:
         """Return an input of a model that Slipway's trainer wrote."""
         vocabulary = stored.vocabulary if stored.kind == "category" else ()
         missing = spellings(stored.missing)
-        return cls(stored.kind, dtype, shape, stored.accepts_null, stored.order, vocabulary, stored.written, missing)
+        return cls(
+            stored.kind, dtype, shape, stored.accepts_null, stored.order, vocabulary, stored.written, missing,
+            stored.usual_date,
+        )  # fmt: skip
 
     @functools.cached_property
     def has_typed(self) -> bool:
@@ -197,6 +202,7 @@ def _image(_each: Field, value: Any) -> bytes:
         text = value.get("b64") if isinstance(value, dict) and len(value) == 1 else value
         if not isinstance(text, str):
             _refuse(value, 'an image: {"b64": "…"}')
+        text = DATA_URI.sub("", text)
         try:
             data = base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError):
@@ -293,7 +299,7 @@ def _category(each: Field, value: Any) -> bytes:
 
 
 def _date(each: Field, value: Any) -> bytes:
-    written = EPOCH[each.order]
+    written = each.date or EPOCH[each.order]
     if not isinstance(value, str):
         _refuse(value, f"a date: {written}")
     if each.nullable and is_missing(value):

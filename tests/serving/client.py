@@ -34,10 +34,12 @@ def until(true: Any, seconds: float = 60) -> None:
         time.sleep(0.02)
 
 
-def ask(port: int, path: str, body: bytes | None = None, kind: str = "application/json") -> tuple[int, Any]:
+def ask(
+    port: int, path: str, body: bytes | None = None, kind: str = "application/json", **headers: str
+) -> tuple[int, Any]:
     """Return the status and the body, as JSON if it is."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=180)
-    connection.request("GET" if body is None else "POST", path, body, {"Content-Type": kind} if body else {})
+    connection.request("GET" if body is None else "POST", path, body, {"Content-Type": kind, **headers} if body else {})
     answer = connection.getresponse()
     content = answer.read()
     connection.close()

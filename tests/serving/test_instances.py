@@ -210,6 +210,14 @@ def test_a_saved_model_without_a_task_answers_its_outputs_by_name(tmp_path: Path
     assert predict(loaded, [[1, 2], {"pair": [3, 4]}]) == [{"total": 3, "name": "sum"}, {"total": 7, "name": "sum"}]
 
 
+def test_the_example_of_a_date_is_one_of_the_training_data() -> None:
+    stored = Input.model_validate({"kind": "date", "mean": [19_400.2], "deviation": [9.0], "order": "dmy"})
+    field = Field.of(stored, np.dtype(object), ())
+    with pytest.raises(ValueError, match=r"as the training data has them: 12\.02\.2023, or 12\.02\.2023 12:30"):
+        checked(field, "2024-02-28", ())
+    assert (instances.example(stored), instances.usual(stored)[:18]) == ("12.02.2023", "such as 12.02.2023")
+
+
 @pytest.mark.parametrize(
     ("stored", "value"),
     [

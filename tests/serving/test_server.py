@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import gzip
 import http.client
 import json
 import shutil
@@ -98,6 +99,22 @@ def test_bad_requests_are_refused_with_the_reason(port: int, body: bytes, kind: 
     assert answer["error"]["code"] == status
     assert ("problem" in answer["error"]) == (status == 400)
     assert predict(port, {"b64": base64.b64encode(IMAGE).decode()})[0] == 200
+
+
+def test_a_compressed_body_is_unpacked_or_refused_by_name(port: int) -> None:
+    uri = "data:image/png;base64," + base64.b64encode(IMAGE).decode()
+    body = json.dumps({"instances": [{"b64": uri}]}).encode()
+    plain = predict(port, {"b64": base64.b64encode(IMAGE).decode()})
+    assert ask(port, "/predict", gzip.compress(body), **{"Content-Encoding": "gzip"}) == plain
+    for sent, encoding, status, says in [
+        (body, "br", 415, "The content encoding br is unknown: use gzip, or none"),
+        (body, "gzip", 400, "is not gzip"),
+        (gzip.compress(body)[:-30], "gzip", 400, "cut short"),
+        (gzip.compress(b" " * (1 << 22)), "gzip", 413, "more than 1,048,576 bytes"),
+    ]:
+        found, answer = ask(port, "/predict", sent, **{"Content-Encoding": encoding})
+        assert (found, says in answer["error"]["message"]) == (status, True)
+    assert predict(port, {"b64": uri}) == plain
 
 
 def test_a_body_without_a_length_is_limited_too(port: int) -> None:
