@@ -28,6 +28,11 @@ SCALE = 1.35  # pixels of a unit at most, so that the text of all plots has one 
 LISTED, LISTED_OF_MANY, MANY = 24, 10, 3  # points of a line in the table; of each of more than so many lines
 
 
+# Labels from 100,000 on are in thousands, millions or billions, so that they do not run into each other.
+UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
+WIDE = 1e5
+
+
 @dataclass(frozen=True)
 class Axis:
     """An axis from `low` to `high`, with about `ticks` labeled ticks, whole numbers if `whole`."""
@@ -69,10 +74,13 @@ class Axis:
         step = self._step()
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
         values = [count * step for count in range(first, last + 1)]
-        if max(map(abs, values), default=0) >= 1e7 or step < 1e-5:
+        largest = max(map(abs, values), default=0)
+        if largest >= 1e13 or step < 1e-5:
             return [(value, brief(value)) for value in values]
-        digits = next(digits for digits in range(8) if abs(round(step, digits) - step) < 1e-9 * step)
-        return [(value, number(value, digits)) for value in values]
+        unit, sign = next((row for row in UNITS if largest >= max(row[0], WIDE) and step >= 1e-2 * row[0]), (1.0, ""))
+        part = step / unit
+        digits = next(digits for digits in range(8) if abs(round(part, digits) - part) < 1e-9 * part)
+        return [(value, number(value / unit, digits) + sign * bool(value)) for value in values]
 
     def _scaled(self, values: ArrayLike) -> Floats:
         found: Floats = np.asarray(values, np.float64)

@@ -43,6 +43,7 @@ NAMELESS = (
 # Of fewer different numbers beside one other text, such as 1 to 5 and 6+, a column is a category.
 FEWEST_NUMBERS = 10
 HALVES_OF_DAY = re.compile(r".*\d ?[AaPp]\.?[Mm]\.?")
+ZONE = re.compile(r":\d{2}(?:\.\d+)? ?(Z|UTC|[+-]\d{2}:?\d{2})\s*$")
 LEADING_ZERO = "^0[0-9]+$"
 
 
@@ -52,7 +53,8 @@ class InferredColumn:
 
     `texts` are its different ones, in order of appearance, up to a limit; `missing` counts its cells without a value.
     `written` is the format of its numbers, if these are not plain, by which data.number_format would read them; `doubt`
-    is why it is not of the kind number although it has nearly only numbers, or ""; `empty` counts its empty cells.
+    is why it is not of the kind number although it has nearly only numbers, or what of its dates is not read, or "";
+    `empty` counts its empty cells.
     """
 
     kind: Kind
@@ -180,6 +182,13 @@ class _Cells:
         return None if self._numeric or self._date else format_of(self._texts)
 
     @property
+    def _several_zones(self) -> str:
+        """The doubt of a column of dates whose times have several offsets, which are ignored; or ""."""
+        zones = sorted({found[1] for text in self._texts if (found := ZONE.search(text))}) if self._date else []
+        named = ", ".join(zones[:MAX_MARKERS])
+        return f"has times of several zones ({named}), which are ignored; write them in one zone" if zones[1:] else ""
+
+    @property
     def _unread_numbers(self) -> str:
         """Why a column of nearly only numbers is none: the cells that are none, or how they are formatted; or ""."""
         others = [text for text in self._texts if not is_number(text)]
@@ -208,7 +217,7 @@ class _Cells:
                 fix=f"--set data.image={self._name}, or name the inputs without it: --set 'data.inputs=[COLUMN, …]'",
             )
         excluded = next((why for pattern, why in NAMELESS if pattern.fullmatch(self._name)), excluded)
-        doubt = "" if self._numeric else self._unread_numbers
+        doubt = "" if self._numeric else self._several_zones or self._unread_numbers
         texts = list(self._texts)
         return InferredColumn(kind, excluded, texts, self._missing, self._rows, self._written, doubt, self._empty)
 

@@ -92,6 +92,18 @@ def test_why_a_column_is_no_input(tmp_path: Path, name: str, cells: list[str], w
     assert column.excluded.startswith(why)
 
 
+def test_times_of_several_zones_are_noted(tmp_path: Path, make_settings: MakeSettings) -> None:
+    for zones, noted in ((["+01:00", "Z"], True), (["Z"], False)):
+        cells = (f"2024-01-{1 + row % 28:02} 10:{row % 60:02}:00{zones[row % len(zones)]}" for row in range(90))
+        path = tmp_path / f"{len(zones)}.csv"
+        path.write_text("\n".join(["at,label", *(f"{cell},{'ab'[row % 2]}" for row, cell in enumerate(cells))]))
+        manifest = prepare(make_settings(f"csv:{path}"), 1).manifest
+        assert manifest.inputs["at"].kind == "date"
+        assert (
+            any("at is a date: it has times of several zones (+01:00, Z)" in each for each in manifest.notes) == noted
+        )
+
+
 def test_an_identifier_of_repeated_rows_is_none_of_an_attribute(tmp_path: Path) -> None:
     """A shop that has one region is an input, a customer in a table that has each row three times is not."""
     rng = random.Random(0)
