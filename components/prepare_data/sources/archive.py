@@ -23,10 +23,11 @@ from typing import BinaryIO, NamedTuple, Self
 from slipway.components.prepare_data.encoding.image import MAX_IMAGE_BYTES
 from slipway.components.prepare_data.examples import Group, Unusable, source_error
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.sources.images import groups_of, is_image, open_images, valid_name
+from slipway.components.prepare_data.sources.images import FIRST_BYTES, groups_of, is_image, open_images, valid_name
 from slipway.components.prepare_data.sources.source import Entry, Ignored, PlainReader, Reader, Source
 from slipway.components.prepare_data.sources.spool import read_at
 from slipway.core.errors import UserError
+from slipway.core.images import format_of
 from slipway.core.manifest import TaskName
 from slipway.core.paths import local_path
 
@@ -78,8 +79,10 @@ class ArchiveSource(Source):
         try:
             with part.open("rb") as file:
                 found = members(file) if members else _compressed_members(file, scratch / SPOOL)
+                # Of a tar.gz, whose members are read only once, names alone decide.
+                contents = self.reader(scratch) if members else None
                 for member in found:
-                    yield from self._entry(member, ignored)
+                    yield from self._entry(member, ignored, contents)
         except DAMAGED as error:
             if isinstance(error, OSError) and error.filename is None and error.errno is not None:
                 raise  # an error of the disk, not of the archive
@@ -100,7 +103,7 @@ class ArchiveSource(Source):
             return ZipReader(self.path)
         return StretchReader(scratch / SPOOL if self._kind == "tar.gz" else self.path)
 
-    def _entry(self, member: Member, ignored: Ignored) -> Iterator[Entry]:
+    def _entry(self, member: Member, ignored: Ignored, contents: Reader | None) -> Iterator[Entry]:
         key = posixpath.normpath(member.name)
         if key.startswith((b"/", b"../")) or key == b"..":
             raise source_error(
@@ -111,7 +114,7 @@ class ArchiveSource(Source):
         folder, _, name = key.rpartition(b"/")
         if any(part.startswith(b".") for part in key.split(b"/")):
             return
-        if is_image(name):
+        if is_image(name) or (contents and _has_image(contents, key, member)):
             yield key, _text(folder), None, member.size, member.stamp, member.offset, b""
         else:
             ignored.add(key)
@@ -138,6 +141,16 @@ class Member(NamedTuple):
     size: int
     stamp: int
     offset: int
+
+
+def _has_image(contents: Reader, key: bytes, member: Member) -> bool:
+    """Whether the content of a member is an image, whatever its name is."""
+    if member.offset in WITHOUT_BYTES or member.size > MAX_IMAGE_BYTES:
+        return False
+    try:
+        return format_of(contents.read(key, member.offset, member.size)[:FIRST_BYTES]) is not None
+    except Unusable:
+        return False
 
 
 def _tar_members(file: BinaryIO) -> Iterator[Member]:

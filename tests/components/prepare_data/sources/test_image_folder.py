@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
 
 
+@pytest.mark.parametrize("kind", ["folder", "zip", "tar"])
 def test_the_content_decides_whether_a_file_is_an_image(
-    make_folder: Callable[..., Path], make_settings: Callable[..., DataSettings]
+    make_folder: Callable[..., Path], make_settings: Callable[..., DataSettings], kind: str
 ) -> None:
     """JPEG and PNG files under any name are examples; other files are counted in a note."""
     root = make_folder({"a": 9, "b": 9})
     for number, name in enumerate(["1.jfif", "2.jpe", "3", "4.dat"]):
         (root / "a" / f"image {number}.png").rename(root / "a" / name)
     (root / "a" / "notes.dat").write_text("no image")
+    if kind != "folder":
+        root = Path(shutil.make_archive(str(root), kind, root))
     prepared = prepare(make_settings(root), 1)
     assert sum(split.examples for split in prepared.manifest.splits.values()) == 18
     assert "1 file is not used, as not images: a/notes.dat." in prepared.manifest.notes
