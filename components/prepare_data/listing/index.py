@@ -219,7 +219,8 @@ class Listing:
     ) -> None:
         self.path = path
         self.item = source.item
-        self.repeats = Repeats("keep" if source.has_image else settings.duplicates)
+        duplicates = "keep" if source.has_image else settings.duplicates
+        self.repeats = Repeats(duplicates, is_grouped=settings.group_by is not None)
         self.spool = spool or path.parent
         self.ignored = Ignored()
         names = source.groups({group: None for part in parts for group in part.examples})

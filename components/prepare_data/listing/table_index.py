@@ -380,9 +380,9 @@ def _keyed(rows: NDArray[np.void], seed: int, repeats: Repeats) -> NDArray[np.vo
     for name in ("digest", "content", "size", "offset", "group"):
         result[name] = rows[name]
     found = _hashed(keys_of(result["digest"], result["copy"]), seed)
-    is_bundled = rows.dtype == BUNDLED
-    result["rank"], result["order"] = rows["bundle"] if is_bundled else found["rank"], found["order"]
-    if repeats.are_together and not is_bundled and len(rows):
+    result["rank"] = rows["bundle"] if rows.dtype == BUNDLED else found["rank"]
+    result["order"] = found["order"]
+    if repeats.are_together and len(rows):
         order = np.argsort(rows["content"], kind="stable")
         _, counts = _runs(rows["content"][order])
         several = order[np.repeat(counts > 1, counts)]

@@ -331,7 +331,7 @@ class SetWriter:
             blocks = splitting.all_blocks(divided, settings.fold)
         elif not repeats.are_together:
             return self._plan
-        if repeats.are_together and not self._bundled:
+        if repeats.are_together:
             blocks = whole(blocks, self._listing.run_ends(), settings.fold.of if settings.fold else None)
         return self._plan.dividing(blocks, skipped.copies.values())
 

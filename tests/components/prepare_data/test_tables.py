@@ -132,7 +132,7 @@ TABLES = {
     ),
     "odd texts": Table(odd, "8d7275f47b0be417", encoding="utf-8-sig"),
     "copies": Table(copies, "2617646364a0aa57"),
-    "groups": Table(patients, "ebb1a818926bdfa3", {"group_by": "column:patient", "inputs": ["age"]}),
+    "groups": Table(patients, "f0391e983d45237d", {"group_by": "column:patient", "inputs": ["age"]}),
     "several labels": Table(beaches, "ac90693cf033bcb0", {}, "multilabel"),
     "kinds": Table(
         kinds,

@@ -178,6 +178,17 @@ def test_equal_rows_in_splits_of_the_source_are_counted(tmp_path: Path) -> None:
     assert all(len(splits) == 1 for splits in splits_of(dropped).values())
 
 
+def test_groups_decide_before_equal_rows(tmp_path: Path) -> None:
+    lines = [[*line, f"g{number % 50}"] for number, line in enumerate(rows() * 2)]
+    source = {"source": f"csv:{table(tmp_path / 'groups.csv', lines, [*HEADER, 'owner'])}"}
+    prepared = prepare(settings_of(source, tmp_path, group_by="column:owner"), 1)
+    assert any(
+        "600 of 600 rows equal another one" in note and "data.group_by" in note for note in prepared.manifest.notes
+    )
+    dropped = prepare(settings_of(source, tmp_path, group_by="column:owner", duplicates="drop"), 1)
+    assert all(len(splits) == 1 for splits in splits_of(dropped).values())
+
+
 def test_few_different_rows_are_observations(tmp_path: Path) -> None:
     """A table of categories, as of passengers by deck and sex: its test split has all kinds of rows."""
     rng = random.Random(0)

@@ -309,7 +309,7 @@ def test_a_large_header_of_a_tar_is_not_read(tmp_path: Path, kind: bytes) -> Non
 def zip64(path: Path, extra: bytes, *, end: tuple[int, int] | None = None) -> Path:
     """Write a zip file of 20 images, one with `extra` and its offset there; `end`: offsets in the zip64 record."""
     image = io.BytesIO()
-    Image.new("L", (4, 4)).save(image, "PNG")
+    Image.linear_gradient("L").resize((4, 4)).save(image, "PNG")
     with zipfile.ZipFile(path, "w") as packed:
         for number in range(20):
             entry = zipfile.ZipInfo(f"{'ab'[number % 2]}/{number}.png")

@@ -225,7 +225,7 @@ def test_damage_when_listed_and_when_read_is_counted_together(
 def test_labels_of_text_and_other_integers(
     tmp_path: Path, make_settings: MakeSettings, encoded: Callable[..., bytes]
 ) -> None:
-    for kind, labels in (("text", ["dög", "cat"]), ("integer", [10, 9])):
+    for kind, labels in (("text", ["dög", "cat"]), ("integer", [10, 9]), ("integer", [10.0, 9.0])):
         content = b"".join(record(encoded(number), labels[number % 2]) for number in range(20))
         (tmp_path / "a.tfrecord").write_bytes(content)
         settings = make_settings(
