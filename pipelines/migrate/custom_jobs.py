@@ -33,8 +33,12 @@ UNREAD = {
     "executorImageUri": "Slipway builds the training image when the run starts (docs/images.md)",
     "reservationAffinity": "+reservation=NAME in hardware names a reservation",
     "tensorboard": "vertex.experiment sends the metrics to Vertex AI Experiments",
+    "metrics[1]": "tune.metric is one metric; the search is for the first",
+    "conditionalParameterSpecs": "when, of a parameter of tune.parameters, names the choices with which it is tuned",
     "tpuTopology": "hardware names the topology, such as tpu-v5e-2x4",
 }
+# Of a studySpec and of its parameters; the keys of the value specs follow.
+STUDIED = {"metrics", "parameters", "algorithm"}
 # The type of AI Platform Training for the values of a parameter.
 TYPES = {
     "doubleValueSpec": "DOUBLE",
@@ -42,6 +46,9 @@ TYPES = {
     "categoricalValueSpec": "CATEGORICAL",
     "discreteValueSpec": "DISCRETE",
 }
+
+
+PARAMETER = {"parameterId", "scaleType", *TYPES}
 
 
 def is_custom_job(values: Mapping[str, object]) -> bool:
@@ -90,6 +97,8 @@ def legacy_of(values: Mapping[str, object]) -> JsonObject:
 
 def unread(values: Mapping[str, object], path: str = "") -> Iterator[tuple[str, str]]:
     """Yield the path of each value of a custom job that no setting has, and why."""
+    study = _mapping(values, "studySpec") if not path else {}
+    yield from _unread_of_study(study)
     for key, value in values.items():
         name = f"{path}{key}"
         if key in WHOLE or (not path and key in ANSWERS) or value in (None, "", {}, []):
@@ -101,6 +110,21 @@ def unread(values: Mapping[str, object], path: str = "") -> Iterator[tuple[str, 
         for number, part in parts.items():
             if isinstance(part, Mapping):
                 yield from unread(part, f"{name}." if number is None else f"{name}[{number}].")
+
+
+def _unread_of_study(study: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    metrics, parameters = study.get("metrics"), study.get("parameters")
+    if isinstance(metrics, list) and len(metrics) > 1:
+        yield "studySpec.metrics[1]", UNREAD["metrics[1]"]
+    of_study = [("studySpec.", key) for key in study if key not in STUDIED and not key.endswith("StoppingSpec")]
+    of_parameters = [
+        (f"studySpec.parameters[{number}].", key)
+        for number, parameter in enumerate(parameters if isinstance(parameters, list) else [])
+        for key in (parameter if isinstance(parameter, Mapping) else ())
+        if key not in PARAMETER
+    ]
+    for path, key in (*of_study, *of_parameters):
+        yield f"{path}{key}", UNREAD.get(key, "no setting has it")
 
 
 def _study(values: Mapping[str, object]) -> JsonObject:

@@ -164,6 +164,16 @@ def test_values_of_a_custom_job_without_a_setting_are_named(tmp_path: Path) -> N
         "trialJobSpec.tensorboard",
     ]
     assert not migrated("a custom job").dropped
+    search = json.loads(json.dumps(BODIES["a search of Vertex AI"]))
+    search["studySpec"] |= {"measurementSelectionType": "BEST_MEASUREMENT", "medianAutomatedStoppingSpec": {}}
+    search["studySpec"]["metrics"].append({"metricId": "loss"})
+    search["studySpec"]["parameters"][3]["conditionalParameterSpecs"] = [{}]
+    dropped = [text.partition(":")[0] for text in migrate(json.dumps(search), source="job.json").dropped]
+    assert dropped[:3] == [
+        "studySpec.metrics[1]",
+        "studySpec.measurementSelectionType",
+        "studySpec.parameters[3].conditionalParameterSpecs",
+    ]
     body = {"workerPoolSpecs": [POOL], "scheduling": {"strategy": "CHEAP"}, "persistentResourceId": "r", "state": "X"}
     migration = migrate(json.dumps(body), source="job.json")
     assert "persistentResourceId: no setting has it" in migration.dropped
