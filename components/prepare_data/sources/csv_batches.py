@@ -29,6 +29,8 @@ MAX_INFERRED = 1000
 MAX_COUNTED = 20_000
 # A key has a different text in nearly every row; texts have this many words on average.
 KEY, MIN_KEYS = 0.95, 20
+# Texts of so many words are a category if there are few different ones, or each occurs more often than this on average.
+MAX_TEXT_REPEATS = 5
 # Of a table whose rows are repeated more often than this on average, no key is recognized.
 MAX_REPEATED = 20
 MIN_WORDS = 4
@@ -170,7 +172,8 @@ class _Cells:
         if self._texts and all(is_image(text.encode()) for text in self._texts):
             return None, ""
         unread = self._unread_numbers
-        if self._words >= MIN_WORDS * different and (different > MAX_INFERRED or different > rows / 2) and different:
+        repeats = MAX_TEXT_REPEATS if different >= MIN_KEYS else 2
+        if self._words >= MIN_WORDS * different > 0 and (different > MAX_INFERRED or different > rows / repeats):
             return Kind("text"), ""
         if are_keys and not unread:
             return Kind("text"), "is probably an identifier, since nearly every row has another text"

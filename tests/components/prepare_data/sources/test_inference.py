@@ -39,6 +39,8 @@ REVIEWS = [f"A {size} house with {rooms} rooms, near lake {rooms}" for size in (
         ("year", ["2023", "2024"], "number", False),
         ("city", ["Bern", "Basel", ""] * 9, "category", False),
         ("about", REVIEWS, "text", False),
+        ("about", REVIEWS * 4, "text", False),
+        ("about", REVIEWS * 5, "category", False),
         ("about", ["as good as new"] * 39 + ["old"], "category", False),
         ("customer", [f"C-{number:04}" for number in range(40)], "text", True),
         ("customer_id", [str(number) for number in range(40)], "number", True),
