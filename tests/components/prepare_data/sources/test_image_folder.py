@@ -38,8 +38,7 @@ def test_a_folder_without_a_usable_image_is_refused_with_the_reason(
     for name in ("a", "b"):
         (tmp_path / "scans" / name).mkdir(parents=True)
         for number in range(3):
-            Image.fromarray(np.full((4, 4), number / 7, np.float32)).save(tmp_path / "scans" / name / f"{number}.tif")
-    with pytest.raises(
-        UserError, match=r"6 of 6 images cannot be used: a/0\.tif \(its pixels have an unsupported type"
-    ):
+            path = tmp_path / "scans" / name / f"{number}.tif"
+            Image.fromarray(np.full((4, 4), number / 7, np.float32)).save(path)
+    with pytest.raises(UserError, match=r"6 of 6 images cannot be used: a/0\.tif \(its pixels have an unsup"):
         scan(make_settings(tmp_path / "scans"))
