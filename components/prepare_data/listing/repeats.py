@@ -119,7 +119,9 @@ def _whole(blocks: Blocks, ends: NDArray[np.int64], folds: int | None) -> list[t
     bounds = np.cumsum([size for _, size in blocks])
     total = int(bounds[-1])
     cuts = np.unique(bounds[(bounds > 0) & (bounds < total)])
-    of_folds = np.array([total * number // folds for number in range(1, folds)] if folds else [], np.int64)
+    parts = folds or 1
+    of_folds = np.unique(np.array([total * number // parts for number in range(1, parts)], np.int64))
+    of_folds = of_folds[of_folds > 0]  # a group may have fewer examples than there are folds
     moved = {0: 0, **dict(zip(of_folds.tolist(), _moved(of_folds, ends), strict=True)), total: total}
     for start, stop in itertools.pairwise([*moved]):  # what the fold leaves is divided between its bounds
         others = cuts[(cuts > start) & (cuts < stop)]

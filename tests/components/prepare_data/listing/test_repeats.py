@@ -216,17 +216,22 @@ def test_each_row_is_in_the_test_split_of_one_fold(tmp_path: Path, ids: bool) ->
 
 @given(
     sets=st.lists(st.integers(1, 9), min_size=1, max_size=60),
-    fold=st.one_of(st.none(), st.integers(0, 2).map(lambda number: FoldSettings(of=3, number=number))),
+    fold=st.one_of(
+        st.none(),
+        st.sampled_from([3, 7]).flatmap(
+            lambda of: st.integers(0, of - 1).map(lambda number: FoldSettings(of=of, number=number))
+        ),
+    ),
 )
 def test_blocks_end_between_sets_of_equal_rows(sets: list[int], fold: FoldSettings | None) -> None:
     group, count, ends = (None, "a"), sum(sets), np.cumsum(sets)
-    if count < 3:
+    if count < 7:
         return
     before = blocks(divide({group: count}, SplitFractions(), fold)[group], fold)
     after = whole({group: before}, {group: ends}, fold and fold.of)[group]
     assert [split for split, _ in after] == [split for split, _ in before]
     assert sum(size for _, size in after) == count and all(size >= 0 for _, size in after)
     bounds = {*itertools.accumulate(size for _, size in after)} - {0}
-    if len(sets) >= 12:
+    if len(sets) >= 30:
         assert bounds <= {*ends.tolist()}
         assert {split for split, size in after if size} == {split for split, size in before if size}
