@@ -160,6 +160,8 @@ def measure_on_split(settings: EvaluateSettings, model: Path, data: Path, champi
             events.progress(done, split.examples, "examples", examples_per_second=done / max(now - started, 1e-9))
     measured = challenger.measured()
     beaten = served.measured() if served else None
+    if measured.measures and (note := measured.measures.note(description.noun)):
+        events.message(note)
     gate = settings.gate.of(description.task)
     _check_defined(gate, description, measured)
     if beaten is not None:

@@ -130,6 +130,10 @@ class Measures(ABC, Generic[P]):
     def describe(self, batch: P, index: int) -> tuple[str, str]:
         """Return the true and the predicted value of an example of a batch, for people."""
 
+    def note(self, _noun: str) -> str:
+        """Return what the metrics hide, in a sentence about examples of that name; "" if there is nothing to say."""
+        return ""
+
     @abstractmethod
     def values(self) -> Mapping[str, float | None]:
         """Return the metrics; None or NaN where undefined."""

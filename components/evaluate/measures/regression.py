@@ -14,6 +14,8 @@ from slipway.components.evaluate.measures.significance import SEED, Counts, Floa
 from slipway.core.manifest import Input, Manifest
 
 SAMPLE = 2000  # examples in the plots
+# So few of the examples are named if they make so much of the squared error.
+SMALL_FRACTION, ERROR_SHARE = 0.02, 0.5
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,33 @@ class RegressionMeasures(Measures[Values]):
         """A random sample of the examples, all if they are at most `SAMPLE`, in the split's order."""
         chosen = np.sort(np.random.default_rng(SEED).permutation(self.examples)[:SAMPLE])
         return Values(self._values.actual[chosen], self._values.predicted[chosen])
+
+    @property
+    def median_error(self) -> float:
+        """The median of the absolute errors, in the target's unit."""
+        return float(np.median(np.abs(self._values.residuals)))
+
+    def outliers(self) -> tuple[int, float]:
+        """Return how few examples make most of the squared error, and their share of it; (0, 0.0) if many make it.
+
+        Few are at most the fraction `SMALL_FRACTION`, which make at least `ERROR_SHARE` of the squared error.
+        """
+        squared = np.sort(self._values.residuals**2)[::-1]
+        total = float(squared.sum())
+        shares = np.cumsum(squared[: max(1, int(SMALL_FRACTION * len(squared)))]) / total if total else np.zeros(0)
+        count = int(np.searchsorted(shares, ERROR_SHARE)) + 1
+        return (count, float(shares[count - 1])) if count <= len(shares) else (0, 0.0)
+
+    def note(self, noun: str) -> str:
+        count, share = self.outliers()
+        if not count:
+            return ""
+        makes = f"{count:,} of {self.examples:,} test {noun}s {'makes' if count == 1 else 'make'}"
+        return (
+            f"{makes} {share:.0%} of the squared error, so RMSE and R² say little about the others: half of the errors "
+            f"are below {self.median_error:.4g}. evaluate.gate.metric=mae judges all alike; train.loss=huber or mae, "
+            "and data.target=log, learn less from large ones."
+        )
 
     def scores(self, batch: Values) -> Floats:
         """Return the absolute errors, [batch]."""

@@ -86,6 +86,8 @@ def regression(manifest: Manifest, measures: RegressionMeasures, _champion: Regr
         "predicted_actual": charts.predicted_actual(sample.actual, sample.predicted, name),
         "residual_plot": charts.residual_plot(sample.predicted, sample.residuals, name),
         "residual_histogram": charts.residual_histogram(sample.residuals),
+        "median_error": measures.median_error,
+        "outliers": measures.note(manifest.noun),
         "mean_error": measures.metrics()["mean_error"],
     }
 

@@ -72,6 +72,22 @@ def test_the_plots_have_all_examples_or_a_random_sample() -> None:
     np.testing.assert_array_equal(measured(few, few, [20]).sample.actual, few)
 
 
+def test_a_few_errors_that_make_most_of_the_squared_error_are_named() -> None:
+    generator = np.random.default_rng(0)
+    actual = generator.normal(150, 80, 500)
+    predicted = actual + generator.normal(0, 1, 500)
+    assert measured(actual, predicted).note("row") == ""
+    predicted[7] += 200
+    measures = measured(actual, predicted)
+    share = (predicted[7] - actual[7]) ** 2 / ((predicted - actual) ** 2).sum()
+    assert measures.outliers() == (1, pytest.approx(share))
+    assert measures.note("row").startswith(f"1 of 500 test rows makes {share:.0%} of the squared error")
+    assert f"half of the errors are below {np.median(np.abs(predicted - actual)):.4g}" in measures.note("row")
+    predicted[:6] -= 200
+    assert measured(actual, predicted).outliers()[0] == 4
+    assert measured(actual, actual).note("row") == ""
+
+
 def test_the_worst_examples_have_the_largest_residuals() -> None:
     batch = Values(np.array([1.0, 2.0, 3.0, 4.0]), np.array([1.5, 0.0, 3.1, 123456.78]))
     measures = measured(batch.actual, batch.predicted)
