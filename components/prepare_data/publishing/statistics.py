@@ -184,9 +184,12 @@ def samples(folder: Path, manifest: Manifest) -> Iterator[Sample]:
 
 
 def _seen(image: bytes, manifest: Manifest) -> bytes:
-    """Return a stored image as the network sees it, as a PNG."""
+    """Return a stored image as the network sees it, as a PNG; as it is, if it cannot be decoded."""
     file = io.BytesIO()
-    as_network_sees(image, manifest).save(file, "PNG")
+    try:
+        as_network_sees(image, manifest).save(file, "PNG")
+    except OSError:  # data.check did not decode it
+        return image
     return file.getvalue()
 
 

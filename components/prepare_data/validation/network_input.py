@@ -65,7 +65,11 @@ def blank_notes(folder: Path, manifest: Manifest) -> list[str]:
     faint, total, causes = 0, 0, set()
     for features in itertools.islice(read_examples(shards), MAX_EXAMPLES):
         image = stored_parts(features)[0]
-        bands = [cast("tuple[int, int]", band.getextrema()) for band in as_network_sees(image, manifest).split()]
+        try:
+            shown = as_network_sees(image, manifest)
+        except OSError:  # data.check did not decode it
+            continue
+        bands = [cast("tuple[int, int]", band.getextrema()) for band in shown.split()]
         levels = 1 + max(high - low for low, high in bands)
         total += 1
         if levels == 1:
