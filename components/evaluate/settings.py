@@ -75,7 +75,7 @@ class GateSettings(Settings):
         default=[],
         description="Values of `metric` of the same training with other seeds, which `slipway run --repeat` sets. With "
         "a `significance`, the mean over all seeds has to be significantly better than the champion's value, too (a "
-        "t-test).",
+        "t-test, in which the champion is one more training).",
     )
     slice_limit: float | None = Field(
         default=None,
@@ -85,7 +85,8 @@ class GateSettings(Settings):
     slice_margin: float | None = Field(
         default=None,
         description="Smallest improvement over the champion on each of `evaluate.slices`; a negative value accepts "
-        "slices that are slightly worse. null: slices are not compared.",
+        "slices that are slightly worse. A model is rejected if it is significantly below on a slice (at "
+        "`significance`, or 0.05, for all slices together). null: slices are not compared.",
     )
     slice_examples: PositiveInt = Field(
         default=30,
