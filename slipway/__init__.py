@@ -17,13 +17,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from slipway.pipelines.api.errors import Rejected, RunFailed
     from slipway.pipelines.api.existing import Run, Runs
-    from slipway.pipelines.api.functions import CrossValidation, check, cross_validate, model, rehearse, run, runs
+    from slipway.pipelines.api.functions import (
+        CrossValidation,
+        check,
+        compare,
+        cross_validate,
+        model,
+        rehearse,
+        run,
+        runs,
+    )
     from slipway.pipelines.api.models import Model
     from slipway.pipelines.api.notebook import Report
 
 __all__ = [
     "CrossValidation", "Model", "Rejected", "Report", "Run", "RunFailed", "Runs",
-    "check", "cross_validate", "model", "rehearse", "run", "runs",
+    "check", "compare", "cross_validate", "model", "rehearse", "run", "runs",
 ]  # fmt: skip
 # The modules of the other classes; what is not named here is in `functions`.
 _MODULES = {

@@ -24,6 +24,8 @@ _RERUN = re.compile(rf"slipway run --(only|from-step) ([\w-]+) --from ({_VALUE})
 _START = re.compile(rf"slipway (run|rehearse)(?! --resume)((?: -c {_VALUE}| {_OPTIONS})*)")
 _OPTION = re.compile(rf"{_OPTIONS}(?: {_OPTIONS})*")
 _RUN = re.compile(rf"slipway (run --resume|status|cancel|explain) ({_VALUE})")
+_PLAIN = re.compile(r"slipway (list|doctor)(?=$|[,;:.]| (?!-))")
+_CALLS = {"list": "slipway.runs()", "doctor": "slipway.check()"}
 _METHODS = {"run --resume": ".resume()", "status": "", "cancel": ".cancel()", "explain": ".error"}
 
 
@@ -39,11 +41,20 @@ class Rejected(UserError):
     run: Run
 
 
+class Interrupted(KeyboardInterrupt):
+    """The cell that follows a run was interrupted; the text says what happens to the run, and how to continue."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython shows in place of a traceback."""
+        return str(self).splitlines()
+
+
 def in_python(text: str | None) -> str | None:
     """Return a text with calls and arguments of the Python API in place of commands and options that have one."""
     if text is None:
         return None
     text = _RUN.sub(lambda found: f'slipway.runs()["{_unquoted(found[2])}"]{_METHODS[found[1]]}', text)
+    text = _PLAIN.sub(lambda found: _CALLS[found[1]], text)
     text = _RERUN.sub(_rerun, text)
     text = _START.sub(lambda found: f"slipway.{found[1]}({_arguments(found[2])})", text)
     return _OPTION.sub(lambda found: _arguments(found[0]), text)

@@ -15,7 +15,7 @@ from slipway.core.atomic import json_lines
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject, leaves
 from slipway.pipelines.api import starting
-from slipway.pipelines.api.errors import Rejected, RunFailed, in_python, public
+from slipway.pipelines.api.errors import Interrupted, Rejected, RunFailed, in_python, public
 from slipway.pipelines.api.notebook import Report, display_of, runs_table, show_line, summary_html
 from slipway.pipelines.platforms.base import RemotePlatform
 from slipway.pipelines.platforms.table import platform_of
@@ -24,6 +24,7 @@ from slipway.pipelines.runs.record import RunFolder, RunRecord
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.figure import Figure
 
     from slipway.pipelines.api.models import Model
 
@@ -139,6 +140,34 @@ class Run:
         """The training history: a row per step with the metrics, and `kind`, which is train or validation."""
         return _pandas().DataFrame([{k: v for k, v in row.items() if k != "time"} for row in self._history()])
 
+    @public
+    def plot(self, *metrics: str) -> Figure:
+        """Return the learning curves as a figure of matplotlib: a plot per metric, with training and validation.
+
+        Args:
+            metrics: Names of columns of `history`; default: the loss, and the gate's metric if the history has it.
+
+        Raises:
+            UserError: The history is empty, or has no such metric.
+        """
+        history = self.history
+        evaluated = next((step.outputs for step in self._record.steps if step.name == "evaluate"), {})
+        names = list(metrics) or [name for name in ("loss", str(evaluated.get("metric"))) if name in history]
+        if not names:
+            raise UserError(f"Run {self.id} has no training history yet; its status is {self.status}.")
+        for name in names:
+            if name not in history:
+                raise UserError.unknown("metric", name, [each for each in history if each not in ("kind", "step")])
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(5 * len(names), 3.5), layout="constrained")
+        for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+            for kind, rows in history.dropna(subset=[name]).groupby("kind"):
+                axes.plot(rows["step"], rows[name], label=kind, marker="." if len(rows) < 50 else "")
+            axes.set(xlabel="step", ylabel=name)
+            axes.legend()
+        return figure
+
     def _history(self) -> list[JsonObject]:
         file = self._folder.history_file(self._record)
         return json_lines(file.read_bytes()) if file.is_file() else []
@@ -188,7 +217,7 @@ class Run:
     def wait(self, timeout: float | None = None) -> Run:
         """Show the run until it has ended.
 
-        A KeyboardInterrupt leaves it running.
+        A KeyboardInterrupt leaves it running, and says how to follow it again.
 
         Args:
             timeout: Seconds after which to stop waiting; the run continues.
@@ -200,6 +229,13 @@ class Run:
             TimeoutError: It is still running after `timeout`.
             RunFailed: It failed.
         """
+        try:
+            self._follow(timeout)
+        except KeyboardInterrupt:
+            raise Interrupted(f'run {self.id} continues\nto follow it: slipway.runs()["{self.id}"].wait()') from None
+        return self._checked()
+
+    def _follow(self, timeout: float | None) -> None:
         until = math.inf if timeout is None else time.monotonic() + timeout
         with display_of(self._folder) as display:
             while True:
@@ -210,7 +246,6 @@ class Run:
                 if time.monotonic() > until:
                     raise TimeoutError(f"Run {self.id} is still running after {timeout} s; it continues.")
                 time.sleep(POLL_SECONDS)
-        return self._checked()
 
     def __await__(self) -> Generator[Any, None, Run]:
         """Wait as `wait` does, without blocking the event loop; a cancelled task leaves the run running."""
@@ -303,8 +338,9 @@ class Run:
             record = self._record
             if record.status == "running" and not isinstance(platform_of(record.platform), RemotePlatform):
                 _stop(self._folder)
-            show_line(f'to continue: slipway.runs()["{self.id}"].{"wait" if self.status == "running" else "resume"}()')
-            raise
+            state, method = ("continues", "wait") if self.status == "running" else (f"is {self.status}", "resume")
+            text = f'run {self.id} {state}\nto continue: slipway.runs()["{self.id}"].{method}()'
+            raise Interrupted(text) from None
 
     @public
     def logs(self, step: str | None = None, *, follow: bool = False, raw: bool = False) -> Iterator[str]:
@@ -354,10 +390,11 @@ class Runs:
         Args:
             settings: The settings to include by dotted name; by default those that differ between the runs.
         """
+        from slipway.pipelines.comparison.captured import described
         from slipway.pipelines.comparison.selection import differences
 
         runs = list(self)
-        values = [run.settings for run in runs]
+        values = described([run.settings for run in runs], [run.folder.parent.parent for run in runs])
         names = list(settings) or [name for name in differences(values) if name not in ("hardware", "name")]
         for name in settings:
             if values and not any(name in each for each in values):

@@ -13,7 +13,7 @@ from slipway.core.paths import in_project
 from slipway.pipelines.api import starting
 from slipway.pipelines.api.errors import in_python, public
 from slipway.pipelines.api.existing import Run, Runs, reject, start
-from slipway.pipelines.api.notebook import findings_table, show_line
+from slipway.pipelines.api.notebook import Report, findings_table, show_line
 from slipway.pipelines.options import Runner, check_runner, configuration_path
 from slipway.pipelines.platforms.table import DEFAULT, platform_of, remote
 from slipway.pipelines.runs import record as records
@@ -235,6 +235,26 @@ def model(name: str | os.PathLike[str] | None = None) -> Model:
     return Model.find(None if name is None else os.fspath(name))
 
 
+@public
+def compare(*runs: Run | str) -> Report:
+    """Return the page that compares runs, by default all: metrics, settings that differ, learning curves, data, code.
+
+    Args:
+        runs: Runs, or their ids; several.
+
+    Raises:
+        UserError: There is no such run, or there are none.
+    """
+    from slipway.pipelines.comparison import page, selection
+
+    root = in_project(records.ROOT)
+    folders = [records.find(one, root) if isinstance(one, str) else one._folder for one in runs]
+    rows = [selection.read(folder) for folder in folders or records.folders(root)]
+    if not rows:
+        raise UserError("There are no runs yet.", fix="slipway run")
+    return Report(page.write(selection.described(rows)), f"{len(rows)} runs compared")
+
+
 def overrides(settings: Settings | None) -> list[str]:
     """Return settings as texts "dotted.name=value" in YAML.
 
@@ -245,6 +265,14 @@ def overrides(settings: Settings | None) -> list[str]:
 
     changes = []
     for name, value in (settings or {}).items():
+        if hasattr(value, "to_parquet"):
+            raise UserError(
+                f"The setting {name} is a DataFrame, which another process does not have.",
+                setting=str(name),
+                value=type(value).__name__,
+                allowed="a source, such as parquet:FILE or csv:FILE",
+                fix=f'df.to_parquet("data.parquet"), and {{"{name}": "parquet:data.parquet"}}',
+            )
         try:
             text = yaml.safe_dump(_plain(value), default_flow_style=True, width=2**31, allow_unicode=True)
         except yaml.YAMLError:

@@ -167,10 +167,10 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -
 
 
 class Report:
-    """The HTML report of an evaluation; `path` is its file."""
+    """A page, such as the report of an evaluation, which a notebook shows inline; `path` is its file."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, title: str = "Evaluation report") -> None:
+        self.path, self._title = path, title
 
     def __repr__(self) -> str:
         return f"<Report {self.path}>"
@@ -183,6 +183,6 @@ class Report:
     def _repr_html_(self) -> str:
         """Return the page in a frame of its own: its styles and scripts cannot touch the notebook."""
         return (
-            f'<iframe sandbox="allow-scripts" srcdoc="{html.escape(self.html)}" title="Evaluation report" '
+            f'<iframe sandbox="allow-scripts" srcdoc="{html.escape(self.html)}" title="{html.escape(self._title)}" '
             f'style="width:100%;height:{REPORT_HEIGHT}px;border:1px solid #8884"></iframe>'
         )

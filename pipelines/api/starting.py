@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from slipway.pipelines.checks import Finding
     from slipway.pipelines.config.config import RunConfig
     from slipway.pipelines.runs.record import RunFolder, RunRecord
+
+# How long a run that was stopped may take to end before it is resumed.
+ENDING_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -189,6 +193,9 @@ def resumed(
     from slipway.pipelines.runs.continuing import check_resumable, resumed_configuration
 
     overrides = list(overrides)
+    until = time.monotonic() + ENDING_SECONDS
+    while folder.read().status != "running" and folder.holder() and time.monotonic() < until:
+        time.sleep(0.05)  # the run was just stopped, and its process is ending
     with folder.held():
         record = current(folder, say)
         platform = platform_of(record.platform)

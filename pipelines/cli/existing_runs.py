@@ -148,7 +148,7 @@ def _selected(where: list[str] | None, sort: str | None, folders: Iterable[RunFo
             rows.append(selection.read(folder, current(folder)))
         except UserError as error:
             error_console.print(f"skipped: {escape(lowered(error.message))}")
-    return selection.select(rows, where or (), sort)
+    return selection.described(selection.select(rows, where or (), sort))
 
 
 @user_errors
@@ -164,12 +164,13 @@ def compare(
 ) -> None:
     """Write a page that compares runs: metrics, settings that differ, learning curves, data, code and time."""
     from slipway.pipelines.cli import display
+    from slipway.pipelines.comparison.page import write
     from slipway.pipelines.runs import record as runs
 
     rows = _selected(where, sort, map(runs.find, run_ids) if run_ids else runs.folders())
     if not rows:
         raise UserError("No run meets the conditions." if where else "There are no runs yet.", fix="slipway list")
-    page = _write_comparison(rows, output)
+    page = write(rows, output)
     for line in display.run_lines([row.record for row in rows[:SHOWN]], [row.settings for row in rows[:SHOWN]]):
         console.print(line)
     console.print(f"\npage: {short(str(page))}")
@@ -188,10 +189,12 @@ def open_(
     from slipway.pipelines.runs import record as runs
 
     if run_id is None:
+        from slipway.pipelines.comparison.page import write
+
         rows = _selected(None, None, runs.folders())
         if not rows:
             raise UserError("There are no runs yet.", fix="slipway run")
-        page = _write_comparison(rows, None)
+        page = write(rows)
     else:
         record = current(runs.find(run_id))
         if record.report is None or not Path(record.report).is_file():
@@ -202,18 +205,6 @@ def open_(
         page = Path(record.report)
     opened = webbrowser.open(page.absolute().as_uri())
     console.print(f"{'opened' if opened else 'there is no browser here; open'} {page}")
-
-
-def _write_comparison(rows: list[Row], output: Path | None) -> Path:
-    from slipway.core.atomic import replace_file
-    from slipway.pipelines.comparison.page import render
-    from slipway.pipelines.options import check_folder_of
-
-    if output is not None:
-        check_folder_of(output)
-    path = output or rows[0].folder.path.parent / "comparison.html"
-    replace_file(path, render(rows).encode())
-    return path
 
 
 @user_errors

@@ -13,8 +13,10 @@ import numpy as np
 from slipway.components import page
 from slipway.components.evaluate.charts import History, read_history
 from slipway.components.evaluate.plot import LINE, Axis, Panel, draw
+from slipway.core.atomic import replace_file
 from slipway.core.values import JsonObject
 from slipway.pipelines.comparison.selection import Row, differences
+from slipway.pipelines.options import check_folder_of
 
 TEMPLATE = Path(__file__).with_name("comparison.html")
 # More learning curves, or coordinates of more runs, could not be told apart.
@@ -59,6 +61,19 @@ def render(rows: Sequence[Row]) -> str:
         parallel=_parallel(lines[:MAX_PARALLEL], names, next(iter(metrics), None)),
         created=datetime.now(UTC).strftime("%d %B %Y, %H:%M UTC").lstrip("0"),
     )
+
+
+def write(rows: Sequence[Row], path: Path | None = None) -> Path:
+    """Write the page that compares runs, by default beside them as comparison.html; return its path.
+
+    Raises:
+        UserError: The folder does not exist.
+    """
+    if path is not None:
+        check_folder_of(path)
+    path = path or rows[0].folder.path.parent / "comparison.html"
+    replace_file(path, render(rows).encode())
+    return path
 
 
 def _color(number: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import yaml
 
 from slipway.core.errors import UserError, nearest
 from slipway.core.values import JsonObject, by_option, leaves, number
+from slipway.pipelines.comparison import captured
 from slipway.pipelines.runs import provenance
 from slipway.pipelines.runs.record import RunFolder, RunRecord
 
@@ -149,6 +150,14 @@ def select(rows: Iterable[Row], conditions: Iterable[str], order: str | None) ->
         having.sort(key=lambda row: _sortable(row.values[name]), reverse=order.startswith("-"))
         rows = [*having, *(row for row in rows if row.values.get(name) is None)]
     return rows
+
+
+def described(rows: Sequence[Row]) -> list[Row]:
+    """Return the runs with settings in which captured functions can be compared; see `captured.described`."""
+    newest = sorted(rows, key=lambda row: row.record.created, reverse=True)
+    settings = captured.described([row.settings for row in newest], [row.folder.path.parent.parent for row in newest])
+    by_run = {row.record.run_id: each for row, each in zip(newest, settings, strict=True)}
+    return [replace(row, settings=by_run[row.record.run_id]) for row in rows]
 
 
 def differences(settings: Sequence[Mapping[str, object]]) -> list[str]:

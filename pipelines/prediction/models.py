@@ -92,6 +92,8 @@ def fetch(chosen: Chosen, say: Callable[[str], None]) -> None:
 def _find(model: str | None, known: Registry) -> Chosen:
     if model is None:
         names = known.models()
+        if not names and (rejected := _rejected()):
+            raise rejected
         if len(names) != 1:
             raise UserError(
                 f"{'No model is' if not names else f'{len(names)} models are'} registered in {known.root}.",
@@ -122,6 +124,8 @@ def _find(model: str | None, known: Registry) -> Chosen:
         return found
     if folder.is_dir():
         return Chosen(folder.absolute(), folder.name)
+    if rejected := _rejected(model):
+        raise rejected
     near = nearest(model, [*known.models(), *(each.run_id for each in runs.folders())])
     raise UserError(
         f"There is no model {model}.",
@@ -130,6 +134,27 @@ def _find(model: str | None, known: Registry) -> Chosen:
         allowed=f"{MEANINGS}; registered in {known.root}: {', '.join(known.models()) or 'none'}",
         nearest=near,
         fix=f"name {near}" if near else "slipway list, which shows the runs",
+    )
+
+
+def _rejected(model: str | None = None) -> UserError | None:
+    """Return the error for a model, or any, of which all runs were rejected; None if that is not why there is none."""
+    rejected = [
+        record
+        for record in (folder.read() for folder in runs.folders())
+        if record.is_rejected and model in (None, record.name)
+    ]
+    if not rejected:
+        return None
+    newest = rejected[0]
+    reasons = " ".join((newest.verdict or {}).get("reasons", ()))
+    count = f"The run {newest.run_id} was" if len(rejected) == 1 else f"{len(rejected)} runs were"
+    return UserError(
+        f"No model{f' {model}' if model else ''} is registered: {count} rejected. {reasons}",
+        setting="MODEL",
+        value=model,
+        allowed=MEANINGS,
+        fix=f"name the run, {newest.run_id}, to predict with its model, or correct what the verdict says and run again",
     )
 
 

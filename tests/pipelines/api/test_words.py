@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import importlib.util
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +23,7 @@ from slipway.pipelines.api.errors import in_python
 from slipway.pipelines.api.functions import overrides
 from slipway.pipelines.api.notebook import runs_table, sparkline, summary_html
 from slipway.pipelines.runs.record import ErrorRecord, RunRecord, StepRecord
+from tests.pipelines.comparison.test_comparison import run
 
 
 @pytest.mark.parametrize(
@@ -36,7 +39,9 @@ from slipway.pipelines.runs.record import ErrorRecord, RunRecord, StepRecord
         ),
         ("slipway status a-1, or slipway cancel a-1", 'slipway.runs()["a-1"], or slipway.runs()["a-1"].cancel()'),
         ("slipway rehearse --steps 5", "slipway.rehearse(steps=5)"),
-        ("slipway list, which shows the runs", "slipway list, which shows the runs"),
+        ("slipway list, which shows the runs", "slipway.runs(), which shows the runs"),
+        ("slipway list --sort accuracy", "slipway list --sort accuracy"),
+        ("slipway doctor", "slipway.check()"),
         ("--set a.b=2 (same batch), or --set a.c=64", "settings={'a.b': 2} (same batch), or settings={'a.c': 64}"),
         ("free disk space, then repeat the command", "free disk space, then repeat the command"),
     ],
@@ -116,7 +121,7 @@ def test_the_curve_shows_the_validation_loss_and_else_the_training_loss() -> Non
 def test_the_package_offers_the_api_and_nothing_else() -> None:
     assert set(dir(slipway)) == {
         "CrossValidation", "Model", "Rejected", "Report", "Run", "RunFailed", "Runs",
-        "check", "cross_validate", "model", "rehearse", "run", "runs",
+        "check", "compare", "cross_validate", "model", "rehearse", "run", "runs",
     }  # fmt: skip
     with pytest.raises(AttributeError, match="has no attribute 'launch'"):
         slipway.launch  # noqa: B018
@@ -131,6 +136,86 @@ def test_a_notebook_shows_an_error_with_the_users_lines_only() -> None:
     assert f"{__file__}:" in shown[0]
     assert 'slipway.run("missing.yaml")' in shown[0]
     assert shown[1].startswith("error: the configuration missing.yaml does not exist.")
+
+
+def test_an_interrupt_is_shown_in_two_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = run(tmp_path, 3, 0.1, "adam", None)
+    found = slipway.Run(ended.folder)
+    monkeypatch.setattr(slipway.Run, "_follow", interrupt)
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        found._waited()
+    assert stopped.value._render_traceback_() == [
+        "run run-3 is failed",
+        'to continue: slipway.runs()["run-3"].resume()',
+    ]
+    ended.folder.write(replace(ended.record, status="running", platform="vertex"))
+    with pytest.raises(KeyboardInterrupt) as waiting:
+        found.wait()
+    assert waiting.value._render_traceback_() == ["run run-3 continues", 'to follow it: slipway.runs()["run-3"].wait()']
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_data_frame_as_a_setting_says_how_to_store_it() -> None:
+    with pytest.raises(UserError, match=r"data\.source is a DataFrame") as caught:
+        overrides({"data.source": pandas.DataFrame({"x": [1]})})
+    assert caught.value.fix == 'df.to_parquet("data.parquet"), and {"data.source": "parquet:data.parquet"}'
+
+
+def test_learning_curves_are_a_figure(tmp_path: Path) -> None:
+    figure = slipway.Run(run(tmp_path, 1, 0.1, "adam", 0.9).folder).plot()
+    (axes,) = figure.axes
+    (line,) = axes.lines
+    assert (axes.get_ylabel(), line.get_label()) == ("accuracy", "validation")
+    assert line.get_xydata().tolist() == [[1, 0.1], [2, 0.2]]
+    with pytest.raises(UserError, match="'accurracy'"):
+        slipway.Run(run(tmp_path, 2, 0.1, "adam", 0.9).folder).plot("accurracy")
+
+
+def test_runs_are_compared_on_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("runs").mkdir()
+    with pytest.raises(UserError, match="There are no runs yet"):
+        slipway.compare()
+    first, second, _ = (run(Path("runs"), number, 0.1**number, "adam", 0.9) for number in (1, 2, 3))
+    page = slipway.compare(slipway.Run(first.folder), second.record.run_id)
+    assert "run-1" in page.html
+    assert "run-2" in page.html
+    assert "run-3" not in page.html
+    assert "run-3" in slipway.compare().html
+    assert 'title="3 runs compared"' in slipway.compare()._repr_html_()
+
+
+def test_runs_of_a_function_show_its_constants_and_changed_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("runs").mkdir()
+    for number, (width, units) in enumerate([(12, 10), (32, 10), (32, 20)]):
+        source = f"def net(shape):\n    return WIDTH, {units}\n"
+        Path(f"net_{number:08x}.py").write_text(f'"""Captured."""\n\nWIDTH = {width}\n\n\n{source}')
+        folder = run(Path("runs"), number, 0.1, "adam", 0.9).folder
+        folder.configuration_file.write_text(f"model: {{builder: 'net_{number:08x}:net'}}\n")
+    frame = slipway.runs().frame().sort_index()
+    assert frame["net.WIDTH"].tolist() == ["12", "32", "32"]
+    assert frame["model.builder"].tolist() == ["net", "net", "net with return WIDTH, 20"]
+    assert "net with return WIDTH, 20" in slipway.compare().html
+    Path("net_00000002.py").unlink()
+    assert slipway.runs().frame().sort_index()["model.builder"].tolist()[2] == "net_00000002:net"
+
+
+def test_a_model_of_rejected_runs_is_not_registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("runs").mkdir()
+    row = run(Path("runs"), 1, 0.1, "adam", 0.5)
+    row.folder.write(replace(row.record, verdict={"decision": "reject", "reasons": ["accuracy 0.5 is below 0.9."]}))
+    for name in ("digits", None):
+        with pytest.raises(UserError, match=r"is registered: The run run-1 was rejected\. accuracy 0\.5 is below"):
+            slipway.model(name)
+    with pytest.raises(UserError, match="There is no model other"):
+        slipway.model("other")
 
 
 def test_a_table_without_pandas_names_its_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
