@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeGuard, get_args
 
 from slipway.core.errors import UserError, nearest
-from slipway.core.manifest import Manifest, TaskName, signature_name
+from slipway.core.manifest import Manifest, TaskName
 
 if TYPE_CHECKING:
     from slipway.trainer.config import TrainSettings
@@ -225,21 +225,9 @@ def check_inputs(train: TrainSettings, manifest: Manifest) -> None:
 
     Raises:
         UserError: As `check_settings`, or images are to be augmented and there are none, or mixed up and there are
-            other inputs too, or two inputs would have one name.
+            other inputs too.
     """
     check_settings(train, manifest.task)
-    named: dict[str, str] = {}
-    for name, each in manifest.all_inputs.items():
-        served = signature_name(name, each)
-        other = named.setdefault(served, name)
-        if other != name:
-            raise UserError(
-                f"The inputs {other!r} and {name!r} would both be {served} in the serving signature.",
-                setting="data.inputs",
-                value=name,
-                allowed="names that differ in their letters and digits",
-                fix="rename one of them in the source, or list the others in data.inputs",
-            )
     check_threshold(train.threshold, manifest, "train.threshold", "--set train.threshold=null")
     if train.augment.is_on and not manifest.has_image:
         raise UserError(

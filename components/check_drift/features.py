@@ -67,10 +67,11 @@ def of_split(model: Model, folder: Path, most: int, seed: int) -> Sample:
     draws = np.random.default_rng(seed)
     share = min(1.0, most / max(1, sum(shard.examples for shard in shards)))
     found, failed = list[dict[str, Values]](), 0
+    stored = model.matched(data.signature)
     with without_native_stderr():
         for batch in batches([folder / shard.file for shard in shards], data, READ_TOGETHER):
             chosen = np.flatnonzero(draws.random(len(batch.keys)) < share)
-            given = {name: np.asarray(batch.features[name])[chosen] for name in model.inputs}
+            given = {name: np.asarray(batch.features[served])[chosen] for name, served in stored.items()}
             features, without = of_examples(model, given, len(chosen))
             found += features
             failed += without
@@ -106,14 +107,11 @@ def sample_of(found: Sequence[dict[str, Values]], failed: int) -> Sample:
     return Sample(features, len(next(iter(features.values()))), failed)
 
 
-def of_inputs(model: Model, arrays: dict[str, Values]) -> dict[str, Values]:
+def of_inputs(model: Model, arrays: Arrays) -> dict[str, Values]:
     """Return the features of inputs. Dates are none: new data always have other ones."""
-    from slipway.core.manifest import signature_name
-
-    names = {signature_name(name, each): name for name, each in model.stored_inputs.items()}
     found: dict[str, Values] = {}
     for signature, values in arrays.items():
-        name, kind = names.get(signature, signature), model.inputs[signature].kind
+        name, kind = model.source(signature), model.inputs[signature].kind
         if kind == "image":
             found |= {f"{name}: {what}": one for what, one in _of_images(values).items()}
         elif kind == "category":

@@ -36,7 +36,7 @@ from slipway.components.evaluate.settings import EvaluateSettings, GateSettings
 from slipway.core import events, manifest, seen
 from slipway.core.cores import available_cores
 from slipway.core.errors import UserError
-from slipway.core.manifest import Manifest, Split, signature_name
+from slipway.core.manifest import Manifest, Split
 from slipway.core.values import JsonObject
 from slipway.serving.model import TYPES, import_tensorflow, is_model
 from slipway.trainer.metrics.history import METRICS_FILE
@@ -214,7 +214,7 @@ class UnseenCategories:
     def __init__(self, description: Manifest) -> None:
         categories = {name: each for name, each in description.inputs.items() if each.kind == "category"}
         self._vocabularies = {name: frozenset(each.vocabulary) for name, each in categories.items()}
-        self._stored = {name: signature_name(name, each) for name, each in categories.items()}
+        self._stored = description.signature
         self._counts: dict[str, Counter[str]] = {name: Counter() for name in categories}
         self._examples = dict.fromkeys(categories, 0)
 
@@ -268,7 +268,7 @@ def batches(shards: list[Path], description: Manifest, batch_size: int) -> Itera
     records = tf.data.TFRecordDataset([str(path) for path in shards], buffer_size=1 << 20).batch(batch_size)
     parse = as_it_is(lambda batch: tf.io.parse_example(batch, features))
     for parsed in records.map(parse).prefetch(2):
-        raw = {signature_name(name, each): parsed[name] for name, each in inputs.items()}
+        raw = {served: parsed[name] for name, served in description.signature.items()}
         yield Batch(raw, parsed["label"].numpy(), list(parsed["key"].numpy()))
 
 

@@ -15,7 +15,7 @@ from slipway.components.evaluate.gate import Opponent, SliceValues
 from slipway.components.evaluate.measures.base import Measures, shortfall
 from slipway.components.evaluate.settings import EvaluateSettings
 from slipway.core import seen
-from slipway.core.manifest import Manifest
+from slipway.core.manifest import Manifest, SignatureName
 from slipway.core.values import JsonObject
 from slipway.serving.model import Model, read_json
 
@@ -26,7 +26,7 @@ UNRECORDED = f"{MAY_INCLUDE}there is no record of them (seen.u64)."
 # The prepared data set's folder, data.uri as it is, or None if a custom program has its own data.
 Data: TypeAlias = Path | str | None
 # Tensors by the name of the serving signature's input, [batch, …] each.
-Features: TypeAlias = Mapping[str, Any]
+Features: TypeAlias = Mapping[SignatureName, Any]
 Mask: TypeAlias = NDArray[np.bool_]
 
 

@@ -19,13 +19,13 @@ from slipway.components.evaluate.measures.significance import Counts, Floats
 from slipway.components.evaluate.slices import Slice
 from slipway.core.errors import UserError
 from slipway.core.integrity import unsealed, verify
-from slipway.core.manifest import Manifest, signature_name
+from slipway.core.manifest import Manifest, SignatureName
 from slipway.serving import model as model_files
 from slipway.serving.model import RECORD_FILE, SIGNATURE, TYPES, Model, NotServable, read_json
 from slipway.trainer.export.examples import EXAMPLES
 from slipway.trainer.tasks import TASKS
 
-IMAGE = "image_bytes"  # of the feature `image`
+IMAGE = "image"
 # An example's values in the report: at most so many inputs, and elements of an array.
 VALUES_SHOWN, ELEMENTS_SHOWN = 12, 6
 
@@ -63,6 +63,7 @@ class ServedModel:
         self._measures, self._compared = self._part(np.ones(examples, bool), compared, worst)
         self._slices = [MeasuredSlice(each.name, *self._part(each.mask, compared)) for each in slices]
         self.model = self._load()
+        self._stored = self.model.matched(data.signature)
         self._measures.threshold = self.model.threshold  # the parts receive its predictions
         classes = read_json(folder / RECORD_FILE).get("classes") or []
         if is_champion and classes and data.classes and not set(classes) & set(data.classes):
@@ -90,7 +91,9 @@ class ServedModel:
     def update(self, batch: Batch, answers: NDArray[np.float32]) -> None:
         """Update the metrics by a batch and the answers of `predict`; batches have to be in order."""
         if self.sample is None:
-            self.sample, self._order = batch.part(0, EXAMPLES), self._align(self.model.names)
+            sample = batch.part(0, EXAMPLES)
+            self.sample = replace(sample, features=self._inputs(sample.features))
+            self._order = self._align(self.model.names)
         values = self._checked(batch, answers)
         predictions = self._measures.predictions(batch.labels, values, self._order)
         for mask, measures in self._parts:
@@ -104,7 +107,7 @@ class ServedModel:
         examples = []
         for index in worst.candidates(scores).tolist():
             true, predicted = self._measures.describe(predictions, index)
-            image, shown = _shown(batch.part(index, index + 1).features)
+            image, shown = _shown(batch.part(index, index + 1).features, self._data)
             examples.append(Example(batch.key(index), true, predicted, float(scores[index]), image, shown))
         worst.add(examples)
 
@@ -139,7 +142,11 @@ class ServedModel:
             raise self._problem(f"does not load: {_sentence(error)}") from None
 
     def _serve(self, features: Features) -> NDArray[np.float32]:
-        return self.model.predict(features)[self._outputs.values]
+        return self.model.predict(self._inputs(features))[self._outputs.values]
+
+    def _inputs(self, features: Features) -> dict[SignatureName, Any]:
+        """Return the features that are inputs of the model, by their names in its own signature."""
+        return {SignatureName(name): features[stored] for name, stored in self._stored.items()}
 
     def _align(self, names: list[str]) -> Counts:
         classes = self._data.classes
@@ -166,7 +173,7 @@ class ServedModel:
     def _blame(self, batch: Batch, error: Exception) -> UserError:
         """Return the error for a failing batch: an example that the model cannot read, or else the model."""
         failing = [batch.key(index) for index in range(len(batch.keys)) if not self._accepts(batch, index)]
-        if not failing or (len(failing) == len(batch.keys) > 1) or IMAGE not in batch.features:
+        if not failing or (len(failing) == len(batch.keys) > 1) or not self._data.has_image:
             return self._problem(f"does not run: {_sentence(error)}")
         more = f" ({len(failing) - 1} more in its batch)" if len(failing) > 1 else ""
         if self._is_champion:
@@ -222,26 +229,29 @@ def load(folder: Path, data: Manifest) -> Model:
                 f"its signature {SIGNATURE!r} has no output {output!r}, which the task {data.task} needs; "
                 f"it has {', '.join(model.outputs)}"
             )
-    inputs = {signature_name(name, each): each for name, each in data.all_inputs.items()}
-    given = {name: TYPES[each.kind] for name, each in inputs.items()}
+    stored, names = model.matched(data.signature), ", ".join(data.all_inputs)
+    inputs = {served: data.all_inputs[name] for name, served in data.signature.items()}
     for name, each in model.inputs.items():
-        if name not in given:
-            raise OtherData(f"has the input {name}, which the data set {data.name} does not have: {', '.join(given)}")
-        if (kind := each.type_name) != given[name]:
-            raise OtherData(f"reads the input {name} as {kind}, but it is {given[name]} in the data set {data.name}")
-        if inputs[name].nullable and not each.nullable:
-            raise OtherData(f"needs a number for the input {name}, which examples of the data set {data.name} lack")
+        source = model.source(name)
+        if name not in stored:
+            raise OtherData(f"has the input {source}, which the data set {data.name} does not have: {names}")
+        one = inputs[stored[name]]
+        if (kind := each.type_name) != (expected := TYPES[one.kind]):
+            raise OtherData(f"reads the input {source} as {kind}, but it is {expected} in the data set {data.name}")
+        if one.nullable and not each.nullable:
+            raise OtherData(f"needs a number for the input {source}, which examples of the data set {data.name} lack")
     return model
 
 
-def _shown(features: Features) -> tuple[bytes, dict[str, str]]:
+def _shown(features: Features, data: Manifest) -> tuple[bytes, dict[str, str]]:
     """Return the encoded image of an example, b"" without one, and its other values as texts."""
     image, texts = b"", dict[str, str]()
-    for name, tensor in features.items():
-        value = tensor[0].numpy()
-        if name == IMAGE:
+    inputs = data.all_inputs
+    for name, served in data.signature.items():
+        value = features[served][0].numpy()
+        if name == IMAGE and data.has_image:
             image = bytes(value)
-        elif len(texts) < VALUES_SHOWN and not (isinstance(value, bytes) and name.endswith("_bytes")):
+        elif len(texts) < VALUES_SHOWN and inputs[name].kind != IMAGE:
             flat = np.ravel(np.asarray(value, object) if isinstance(value, bytes) else value).tolist()
             cells = [_cell(each) for each in flat[:ELEMENTS_SHOWN]]
             texts[name] = ", ".join([*cells, "…"] if len(flat) > ELEMENTS_SHOWN else cells)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from slipway.components.evaluate.measured import Batch, Mask
 from slipway.components.formatting import brief
 from slipway.core.errors import UserError, nearest
-from slipway.core.manifest import Manifest, signature_name
+from slipway.core.manifest import Manifest
 from slipway.serving.kinds import image_size
 from slipway.trainer.engines import builder
 from slipway.trainer.hooks import FUNCTION_PATTERN
@@ -104,7 +104,7 @@ def _column(name: str, data: Manifest) -> Callable[[Batch], NDArray[Any]]:
     about = data.inputs.get(name)
     if about is None and name in SIZES and data.has_image:
         side = SIZES.index(name)
-        images = signature_name("image", data.all_inputs["image"])
+        images = data.signature["image"]
         return lambda batch: np.array([image_size(image)[side] for image in batch.features[images].numpy()])
     names = [each for each, found in data.inputs.items() if found.kind != "image" and not found.stored_shape]
     names += SIZES if data.has_image else ()
@@ -119,7 +119,7 @@ def _column(name: str, data: Manifest) -> Callable[[Batch], NDArray[Any]]:
             nearest=near,
             fix=f"--set {SETTING}='[{near}]'" if near else None,
         )
-    stored = signature_name(name, about)
+    stored = data.signature[name]
     if about.kind == "category":
         return lambda batch: np.array(
             [each.decode(errors="replace") for each in batch.features[stored].numpy()], object
@@ -130,10 +130,9 @@ def _column(name: str, data: Manifest) -> Callable[[Batch], NDArray[Any]]:
 def _function(text: str, data: Manifest) -> Callable[[Batch], NDArray[Any]]:
     """Return the function from a batch to the names that the user's function returns for its examples."""
     called = builder.load(text, SETTING, CONTRACT)
-    stored = {name: signature_name(name, each) for name, each in data.all_inputs.items()}
 
     def named(batch: Batch) -> NDArray[Any]:
-        features = {name: batch.features[key].numpy() for name, key in stored.items()}
+        features = {name: batch.features[key].numpy() for name, key in data.signature.items()}
         names = np.empty(len(batch.keys), object)
         for index in range(len(batch.keys)):
             try:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slipway.core.errors import UserError
+from slipway.core.manifest import stored_name as stored_name
 
 # An example for a shard's writer: key, label, size in bytes and offset; see `Entry`.
 Example = tuple[bytes, int, int, int]
@@ -22,8 +23,6 @@ SPLIT_FOLDERS = {
     "valid": "validation",
     "test": "test",
 }
-# The features that every stored example has.
-OWN = ("image", "label", "key")
 # Prefix of a column name in data.group_by.
 COLUMN = "column:"
 # Separates the labels of an example in its entry.
@@ -45,11 +44,6 @@ class Damaged(Unusable):
 def readable(key: bytes) -> str:
     """Decode a key to text; bytes that are not UTF-8 are escaped."""
     return key.decode("utf-8", "backslashreplace")
-
-
-def stored_name(name: str) -> str:
-    """Return the name under which an additional feature is stored; names that clash with ours get a prefix."""
-    return f"source_{name}" if name in OWN else name
 
 
 def source_error(

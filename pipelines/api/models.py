@@ -9,7 +9,7 @@ import io
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from slipway.core.dates import written
 from slipway.core.errors import UserError
@@ -20,6 +20,7 @@ from slipway.trainer.engines.installed import verify_extra
 if TYPE_CHECKING:
     import pandas
 
+    from slipway.core.manifest import SignatureName
     from slipway.pipelines.prediction.models import Chosen
     from slipway.serving import model as served
     from slipway.serving.kinds import Field
@@ -90,21 +91,23 @@ class Model:
         return models.ready(self._chosen)
 
     @public
-    def predict(self, inputs: Any) -> pandas.DataFrame:
+    def predict(self, inputs: Any, errors: Literal["raise", "keep"] = "raise") -> pandas.DataFrame:
         """Predict on examples.
 
         Args:
             inputs: One or several of what the model's inputs are. Images: paths, bytes of image files, PIL images, or
                 arrays of uint8, [height, width] or [height, width, channels], and [examples, …] for several. Tables: a
-                DataFrame with a column per input (others are ignored), or a list of dicts. A single input: a list or
-                an array of its values, such as texts.
+                DataFrame with the source's columns, a row of one, a dict, or a list of dicts; what these have besides
+                the inputs is ignored. A single input: a list or an array of its values, such as texts.
+            errors: Whether an example that does not fit the model fails the call, or has an empty row with the reason
+                in the column `error`.
 
         Returns:
             A row per example, with the index of a DataFrame: `label` and the probability of each class, `labels` and
             the probability of each label, `prediction`, or for other models the outputs by name.
 
         Raises:
-            UserError: An example does not fit the model, such as a missing value; names it.
+            UserError: An example does not fit the model, such as a missing value, and `errors` is "raise"; names it.
         """
         from slipway.pipelines.prediction import parts, prediction
         from slipway.pipelines.prediction.unknown import UnknownValues
@@ -114,61 +117,71 @@ class Model:
         import pandas
 
         model = self._loaded
-        index = inputs.index if isinstance(inputs, pandas.DataFrame | pandas.Series) else None
         instances = self._instances(inputs)
+        is_indexed = isinstance(inputs, pandas.DataFrame | pandas.Series) and len(inputs) == len(instances)
+        index = inputs.index if is_indexed and not self._is_row(inputs) else None
         rows: list[dict[str, Any]] = []
         unknown = UnknownValues()
         for start in range(0, len(instances), BATCH):
             examples = [(str(start + n), each) for n, each in enumerate(instances[start : start + BATCH])]
             chunk = parts.chunk_of(model, examples)
             for answers in prediction.predict(model, iter([chunk])):
-                for example, error in sorted(answers.errors.items()):
-                    raise UserError(f"Example {answers.keys[example]}: {error.rstrip('.')}.")
-                rows += [_row(model, each) for each in in_words(model, answers.outputs)]
+                if answers.errors and errors == "raise":
+                    first, error = min(answers.errors.items())
+                    raise UserError(
+                        f"Example {answers.keys[first]}: {error.rstrip('.')}.",
+                        fix='correct it, or predict(…, errors="keep") for a row with the reason in the column error',
+                    )
+                predicted = iter(in_words(model, answers.outputs))
+                rows += [
+                    {"error": answers.errors[at]} if at in answers.errors else _row(model, next(predicted))
+                    for at in range(len(answers))
+                ]
                 unknown.add(len(answers), answers.unknown)
         for line in unknown.lines():
             show_line(line)
-        return pandas.DataFrame(rows, index=index)
+        names = dict.fromkeys(name for row in rows for name in row)
+        columns = sorted(names, key=lambda name: errors == "keep" and name == "error")
+        return pandas.DataFrame(rows, index=index, columns=columns)
 
     def _instances(self, inputs: Any) -> list[Any]:
         """Return examples as the server's instances."""
         import pandas
 
+        from slipway.serving.tables import columns_of
+
         model = self._loaded
         if model.is_custom:
             return _listed(inputs)
+        if isinstance(inputs, pandas.DataFrame):
+            columns = columns_of([str(name) for name in inputs.columns], model, "The table", "inputs")
+            rows = zip(*(inputs.iloc[:, at] for at in columns.values()), strict=True)
+            return [{name: self._value(name, value) for name, value in zip(columns, row, strict=True)} for row in rows]
+        if self._is_row(inputs):
+            inputs = inputs.to_dict()
         if isinstance(inputs, Mapping):
             inputs = [inputs]
-        if isinstance(inputs, pandas.DataFrame):
-            missing = [name for name in model.inputs if name not in inputs.columns]
-            if missing:
-                raise UserError(
-                    f"The table has no column {', '.join(missing)}.",
-                    setting="inputs",
-                    value=", ".join(map(str, inputs.columns)),
-                    allowed=f"a column for each input: {', '.join(model.inputs)}",
-                )
-            inputs = inputs[list(model.inputs)].to_dict("records")
         only = next(iter(model.inputs.values())) if len(model.inputs) == 1 else None
-        if only is not None and only.is_image:
-            return [self._image(each) for each in _images(inputs)]
-        return [self._values(each) for each in _listed(inputs)]
+        return [self._instance(each) for each in (_images if only and only.is_image else _listed)(inputs)]
 
-    def _image(self, value: Any) -> Any:
-        name = next(iter(self._loaded.inputs))
+    def _is_row(self, inputs: Any) -> bool:
+        """Return whether a Series is a row of a table, not a column."""
+        import pandas
+
+        return isinstance(inputs, pandas.Series) and not self._loaded.accepted.keys().isdisjoint(inputs.index)
+
+    def _instance(self, value: Any) -> Any:
+        """Return an example with plain values and encoded images; what a dict has besides the inputs is ignored."""
+        model = self._loaded
         if isinstance(value, Mapping):
-            value = value[name]
-        return {name: _encoded(value)}
+            known = {key: each for key, each in value.items() if key in model.accepted}
+            if known or len(model.inputs) > 1:
+                return {key: self._value(model.accepted[key], each) for key, each in known.items()} or value
+        return self._value(next(iter(model.inputs)), value) if len(model.inputs) == 1 else _plain(value)
 
-    def _values(self, value: Any) -> Any:
-        """Return an example of other inputs with plain values; images among them are encoded."""
-        if not isinstance(value, Mapping):
-            return _plain(value, next(iter(self._loaded.inputs.values())))
-        fields = self._loaded.inputs
-        return {
-            name: _encoded(each) if name in fields and fields[name].is_image else _plain(each, fields.get(name))
-            for name, each in value.items()
-        }
+    def _value(self, name: SignatureName, value: Any) -> Any:
+        field = self._loaded.inputs[name]
+        return _encoded(value) if field.is_image else _plain(value, field)
 
 
 def _listed(inputs: Any) -> list[Any]:
@@ -202,6 +215,10 @@ def _encoded(value: Any) -> bytes:
     match value:
         case bytes():
             return value
+        case {"bytes": bytes(data)}:  # of Hugging Face's data sets
+            return data
+        case {"path": str(path)}:
+            return _encoded(path)
         case str() | os.PathLike():
             try:
                 return Path(value).expanduser().read_bytes()

@@ -277,20 +277,22 @@ class Records(Part):
 
         folder = self.path.parent
         description = manifests.read(folder)
-        given = {manifests.signature_name(name, each) for name, each in description.all_inputs.items()}
-        if missing := [name for name in model.inputs if name not in given]:
+        given = model.matched(description.signature)
+        if missing := [model.source(name) for name in model.inputs if name not in given]:
             raise UserError(
                 f"The data set in {folder} has no input {missing[0]}, which the model in {model.folder} needs.",
                 setting="INPUT",
                 value=str(folder),
-                allowed=f"a data set with the inputs {', '.join(model.inputs)}; it has {', '.join(sorted(given))}",
+                allowed=f"a data set with the inputs {', '.join(model.sources)}; "
+                f"it has {', '.join(sorted(description.signature))}",
             )
         names = {Path(path).name for path in self.paths}
         shards = [shard for shard in _shards(folder) if shard.file in names]
         manifests.verify(folder, shards)
         import_tensorflow()
         for batch in batches([folder / shard.file for shard in shards], description, size):
-            yield Chunk([each.decode(errors="replace") for each in batch.keys], batch.features, {})
+            features = {name: batch.features[stored] for name, stored in given.items()}
+            yield Chunk([each.decode(errors="replace") for each in batch.keys], features, {})
 
 
 def _shards(folder: Path, split: str = EVERY_SPLIT) -> list[Shard]:

@@ -13,6 +13,7 @@ from slipway.core.tables.formats import FORMATS, is_table, open_table
 from slipway.pipelines.prediction.parts import Chunk, Part, fault
 
 if TYPE_CHECKING:
+    from slipway.core.manifest import SignatureName
     from slipway.core.tables.batch import Batch, Section, TableFile
     from slipway.serving.model import Model
 
@@ -51,9 +52,7 @@ class Tables(Part):
         table = self._table()
         if key is not None and key not in table.names:
             raise UserError.unknown("column", key, table.names, setting="--key")
-        columns = columns_of(table.names, model, table.header, "INPUT", str(self.path))
-        if model.is_custom and key is not None:
-            del columns[key]
+        columns = columns_of(table.names, model, table.header, "INPUT", str(self.path), key)
         rows = _Rows(self, model, columns, table.names.index(key) if key is not None else None, table.item)
         has_one_shape = all(None not in each.shape for each in model.inputs.values())
         for batch in regrouped(table.batches(self.section), size):
@@ -68,7 +67,7 @@ class _Rows:
 
     part: Part
     model: Model
-    columns: dict[str, int]
+    columns: dict[SignatureName, int]
     key: int | None
     item: str
 

@@ -69,6 +69,10 @@ ENDINGS = frozenset(ending for each in FORMATS.values() for ending in each.endin
 MEDIA_TYPES = tuple(kind for each in FORMATS.values() for kind in each.media_types)
 
 
+# Formats whose files begin with the length of each part, so that it shows whether they are complete.
+BOXES = ("heic", "avif")
+
+
 class BadImage(ValueError):
     """An image that cannot be used; the text is the reason."""
 
@@ -159,13 +163,29 @@ def opened(data: bytes) -> Image.Image:
     except Image.DecompressionBombError:
         raise BadImage(f"it has more than {MAX_PIXELS:,} pixels") from None
     except Exception:  # Pillow raises nearly anything on damaged images
-        raise BadImage(f"its {form.name} header is damaged or cut short") from None
+        cut = key in BOXES and is_cut(data)
+        raise BadImage("it is cut short" if cut else f"its {form.name} header is damaged or cut short") from None
     width, height = image.size
     if width * height > MAX_PIXELS:
         raise BadImage(f"it has {width}x{height} pixels, more than {MAX_PIXELS:,}")
     if image.mode not in GRAY_MODES | COLOR_MODES:
         raise BadImage(f"its pixels have an unsupported type (Pillow's mode {image.mode})")
     return image
+
+
+def is_cut(data: bytes) -> bool:
+    """Return whether a HEIC or AVIF image ends before its last box (ISO/IEC 14496-12: size and type, 4 bytes each)."""
+    start = 0
+    while start + 8 <= len(data):
+        size = int.from_bytes(data[start : start + 4])
+        if size == 0:  # up to the end of the file
+            return False
+        if size == 1:  # the length follows the type
+            if start + 16 > len(data):
+                return True
+            size = int.from_bytes(data[start + 8 : start + 16])
+        start += max(size, 8)
+    return start != len(data)
 
 
 def _add_heic(form: Format) -> None:
@@ -197,7 +217,8 @@ def upright(data: bytes) -> Image.Image:
         turned = ImageOps.exif_transpose(image)
         return plain(turned)
     except Exception as error:
-        raise BadImage(f"it cannot be decoded: {error}") from None
+        cut = "truncated" in str(error) or (format_of(data) in BOXES and is_cut(data))
+        raise BadImage("it is cut short" if cut else f"it cannot be decoded: {error}") from None
 
 
 def turned(image: Image.Image, orientation: int) -> Image.Image:

@@ -16,9 +16,10 @@ import keyword
 import math
 import re
 import shlex
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NewType
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -32,7 +33,11 @@ FILE_NAME = "manifest.json"
 # The name of a data set's folder in a store: the first digits of its fingerprint.
 IDENTITY = re.compile(r"[0-9a-f]{16}")
 TaskName = Literal["classification", "multilabel", "regression"]
+# What every record has; a column with one of these names is stored as source_NAME.
+RECORD_NAMES = ("image", "label", "key")
 ResizeMode = Literal["stretch", "crop", "pad"]
+# An input's name in the serving signature; its name in the source, such as a column's header, is any text.
+SignatureName = NewType("SignatureName", str)
 
 
 class Shard(BaseModel):
@@ -155,15 +160,30 @@ class Input(BaseModel):
         return {"category": 1, "text": 2}.get(self.kind, 0)
 
 
-def signature_name(name: str, each: Input) -> str:
-    """Return the name of an input in the serving signature: of letters, digits and underscores, an identifier.
+def stored_name(name: str) -> str:
+    """Return the name under which a record has an additional feature; names that clash with ours get a prefix."""
+    return f"source_{name}" if name in RECORD_NAMES else name
 
-    An image's ends in `_bytes`, since the signature accepts its encoded bytes.
+
+def signature_names(inputs: Mapping[str, Input]) -> dict[str, SignatureName]:
+    """Return the names of inputs in the serving signature, by their names in records.
+
+    They are different identifiers of ASCII letters, digits and underscores: of names that differ in other characters
+    only, such as "a b" and "a/b", each has a hash. An image's ends in `_bytes`, since the signature accepts its encoded
+    bytes.
     """
+    suffixes = {name: "_bytes" if one.kind == "image" else "" for name, one in inputs.items()}
+    stems = {name: _identifier(name) for name in inputs}
+    counts = Counter(stems[name] + suffix for name, suffix in suffixes.items())
+    for name, suffix in suffixes.items():
+        if counts[stems[name] + suffix] > 1:
+            stems[name] += f"_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return {name: SignatureName(stems[name] + suffix) for name, suffix in suffixes.items()}
+
+
+def _identifier(name: str) -> str:
     safe = re.sub(r"\W", "_", name, flags=re.ASCII)
-    if not safe[:1].isalpha() or keyword.iskeyword(safe):
-        safe = f"input_{safe}"
-    return f"{safe}_bytes" if each.kind == "image" else safe
+    return safe if safe[:1].isalpha() and not keyword.iskeyword(safe) else f"input_{safe}"
 
 
 class Manifest(BaseModel):
@@ -223,6 +243,18 @@ class Manifest(BaseModel):
         """All inputs of the network by name, the image first."""
         image = Input(kind="image", shape=self.image_shape, resize=self.resize)
         return {"image": image, **self.inputs} if self.has_image else self.inputs
+
+    @property
+    def signature(self) -> dict[str, SignatureName]:
+        """The names of all inputs in the serving signature, by their names in records."""
+        return signature_names(self.all_inputs)
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """The names of all inputs in the source, such as columns' headers, by their names in records."""
+        inputs = self.all_inputs
+        renamed = {stored_name(name): name for name in RECORD_NAMES if name not in inputs}
+        return {name: renamed.get(name, name) for name in inputs}
 
     @property
     def noun(self) -> str:

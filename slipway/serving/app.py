@@ -22,13 +22,13 @@ from urllib.parse import quote
 
 import prometheus_client as prometheus
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from slipway.core.errors import UserError
-from slipway.core.manifest import signature_name
 from slipway.core.values import JsonObject
 from slipway.serving import connections, instances
 from slipway.serving import model as models
@@ -56,6 +56,8 @@ MAX_CATEGORIES = 10_000
 # Examples of the data set that the page shows, if a custom program has stored more.
 MAX_EXAMPLES = 8
 
+# The addresses of TensorFlow Serving (/v1/models/NAME:predict) and of Vertex AI's endpoints, as clients have them.
+USUAL_ROUTE = "/v1/{path:path}:predict"
 NO_EXAMPLES: JsonObject = {"instances": [], "keys": []}
 Headers = list[tuple[bytes, bytes]]
 
@@ -140,11 +142,12 @@ class Server:
 
     def app(self) -> Starlette:
         """Return the ASGI application."""
-        predict = Route(self.settings.predict_route, self.predict, methods=["POST"])
-        predict.app = self.predict  # without Starlette's request and response, a request costs less
+        routes = [Route(path, self.predict, methods=["POST"]) for path in (self.settings.predict_route, USUAL_ROUTE)]
+        for predict in routes:
+            predict.app = self.predict  # without Starlette's request and response, a request costs less
         return Starlette(
             routes=[
-                predict,
+                *routes,
                 Route(self.settings.health_route, self.health),
                 Route("/metrics", self.metrics),
                 Route("/model", self.describe),
@@ -152,6 +155,7 @@ class Server:
                 Route("/", self.page),
             ],
             lifespan=self._lifespan,
+            exception_handlers={404: self.no_route, 405: self.no_route},
         )
 
     @contextlib.asynccontextmanager
@@ -351,14 +355,14 @@ class Server:
         model = self.model
         if model is None:
             return JSONResponse({"error": {"code": 503, "message": f"{self._why_no_model}."}}, 503)
-        stored = {signature_name(name, one): one for name, one in model.stored_inputs.items()}
+        stored = model.stored_inputs
         categories = {
             name: stored[name].vocabulary if name in stored and each.kind == "category" else ()
             for name, each in model.inputs.items()
         }
         inputs: list[JsonObject] = [
             {
-                "name": name,
+                "name": model.source(name),
                 "kind": each.kind,
                 "is_text": KINDS[each.kind].is_text,
                 "is_long": KINDS[each.kind].is_long,
@@ -392,18 +396,35 @@ class Server:
         model = self.model
         if model is None or not connections.is_loopback(self.settings.host):
             return JSONResponse(NO_EXAMPLES)
-        return JSONResponse(await asyncio.to_thread(_examples, model.folder))
+        return JSONResponse(await asyncio.to_thread(_examples, model))
+
+    async def no_route(self, request: Request, error: Exception) -> Response:
+        """Answer a request for another address, or with another method, with the addresses that there are."""
+        status = error.status_code if isinstance(error, HTTPException) else 404
+        usual = USUAL_ROUTE.replace("{path:path}", "models/NAME")
+        message = (
+            f"{request.method} {request.url.path} is not answered here. Predictions: POST "
+            f"{self.settings.predict_route} (or {usual}); health: GET {self.settings.health_route}; "
+            "the model's inputs: GET /model."
+        )
+        return JSONResponse({"error": {"code": status, "message": message}}, status)
 
     async def page(self, _request: Request) -> Response:
         return FileResponse(PAGE, media_type="text/html")
 
 
-def _examples(folder: Path) -> JsonObject:
-    stored = models.read_json(folder / EXAMPLES_FILE)
+def _examples(model: Model) -> JsonObject:
+    """Return the examples that are stored with a model, by the inputs' names in the source."""
+    stored = models.read_json(model.folder / EXAMPLES_FILE)
     found, keys = stored.get("instances"), stored.get("keys", [])
     if not isinstance(found, list) or not isinstance(keys, list):  # of a custom program
         return NO_EXAMPLES
-    return {"instances": found[:MAX_EXAMPLES], "keys": [str(key) for key in keys[:MAX_EXAMPLES]]}
+    sources = {name: source for source, name in model.sources.items()}
+    shown = [
+        {sources.get(name, name): value for name, value in one.items()} if isinstance(one, dict) else one
+        for one in found[:MAX_EXAMPLES]
+    ]
+    return {"instances": shown, "keys": [str(key) for key in keys[:MAX_EXAMPLES]]}
 
 
 def _identity(served: Served) -> tuple[object, ...]:

@@ -17,7 +17,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -50,7 +50,7 @@ class _Part:
     """Some examples of a request, of which `offset` precede them in it; `following` is the request's next part."""
 
     model: Model
-    arrays: Mapping[str, Any]
+    arrays: Arrays
     examples: int
     weight: int
     offset: int

@@ -1,10 +1,11 @@
 """Vertex AI's prediction contract: JSON instances to arrays, and a model's outputs to JSON predictions.
 
 A request is `{"instances": […]}`, or outside of Vertex AI also a file: CSV with an instance in each row, or an image.
-An instance is an object of the model's inputs by name, or the bare value if there is only one: a number, a text, nested
-lists of these for an input with a shape, and for an image `{"b64": "…"}`, its encoded bytes in base64. A prediction is
-an object, by task: `label`, `classes` and `probabilities` (classification); `labels` and `probabilities` (multilabel);
-`prediction` (regression); the outputs by name for other SavedModels. A custom model receives and returns any JSON.
+An instance is an object of the model's inputs, by their names in the source or in the signature, or the bare value if
+there is only one: a number, a text, nested lists of these for an input with a shape, and for an image `{"b64": "…"}`,
+its encoded bytes in base64. A prediction is an object, by task: `label`, `classes` and `probabilities`
+(classification); `labels` and `probabilities` (multilabel); `prediction` (regression); the outputs by name for other
+SavedModels. A custom model receives and returns any JSON.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 from slipway.core import images
 from slipway.core.cores import available_cores
 from slipway.core.errors import nearest
-from slipway.core.manifest import Input
+from slipway.core.manifest import Input, SignatureName
 from slipway.core.values import JsonObject
 from slipway.serving.kinds import KINDS, Field, checked, needs_conversion, noun
 from slipway.serving.model import IMAGE_SUFFIX, INSTANCES, PREDICTIONS, Arrays, Model, Outputs
@@ -44,7 +45,7 @@ MAX_CHARACTERS = 200
 # Where in its graph TensorFlow raised an error.
 _OPERATION = re.compile(r"\{\{.*?\}\}|\[Op:\w+\].*")
 
-Row = Mapping[str, Any]
+Row = Mapping[SignatureName, Any]
 
 
 class BadRequest(Exception):
@@ -67,7 +68,7 @@ class ModelFailed(Exception):
     """The model raised an exception, or returned NaN; the message says which."""
 
 
-def of_body(model: Model, body: bytes, media_type: bytes) -> dict[str, NDArray[Any]]:
+def of_body(model: Model, body: bytes, media_type: bytes) -> dict[SignatureName, NDArray[Any]]:
     """Return a model's inputs for a request: of its JSON, a CSV file's rows, or one file as it is, such as an image.
 
     Raises:
@@ -77,7 +78,7 @@ def of_body(model: Model, body: bytes, media_type: bytes) -> dict[str, NDArray[A
         from slipway.serving import tables
 
         return tables.of_body(model, body)
-    if media_type.startswith(FILE_TYPES):
+    if media_type.startswith(FILE_TYPES) or images.format_of(body):  # curl's default type is that of a form
         return arrays(model, [of_image(body) if model.is_custom else body])
     return arrays(model, read(body))
 
@@ -150,7 +151,7 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON number")
 
 
-def arrays(model: Model, instances: Sequence[Any]) -> dict[str, NDArray[Any]]:
+def arrays(model: Model, instances: Sequence[Any]) -> dict[SignatureName, NDArray[Any]]:
     """Return a model's inputs for instances of JSON.
 
     Raises:
@@ -167,29 +168,34 @@ def row(model: Model, instance: Any, index: int = 0) -> Row:
     Raises:
         BadRequest: It does not fit the model's inputs, or an image is not valid.
     """
-    values = instance
-    if len(model.inputs) == 1 and not (isinstance(instance, dict) and model.inputs.keys() & instance.keys()):
-        values = {next(iter(model.inputs)): instance}
+    values, names = instance, model.accepted
+    if len(model.inputs) == 1 and not (isinstance(instance, dict) and names.keys() & instance.keys()):
+        values = {next(iter(model.sources)): instance}
     if not isinstance(values, dict):
-        names = ", ".join(model.inputs)
-        raise BadRequest(f"{noun(instance).capitalize()} is not an object of the inputs {names}", index)
+        raise BadRequest(
+            f"{noun(instance).capitalize()} is not an object of the inputs {', '.join(model.sources)}", index
+        )
+    spelled: dict[SignatureName, str] = {}
     for name in values:
-        if name not in model.inputs:
-            near = nearest(str(name), model.inputs)
-            hint = f"; the closest is {near}" if near else f"; it has {', '.join(model.inputs)}"
+        if name not in names:
+            near = nearest(str(name), model.sources)
+            hint = f"; the closest is {near}" if near else f"; it has {', '.join(model.sources)}"
             raise BadRequest(f"The model has no input {str(name)!r:.80}{hint}", index, str(name)[:80])
+        if spelled.setdefault(names[name], name) != name:
+            raise BadRequest(f"{spelled[names[name]]} and {name} are names of one input", index, name)
     found = {}
-    for name, each in model.inputs.items():
-        if name not in values:
-            raise BadRequest("The value is missing", index, name)
+    for source, name in model.sources.items():
+        if name not in spelled:
+            raise BadRequest("The value is missing", index, source)
+        each = model.inputs[name]
         try:
-            found[name] = checked(each, values[name], each.shape)
+            found[name] = checked(each, values[spelled[name]], each.shape)
         except ValueError as error:
-            raise BadRequest(str(error), index, name) from None
+            raise BadRequest(str(error), index, spelled[name]) from None
     return found
 
 
-def stack(model: Model, rows: Sequence[Row]) -> dict[str, NDArray[Any]]:
+def stack(model: Model, rows: Sequence[Row]) -> dict[SignatureName, NDArray[Any]]:
     """Return rows as arrays by input, [rows, …].
 
     Raises:
@@ -200,7 +206,9 @@ def stack(model: Model, rows: Sequence[Row]) -> dict[str, NDArray[Any]]:
         try:
             found[name] = array_of(each, [values[name] for values in rows])
         except ValueError:
-            raise BadRequest("The instances have values of different shapes", len(rows) - 1, name) from None
+            raise BadRequest(
+                "The instances have values of different shapes", len(rows) - 1, model.source(name)
+            ) from None
     return found
 
 
@@ -235,8 +243,8 @@ def undecodable(model: Model, batch: Arrays) -> Iterator[tuple[int, str, str]]:
                 tf.io.decode_image(data, channels=channels, expand_animations=False)
             except tf.errors.OpError as error:
                 end = PNG_END if data.startswith(images.PNG_START) else JPEG_END
-                reason = sentence(error) if data.rstrip(b"\0").endswith(end) else "the file is cut short"
-                yield index, name, f"The image cannot be decoded: {reason}"
+                reason = sentence(error) if data.rstrip(b"\0").endswith(end) else "it is cut short"
+                yield index, model.source(name), f"The image cannot be decoded: {reason}"
 
 
 def sentence(error: BaseException) -> str:
@@ -329,7 +337,7 @@ def _readable(model: Model, arrays: Arrays) -> tuple[Arrays, dict[int, BadReques
             converted = pool.map(_converted, values[indices])
         for index, result in zip(indices, converted, strict=True):
             if isinstance(result, images.BadImage):
-                faults[index] = BadRequest(f"The image cannot be decoded: {result}", index, name)
+                faults[index] = BadRequest(f"The image cannot be decoded: {result}", index, model.source(name))
             else:
                 values[index] = result
         found[name] = values

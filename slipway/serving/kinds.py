@@ -37,8 +37,9 @@ class Field:
     """An input: its kind, and the NumPy type (object: bytes) and shape of an example's value.
 
     `shape` has None for lengths that may differ. `nullable` is whether a value may be missing: null in JSON. `order` is
-    that of a date's parts, `vocabulary` the categories of the training data, if they are known. Texts are numbers
-    as they are `written` in the training data, or stand for a missing value. `date` is a usual one.
+    that of a date's parts, `vocabulary` the categories of the training data, and `source` its name there, such as a
+    column's header, if they are known. Texts are numbers as they are `written` in the training data, or stand for a
+    missing value. `date` is a usual one.
     """
 
     kind: Kind
@@ -50,15 +51,16 @@ class Field:
     written: NumberFormat | None = None
     missing: frozenset[str] = frozenset()
     date: str = ""
+    source: str = ""
 
     @classmethod
-    def of(cls, stored: Input, dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> Field:
+    def of(cls, stored: Input, dtype: np.dtype[Any], shape: tuple[int | None, ...], source: str = "") -> Field:
         """Return an input of a model that Slipway's trainer wrote."""
         vocabulary = stored.vocabulary if stored.kind == "category" else ()
         missing = spellings(stored.missing)
         return cls(
             stored.kind, dtype, shape, stored.accepts_null, stored.order, vocabulary, stored.written, missing,
-            stored.usual_date,
+            stored.usual_date, source,
         )  # fmt: skip
 
     @functools.cached_property

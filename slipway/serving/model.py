@@ -9,6 +9,7 @@ here, so a model is judged as it will be served.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import inspect
 import json
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 from slipway.core import integrity
 from slipway.core.errors import UserError
 from slipway.core.integrity import RECORD_FILE as RECORD_FILE
-from slipway.core.manifest import Input, Manifest, TaskName, signature_name
+from slipway.core.manifest import Input, Manifest, SignatureName, TaskName, stored_name
 from slipway.core.values import JsonObject
 from slipway.serving.kinds import KINDS, Field, Kind
 from slipway.trainer.engines import builder, installed, quick_import
@@ -36,12 +37,12 @@ IMAGE_SUFFIX = "_bytes"
 # Types of the serving signature's inputs, and of a record's features, by kind.
 TYPES = {name: kind.type_name for name, kind in KINDS.items() if kind.type_name}
 # The input and the output of a model with a custom function.
-INSTANCES, PREDICTIONS = "instances", "predictions"
+INSTANCES, PREDICTIONS = SignatureName("instances"), "predictions"
 MODULE_SETTING = "serve.module"
 CONTRACT = "a function of (folder: Path) that returns a function from a list of instances to a list of predictions"
 
 # [batch, …] by the name of an input: NumPy arrays (bytes in arrays of objects), or TensorFlow's tensors.
-Arrays: TypeAlias = Mapping[str, Any]
+Arrays: TypeAlias = Mapping[SignatureName, Any]
 # The outputs by name, [batch, …]; without the one that has the names of classes or labels.
 Outputs: TypeAlias = dict[str, NDArray[Any]]
 
@@ -68,7 +69,7 @@ class Model:
 
     folder: Path
     task: TaskName | None
-    inputs: dict[str, Field]
+    inputs: dict[SignatureName, Field]
     outputs: tuple[str, ...]
     description: JsonObject
     function: Callable[[Arrays], tuple[list[str] | None, Outputs]]
@@ -97,9 +98,35 @@ class Model:
         return INSTANCES in self.inputs and self.task is None
 
     @property
-    def stored_inputs(self) -> dict[str, Input]:
-        """The inputs by their names in the data set; {} without model.json."""
-        return _manifest(self.folder, self.description).all_inputs
+    def stored_inputs(self) -> dict[SignatureName, Input]:
+        """The inputs, as the data set describes them; {} without model.json."""
+        manifest = _manifest(self.folder, self.description)
+        return {served: manifest.all_inputs[name] for name, served in manifest.signature.items()}
+
+    @functools.cached_property
+    def sources(self) -> dict[str, SignatureName]:
+        """The names of the inputs, by their names in the source; those of the signature where these are not known."""
+        return {self.source(name): name for name in self.inputs}
+
+    @functools.cached_property
+    def accepted(self) -> dict[str, SignatureName]:
+        """The names of the inputs, by all names that requests and tables may use: the source's and the signature's."""
+        return {**{str(name): name for name in self.inputs}, **self.sources}
+
+    def source(self, name: SignatureName) -> str:
+        """Return an input's name in the source, such as a column's header."""
+        return self.inputs[name].source or name
+
+    def matched(self, signature: Mapping[str, SignatureName]) -> dict[SignatureName, SignatureName]:
+        """Return the names in a data set's signature of those of the inputs that the data set has."""
+        served = {name: name for name in signature.values()}
+        found = {
+            name: next(filter(None, map(signature.get, (each.source, stored_name(each.source), name))), None)
+            if each.source
+            else served.get(name)
+            for name, each in self.inputs.items()
+        }
+        return {name: stored for name, stored in found.items() if stored is not None}
 
     def predict(self, arrays: Arrays) -> Outputs:
         """Return the outputs for a batch of raw values; other arrays than the inputs are ignored.
@@ -113,9 +140,9 @@ class Model:
         return outputs
 
     def unknown(self, arrays: Arrays) -> dict[str, list[str]]:
-        """Return the values of each category that the training data does not have, each as often as it occurs."""
-        found = {name: each.unknown(arrays[name]) for name, each in self.inputs.items() if each.vocabulary}
-        return {name: values for name, values in found.items() if values}
+        """Return the values that the training data does not have, by column, each as often as it occurs."""
+        found = {self.source(name): each.unknown(arrays[name]) for name, each in self.inputs.items() if each.vocabulary}
+        return {column: values for column, values in found.items() if values}
 
     def predict_padded(self, arrays: Arrays) -> Outputs:
         """Return the same as `predict`, from a batch that is padded to one of `sizes` so that nothing is compiled."""
@@ -187,7 +214,9 @@ def _saved_model(folder: Path, description: JsonObject) -> Model:
     outputs = tuple(loaded.signatures[SIGNATURE].structured_outputs)
     task = description.get("task") or ("classification" if description.get("classes") else _task_of(outputs))
     names_output = TASKS[task].names if task in TASKS else None
-    stored = {signature_name(name, one): one for name, one in _manifest(folder, description).all_inputs.items()}
+    manifest = _manifest(folder, description)
+    stored = manifest.all_inputs
+    sources = {served: name for name, served in manifest.signature.items()}
 
     names: list[str] | None = None
 
@@ -199,18 +228,21 @@ def _saved_model(folder: Path, description: JsonObject) -> Model:
             names = [name.decode(errors="replace") for name in result[names_output].numpy()[0]]
         return names, {name: tensor.numpy() for name, tensor in result.items() if name != names_output}
 
-    def described(name: str, spec: Any) -> Field:
+    def described(name: SignatureName, spec: Any) -> Field:
         dtype = np.dtype(object if spec.dtype == tf.string else spec.dtype.as_numpy_dtype)
         guessed: Kind = "other"
         if spec.dtype == tf.string:
             guessed = "image" if name.endswith(IMAGE_SUFFIX) else "category"
         shape = tuple(spec.shape.as_list()[1:])
-        own = stored.get(name)
-        return Field.of(own, dtype, shape) if own else Field(guessed, dtype, shape)
+        source = sources.get(name)
+        return (
+            Field.of(stored[source], dtype, shape, manifest.sources[source]) if source else Field(guessed, dtype, shape)
+        )
 
-    order = {name: position for position, name in enumerate(stored)}  # the signature's is alphabetic
+    order = {str(name): position for position, name in enumerate(sources)}  # the signature's is alphabetic
     inputs = {
-        name: described(name, specs[name]) for name in sorted(specs, key=lambda name: order.get(name, len(order)))
+        SignatureName(name): described(SignatureName(name), specs[name])
+        for name in sorted(specs, key=lambda name: order.get(name, len(order)))
     }
     row = ENGINES.get(str(description.get("engine")))
     sizes = tuple(2**power for power in range(11)) if row and row.compiles_each_batch else ()
@@ -237,7 +269,7 @@ def _program(engine: str, folder: Path) -> Model:
     own = _manifest(folder, description)
     decoder = preparation.Features(own)
     predictions = importlib.import_module(f"slipway.trainer.engines.{engine}.export").load(folder)
-    inputs = _fields(own)
+    inputs = fields_of(own)
     row = TASKS[own.task]
 
     @traced(input_signature=[decoder.requests()])
@@ -245,19 +277,19 @@ def _program(engine: str, folder: Path) -> Model:
         return decoder.decode(requests, standardized=False)  # the model has the statistics itself
 
     def function(arrays: Arrays) -> tuple[list[str] | None, Outputs]:
-        requests = {name: tf.convert_to_tensor(array, inputs[name].type_name) for name, array in arrays.items()}
+        requests = {name: tf.convert_to_tensor(arrays[name], inputs[name].type_name) for name in own.signature.values()}
         return None, {row.values: predictions(preparation.each(_array, decode(requests)))}
 
     outputs = tuple(filter(None, (row.names, row.values)))
     return Model(folder, own.task, inputs, outputs, description, function, names=list(own.classes))
 
 
-def _fields(manifest: Manifest) -> dict[str, Field]:
+def fields_of(manifest: Manifest) -> dict[SignatureName, Field]:
     """Return the inputs of a model that Slipway's trainer wrote."""
-    inputs = {}
+    names, inputs = manifest.signature, dict[SignatureName, Field]()
     for name, one in manifest.all_inputs.items():
         dtype = np.dtype(object if TYPES[one.kind] == "string" else TYPES[one.kind])
-        inputs[signature_name(name, one)] = Field.of(one, dtype, one.stored_shape)
+        inputs[names[name]] = Field.of(one, dtype, one.stored_shape, manifest.sources[name])
     return inputs
 
 
@@ -270,7 +302,7 @@ def described(folder: Path, description: JsonObject) -> Model:
     if not description.get("task"):
         return Model(folder, None, {INSTANCES: Field("other", np.dtype(object))}, (), description, function)
     manifest = _manifest(folder, description)
-    return Model(folder, manifest.task, _fields(manifest), (), description, function)
+    return Model(folder, manifest.task, fields_of(manifest), (), description, function)
 
 
 def _array(tensor: Any) -> NDArray[Any]:

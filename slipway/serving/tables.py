@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ import pyarrow.json
 from numpy.typing import NDArray
 
 from slipway.core.errors import UserError, nearest
-from slipway.core.manifest import signature_name
+from slipway.core.manifest import SignatureName
 from slipway.core.tables.batch import regrouped
 from slipway.core.tables.cells import plain_cells
 from slipway.core.tables.csv_file import CsvFile
@@ -29,7 +30,7 @@ EXACT = 2**53
 Values = tuple["NDArray[Any] | list[Any]", dict[int, str]]
 
 
-def of_body(model: Model, body: bytes) -> dict[str, NDArray[Any]]:
+def of_body(model: Model, body: bytes) -> dict[SignatureName, NDArray[Any]]:
     """Return the inputs of the rows of a CSV file in a request.
 
     Raises:
@@ -59,13 +60,16 @@ def _no_files(_path: str) -> bytes:
     raise ValueError("An image has no path in a request; send JSON, or one image as it is")
 
 
-def of_lines(model: Model, lines: Sequence[bytes], key: str | None) -> tuple[dict[str, NDArray[Any]], list[str]] | None:
+def of_lines(
+    model: Model, lines: Sequence[bytes], key: str | None
+) -> tuple[dict[SignatureName, NDArray[Any]], list[str]] | None:
     """Return the inputs of lines of JSON and, with the field of the key, their keys.
 
     None if they have to be read one by one: one may not fit, or inputs are neither numbers nor texts.
     """
-    fields = model.inputs
-    types = {name: _arrow_type(each) for name, each in fields.items()} | ({key: pyarrow.string()} if key else {})
+    fields, spelled = model.inputs, _spelled(model, lines[0])
+    types = {spelled[name]: _arrow_type(each) for name, each in fields.items()}
+    types |= {key: pyarrow.string()} if key else {}
     block = b"\n".join(lines)
     if (
         model.is_custom
@@ -86,7 +90,7 @@ def of_lines(model: Model, lines: Sequence[bytes], key: str | None) -> tuple[dic
         return None
     found = {}
     for name, each in fields.items():
-        column = table[name].chunk(0)
+        column = table[spelled[name]].chunk(0)
         if each.dtype == object:
             found[name] = column.cast(pyarrow.binary()).to_numpy(zero_copy_only=False)
             continue
@@ -96,6 +100,15 @@ def of_lines(model: Model, lines: Sequence[bytes], key: str | None) -> tuple[dic
             return None
         found[name] = numbers.astype(each.dtype)
     return found, table[key].to_pylist() if key else []
+
+
+def _spelled(model: Model, line: bytes) -> dict[SignatureName, str]:
+    """Return the inputs' names as a line of JSON has them: the source's or the signature's."""
+    try:
+        names = json.loads(line)
+    except (ValueError, RecursionError):  # reading the lines reports it
+        names = ()
+    return {name: source if source in names else name for source, name in model.sources.items()}
 
 
 def _arrow_type(each: Field) -> pyarrow.DataType | None:
@@ -108,8 +121,13 @@ def _arrow_type(each: Field) -> pyarrow.DataType | None:
 
 
 def columns_of(
-    names: Sequence[str], model: Model, header: str, setting: str | None = None, value: str | None = None
-) -> dict[str, int]:
+    names: Sequence[str],
+    model: Model,
+    header: str,
+    setting: str | None = None,
+    value: str | None = None,
+    key: str | None = None,
+) -> dict[SignatureName, int]:
     """Return the position of the column of each of a model's inputs.
 
     Args:
@@ -118,28 +136,28 @@ def columns_of(
         header: Where the names are, for the error.
         setting: The setting of the error.
         value: Its value.
+        key: The column with the rows' keys, which a model with a custom function does not receive.
 
     Raises:
         UserError: A column is missing, or there are two.
     """
-    positions = {name: position for position, name in enumerate(names)}
+    positions = {SignatureName(name): position for position, name in enumerate(names)}
     if model.is_custom:
-        return positions
-    served = {signature_name(name, one): name for name, one in model.stored_inputs.items()}
+        return {name: position for name, position in positions.items() if name != key}
     found = {}
-    for name, each in model.inputs.items():
-        own = served.get(name, name)
-        others = KINDS[each.kind].columns if own == each.kind else ()
-        column = next((column for column in (own, name, *others) if column in positions), None)
+    for source, name in model.sources.items():
+        kind = model.inputs[name].kind
+        others = KINDS[kind].columns if source == kind else ()
+        column = next((SignatureName(each) for each in (source, name, *others) if each in positions), None)
         if column is None:
-            near = nearest(own, names)
+            near = nearest(source, names)
             raise UserError(
-                f"{header} has no column {' or '.join(dict.fromkeys((own, *others)))}, an input of the model.",
+                f"{header} has no column {' or '.join(dict.fromkeys((source, *others)))}, an input of the model.",
                 setting=setting,
                 value=value,
-                allowed=f"columns {', '.join(served.get(each, each) for each in model.inputs)}",
+                allowed=f"columns {', '.join(model.sources)}",
                 nearest=near,
-                fix=f"rename the column {near} to {own}" if near else None,
+                fix=f"rename the column {near} to {source}" if near else None,
             )
         if list(names).count(column) > 1:
             raise UserError(
@@ -151,11 +169,11 @@ def columns_of(
 
 def arrays(
     model: Model,
-    columns: Mapping[str, pyarrow.StringArray],
+    columns: Mapping[SignatureName, pyarrow.StringArray],
     rows: int,
     faults: Mapping[int, str],
     read: Callable[[str], bytes],
-) -> tuple[dict[str, NDArray[Any]], dict[int, BadRequest]]:
+) -> tuple[dict[SignatureName, NDArray[Any]], dict[int, BadRequest]]:
     """Return the inputs of the rows that have no fault, and the faults of the others.
 
     Args:
@@ -173,17 +191,17 @@ def arrays(
         texts = {name: column.to_pylist() for name, column in columns.items()}
         values = [dict(zip(texts, row, strict=True)) for row in zip(*texts.values(), strict=True)]
         return {INSTANCES: array_of(model.inputs[INSTANCES], _kept(values, found))}, found
-    given: dict[str, NDArray[Any] | list[Any]] = {}
+    given: dict[SignatureName, NDArray[Any] | list[Any]] = {}
     for name, each in model.inputs.items():
         given[name], problems = _values(each, columns[name], read)
         for index, problem in problems.items():
-            found.setdefault(index, BadRequest(problem, index, name))
+            found.setdefault(index, BadRequest(problem, index, model.source(name)))
     result = {}
     for name, each in model.inputs.items():
         try:
             result[name] = array_of(each, _kept(given[name], found))
         except ValueError:
-            raise BadRequest("The instances have values of different shapes", rows - 1, name) from None
+            raise BadRequest("The instances have values of different shapes", rows - 1, model.source(name)) from None
     return result, found
 
 

@@ -1,5 +1,14 @@
 """What tests of all pages check in the browser: each is JavaScript that returns the elements at fault, as texts."""
 
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.browser.chromium import Chromium
+
 # Texts with less contrast to the nearest opaque background than 4.5:1, https://www.w3.org/TR/WCAG22/#contrast-minimum
 PALE = """(() => {
   const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
@@ -67,3 +76,18 @@ UNNAMED = """(() => {
   }
   return found;
 })()"""
+
+AXE = "axe.run().then(result => result.violations.map(each => "
+AXE += "`${each.id}: ${each.nodes.slice(0, 3).map(node => node.html.slice(0, 200))}`))"
+
+
+def check_with_axe(page: Chromium) -> None:
+    """Check the open page by the rules of axe-core, of which SLIPWAY_AXE names the file axe.min.js, at two widths."""
+    script = os.environ.get("SLIPWAY_AXE")
+    if not script:
+        pytest.skip("SLIPWAY_AXE does not name axe.min.js of the npm package axe-core")
+    page.run(Path(script).read_text() + "; 0")
+    for width in (400, 1200):
+        for dark in (False, True):
+            page.look(width, dark=dark)
+            assert (width, dark, page.run(AXE)) == (width, dark, [])

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from slipway.pipelines.comparison.page import render
+from tests.browser.checks import check_with_axe
 from tests.browser.chromium import Chromium
 from tests.pipelines.comparison.test_comparison import run
 
@@ -27,3 +28,10 @@ def test_it_is_legible_at_every_width(page: Chromium, tmp_path: Path, dark: bool
         assert page.run(hidden) == 901
     assert page.console == []
     assert page.requests == []
+
+
+def test_axe_has_nothing_to_say_about_it(page: Chromium, tmp_path: Path) -> None:
+    rows = [run(tmp_path, number, 10.0**-number, "adam", 0.9 + number / 100) for number in range(4)]
+    (tmp_path / "comparison.html").write_text(render(rows))
+    page.open((tmp_path / "comparison.html").as_uri())
+    check_with_axe(page)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
-from tests.browser.checks import CUT, FOLDED, PALE, SAME_NAMES, UNNAMED
+from tests.browser.checks import CUT, FOLDED, PALE, SAME_NAMES, UNNAMED, check_with_axe
 from tests.browser.chromium import Chromium
 from tests.browser.pages import REPORTS, STATISTICS, pages
 
@@ -50,17 +49,8 @@ def test_a_page_is_legible_and_named_for_everyone(name: str, pages: dict[str, Pa
 
 @pytest.mark.parametrize("name", NAMES)
 def test_axe_has_nothing_to_say(name: str, pages: dict[str, Path], page: Chromium) -> None:
-    """With axe-core, of which SLIPWAY_AXE names the file axe.min.js: npm pack axe-core."""
-    script = os.environ.get("SLIPWAY_AXE")
-    if not script:
-        pytest.skip("SLIPWAY_AXE does not name axe.min.js of the npm package axe-core")
     page.open(pages[name].as_uri())
-    page.run(Path(script).read_text() + "; 0")
-    for dark in (False, True):
-        page.look(1200, dark=dark)
-        found = page.run("axe.run().then(found => found.violations.map(each => "
-                         "`${each.id}: ${each.nodes.slice(0, 3).map(node => node.html.slice(0, 200))}`))")  # fmt: skip
-        assert found == []
+    check_with_axe(page)
 
 
 def test_the_rejecting_reason_comes_first_and_is_marked(pages: dict[str, Path], page: Chromium) -> None:

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("starlette")
 
 from tests.browser import stub
-from tests.browser.checks import PALE
+from tests.browser.checks import PALE, check_with_axe
 from tests.browser.chromium import Chromium
 from tests.browser.stub import BRIGHT, DARK, Stub
 from tests.serving.client import until
@@ -412,3 +412,7 @@ def test_it_is_legible_at_every_width(folder: Path, page: Chromium, tmp_path: Pa
                 assert page.run("document.documentElement.scrollWidth") <= width, make
                 assert page.run(PALE) == [], (make, width)
                 (tmp_path / f"{make.__name__}-{width}.png").write_bytes(page.shot())
+
+
+def test_axe_has_nothing_to_say_about_it(houses: Stub, page: Chromium) -> None:
+    check_with_axe(page)

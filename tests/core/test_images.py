@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 import sys
 
 import numpy as np
@@ -11,7 +12,7 @@ from PIL import Image
 
 from slipway.core import images
 from slipway.core.images import BadImage
-from tests.photographs import KINDS, ORIENTATIONS, gray_of_16_bits, saved, scene, with_alpha
+from tests.photographs import KINDS, ORIENTATIONS, gray_of_16_bits, has_heic, heic, saved, scene, with_alpha
 
 UPRIGHT = scene(48, 64)
 
@@ -83,7 +84,7 @@ def test_pixels_without_a_known_range_are_refused() -> None:
 def test_a_damaged_image_is_refused_with_the_reason(name: str) -> None:
     data = KINDS[name][1](UPRIGHT, 1)
     for end in (13, len(data) // 2):
-        with pytest.raises(BadImage, match=r"damaged or cut short|cannot be decoded|not an image"):
+        with pytest.raises(BadImage, match=r"cut short|cannot be decoded|not an image"):
             images.converted(data[:end])
 
 
@@ -99,3 +100,27 @@ def test_heic_without_its_package_is_refused_with_the_fix(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
     with pytest.raises(BadImage, match=r"is a HEIC image, which needs pillow-heif: pip install 'slipway-ml\[heic\]'"):
         images.converted(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(100))
+
+
+def test_a_heic_image_that_ends_within_a_box_is_cut() -> None:
+    boxes = [
+        struct.pack(">I4s", 24, b"ftyp") + b"heic" + bytes(4) + b"mif1heic",
+        struct.pack(">I4s", 108, b"mdat") + bytes(100),
+    ]
+    whole = b"".join(boxes)
+    assert images.format_of(whole) == "heic"
+    assert not images.is_cut(whole)
+    assert not images.is_cut(whole + bytes(8))  # a box up to the end of the file
+    long = struct.pack(">I4sQ", 1, b"mdat", 116) + bytes(100)
+    assert not images.is_cut(boxes[0] + long)
+    for size in (4, 20, 30, 36, 60, len(whole) - 1):
+        assert images.is_cut(whole[:size])
+        assert images.is_cut((boxes[0] + long)[:size])
+
+
+@pytest.mark.skipif(not has_heic(), reason="pillow-heif is not installed, or cannot write")
+@pytest.mark.parametrize("kept", [0.3, 0.6, 0.95])
+def test_a_cut_heic_image_says_so(kept: float) -> None:
+    data = heic(Image.effect_noise((64, 64), 50).convert("RGB"), 1)
+    with pytest.raises(BadImage, match=r"^it is cut short$"):
+        images.upright(data[: int(len(data) * kept)])

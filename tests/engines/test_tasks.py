@@ -57,13 +57,12 @@ def predictions(folder: Path, bench: Bench) -> Any:
     import tensorflow as tf
 
     from slipway.components.evaluate import served_model
-    from slipway.core.manifest import signature_name
     from slipway.trainer.data.features import Features
 
     features = Features(bench.manifest)
     paths = [str(bench.data / shard.file) for shard in bench.manifest.splits["validation"].shards]
     described = {name: tf.io.FixedLenFeature(spec.shape[1:], spec.dtype) for name, spec in features.requests().items()}
-    stored = {signature_name(name, one): name for name, one in bench.manifest.all_inputs.items()}
+    stored = {served: name for name, served in bench.manifest.signature.items()}
     raw = list(tf.data.TFRecordDataset(paths).as_numpy_iterator())
     found = tf.io.parse_example(raw, {stored[name]: spec for name, spec in described.items()})
     requests = {name: found[stored[name]] for name in described}

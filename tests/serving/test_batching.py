@@ -221,7 +221,7 @@ def test_a_damaged_image_fails_its_own_request_only(classifier: Model) -> None:
     assert_predictions_equal(one, three)
     assert len(one) == 2
     assert isinstance(failed, BadRequest)
-    assert (failed.instance, failed.field) == (1, "image_bytes")
+    assert (failed.instance, failed.field) == (1, "image")
 
 
 def test_a_request_of_many_parts_lets_others_go_first_after_each() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +146,7 @@ def test_images_that_are_refused_by_their_header(classifier: Model, data: bytes,
     assert says in str(image_fault(data))
     with pytest.raises(BadRequest, match=says) as caught:
         predict(classifier, [b64(image()), b64(data)])
-    assert (caught.value.instance, caught.value.field) == (1, "image_bytes")
+    assert (caught.value.instance, caught.value.field) == (1, "image")
 
 
 def test_an_image_is_valid_base64(classifier: Model) -> None:
@@ -157,7 +158,7 @@ def test_images_that_only_decoding_refuses_are_found(classifier: Model) -> None:
     whole = image(kind="JPEG")
     batch = {"image_bytes": np.array([image(), whole[: len(whole) // 2], whole], object)}
     ((index, field, reason),) = instances.undecodable(classifier, batch)
-    assert (index, field) == (1, "image_bytes")
+    assert (index, field) == (1, "image")
     assert reason.startswith("The image cannot be decoded: ")
     assert "{{" not in reason
 
@@ -168,7 +169,7 @@ def test_nan_is_not_a_prediction(houses: Model) -> None:
 
 
 def test_a_padded_batch_has_the_same_predictions(classifier: Model) -> None:
-    padded = Model(**{**vars(classifier), "sizes": (1, 4, 8)})
+    padded = replace(classifier, sizes=(1, 4, 8))
     arrays = instances.arrays(classifier, [b64(image(seed)) for seed in range(3)])
     found = padded.predict_padded(arrays)
     assert found["probabilities"].shape == (3, 10)

@@ -62,7 +62,7 @@ def test_health_metrics_page_and_description(port: int) -> None:
     described = ask(port, "/model")[1]
     assert (described["model"], described["task"], described["predict"]) == ("digits/1", "classification", "/predict")
     image = {
-        "name": "image_bytes",
+        "name": "image",
         "kind": "image",
         "media_types": ",".join(images.MEDIA_TYPES),
         "file": "an image",
@@ -86,8 +86,8 @@ def test_health_metrics_page_and_description(port: int) -> None:
     ("body", "kind", "status", "says"),
     [
         (b"{", "application/json", 400, "not JSON"),
-        (b'{"instances": [3]}', "application/json", 400, "instances[0].image_bytes: The value is a number"),
-        (IMAGE[:-30], "image/png", 400, "instances[0].image_bytes: The image cannot be decoded"),
+        (b'{"instances": [3]}', "application/json", 400, "instances[0].image: The value is a number"),
+        (IMAGE[:-30], "image/png", 400, "instances[0].image: The image cannot be decoded"),
         (IMAGE[:16] + (10_000).to_bytes(4) * 2 + IMAGE[24:], "image/png", 400, "10000x10000 pixels"),
         (b"x" * ((1 << 20) + 1), "application/json", 413, "more than 1,048,576 bytes"),
     ],

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from slipway.core.manifest import Input, Manifest, signature_name
+from slipway.core.manifest import Input, Manifest, SignatureName
 from slipway.trainer.data.images import decode_images, decode_prepared, scale
 from slipway.trainer.data.texts import date_features, word_ids
 
@@ -119,23 +119,22 @@ class Features:
         """Decode any number of image files of a data set, string [n], of the input `name`."""
         return decode_images(files, as_image(self._manifest, name), upright=True)
 
-    def requests(self) -> dict[str, tf.TensorSpec]:
+    def requests(self) -> dict[SignatureName, tf.TensorSpec]:
         """Return the serving signature's inputs: raw values, as they are in a record."""
-        found = {}
+        names, found = self._manifest.signature, {}
         for name, one in self._manifest.all_inputs.items():
             shape, kind = _stored(one)
-            found[signature_name(name, one)] = tf.TensorSpec([None, *shape], kind, name=signature_name(name, one))
+            found[names[name]] = tf.TensorSpec([None, *shape], kind, name=names[name])
         return found
 
-    def decode(self, requests: Mapping[str, tf.Tensor], *, standardized: bool = True) -> Tensors:
+    def decode(self, requests: Mapping[SignatureName, tf.Tensor], *, standardized: bool = True) -> Tensors:
         """Convert a request, tensors by their names in `requests`, to decoded inputs.
 
         Args:
             requests: Raw values, [batch, …] each. Images may have any size.
             standardized: Whether to standardize numbers; a model that does so itself receives them as they are.
         """
-        inputs = self._manifest.all_inputs
-        values = {name: requests[signature_name(name, one)] for name, one in inputs.items()}
+        values = {name: requests[served] for name, served in self._manifest.signature.items()}
         return self._decoded(values, decode_images, standardized=standardized)
 
     def _decoded(

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway.core.manifest import Manifest, signature_name
+from slipway.core.manifest import Manifest
 from slipway.core.values import JsonObject
 
 FILE_NAME = "examples.json"
@@ -77,7 +77,7 @@ def _predicted(
         inputs, _ = features.parse(raw)
         outputs = np.asarray(network(scaled(inputs)), np.float64)
         stored = {name: values.numpy() for name, values in features.raw(raw).items()}
-    names = {name: signature_name(name, one) for name, one in manifest.all_inputs.items()}
+    names: dict[str, str] = {**manifest.signature}
     instances = [
         {names[name]: in_json(one.kind, stored[name][index]) for name, one in manifest.all_inputs.items()}
         for index in range(len(records))

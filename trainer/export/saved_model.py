@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import keras
 import tensorflow as tf
 
-from slipway.core.manifest import Manifest
+from slipway.core.manifest import Manifest, SignatureName
 from slipway.trainer.data.features import Features, scaled, statistics
 from slipway.trainer.data.images import traced
 from slipway.trainer.engines.keras.model import FILE_NAME, checksum
@@ -50,7 +50,7 @@ def write(
     # Saved because they are attributes of the module.
     module.weights, module.tables = list(variables), features.tables
 
-    def serve(requests: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    def serve(requests: dict[SignatureName, tf.Tensor]) -> dict[str, tf.Tensor]:
         outputs = tf.cast(network(scaled(features.decode(requests))), tf.float32)
         return _answers(outputs, manifest, threshold)
 

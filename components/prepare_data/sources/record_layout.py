@@ -17,10 +17,10 @@ from slipway.components.prepare_data.encoding import features as kinds
 from slipway.components.prepare_data.encoding.features import Kind, described
 from slipway.components.prepare_data.encoding.inputs import choose_inputs
 from slipway.components.prepare_data.encoding.messages import bytes_feature, float_feature, values
-from slipway.components.prepare_data.examples import LABEL_SEPARATOR, OWN, Unusable, stored_name
+from slipway.components.prepare_data.examples import LABEL_SEPARATOR, Unusable, stored_name
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.core.errors import UserError, nearest
-from slipway.core.manifest import TaskName
+from slipway.core.manifest import RECORD_NAMES, TaskName
 from slipway.core.paths import local_path
 from slipway.core.values import JsonObject
 from slipway.core.yaml_loader import NotYaml, load_yaml
@@ -283,7 +283,7 @@ def record_layout(
         names = features.names.get(label.replace("/", "-")) or [str(number) for number in range(count)]
     key = "key" if kinds_found.get("key") == "text" and "key" not in (image, label) else None
     others = [name for name in features.descriptions if name not in (image, label, key)]
-    renamed = {name: stored_name(name) for name in others if name in OWN}
+    renamed = {name: stored_name(name) for name in others if name in RECORD_NAMES}
     if clash := next((new for new in renamed.values() if new in features.descriptions), None):
         raise UserError(f"The features have both {clash} and {clash.removeprefix('source_')}.", setting="data.features")
     additional = {renamed.get(name, name): features.descriptions[name] for name in others}

@@ -22,7 +22,7 @@ from slipway.core.tables.formats import open_table
 from slipway.pipelines.platforms.vertex.batch_files import Inputs, called, opened
 from slipway.serving import tables
 from slipway.serving.instances import BadRequest
-from slipway.serving.model import INSTANCES, Model, described
+from slipway.serving.model import INSTANCES, Arrays, Model, described
 
 # The field with the name of a row, which the model does not receive.
 KEY = "slipway_row"
@@ -112,11 +112,9 @@ def _rows(connection: Connection, inputs: Inputs, model: Model) -> Iterator[tupl
 def _rows_of(
     table: TableFile, key: str | None, model: Model, uri: str, prefix: str
 ) -> Iterator[tuple[str, dict[str, Any], str]]:
-    columns = tables.columns_of(table.names, model, table.header, "--input", uri)
+    columns = tables.columns_of(table.names, model, table.header, "--input", uri, key)
     if key is not None and key not in table.names:
         raise UserError.unknown("column", key, table.names, setting="--key")
-    if model.is_custom and key is not None:
-        del columns[key]
     for batch in table.batches():
         given = {name: batch.columns[at] for name, at in columns.items()}
         found, faults = tables.arrays(model, given, len(batch), batch.faults, _no_files)
@@ -129,7 +127,7 @@ def _rows_of(
         yield from zip(keys, _instances(model, found), places, strict=True)
 
 
-def _instances(model: Model, arrays: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _instances(model: Model, arrays: Arrays) -> Iterator[dict[str, Any]]:
     if model.is_custom:
         yield from arrays[INSTANCES]
         return

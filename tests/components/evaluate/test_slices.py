@@ -21,7 +21,7 @@ from slipway.components.evaluate.measures.significance import holm, mcnemar_shor
 from slipway.components.evaluate.report import render
 from slipway.components.evaluate.settings import EvaluateSettings, GateSettings
 from slipway.core.errors import UserError
-from slipway.core.manifest import Input, signature_name
+from slipway.core.manifest import Input, signature_names
 from tests.components.evaluate.tables import rows, write_model, write_table
 
 KINDS = ["flat", "house", "hut"]
@@ -218,7 +218,7 @@ HEADERS = (
 def test_a_column_of_any_name_is_evaluated_and_sliced(header: str, table: dict[str, Any], tmp_path: Path) -> None:
     import tensorflow as tf
 
-    stored = signature_name(header, Input(kind="category"))
+    stored = signature_names({header: Input(kind="category")})[header]
     labels = np.where(table["city"] == "Bern", 1, 0)
 
     def predict(values: dict[str, Any]) -> dict[str, Any]:

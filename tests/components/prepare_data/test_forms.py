@@ -1,4 +1,4 @@
-"""One value, one text: the same random table in every form becomes the same inputs of the network.
+"""One value, one text: the same random table, with any names of columns, in every form becomes the same inputs.
 
 Frames have truth values, whole and other floats, integers, dates, categories and gaps. Each is prepared as
 a CSV file, as a Parquet file and by a function, and each of these data sets reads the frame as CSV, Parquet, JSON, JSON
@@ -8,6 +8,7 @@ lines and DataFrame.
 from __future__ import annotations
 
 import json
+import keyword
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,27 @@ from hypothesis import strategies
 
 from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.core.manifest import Manifest, signature_name
+from slipway.core.manifest import Manifest, stored_name
 from slipway.pipelines.api.models import Model as PublicModel
 from slipway.pipelines.prediction.parts import chunk_of
 from slipway.pipelines.prediction.tables import Tables
 from slipway.serving import instances, model, tables
-from slipway.serving.kinds import Field
 
 ROWS = 40
 IS_THOROUGH = hypothesis.settings.default.max_examples >= 300
 FRAMES = 500 if IS_THOROUGH else 3
+# Pairs become one identifier, others are reserved, or have a meaning in records, formats or settings.
+TRICKY = (
+    "a b", "a/b", "a_b", "年齢", "性別", "Größe", "возраст", "عمر", "Marital status", "kind (x)", "[z]", "class", "def",
+    "key", "instances", "input_class", "1st", "x" * 200, "y.z", "c:d", "e>3", "%s", "{f}", "🏠", "image_bytes", "__x",
+)  # fmt: skip
+RESERVED = ("label", "split", "image", "path", "file")
+HEADERS = strategies.one_of(
+    strategies.sampled_from(TRICKY),
+    strategies.text(
+        strategies.characters(exclude_categories=["C", "Z"], include_characters=" "), min_size=1, max_size=200
+    ),
+).filter(lambda name: name == name.strip() and name.casefold() not in RESERVED)
 
 
 def frame_of(seed: int) -> pandas.DataFrame:
@@ -74,12 +86,7 @@ def network(manifest: Manifest, folder: Path) -> model.Model:
     from slipway.trainer.data.features import Features
 
     features = Features(manifest)
-    fields = {
-        signature_name(name, one): Field.of(
-            one, np.dtype(object if model.TYPES[one.kind] == "string" else model.TYPES[one.kind]), one.stored_shape
-        )
-        for name, one in manifest.all_inputs.items()
-    }
+    fields = model.fields_of(manifest)
 
     def function(arrays: dict[str, Any]) -> tuple[None, dict[str, Any]]:
         given = {name: tf.convert_to_tensor(array, fields[name].type_name) for name, array in arrays.items()}
@@ -148,3 +155,37 @@ def test_a_table_in_every_form_becomes_the_same_inputs(tmp_path_factory: pytest.
             for form, inputs in found.items():
                 for name, values in inputs.items():
                     np.testing.assert_array_equal(values, expected[name], f"{source} {form} {name}")
+
+
+@pytest.mark.usefixtures("processes")
+@hypothesis.settings(
+    max_examples=FRAMES,
+    deadline=None,
+    suppress_health_check=list(hypothesis.HealthCheck),
+    phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],  # a failing header is short, or one of TRICKY
+)
+@hypothesis.given(headers=strategies.lists(HEADERS, min_size=6, max_size=6, unique=True))
+@hypothesis.example(headers=[*TRICKY[:6]])
+@hypothesis.example(headers=[*TRICKY[6:12]])
+@hypothesis.example(headers=[*TRICKY[12:18]])
+@hypothesis.example(headers=[*TRICKY[18:24]])
+def test_columns_of_any_name_arrive_by_that_name(tmp_path_factory: pytest.TempPathFactory, headers: list[str]) -> None:
+    folder = tmp_path_factory.mktemp("headers")
+    rng = np.random.default_rng(0)
+    frame = pandas.DataFrame(
+        {name: rng.choice(["x", "y"], ROWS) if at % 2 else rng.normal(size=ROWS) for at, name in enumerate(headers)}
+    )
+    frame["label"] = rng.choice(["a", "b"], ROWS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        frame.to_csv("table.csv", index=False)
+        manifest = prepare(DataSettings(source="csv:table.csv", store="sets", label="label"), 1).manifest
+        served = network(manifest, folder)
+        assert list(served.sources) == headers
+        assert len(set(served.inputs)) == len(headers)
+        assert all(name.isidentifier() and name.isascii() and not keyword.iskeyword(name) for name in served.inputs)
+        found = answered(served, frame)
+    for form, inputs in found.items():
+        for at, name in enumerate(headers):
+            expected = (frame[name] == "y") + 1 if at % 2 else frame[name].astype(np.float32)
+            np.testing.assert_array_equal(inputs[stored_name(name)], expected, f"{form} {name}")

@@ -41,10 +41,65 @@ def test_a_table_has_a_row_per_example_and_keeps_its_index() -> None:
 
 def test_a_missing_column_and_a_missing_value_are_named() -> None:
     table = pandas.DataFrame({"city": ["Bern", "Rome"], "age": [3.0, float("nan")]})
-    with pytest.raises(UserError, match=r"The table has no column age\."):
+    with pytest.raises(UserError, match="The table has no column age, an input of the model"):
         doubled().predict(table[["city"]])
     with pytest.raises(UserError, match=r"Example 1: age: The value is null"):
         doubled().predict(table)
+
+
+def test_examples_that_do_not_fit_have_a_row_with_the_reason() -> None:
+    table = pandas.DataFrame({"city": "Bern", "age": [float("nan"), 2.0, 3.0]}, index=["a", "b", "c"])
+    with pytest.raises(UserError) as caught:
+        doubled().predict(table)
+    assert 'predict(…, errors="keep")' in str(caught.value.fix)
+    found = doubled().predict(table, errors="keep")
+    assert found.columns.tolist() == ["prediction", "error"]
+    assert found.prediction.tolist()[1:] == [4.0, 6.0]
+    assert found.error.notna().tolist() == [True, False, False]
+    assert "age: The value is null" in found.error["a"]
+
+
+def test_a_row_of_a_table_and_dicts_with_other_keys_are_examples() -> None:
+    table = pandas.DataFrame({"note": ["x", "y"], "city": ["Bern", "Rome"], "age": [3, 4]})
+    assert doubled().predict(table.iloc[1]).prediction.tolist() == [8.0]
+    assert doubled().predict({"note": "x", "city": "Bern", "age": 3}).prediction.tolist() == [6.0]
+    assert doubled().predict(table.to_dict("records")).prediction.tolist() == [6.0, 8.0]
+    with pytest.raises(UserError, match="has no input 'ages'; the closest is age"):
+        doubled().predict({"ages": 3})
+    with pytest.raises(UserError, match="city: The value is missing"):
+        doubled().predict({"age": 3, "town": "Bern"})
+
+
+def test_columns_have_the_names_of_the_source() -> None:
+    number = Field("number", np.dtype(np.float32), source="Age (years)")
+    aged = model({"Age__years_": number}, "regression", lambda arrays: {"prediction": arrays["Age__years_"] * 2})
+    table = pandas.DataFrame({"Age (years)": [1.0, 2.0]}, index=["a", "b"])
+    assert aged.predict(table).prediction.to_dict() == {"a": 2.0, "b": 4.0}
+    assert aged.predict(table["Age (years)"]).prediction.to_dict() == {"a": 2.0, "b": 4.0}
+    assert aged.predict(table.iloc[0]).prediction.tolist() == [2.0]
+    assert aged.predict({"Age__years_": 3}).prediction.tolist() == [6.0]
+
+
+def test_a_column_of_images_is_predicted(tmp_path: Path) -> None:
+    field = Field("image", np.dtype(object), source="image")
+    sizes = model(
+        {"image_bytes": field},
+        "regression",
+        lambda arrays: {"prediction": np.array([*map(len, arrays["image_bytes"])])},
+    )
+    photo = Image.new("L", (4, 4))
+    photo.save(tmp_path / "a.png")
+    data = (tmp_path / "a.png").read_bytes()
+    values = [
+        str(tmp_path / "a.png"),
+        data,
+        {"bytes": data, "path": None},
+        {"bytes": None, "path": str(tmp_path / "a.png")},
+    ]
+    expected = [float(len(data))] * len(values)
+    assert sizes.predict(pandas.DataFrame({"image": values, "note": 1})).prediction.tolist() == expected
+    assert sizes.predict(values).prediction.tolist() == expected
+    assert sizes.predict([{"image": value} for value in values]).prediction.tolist() == expected
 
 
 def test_more_examples_than_a_batch_keep_their_order() -> None:

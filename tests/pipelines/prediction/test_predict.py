@@ -98,7 +98,7 @@ def test_images_that_are_cut_short_are_said_to_be_so_without_their_decoders_outp
     Path("images/cut.jpg").write_bytes(whole[: len(whole) // 2])
     capfd.readouterr()
     found = {each["input"]: each for each in lines(run("digits", "images"))}
-    reason = "The image cannot be decoded: the file is cut short"
+    reason = "The image cannot be decoded: it is cut short"
     assert [found[f"images/cut.{name}"]["error"] for name in ("PNG", "jpg")] == [reason] * 2
     assert capfd.readouterr().err == ""
 

@@ -52,7 +52,6 @@ def raw(data: Path, split: str = "validation") -> tuple[dict[str, Any], Any]:
     """Return the split's raw values by their names in the serving signature, and its raw labels."""
     import tensorflow as tf
 
-    from slipway.core.manifest import signature_name
     from slipway.trainer.data.features import Features
 
     manifest = manifests.read(data)
@@ -66,10 +65,8 @@ def raw(data: Path, split: str = "validation") -> tuple[dict[str, Any], Any]:
     described["label"] = tf.io.FixedLenFeature(shape, tf.float32 if manifest.target else tf.int64)
     found = tf.io.parse_example(list(tf.data.TFRecordDataset(paths).as_numpy_iterator()), described)
     labels = found.pop("label").numpy()
-    assert set(Features(manifest).requests()) == {
-        signature_name(name, one) for name, one in manifest.all_inputs.items()
-    }
-    return {signature_name(name, one): found[name] for name, one in manifest.all_inputs.items()}, labels
+    assert set(Features(manifest).requests()) == {*manifest.signature.values()}
+    return {served: found[name] for name, served in manifest.signature.items()}, labels
 
 
 def served(folder: Path, requests: dict[str, Any]) -> dict[str, Any]:
