@@ -9,6 +9,7 @@ import select
 import shutil
 import socket
 import threading
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -295,7 +296,7 @@ def test_short_memory_halves_the_batch(classifier: Model) -> None:
             raise ResourceExhaustedError
         return classifier.function(arrays)
 
-    small = Model(**{**vars(classifier), "function": function})
+    small = replace(classifier, function=function)
     examples = [(str(n), {"image_bytes": png(np.full((8, 8), n))}) for n in range(5)]
     chunk = parts.chunk_of(small, examples)
     (answers,) = prediction.predict(small, iter([chunk]))
@@ -304,7 +305,7 @@ def test_short_memory_halves_the_batch(classifier: Model) -> None:
 
 
 def test_lists_of_different_lengths_are_not_one_batch(houses: Model) -> None:
-    free = Model(**{**vars(houses), "inputs": houses.inputs | {"sides": Field("number", np.dtype("float32"), (None,))}})
+    free = replace(houses, inputs=houses.inputs | {"sides": Field("number", np.dtype("float32"), (None,))})
     examples = [(str(n), HOUSE | {"sides": [1.0] * n}) for n in (1, 2)]
     with pytest.raises(UserError, match="sides: The instances have values of different shapes") as error:
         parts.chunk_of(free, examples)
