@@ -7,8 +7,8 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import NoneType
-from typing import TYPE_CHECKING, Literal, get_args, get_origin
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -55,6 +55,9 @@ _OTHER_NAMES = {
     "source": "dataset path folder",
     "image_size": "resolution input_size",
     "hardware": "machine accelerator gpu gpus",
+    "low": "min",
+    "high": "max",
+    "choices": "values options",
 }
 ALIASES = {alias: name for name, aliases in _OTHER_NAMES.items() for alias in aliases.split()}
 # Suggested first setting of a missing section; otherwise its first required key.
@@ -199,7 +202,8 @@ def _override(location: Location, problem: ErrorDetails, overrides: Iterable[str
 
 def _unknown_key(place: _Place, value: object) -> UserError:
     *parents, key = (str(part) for part in place.location)
-    known = _names(place.parent) if place.parent else []
+    parents_of = _models_at(place.model, place.location[:-1])
+    known = sorted({name for parent in parents_of for name in _names(parent)})
     alias = ALIASES.get(key.lower().replace("-", "_"), key)
     near = alias if alias in known else nearest(key, known)
     full = ".".join([*parents, near]) if near else _elsewhere(place.model, alias)
@@ -289,13 +293,35 @@ def _near(problem: ErrorDetails) -> str | None:
 
 
 def _model_at(model: type[BaseModel], location: Location) -> type[BaseModel] | None:
-    """Return the settings class at a location in the configuration, or None."""
-    current: type[BaseModel] | None = model
+    """Return the settings class at a location in the configuration, the first one of a union, or None."""
+    return next(iter(_models_at(model, location)), None)
+
+
+def _models_at(model: type[BaseModel], location: Location) -> list[type[BaseModel]]:
+    """Return the settings classes that a configuration may have at a location, also within lists and mappings."""
+    kinds: list[Any] = [model]
     for part in location:
-        field = _field(current, part)
-        candidates = [] if field is None else [field.annotation, *get_args(field.annotation)]
-        current = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
-    return current
+        kinds = [inner for kind in kinds for inner in _inside(kind, part)]
+    return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+
+
+def _inside(kind: Any, part: int | str) -> list[Any]:
+    """Return the types of what a value of a type has at a key or an index, with the members of a union apart."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        field = _field(kind, part)
+        return [] if field is None else _united(field.annotation)
+    if get_origin(kind) in (dict, list, tuple):
+        return [inner for each in get_args(kind)[-1:] for inner in _united(each)]
+    return []
+
+
+def _united(annotation: Any) -> list[Any]:
+    """Return the members of a union, without Annotated; of any other type the type."""
+    if get_origin(annotation) is Annotated:
+        return _united(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return [inner for each in get_args(annotation) for inner in _united(each)]
+    return [annotation]
 
 
 def _field(model: type[BaseModel] | None, name: int | str) -> FieldInfo | None:

@@ -327,3 +327,21 @@ def test_the_address_of_mlflow_says_what_it_expects() -> None:
     with pytest.raises(UserError, match="such as http://localhost:5000") as error:
         validate({**PLAIN, "track": {"mlflow": "mlflow.example.com:5000"}}, "slipway.yaml")
     assert error.value.nearest == "http://mlflow.example.com:5000"
+
+
+@pytest.mark.parametrize(
+    ("parameter", "key", "allowed"),
+    [
+        ({"min": 1e-4, "high": 1}, "min", "low"),
+        ({"low": 1e-4, "max": 1}, "max", "high"),
+        ({"values": [1, 2]}, "values", "choices"),
+        ({"low": 1, "high": 2, "stepp": 1}, "stepp", "step"),
+    ],
+)
+def test_an_unknown_key_of_a_parameter_names_what_is_allowed(parameter: Any, key: str, allowed: str) -> None:
+    values = {"data": {"source": "digits"}, "model": {"builder": "m:f"}, "train": {"epochs": 1, "batch_size": 8}}
+    with pytest.raises(UserError) as caught:
+        validate({**values, "tune": {"parameters": {"train.learning_rate": parameter}}}, "run.yaml")
+    full = f"tune.parameters.train.learning_rate.{allowed}"
+    assert (caught.value.allowed, caught.value.nearest) == ("choices, high, low, scale, step, when", full)
+    assert caught.value.fix == f"write {full} instead of tune.parameters.train.learning_rate.{key} in run.yaml"
