@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipway.components.check_drift.drift import Shift, compare, lines
+from slipway.components.check_drift.drift import Shift, compare, lines, too_few
 from slipway.components.check_drift.features import Sample, of_split, reference_in
 from slipway.components.evaluate.served_model import OtherData, load
 from slipway.core import events, manifest
@@ -30,8 +30,8 @@ class Answer:
 def check(folder: Path, champion: Path | None) -> Answer:
     """Return whether a prepared data set has drifted from the one that the champion was evaluated on.
 
-    It counts as drifted if there is nothing to compare it with: no champion, one for other data, or one whose data set
-    was deleted.
+    It counts as drifted if there is nothing to compare it with: no champion, one for other data, one whose data set was
+    deleted, or too few held-out examples.
 
     Args:
         folder: The data set, in a store with that of the champion.
@@ -56,6 +56,8 @@ def check(folder: Path, champion: Path | None) -> Answer:
         return Answer(DRIFT, "the data set of the champion is no longer in the store")
     events.phase("comparing both data sets")
     samples = of_split(model, before, EXAMPLES, SEED), of_split(model, folder, EXAMPLES, SEED + 1)
+    if few := too_few(*samples):
+        return Answer(DRIFT, few)
     shifts = compare(*samples, false_alarms=FALSE_ALARMS, seed=SEED)
     *_, summary = lines(shifts, *samples, false_alarms=FALSE_ALARMS)
     decision = DRIFT if any(shift.has_drifted for shift in shifts) else SAME

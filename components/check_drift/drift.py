@@ -21,9 +21,11 @@ from slipway.core.values import JsonObject
 # Number of random divisions, beside the observed one.
 DIVISIONS = 999
 # Measures of distance. The greatest difference of both distribution functions (Kolmogorov and Smirnov), of texts the
-# total variation: a share of the examples. The area between both functions (Wasserstein), which sees a few examples far
-# away: in standard deviations.
-SHARES, DEVIATIONS = "of the examples", "standard deviations"
+# total variation: a share of the examples. The area between both functions of the known numbers (Wasserstein), which
+# sees a few examples far away: in standard deviations. The difference of the shares of missing numbers.
+SHARES, DEVIATIONS, MISSING = "of the examples", "standard deviations", "of the examples missing"
+# With fewer new examples, or of the reference, no difference is said to be drift or none.
+FEWEST = 6
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Shift:
 
     Attributes:
         feature: Its name.
-        measure: The measure by which the difference is clearest: `SHARES` or `DEVIATIONS`.
+        measure: The measure by which the difference is clearest: `SHARES`, `DEVIATIONS` or `MISSING`.
         distance: The distance.
         threshold: What it exceeds if the data have drifted.
         before: The feature in the reference, in a few words.
@@ -76,19 +78,28 @@ class Divisions:
         """Return a feature's distances in each division, [divisions], by the name of the measure."""
         if values.dtype.kind == "U":
             return {SHARES: self._of_texts(values)}
-        return dict(zip((SHARES, DEVIATIONS), self._of_numbers(values), strict=True))
+        measures = (SHARES, DEVIATIONS, MISSING) if np.isnan(values).any() else (SHARES, DEVIATIONS)
+        return dict(zip(measures, self._of_numbers(values)[: len(measures)], strict=True))
 
     def _of_numbers(self, values: Values) -> NDArray[np.float64]:
         order = np.argsort(values, kind="stable")  # missing ones are last
         ordered = values[order]
         ends = np.append((ordered[1:] != ordered[:-1]) & ~np.isnan(ordered[:-1]), True)
         counted = np.flatnonzero(ends) + 1
-        gaps = np.nan_to_num(np.diff(ordered[ends], append=np.nan)) / (np.nanstd(values) or 1)
-        found = np.empty((2, len(self.is_new)))
+        missing = int(np.isnan(values).sum())
+        widths = np.nan_to_num(np.diff(ordered[ends], append=np.nan)) / (np.nanstd(values) or 1)
+        known = len(values) - missing
+        found = np.zeros((3, len(self.is_new)))
         for number, division in enumerate(self.is_new):
-            new = np.cumsum(division[order])[ends]
+            sorted_division = division[order]
+            new = np.cumsum(sorted_division)[ends]
             apart = np.abs(new / self.now - (counted - new) / self.before)
-            found[:, number] = apart.max(), apart @ gaps
+            found[0, number] = apart.max()
+            new_known = int(sorted_division[:known].sum())
+            found[2, number] = abs((self.now - new_known) / self.now - (self.before - known + new_known) / self.before)
+            if 0 < new_known < known:  # both samples have known numbers
+                of_known = np.abs(new / new_known - (counted - new) / (known - new_known))
+                found[1, number] = of_known @ widths
         return found
 
     def _of_texts(self, values: Values) -> NDArray[np.float64]:
@@ -99,6 +110,15 @@ class Divisions:
             new = np.bincount(which[division], minlength=len(counts))
             found[number] = np.abs(new / self.now - (counts - new) / self.before).sum() / 2
         return found
+
+
+def too_few(before: Sample, now: Sample) -> str:
+    """Return why the examples of a sample cannot show whether data have drifted, "" if they can."""
+    for examples, which in ((now.examples, "new"), (before.examples, "reference")):
+        if examples < FEWEST:
+            noun = "example" if examples == 1 else "examples"
+            return f"{examples} {which} {noun} cannot show drift: at least {FEWEST} are needed"
+    return ""
 
 
 def compare(before: Sample, now: Sample, *, false_alarms: float, seed: int = 0) -> list[Shift]:
@@ -184,6 +204,5 @@ def lines(shifts: Sequence[Shift], before: Sample, now: Sample, *, false_alarms:
 
 
 def _distance(shift: Shift) -> str:
-    if shift.measure == SHARES:
-        return f"{shift.distance:.1%} {SHARES} (threshold {shift.threshold:.1%})"
-    return f"{shift.distance:.3f} {DEVIATIONS} (threshold {shift.threshold:.3f})"
+    form = ".3f" if shift.measure == DEVIATIONS else ".1%"
+    return f"{shift.distance:{form}} {shift.measure} (threshold {shift.threshold:{form}})"

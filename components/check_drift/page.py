@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from slipway.components import page
-from slipway.components.check_drift.drift import SHARES, Shift
+from slipway.components.check_drift.drift import DEVIATIONS, Shift
 from slipway.components.check_drift.features import Sample, Values
 from slipway.components.evaluate.plot import Axis, Panel, draw
 
@@ -38,7 +38,7 @@ def render(model: str, shifts: Sequence[Shift], before: Sample, now: Sample, *, 
 
 
 def _distance(shift: Shift, value: float) -> str:
-    return f"{value:.1%}" if shift.measure == SHARES else f"{value:.3f}"
+    return f"{value:.3f}" if shift.measure == DEVIATIONS else f"{value:.1%}"
 
 
 def _plot(name: str, before: Values, now: Values) -> str:

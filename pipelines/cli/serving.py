@@ -154,6 +154,11 @@ def drift(
     else:
         before = features.of_split(loaded, samples.reference_of(loaded, in_project(store)), examples, seed)
     now = samples.measured(loaded, listed(data, split), examples, seed + 1)
+    if few := drifts.too_few(before, now):
+        raise UserError(
+            f"{few}.", setting="DATA", value=" ".join(data), allowed=f"at least {drifts.FEWEST} examples, better 100",
+            fix="name more data, or --reference with more of them",
+        )  # fmt: skip
     shifts = drifts.compare(before, now, false_alarms=false_alarms, seed=seed)
     if output is not None:
         replace_file(output, page.render(str(chosen), shifts, before, now, false_alarms=false_alarms).encode())

@@ -16,7 +16,7 @@ from scipy import stats
 from typer.testing import CliRunner
 
 from slipway.components.check_drift import page as drift_page
-from slipway.components.check_drift.drift import DEVIATIONS, SHARES, Divisions, Shift, compare, lines
+from slipway.components.check_drift.drift import DEVIATIONS, MISSING, SHARES, Divisions, Shift, compare, lines, too_few
 from slipway.components.check_drift.features import Sample
 from slipway.components.formatting import brief
 from slipway.components.register_model.registry import Registry
@@ -42,7 +42,49 @@ def test_distances_are_those_of_scipy(before: list[float], now: list[float]) -> 
 
 def test_missing_numbers_are_equal_and_beyond_all_others() -> None:
     found = Divisions(4, 4, 0).distances(np.array([np.nan, np.nan, 1.0, 1.0, np.nan, 1.0, 1.0, 1.0]))
-    assert (found[SHARES][0], found[DEVIATIONS][0]) == (0.25, 0.0)
+    assert (found[SHARES][0], found[DEVIATIONS][0], found[MISSING][0]) == (0.25, 0.0, 0.25)
+    assert MISSING not in Divisions(2, 2, 0).distances(np.arange(4.0))
+
+
+@given(numbers, numbers, st.integers(0, 5), st.integers(0, 5))
+@settings(max_examples=30, deadline=None)
+def test_the_distance_in_deviations_is_that_of_the_known_numbers(
+    before: list[float], now: list[float], lacking: int, missing: int
+) -> None:
+    samples = [np.array([*before, *[np.nan] * lacking]), np.array([*[np.nan] * missing, *now])]
+    values = np.concatenate(samples)
+    found = Divisions(len(samples[0]), len(samples[1]), 0).distances(values)
+    area = stats.wasserstein_distance(before, now) / (np.nanstd(values) or 1)
+    assert found[DEVIATIONS][0] == pytest.approx(area, abs=1e-9)
+    if lacking or missing:
+        expected = abs(lacking / len(samples[0]) - missing / len(samples[1]))
+        assert found[MISSING][0] == pytest.approx(expected, abs=1e-12)
+
+
+def test_equal_numbers_with_more_gaps_differ_in_the_gaps_alone() -> None:
+    """With 5 and 65% gaps, they were 2.3 standard deviations apart, since a gap counted as the largest number."""
+    draws, samples = np.random.default_rng(0), []
+    for share in (0.05, 0.65):
+        values = draws.normal(0, 1, 600)
+        values[draws.random(600) < share] = np.nan
+        samples.append(Sample({"x": values}, 600, 0))
+    (shift,) = compare(*samples, false_alarms=0.01)
+    assert (shift.has_drifted, shift.measure) == (True, MISSING)
+    assert shift.distance == pytest.approx(0.6, abs=0.05)
+    found = Divisions(600, 600, 0).distances(np.concatenate([each.features["x"] for each in samples]))
+    assert found[DEVIATIONS][0] < 0.3
+    line, _ = lines([shift], *samples, false_alarms=0.01)
+    assert f"{shift.distance:.1%} of the examples missing (threshold" in line
+
+
+@pytest.mark.parametrize(("before", "now", "words"), [
+    (100, 1, "1 new example cannot show drift: at least 6 are needed"),
+    (100, 5, "5 new examples cannot show drift: at least 6 are needed"),
+    (5, 100, "5 reference examples cannot show drift: at least 6 are needed"),
+    (6, 6, ""),
+])  # fmt: skip
+def test_few_examples_cannot_show_drift(before: int, now: int, words: str) -> None:
+    assert too_few(Sample({}, before, 0), Sample({}, now, 0)) == words
 
 
 def test_the_distance_of_texts_is_the_share_that_differs() -> None:
@@ -187,6 +229,10 @@ def test_rows_of_a_table_are_compared_by_column(
         result = CliRunner().invoke(app, ["drift", str(houses_folder), file, "--reference", "known.jsonl"])
         assert result.exit_code == code, result.output
     assert f"! {name}" in result.output
+    few = "\n".join((tmp_path / "new.jsonl").read_text().splitlines()[:5])
+    (tmp_path / "few.jsonl").write_text(f"{few}\n")
+    result = CliRunner().invoke(app, ["drift", str(houses_folder), "few.jsonl", "--reference", "known.jsonl"])
+    assert (result.exit_code, "5 new examples cannot show drift" in result.output) == (2, True)
     with (tmp_path / "new.jsonl").open("a") as file:
         file.write("{}\n")
     result = CliRunner().invoke(app, ["drift", str(houses_folder), "new.jsonl", "--reference", "known.jsonl"])
