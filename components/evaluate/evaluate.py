@@ -98,7 +98,14 @@ def evaluate(
     else:
         found = custom.measure(settings, model, data, opponent)
     verdict = decide(
-        found.settings.gate, found.model.metrics, found.opponent, without, found.how, found.baseline, found.slices
+        found.settings.gate,
+        found.model.metrics,
+        found.opponent,
+        without,
+        found.how,
+        found.baseline,
+        found.slices,
+        found.model.intervals.get(found.settings.gate.name),
     )
     if serve_module:
         verdict = verdict.unless(contract.module_fault(model, serve_module))

@@ -123,6 +123,7 @@ def decide(
     measured: str = "on the test split",
     baseline: Mapping[str, float] | None = None,
     slices: Sequence[SliceValues] = (),
+    interval: tuple[float, float] | None = None,
 ) -> Verdict:
     """Return the verdict on a model.
 
@@ -134,6 +135,7 @@ def decide(
         measured: How the metrics were measured, after "The accuracy".
         baseline: The metrics of a constant prediction, if there are any.
         slices: The gate's metric on each slice, the worst first.
+        interval: The 95% confidence interval of the gate's metric; None if it has none.
 
     Raises:
         UserError: The model or the champion does not have the gate's metric.
@@ -148,7 +150,7 @@ def decide(
     judged = [
         *_against_limit(gate, metrics[gate.name], champion, trivial, measured),
         *_against_champion(gate, metrics, champion, without_champion, measured),
-        *_against_baseline(gate, metrics[gate.name], trivial),
+        *_against_baseline(gate, metrics, trivial, interval),
         *_on_slices(gate, slices, champion),
     ]
     passed = [holds for holds, _ in judged if holds is not None]
@@ -215,15 +217,25 @@ def _against_champion(
             yield None, "The mean over the seeds is not compared: the champion is measured on other examples than they."
 
 
-def _against_baseline(gate: GateSettings, value: float, trivial: float | None) -> Iterator[Judged]:
+def _against_baseline(
+    gate: GateSettings, metrics: Mapping[str, float], trivial: float | None, interval: tuple[float, float] | None
+) -> Iterator[Judged]:
     if trivial is None:
         return
+    value = metrics[gate.name]
     better, reason = (trivial - value if gate.minimized else value - trivial) > ROUNDING, ""
     if not better:
         ours, theirs = told_apart(value, trivial, ROUNDING)
         reason = (
             f"The {gate.label}, {ours}, is no better than the baseline's, {theirs}: that of a constant prediction, "
             "learned from the targets of the training split alone."
+        )
+    elif interval and interval[0] <= trivial <= interval[1]:
+        low, high = map(number, interval)
+        few = f"{int(metrics['examples']):,} test examples" if "examples" in metrics else "So few test examples"
+        reason = (
+            f"{few} do not show that it is better than the baseline's, {number(trivial)}: the 95% interval of the "
+            f"{gate.label} is {low} to {high}. More test examples show more or, of a source without splits, --folds 5."
         )
     yield (better if gate.baseline else None), reason
 

@@ -26,6 +26,18 @@ def verdict(value: float, champion: float | None = None, identical: bool = False
     return decide(settings, {settings.name: value}, opponent, NONE_YET)
 
 
+def test_a_test_split_that_cannot_tell_a_model_from_the_baseline_is_named() -> None:
+    settings, metrics = GateSettings(), {"accuracy": 0.46, "examples": 39}
+    found = decide(settings, metrics, None, NONE_YET, baseline={"accuracy": 0.41}, interval=(0.3, 0.63))
+    assert found.decision == "promote"
+    assert any(
+        "39 test examples do not show that it is better than the baseline's, 0.4100" in reason and "--folds 5" in reason
+        for reason in found.reasons
+    )
+    sure = decide(settings, metrics, None, NONE_YET, baseline={"accuracy": 0.2}, interval=(0.3, 0.63))
+    assert not any("do not show" in reason for reason in sure.reasons)
+
+
 def test_without_champion_and_minimum_the_model_is_promoted_unchecked() -> None:
     no_minimum = "No minimum is set (evaluate.gate.minimum): any accuracy passes."
     assert verdict(0.1) == Verdict("promote", [no_minimum, NONE_YET], checked=False)
