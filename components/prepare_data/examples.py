@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slipway.core.errors import UserError
-from slipway.core.manifest import stored_name as stored_name
 
 # An example for a shard's writer: key, label, size in bytes and offset; see `Entry`.
 Example = tuple[bytes, int, int, int]

@@ -28,13 +28,12 @@ from slipway.core.dates import EPOCH, Order, written
 from slipway.core.errors import UserError
 from slipway.core.formatted import NumberFormat
 from slipway.core.paths import is_mounted, remote_uri
+from slipway.core.values import RECORD_NAMES, stored_name
 
 FILE_NAME = "manifest.json"
 # The name of a data set's folder in a store: the first digits of its fingerprint.
 IDENTITY = re.compile(r"[0-9a-f]{16}")
 TaskName = Literal["classification", "multilabel", "regression"]
-# What every record has; a column with one of these names is stored as source_NAME.
-RECORD_NAMES = ("image", "label", "key")
 ResizeMode = Literal["stretch", "crop", "pad"]
 # An input's name in the serving signature; its name in the source, such as a column's header, is any text.
 SignatureName = NewType("SignatureName", str)
@@ -158,11 +157,6 @@ class Input(BaseModel):
     def first_position(self) -> int:
         """What the network receives for the first entry of the vocabulary."""
         return {"category": 1, "text": 2}.get(self.kind, 0)
-
-
-def stored_name(name: str) -> str:
-    """Return the name under which a record has an additional feature; names that clash with ours get a prefix."""
-    return f"source_{name}" if name in RECORD_NAMES else name
 
 
 def signature_names(inputs: Mapping[str, Input]) -> dict[str, SignatureName]:

@@ -18,6 +18,8 @@ JsonObject: TypeAlias = dict[str, Any]
 # Pillow's limit of an image's pixels, above which it assumes a decompression bomb; no larger image is accepted.
 MAX_PIXELS = 89_478_485
 
+# What every record has; a column with one of these names is stored as source_NAME.
+RECORD_NAMES = ("image", "label", "key")
 # An option among the arguments of a program; a negative number is none.
 OPTION = re.compile(r"-+[A-Za-z]")
 
@@ -32,6 +34,11 @@ MISSING = frozenset((
     "", "na", "n/a", "nan", "null", "none", "nat", "<na>", "#na", "#n/a", "#n/a n/a", "1.#ind", "-1.#ind",
     "1.#qnan", "-1.#qnan", "#div/0!", "#value!", "#ref!", "#name?", "#num!", "#null!", "-", ".", "?",
 ))  # fmt: skip
+
+
+def stored_name(name: str) -> str:
+    """Return the name under which a record has an additional feature; names that clash with ours get a prefix."""
+    return f"source_{name}" if name in RECORD_NAMES else name
 
 
 def is_missing(text: str) -> bool:

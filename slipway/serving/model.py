@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from slipway.core import integrity
 from slipway.core.errors import UserError
 from slipway.core.integrity import RECORD_FILE as RECORD_FILE
-from slipway.core.manifest import Input, Manifest, SignatureName, TaskName, stored_name
-from slipway.core.values import JsonObject
+from slipway.core.manifest import Input, Manifest, SignatureName, TaskName
+from slipway.core.values import JsonObject, stored_name
 from slipway.serving.kinds import KINDS, Field, Kind
 from slipway.trainer.engines import builder, installed, quick_import
 from slipway.trainer.engines.table import ENGINES, SAVED_MODEL_FILE

@@ -107,7 +107,9 @@ def _spelled(model: Model, line: bytes) -> dict[SignatureName, str]:
     try:
         names = json.loads(line)
     except (ValueError, RecursionError):  # reading the lines reports it
-        names = ()
+        names = {}
+    if not isinstance(names, dict):  # of a custom model
+        names = {}
     return {name: source if source in names else name for source, name in model.sources.items()}
 
 

@@ -35,8 +35,8 @@ WELL = (
     Case("diagnose", "diagnose", text="the training took .*compiling"),
     Case("compare", "compare", text="succeeded cpu .* promote"),
     Case("predict", "predict demo images", text='"input": "images/0.png", "prediction"'),
-    Case("batch", "batch demo --input images --output out", text="4 inputs: 4 predicted in out", forked=True),
-    Case("drift", "drift demo images", 4, text="features have drifted: 4 examples"),
+    Case("batch", "batch demo --input images --output out", text="8 inputs: 8 predicted in out", forked=True),
+    Case("drift", "drift demo images", 4, text="features have drifted: 8 examples"),
     Case("verify", "verify", text="0 damaged"),
     Case("clean", "clean", text="nothing is older than 30d and not needed"),
 )
@@ -73,7 +73,7 @@ MISTAKEN = (
 def test_a_project_from_its_start_to_predictions(make_project: Callable[..., Project]) -> None:
     project = make_project()
     (project.folder / "images").mkdir()
-    for number in range(4):
+    for number in range(8):
         pixels = np.random.default_rng(number).integers(0, 255, (8, 8), np.uint8)
         Image.fromarray(pixels).save(project.folder / "images" / f"{number}.png")
     # Which modules threads import is another test's: here, steps and libraries have threads of their own.

@@ -33,7 +33,6 @@ from slipway.components.prepare_data.examples import (
     Unusable,
     readable,
     source_error,
-    stored_name,
 )
 from slipway.components.prepare_data.remote import open_file
 from slipway.components.prepare_data.settings import DataSettings
@@ -52,7 +51,7 @@ from slipway.core.paths import local_path
 from slipway.core.tables.batch import Batch, Section, TableFile
 from slipway.core.tables.cells import PlainTable
 from slipway.core.tables.formats import FORMATS, open_table
-from slipway.core.values import is_missing
+from slipway.core.values import is_missing, stored_name
 
 IMAGE_COLUMNS = ("image", "path", "file")
 LABEL_COLUMNS = ("label", "class")

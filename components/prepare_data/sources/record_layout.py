@@ -17,12 +17,12 @@ from slipway.components.prepare_data.encoding import features as kinds
 from slipway.components.prepare_data.encoding.features import Kind, described
 from slipway.components.prepare_data.encoding.inputs import choose_inputs
 from slipway.components.prepare_data.encoding.messages import bytes_feature, float_feature, values
-from slipway.components.prepare_data.examples import LABEL_SEPARATOR, Unusable, stored_name
+from slipway.components.prepare_data.examples import LABEL_SEPARATOR, Unusable
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.core.errors import UserError, nearest
-from slipway.core.manifest import RECORD_NAMES, TaskName
+from slipway.core.manifest import TaskName
 from slipway.core.paths import local_path
-from slipway.core.values import JsonObject
+from slipway.core.values import RECORD_NAMES, JsonObject, stored_name
 from slipway.core.yaml_loader import NotYaml, load_yaml
 
 FORM = "TFDS's features.json, or YAML with lines NAME: KIND; for a label, NAME: {classes: [NAME, …]}"

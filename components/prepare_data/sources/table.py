@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from slipway.components.prepare_data.encoding.features import LARGEST_FLOAT, Kind
 from slipway.components.prepare_data.encoding.table_rows import PLAIN, Coded, RowFile, Rows, RowSpool, TableLayout
-from slipway.components.prepare_data.examples import LABEL_SEPARATOR, SPLIT_FOLDERS, Unusable, stored_name
+from slipway.components.prepare_data.examples import LABEL_SEPARATOR, SPLIT_FOLDERS, Unusable
 from slipway.components.prepare_data.sorting import DIGEST_BYTES
 from slipway.components.prepare_data.sources.csv_batches import has_underscores, numbers_in
 from slipway.components.prepare_data.sources.precision import Precision
@@ -22,7 +22,7 @@ from slipway.components.prepare_data.sources.source import ListedRows, RowReader
 from slipway.components.prepare_data.sources.values import SEPARATOR, is_list, label_cell
 from slipway.core.manifest import TaskName
 from slipway.core.tables.batch import Batch
-from slipway.core.values import is_missing
+from slipway.core.values import is_missing, stored_name
 
 LABEL = "label"
 

@@ -22,7 +22,7 @@ from typing import NamedTuple, NoReturn, cast
 from slipway.components.prepare_data.encoding.features import Kind
 from slipway.components.prepare_data.encoding.inputs import choose_inputs
 from slipway.components.prepare_data.encoding.messages import values
-from slipway.components.prepare_data.examples import Group, Unusable, readable, source_error, stored_name
+from slipway.components.prepare_data.examples import Group, Unusable, readable, source_error
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sorting import ExampleKeys
 from slipway.components.prepare_data.sources import closest, forms
@@ -44,6 +44,7 @@ from slipway.components.prepare_data.sources.values import (
 from slipway.components.prepare_data.workers import Tick, Workers
 from slipway.core.errors import UserError, nearest
 from slipway.core.manifest import TaskName
+from slipway.core.values import stored_name
 from slipway.trainer.engines import builder
 from slipway.trainer.engines.builder import load, origin, user_code, what_happened
 

@@ -23,7 +23,7 @@ from slipway.components.prepare_data.encoding.inputs import (
 )
 from slipway.components.prepare_data.encoding.messages import all_values
 from slipway.components.prepare_data.encoding.records import read_columns
-from slipway.components.prepare_data.examples import SPLITS, Problem, readable, refuse, source_error, stored_name
+from slipway.components.prepare_data.examples import SPLITS, Problem, readable, refuse, source_error
 from slipway.components.prepare_data.listing import split as splitting
 from slipway.components.prepare_data.listing.groups import Bundles
 from slipway.components.prepare_data.listing.index import Listing, deal, list_path, read_list
@@ -53,6 +53,7 @@ from slipway.core.atomic import replace_file
 from slipway.core.errors import UserError
 from slipway.core.manifest import Checked, ExampleIssue, Input, Manifest, Split
 from slipway.core.seen import split_file
+from slipway.core.values import stored_name
 
 # The digests of the shards' records (`ShardResult.content`) by split.
 Records = Mapping[str, list[str]]

@@ -13,7 +13,7 @@ from sklearn.metrics import roc_auc_score
 
 from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
-from slipway.components.prepare_data.validation import leaks
+from slipway.components.prepare_data.validation import input_scores
 from slipway.core.manifest import Input, TaskName
 
 MakeSettings = Callable[..., DataSettings]
@@ -66,13 +66,13 @@ def test_one_exception_in_1000_rows_does_not_hide_a_leak() -> None:
     labels = (generator.random(1000) < 0.3).astype(int)
     values = labels + 0.4 * generator.random(1000)
     values[np.flatnonzero(labels)[0]] = -5
-    score = leaks._score(values.tolist(), labels.tolist(), Input(kind="number"), "classification")
-    assert leaks._area(values, labels == 1) == pytest.approx(roc_auc_score(labels, values), abs=1e-12)
+    score = input_scores.score(values.tolist(), labels.tolist(), Input(kind="number"), "classification")
+    assert input_scores._area(values, labels == 1) == pytest.approx(roc_auc_score(labels, values), abs=1e-12)
     assert 0.99 < roc_auc_score(labels, values) <= score < 1
     targets = generator.normal(0, 1, 1000)
     copy = targets.copy()
     copy[3] = 1e6
-    assert leaks._score(copy.tolist(), targets.tolist(), Input(kind="number"), "regression") > 0.98
+    assert input_scores.score(copy.tolist(), targets.tolist(), Input(kind="number"), "regression") > 0.98
 
 
 @pytest.mark.parametrize("kind", ["number", "category"])
@@ -83,5 +83,5 @@ def test_inputs_that_predict_nothing_are_near_one_half(kind: str) -> None:
         labels = (generator.random(400) < 0.05).astype(int)
         values = generator.integers(0, 60, 400)
         column = [f"k{value}".encode() for value in values] if kind == "category" else values.tolist()
-        assert leaks._score(column, labels.tolist(), Input(kind=kind), "classification") < 0.85
-        assert leaks._score(column, generator.normal(size=400).tolist(), Input(kind=kind), "regression") < 0.3
+        assert input_scores.score(column, labels.tolist(), Input(kind=kind), "classification") < 0.85
+        assert input_scores.score(column, generator.normal(size=400).tolist(), Input(kind=kind), "regression") < 0.3

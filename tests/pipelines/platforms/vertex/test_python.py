@@ -34,7 +34,7 @@ def test_two_runs_are_awaited_at_once(
 
 
 def test_an_interrupted_wait_leaves_the_run_running(
-    ready_google: FakeGoogle, workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ready_google: FakeGoogle, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(_seconds: float) -> None:
         raise KeyboardInterrupt
@@ -42,11 +42,11 @@ def test_an_interrupted_wait_leaves_the_run_running(
     monkeypatch.setattr(
         existing, "time", SimpleNamespace(sleep=interrupted, monotonic=time.monotonic)
     )  # the fakes' threads sleep on
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as stopped:
         slipway.run("run.yaml", target="vertex")
     run = slipway.runs()["latest"]
     assert run.status == "running"
-    assert f'slipway.runs()["{run.id}"].wait()' in capsys.readouterr().out
+    assert f'slipway.runs()["{run.id}"].wait()' in str(stopped.value)
 
 
 def test_a_failed_run_raises_its_traceback(

@@ -52,9 +52,9 @@ def test_apply_creates_and_changes_an_endpoint_and_diff_shows_what_it_would(work
 
 
 def test_a_dedicated_endpoint_has_its_own_time_out(workspace):
-    workspace.write(dedicated=True, request_timeout=60)
+    workspace.write(dedicated=True, request_timeout=30)
     assert workspace.slipway("endpoints", "apply").exit_code == 0
-    workspace.write(dedicated=True, request_timeout=60)
+    workspace.write(dedicated=True, request_timeout=90)
     assert "request_timeout: 30 → 90" in workspace.slipway("endpoints", "diff").stdout
     assert workspace.slipway("endpoints", "apply").exit_code == 0
     assert workspace.endpoint.client_connection_config.inference_timeout.total_seconds() == 90
@@ -222,10 +222,10 @@ def test_a_user_error_in_a_file_is_one_of_the_command(workspace):
 
 
 def test_apply_waits_until_vertex_ai_has_changed_the_time_out_and_json_has_the_dns_name(workspace):
-    workspace.write(dedicated=True, request_timeout=60)
+    workspace.write(dedicated=True, request_timeout=30)
     assert workspace.slipway("endpoints", "apply").exit_code == 0
     workspace.google.region.operations.looks = 20
-    workspace.write(dedicated=True, request_timeout=60)
+    workspace.write(dedicated=True, request_timeout=90)
     assert workspace.slipway("endpoints", "apply").exit_code == 0
     assert workspace.endpoint.client_connection_config.inference_timeout.total_seconds() == 90
     (result,) = json.loads(workspace.slipway("endpoints", "show", "digits", "--json").stdout)
