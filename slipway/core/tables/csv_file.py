@@ -8,6 +8,7 @@ anything else (quoted cells, other alphabets, empty lines, mistakes), the csv mo
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import itertools
@@ -37,9 +38,14 @@ csv.field_size_limit(MAX_CELL)
 SEPARATORS = ",;\t"
 SEPARATOR_LINE = re.compile(rb"(?:\xef\xbb\xbf)?\"?sep=([,;\t])\"?\r?\n")
 QUOTED = re.compile(rb'"[^"]*"')
-# What the csv module says of a file, and the command that makes it one; FILE and NEW stand for its name and a new one.
+UTF_16, WINDOWS, TRAILING = "UTF-16", "not UTF-8", "a separator at the end of each row"
+# What is wrong with a file, partly in the csv module's words, and the command that makes it CSV in UTF-8; FILE and NEW
+# stand for its name and a new one, MARK for the separator.
 COMMANDS = {
     "new-line character seen in unquoted field": r"tr '\r' '\n' < FILE > NEW",
+    UTF_16: "iconv -f UTF-16 -t UTF-8 FILE > NEW",
+    WINDOWS: "iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW",
+    TRAILING: "sed 's/MARK\\r\\?$//' FILE > NEW",
     "expected after '\"'": """sed 's/\\\\"/""/g' FILE > NEW""",
 }
 
@@ -171,8 +177,10 @@ class CsvFile(TableFile):
         if len(row) != len(self.names):
             if self._keep_faults:
                 return f"The line has {len(row)} columns; line {self._header_line} has {len(self.names)}"
+            is_trailing = len(row) == len(self.names) + 1 and not row[-1]
             raise self._mistake(
-                f"Line {line} of {self._path} has {len(row)} columns; line {self._header_line} has {len(self.names)}."
+                f"Line {line} of {self._path} has {len(row)} columns; line {self._header_line} has {len(self.names)}.",
+                fix=self._command(TRAILING) if is_trailing else None,
             )
         if self._keep_faults:
             try:
@@ -201,7 +209,8 @@ class CsvFile(TableFile):
         if command is None or not isinstance(self._path, Path):
             return None
         new = self._path.with_stem(f"{self._path.stem}-fixed")
-        return command.replace("FILE", shlex.quote(str(self._path))).replace("NEW", shlex.quote(str(new)))
+        names = {"FILE": shlex.quote(str(self._path)), "NEW": shlex.quote(str(new)), "MARK": self._separator}
+        return re.sub("FILE|NEW|MARK", lambda found: names[found[0]], command)
 
     def _decoded(self, lines: Iterable[bytes], first: int) -> Iterator[str]:
         errors = "surrogateescape" if self._keep_faults else "strict"
@@ -209,9 +218,9 @@ class CsvFile(TableFile):
             try:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8", errors)
             except UnicodeDecodeError:
-                raise self._mistake(
-                    f"Line {number} of {self._path} is not valid UTF-8.", fix="save the file as UTF-8"
-                ) from None
+                kind = UTF_16 if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else WINDOWS
+                fix = self._command(kind) or "save the file as UTF-8"
+                raise self._mistake(f"Line {number} of {self._path} is not valid UTF-8.", fix=fix) from None
             if "\0" in text:
                 raise self._mistake(f"Line {number} of {self._path} contains a zero byte.")
             yield text

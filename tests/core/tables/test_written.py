@@ -117,6 +117,26 @@ def test_the_fix_of_a_file_that_is_not_csv_makes_it_one(tmp_path: Path, text: st
     assert [row[1] for row in cells(tmp_path / "a table-fixed.csv")] == ["label", "yes", "no"]
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (lines("größe,label", "0.5,yes", "1.5,no").encode("utf-16"), "Line 1 of .* is not valid UTF-8"),
+        (lines("größe,label", "0.5,yes", "1.5,no").encode("cp1252"), "Line 1 of .* is not valid UTF-8"),
+        (lines("größe;label", "0.5;yes;", "1.5;no;", end="\r\n").encode(), "Line 2 of .* has 3 columns; line 1 has 2"),
+    ],
+)
+def test_a_file_of_other_characters_or_with_separators_at_its_lines_ends_is_converted_by_the_fix(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    path = tmp_path / "a table.csv"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=message) as error:
+        cells(path)
+    assert error.value.fix
+    subprocess.run(error.value.fix, shell=True, check=True)
+    assert cells(tmp_path / "a table-fixed.csv") == [["größe", "label"], ["0.5", "yes"], ["1.5", "no"]]
+
+
 def test_a_column_without_a_name_is_an_index_or_nameless(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_text(lines(",x,label,", *(f"{n},{NUMBERS[n]},{LABELS[n]}," for n in range(ROWS))))
