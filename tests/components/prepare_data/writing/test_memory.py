@@ -50,7 +50,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory, encoded: Callable[..., byt
         for number in range(count):
             path = root / str(count) / "a" / f"{number:0186d}.png"
             path.write_bytes(image[:-12] + comment(number) + image[-12:])
-    prepare_module.prepare(DataSettings(source="digits", store=str(root)), 1)  # triggers the lazy imports
+    for source in ("digits", f"images:{root / str(FEW)}"):  # triggers the lazy imports, which forks would repeat
+        prepare_module.prepare(DataSettings(source=source, store=str(root), check="header"), 1)
     return {count: root / str(count) for count in (FEW, MANY)}
 
 
