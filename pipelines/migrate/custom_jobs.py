@@ -37,8 +37,6 @@ UNREAD = {
     "conditionalParameterSpecs": "when, of a parameter of tune.parameters, names the choices with which it is tuned",
     "tpuTopology": "hardware names the topology, such as tpu-v5e-2x4",
 }
-# Of a studySpec and of its parameters; the keys of the value specs follow.
-STUDIED = {"metrics", "parameters", "algorithm"}
 # The type of AI Platform Training for the values of a parameter.
 TYPES = {
     "doubleValueSpec": "DOUBLE",
@@ -46,9 +44,8 @@ TYPES = {
     "categoricalValueSpec": "CATEGORICAL",
     "discreteValueSpec": "DISCRETE",
 }
-
-
-PARAMETER = {"parameterId", "scaleType", *TYPES}
+# The keys that are read of a studySpec and of its parameters.
+STUDIED, PARAMETER = {"metrics", "parameters", "algorithm"}, {"parameterId", "scaleType", *TYPES}
 
 
 def is_custom_job(values: Mapping[str, object]) -> bool:

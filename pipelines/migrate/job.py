@@ -15,12 +15,12 @@ from slipway.core.errors import UserError, nearest
 from slipway.core.values import JsonObject
 from slipway.core.yaml_loader import load_yaml
 from slipway.pipelines.migrate import custom_jobs
+from slipway.pipelines.migrate.custom_jobs import ROLES
 
 # Google's images for training on AI Platform.
 PREBUILT = "gcr.io/cloud-ml-public/"
 # Google's built-in algorithms, which ended with AI Platform.
 ALGORITHMS = "gcr.io/cloud-ml-algos/"
-ROLES = ("master", "worker", "parameterServer", "evaluator")
 REPLICA_KEYS = ("acceleratorConfig", "imageUri", "diskConfig", "containerCommand", "containerArgs", "tpuTfVersion")
 
 

@@ -13,14 +13,13 @@ from pydantic import ValidationError
 from slipway.components.build_image.reference import GCR, ImageReference
 from slipway.components.cloud.policies import ACCOUNT_DOMAIN
 from slipway.pipelines.hardware import Hardware
-from slipway.pipelines.migrate.custom_jobs import POOLS
+from slipway.pipelines.migrate.custom_jobs import POOLS, ROLES
 from slipway.pipelines.migrate.flags import CUSTOM_JOB_COMMANDS, read_custom_job_flags, read_flags
 from slipway.pipelines.migrate.hyperparameters import tune_section
 from slipway.pipelines.migrate.job import (
     ALGORITHMS,
     FIELDS,
     PREBUILT,
-    ROLES,
     LegacyJob,
     LegacyReplica,
     parse_text,

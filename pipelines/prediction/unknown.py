@@ -35,15 +35,17 @@ class UnknownValues:
         """Count the unknown values of some inputs, by column."""
         self.inputs += inputs
         for column, texts in values.items():
-            self.counts[column] = self.counts.get(column, 0) + len(texts)
-            self.first.setdefault(column, texts[0])
+            self._count(column, len(texts), texts[0])
 
     def merge(self, other: JsonObject) -> None:
         """Count what `as_dict` returned of others."""
         self.inputs += other["inputs"]
         for column, count in other["counts"].items():
-            self.counts[column] = self.counts.get(column, 0) + count
-            self.first.setdefault(column, other["first"][column])
+            self._count(column, count, other["first"][column])
+
+    def _count(self, column: str, count: int, first: str) -> None:
+        self.counts[column] = self.counts.get(column, 0) + count
+        self.first.setdefault(column, first)
 
     def as_dict(self) -> JsonObject:
         """Return the counts for JSON."""

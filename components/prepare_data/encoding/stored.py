@@ -88,7 +88,7 @@ def store(
     if not info.format:  # which `load` turns upright
         image = turned(image, info.orientation)
     if settings and stored.resized:
-        image = _resized(image, (stored.width, stored.height), settings)
+        image = resized(image, (stored.width, stored.height), settings.mode)
     if see and min(info.height, info.width) >= MIN_COMPARED_SIDE:
         see(image, 1)
     content = encoded(image, info.encoding, quality=settings.quality if settings else QUALITY)
@@ -111,16 +111,17 @@ def _load(data: bytes, info: ImageInfo, least: tuple[int, int]) -> tuple[Image.I
     return as_image(pixels), damage
 
 
-def _resized(image: Image.Image, size: tuple[int, int], settings: ResizeSettings) -> Image.Image:
+def resized(image: Image.Image, size: tuple[int, int], mode: str) -> Image.Image:
+    """Return an image of another size (width, height): cropped, padded with black or, in any other mode, stretched."""
     from PIL import Image, ImageOps
 
     bilinear = Image.Resampling.BILINEAR
-    if settings.mode == "shorter_side":
-        return image.resize(size, bilinear)
-    if settings.mode == "crop":
+    if mode == "crop":
         return ImageOps.fit(image, size, bilinear)
-    factor = settings.size / max(image.size)
+    if mode != "pad":
+        return image.resize(size, bilinear)
+    factor = min(size[0] / image.width, size[1] / image.height)
     inner = image.resize((max(round(image.width * factor), 1), max(round(image.height * factor), 1)), bilinear)
     padded = Image.new(image.mode, size)
-    padded.paste(inner, ((settings.size - inner.width) // 2, (settings.size - inner.height) // 2))
+    padded.paste(inner, ((size[0] - inner.width) // 2, (size[1] - inner.height) // 2))
     return padded

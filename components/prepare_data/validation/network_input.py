@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from slipway.components.prepare_data.encoding.records import read_examples, stored_parts
+from slipway.components.prepare_data.encoding.stored import resized
 from slipway.core.errors import UserError
 from slipway.core.images import PNG_START, plain
 from slipway.core.manifest import Manifest
@@ -32,20 +33,14 @@ def as_network_sees(image: bytes, manifest: Manifest) -> Image.Image:
     Pixels are those of TensorFlow's decoder (`slipway.core.images.plain`),
     resized nearly as `trainer.data.images` does.
     """
-    from PIL import Image, ImageOps
+    from PIL import Image
 
     height, width = manifest.image_size
     with Image.open(io.BytesIO(image)) as opened:
         decoded = plain(opened).convert("L" if manifest.channels == 1 else "RGB")
     if decoded.size == (width, height):
         return decoded
-    match manifest.resize_mode:
-        case "crop":
-            return ImageOps.fit(decoded, (width, height), Image.Resampling.BILINEAR)
-        case "pad":
-            return ImageOps.pad(decoded, (width, height), Image.Resampling.BILINEAR)
-        case _:
-            return decoded.resize((width, height), Image.Resampling.BILINEAR)
+    return resized(decoded, (width, height), manifest.resize_mode)
 
 
 def blank_notes(folder: Path, manifest: Manifest) -> list[str]:
