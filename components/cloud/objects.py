@@ -21,6 +21,8 @@ SCHEME = "gs://"
 # Requests of a process at once, each in a thread with a connection of its own.
 THREADS = 32
 DENIED = (401, 403)
+# Requests for a range of which two have to return the same bytes.
+MAX_READS = 4
 
 _lock = threading.Lock()
 
@@ -32,7 +34,9 @@ def threads() -> ThreadPoolExecutor:
 
 
 def read(uri: str, start: int = 0, size: int | None = None) -> bytes:
-    """Return the bytes of an object as they are stored, or `size` of them from `start`: one request.
+    """Return the bytes of an object as they are stored, or `size` of them from `start`, fewer at its end: one request.
+
+    The client verifies the checksum of a whole object; a caller of a range verifies one of its own.
 
     Raises:
         FileNotFoundError: There is no such object.
@@ -42,16 +46,56 @@ def read(uri: str, start: int = 0, size: int | None = None) -> bytes:
         return b""
     end = None if size is None else start + size - 1
     with _errors_of(uri):
-        data: bytes = _blob(uri).download_as_bytes(start=start or None, end=end, raw_download=True)
-    return data
+        return _downloaded(_blob(uri), start, end)
 
 
 def open_object(uri: str, size: int) -> io.BufferedReader:
-    """Open an object for reading; at least `size` bytes are requested at once. See `read` for errors."""
+    """Open an object for reading; at least `size` bytes are requested at once. See `read` for errors.
+
+    Ranges have no checksum, so two requests for the same bytes have to agree.
+    """
     with _errors_of(uri):
         blob = _blob(uri)
-        blob.reload()
-    return io.BufferedReader(blob.open("rb", chunk_size=size, raw_download=True))
+        blob.reload()  # also determines the generation that all requests ask for
+    return io.BufferedReader(_Compared(blob, uri), size)
+
+
+class _Compared(io.RawIOBase):
+    """An object that is read in ranges, each of them twice.
+
+    Raises:
+        OSError: The answers to several requests for a range differ.
+    """
+
+    def __init__(self, blob: Any, uri: str) -> None:
+        self._blob, self._uri, self._position = blob, uri, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._position = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._blob.size}[whence]
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        end = min(self._position + len(buffer), self._blob.size) - 1
+        if end < self._position:
+            return 0
+        earlier: set[bytes] = set()
+        for _ in range(MAX_READS):
+            with _errors_of(self._uri):
+                data = _downloaded(self._blob, self._position, end)
+            if data in earlier:
+                break
+            earlier.add(data)
+        else:
+            raise OSError(errno.EIO, "the answers to requests for the same bytes differ", self._uri)
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
 
 
 def download(uri: str, target: Path) -> None:
@@ -64,6 +108,17 @@ def upload(source: Path, uri: str) -> None:
     """Copy a local file to an object, which appears at once and whole; see `read` for errors."""
     with _errors_of(uri):
         _blob(uri).upload_from_filename(str(source))
+
+
+def _downloaded(blob: Any, start: int, end: int | None) -> bytes:
+    """Return the bytes of an object from `start` to `end` inclusive, none if it ends before `start`."""
+    from google.api_core.exceptions import RequestRangeNotSatisfiable
+
+    try:
+        data: bytes = blob.download_as_bytes(start=start or None, end=end, raw_download=True)
+    except RequestRangeNotSatisfiable:
+        return b""
+    return data
 
 
 def _blob(uri: str) -> Any:

@@ -182,8 +182,12 @@ def _say(state: Any) -> None:
 
 
 def _connection_errors() -> tuple[type[BaseException], ...]:
+    """Return the errors of failed connections and of answers that broke off, as google.cloud.storage.retry has them."""
+    import http.client
+
     import google.auth.exceptions
     import requests
+    import urllib3
 
     from slipway.components.cloud.network import NetworkError
 
@@ -191,7 +195,8 @@ def _connection_errors() -> tuple[type[BaseException], ...]:
         ConnectionError,
         TimeoutError,
         NetworkError,
-        requests.ConnectionError,
-        requests.Timeout,
+        *(requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError),
+        *(http.client.BadStatusLine, http.client.IncompleteRead, http.client.ResponseNotReady),
+        *(urllib3.exceptions.PoolError, urllib3.exceptions.ProtocolError, urllib3.exceptions.TimeoutError),
         google.auth.exceptions.TransportError,
     )

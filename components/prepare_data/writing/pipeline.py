@@ -7,7 +7,9 @@ a task raises is stored, too.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
+import hashlib
 import itertools
 import pickle
 import socket
@@ -142,16 +144,25 @@ def _write_tasks(tasks: Sequence[Task], file: Path) -> list[tuple[int, int]]:
     The pipeline itself must not grow with the number of tasks, for which services have limits.
     """
     each = -(-len(tasks) // MAX_RANGES)
-    parts = [pickle.dumps(list(tasks[start : start + each])) for start in range(0, len(tasks), each)]
+    pickled = [pickle.dumps(list(tasks[start : start + each])) for start in range(0, len(tasks), each)]
+    parts = [hashlib.sha256(data).digest() + data for data in pickled]
     file.write_bytes(b"".join(parts))
     starts = itertools.accumulate(map(len, parts), initial=0)
     return [(start, len(part)) for start, part in zip(starts, parts, strict=False)]
 
 
 def _read_tasks(file: Path, part: tuple[int, int]) -> list[Any]:
-    """Return the tasks in a range of the file."""
+    """Return the tasks in a range of the file.
+
+    Raises:
+        OSError: They are damaged; Beam then tries again.
+    """
     _check_visible(file.parent)
-    tasks: list[Any] = pickle.loads(remote.read_range(file, *part))
+    stored = remote.read_range(file, *part)
+    digest, data = stored[: hashlib.sha256().digest_size], stored[hashlib.sha256().digest_size :]
+    if hashlib.sha256(data).digest() != digest:
+        raise OSError(errno.EIO, "the tasks are not those that were written", str(file))
+    tasks: list[Any] = pickle.loads(data)
     return tasks
 
 

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 from google.api_core.exceptions import PreconditionFailed
+from google.cloud.storage.exceptions import DataCorruption
 
 from slipway.components.cloud import objects
 from slipway.core.errors import UserError
 from tests.fakes.errors import ServiceError
 from tests.fakes.google import PROJECT, REGION, FakeGoogle
-from tests.fakes.http_service import Request
+from tests.fakes.http_service import Raw, Request
 
 BUCKET = "slipway-test-objects"
 CONTENT = bytes(range(256)) * 40
@@ -36,6 +37,7 @@ def test_an_object_or_a_part_of_it_is_read(bucket: FakeGoogle, tmp_path: Path) -
     assert objects.read(uri, 0, 5) == CONTENT[:5]
     assert objects.read(uri, 10_000, 1000) == CONTENT[10_000:]
     assert objects.read(uri, 5, 0) == b""
+    assert objects.read(uri, len(CONTENT), 10) == b""
     objects.download(uri, tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == CONTENT
 
@@ -62,6 +64,30 @@ def test_threads_share_a_client_and_each_keeps_its_connection(
         read = [objects.threads().submit(objects.read, f"gs://{BUCKET}/folder/a b%20c.bin") for _ in range(32)]
         assert {len(found.result()) for found in read} == {len(CONTENT)}
     assert "discarding connection" not in caplog.text  # urllib3, of a session with fewer
+
+
+def test_a_damaged_answer_is_read_again_and_never_used(bucket: FakeGoogle) -> None:
+    """The client compares whole objects with their checksum, and Slipway the answers to two requests for a range."""
+    uri, left = f"gs://{BUCKET}/folder/a b%20c.bin", [0]
+
+    def damage(request: Request) -> Raw | None:
+        if "alt=media" not in request.target or not left[0]:
+            return None
+        left[0] -= 1
+        answer = bucket.storage._pass_on(request)
+        return Raw(bytes([left[0]]) + answer.body[1:], answer.status, answer.headers)
+
+    bucket.http["storage"].gate = damage
+    left[0] = 1
+    with objects.open_object(uri, 1000) as file:
+        assert file.read(2000) == CONTENT[:2000]
+        assert file.seek(-5, 2) == len(CONTENT) - 5
+        assert (file.read(), left) == (CONTENT[-5:], [0])
+    left[0] = 100
+    with objects.open_object(uri, 1000) as file, pytest.raises(OSError, match="for the same bytes differ"):
+        file.read(10)
+    with pytest.raises(DataCorruption):
+        objects.read(uri)
 
 
 def test_transient_errors_are_retried(bucket: FakeGoogle) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import socket
 import ssl
+import threading
 
 import grpc
 import pytest
 import requests
+import urllib3
 from google.api_core.exceptions import (
     Conflict,
     Forbidden,
@@ -200,6 +203,45 @@ def test_an_ended_session_is_one_sentence_and_not_retried(google, service):
     error = refusal(caught.value, connection, "read the run")
     assert error.message.startswith("Could not read the run: the credentials for Google Cloud were rejected")
     assert error.fix == "gcloud auth application-default login"
+
+
+BROKEN = {
+    "status": b"\r\n\r\n",
+    "body": b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{}",
+    "chunk": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n64\r\n{}",
+}
+
+
+@pytest.mark.parametrize("library", ["requests", "urllib3", "http.client"])
+@pytest.mark.parametrize("answer", [*BROKEN])
+def test_an_answer_that_breaks_off_is_transient(answer: str, library: str) -> None:
+    """The errors of three libraries, as in the list of Google's storage client."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(BROKEN[answer])
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        host, port = server.getsockname()
+        url = f"http://{host}:{port}/"
+
+        def call() -> object:
+            if library == "requests":
+                return requests.get(url, timeout=60).json()
+            if library == "urllib3":
+                return urllib3.PoolManager(retries=False).request("GET", url).json()
+            connection = http.client.HTTPConnection(host, port)
+            connection.request("GET", "/")
+            return json.loads(connection.getresponse().read())
+
+        with pytest.raises((OSError, http.client.HTTPException, urllib3.exceptions.HTTPError)) as caught:
+            call()
+        thread.join()
+    assert is_transient(caught.value)
 
 
 def test_a_quota_that_is_used_up_is_not_retried():

@@ -115,6 +115,10 @@ def test_the_pipeline_does_not_grow_with_the_number_of_shards(tmp_path: Path) ->
         ranges = pipeline._write_tasks(tasks, tmp_path / pipeline.TASKS)
         read = [task for part in ranges for task in pipeline._read_tasks(tmp_path / pipeline.TASKS, part)]
         assert read == tasks
+        stored = (tmp_path / pipeline.TASKS).read_bytes()
+        (tmp_path / pipeline.TASKS).write_bytes(stored[:50] + bytes([stored[50] ^ 1]) + stored[51:])
+        with pytest.raises(OSError, match="not those that were written"):
+            pipeline._read_tasks(tmp_path / pipeline.TASKS, ranges[0])
         return len(made.to_runner_api().SerializeToString())
 
     assert pipeline_bytes(20_000) < 1.1 * pipeline_bytes(1000)  # the numbers of its ranges have more digits
