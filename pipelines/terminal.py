@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial, wraps
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +25,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from slipway.core.errors import UserError, internal_error, lowered, shortened, system_error
+from slipway.core.paths import MOUNTS
 from slipway.core.values import JsonObject
 
 # Control characters, with which the content of a file could command the terminal.
@@ -99,6 +100,7 @@ def user_errors(command: Callable[Parameters, Result]) -> Callable[Parameters, R
     def wrapped(*args: Parameters.args, **options: Parameters.kwargs) -> Result:
         as_json = bool(options.get("as_json"))
         try:
+            _refuse_buckets(options)
             return command(*args, **options)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
@@ -116,6 +118,22 @@ def user_errors(command: Callable[Parameters, Result]) -> Callable[Parameters, R
             raise typer.Exit(EXIT_USAGE) from None
 
     return wrapped
+
+
+def _refuse_buckets(options: Mapping[str, object]) -> None:
+    """Raise UserError for a path that is a bucket's URI: `Path` makes a folder called gs: of it."""
+    for name, value in options.items():
+        scheme = next((s for s in MOUNTS if isinstance(value, Path) and value.parts[:1] == (s.rstrip("/"),)), None)
+        if scheme is not None:
+            uri = scheme + str(value).partition("/")[2]
+            [setting] = [p.opts[0] for p in click.get_current_context().command.params if p.name == name]
+            raise UserError(
+                f"{uri} is in a bucket, and the command reads and writes files of this machine here.",
+                setting=setting,
+                value=uri,
+                allowed="a path of this machine",
+                fix=f"name a path of this machine, from or to which gcloud storage cp -r copies {uri}",
+            )
 
 
 def _mistake_of(error: Exception) -> UserError | None:

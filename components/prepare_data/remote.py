@@ -17,6 +17,7 @@ from typing import BinaryIO
 from slipway.components.cloud import objects
 from slipway.components.prepare_data.examples import Example, Unusable
 from slipway.core.errors import UserError
+from slipway.core.paths import is_mounted
 
 CLOUD_MOUNT = "/gcs"
 # Examples of a shard that are read at once, and their size in memory; one that is larger is read on its own.
@@ -28,12 +29,7 @@ _copying = threading.Lock()
 
 def is_remote(path: Path) -> bool:
     """Whether `path` is in a bucket that is not mounted on this machine."""
-    return path.is_relative_to(CLOUD_MOUNT) and not is_mounted()
-
-
-def is_mounted() -> bool:
-    """Whether buckets are mounted on this machine, as they are on Vertex AI."""
-    return Path(CLOUD_MOUNT).is_dir()
+    return path.is_relative_to(CLOUD_MOUNT) and not is_mounted(path)
 
 
 def uri(path: Path) -> str:

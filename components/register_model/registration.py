@@ -20,6 +20,7 @@ from slipway.components.register_model.registry import (
 from slipway.components.train.result import trainer_record
 from slipway.core import events
 from slipway.core.errors import UserError
+from slipway.core.paths import local_path
 from slipway.core.values import JsonObject
 from slipway.trainer.engines.table import model_files
 
@@ -51,7 +52,7 @@ def register(
         ValueError: The verdict is not "promote", or the champion's folder is not a version of this model.
     """
     _check_promoted(verdict)
-    registry = Registry(Path(settings.registry).absolute())
+    registry = Registry(local_path(settings.registry).absolute())
     description = _description(source, run_id)
     metadata = {
         "run_id": run_id,
@@ -75,7 +76,7 @@ def champion_folder(registry: str, model_name: str) -> str:
     Raises:
         UserError: The alias does not name an existing version.
     """
-    champion = Registry(Path(registry).absolute()).champion(model_name)
+    champion = Registry(local_path(registry).absolute()).champion(model_name)
     return str(champion.folder) if champion else ""
 
 

@@ -138,6 +138,7 @@ def check(
     from slipway.components.prepare_data import scan_table
     from slipway.pipelines.cli import image_folder, table_file
     from slipway.pipelines.config.config import load_data
+    from slipway.pipelines.config.locations import locations
 
     configuration = load_data(configuration_path(file, config), overrides or ())
     settings = configuration.prepared
@@ -147,6 +148,8 @@ def check(
             setting="data.source",
             fix="slipway data check --set data.source=SOURCE",
         )
+    for place in locations(configuration):
+        place.require_mount()
     with console.status(f"reading {settings.source}"):
         if settings.source.startswith("images:") and configuration.task == "classification":
             said = image_folder.summary(settings.source, images.scan(settings))

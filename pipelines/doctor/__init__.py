@@ -20,6 +20,7 @@ GENERAL = (
     Check("hardware", configuration.hardware_choice, of_run=True, each="candidate"),
     Check("batch", configuration.batch, of_run=True, each="hardware"),
     Check("engine", configuration.training_engine, of_run=True, each="hardware"),
+    Check("buckets", configuration.buckets, of_run=True),
     Check("data source", configuration.data_source, of_run=True),
     Check("model builder", model_builder.model_builder, of_run=True),
     Check("evaluation", model_builder.evaluation, of_run=True),

@@ -8,8 +8,10 @@ from pathlib import Path
 from slipway.core import manifest
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
+from slipway.core.paths import local_path
 from slipway.pipelines.checks import CheckWarning, Context, NotApplicableError
 from slipway.pipelines.config.config import RunConfig
+from slipway.pipelines.config.locations import locations
 from slipway.pipelines.hardware import compiled, this_machine
 from slipway.pipelines.hardware.memory import fits_memory
 from slipway.pipelines.hardware.placement import check_engine
@@ -72,6 +74,15 @@ def training_engine(context: Context) -> str:
     if on_gpu and context.runner != "docker":  # there, the image has the library
         return f"{train.engine}, built for {this_machine.check_engine(train.engine, hardware.accelerators_per_replica)}"
     return train.engine
+
+
+def buckets(context: Context) -> str:
+    """No step would write to or read from a bucket as if it were a folder of this machine's disk."""
+    if isinstance(context.platform, RemotePlatform):
+        raise NotApplicableError("the steps do not run on this machine")
+    for place in locations(context.config):
+        place.require_mount()
+    return "none, or mounted"
 
 
 def data_source(context: Context) -> str:
@@ -257,7 +268,7 @@ def champion(context: Context) -> str:
     from slipway.components.train.result import trainer_record
     from slipway.core import integrity
 
-    champion = Registry(Path(config.register_.registry).absolute()).champion(config.model_name)
+    champion = Registry(local_path(config.register_.registry).absolute()).champion(config.model_name)
     if champion is None:
         return f"{config.model_name} has none yet"
     if what := integrity.damage(champion.folder):

@@ -27,7 +27,7 @@ from slipway.core import formats
 from slipway.core.dates import EPOCH, Order, written
 from slipway.core.errors import UserError
 from slipway.core.formatted import NumberFormat
-from slipway.core.paths import is_mounted, remote_uri
+from slipway.core.paths import in_bucket, remote_uri
 from slipway.core.values import RECORD_NAMES, stored_name
 
 FILE_NAME = "manifest.json"
@@ -312,7 +312,7 @@ def prepare_again(folder: Path) -> str:
     is_known = path.is_file() and f'"{folder.name}' in path.read_text(errors="replace")
     if not IDENTITY.fullmatch(folder.name) or not (is_known or any(folder.glob("*.tfrecord-*-of-*"))):
         return f"name a data set of prepare_data: its folder STORE/NAME/FINGERPRINT, which has {FILE_NAME}"
-    delete = "gcloud storage rm -r" if is_mounted(folder) else "rm -r"
+    delete = "gcloud storage rm -r" if in_bucket(folder) else "rm -r"
     return f"{delete} {shlex.quote(remote_uri(folder))}, then run again to prepare the data set"
 
 

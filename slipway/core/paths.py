@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -53,9 +54,44 @@ def remote_uri(path: Path) -> str:
     return str(path)
 
 
-def is_mounted(path: Path) -> bool:
-    """Whether `path` is in a mounted bucket, where renaming a folder is not atomic."""
+def in_bucket(path: Path) -> bool:
+    """Whether `path` is where buckets are mounted: there, renaming a folder is not atomic."""
     return any(path.is_relative_to(mount) for mount in MOUNTS.values())
+
+
+def is_mounted(path: Path) -> bool:
+    """Whether a path at which a bucket's objects would appear is in a file system that is mounted there.
+
+    A folder /gcs of the disk is no mount: what is written to it stays on this machine.
+    """
+    return any(path.is_relative_to(point) and in_bucket(point) for point in _mount_points())
+
+
+@functools.cache
+def _mount_points() -> tuple[Path, ...]:
+    import psutil
+
+    return tuple(Path(partition.mountpoint) for partition in psutil.disk_partitions(all=True))
+
+
+def require_mount(location: str, setting: str, fix: str, value: str | None = None) -> None:
+    """Raise UserError if `location` is in a bucket that is not mounted on this machine.
+
+    Args:
+        location: A path or URI.
+        setting: The setting or option with this location.
+        fix: Another value for it, as a command or option.
+        value: The setting's value; default: the location.
+    """
+    path = local_path(location)
+    if is_remote(location) and not is_mounted(path):
+        raise UserError(
+            f"{location} is in a bucket, which is not mounted on this machine as {Path(*path.parts[:3])}.",
+            setting=setting,
+            value=value or location,
+            allowed="a path of this machine, or a bucket that is mounted there, as by gcsfuse",
+            fix=fix,
+        )
 
 
 def require_utf8(folder: Path) -> None:

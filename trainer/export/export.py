@@ -21,7 +21,7 @@ from slipway.core.atomic import sync, sync_tree
 from slipway.core.errors import UserError
 from slipway.core.integrity import RECORD_FILE
 from slipway.core.manifest import Manifest
-from slipway.core.paths import is_mounted, local_path
+from slipway.core.paths import in_bucket, local_path
 from slipway.trainer import weights
 from slipway.trainer.config import JobConfig
 from slipway.trainer.engines.base import Engine
@@ -214,7 +214,7 @@ def check_outputs(shape: Any, manifest: Manifest) -> None:
 
 def replaced(folder: Path) -> contextlib.AbstractContextManager[Path]:
     """Return a context with a temporary folder, whose content replaces that of `folder` on success."""
-    return _copied(folder) if is_mounted(folder) else _renamed(folder)
+    return _copied(folder) if in_bucket(folder) else _renamed(folder)
 
 
 @contextlib.contextmanager

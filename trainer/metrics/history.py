@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from slipway.core.atomic import json_lines, replace_file, sync
-from slipway.core.paths import is_mounted
+from slipway.core.paths import in_bucket
 from slipway.trainer.engines.installed import is_installed
 from slipway.trainer.metrics.trial import trial_metric
 
@@ -110,7 +110,7 @@ class Metrics:
         self.flush()
 
     def _write_segments(self) -> None:
-        while not self._closed.wait(MOUNTED_SEGMENT_SECONDS if is_mounted(self.folder) else SEGMENT_SECONDS):
+        while not self._closed.wait(MOUNTED_SEGMENT_SECONDS if in_bucket(self.folder) else SEGMENT_SECONDS):
             self.flush()
 
 

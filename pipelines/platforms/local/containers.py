@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, TypeAlias
 
 from slipway.components.build_image.build import build_locally, ensure, registry_of
-from slipway.components.prepare_data.sources import source_kind
 from slipway.components.step import LOGS_VARIABLE, step
 from slipway.core import events
 from slipway.core.errors import UserError
 from slipway.core.events import EVENTS_VARIABLE
-from slipway.core.paths import is_remote, local_path
+from slipway.core.paths import local_path
 from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig, load
+from slipway.pipelines.config.locations import locations
 from slipway.pipelines.images.images import Say, Wanted, wanted_image
 from slipway.pipelines.runs.record import RunFolder
 
@@ -169,18 +169,13 @@ class _Output:
 
 def mounted_folders(config: RunConfig, here: Path) -> list[Path]:
     """Return the folders that the steps read and write: `here`, and those outside it that the settings name."""
-    data, prepared = config.data, config.prepared
-    named = [*([Path(prepared.store)] if prepared else []), Path(config.register_.registry)]
-    paths = [data.uri if data else None]
-    if prepared is not None:
-        kind = source_kind(prepared.source)
-        paths = [kind.argument_of(prepared.source) if kind.mounted else None, prepared.text.vocabulary]
-    for path in paths:
-        if path is not None and not is_remote(path) and "://" not in path:
-            # The folder of a pattern is the part before its first wildcard.
-            parts = local_path(path).expanduser().parts
-            fixed = Path(*itertools.takewhile(lambda part: not set(part) & set("*?["), parts))
-            named.append(fixed if fixed.is_dir() else fixed.parent)
+    named = []
+    for place in locations(config):
+        path = local_path(place.location)
+        named.append(path if place.default is not None else _folder_of(path))
+    uri = config.data.uri if config.data else None
+    if uri is not None and "://" not in uri:
+        named.append(_folder_of(Path(uri)))
     folders = [here]
     for folder in (here / path for path in named):
         resolved = folder.resolve()
@@ -188,6 +183,12 @@ def mounted_folders(config: RunConfig, here: Path) -> list[Path]:
             resolved.mkdir(parents=True, exist_ok=True)
             folders.append(resolved)
     return folders
+
+
+def _folder_of(path: Path) -> Path:
+    """Return the folder that contains a file, pattern or folder: of a pattern, the part before its first wildcard."""
+    fixed = Path(*itertools.takewhile(lambda part: not set(part) & set("*?["), path.expanduser().parts))
+    return fixed if fixed.is_dir() else fixed.parent
 
 
 def stop_containers(run_id: str) -> None:

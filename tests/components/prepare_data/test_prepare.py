@@ -389,6 +389,7 @@ def bucket_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Pat
     mount.mkdir()
     local.mkdir()
     monkeypatch.setattr(remote, "CLOUD_MOUNT", str(mount))
+    monkeypatch.setattr(remote, "is_mounted", lambda path: True)
     monkeypatch.setattr(store, "local_path", lambda path: mount / path.removeprefix("gs://"))
     monkeypatch.setattr(store.tempfile, "tempdir", str(local))
     return mount, local
