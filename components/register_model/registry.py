@@ -19,9 +19,17 @@ from typing import Literal
 from pydantic import Field
 
 from slipway.core import formats
-from slipway.core.atomic import FULL, replace_file, sync, sync_tree
+from slipway.core.atomic import FULL, read_regular, replace_file, sync, sync_tree
 from slipway.core.errors import UserError
-from slipway.core.integrity import FILES_CHECKSUM, REGISTRATION_FILE, STATEMENT_FILE, checksum, files, verify
+from slipway.core.integrity import (
+    FILES_CHECKSUM,
+    REGISTRATION_FILE,
+    SIGNATURE_FILE,
+    STATEMENT_FILE,
+    checksum,
+    files,
+    verify,
+)
 from slipway.core.values import JsonObject
 from slipway.trainer.settings import Settings
 
@@ -46,8 +54,8 @@ class RegisterSettings(Settings):
     )
     signing_key: str | None = Field(
         default=None,
-        description="Private key (Ed25519, in a PEM file) with which the provenance of versions that are "
-        "registered on this machine is signed, for `slipway verify --key`; null: it is not signed.",
+        description="Private key (Ed25519, P-256, P-384 or P-521, in a PEM file) with which the provenance of versions "
+        "that are registered on this machine is signed, for `slipway verify --key`; null: it is not signed.",
     )
     model: str | None = Field(
         default=None,
@@ -112,8 +120,8 @@ class Registry:
         """
         folder = self._folder(model, number)
         try:
-            metadata = json.loads((folder / METADATA).read_bytes())
-        except (OSError, ValueError):
+            metadata = json.loads(read_regular(folder / METADATA))
+        except (OSError, ValueError, RecursionError):
             metadata = None
         if not isinstance(metadata, dict):
             raise UserError(
@@ -190,7 +198,9 @@ class Registry:
         try:
             _copy_folder(source, unfinished)
             _verify_copy(source, unfinished)
-            (unfinished / STATEMENT_FILE).unlink(missing_ok=True)  # of a model copied from a registry
+            if (unfinished / STATEMENT_FILE).exists():  # of a model copied from a registry, as all of these
+                for signature in (STATEMENT_FILE, SIGNATURE_FILE):
+                    (unfinished / signature).unlink(missing_ok=True)
             record[FILES_CHECKSUM] = checksum(unfinished)
             # It replaces that of a model copied from a registry.
             replace_file(unfinished / METADATA, (json.dumps(record, indent=2) + "\n").encode())

@@ -136,9 +136,9 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Read models, checkpoints and prepared data sets, and compare every file with its checksum."""
-    from slipway.pipelines.runs import attestation, verification
+    from slipway.pipelines.runs import dsse, verification
 
-    public = None if key is None else attestation.read_key(str(key), private=False)
+    public = None if key is None else dsse.read_key(str(key), private=False)
     found = [each for name in names for each in verification.verify(name, registry, public)] if names else []
     found = found if names else list(verification.everything(registry, public))
     print_results(found, as_json=as_json)

@@ -16,8 +16,8 @@ from slipway.pipelines.hardware import compiled, this_machine
 from slipway.pipelines.hardware.memory import fits_memory
 from slipway.pipelines.hardware.placement import check_engine
 from slipway.pipelines.platforms.base import RemotePlatform
-from slipway.pipelines.runs.attestation import read_key
 from slipway.pipelines.runs.budget import check_month
+from slipway.pipelines.runs.dsse import read_key
 from slipway.pipelines.tracking.tracking import tracker_of
 from slipway.trainer.data.assignment import check_even_split
 from slipway.trainer.engines import builder, installed, table

@@ -1,36 +1,64 @@
-"""The signed provenance of a registered model: an in-toto statement in a DSSE envelope.
+"""The signed provenance of a registered model: an in-toto statement in a DSSE envelope, beside the model's files.
 
-It is a file beside the model's.
 Formats: https://github.com/in-toto/attestation/tree/main/spec/v1 (statement), https://slsa.dev/spec/v1.0/provenance
-(predicate), https://github.com/secure-systems-lab/dsse/blob/master/protocol.md (envelope, and what is signed).
+(predicate). With a key of an elliptic curve, `model.sig` is written as well, for the verifiers of OpenSSF's format:
+https://github.com/ossf/model-signing-spec.
 """
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
+import os
+import stat
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Literal
 from urllib.parse import unquote, urlsplit
 
+from pydantic import BaseModel, Field, ValidationError
+
 from slipway.core import integrity, manifest
-from slipway.core.atomic import replace_file
+from slipway.core.atomic import read_regular, replace_file
 from slipway.core.errors import UserError
 from slipway.core.paths import is_remote
 from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig
-from slipway.pipelines.runs import provenance
+from slipway.pipelines.runs import dsse, provenance
+from slipway.pipelines.runs.dsse import Key
 from slipway.pipelines.runs.record import RunFolder, RunRecord
-
-# An Ed25519 key of the package cryptography, which is imported only if models are signed.
-Key: TypeAlias = Any
 
 STATEMENT, PREDICATE = "https://in-toto.io/Statement/v1", "https://slsa.dev/provenance/v1"
 PAYLOAD = "application/vnd.in-toto+json"
 DATA_SET = "dataset"
-NEW_KEY = "openssl genpkey -algorithm ed25519 -out signing.key && openssl pkey -in signing.key -pubout -out signing.pub"
+MODEL_SIGNATURE = "https://model_signing/signature/v1.0"
+BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+# What verifiers of OpenSSF's format never read.
+GIT = (".git", ".gitattributes", ".github", ".gitignore")
+EMPTY = hashlib.sha256(b"").hexdigest()
+
+
+class _Resource(BaseModel):
+    name: str = ""
+    uri: str = ""
+    digest: dict[str, str] = {}
+
+
+class _Build(BaseModel):
+    dependencies: list[_Resource] = Field(alias="resolvedDependencies")
+
+
+class _Predicate(BaseModel):
+    build: _Build = Field(alias="buildDefinition")
+
+
+class _Statement(BaseModel):
+    """What is read of a statement."""
+
+    kind: Literal["https://in-toto.io/Statement/v1"] = Field(alias="_type")
+    predicate_type: Literal["https://slsa.dev/provenance/v1"] = Field(alias="predicateType")
+    subject: list[_Resource]
+    predicate: _Predicate
 
 
 def sign(folder: RunFolder, config: RunConfig, record: RunRecord) -> None:
@@ -42,15 +70,11 @@ def sign(folder: RunFolder, config: RunConfig, record: RunRecord) -> None:
     """
     if config.register_.signing_key is None or record.model is None:
         return
-    key, version = read_key(config.register_.signing_key, private=True), Path(record.model)
+    key, version = dsse.read_key(config.register_.signing_key, private=True), Path(record.model)
+    if dsse.is_elliptic(key) and not (version / integrity.SIGNATURE_FILE).exists():
+        _write(version / integrity.SIGNATURE_FILE, _model_signature(version, key))
     payload = json.dumps(_statement(version, folder, config, record)).encode()
-    key_id = hashlib.sha256(key.public_key().public_bytes_raw()).hexdigest()
-    envelope = {
-        "payloadType": PAYLOAD,
-        "payload": base64.b64encode(payload).decode(),
-        "signatures": [{"keyid": key_id, "sig": base64.b64encode(key.sign(_signed(payload))).decode()}],
-    }
-    replace_file(version / integrity.STATEMENT_FILE, (json.dumps(envelope) + "\n").encode())
+    _write(version / integrity.STATEMENT_FILE, dsse.envelope(payload, PAYLOAD, key, dsse.key_id(key.public_key())))
 
 
 def verified_data_set(version: Path, key: Key) -> tuple[Path, str] | None:
@@ -60,64 +84,33 @@ def verified_data_set(version: Path, key: Key) -> tuple[Path, str] | None:
         The data set's folder and the SHA-256 of its manifest; None if the data were not prepared on a local disk.
 
     Raises:
-        UserError: The version is not signed with this key, or its files are not those that were signed.
+        UserError: The version is not signed with this key, or its files, name or number are not those that were signed.
         OSError: A file cannot be read.
     """
-    from cryptography.exceptions import InvalidSignature
-
     try:
-        envelope = json.loads((version / integrity.STATEMENT_FILE).read_bytes())
-        payload = base64.b64decode(envelope["payload"])
-        key.verify(base64.b64decode(envelope["signatures"][0]["sig"]), _signed(payload))
-        statement = json.loads(payload)  # which the owner of the key has written
-        if (statement["_type"], statement["predicateType"]) != (STATEMENT, PREDICATE):
-            raise _refused(version, "another kind of statement is signed")
+        signed = [*dsse.payloads(read_regular(version / integrity.STATEMENT_FILE), key)]
     except FileNotFoundError:
         raise _refused(version, "it is not signed") from None
-    except (InvalidSignature, ValueError, LookupError, TypeError):
-        raise _refused(version, "its provenance is not signed with this key, or was changed") from None
-    signed = {each["name"]: each["digest"]["sha256"] for each in statement["subject"]}
-    found = _digests(version)
-    if different := sorted(name for name in signed.keys() | found.keys() if signed.get(name) != found.get(name)):
-        raise _refused(version, f"{different[0]} is not what was signed")
-    made_from = statement["predicate"]["buildDefinition"]["resolvedDependencies"]
-    data = next((each for each in made_from if each["name"] == DATA_SET and "digest" in each), None)
-    return None if data is None else (Path(unquote(urlsplit(data["uri"]).path)), data["digest"]["sha256"])
+    if not signed:
+        raise _refused(version, "its provenance is not signed with this key, or was changed")
+    statements = [statement for kind, payload in signed if (statement := _parsed(kind, payload))]
+    if not statements:
+        raise _refused(version, "another kind of statement is signed")
+    observed = _contents(version)
+    differences = [_difference(statement, observed) for statement in statements]
+    if None not in differences:
+        raise _refused(version, f"{differences[0]} is not what was signed")
+    registered = json.loads(read_regular(version / integrity.REGISTRATION_FILE))
+    if (registered.get("model"), str(registered.get("version"))) != (version.parent.name, version.name):
+        raise _refused(version, f"it was signed as {registered.get('model')}/{registered.get('version')}")
+    made_from = statements[differences.index(None)].predicate.build.dependencies
+    data = next((resource for resource in made_from if resource.name == DATA_SET and "sha256" in resource.digest), None)
+    return None if data is None else (Path(unquote(urlsplit(data.uri).path)), data.digest["sha256"])
 
 
 def digest_of(data_set: Path) -> str:
     """Return the SHA-256 of a data set's manifest, which has those of the shards."""
     return hashlib.sha256((data_set / manifest.FILE_NAME).read_bytes()).hexdigest()
-
-
-def read_key(file: str, *, private: bool) -> Key:
-    """Return the private or public key in a PEM file.
-
-    Raises:
-        UserError: There is no such file, or it has no Ed25519 key of this kind.
-    """
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
-
-    kind = "private" if private else "public"
-    try:
-        content = Path(file).read_bytes()
-        key: Key = load_pem_private_key(content, None) if private else load_pem_public_key(content)
-        if isinstance(key, Ed25519PrivateKey | Ed25519PublicKey):
-            return key
-        problem = "it is of another kind"
-    except OSError as error:
-        problem = str(error.strerror)
-    except (ValueError, TypeError, UnsupportedAlgorithm):  # TypeError: it is encrypted
-        problem = f"it contains no {kind} key that can be read"
-    raise UserError(
-        f"The key {file} cannot be used: {problem}.",
-        setting="register.signing_key" if private else "--key",
-        value=file,
-        allowed=f"an Ed25519 {kind} key in a PEM file, not encrypted",
-        fix=NEW_KEY,
-    )
 
 
 def _statement(version: Path, folder: RunFolder, config: RunConfig, record: RunRecord) -> JsonObject:
@@ -126,7 +119,7 @@ def _statement(version: Path, folder: RunFolder, config: RunConfig, record: RunR
     ended = datetime.now(UTC).isoformat()
     return {
         "_type": STATEMENT,
-        "subject": [{"name": name, "digest": {"sha256": digest}} for name, digest in _digests(version).items()],
+        "subject": [{"name": name, "digest": {"sha256": digest}} for name, digest in _contents(version).items()],
         "predicateType": PREDICATE,
         "predicate": {
             "buildDefinition": {
@@ -167,15 +160,82 @@ def _dependencies(folder: RunFolder, record: RunRecord) -> list[JsonObject]:
     return [*found, *({"name": name, "uri": f"pkg:pypi/{name}@{version}"} for name, version in packages)]
 
 
-def _digests(version: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file of a version but the statement, by path."""
-    files = integrity.files(version).items()
-    return {name: str(digest) for name, (_, digest) in files if name != integrity.STATEMENT_FILE}
+def _contents(version: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file of a version but the statement, by path, and of nothing for each empty folder.
+
+    For what is neither file nor folder, and is therefore never signed, it is "". No link is followed.
+    """
+    if version.is_symlink():
+        return {".": ""}
+    contents, waiting = {}, [version]
+    while waiting:
+        folder = waiting.pop()
+        paths = [Path(entry.path) for entry in os.scandir(folder)]
+        for path in paths:
+            name, mode = path.relative_to(version).as_posix(), path.lstat().st_mode
+            if stat.S_ISDIR(mode):
+                waiting.append(path)
+            elif name != integrity.STATEMENT_FILE or not stat.S_ISREG(mode):
+                contents[name] = _digest(path) if stat.S_ISREG(mode) and name.isprintable() else ""
+        if not paths:
+            contents[f"{folder.relative_to(version).as_posix()}/"] = EMPTY
+    return dict(sorted(contents.items()))
 
 
-def _signed(payload: bytes) -> bytes:
-    """Return the bytes that are signed: DSSE's pre-authentication encoding."""
-    return b"DSSEv1 %d %s %d %s" % (len(PAYLOAD), PAYLOAD.encode(), len(payload), payload)
+def _digest(path: Path) -> str:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _difference(statement: _Statement, observed: dict[str, str]) -> str | None:
+    """Return the first path whose content is not the one that is signed, None if there is none."""
+    signed = {resource.name: resource.digest.get("sha256") for resource in statement.subject}
+    different = sorted(
+        name for name in signed.keys() | observed if not signed.get(name) or signed[name] != observed.get(name)
+    )
+    return (different[0] if different[0].isprintable() else ascii(different[0])) if different else None
+
+
+def _parsed(kind: str, payload: bytes) -> _Statement | None:
+    try:
+        return _Statement.model_validate_json(payload) if kind == PAYLOAD else None
+    except ValidationError:
+        return None
+
+
+def _model_signature(version: Path, key: Key) -> JsonObject:
+    """Return the signature of a version in OpenSSF's format, a Sigstore bundle."""
+    files = {
+        name: digest
+        for name, digest in _contents(version).items()
+        if name.partition("/")[0] not in GIT and not name.endswith("/")
+    }
+    root = hashlib.sha256(b"".join(map(bytes.fromhex, files.values()))).hexdigest()
+    statement = {
+        "_type": STATEMENT,
+        "subject": [{"name": version.parent.name, "digest": {"sha256": root}}],
+        "predicateType": MODEL_SIGNATURE,
+        "predicate": {
+            "serialization": {
+                "method": "files",
+                "hash_type": "sha256",
+                "allow_symlinks": False,
+                "ignore_paths": [integrity.SIGNATURE_FILE, integrity.STATEMENT_FILE],
+            },
+            "resources": [{"name": name, "algorithm": "sha256", "digest": digest} for name, digest in files.items()],
+        },
+    }
+    hint = hashlib.sha256(dsse.pem(key.public_key()).encode()).hexdigest()
+    return {
+        "mediaType": BUNDLE,
+        "verificationMaterial": {"publicKey": {"hint": hint}, "tlogEntries": []},
+        "dsseEnvelope": dsse.envelope(json.dumps(statement).encode(), PAYLOAD, key, ""),
+    }
+
+
+def _write(file: Path, content: JsonObject) -> None:
+    replace_file(file, (json.dumps(content) + "\n").encode())
 
 
 def _refused(version: Path, what: str) -> UserError:

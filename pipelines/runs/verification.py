@@ -15,7 +15,7 @@ from slipway.core.paths import in_project, local_path
 from slipway.core.values import JsonObject
 from slipway.pipelines.runs import attestation, copies
 from slipway.pipelines.runs import record as runs
-from slipway.pipelines.runs.attestation import Key
+from slipway.pipelines.runs.dsse import Key
 from slipway.pipelines.terminal import say
 from slipway.trainer.checkpoint.best import FOLDER as BEST_FOLDER
 from slipway.trainer.checkpoint.store import Checkpoints

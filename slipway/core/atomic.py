@@ -1,4 +1,4 @@
-"""Atomic and durable file writes."""
+"""Atomic and durable file writes, and reads that cannot wait."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 # A temporary file that is older belongs to no live write.
 STALE_SECONDS = 3600
+# Bytes of the largest file that is read as a whole, the manifest of millions of shards.
+MAX_READ = 1 << 30
 
 
 def replace_file(path: Path, content: bytes, *, durable: bool = True) -> None:
@@ -47,6 +49,22 @@ def replace_file(path: Path, content: bytes, *, durable: bool = True) -> None:
         with contextlib.suppress(OSError):
             if now - left.stat().st_mtime > STALE_SECONDS:
                 left.unlink()
+
+
+def read_regular(path: Path, most: int = MAX_READ) -> bytes:
+    """Return the content of a file; never waits, as for a FIFO without a writer.
+
+    Raises:
+        OSError: It cannot be read, is not a regular file, or has more than `most` bytes.
+    """
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
+    return content
 
 
 def append_line(path: Path | str, line: str) -> None:

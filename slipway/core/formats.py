@@ -37,6 +37,6 @@ def check_text(text: bytes, path: Path) -> None:
     """Check the format of a file that cannot be read as one of this version; see `check`."""
     try:
         content = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return
     check(content, path)

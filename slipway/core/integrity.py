@@ -5,6 +5,7 @@ They are in the model.json that Slipway exports, or beside the files of another 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.core import formats
+from slipway.core.atomic import read_regular
 from slipway.core.errors import UserError
 
 RECORD_FILE = "model.json"
@@ -21,6 +23,8 @@ CHECKSUMS_FILE = ".slipway.json"
 REGISTRATION_FILE = "metadata.json"
 # The signed provenance of a registered version; see `slipway.pipelines.runs.attestation`.
 STATEMENT_FILE = "provenance.intoto.jsonl"
+# The signature of a registered version in the format of OpenSSF, for other programs.
+SIGNATURE_FILE = "model.sig"
 # What the metadata of artifacts and registered versions call the checksum of the checksums.
 FILES_CHECKSUM = "files_checksum"
 # Entries of either file: [size, SHA-256] by file, and the SHA-256 of all other entries.
@@ -50,26 +54,34 @@ def damages(folder: Path) -> Iterator[str]:
     """
     file = _file(folder)
     try:
-        record = json.loads((folder / file).read_bytes())
+        record = json.loads(read_regular(folder / file))
+        if file == RECORD_FILE and not (isinstance(record, dict) and {FILES, CHECKSUM} & record.keys()):
+            return
+        if not isinstance(record, dict) or record.pop(CHECKSUM, None) != _checksum(record):
+            yield f"{file} does not match its checksum"
+            return
     except (FileNotFoundError, NotADirectoryError):
         return
-    except (IsADirectoryError, ValueError, RecursionError):
+    except (ValueError, RecursionError):
         yield f"{file} cannot be read"
         return
-    if file == RECORD_FILE and not (isinstance(record, dict) and {FILES, CHECKSUM} & record.keys()):
-        return
-    if not isinstance(record, dict) or record.pop(CHECKSUM, None) != _checksum(record):
-        yield f"{file} does not match its checksum"
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        yield f"{file} is not a regular file"
         return
     formats.check(record, folder / file)
+    if not _is_list_of_files(record.get(FILES)):
+        yield f"{file} has no list of files with size and SHA-256"
+        return
     for name, (size, digest) in record[FILES].items():
-        path = folder / name
+        path, shown = folder / name, name if name.isprintable() else ascii(name)
         if not path.is_file():
-            yield f"{name} is missing"
+            yield f"{shown} is missing"
         elif path.stat().st_size != size:
-            yield f"{name} has {path.stat().st_size:,} bytes instead of {size:,}"
+            yield f"{shown} has {path.stat().st_size:,} bytes instead of {size:,}"
         elif _digest(path) != digest:
-            yield f"{name} does not match its checksum"
+            yield f"{shown} does not match its checksum"
 
 
 def checksum(folder: Path) -> str | None:
@@ -108,6 +120,13 @@ def unsealed(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def _file(folder: Path) -> str:
     return CHECKSUMS_FILE if (folder / CHECKSUMS_FILE).exists() else RECORD_FILE
+
+
+def _is_list_of_files(listed: object) -> bool:
+    """Return whether a JSON value is one that `seal` writes,."""
+    return isinstance(listed, dict) and all(
+        isinstance(entry, list) and [type(value) for value in entry] == [int, str] for entry in listed.values()
+    )
 
 
 def _checksum(record: Mapping[str, object]) -> str:

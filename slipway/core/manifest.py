@@ -24,6 +24,7 @@ from typing import Literal, NewType
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from slipway.core import formats
+from slipway.core.atomic import read_regular
 from slipway.core.dates import EPOCH, Order, written
 from slipway.core.errors import UserError
 from slipway.core.formatted import NumberFormat
@@ -296,7 +297,7 @@ def read(folder: Path) -> Manifest:
     """
     path, content = folder / FILE_NAME, b""
     try:
-        content = path.read_bytes()
+        content = read_regular(path)
         return Manifest.model_validate_json(content)
     except FileNotFoundError:
         message = f"There is no complete data set in {folder}: {FILE_NAME} is missing."

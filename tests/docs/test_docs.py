@@ -189,7 +189,7 @@ def test_settings_exist(page: Path) -> None:
         named = re.findall(r"--set '?([a-z_.]+)=", text)
         named += re.findall(rf"^((?:{sections})(?:\.[a-z_]+)+)(?:=.*)?$", text)
         for name in named:
-            assert name == "model.json" or is_setting(name), f"{page.name} names {name}"
+            assert name in ("model.json", "model.sig") or is_setting(name), f"{page.name} names {name}"
 
 
 def merged(base: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
