@@ -33,6 +33,7 @@ from slipway.components.evaluate.measures import EVALUATED, Baseline
 from slipway.components.evaluate.measures.base import comparisons
 from slipway.components.evaluate.served_model import OtherData, ServedModel
 from slipway.components.evaluate.settings import EvaluateSettings, GateSettings
+from slipway.components.prepare_data.validation.leaks import near_model_notes
 from slipway.core import events, manifest, seen
 from slipway.core.cores import available_cores
 from slipway.core.errors import UserError
@@ -106,6 +107,7 @@ def evaluate(
         found.baseline,
         found.slices,
         found.model.intervals.get(found.settings.gate.name),
+        found.notes,
     )
     if serve_module:
         verdict = verdict.unless(contract.module_fault(model, serve_module))
@@ -167,8 +169,6 @@ def measure_on_split(settings: EvaluateSettings, model: Path, data: Path, champi
             events.progress(done, split.examples, "examples", examples_per_second=done / max(now - started, 1e-9))
     measured = challenger.measured()
     beaten = served.measured() if served else None
-    if measured.measures and (note := measured.measures.note(description.noun)):
-        events.message(note)
     gate = settings.gate.of(description.task)
     _check_defined(gate, description, measured)
     if beaten is not None:
@@ -185,6 +185,7 @@ def measure_on_split(settings: EvaluateSettings, model: Path, data: Path, champi
         sample=(challenger.model, challenger.sample) if challenger.sample else None,
         unseen=unseen.found(),
         baseline=constant.metrics(),
+        notes=[*challenger.notes(), *near_model_notes(data, description, measured.metrics)],
     )
 
 

@@ -124,6 +124,7 @@ def decide(
     baseline: Mapping[str, float] | None = None,
     slices: Sequence[SliceValues] = (),
     interval: tuple[float, float] | None = None,
+    notes: Sequence[str] = (),
 ) -> Verdict:
     """Return the verdict on a model.
 
@@ -136,6 +137,7 @@ def decide(
         baseline: The metrics of a constant prediction, if there are any.
         slices: The gate's metric on each slice, the worst first.
         interval: The 95% confidence interval of the gate's metric; None if it has none.
+        notes: What the metrics hide, in sentences that decide nothing.
 
     Raises:
         UserError: The model or the champion does not have the gate's metric.
@@ -152,6 +154,7 @@ def decide(
         *_against_champion(gate, metrics, champion, without_champion, measured),
         *_against_baseline(gate, metrics, trivial, interval),
         *_on_slices(gate, slices, champion),
+        *((None, note) for note in notes),
     ]
     passed = [holds for holds, _ in judged if holds is not None]
     decision: Decision = "promote"

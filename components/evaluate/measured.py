@@ -112,7 +112,8 @@ class Measurement:
     `settings` have the gate's metric. `champion` is None if none was measured; `opponent` is what the gate compares
     with. `how` follows the name of a metric: "on the test split". Only Slipway's evaluation has a `manifest`; the model
     and a few examples for the contract test (`sample`); the categories of the split that the training split does not
-    have (`unseen`); and the metrics of a constant prediction (`baseline`), {} without a training split.
+    have (`unseen`); the metrics of a constant prediction (`baseline`), {} without a training split; and sentences on
+    what the metrics hide (`notes`).
     """
 
     settings: EvaluateSettings
@@ -125,6 +126,7 @@ class Measurement:
     sample: tuple[Model, Batch] | None = None
     unseen: list[Unseen] = field(default_factory=list)
     baseline: Mapping[str, float] = field(default_factory=dict)
+    notes: Sequence[str] = ()
 
     @property
     def slices(self) -> list[SliceValues]:

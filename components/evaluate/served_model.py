@@ -124,6 +124,10 @@ class ServedModel:
             foreign=_without(self.model.names, self._data.classes),
         )
 
+    def notes(self) -> list[str]:
+        """Return what the metrics so far hide, in sentences."""
+        return list(filter(None, [self._measures.note(self._data.noun)]))
+
     def _load(self) -> Model:
         try:
             return load(self._folder, self._data)

@@ -15,6 +15,8 @@ from slipway.components.evaluate.measures.significance import Counts, Floats
 CALIBRATION_BINS = 15
 TOP = 5  # k of top-k accuracy, which data sets of more classes have
 FOREIGN = "(a class of another data set)"
+# A class of at least so many examples is rarely predicted if the predictions are fewer than this fraction of them.
+FEWEST_OF_CLASS, RARELY, MAX_RARE = 5, 0.25, 3
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,22 @@ class ClassificationMeasures(ClassMeasures[Predictions]):
     def describe(self, batch: Predictions, index: int) -> tuple[str, str]:
         names = [*self._names, FOREIGN]
         return names[int(batch.labels[index])], names[int(batch.predicted[index])]
+
+    def note(self, noun: str) -> str:
+        counts = self.averages
+        rare = np.flatnonzero((counts.support >= FEWEST_OF_CLASS) & (counts.predicted < RARELY * counts.support))
+        if not len(rare):
+            return ""
+        fractions = [(self._names[index], counts.predicted[index], counts.support[index]) for index in rare[:MAX_RARE]]
+        shown = ", ".join(
+            f"{name} for {predicted / self.examples:.1%} of the test {noun}s ({support / self.examples:.1%} are {name})"
+            for name, predicted, support in fractions
+        )
+        more = f", and {len(rare) - MAX_RARE:,} more classes as rarely" if len(rare) > MAX_RARE else ""
+        advice = ""
+        if rare.tolist() == [1] and len(self._names) == 2 and self.threshold is None:
+            advice = " train.threshold=f1 predicts it more often; in a program, threshold of slipway.training.export."
+        return f"The model predicts {shown}{more}.{advice}"
 
     @property
     def correct(self) -> NDArray[np.bool_]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from slipway.components.evaluate.measures.base import Measures
 from slipway.components.evaluate.measures.significance import SEED, Counts, Floats
+from slipway.components.formatting import number
 from slipway.core.manifest import Input, Manifest
 
 SAMPLE = 2000  # examples in the plots
@@ -85,9 +86,9 @@ class RegressionMeasures(Measures[Values]):
             return ""
         makes = f"{count:,} of {self.examples:,} test {noun}s {'makes' if count == 1 else 'make'}"
         return (
-            f"{makes} {share:.0%} of the squared error, so RMSE and R² say little about the others: half of the errors "
-            f"are below {self.median_error:.4g}. evaluate.gate.metric=mae judges all alike; train.loss=huber or mae, "
-            "and data.target=log, learn less from large ones."
+            f"{makes} {share:.0%} of the squared error, so RMSE and R² say little about the others: half of the "
+            f"errors are below {number(self.median_error)}. evaluate.gate.metric=mae judges all alike; "
+            "train.loss=huber or mae, and data.target=log, learn less from large ones."
         )
 
     def scores(self, batch: Values) -> Floats:
@@ -110,7 +111,7 @@ class RegressionMeasures(Measures[Values]):
             "mse": mse,
             "r2": 1 - mse / variance if (variance := self._variance) else None,
             "mean_error": float(error.mean()),
-            "loss": float(self._losses().mean()) if self._logarithmic else mse / self._deviation**2,
+            "loss": float(self._losses().mean()),
         }
 
     def _losses(self) -> Floats:

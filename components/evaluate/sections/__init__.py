@@ -87,7 +87,6 @@ def regression(manifest: Manifest, measures: RegressionMeasures, _champion: Regr
         "residual_plot": charts.residual_plot(sample.predicted, sample.residuals, name),
         "residual_histogram": charts.residual_histogram(sample.residuals),
         "median_error": measures.median_error,
-        "outliers": measures.note(manifest.noun),
         "mean_error": measures.metrics()["mean_error"],
     }
 

@@ -5,10 +5,11 @@ Each input is measured by the AUC of the classes, or the R² of the target, that
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple
 
+from slipway.components.formatting import number
 from slipway.components.prepare_data.encoding.messages import all_values
 from slipway.components.prepare_data.encoding.records import read_columns
 from slipway.core.manifest import Manifest
@@ -22,8 +23,18 @@ FIRST_EXAMPLES, SUSPECT = 1000, 0.9
 # The AUC or R² from which an input is named.
 LEAST = 0.95
 MAX_NAMED = 5
+EXCLUDE = "If it is not known when the model is used, exclude it: data.inputs names the inputs."
+# An input's part of what a model's AUC has above 0.5, or of its R², from which it is near the model's; and the least
+# AUC or R² that is.
+NEAR, LEAST_NEAR = 0.95, {"classification": 0.75, "regression": 0.5}
 
-Value: TypeAlias = bytes | float | int
+
+class Scores(NamedTuple):
+    """The AUC or R² that inputs reach alone, highest first; those `equal` to the labels; the `examples` compared."""
+
+    reached: dict[str, float]
+    equal: frozenset[str]
+    examples: int
 
 
 def leak_notes(folder: Path, manifest: Manifest) -> list[str]:
@@ -33,35 +44,62 @@ def leak_notes(folder: Path, manifest: Manifest) -> list[str]:
         folder: The folder of the shards.
         manifest: The data set's manifest.
     """
-    names = [name for name, each in manifest.inputs.items() if each.kind != "image" and not each.stored_shape]
-    if not names or manifest.task == "multilabel":
+    suspect = _scores(folder, manifest, _comparable(manifest), FIRST_EXAMPLES, SUSPECT).reached
+    most = min(MAX_EXAMPLES, max(FEWEST_EXAMPLES, MAX_VALUES // max(1, len(suspect))))
+    leaks = _scores(folder, manifest, list(suspect), most, LEAST)
+    if not leaks.reached:
         return []
-    from slipway.components.prepare_data.validation.input_scores import score  # imports NumPy
-
-    first, most = FIRST_EXAMPLES, min(MAX_EXAMPLES, max(FEWEST_EXAMPLES, MAX_VALUES // len(names)))
-    for count, least in ((first, SUSPECT), (most, LEAST)):
-        labels, columns = _read(folder, manifest, names, count)
-        scores = {name: score(columns[name], labels, manifest.inputs[name], manifest.task) for name in names}
-        leaks = {name: reached for name, reached in scores.items() if reached >= least}
-        if not (names := list(leaks)):
-            return []
     measure, target = ("R²", "target") if manifest.task == "regression" else ("AUC", "class")
     shown = [
-        f"{name} ({'equal to it' if columns[name] == labels else f'{measure} {reached:.4f}'})"
-        for name, reached in sorted(leaks.items(), key=lambda pair: -pair[1])
+        f"{name} ({'equal to it' if name in leaks.equal else f'{measure} {reached:.4f}'})"
+        for name, reached in leaks.reached.items()
     ]
-    named = ", ".join(shown[:MAX_NAMED]) + (f" and {len(leaks) - MAX_NAMED:,} more" if len(leaks) > MAX_NAMED else "")
-    those = f"The input {named} alone predicts" if len(leaks) == 1 else f"Each of the inputs {named} alone predicts"
+    more = f" and {len(shown) - MAX_NAMED:,} more" if len(shown) > MAX_NAMED else ""
+    named = ", ".join(shown[:MAX_NAMED]) + more
+    those = f"The input {named} alone predicts" if len(shown) == 1 else f"Each of the inputs {named} alone predicts"
+    return [f"{those} the {target}, in {leaks.examples:,} training examples compared. {EXCLUDE}"]
+
+
+def near_model_notes(folder: Path, manifest: Manifest, metrics: Mapping[str, float]) -> list[str]:
+    """Return a note on the inputs that alone reach nearly the AUC or R² of a model of several inputs, if any do.
+
+    Args:
+        folder: The folder of the shards.
+        manifest: The data set's manifest.
+        metrics: The model's metrics on the test split.
+    """
+    of_regression = manifest.task == "regression"
+    value, chance = metrics.get("r2" if of_regression else "macro_auc"), 0.0 if of_regression else 0.5
+    if value is None or "train" not in manifest.splits or len(manifest.inputs) < 2:
+        return []
+    least = max(LEAST_NEAR.get(manifest.task, 1.0), chance + NEAR * (value - chance))
+    near = _scores(folder, manifest, _comparable(manifest), FIRST_EXAMPLES, least)
+    if not near.reached:
+        return []
+    measure = "R²" if of_regression else "AUC"
+    those = "one input reaches" if len(near.reached) == 1 else f"each of {len(near.reached):,} inputs reaches"
+    shown = ", ".join(f"{name} {reached:.4f}" for name, reached in list(near.reached.items())[:MAX_NAMED])
     return [
-        f"{those} the {target}, in {len(labels):,} training examples compared. If it is not known when the model is "
-        "used, exclude it: data.inputs names the inputs."
+        f"The model's {measure} is {number(value, 4)}, and {those} nearly as much or more alone: {shown}, in "
+        f"{near.examples:,} training examples compared. {EXCLUDE}"
     ]
 
 
-def _read(
-    folder: Path, manifest: Manifest, names: Sequence[str], count: int
-) -> tuple[list[Value], dict[str, list[Value]]]:
-    """Return the labels and the inputs of the first training examples."""
+def _comparable(manifest: Manifest) -> list[str]:
+    """Return the inputs of one value; none of a task with several labels."""
+    inputs = manifest.inputs.items() if manifest.task != "multilabel" else ()
+    return [name for name, each in inputs if each.kind != "image" and not each.stored_shape]
+
+
+def _scores(folder: Path, manifest: Manifest, names: Sequence[str], count: int, least: float) -> Scores:
+    """Return the scores of at least `least` among these inputs, on the first `count` training examples."""
+    if not names:
+        return Scores({}, frozenset(), 0)
+    from slipway.components.prepare_data.validation.input_scores import score  # imports NumPy
+
     shards = (folder / shard.file for shard in manifest.splits["train"].shards)
-    label, *columns = map(all_values, read_columns(shards, ["label", *names], count).values())
-    return label, dict(zip(names, columns, strict=True))
+    labels, *columns = map(all_values, read_columns(shards, ["label", *names], count).values())
+    values = dict(zip(names, columns, strict=True))
+    scores = {name: score(values[name], labels, manifest.inputs[name], manifest.task) for name in names}
+    reached = sorted(((name, value) for name, value in scores.items() if value >= least), key=lambda pair: -pair[1])
+    return Scores(dict(reached), frozenset(name for name, _ in reached if values[name] == labels), len(labels))

@@ -117,6 +117,41 @@ def test_the_precision_at_a_recall_is_the_best_from_there_on() -> None:
     np.testing.assert_allclose(found, [1.0, 1.0, 0.75, 0.75, 0.5])
 
 
+@pytest.mark.parametrize(
+    ("shares", "threshold", "note"),
+    [
+        ((0.95, 0.05), None, "The model predicts 1 for 0.5% of the test rows (5.0% are 1). train.threshold=f1"),
+        ((0.95, 0.05), 0.5, "The model predicts 1 for 0.5% of the test rows (5.0% are 1)."),
+        ((0.05, 0.95), None, "The model predicts 0 for 0.5% of the test rows (5.0% are 0)."),
+        (
+            (0.7, 0.06, 0.06, 0.06, 0.06, 0.06),
+            None,
+            "The model predicts 1 for 0.5% of the test rows (6.0% are 1), 2 for ",
+        ),
+        ((0.985, 0.015), None, ""),
+    ],
+)
+def test_classes_that_are_rarely_predicted_are_named(
+    shares: tuple[float, ...], threshold: float | None, note: str
+) -> None:
+    """One example in 200 is predicted as each of the classes that are not the most frequent one."""
+    labels = np.repeat(np.arange(len(shares)), [round(200 * share) for share in shares])
+    most = int(np.argmax(shares))
+    probabilities = np.eye(len(shares))[np.full(200, most)]
+    for index in set(range(len(shares))) - {most}:
+        probabilities[np.flatnonzero(labels == index)[0]] = np.eye(len(shares))[index]
+    measures = measures_of(len(shares), 200)
+    measures.threshold = threshold
+    measures.update(predictions(labels, probabilities))
+    found = measures.note("row")
+    assert found.startswith(note) if note else found == ""
+    assert ("train.threshold" in found) == ("train.threshold" in note)
+    assert found.endswith(", and 2 more classes as rarely.") == (len(shares) == 6)
+    right = measures_of(len(shares), 200)
+    right.update(predictions(labels, np.eye(len(shares))[labels]))
+    assert right.note("row") == ""
+
+
 def test_of_equal_probabilities_the_first_classes_are_the_top() -> None:
     batch = predictions(np.arange(20), np.full((20, 20), 0.05))
     assert np.flatnonzero(in_top(batch)).tolist() == [0, 1, 2, 3, 4]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from sklearn import metrics as reference
 
 from slipway.components.evaluate.measures.regression import SAMPLE, RegressionMeasures, Values
+from slipway.components.formatting import number
 from slipway.core.manifest import Input
 
 TARGET = Input(kind="number", mean=(150.0,), deviation=(77.0,))
@@ -82,7 +83,7 @@ def test_a_few_errors_that_make_most_of_the_squared_error_are_named() -> None:
     share = (predicted[7] - actual[7]) ** 2 / ((predicted - actual) ** 2).sum()
     assert measures.outliers() == (1, pytest.approx(share))
     assert measures.note("row").startswith(f"1 of 500 test rows makes {share:.0%} of the squared error")
-    assert f"half of the errors are below {np.median(np.abs(predicted - actual)):.4g}" in measures.note("row")
+    assert f"half of the errors are below {number(np.median(np.abs(predicted - actual)))}." in measures.note("row")
     predicted[:6] -= 200
     assert measured(actual, predicted).outliers()[0] == 4
     assert measured(actual, actual).note("row") == ""

@@ -43,7 +43,7 @@ def regression_of(actual: np.ndarray, predicted: np.ndarray, batches: int = 1) -
     return measures
 
 
-@pytest.mark.parametrize(("name", "width"), [("mae", 1.15), ("rmse", 3.2), ("r2", 3.9)])
+@pytest.mark.parametrize(("name", "width"), [("mae", 1.2), ("rmse", 3.2), ("r2", 3.9)])
 def test_an_interval_has_that_of_scipys_bootstrap_in_it(name: str, width: float) -> None:
     """It is wider since it allows for larger errors than those of the sample."""
     generator = np.random.default_rng(0)
@@ -54,7 +54,9 @@ def test_an_interval_has_that_of_scipys_bootstrap_in_it(name: str, width: float)
         "rmse": lambda error, _, axis: np.sqrt((error**2).mean(axis=axis)),
         "r2": lambda error, target, axis: 1 - (error**2).mean(axis=axis) / target.var(axis=axis),
     }[name]
-    found = bootstrap((predicted - actual, actual), score, paired=True, vectorized=True, method="BCa", n_resamples=2000)
+    found = bootstrap(
+        (predicted - actual, actual), score, paired=True, vectorized=True, method="BCa", n_resamples=2000, rng=0
+    )
     expected = found.confidence_interval
     low, high = regression_of(actual, predicted).intervals()[name]
     rounding = 0.05 * (expected.high - expected.low)

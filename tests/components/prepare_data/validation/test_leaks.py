@@ -14,6 +14,7 @@ from sklearn.metrics import roc_auc_score
 from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.validation import input_scores
+from slipway.components.prepare_data.validation.leaks import near_model_notes
 from slipway.core.manifest import Input, TaskName
 
 MakeSettings = Callable[..., DataSettings]
@@ -59,6 +60,38 @@ def test_an_input_that_alone_predicts_the_target_is_noted(
     assert all(note.startswith(f"The input {leak}") for note in notes)
     assert all(f"alone predicts the {target}, in 240 training examples" in note for note in notes)
     assert all(note in (prepared.folder / "statistics.html").read_text() for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("task", "metrics", "note"),
+    [
+        (
+            "classification",
+            {"macro_auc": 0.89},
+            "The model's AUC is 0.8900, and one input reaches nearly as much or more",
+        ),
+        ("classification", {"macro_auc": 0.7}, "The model's AUC is 0.7000, and one input reaches"),
+        ("classification", {"macro_auc": 0.97}, ""),
+        ("classification", {}, ""),
+        ("regression", {"r2": 0.5}, "The model's R² is 0.5000, and one input reaches"),
+        ("regression", {"r2": -0.2}, "The model's R² is −0.2000, and one input reaches"),
+        ("regression", {"r2": 0.9}, ""),
+    ],
+)
+def test_an_input_near_the_models_metric_is_noted(
+    tmp_path: Path, make_settings: MakeSettings, task: TaskName, metrics: dict[str, float], note: str
+) -> None:
+    """The input alone has an AUC of 0.87, or an R² of 0.5."""
+    mixed = [n + (o if task == "regression" else 0.8 * o) for n, o in zip(NUMBERS, OTHERS, strict=True)]
+    noise = [round(RANDOM.gauss(0, 1), 3) for _ in range(300)]
+    label = NUMBERS if task == "regression" else HIGH
+    rows = [",".join(map(str, row)) for row in zip(mixed, noise, label, strict=True)]
+    (tmp_path / "t.csv").write_text("\n".join(["x,other,label", *rows]))
+    prepared = prepare(make_settings(f"csv:{tmp_path / 't.csv'}"), 2, task=task)
+    notes = near_model_notes(prepared.folder, prepared.manifest, metrics)
+    assert [each.startswith(note) and "alone: x 0." in each for each in notes] == [True] * bool(note)
+    alone = {name: each for name, each in prepared.manifest.inputs.items() if name == "x"}
+    assert near_model_notes(prepared.folder, prepared.manifest.model_copy(update={"inputs": alone}), metrics) == []
 
 
 def test_one_exception_in_1000_rows_does_not_hide_a_leak() -> None:
