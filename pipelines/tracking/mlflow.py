@@ -6,25 +6,37 @@ minutes. The API: https://mlflow.org/docs/latest/rest-api.html
 
 from __future__ import annotations
 
+import math
 import os
+import queue
 import re
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
-from urllib.parse import quote, urlsplit
+from typing import NoReturn, TypeVar
+from urllib.parse import quote
 
 import requests
+import urllib3
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
 from slipway.pipelines.config.track import TrackSettings
 
 Value = TypeVar("Value")
+Answer = TypeVar("Answer", bound="_Answer")
 
 # For a connection, and for each part of an answer.
 TIMEOUT_SECONDS = 10.0
+# For a call, and the bytes of its answer.
+CALL_SECONDS = 30.0
+MAX_ANSWER, READ_BYTES = 8_000_000, 1 << 16
+# Characters of a server's message that are shown.
+MAX_MESSAGE = 300
 # Limits of a batch and of names; the source of both: mlflow/utils/validation.py.
 MAX_METRICS, MAX_PARAMETERS = 1000, 100
 INVALID = re.compile(r"[^\w./ -]")
@@ -83,6 +95,59 @@ class Tracked:
     files: Sequence[Path] = ()
 
 
+class _Answer(BaseModel):
+    """What is read of the server's answers; of most calls, only that it is a JSON object."""
+
+    model_config = ConfigDict(coerce_numbers_to_str=True)
+
+
+class _Problem(_Answer):
+    message: str = ""
+    error_code: str = ""
+
+
+class _Experiment(_Answer):
+    experiment_id: str
+
+
+class _NamedExperiment(_Answer):
+    experiment: _Experiment
+
+
+class _Info(_Answer):
+    run_id: str
+    experiment_id: str
+    artifact_uri: str = ""
+
+
+class _Parameter(_Answer):
+    key: str
+
+
+class _Metric(_Answer):
+    key: str
+    value: float
+    step: int = 0
+
+
+class _Data(_Answer):
+    params: list[_Parameter] = []
+    metrics: list[_Metric] = []
+
+
+class _Run(_Answer):
+    info: _Info
+    data: _Data = _Data()
+
+
+class _OneRun(_Answer):
+    run: _Run
+
+
+class _Runs(_Answer):
+    runs: list[_Run] = []
+
+
 class Mlflow:
     """One run on a tracking server. `send` creates it there, or completes it.
 
@@ -99,24 +164,31 @@ class Mlflow:
             self._session.auth = (user, credentials.get("MLFLOW_TRACKING_PASSWORD", ""))
         elif token := credentials.get("MLFLOW_TRACKING_TOKEN"):
             self._session.headers["Authorization"] = f"Bearer {token}"
-        self._run: JsonObject = {}  # the server's description of the run, once it is known
+        self._session.headers["Accept-Encoding"] = "identity"
+        self._deadline = math.inf
+        self._run: _Info | None = None  # the server's description of the run, once it is known
         self._parameters: set[str] = set()  # the names that the server has
         self._latest: dict[str, tuple[int, float]] = {}  # the step and value of the last point that it has, by metric
 
     @property
     def page(self) -> str:
         """The page of the run that was sent."""
-        return f"{self._uri}/#/experiments/{self._run['experiment_id']}/runs/{self._run['run_id']}"
+        return f"{self._uri}/#/experiments/{self._sent.experiment_id}/runs/{self._sent.run_id}"
+
+    @property
+    def _sent(self) -> _Info:
+        assert self._run is not None  # it was opened
+        return self._run
 
     def check(self) -> None:
         """Raise UserError if the server does not respond, or refuses the credentials."""
         try:
             self._find_experiment()
-        except (requests.RequestException, _Refused) as error:
+        except FAILURES as error:
             raise UserError(self._problem(error)) from None
 
-    def send(self, run: Tracked) -> None:
-        """Send what the server does not have of a run.
+    def send(self, run: Tracked, deadline: float = math.inf) -> None:
+        """Send what the server does not have of a run, until the time `deadline` of `time.monotonic`.
 
         Raises:
             UserError: The server failed; its message says what was not sent.
@@ -128,14 +200,14 @@ class Mlflow:
             # Last, as some servers never accept them.
             **{file.name: partial(self._upload, file) for file in run.files},
         }
-        left = list(parts)
+        left, self._deadline = list(parts), deadline
         try:
             for part in parts.values():
                 part()
                 left.pop(0)
-        except (requests.RequestException, _Refused, OSError) as error:
+        except (*FAILURES, OSError) as error:
             if isinstance(error, _Refused):
-                self._run = {}  # the server may have lost it
+                self._run = None  # the server may have lost it
             values = f"metrics ({len(self._new(run.points)):,} values)"
             unsent = ", ".join(values if name == "metrics" else name for name in left)
             raise UserError(f"{self._problem(error)} Not sent: {unsent}.") from None
@@ -146,7 +218,8 @@ class Mlflow:
             self._adopt(run.known, run.run_id)
         if not self._run:
             experiment = self._find_experiment()
-            experiment = experiment or self._post("experiments/create", name=self._experiment)["experiment_id"]
+            if experiment is None:
+                experiment = self._post("experiments/create", _Experiment, name=self._experiment).experiment_id
             parent = [] if run.parent is None else [(PARENT_TAG, self._run_of(experiment, run.parent, run.started))]
             self._run_of(experiment, run.run_id, run.started, parent)
         new = {_valid(name): value[:MAX_VALUE] for name, value in run.parameters.items()}
@@ -157,7 +230,7 @@ class Mlflow:
     def _adopt(self, known: str, run_id: str) -> None:
         """Continue a run that another program has created, if this server has it."""
         try:
-            self._describe(self._call("GET", "mlflow/runs/get", params={"run_id": known})["run"])
+            self._describe(self._call("GET", "mlflow/runs/get", _OneRun, params={"run_id": known}).run)
         except _Refused as error:
             if error.code != "RESOURCE_DOES_NOT_EXIST":
                 raise
@@ -167,18 +240,18 @@ class Mlflow:
     def _run_of(self, experiment: str, run_id: str, started: float, tags: Iterable[tuple[str, str]] = ()) -> str:
         """Return the server's id of a run, which is created if it does not exist."""
         having = f"tags.`{RUN_TAG}` = '{run_id}'"
-        found = self._post("runs/search", experiment_ids=[experiment], filter=having, max_results=1).get("runs")
-        run = found[0] if found else self._post(
-            "runs/create", experiment_id=experiment, run_name=run_id, start_time=_milliseconds(started),
+        runs = self._post("runs/search", _Runs, experiment_ids=[experiment], filter=having, max_results=1).runs
+        run = runs[0] if runs else self._post(
+            "runs/create", _OneRun, experiment_id=experiment, run_name=run_id, start_time=_milliseconds(started),
             tags=[{"key": name, "value": value} for name, value in ((RUN_TAG, run_id), *tags)],
-        )["run"]  # fmt: skip
+        ).run  # fmt: skip
         self._describe(run)
-        return str(self._run["run_id"])
+        return run.info.run_id
 
-    def _describe(self, run: JsonObject) -> None:
-        self._run, data = run["info"], run.get("data", {})
-        self._parameters = {each["key"] for each in data.get("params", ())}
-        self._latest = {each["key"]: (int(each.get("step", 0)), each["value"]) for each in data.get("metrics", ())}
+    def _describe(self, run: _Run) -> None:
+        self._run = run.info
+        self._parameters = {parameter.key for parameter in run.data.params}
+        self._latest = {metric.key: (metric.step, metric.value) for metric in run.data.metrics}
 
     def _new(self, points: Sequence[Point]) -> list[Point]:
         """Return the points after the server's last one; a value that has changed at its step counts as new."""
@@ -201,48 +274,53 @@ class Mlflow:
         Raises:
             _Refused: Clients of this server upload artifacts to its storage themselves.
         """
-        uri = urlsplit(self._run["artifact_uri"])
-        if uri.scheme != "mlflow-artifacts" or uri.netloc:
-            raise _Refused(f"stores artifacts in {self._run['artifact_uri']}, not through itself (--serve-artifacts)")
-        path = quote(f"{uri.path.strip('/')}/{file.name}")
-        self._call("PUT", f"mlflow-artifacts/artifacts/{path}", data=file.read_bytes())
+        scheme, _, folder = self._sent.artifact_uri.partition(":")
+        if scheme != "mlflow-artifacts" or folder.startswith("//"):
+            raise _Refused(f"stores artifacts in {self._sent.artifact_uri}, not through itself (--serve-artifacts)")
+        path = quote(f"{folder.strip('/')}/{file.name}")
+        self._call("PUT", f"mlflow-artifacts/artifacts/{path}", _Answer, data=file.read_bytes())
 
     def _update(self, run: Tracked) -> None:
         """Send the facts and the status."""
         tags = [{"key": name, "value": value} for name, value in run.tags.items() if value]
         self._post_batch(tags=tags)
         end = {} if run.ended is None else {"end_time": _milliseconds(run.ended)}
-        self._post("runs/update", run_id=self._run["run_id"], status=STATUS[run.status], **end)
+        self._post("runs/update", _Answer, run_id=self._sent.run_id, status=STATUS[run.status], **end)
 
     def _find_experiment(self) -> str | None:
         try:
-            found = self._call("GET", "mlflow/experiments/get-by-name", params={"experiment_name": self._experiment})
+            name = {"experiment_name": self._experiment}
+            return self._call(
+                "GET", "mlflow/experiments/get-by-name", _NamedExperiment, params=name
+            ).experiment.experiment_id
         except _Refused as error:
             if error.code == "RESOURCE_DOES_NOT_EXIST":
                 return None
             raise
-        return str(found["experiment"]["experiment_id"])
 
     def _post_batch(self, **items: list[JsonObject]) -> None:
-        self._post("runs/log-batch", run_id=self._run["run_id"], **items)
+        self._post("runs/log-batch", _Answer, run_id=self._sent.run_id, **items)
 
-    def _post(self, path: str, **body: object) -> JsonObject:
-        return self._call("POST", f"mlflow/{path}", json=body)
+    def _post(self, path: str, answer: type[Answer], **body: object) -> Answer:
+        return self._call("POST", f"mlflow/{path}", answer, json=body)
 
-    def _call(self, method: str, path: str, **content: object) -> JsonObject:
-        # A redirection could carry the run to another host.
-        response = self._session.request(
-            method, f"{self._uri}/api/2.0/{path}", timeout=TIMEOUT_SECONDS, allow_redirects=False, **content
-        )
-        try:
-            found: JsonObject = response.json()
-        except requests.JSONDecodeError:
-            found = {}
+    def _call(self, method: str, path: str, answer: type[Answer], **content: object) -> Answer:
+        """Return the server's answer to a call.
+
+        Raises:
+            _Refused: It is an error, not one of MLflow, too large, or not complete in time.
+        """
+        url = f"{self._uri}/api/2.0/{path}"
+        response, body = _within(self._deadline, lambda: _answer_of(self._session, method, url, content))
         if response.status_code != requests.codes.ok:
-            raise _Refused(
-                f"answered {response.status_code}: {found.get('message', response.reason)}", found.get("error_code", "")
-            )
-        return found
+            problem = _parsed(_Problem, body) or _Problem()
+            message = " ".join((problem.message or response.reason or "").split())
+            raise _Refused(f"answered {response.status_code}: {message[:MAX_MESSAGE]}", problem.error_code)
+        parsed = _parsed(answer, body)
+        if parsed is None:
+            kind = response.headers.get("Content-Type", "no content type")[:MAX_MESSAGE]
+            raise _Refused(f"did not answer as MLflow does, but with {kind}; it may be a proxy or login page")
+        return parsed
 
     def _problem(self, error: Exception) -> str:
         if isinstance(error, OSError) and not isinstance(error, requests.RequestException):  # of an artifact's file
@@ -257,6 +335,61 @@ class _Refused(Exception):
     def __init__(self, message: str, code: str = "") -> None:
         super().__init__(message.rstrip("."))
         self.code = code
+
+
+# What a call raises beside errors of files.
+FAILURES = (requests.RequestException, urllib3.exceptions.HTTPError, UnicodeError, _Refused)
+
+
+def _answer_of(
+    session: requests.Session, method: str, url: str, content: JsonObject
+) -> tuple[requests.Response, bytes]:
+    """Return a response and its body."""
+    body = bytearray()
+    # A redirection could carry the run to another host.
+    with session.request(
+        method, url, timeout=TIMEOUT_SECONDS, allow_redirects=False, stream=True, **content
+    ) as response:
+        for part in response.iter_content(READ_BYTES):
+            body += part
+            if len(body) > MAX_ANSWER:
+                raise _Refused(f"answered with more than {MAX_ANSWER:,} bytes")
+    return response, bytes(body)
+
+
+def _within(deadline: float, call: Callable[[], Value]) -> Value:
+    """Return the result of a call, or raise its error; it is abandoned after CALL_SECONDS, and at the deadline.
+
+    The timeouts of requests are of each part, so that a server that sends a byte now and then never ends one.
+    """
+    seconds = min(CALL_SECONDS, max(0.0, deadline - time.monotonic()))
+    results: queue.SimpleQueue[Callable[[], Value]] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            result = call()
+        except BaseException as error:
+            results.put(partial(_raise, error))
+        else:
+            results.put(lambda: result)
+
+    threading.Thread(target=work, name="mlflow", daemon=True).start()
+    try:
+        result = results.get(timeout=seconds)
+    except queue.Empty:
+        raise _Refused(f"did not answer completely in {seconds:.0f} s") from None
+    return result()
+
+
+def _raise(error: BaseException) -> NoReturn:
+    raise error
+
+
+def _parsed(answer: type[Answer], body: bytes) -> Answer | None:
+    try:
+        return answer.model_validate_json(body)
+    except ValidationError:
+        return None
 
 
 def _batches(values: Sequence[Value], size: int) -> Iterator[Sequence[Value]]:

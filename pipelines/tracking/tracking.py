@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 # Between two transmissions of a run; the time that one took is at most this fraction of the run's.
 SECONDS, MAX_FRACTION = 5.0, 0.05
+# By which a tracker delays a command at most, when a run or search starts or ends.
+MAX_DELAY_SECONDS = 30.0
 # What a record of the history has beside metrics.
 NO_METRICS = ("kind", "step", "time")
 
@@ -70,9 +72,12 @@ def tracked(folder: RunFolder, config: RunConfig, record: RunRecord, say: Say) -
         yield
     finally:
         ended.set()
-        thread.join()
+        deadline = time.monotonic() + MAX_DELAY_SECONDS
+        thread.join(MAX_DELAY_SECONDS)
         with warned(say, f"slipway track {record.run_id}"):
-            tracker.send(of_run(folder, config, record))
+            if thread.is_alive():
+                raise UserError(f"{config.track.mlflow} took more than {MAX_DELAY_SECONDS:.0f} s.")
+            tracker.send(of_run(folder, config, record), deadline)
 
 
 def send_ended(folder: RunFolder, record: RunRecord, say: Say) -> None:
@@ -80,7 +85,7 @@ def send_ended(folder: RunFolder, record: RunRecord, say: Say) -> None:
     config = load(folder.configuration_file)
     if config.track is not None:
         with warned(say, f"slipway track {record.run_id}"):
-            tracker_of(config).send(of_run(folder, config, record))
+            tracker_of(config).send(of_run(folder, config, record), time.monotonic() + MAX_DELAY_SECONDS)
 
 
 @contextlib.contextmanager
@@ -94,25 +99,25 @@ def tracked_study(config: RunConfig, study: str, say: Say) -> Iterator[None]:
         return
     again = f"slipway track {study}"
     with warned(say, again):
-        tracker_of(config).send(of_study(config, study, "running"))
+        tracker_of(config).send(of_study(config, study, "running"), time.monotonic() + MAX_DELAY_SECONDS)
     try:
         yield
     finally:
         with warned(say, again):
-            send_study(config, study, tracker_of(config))
+            send_study(config, study, tracker_of(config), time.monotonic() + MAX_DELAY_SECONDS)
 
 
-def send_study(config: RunConfig, study: str, tracker: Mlflow) -> None:
-    """Send a search that has ended, and what the tracker does not have of its runs.
+def send_study(config: RunConfig, study: str, tracker: Mlflow, deadline: float = math.inf) -> None:
+    """Send a search that has ended, and what the tracker does not have of its runs, until `deadline`.
 
     Raises:
         UserError: The tracker failed.
     """
     found = runs_of(study)
     best = next((record for _, record in found if record.part and record.part.first == "evaluate"), None)
-    tracker.send(of_study(config, study, best.status if best else "cancelled", best))
+    tracker.send(of_study(config, study, best.status if best else "cancelled", best), deadline)
     for folder, record in found:
-        tracker_of(config).send(of_run(folder, load(folder.configuration_file), record))
+        tracker_of(config).send(of_run(folder, load(folder.configuration_file), record), deadline)
 
 
 def runs_of(study: str) -> list[tuple[RunFolder, RunRecord]]:

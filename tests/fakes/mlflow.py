@@ -8,6 +8,7 @@ Artifacts: mlflow/store/artifact/http_artifact_repo.py.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,7 +54,7 @@ class StoredRun:
 class FakeMlflow:
     """The server; a context manager. `stop` and `start` again keep what it has stored, but the port changes.
 
-    `authorization` is the header that it demands; `root` is where it stores artifacts.
+    `authorization` is the header that it demands; `root` is where it stores artifacts; `gate` is that of `HttpService`.
     """
 
     def __init__(self, faults: Faults | None = None) -> None:
@@ -65,9 +66,11 @@ class FakeMlflow:
         self.root = "mlflow-artifacts:"
         self.calls: list[str] = []
         self.url = ""
+        self.gate: Callable[[Request], Any] = lambda _: None
 
     def start(self) -> FakeMlflow:
         self._service = HttpService("mlflow", self.faults, lambda _headers: "")
+        self._service.gate = lambda request: self.gate(request)
         for method, path, function in (
             ("GET", "/experiments/get-by-name", self._experiment),
             ("POST", "/experiments/create", self._create_experiment),

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import re
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -21,7 +25,8 @@ from slipway.pipelines.doctor import configuration as checked
 from slipway.pipelines.platforms.table import PLATFORMS
 from slipway.pipelines.runs import record as runs
 from slipway.pipelines.runs.record import Part, RunFolder, RunRecord, StepRecord
-from slipway.pipelines.tracking import tracking
+from slipway.pipelines.tracking import mlflow, tracking
+from tests.fakes.http_service import Raw, Stream
 from tests.fakes.mlflow import FakeMlflow, StoredRun
 
 
@@ -305,3 +310,110 @@ def test_the_doctor_warns_of_a_server_that_does_not_respond(server: FakeMlflow) 
     server.stop()
     with pytest.raises(CheckWarning, match="could not be reached"):
         checked.tracker(context)
+
+
+# Answers that are not MLflow's; the last is only noticed where it is read.
+HOSTILE = {
+    "login page": b"<!doctype html><title>Sign in</title>",
+    "list": b"[]",
+    "null": b"null",
+    "deep": b"[" * 100_000,
+    "not UTF-8": b'{"experiment_id": "\xff"}',
+    "other types": b'{"experiment": null, "run": [], "runs": {}, "experiment_id": []}',
+}
+
+
+@pytest.mark.parametrize("answer", [*HOSTILE])
+def test_an_answer_that_is_not_mlflows_is_a_sentence_at_every_call(
+    folder: RunFolder, server: FakeMlflow, answer: str
+) -> None:
+    """Whichever call of a transmission it answers, as a proxy whose session has ended."""
+    folder.report_file.write_text("<p>report")
+    trained(folder, 1)
+    record, refused = ended(record_of(folder)), list[int]()
+    for hostile in range(12):
+        server.runs, server.experiments, server.calls, calls = {}, {}, [], itertools.count()
+        server.gate = lambda _: Raw(HOSTILE[answer]) if next(calls) == hostile else None  # noqa: B023
+        try:
+            send(folder, configuration(server), record)
+        except UserError as error:
+            assert re.search("did not answer as MLflow does, but with no content type; .* Not sent: ", error.message)
+            refused.append(hostile)
+    assert refused == ([0, 1, 2, 3] if answer == "other types" else [*range(10)])
+
+
+def test_the_command_says_in_a_sentence_that_a_server_is_none_of_mlflow(
+    folder: RunFolder, server: FakeMlflow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder.path.parent.parent)
+    folder.path.parent.rename("runs")
+    RunFolder(Path("runs") / folder.run_id).write(ended(record_of(folder)))
+    server.gate = lambda _: Raw(HOSTILE["login page"], headers={"Content-Type": "text/html"})
+    refused = CliRunner().invoke(app, ["track"])
+    assert (
+        refused.exit_code,
+        refused.output.startswith(f"error: MLflow at {server.url} did not answer as MLflow does, "),
+    ) == (2, True)
+    assert "but with text/html; it may be a proxy or login page. Not sent: parameters, " in " ".join(
+        refused.output.split()
+    )
+
+
+HEADER = b"HTTP/1.1 200 OK\r\nContent-Length: 9000000\r\nA: "
+
+
+@pytest.fixture(params=[HEADER, HEADER + b"\r\n\r\n"])
+def dripping(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The address of a server that answers with a byte now and then, in the header or the body."""
+    ends = threading.Event()
+
+    def drip(connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(request.param)
+            while not ends.wait(0.05):
+                connection.sendall(b"a")
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=drip, args=[listening.accept()[0]], daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        ends.set()
+
+
+def test_a_server_that_drips_ends_a_call_and_delays_a_run_only_for_a_while(
+    folder: RunFolder, server: FakeMlflow, dripping: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, said, began = configuration(server, mlflow=dripping), list[str](), time.monotonic()
+    monkeypatch.setattr(mlflow, "CALL_SECONDS", 0.3)
+    with pytest.raises(UserError, match="did not answer completely in 0 s"):
+        tracking.tracker_of(config).check()
+    monkeypatch.setattr(mlflow, "CALL_SECONDS", 60)
+    monkeypatch.setattr(tracking, "MAX_DELAY_SECONDS", 0.3)
+    with tracking.tracked(folder, config, record_of(folder), said.append):
+        pass
+    with tracking.tracked_study(config, "digits-1", said.append):
+        pass
+    assert time.monotonic() - began < 20
+    assert [warning.partition(dripping)[2][:22] for warning in said] == [
+        " took more than 0 s. T",
+        " did not answer comple",
+        " did not answer comple",
+    ]
+
+
+def test_a_large_answer_is_not_read_to_its_end(server: FakeMlflow) -> None:
+    sent: list[int] = []
+
+    def parts() -> Iterator[bytes]:
+        for _ in range(3000):
+            sent.append(1)
+            yield bytes(1 << 20)
+
+    server.gate = lambda _: Stream(parts(), "application/json")
+    with pytest.raises(UserError, match="answered with more than 8,000,000 bytes"):
+        tracking.tracker_of(configuration(server)).check()
+    assert len(sent) < 100
