@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from slipway.components.cloud.connection import import_clients
 from slipway.components.cloud.refusals import is_answer, refusal
@@ -80,6 +80,10 @@ class Finding:
         return {"check": self.check, "status": self.status, "found": self.found, "fix": self.fix, "error": error}
 
 
+# Shows a finding.
+Show: TypeAlias = Callable[[Finding], None]
+
+
 class CheckWarning(Exception):
     """The check cannot tell whether a run would fail; the text says what it found, `fix` what to do about it."""
 
@@ -134,8 +138,13 @@ def examine(check: Check, context: Context) -> Finding:
         return Finding(check.name, "skipped", f"{error.name} is not installed")
 
 
-def examine_in_parallel(checks: Sequence[Check], context: Context, seconds: float = SECONDS) -> list[Finding]:
-    """Run remote checks in parallel and return their findings in order; a check that exceeds `seconds` fails."""
+def examine_in_parallel(
+    checks: Sequence[Check], context: Context, seconds: float = SECONDS, show: Show = lambda _: None
+) -> list[Finding]:
+    """Run remote checks in parallel and return their findings in order; a check that exceeds `seconds` fails.
+
+    `show` receives each finding as soon as it is known.
+    """
     if checks:
         import_clients(*(name for check in checks for name in check.imports))
     answers: queue.Queue[tuple[int, Finding]] = queue.Queue()
@@ -154,7 +163,12 @@ def examine_in_parallel(checks: Sequence[Check], context: Context, seconds: floa
         except queue.Empty:
             break
         findings[index] = finding
-    return [findings.get(index) or _late(check, context, seconds) for index, check in enumerate(checks)]
+        show(finding)
+    for index in range(len(checks)):
+        if index not in findings:
+            findings[index] = _late(checks[index], context, seconds)
+            show(findings[index])
+    return [findings[index] for index in range(len(checks))]
 
 
 def refuse(findings: Iterable[Finding]) -> list[Finding]:

@@ -24,6 +24,7 @@ from rich.markup import escape
 from rich.text import Text
 from typer.core import TyperGroup
 
+from slipway.core import waiting
 from slipway.core.errors import UserError, internal_error, lowered, shortened, system_error
 from slipway.core.paths import MOUNTS
 from slipway.core.values import JsonObject
@@ -99,13 +100,14 @@ def user_errors(command: Callable[Parameters, Result]) -> Callable[Parameters, R
     @wraps(command)
     def wrapped(*args: Parameters.args, **options: Parameters.kwargs) -> Result:
         as_json = bool(options.get("as_json"))
+        waiting.announce(say)
         try:
             _refuse_buckets(options)
             return command(*args, **options)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
-        except KeyboardInterrupt:
-            error_console.print("interrupted")
+        except KeyboardInterrupt as error:
+            error_console.print(": ".join(["interrupted", *getattr(error, "__notes__", ())]), markup=False)
             raise typer.Exit(EXIT_INTERRUPTED) from None
         except Exception as error:
             mistake = _mistake_of(error)
@@ -116,8 +118,20 @@ def user_errors(command: Callable[Parameters, Result]) -> Callable[Parameters, R
                 raise
             show_error(mistake, as_json=as_json)
             raise typer.Exit(EXIT_USAGE) from None
+        finally:
+            waiting.announce(None)
 
     return wrapped
+
+
+@contextlib.contextmanager
+def interrupted(changes: str) -> Iterator[None]:
+    """Say, when a command is interrupted by Ctrl-C, what it may have changed, and the command that shows it."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        error.add_note(changes)
+        raise
 
 
 def _refuse_buckets(options: Mapping[str, object]) -> None:

@@ -16,7 +16,7 @@ from google.auth.transport.requests import AuthorizedSession, Request
 from httplib2 import Response
 from urllib3 import exceptions as http
 
-from slipway.core import events
+from slipway.core import events, waiting
 from slipway.core.errors import UserError
 from slipway.core.network import AUTHORITIES, PROXY
 
@@ -49,6 +49,7 @@ class Session(AuthorizedSession):
         super().__init__(credentials, auth_request=login_request())
 
     def request(self, method: str, url: str, *arguments: Any, **options: Any) -> requests.Response:
+        waiting.asked(urlsplit(url).netloc)
         timeout = options.get("timeout") or READ_SECONDS
         options["timeout"] = (CONNECT_SECONDS, timeout) if isinstance(timeout, int | float) else timeout
         try:

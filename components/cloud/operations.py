@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from slipway.components.cloud.retries import FIRST_WAIT_SECONDS, WAIT_VARIABLE, paced, retried
+from slipway.core import waiting
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
 
@@ -40,15 +41,16 @@ def finished(
     wait = first = float(os.environ.get(WAIT_VARIABLE) or FIRST_WAIT_SECONDS)
     name = str(operation["name"])
     until = time.monotonic() + deadline
-    while not operation.get("done"):
-        if time.monotonic() > until:
-            raise UserError(
-                f"Could not {what}: Google has not finished after {deadline:.0f} s.",
-                fix="run the same command again; it continues where this one stopped",
-            )
-        time.sleep(wait)
-        wait = min(2 * wait, LONGEST_WAIT_SECONDS * first / FIRST_WAIT_SECONDS)
-        operation = retried(lambda: read(name))
+    with waiting.Call(f"Google to {what}"):
+        while not operation.get("done"):
+            if time.monotonic() > until:
+                raise UserError(
+                    f"Could not {what}: Google has not finished after {deadline:.0f} s.",
+                    fix="run the same command again; it continues where this one stopped",
+                )
+            time.sleep(wait)
+            wait = min(2 * wait, LONGEST_WAIT_SECONDS * first / FIRST_WAIT_SECONDS)
+            operation = retried(lambda: read(name))
     if "error" in operation:
         raise UserError(f"Could not {what}: {operation['error'].get('message', operation['error'])}.")
     return dict(operation.get("response", {}))
@@ -69,10 +71,11 @@ def completed(client: Any, operation: Any, until: float) -> None:
     from google.api_core.exceptions import from_grpc_status
 
     name = operation.name
-    while not operation.done:
-        if time.monotonic() > until:
-            raise StillRunningError(name)
-        time.sleep(paced(POLL_SECONDS))
-        operation = retried(lambda: client.get_operation({"name": name}))
+    with waiting.Call("Vertex AI"):
+        while not operation.done:
+            if time.monotonic() > until:
+                raise StillRunningError(name)
+            time.sleep(paced(POLL_SECONDS))
+            operation = retried(lambda: client.get_operation({"name": name}))
     if operation.error.code:
         raise from_grpc_status(operation.error.code, operation.error.message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from slipway.core import waiting
 from slipway.core.values import JsonObject
 
 if TYPE_CHECKING:
@@ -88,16 +90,22 @@ def is_conflict(error: BaseException) -> bool:
 
 
 def retried(
-    call: Callable[[], Result], *, also: Callable[[BaseException], bool] | None = None, tries: int = TRIES
+    call: Callable[[], Result],
+    *,
+    also: Callable[[BaseException], bool] | None = None,
+    tries: int = TRIES,
+    service: str = "Google Cloud",
 ) -> Result:
     """Return the result of `call`; retry transient errors with jittered exponential backoff.
 
-    An address that cannot be reached is tried again for `network.patience()` only, after which all has been said.
+    A command says what it waits for when that takes long, see `waiting`. An address that cannot be reached is tried
+    again for `network.patience()` only, after which all has been said.
 
     Args:
         call: The call; must be idempotent.
         also: Selects additional errors to retry.
         tries: Maximum number of attempts.
+        service: What is called, for messages; hosts of Google's HTTP APIs are known without it.
     """
 
     started = time.monotonic()
@@ -107,7 +115,14 @@ def retried(
             return not is_unreachable(error) or time.monotonic() - started < _patience()
         return also is not None and also(error)
 
-    return policy(worth_it, tries=tries, before_sleep=_say)(call)
+    with waiting.Call(service, tries) as waits:
+
+        def say(state: tenacity.RetryCallState) -> None:
+            error, wait = _outcome(state)
+            logger.info("attempt %d failed (%s), retrying in %.1f s", state.attempt_number, error, wait)
+            waits.failed(_reason(error), wait)
+
+        return policy(worth_it, tries=tries, before_sleep=say)(call)
 
 
 def existing(call: Callable[[], Result]) -> Result | None:
@@ -176,9 +191,22 @@ def _patience() -> float:
     return paced(patience())
 
 
-def _say(state: Any) -> None:
-    error = state.outcome.exception()
-    logger.info("attempt %d failed (%s), retrying in %.1f s", state.attempt_number, error, state.next_action.sleep)
+def _outcome(state: tenacity.RetryCallState) -> tuple[BaseException, float]:
+    """Return the error of an attempt, and the seconds until the next one."""
+    error = state.outcome.exception() if state.outcome else None
+    assert error is not None
+    assert state.next_action is not None
+    return error, state.next_action.sleep
+
+
+def _reason(error: BaseException) -> str:
+    """Return the error in a few words: "503 Service Unavailable"."""
+    import http
+
+    status = status_of(error)
+    with contextlib.suppress(ValueError):
+        return f"{status} {http.HTTPStatus(status or 0).phrase}"
+    return str(error).partition("\n")[0].rstrip(".")[:100] or type(error).__name__
 
 
 def _connection_errors() -> tuple[type[BaseException], ...]:

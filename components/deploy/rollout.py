@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 # How much longer than expected a step waits for the new model's answers.
 PATIENCE = 5
+# How often the counts of a step are said while it holds.
+TALLY_SECONDS = 30.0
 Say = Callable[[str], None]
 logger = logging.getLogger(__name__)
 
@@ -296,12 +298,18 @@ class _Rollout:
         tally = Tally(self.candidate, settings.check)
         ends = time.monotonic() + 60 * settings.hold
         following = time.monotonic()
+        spoken = following + TALLY_SECONDS
+        if settings.hold:
+            self.say(f"at {percent}%: sending requests for {settings.hold:g} minutes")
         while time.monotonic() < ends or not (tally.enough or self.silence(tally, percent)):
             time.sleep(max(0.0, following - time.monotonic()))
             following = max(following + 1 / settings.check.rate, time.monotonic())
             tally.add(*prober.send())
             if tally.fault():
                 break
+            if time.monotonic() >= spoken:
+                self.say(f"at {percent}%: so far {tally}")
+                spoken += TALLY_SECONDS
         self.say(f"at {percent}%: {tally}")
         return tally
 

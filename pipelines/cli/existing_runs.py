@@ -23,6 +23,7 @@ from slipway.pipelines.terminal import (
     EXIT_REJECTED,
     console,
     error_console,
+    interrupted,
     print_error,
     print_json,
     printable,
@@ -257,6 +258,7 @@ def explain(
 
 
 @user_errors
+@interrupted("the run may be stopping; slipway status RUN shows it")
 def cancel(run_id: Run = "latest") -> None:
     """Stop a run. Finished steps are kept; slipway run --resume continues it."""
     from slipway.pipelines.api import starting

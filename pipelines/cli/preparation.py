@@ -23,7 +23,15 @@ from slipway.pipelines.options import (
     configured,
 )
 from slipway.pipelines.platforms.table import DEFAULT, PLATFORMS, platform_of
-from slipway.pipelines.terminal import EXIT_FAILED, command_group, console, error_console, print_json, user_errors
+from slipway.pipelines.terminal import (
+    EXIT_FAILED,
+    command_group,
+    console,
+    error_console,
+    interrupted,
+    print_json,
+    user_errors,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -48,38 +56,41 @@ def doctor(
 ) -> None:
     """Check the machine, the project and the configuration, and show how to fix what fails."""
     from slipway.pipelines.checks import Context
-    from slipway.pipelines.doctor import examine_all
+    from slipway.pipelines.doctor import checks_of, examine_all
 
     configuration = configured(file, config, overrides, hardware)
     check_runner_on(target, runner)
-    findings = examine_all(Context(configuration, platform_of(target), False, Path.cwd(), runner.value))
+    context = Context(configuration, platform_of(target), False, Path.cwd(), runner.value)
+    width = max(len(check.name) for check in checks_of(context.platform))
     if as_json:
-        rows = [row.as_dict() for row in findings]
-        print_json(rows)
+        findings = examine_all(context)
+        print_json([finding.as_dict() for finding in findings])
     else:
-        console.print(findings_table(findings))
+        findings = examine_all(context, lambda finding: console.print(lines_of(finding, width)))
     if any(finding.status == "fail" for finding in findings):
         raise typer.Exit(EXIT_FAILED)
 
 
-def findings_table(findings: list[Finding]) -> Table:
-    """Return the doctor's findings, one row per check, with the fix below each failure or warning."""
+def lines_of(finding: Finding, width: int) -> Table:
+    """Return a finding of the doctor, with the fix below a failure or warning; `width` is that of the checks' names."""
     from rich.markup import escape
     from rich.table import Table
 
     marks = {"pass": "[green]✓[/]", "warning": "[yellow]![/]", "fail": "[red]✗[/]", "skipped": "[dim]–[/]"}
     table = Table.grid(padding=(0, 2))
-    for finding in findings:
-        text = escape(finding.found)
-        if finding.status == "skipped":
-            text = f"[dim]skipped: {text}[/]"
-        table.add_row(marks[finding.status], finding.check, text)
-        if finding.fix:
-            table.add_row("", "", f"fix: {escape(finding.fix)}")
+    table.add_column()
+    table.add_column(min_width=width)
+    text = escape(finding.found)
+    if finding.status == "skipped":
+        text = f"[dim]skipped: {text}[/]"
+    table.add_row(marks[finding.status], finding.check, text)
+    if finding.fix:
+        table.add_row("", "", f"fix: {escape(finding.fix)}")
     return table
 
 
 @user_errors
+@interrupted("what --apply has created stays; slipway setup shows what is missing")
 def setup(
     file: ConfigurationFile = None,
     config: Configuration = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from slipway.pipelines.checks import Check, Context, Finding, examine, examine_in_parallel, refuse
+from slipway.pipelines.checks import Check, Context, Finding, Show, examine, examine_in_parallel, refuse
 from slipway.pipelines.doctor import configuration, machine, model_builder, user_code
 from slipway.pipelines.platforms.base import Platform
 
@@ -43,10 +43,16 @@ def checks_of(platform: Platform) -> tuple[Check, ...]:
     return (*GENERAL, *platform.checks())
 
 
-def examine_all(context: Context) -> list[Finding]:
-    """Run all checks and return their findings: those of this machine in order, then the remote ones, in parallel."""
-    checks = checks_of(context.platform)
-    return [*_on_this_machine(checks, context), *_remote(checks, context)]
+def examine_all(context: Context, show: Show = lambda _: None) -> list[Finding]:
+    """Run all checks and return their findings: those of this machine in order, then the remote ones, in parallel.
+
+    `show` receives each finding as soon as it is known, so the remote ones in any order.
+    """
+    checks, findings = checks_of(context.platform), []
+    for finding in _on_this_machine(checks, context):
+        show(finding)
+        findings.append(finding)
+    return [*findings, *_remote(checks, context, show)]
 
 
 def refuse_on_failure(context: Context, *, submitting: bool = False) -> list[Finding]:
@@ -85,16 +91,17 @@ def _on_this_machine(checks: Sequence[Check], context: Context) -> Iterator[Find
             yield replace(found, check=f"{found.check}{title}")
 
 
-def _remote(checks: Sequence[Check], context: Context) -> list[Finding]:
+def _remote(checks: Sequence[Check], context: Context, show: Show = lambda _: None) -> list[Finding]:
     """Return the findings of the remote checks.
 
-    What only some candidates lack, such as quota, is a warning: the run continues on another one.
+    What only some candidates lack, such as quota, is a warning: the run continues on another one. So, with several,
+    the findings are shown at the end.
     """
-    found = [
-        (title, finding)
-        for each, candidate, title in _by_candidate([check for check in checks if check.remote], context)
-        for finding in examine_in_parallel(each, candidate)
-    ]
+    groups = list(_by_candidate([check for check in checks if check.remote], context))
+    if len(groups) == 1:
+        [(alone, candidate, _)] = groups
+        return examine_in_parallel(alone, candidate, show=show)
+    found = [(title, finding) for each, candidate, title in groups for finding in examine_in_parallel(each, candidate)]
     may_move = {check.name for check in checks if check.moves}
     may_move &= {finding.check for _, finding in found if finding.status != "fail"}
 
@@ -102,4 +109,7 @@ def _remote(checks: Sequence[Check], context: Context) -> list[Finding]:
         is_lack = finding.status == "fail" and finding.check in may_move
         return replace(finding, status="warning", error=None) if is_lack else finding
 
-    return [replace(softened(finding), check=f"{finding.check}{title}") for title, finding in found]
+    findings = [replace(softened(finding), check=f"{finding.check}{title}") for title, finding in found]
+    for finding in findings:
+        show(finding)
+    return findings

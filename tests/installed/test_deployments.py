@@ -71,6 +71,14 @@ SCHEDULES = (
     Case(
         "schedule delete", "schedule delete nightly --yes", text="nightly: absent deleted", absent="next: ", forked=True
     ),
+    Case(
+        "schedule apply that is interrupted",
+        "schedule apply",
+        130,
+        "interrupted: schedules may have been changed; slipway schedule list shows them$",
+        fault={"method": "CreateSchedule", "fault": "stall", "seconds": 240},
+        interrupted_at="CreateSchedule",
+    ),
 )
 
 

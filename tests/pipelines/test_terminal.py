@@ -22,7 +22,15 @@ from typer.testing import CliRunner
 from slipway.core.errors import UserError, lowered
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.options import Json
-from slipway.pipelines.terminal import EXIT_USAGE, Commands, Terminal, print_any_character, user_errors
+from slipway.pipelines.terminal import (
+    EXIT_INTERRUPTED,
+    EXIT_USAGE,
+    Commands,
+    Terminal,
+    interrupted,
+    print_any_character,
+    user_errors,
+)
 
 CONFIGURATION = Path(__file__).parents[2] / "configs/digits.yaml"
 
@@ -113,6 +121,19 @@ def test_other_exceptions_keep_their_traceback_and_are_json_objects_too(error: E
     fields = json.loads(told.stdout)["error"]
     assert fields["message"] == f"{type(error).__name__}: {error}"
     assert "Traceback" in fields["traceback"]
+
+
+def test_ctrl_c_says_what_may_have_been_changed(capfd: pytest.CaptureFixture[str]) -> None:
+    @user_errors
+    @interrupted("the endpoint may have been changed; slipway endpoints list shows it")
+    def stopped(name: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(typer.Exit) as end:
+        stopped(name="digits")
+    assert end.value.exit_code == EXIT_INTERRUPTED
+    line = "interrupted: the endpoint may have been changed; slipway endpoints list shows it"
+    assert " ".join(capfd.readouterr().err.split()) == line
 
 
 def test_an_aborted_prompt_and_an_exit_keep_their_exit_codes() -> None:

@@ -137,7 +137,7 @@ class Server:
 
         try:
             with contextlib.redirect_stdout(io.StringIO()):
-                return retried(call, also=_is_transient)
+                return retried(call, also=_is_transient, service=self.settings.host)
         except ApiException as error:
             raise self._rejection(error) from None
         except HTTPError as error:
@@ -193,7 +193,7 @@ class Server:
             return answer
 
         try:
-            answer = retried(ask, also=lambda error: isinstance(error, requests.HTTPError))
+            answer = retried(ask, also=lambda error: isinstance(error, requests.HTTPError), service=self.settings.host)
         except requests.HTTPError as error:
             answer = error.response
             raise UserError(

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from slipway.components.register_model.registry import Registry
 from slipway.core.errors import UserError, lowered
 from slipway.pipelines import doctor
-from slipway.pipelines.checks import Check, Context, examine
+from slipway.pipelines.checks import Check, Context, Finding, examine
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.config.config import validate
 from slipway.pipelines.doctor.configuration import champion
@@ -233,4 +233,6 @@ def test_a_run_is_refused_by_the_first_check_that_fails_before_others_are_made(
     with pytest.raises(UserError, match="the first"):
         doctor.refuse_on_failure(context)
     assert made == []
-    assert [found.status for found in doctor.examine_all(context)] == ["fail", "pass"]
+    shown: list[Finding] = []
+    assert [found.status for found in doctor.examine_all(context, shown.append)] == ["fail", "pass"]
+    assert [found.check for found in shown] == ["one", "two"]

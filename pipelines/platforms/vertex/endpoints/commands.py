@@ -17,6 +17,7 @@ from slipway.pipelines.terminal import (
     EXIT_REJECTED,
     command_group,
     console,
+    interrupted,
     print_json,
     print_results,
     say,
@@ -40,6 +41,7 @@ Name = Annotated[
     str | None,
     typer.Argument(metavar="[NAME]", help="Endpoint name: the file name without .yaml. Default: all endpoints."),
 ]
+CHANGED = "the endpoint may have been changed; slipway endpoints list shows it"
 EndpointName = Annotated[
     str | None,
     typer.Option("--endpoint", metavar="NAME", help="The file configs/endpoints/NAME.yaml; default: the only one."),
@@ -75,6 +77,7 @@ def deploy(
 
 
 @user_errors
+@interrupted(CHANGED)
 def rollback(endpoint: EndpointName = None, as_json: Json = False) -> None:
     """Return an endpoint's traffic to the previous model, in one update."""
     since = datetime.now(UTC)
@@ -98,6 +101,7 @@ def diff(name: Name = None, as_json: Json = False) -> None:
 
 @app.command()
 @user_errors
+@interrupted(CHANGED)
 def apply(name: Name = None, as_json: Json = False) -> None:
     """Create or change the endpoints on Vertex AI to match the files; slipway deploy deploys the models."""
     print_results(_endpoints().apply(sys.stderr, say, name), as_json=as_json)
@@ -132,6 +136,7 @@ def show(name: Name = None, as_json: Json = False) -> None:
 
 @app.command()
 @user_errors
+@interrupted(CHANGED)
 def delete(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Endpoint name: the file name without .yaml.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,

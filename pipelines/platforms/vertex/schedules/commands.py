@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from slipway.pipelines.options import Json
-from slipway.pipelines.terminal import command_group, print_results, say, user_errors
+from slipway.pipelines.terminal import command_group, interrupted, print_results, say, user_errors
 
 if TYPE_CHECKING:
     from slipway.pipelines.platforms.vertex.schedules.service import Schedules
 
 app = command_group("Create, change and delete Vertex AI schedules from the files in configs/schedules.")
 
+CHANGED = "schedules may have been changed; slipway schedule list shows them"
 Name = Annotated[
     str | None,
     typer.Argument(metavar="[NAME]", help="Schedule name: the file name without .yaml. Default: all schedules."),
@@ -43,6 +44,7 @@ def diff(name: Name = None, as_json: Json = False) -> None:
 
 @app.command()
 @user_errors
+@interrupted(CHANGED)
 def apply(name: Name = None, as_json: Json = False) -> None:
     """Create, update or replace the schedules on Vertex AI to match the files."""
     print_results(_schedules().apply(sys.stderr, say, name), as_json=as_json)
@@ -50,6 +52,7 @@ def apply(name: Name = None, as_json: Json = False) -> None:
 
 @app.command()
 @user_errors
+@interrupted(CHANGED)
 def pause(name: Name = None, as_json: Json = False) -> None:
     """Pause a schedule: it starts no new runs. Runs in progress continue."""
     print_results(_schedules().steer(name, "paused"), as_json=as_json)
@@ -57,6 +60,7 @@ def pause(name: Name = None, as_json: Json = False) -> None:
 
 @app.command()
 @user_errors
+@interrupted(CHANGED)
 def resume(
     name: Name = None,
     catch_up: Annotated[bool, typer.Option("--catch-up", help="Also start the runs that were missed.")] = False,
@@ -68,6 +72,7 @@ def resume(
 
 @app.command()
 @user_errors
+@interrupted(CHANGED)
 def delete(
     name: Name = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,

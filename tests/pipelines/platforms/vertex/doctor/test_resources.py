@@ -421,8 +421,10 @@ def test_an_unreachable_service_fails_only_its_check(ready, tmp_path):
 
     asked = subject(ready, tmp_path)
     both = [Check("hanging", hang, remote=True), Check("credentials", checks.credentials, remote=True)]
-    slow, quick = examine_in_parallel(both, asked, seconds=3)
+    shown: list[str] = []
+    slow, quick = examine_in_parallel(both, asked, seconds=3, show=lambda finding: shown.append(finding.check))
     hangs.set()
+    assert shown == ["credentials", "hanging"]
     assert (slow.status, quick.status) == ("fail", "pass")
     assert "did not respond within 3 s" in slow.found
 
