@@ -32,7 +32,7 @@ def asked(host: str) -> None:
 
 
 class Call:
-    """The context of a call and its further tries, or of an operation that the service was asked for.
+    """The context of a call and its next tries, or of an operation that the service was asked for.
 
     Args:
         service: What is called, until `asked` names a host; what the operation does.
