@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
+from slipway.components.formatting import brief
 from slipway.pipelines.cli.scanned import aligned, balance, fitting_batch, imbalance, lines, listed, quoted
 from slipway.trainer.tasks import PAIR
 
@@ -38,7 +39,7 @@ def _rows(scan: TableScan) -> Iterator[tuple[str, str]]:
     labels = _labels(scan)
     yield "labels", f"{len(labels):,}: {balance(labels)}" if labels else ""
     if about.target:
-        yield "target", f"mean {about.target.mean[0]:.4g}, standard deviation {about.target.deviation[0]:.4g}"
+        yield "target", f"mean {brief(about.target.mean[0])}, standard deviation {brief(about.target.deviation[0])}"
     yield "splits", listed((split, found.examples) for split, found in about.splits.items())
     yield "skipped", about.skipped_text
     names = list(dict.fromkeys([*about.inputs, *scan.columns]))

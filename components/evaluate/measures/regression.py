@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from slipway.components.evaluate.measures.base import Measures
 from slipway.components.evaluate.measures.significance import SEED, Counts, Floats
 from slipway.components.formatting import number
+from slipway.components.prepare_data.validation.outliers import outliers
 from slipway.core.manifest import Input, Manifest
 
 SAMPLE = 2000  # examples in the plots
-# So few of the examples are named if they make so much of the squared error.
-SMALL_FRACTION, ERROR_SHARE = 0.02, 0.5
 
 
 @dataclass(frozen=True)
@@ -69,19 +68,8 @@ class RegressionMeasures(Measures[Values]):
         """The median of the absolute errors, in the target's unit."""
         return float(np.median(np.abs(self._values.residuals)))
 
-    def outliers(self) -> tuple[int, float]:
-        """Return how few examples make most of the squared error, and their share of it; (0, 0.0) if many make it.
-
-        Few are at most the fraction `SMALL_FRACTION`, which make at least `ERROR_SHARE` of the squared error.
-        """
-        squared = np.sort(self._values.residuals**2)[::-1]
-        total = float(squared.sum())
-        shares = np.cumsum(squared[: max(1, int(SMALL_FRACTION * len(squared)))]) / total if total else np.zeros(0)
-        count = int(np.searchsorted(shares, ERROR_SHARE)) + 1
-        return (count, float(shares[count - 1])) if count <= len(shares) else (0, 0.0)
-
     def note(self, noun: str) -> str:
-        count, share = self.outliers()
+        count, share = outliers(self._values.residuals**2)
         if not count:
             return ""
         makes = f"{count:,} of {self.examples:,} test {noun}s {'makes' if count == 1 else 'make'}"

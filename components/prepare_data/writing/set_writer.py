@@ -41,6 +41,7 @@ from slipway.components.prepare_data.validation.near_duplicates import (
     near_duplicate_notes,
 )
 from slipway.components.prepare_data.validation.network_input import blank_notes
+from slipway.components.prepare_data.validation.outliers import outlier_notes
 from slipway.components.prepare_data.validation.sampling import check_for, decoded_below, sentence
 from slipway.components.prepare_data.validation.skipped import COUNTS, SkippedImages, too_many
 from slipway.components.prepare_data.validation.tally import Tally, combine, missing_labels, notes, several_sizes
@@ -373,6 +374,8 @@ class SetWriter:
         about = self._manifest(name, fingerprint, results, tally, statistics)
         near = self._across_splits()
         notes_on_splits = [*near_duplicate_notes(near), *leak_notes(self._set, about), *blank_notes(self._set, about)]
+        if about.target:
+            notes_on_splits += outlier_notes(self._set, about, statistics["train"][LABEL])
         about = about.model_copy(update={"notes": [*about.notes, *notes_on_splits]})
         for split, found in results.items():
             with (self._set / split_file(split)).open("wb") as file:  # see `slipway.core.seen`
