@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from slipway.components.cloud.quick_import import import_module
-from slipway.components.cloud.retries import retried
+from slipway.components.cloud.retries import is_logged_out, retried
 from slipway.core.errors import UserError, lowered
 from slipway.core.network import check_proxy, share_settings
 
 if TYPE_CHECKING:
+    from google.auth.exceptions import GoogleAuthError
     from google.cloud import aiplatform_v1, aiplatform_v1beta1
 
 # Services in use, by the first part of their host name.
@@ -113,23 +114,12 @@ class Connection:
         """
         from google.auth import exceptions
 
-        from slipway.components.cloud.network import login_request, unreachable
+        from slipway.components.cloud.network import login_request
 
         try:
             retried(lambda: self.credentials.refresh(login_request()))
         except exceptions.GoogleAuthError as error:
-            if unreached := unreachable(error):
-                raise UserError(
-                    f"Could not log in to Google Cloud: {lowered(unreached.message)}", fix=unreached.fix
-                ) from None
-            if isinstance(error, exceptions.TransportError) or error.retryable:
-                raise UserError(
-                    f"Could not log in to Google Cloud: {_first_sentence(error)}.",
-                    fix="try again in a few minutes; https://status.cloud.google.com lists known outages",
-                ) from None
-            raise UserError(
-                f"The credentials for Google Cloud were rejected: {_first_sentence(error)}.", fix=LOG_IN
-            ) from None
+            raise login_error(error) from None
         return str(getattr(self.credentials, "service_account_email", ""))
 
     def endpoint(self, service: str) -> str:
@@ -236,6 +226,20 @@ class Connection:
             transport=functools.partial(channels, channel=channel) if transport == "grpc" else transport,
             client_options={"api_endpoint": address or self.endpoint("aiplatform")},
         )
+
+
+def login_error(error: GoogleAuthError) -> UserError:
+    """Return what an error of google-auth says: credentials that were rejected, or a login server that fails."""
+    from slipway.components.cloud.network import unreachable
+
+    if unreached := unreachable(error):
+        return UserError(f"Could not log in to Google Cloud: {lowered(unreached.message)}", fix=unreached.fix)
+    if is_logged_out(error):
+        return UserError(f"The credentials for Google Cloud were rejected: {_first_sentence(error)}.", fix=LOG_IN)
+    return UserError(
+        f"Could not log in to Google Cloud: {_first_sentence(error)}.",
+        fix="try again in a few minutes; https://status.cloud.google.com lists known outages",
+    )
 
 
 def import_clients(*names: str) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import re
 from collections.abc import Iterator, Mapping
 
-from slipway.components.cloud.connection import LOG_IN, Connection
+from slipway.components.cloud.connection import LOG_IN, Connection, login_error
 from slipway.components.cloud.known_errors.table import recognize, recognize_policy
 from slipway.components.cloud.policies import Resource, grant_command
 from slipway.components.cloud.retries import is_logged_out, is_transient, status_of
@@ -69,6 +69,8 @@ def refusal(
     Raises:
         Exception: `error` itself, if it is not an answer.
     """
+    from google.auth.exceptions import GoogleAuthError
+
     from slipway.components.cloud.network import NetworkError, unreachable
 
     if isinstance(error, UserError) and not isinstance(error, NetworkError):
@@ -77,6 +79,8 @@ def refusal(
         raise error
     if unreached := unreachable(error, connection.endpoint("aiplatform")):
         return UserError(f"Could not {what}: {lowered(unreached.message)}", fix=unreached.fix)
+    if isinstance(error, GoogleAuthError) and not is_logged_out(error):
+        return login_error(error)
     text = message_of(error)
     if is_logged_out(error):
         text = "the credentials for Google Cloud were rejected; perhaps the login has expired"

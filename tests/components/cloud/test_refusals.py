@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
+import shlex
 import socket
 import ssl
 import threading
+from collections.abc import Callable
 
 import grpc
 import pytest
@@ -31,6 +34,7 @@ from slipway.components.cloud.retries import is_conflict, is_transient, retried
 from slipway.components.cloud.roles import role_with
 from tests.fakes.errors import ServiceError
 from tests.fakes.google import PROJECT, REGION, SUBMITTER, FakeGoogle
+from tests.fakes.world import World
 
 
 @pytest.mark.parametrize(
@@ -119,6 +123,17 @@ def test_an_api_that_is_off_is_named(google):
     error = refusal(caught.value, connection, "see the project")
     assert "cloudresourcemanager.googleapis.com is not enabled" in error.message
     assert "gcloud services enable cloudresourcemanager.googleapis.com" in error.fix
+
+
+def test_a_token_server_that_fails_is_an_outage_and_no_rejected_login(google: FakeGoogle) -> None:
+    """google-auth's error has the server's words and its whole answer."""
+    google.tokens.faults.plan("POST /token", ServiceError(503, "The service is currently unavailable."), times=99)
+    connection = Connection(PROJECT, REGION, google.endpoints)
+    with pytest.raises(RefreshError) as caught:
+        connection.api("cloudresourcemanager", "v3").projects().get(name=PARENT).execute()
+    error = refusal(caught.value, connection, "see the project")
+    sentence = "Could not log in to Google Cloud: internal_failure: The service is currently unavailable."
+    assert (error.message, str(error.fix).partition(";")[0]) == (sentence, "try again in a few minutes")
 
 
 def test_what_does_not_pass_is_said_so(google):
@@ -263,3 +278,53 @@ def test_a_quota_that_is_used_up_is_not_retried():
 )
 def test_a_race_is_about_a_precondition_not_about_a_constraint(error, is_race):
     assert is_conflict(error) == is_race
+
+
+PARENT, PLACE, COMPUTE = f"projects/{PROJECT}", f"projects/{PROJECT}/locations/{REGION}", "services/6F81-5844-456A"
+# Calls that commands make, by what they are for.
+CALLS: dict[str, Callable[[Connection], object]] = {
+    "see the project": lambda c: c.api("cloudresourcemanager", "v3").projects().get(name=PARENT).execute(),
+    "list the runs": lambda c: list(c.pipelines.list_pipeline_jobs(parent=c.parent)),
+    "list the models": lambda c: list(c.models.list_models(parent=c.parent)),
+    "list the endpoints": lambda c: list(c.serving.list_endpoints(parent=c.parent)),
+    "list the schedules": lambda c: list(c.schedules.list_schedules(parent=c.parent)),
+    "list the builds": lambda c: c.api("cloudbuild", "v1").projects().locations().builds().list(parent=PLACE).execute(),
+    "list the TPUs": lambda c: c.api("tpu", "v2").projects().locations().nodes().list(parent=f"{PLACE}-b").execute(),
+    "read the list prices": lambda c: (
+        c.api("cloudbilling", "v1").services().skus().list(parent="services/6F81-5844-456A").execute()
+    ),
+}
+
+
+def run_gcloud(world: World, fix: str) -> None:
+    """Do what the first command of a fix does."""
+    words = shlex.split(re.search(r"gcloud [^;]+", fix)[0])  # type: ignore[index]
+    options = dict(word.removeprefix("--").split("=", 1) for word in words if word.startswith("--"))
+    match words:
+        case ["gcloud", "services", "enable", service, *_]:
+            world.projects[options["project"]].services.add(service)
+        case ["gcloud", "projects", "add-iam-policy-binding", project, *_]:
+            policy = world.policy(f"projects/{project}")
+            policy["bindings"].append({"role": options["role"], "members": [options["member"]]})
+            world.set_policy(f"projects/{project}", policy)
+        case _:
+            pytest.fail(f"no such command: {fix}")
+
+
+@pytest.mark.parametrize("what", CALLS)
+def test_after_the_fixes_the_refused_call_passes(google: FakeGoogle, what: str) -> None:
+    """A project in which nothing is enabled, and an account without roles."""
+    google.region  # noqa: B018  # starts Vertex AI's services
+    google.world.projects[PROJECT].services.clear()
+    google.world.set_policy(PARENT, {"bindings": []})
+    connection = Connection(PROJECT, REGION, google.endpoints)
+    fixes: list[str] = []
+    while len(fixes) < 5:
+        try:
+            CALLS[what](connection)
+            break
+        except Exception as error:
+            fixes.append(str(refusal(error, connection, what).fix))
+            run_gcloud(google.world, fixes[-1])
+    assert 0 < len(fixes) < 5
+    assert len(set(fixes)) == len(fixes)
