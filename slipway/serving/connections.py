@@ -15,7 +15,6 @@ import os
 import resource
 import signal
 import socket
-import time
 from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
@@ -41,38 +40,57 @@ DRAIN_SECONDS = 1.0
 logger = logging.getLogger(__name__)
 
 
+class _Waiting:
+    """The connections whose clients have to send something, in the order in which they are closed for new ones.
+
+    All operations take constant time.
+    """
+
+    def __init__(self) -> None:
+        self._new: dict[_Connection, None] = {}
+        self._answered: dict[_Connection, None] = {}
+
+    def add(self, connection: _Connection, *, answered: bool) -> None:
+        (self._answered if answered else self._new)[connection] = None
+
+    def discard(self, connection: _Connection) -> None:
+        self._new.pop(connection, None)
+        self._answered.pop(connection, None)
+
+    def oldest(self) -> _Connection | None:
+        return next(iter(self._new or self._answered), None)
+
+
 class _Connection(HttpToolsProtocol):
     """A connection that is closed if a request's header is too large, or the request takes too long to arrive.
 
     If there are too many connections, the one that has been waiting for a request for the longest time is closed; first
-    of those that never had a complete one.
+    of those that never had a complete one. If all others are busy, the new one is closed.
     """
 
-    def __init__(self, server: Server, **values: Any) -> None:
+    def __init__(self, server: Server, waiting: _Waiting, **values: Any) -> None:
         super().__init__(**values)
-        self._server = server
+        self._server, self._waiting = server, waiting
         self._unread = 0  # bytes of the request's header, or since the last bytes of its body
         self._arriving = False  # whether a request has begun and is not complete
         self._draining = False  # whether the server has stopped listening
-        self._since, self._answered = time.monotonic(), False
+        self._answered = False
         self._timer: asyncio.TimerHandle | None = None
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether the client has to send something before the server can do anything."""
-        return self._arriving or self.cycle is None or self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._start_timer()
         if len(self.connections) > _max_connections():
-            waiting = (each for each in self.connections if isinstance(each, _Connection) and each.is_waiting)
-            oldest = min(waiting, key=lambda each: (each._answered, each._since))
+            oldest = self._waiting.oldest() or self
+            self._waiting.discard(oldest)
             oldest.connections.discard(oldest)
             oldest.transport.abort()
+        if self in self.connections:
+            self._waiting.add(self, answered=False)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._waiting.discard(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -108,10 +126,16 @@ class _Connection(HttpToolsProtocol):
         self._arriving, self._unread = False, 0
         self._stop_timer()
         super().on_message_complete()
+        if not self.cycle.response_complete:
+            self._waiting.discard(self)
 
     def on_response_complete(self) -> None:
-        self._since, self._answered = time.monotonic(), True
+        self._answered = True
         super().on_response_complete()
+        self._waiting.discard(self)
+        # Unless the next request has arrived meanwhile, or the connection is lost.
+        if (self._arriving or self.cycle.response_complete) and self in self.connections:
+            self._waiting.add(self, answered=True)
 
     def timeout_keep_alive_handler(self) -> None:
         self.transport.abort()  # does not wait for a client that does not read
@@ -180,7 +204,7 @@ class Listener(uvicorn.Server):
                 guarded(server.app(), settings.host, settings.origins),
                 host=settings.host,
                 port=settings.port,
-                http=cast(type[asyncio.Protocol], functools.partial(_Connection, server)),
+                http=cast(type[asyncio.Protocol], functools.partial(_Connection, server, _Waiting())),
                 ws="none",
                 log_config=None,
                 access_log=False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -18,6 +19,7 @@ import pytest
 
 pytest.importorskip("starlette")
 
+from slipway.serving import connections
 from slipway.serving.app import Served, Server
 from slipway.serving.connections import Listener
 from slipway.serving.kinds import Field
@@ -132,6 +134,71 @@ def test_half_requests_do_not_use_up_the_descriptors(tmp_path: Path, classifier_
         half[0].settimeout(5)
         with contextlib.suppress(ConnectionError):
             assert half[0].recv(10) == b""  # the oldest were closed
+
+
+def test_a_connection_above_the_limit_costs_constant_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To compare all connections with each other took 16 ms of the event loop for each new one."""
+
+    class Transport(asyncio.Transport):
+        aborted = False
+
+        def abort(self) -> None:
+            self.aborted = True
+
+        def is_closing(self) -> bool:
+            return self.aborted
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(connections, "_max_connections", lambda: connections.MAX_CONNECTIONS)
+
+    async def measure() -> float:
+        listener = Listener(doubling(tmp_path))
+        listener.config.load()
+        listener.lifespan = listener.config.lifespan_class(listener.config)
+        made = [listener._connection() for _ in range(connections.MAX_CONNECTIONS + 2000)]
+        transports = [Transport() for _ in made]
+        started = 0.0
+        for number, (connection, transport) in enumerate(zip(made, transports, strict=True)):
+            if number == connections.MAX_CONNECTIONS:
+                started = time.process_time()
+            connection.connection_made(transport)
+        seconds = time.process_time() - started
+        assert [transport.aborted for transport in transports] == [number < 2000 for number in range(len(made))]
+        for connection in made:
+            connection.connection_lost(None)
+        return seconds
+
+    assert asyncio.run(measure()) < 3
+
+
+def test_the_connections_that_are_closed_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those without an answer, the oldest first, then those with one; never one whose request is being answered."""
+    monkeypatch.setattr(connections, "_max_connections", lambda: 5)
+    release, request = threading.Event(), b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+    def answered_later(arrays: Any) -> Any:
+        release.wait(60)
+        return None, {"prediction": arrays["x"]}
+
+    with serving(doubling(tmp_path, answered_later)) as port, contextlib.ExitStack() as stack:
+
+        def opened(sent: bytes, answers: bool) -> socket.socket:
+            client = stack.enter_context(connect(port, sent))
+            if answers:
+                assert client.recv(4096).startswith(b"HTTP/1.1 200 ")
+            return client
+
+        busy = opened(START + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY, answers=False)
+        pipelined = opened(request + START, answers=True)
+        older, newer = opened(request, answers=True), opened(request, answers=True)
+        half = opened(START, answers=False)
+        for closed in (half, pipelined, older, newer):
+            opened(request, answers=True)
+            assert answer(closed) == b""
+        release.set()
+        assert busy.recv(4096).startswith(b"HTTP/1.1 200 ")
 
 
 @pytest.mark.parametrize(
