@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 import inspect
@@ -12,7 +13,7 @@ import signal
 import sys
 import tarfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import typer.testing
 import yaml
 from xdist.scheduler import LoadFileScheduling
 
+from slipway.core import yaml_loader
 from slipway.core.cores import available_cores
 from slipway.trainer.engines.quick_import import import_tensorflow
 from tests import forks
@@ -141,13 +143,25 @@ def no_fsync() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def quick_libraries() -> Iterator[None]:
-    """Let libraries read and write YAML with libyaml, which takes a tenth of the time, and make commands only once."""
+    """Let libraries read and write YAML with libyaml, which takes a tenth of the time, and make commands only once.
+
+    Slipway's parser of YAML reads a text once: tests share most configurations.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(yaml, "safe_load", functools.partial(yaml.load, Loader=yaml.CSafeLoader))
         patch.setattr(yaml, "safe_load_all", functools.partial(yaml.load_all, Loader=yaml.CSafeLoader))
         patch.setattr(yaml, "dump_all", functools.partial(yaml.dump_all, Dumper=yaml.CDumper))  # of kfp's compiler
         patch.setattr(typer.testing, "_get_command", functools.cache(typer.main.get_command))
+        read = functools.partialmethod(_read_once, yaml.constructor.BaseConstructor.get_single_data, {})
+        patch.setattr(yaml_loader._Limits, "get_single_data", read, raising=False)
         yield
+
+
+def _read_once(loader: Any, read: Callable[[Any], Any], values: dict[Any, Any]) -> Any:
+    key = type(loader), loader.where, loader.buffer
+    if key not in values:
+        values[key] = read(loader)
+    return copy.deepcopy(values[key])
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -196,11 +210,9 @@ def log_handlers() -> Iterator[None]:
 @pytest.fixture
 def google(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGoogle]:
     """A new project on loopback that this process's clients trust and have credentials for."""
-    from google.auth import credentials
+    from tests.fakes import quick_clients
 
-    # Credentials ask Google's public address where they may be used, on a thread of their own: tests stay on loopback.
-    asks = credentials.CredentialsWithRegionalAccessBoundary
-    monkeypatch.setattr(asks, "_is_regional_access_boundary_lookup_required", lambda _self: False)
+    quick_clients.install(monkeypatch)
     folder: Path = tmp_path_factory.mktemp("google")
     with FakeGoogle(folder) as fake:
         for name, value in fake.environment.items():
