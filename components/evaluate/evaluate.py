@@ -39,6 +39,7 @@ from slipway.core.cores import available_cores
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest, Split
 from slipway.core.values import JsonObject
+from slipway.core.words import has_unknown_words
 from slipway.serving.model import TYPES, import_tensorflow, is_model
 from slipway.trainer.metrics.history import METRICS_FILE
 from slipway.trainer.tasks import TASKS
@@ -153,7 +154,7 @@ def measure_on_split(settings: EvaluateSettings, model: Path, data: Path, champi
         model, description, split.examples, settings.worst_examples, compared, parts, is_champion=False
     )
     events.phase("compiling the model")  # TensorFlow compiles on the first batch
-    unseen, constant = UnseenCategories(description), Baseline(description, split.examples)
+    unseen, constant = UnseenValues(description), Baseline(description, split.examples)
     models = [challenger, served] if served else [challenger]
     done, started = 0, time.monotonic()
     reported_at = started
@@ -183,7 +184,7 @@ def measure_on_split(settings: EvaluateSettings, model: Path, data: Path, champi
         how="on the test split",
         manifest=description,
         sample=(challenger.model, challenger.sample) if challenger.sample else None,
-        unseen=unseen.found(),
+        unseen=unseen.counted(),
         baseline=constant.metrics(),
         notes=[*challenger.notes(), *near_model_notes(data, description, measured.metrics)],
     )
@@ -216,28 +217,37 @@ def _check_enough(compared: Mask | None) -> None:
         )
 
 
-class UnseenCategories:
-    """Counts the categories of a split's examples that the inputs' vocabularies do not have."""
+class UnseenValues:
+    """Counts the categories of a split's examples, and the texts, that the inputs' vocabularies do not have."""
 
     def __init__(self, description: Manifest) -> None:
-        categories = {name: each for name, each in description.inputs.items() if each.kind == "category"}
-        self._vocabularies = {name: frozenset(each.vocabulary) for name, each in categories.items()}
+        self._inputs = {name: each for name, each in description.inputs.items() if each.kind in ("category", "text")}
+        self._vocabularies = {name: frozenset(each.vocabulary) for name, each in self._inputs.items()}
         self._stored = description.signature
-        self._counts: dict[str, Counter[str]] = {name: Counter() for name in categories}
-        self._examples = dict.fromkeys(categories, 0)
+        self._counts: dict[str, Counter[str]] = {name: Counter() for name in self._inputs}
+        self._examples = dict.fromkeys(self._inputs, 0)
 
     def update(self, batch: Batch) -> None:
-        """Count the unseen categories of a batch."""
+        """Count the unseen values of a batch."""
         for name, vocabulary in self._vocabularies.items():
+            is_text = self._inputs[name].kind == "text"
             for row in batch.features[self._stored[name]].numpy().reshape(len(batch.keys), -1).tolist():
-                missing = [text for each in row if (text := each.decode(errors="replace")) not in vocabulary]
+                texts = [each.decode(errors="replace") for each in row]
+                missing = [
+                    text
+                    for text in texts
+                    if (has_unknown_words(text, vocabulary) if is_text else text not in vocabulary)
+                ]
                 self._counts[name].update(missing)
                 self._examples[name] += bool(missing)
 
-    def found(self) -> list[Unseen]:
-        """Return the inputs with unseen categories."""
-        counts = self._counts.items()
-        return [Unseen(name, self._examples[name], each.most_common()) for name, each in counts if each]
+    def counted(self) -> list[Unseen]:
+        """Return the inputs with unseen values."""
+        return [
+            Unseen(name, self._examples[name], counts.most_common(), is_text=self._inputs[name].kind == "text")
+            for name, counts in self._counts.items()
+            if counts
+        ]
 
 
 def _predicted(

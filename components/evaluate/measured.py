@@ -111,9 +111,9 @@ class Measurement:
 
     `settings` have the gate's metric. `champion` is None if none was measured; `opponent` is what the gate compares
     with. `how` follows the name of a metric: "on the test split". Only Slipway's evaluation has a `manifest`; the model
-    and a few examples for the contract test (`sample`); the categories of the split that the training split does not
-    have (`unseen`); the metrics of a constant prediction (`baseline`), {} without a training split; and sentences on
-    what the metrics hide (`notes`).
+    and a few examples for the contract test (`sample`); the categories and texts of the split that the training split
+    does not have (`unseen`); the metrics of a constant prediction (`baseline`), {} without a training split; and
+    sentences on what the metrics hide (`notes`).
     """
 
     settings: EvaluateSettings
@@ -155,11 +155,15 @@ def _value(measures: Measures[Any], metric: str) -> float | None:
 
 @dataclass(frozen=True)
 class Unseen:
-    """The values of a category input that the training split does not have, most frequent first, with their counts."""
+    """The values of an input that the training split does not have, most frequent first, with their counts.
+
+    They are categories or, if it `is_text`, texts that are empty or mostly of words that the training split lacks.
+    """
 
     input: str
     examples: int
-    categories: list[tuple[str, int]]
+    values: list[tuple[str, int]]
+    is_text: bool = False
 
 
 def unseen_by(hashes: NDArray[np.uint64] | None, *models: Path) -> Mask | None:

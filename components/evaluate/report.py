@@ -32,7 +32,7 @@ TEMPLATE = Path(__file__).with_name("report.html")
 # Larger confusion matrices do not fit into an artifact's metadata; the report contains them in full.
 LARGEST_MATRIX = 100
 CURVE_POINTS = 100
-UNSEEN_SHOWN = 10
+UNSEEN_SHOWN, UNSEEN_CHARACTERS = 10, 60
 INPUTS_NAMED = 12
 TABLE_ROWS = 50  # of a custom evaluation's table
 # Images with a longer side are downscaled to this size before they are embedded.
@@ -174,9 +174,12 @@ def _of_custom(evaluation: Evaluation) -> JsonObject:
 
 
 def _few(unseen: Unseen) -> str:
-    """Return the most frequent unseen categories with their counts, for people."""
-    shown = [f"{name or '(empty)'} ({count:,})" for name, count in unseen.categories[:UNSEEN_SHOWN]]
-    more = len(unseen.categories) - len(shown)
+    """Return the most frequent unseen values with their counts, for people."""
+    shown = [
+        f"{text[:UNSEEN_CHARACTERS] or '(empty)'}{'…' if len(text) > UNSEEN_CHARACTERS else ''} ({count:,})"
+        for text, count in unseen.values[:UNSEEN_SHOWN]
+    ]
+    more = len(unseen.values) - len(shown)
     return ", ".join(shown) + (f" and {more:,} more" if more else "")
 
 

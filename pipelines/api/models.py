@@ -137,7 +137,7 @@ class Model:
                     {"error": answers.errors[at]} if at in answers.errors else _row(model, next(predicted))
                     for at in range(len(answers))
                 ]
-                unknown.add(len(answers), answers.unknown)
+                unknown.add(answers)
         for line in unknown.lines():
             show_line(line)
         names = dict.fromkeys(name for row in rows for name in row)

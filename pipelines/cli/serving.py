@@ -81,7 +81,7 @@ def predict(
             for index, error in sorted(answers.errors.items())[: not failed]:
                 first = f"{parts[0].where(answers.keys[index]) if len(parts) == 1 else answers.keys[index]}: {error}"
             failed += len(answers.errors)
-            unknown.add(len(answers), answers.unknown)
+            unknown.add(answers)
             progress.update(task, completed=done)
         file.flush()
     rate = done / max(time.monotonic() - started, 1e-9)

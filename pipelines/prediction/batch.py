@@ -350,7 +350,7 @@ def _predict_part(number: int, part: Part) -> JsonObject | None:
                     file.write(output.header(_batch.kind, _model, errors=False))
                 file.write(output.lines(answers, _batch.kind, _model, errors=False))
                 done += len(answers) - len(answers.errors)
-                unknown.add(len(answers), answers.unknown)
+                unknown.add(answers)
                 errors += [{"input": answers.keys[at], "error": error} for at, error in sorted(answers.errors.items())]
                 with _examples.get_lock():
                     _examples.value += len(answers)

@@ -26,13 +26,15 @@ class Answers:
         keys: The keys of its examples.
         outputs: The model's outputs for those with a prediction, in order; {} if there is none.
         errors: Why the others have none, by their index.
-        unknown: The categories that the training data does not have, by column.
+        unknown: The categories and texts that the training data does not have, by column; see `Field.unknown`.
+        texts: The columns among these that are texts.
     """
 
     keys: list[str]
     outputs: Outputs
     errors: Mapping[int, str]
     unknown: Mapping[str, list[str]] = field(default_factory=dict)
+    texts: frozenset[str] = frozenset()
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -76,4 +78,5 @@ def _answers(model: Model, chunk: Chunk) -> Answers:
     for index, fault in faults.items():
         text = fault.problem if isinstance(fault, instances.BadRequest) else f"The model failed: {fault}"
         errors[sound[index]] = text
-    return Answers(chunk.keys, outputs, errors, model.unknown(chunk.arrays))
+    texts = frozenset(model.source(name) for name, each in model.inputs.items() if each.words)
+    return Answers(chunk.keys, outputs, errors, model.unknown(chunk.arrays), texts)

@@ -1,8 +1,7 @@
-"""Categories that a model's training data does not have: counted over all inputs, said, and limited."""
+"""Categories and texts that a model's training data does not have: counted over all inputs, said, and limited."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -10,6 +9,13 @@ import typer
 
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
+from slipway.pipelines.prediction.prediction import Answers
+
+# What is said of unknown values of a column, by whether they are texts.
+UNKNOWN = {
+    False: "are none of the training's",
+    True: "are empty, or mostly of words that the training data does not have",
+}
 
 Limit = Annotated[
     float,
@@ -18,43 +24,47 @@ Limit = Annotated[
         min=0,
         max=1,
         metavar="FRACTION",
-        help="Fail if more of a column's values are categories that the training data does not have.",
+        help="Fail if more of a column's values are categories, or texts, that the training data does not have.",
     ),
 ]
 
 
 @dataclass
 class UnknownValues:
-    """The number of inputs, and by column the number of values that are unknown and the first of them."""
+    """The number of inputs, and by column the number of values that are unknown and the first; which are `texts`."""
 
     inputs: int = 0
     counts: dict[str, int] = field(default_factory=dict)
     first: dict[str, str] = field(default_factory=dict)
+    texts: list[str] = field(default_factory=list)
 
-    def add(self, inputs: int, values: Mapping[str, Sequence[str]]) -> None:
-        """Count the unknown values of some inputs, by column."""
-        self.inputs += inputs
-        for column, texts in values.items():
-            self._count(column, len(texts), texts[0])
+    def add(self, answers: Answers) -> None:
+        """Count the unknown values of the inputs of some answers."""
+        self.inputs += len(answers)
+        for column, values in answers.unknown.items():
+            self._count(column, len(values), values[0], is_text=column in answers.texts)
 
     def merge(self, other: JsonObject) -> None:
         """Count what `as_dict` returned of others."""
         self.inputs += other["inputs"]
         for column, count in other["counts"].items():
-            self._count(column, count, other["first"][column])
+            self._count(column, count, other["first"][column], is_text=column in other.get("texts", ()))
 
-    def _count(self, column: str, count: int, first: str) -> None:
+    def _count(self, column: str, count: int, first: str, *, is_text: bool) -> None:
+        if is_text and column not in self.texts:
+            self.texts.append(column)
         self.counts[column] = self.counts.get(column, 0) + count
         self.first.setdefault(column, first)
 
     def as_dict(self) -> JsonObject:
         """Return the counts for JSON."""
-        return {"inputs": self.inputs, "counts": self.counts, "first": self.first}
+        return {"inputs": self.inputs, "counts": self.counts, "first": self.first, "texts": self.texts}
 
     def lines(self) -> list[str]:
         """Return a line for each column."""
         return [
-            f"{column}: {count:,} of {self.inputs:,} values are none of the training's: {self.first[column]!r:.80} …"
+            f"{column}: {count:,} of {self.inputs:,} values {UNKNOWN[column in self.texts]}: "
+            f"{self.first[column]!r:.80} …"
             for column, count in self.counts.items()
         ]
 

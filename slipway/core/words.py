@@ -11,7 +11,10 @@ part has no entry, or if it is longer than `MAX_CHARACTERS`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+import re
+import unicodedata
+from collections.abc import Collection, Iterable
 
 # Characters that separate words, besides spaces.
 SPACES = r"[\p{Z}\p{Cc}]+"
@@ -21,6 +24,10 @@ SPACED = r" \1 "
 # The start of an entry that continues a word; a word has no such character, unless it is one.
 CONTINUED = "##"
 MAX_CHARACTERS = 100
+# Of a text, the first characters tell whether its words are known; from this share of unknown ones on, they are not.
+CHARACTERS_COMPARED, MOSTLY = 1000, 0.5
+# The scripts of `SINGLE` in Python's regular expressions.
+SCRIPTS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 
 
 def longest_subword(vocabulary: Iterable[str]) -> int:
@@ -28,3 +35,38 @@ def longest_subword(vocabulary: Iterable[str]) -> int:
     entries = list(vocabulary)
     continued = any(entry.startswith(CONTINUED) for entry in entries)
     return max(len(entry.removeprefix(CONTINUED)) for entry in entries) if continued else 0
+
+
+def divided(word: str, vocabulary: Collection[str]) -> list[str]:
+    """Return the entries of a word, each the longest that fits; none if it is unknown."""
+    entries: list[str] = []
+    start = 0
+    while start < len(word) <= MAX_CHARACTERS:
+        for end in range(len(word), start, -1):
+            entry = CONTINUED * (start > 0) + word[start:end]
+            if entry in vocabulary:
+                break
+        else:
+            return []
+        entries.append(entry)
+        start = end
+    return entries
+
+
+def has_unknown_words(text: str, vocabulary: frozenset[str]) -> bool:
+    """Return whether a text is empty, or mostly of words without an entry: of letters and digits, if it has any."""
+    text = text[:CHARACTERS_COMPARED].lower()
+    given = word_pattern().findall(text) or "".join(text.split())
+    return sum(not _is_known(word, vocabulary) for word in given) >= MOSTLY * len(given)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _is_known(word: str, vocabulary: frozenset[str]) -> bool:
+    return bool(divided(word, vocabulary))
+
+
+@functools.cache
+def word_pattern() -> re.Pattern[str]:
+    """Return the pattern of a word of letters and digits in a text in lower case."""
+    marks = "".join(character for character in map(chr, range(0x10000)) if unicodedata.category(character)[0] == "M")
+    return re.compile(rf"[{SCRIPTS}]|(?:(?![{SCRIPTS}])(?:[^\W_]|[{marks}]))+")

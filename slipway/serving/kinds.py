@@ -21,6 +21,7 @@ from slipway.core.dates import EPOCH, PATTERNS, Order
 from slipway.core.formatted import NumberFormat, plain_number, spellings
 from slipway.core.manifest import Input
 from slipway.core.values import DECIMAL, MAX_PIXELS, TRUTHS, canonical, is_missing, parts_of, text_of
+from slipway.core.words import has_unknown_words
 
 PNG_START, PNG_SIZE = images.PNG_START + b"\0\0\0\x0dIHDR", struct.Struct(">II")
 PNG_HEADER_BYTES = 33
@@ -37,9 +38,9 @@ class Field:
     """An input: its kind, and the NumPy type (object: bytes) and shape of an example's value.
 
     `shape` has None for lengths that may differ. `nullable` is whether a value may be missing: null in JSON. `order` is
-    that of a date's parts, `vocabulary` the categories of the training data, and `source` its name there, such as a
-    column's header, if they are known. Texts are numbers as they are `written` in the training data, or stand for a
-    missing value. `date` is a usual one.
+    that of a date's parts, `vocabulary` the categories of the training data, `words` the entries of its words, and
+    `source` its name there, such as a column's header, if they are known. Texts are numbers as they are `written` in
+    the training data, or stand for a missing value. `date` is a usual one.
     """
 
     kind: Kind
@@ -52,6 +53,7 @@ class Field:
     missing: frozenset[str] = frozenset()
     date: str = ""
     source: str = ""
+    words: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, stored: Input, dtype: np.dtype[Any], shape: tuple[int | None, ...], source: str = "") -> Field:
@@ -60,7 +62,7 @@ class Field:
         missing = spellings(stored.missing)
         return cls(
             stored.kind, dtype, shape, stored.accepts_null, stored.order, vocabulary, stored.written, missing,
-            stored.usual_date, source,
+            stored.usual_date, source, frozenset(stored.vocabulary if stored.kind == "text" else ()),
         )  # fmt: skip
 
     @functools.cached_property
@@ -102,7 +104,13 @@ class Field:
         return self._spellings.get(canonical(text.decode(errors="replace")).encode(), text)
 
     def unknown(self, values: NDArray[Any]) -> list[str]:
-        """Return the categories that the training data does not have, each as often as it occurs."""
+        """Return the categories that the training data does not have, each as often as it occurs; or such texts.
+
+        These are empty, or mostly of words that the training data does not have.
+        """
+        if self.words:
+            texts = (text.decode(errors="replace") for text in np.asarray(values).ravel().tolist())
+            return [text for text in texts if has_unknown_words(text, self.words)]
         if not self.vocabulary:
             return []
         matched = self.matched(np.asarray(values)).ravel().tolist()

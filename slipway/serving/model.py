@@ -140,8 +140,8 @@ class Model:
         return outputs
 
     def unknown(self, arrays: Arrays) -> dict[str, list[str]]:
-        """Return the values that the training data does not have, by column, each as often as it occurs."""
-        found = {self.source(name): each.unknown(arrays[name]) for name, each in self.inputs.items() if each.vocabulary}
+        """Return the values that the training data does not have, by column; see `Field.unknown`."""
+        found = {self.source(name): each.unknown(arrays[name]) for name, each in self.inputs.items()}
         return {column: values for column, values in found.items() if values}
 
     def predict_padded(self, arrays: Arrays) -> Outputs:

@@ -83,6 +83,15 @@ def test_categories_are_matched_however_they_are_written_and_others_are_counted(
     assert houses.unknown(arrays) == {"street": ["Ash", "Ash"]}
 
 
+def test_texts_that_are_empty_or_mostly_of_other_words_are_unknown() -> None:
+    stored = Input(kind="text", shape=(4,), vocabulary=("return", "the", "shape", "s", "##hap", "##e", ","))
+    text = Field.of(stored, np.dtype(object), ())
+    given = ["Return the shape", "return it", "shapE, hmm", "s", "ж щ the", "", " ", "👍", ",", "return"]
+    values = np.array([checked(text, value, ()) for value in [*given, None]], object)
+    assert text.unknown(values) == ["return it", "shapE, hmm", "ж щ the", "", " ", "👍", ""]
+    assert text.matched(values) is values
+
+
 @pytest.mark.parametrize(
     ("changed", "field", "says"),
     [

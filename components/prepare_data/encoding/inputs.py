@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, cast
 from slipway.components.prepare_data.encoding.features import BOX, TEXTS, Kind
 from slipway.components.prepare_data.encoding.image import Inspector
 from slipway.components.prepare_data.encoding.messages import values
-from slipway.components.prepare_data.encoding.subwords import by_frequency, divided, learn, read_vocabulary
+from slipway.components.prepare_data.encoding.subwords import by_frequency, learn, read_vocabulary
 from slipway.components.prepare_data.examples import Unusable, readable
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.core.errors import UserError, nearest
 from slipway.core.manifest import Input
 from slipway.core.values import stored_name
+from slipway.core.words import divided
 
 if TYPE_CHECKING:
     import numpy as np

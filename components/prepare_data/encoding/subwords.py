@@ -6,7 +6,7 @@ import heapq
 import itertools
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from slipway.core.errors import UserError
 from slipway.core.paths import local_path
@@ -87,25 +87,6 @@ def _merged(parts: list[str], pair: tuple[str, str], merged: str) -> list[str]:
         else:
             found.append(part)
     return found
-
-
-def divided(word: str, vocabulary: Collection[str]) -> list[str]:
-    """Return the entries of a word, each the longest that fits; none if it is unknown.
-
-    For how, see `slipway.core.words`.
-    """
-    entries: list[str] = []
-    start = 0
-    while start < len(word) <= MAX_CHARACTERS:
-        for end in range(len(word), start, -1):
-            entry = CONTINUED * (start > 0) + word[start:end]
-            if entry in vocabulary:
-                break
-        else:
-            return []
-        entries.append(entry)
-        start = end
-    return entries
 
 
 def read_vocabulary(file: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,13 @@ import numpy as np
 import pytest
 from sklearn import metrics as reference
 
-from slipway.components.evaluate.evaluate import Evaluation, evaluate
+from slipway.components.evaluate.evaluate import Evaluation, UnseenValues, evaluate
+from slipway.components.evaluate.measured import Batch, Unseen
 from slipway.components.evaluate.measures import EVALUATED
 from slipway.components.evaluate.report import render
 from slipway.components.evaluate.settings import EvaluateSettings, GateSettings
 from slipway.core.errors import UserError
-from slipway.core.manifest import TaskName
+from slipway.core.manifest import Input, TaskName
 from slipway.trainer.tasks import TASKS
 from tests.components.evaluate.tables import CITIES, rows, write_model, write_table
 from tests.trainer.conftest import manifest_of
@@ -105,8 +107,21 @@ def test_a_champion_that_uses_a_part_of_the_inputs_is_measured_on_the_same_examp
 def test_unseen_categories_are_counted_and_named(evaluation: Evaluation, table: dict[str, Any]) -> None:
     [unseen] = evaluation.unseen
     count = int((table["city"] == "Wil").sum())
-    assert (unseen.input, unseen.examples, unseen.categories) == ("city", count, [("Wil", count)])
+    assert (unseen.input, unseen.examples, unseen.values) == ("city", count, [("Wil", count)])
     assert f"Wil ({count})" in render(evaluation)
+
+
+def test_unseen_texts_are_counted(evaluation: Evaluation) -> None:
+    import tensorflow as tf
+
+    about = manifest_of(inputs={"review": Input(kind="text", shape=(4,), vocabulary=("good", "bad", "film"))})
+    unseen = UnseenValues(about)
+    texts = np.array([b"a good film", b"", b"schlechter Film, gut", b"schlechter Film, gut"], object)
+    unseen.update(Batch({about.signature["review"]: tf.constant(texts)}, np.zeros(4), [b""] * 4))
+    assert unseen.counted() == [Unseen("review", 3, [("schlechter Film, gut", 2), ("", 1)], is_text=True)]
+    html = render(replace(evaluation, unseen=unseen.counted()))
+    assert "a text in review that is empty, or mostly" in html
+    assert "schlechter Film, gut (2), (empty) (1)" in html
 
 
 def test_the_report_of_a_regression_has_its_sections(evaluation: Evaluation) -> None:

@@ -13,6 +13,8 @@ import pytest
 
 from slipway.core.tables import csv_file, parquet_file
 from slipway.pipelines.prediction import inputs, parts
+from slipway.pipelines.prediction.prediction import Answers
+from slipway.pipelines.prediction.unknown import UnknownValues
 from slipway.serving.model import Model
 from tests.pipelines.prediction.test_batch import batch, errors, here, names, predictions
 from tests.pipelines.prediction.test_predict import lines, project, run
@@ -83,6 +85,17 @@ def test_unknown_categories_are_counted_and_limited(project: Path, houses_folder
     again = batch(str(houses_folder), "--input", "new.csv", "-o", "out", "--part-size", "1", "--max-unknown", "0")
     assert again.exit_code == 2 and line.removesuffix(" …") in again.stderr
     assert json.loads(Path("out/summary.json").read_bytes())["unknown"]["counts"] == {"street": 2}
+
+
+def test_unknown_texts_are_counted_over_parts() -> None:
+    whole, part = UnknownValues(), UnknownValues()
+    part.add(Answers(["1", "2"], {}, {}, {"review": ["щ"], "city": ["Bern"]}, frozenset({"review"})))
+    whole.merge(json.loads(json.dumps(part.as_dict())))
+    whole.merge({"inputs": 1, "counts": {}, "first": {}})  # of an earlier version
+    assert whole.lines() == [
+        "review: 1 of 3 values are empty, or mostly of words that the training data does not have: 'щ' …",
+        "city: 1 of 3 values are none of the training's: 'Bern' …",
+    ]
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet", "jsonl"])

@@ -10,9 +10,10 @@ import numpy as np
 import pyarrow
 import pytest
 
-from slipway.components.prepare_data.encoding.subwords import divided, learn
+from slipway.components.prepare_data.encoding.subwords import learn
 from slipway.components.prepare_data.encoding.texts import count_words, days_of, words_of
 from slipway.core.manifest import Input
+from slipway.core.words import divided, word_pattern
 
 WRITTEN = {"ymd": "%Y-%m-%d %H:%M:%S", "dmy": "%d.%m.%Y %H:%M:%S", "mdy": "%m/%d/%Y %H:%M:%S"}
 TEXTS = ["The cat, THE\u00a0dog!\r\nÜber-x2", "", " \t", "日本語 and ไทย", "naïve नमस्ते 🚢", "don't"]
@@ -73,6 +74,22 @@ def test_the_words_of_a_text_are_the_same_for_preparation_and_the_network() -> N
     assert ids(["the unheard cat"], vocabulary, 2) == [[vocabulary.index("the") + 2, 1]]
     words, lengths = count_words(pyarrow.array(TEXTS))
     assert (words["the"], words["cat"], lengths[0], lengths[9]) == (2, 1, 2, 1)
+
+
+def test_words_of_letters_and_digits_are_those_of_the_network() -> None:
+    """By which texts with unknown words are told: of Python's regular expressions, which know no scripts."""
+    texts = [
+        *TEXTS,
+        "हिन्दी में और 𝐚𝐛",
+        "ภาษาไทย ລາວ ខ្មែរ မြန်မာ",
+        "カタカナ・ひらがな 漢字x",
+        "naïve Café_2 don't ÀÉ",
+        "עִבְרִית العَرَبِيَّة",
+    ]
+    listed = words_of(pyarrow.array(texts)).to_pylist()
+    expected = [[word for word in found if any(each.isalnum() for each in word)] for found in listed]
+    found = [word_pattern().findall(text.lower()) for text in texts]
+    assert [[word for word in each if any(map(str.isalnum, word))] for each in found] == expected
 
 
 def test_words_are_divided_into_the_longest_entries() -> None:

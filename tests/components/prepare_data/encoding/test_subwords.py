@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from slipway.components.prepare_data.encoding.subwords import divided, learn, read_vocabulary
+from slipway.components.prepare_data.encoding.subwords import learn, read_vocabulary
 from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources import check_source
 from slipway.core.errors import UserError
+from slipway.core.words import divided
 
 MakeSettings = Callable[..., DataSettings]
 VOCABULARY = ["[PAD]", "[UNK]", "good", "bad", "##ly", "[CLS]", "[SEP]"]
