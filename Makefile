@@ -135,6 +135,10 @@ test-debian: ## Run the README's commands on a minimal Debian, as an ordinary us
 test-cluster: $(STAMP) ## Run the tests of the Kubernetes API and of the rights against a real kube-apiserver (skips without KUBEBUILDER_ASSETS)
 	SLIPWAY_TEST_CLUSTER=1 $(BIN)/python -m pytest -n 0 -rs tests/fidelity/test_kubernetes.py tests/fidelity/test_kubernetes_access.py tests/fidelity/test_kubernetes_objects.py tests/pipelines/platforms/kubeflow/test_access.py
 
+.PHONY: test-outside
+test-outside: $(STAMP) ## Test against servers that others wrote (skips without SLIPWAY_STORAGE_TESTBENCH)
+	$(BIN)/python -m pytest -n 0 -ra tests/outside
+
 .PHONY: lint
 lint: $(STAMP) ## Check style, types and the import rules
 	$(BIN)/ruff check .
