@@ -24,16 +24,8 @@ HOST = os.environ.get("SLIPWAY_STORAGE_TESTBENCH", "")
 BUCKET, NAME = "slipway-outside", "folder/object"
 SIZE = 1_500_000
 CONTENT = random.Random(7).randbytes(SIZE)
-# Faults of one call, which a further try does not meet.
-TRANSIENT = (
-    "return-408",
-    "return-429",
-    "return-500",
-    "return-502",
-    "return-503",
-    "return-504",
-    "return-reset-connection",
-)
+# Faults of one call, which another try does not meet.
+TRANSIENT = (*(f"return-{status}" for status in (408, 429, 500, 502, 503, 504)), "return-reset-connection")
 BROKEN = ("return-broken-stream", "return-broken-stream-after-256K", "stall-for-1s-after-256K")
 
 pytestmark = pytest.mark.skipif(not HOST, reason="SLIPWAY_STORAGE_TESTBENCH does not name a running test bench")
@@ -138,5 +130,5 @@ def test_what_does_not_exist_is_no_file(client: storage.Client, folder: BucketFo
 def test_damaged_content_is_not_returned(client: storage.Client) -> None:
     """The test bench changes the bytes of each answer, as a faulty network card would."""
     client._http.headers["x-goog-emulator-instructions"] = "return-corrupted-data"
-    with pytest.raises(Exception, match="(?i)checksum|differ|mismatch"):
+    with pytest.raises(Exception, match=r"(?i)checksum|differ|mismatch"):
         objects.read(f"gs://{BUCKET}/{NAME}")
