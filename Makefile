@@ -82,7 +82,7 @@ test-all: test test-long test-browser test-engines test-containers ## Run all te
 
 .PHONY: test-browser
 test-browser: $(STAMP) ## Test the pages in Chromium (skips without it; SLIPWAY_CHROMIUM=PATH)
-	$(BIN)/python -m pytest -n 2 -m browser tests/browser
+	$(BIN)/python -m pytest -n 2 tests/browser
 
 .PHONY: test-engines
 test-engines: $(ENGINES_STAMP) ## Test the jax and pytorch engines, in a separate environment
@@ -135,6 +135,11 @@ test-debian: ## Run the README's commands on a minimal Debian, as an ordinary us
 test-cluster: $(STAMP) ## Run the tests of the Kubernetes API and of the rights against a real kube-apiserver (skips without KUBEBUILDER_ASSETS)
 	SLIPWAY_TEST_CLUSTER=1 $(BIN)/python -m pytest -n 0 -rs tests/fidelity/test_kubernetes.py tests/fidelity/test_kubernetes_access.py tests/fidelity/test_kubernetes_objects.py tests/pipelines/platforms/kubeflow/test_access.py
 
+.PHONY: docs
+docs: | $(STAMP) ## Build the site of docs/ with search, in build/site; a broken link fails
+	[ -x .venv-docs/bin/mkdocs ] || { $(call venv,.venv-docs); $(BIN)/uv pip install --quiet --python .venv-docs/bin/python '$(call pinned,mkdocs-material)'; }
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet
+
 .PHONY: test-outside
 test-outside: $(STAMP) ## Test against servers that others wrote (skips without SLIPWAY_STORAGE_TESTBENCH)
 	$(BIN)/python -m pytest -n 0 -ra tests/outside
@@ -169,4 +174,4 @@ lock: $(STAMP) ## Upgrade and lock the dependencies in requirements/
 
 .PHONY: clean
 clean: ## Remove caches and virtual environments; keep runs, datasets and models
-	rm -rf .venv .venv-engines build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-engines .venv-docs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -11,7 +11,6 @@ from tests.browser.chromium import Chromium
 from tests.browser.pages import REPORTS, STATISTICS, pages
 
 __all__ = ["pages"]
-pytestmark = pytest.mark.browser
 NAMES = [*REPORTS, *(f"statistics: {name}" for name in STATISTICS)]
 TALLEST, WIDTHS = 20_000, (320, 360, 600, 650, 800, 950, 1200)
 A4 = (718, 1047)  # pixels of 190 x 277 mm, at 96 to the inch

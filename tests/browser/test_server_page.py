@@ -19,7 +19,6 @@ from tests.browser.chromium import Chromium
 from tests.browser.stub import BRIGHT, DARK, Stub
 from tests.serving.client import until
 
-pytestmark = pytest.mark.browser
 FOCUSED = "(document.activeElement.name || document.activeElement.id || document.activeElement.tagName)"
 BUSY = "document.getElementById('result').getAttribute('aria-busy') === 'true'"
 

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 PYTEST = [".venv/bin/python", "-m", "pytest", "-p", "_mutant_recorder", "-p", "no:cacheprovider"]
-SELECTION = "not long and not browser"  # that of `make test`
+SELECTION = "not long"  # that of `make test`
 
 
 @dataclass
