@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 
-from slipway.components import formatting
+from slipway.core import formatting
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template

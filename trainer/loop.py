@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway.core import events
+from slipway.core.formatting import number
 from slipway.core.manifest import TaskName
 from slipway.trainer import hyperparameters
 from slipway.trainer.checkpoint.best import BestWeights, agreed_metric
@@ -286,7 +287,7 @@ class Loop:
             self._validation_seconds = time.monotonic() - started
             check_measured(measured, self._job)
             values = {"loss": measured.loss, self._task_metric: measured.metric, **measured.metrics}
-            line += ": validation " + ", ".join(f"{in_words(name)} {value:.4f}" for name, value in values.items())
+            line += ": validation " + ", ".join(f"{in_words(name)} {number(value)}" for name, value in values.items())
             if self._metrics:
                 self._metrics.write("validation", self._step, self._epoch(), **values)
             self._select(measured)
@@ -331,7 +332,7 @@ class Loop:
             if selection.best is None:
                 text += "it was never a number"
             else:
-                text += f"the best was {selection.best:.4f} at step {selection.best_step}"
+                text += f"the best was {number(selection.best)} at step {selection.best_step}"
             logger.info("%s", text)
             if self._metrics:
                 events.message(text)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from slipway.components.check_drift.features import Sample, Values
 from slipway.components.notify.notice import DriftNotice
+from slipway.core.formatting import brief
 from slipway.core.values import JsonObject
 
 # Number of random divisions, beside the observed one.
@@ -165,7 +166,7 @@ def _words(before: Values, now: Values) -> tuple[str, str]:
 
 def _mean(values: Values) -> str:
     missing = np.isnan(values)
-    mean = f"mean {values[~missing].mean():.4g}" if not missing.all() else ""
+    mean = f"mean {brief(values[~missing].mean())}" if not missing.all() else ""
     return ", ".join(part for part in (mean, f"{missing.mean():.1%} missing" if missing.any() else "") if part)
 
 

@@ -13,8 +13,8 @@ from slipway.components.evaluate.measures.classification import Calibration
 from slipway.components.evaluate.measures.scores import AREA, AVERAGE_PRECISION, Scores
 from slipway.components.evaluate.measures.significance import Floats
 from slipway.components.evaluate.plot import ACCENT, MUTED, SECOND, Axis, Panel, draw
-from slipway.components.formatting import elided
 from slipway.core.atomic import json_lines
+from slipway.core.formatting import elided
 from slipway.core.values import JsonObject
 from slipway.trainer.tasks import TASKS, in_words
 

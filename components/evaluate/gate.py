@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from slipway.components.evaluate.settings import GateSettings, known, no_test
-from slipway.components.formatting import decimals, number, told_apart
 from slipway.core.errors import UserError, nearest
+from slipway.core.formatting import decimals, number, told_apart
 from slipway.core.values import JsonObject
 
 # "unchanged": the weights are the champion's; "not comparable": the champion cannot be measured on this test split.

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from slipway.components.evaluate.measures.significance import Floats
-from slipway.components.formatting import brief, interval, number
+from slipway.core.formatting import brief, interval, number
 
 INK, MUTED, LINE, ACCENT, SECOND = (f"var(--{name})" for name in ("ink", "muted", "line", "accent", "second"))
 # Lengths are in units of the viewBox.

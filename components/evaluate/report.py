@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from slipway.components import formatting, page
+from slipway.components import page
 from slipway.components.evaluate import charts, rows
 from slipway.components.evaluate.charts import History, read_history
 from slipway.components.evaluate.evaluate import Evaluation
@@ -22,6 +22,7 @@ from slipway.components.evaluate.measures.classification import ClassificationMe
 from slipway.components.evaluate.sections import SECTIONS
 from slipway.components.evaluate.settings import GateSettings
 from slipway.components.step import LOGS_VARIABLE
+from slipway.core import formatting
 from slipway.core.manifest import Manifest
 from slipway.core.values import JsonObject
 from slipway.trainer.metrics.history import METRICS_FILE

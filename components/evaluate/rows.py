@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from slipway.components import formatting
 from slipway.components.evaluate.evaluate import Evaluation
 from slipway.components.evaluate.gate import SIGNIFICANCE
 from slipway.components.evaluate.measures.base import comparisons
 from slipway.components.evaluate.settings import known
+from slipway.core import formatting
 from slipway.core.manifest import Manifest
 from slipway.core.values import JsonObject
 from slipway.trainer.tasks import TASKS

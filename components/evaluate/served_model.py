@@ -18,6 +18,7 @@ from slipway.components.evaluate.measures.base import Example, Measures
 from slipway.components.evaluate.measures.significance import Counts, Floats
 from slipway.components.evaluate.slices import Slice
 from slipway.core.errors import UserError
+from slipway.core.formatting import brief
 from slipway.core.integrity import unsealed, verify
 from slipway.core.manifest import Manifest, SignatureName
 from slipway.serving import model as model_files
@@ -266,7 +267,7 @@ def _cell(value: object) -> str:
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     if isinstance(value, float):
-        return "missing" if math.isnan(value) else f"{value:g}"
+        return "missing" if math.isnan(value) else brief(value)
     return str(value)
 
 

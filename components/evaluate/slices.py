@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway.components.evaluate.measured import Batch, Mask
-from slipway.components.formatting import brief
 from slipway.core.errors import UserError, nearest
+from slipway.core.formatting import brief
 from slipway.core.manifest import Manifest
 from slipway.serving.kinds import image_size
 from slipway.trainer.engines import builder

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 
+from slipway.core.formatting import number
 from slipway.core.values import JsonObject
 
 # Chat services cut or refuse long messages; Google Chat's limit is 4,096 characters
@@ -76,7 +77,7 @@ class Notice:
             yield f"fix: {self.fix}"
         if self.metrics:
             first = list(self.metrics.items())[:SHOWN_METRICS]
-            yield "test: " + ", ".join(f"{name} {value:.4g}" for name, value in first)
+            yield "test: " + ", ".join(f"{name} {number(value)}" for name, value in first)
         if self.decision:
             yield f"verdict: {self.decision}. {' '.join(self.reasons)}".rstrip()
         for label, value in (("model", self.model), ("report", self.report), ("page", self.page)):

@@ -16,6 +16,7 @@ from slipway.components.cloud.connection import Connection
 from slipway.components.cloud.operations import POLL_SECONDS, completed
 from slipway.components.cloud.retries import existing, is_conflict, is_transient, retried
 from slipway.components.register_model.registry import CHAMPION, superseded
+from slipway.core.formatting import interval, number
 from slipway.core.values import JsonObject
 
 RUN_LABEL = "slipway-run"
@@ -151,8 +152,8 @@ def label(text: str) -> str:
 
 
 def _description(candidate: Candidate) -> str:
-    between = {name: f" (95%: {low:.4f} to {high:.4f})" for name, (low, high) in candidate.intervals.items()}
-    text = ", ".join(f"{name} {value:.4f}{between.get(name, '')}" for name, value in candidate.metrics.items())
+    between = {name: f" (95%: {interval(low, high)})" for name, (low, high) in candidate.intervals.items()}
+    text = ", ".join(f"{name} {number(value)}{between.get(name, '')}" for name, value in candidate.metrics.items())
     tuned = ", ".join(f"{name} {value}" for name, value in candidate.parameters.items())
     return ". ".join(part for part in (text, f"Tuned: {tuned}" if tuned else "", candidate.note) if part)
 

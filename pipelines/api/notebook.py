@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.text import Text
 
+from slipway.core.formatting import number
 from slipway.core.values import JsonObject
 from slipway.pipelines.platforms.table import platform_of
 from slipway.pipelines.runs import following, progress
@@ -110,7 +111,7 @@ def summary_html(record: RunRecord, history: Sequence[JsonObject]) -> str:
     rows = [["status", record.status], ["hardware", f"{record.hardware} on {platform_of(record.platform).title}"]]
     if verdict:
         rows.append(["verdict", f"{verdict['decision']}. {' '.join(verdict['reasons'])}"])
-    rows += [[name, f"{value:.4g}"] for name, value in record.metrics.items()]
+    rows += [[name, number(value)] for name, value in record.metrics.items()]
     if record.error:
         rows += [["error", record.error.message]]
     return _table([], rows, record.run_id) + sparkline(history)
@@ -122,7 +123,7 @@ def runs_table(all_runs: Sequence[RunRecord]) -> str:
     for record in all_runs:
         decision = "rehearsal" if record.rehearsal else (record.verdict or {}).get("decision", "")
         metric = next((step.outputs.get("metric") for step in record.steps if step.name == "evaluate"), None)
-        value = f"{metric} {record.metrics[metric]:.4f}" if metric and metric in record.metrics else ""
+        value = f"{metric} {number(record.metrics[metric])}" if metric and metric in record.metrics else ""
         seconds = "" if record.seconds is None else f"{record.seconds:.1f}"
         rows.append([record.run_id, record.status, record.hardware, value, decision, seconds])
     return _table(["run", "status", "hardware", "metric", "verdict", "seconds"], rows, f"{len(rows)} runs")
@@ -148,7 +149,7 @@ def sparkline(history: Sequence[JsonObject]) -> str:
         f"{2 + index * (CURVE_WIDTH - 4) / (len(values) - 1):.1f},{CURVE_HEIGHT - 2 - (value - low) * scale:.1f}"
         for index, value in enumerate(values)
     )
-    label = f"{kind} loss from {values[0]:.4g} to {values[-1]:.4g}"
+    label = f"{kind} loss from {number(values[0])} to {number(values[-1])}"
     return (
         f'<svg role="img" aria-label="{label}" width="{CURVE_WIDTH}" height="{CURVE_HEIGHT}"><title>{label}</title>'
         f'<polyline points="{points}" fill="none" stroke="currentColor" stroke-width="1.5"/></svg> {label}'

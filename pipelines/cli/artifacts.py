@@ -168,7 +168,7 @@ def clean(
     as_json: Json = False,
 ) -> None:
     """Delete old runs, data sets, images, schedules and TPUs that no model, search or other run refers to."""
-    from slipway.components import formatting
+    from slipway.core import formatting
     from slipway.pipelines.runs.cleaning import Age, Unneeded
 
     parsed = re.fullmatch(r"(\d{1,5})([dh])", older)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
+from slipway.core.formatting import number
 from slipway.core.paths import short
 from slipway.pipelines.runs.record import RunRecord
 
@@ -84,8 +85,8 @@ def rehearsal_summary(
     table = Table.grid(padding=(0, 2))
     table.add_row("run", f"{record.run_id}: {record.status} after {record.seconds:.1f} s")
     for title, lines in (("proven", proven), ("not proven", [*not_proven, "training speed"])):
-        for number, line in enumerate(lines):
-            table.add_row("" if number else title, escape(line))
+        for position, line in enumerate(lines):
+            table.add_row("" if position else title, escape(line))
     return Group("", table)
 
 
@@ -193,7 +194,7 @@ def run_lines(records: list[RunRecord], settings: Sequence[Mapping[str, object]]
     cost = "cost" if any(record.cost for record in records) else ""
     rows = [("run", "status", "hardware", result, "verdict", "seconds", cost)]
     for record, metric in zip(records, measured, strict=True):
-        value = f"{record.metrics[metric]:.4f}" if metric in record.metrics else ""
+        value = number(record.metrics[metric]) if metric in record.metrics else ""
         rows.append((
             record.run_id,
             record.status,

@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
-from slipway.components.formatting import brief
+from slipway.core.formatting import brief
 from slipway.pipelines.cli.scanned import aligned, balance, fitting_batch, imbalance, lines, listed, quoted
 from slipway.trainer.tasks import PAIR
 

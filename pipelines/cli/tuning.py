@@ -9,6 +9,7 @@ import typer
 from rich.markup import escape
 
 from slipway.core.errors import UserError
+from slipway.core.formatting import number
 from slipway.core.values import spoken
 from slipway.pipelines.cli.start import Outcome
 from slipway.pipelines.cli.targets import Target, show_cost, show_warnings
@@ -101,7 +102,7 @@ def tune(
             raise typer.Exit(EXIT_INTERRUPTED)
         _check_finished(study, execution.failed(), settings)
         best = study.best_trial
-        outcome.say(f"\nbest trial {best.number}: validation {settings.metric} {best.value:.4f}")
+        outcome.say(f"\nbest trial {best.number}: validation {settings.metric} {number(best.value)}")
         for name, value in drawn(best.params, settings.parameters).items():
             outcome.say(f"  {name} = {value}")
         _say_importance(outcome, study)
@@ -115,7 +116,7 @@ def _line(ended: Ended, settings: SearchSettings) -> str:
         f"{name}={f'{value:.4g}' if isinstance(value, float) else value}" for name, value in ended.values.items()
     )
     result = {
-        "COMPLETE": f"{settings.metric} {ended.value:.4f}" if ended.value is not None else "",
+        "COMPLETE": f"{settings.metric} {number(ended.value)}" if ended.value is not None else "",
         "PRUNED": "pruned",
         "FAIL": "failed",
     }[ended.state]

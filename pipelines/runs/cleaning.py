@@ -16,10 +16,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
 
-from slipway.components import formatting
 from slipway.components.prepare_data.publishing.store import Store
 from slipway.components.register_model.registry import Registry
-from slipway.core import manifest
+from slipway.core import formatting, manifest
 from slipway.core.errors import UserError
 from slipway.core.paths import in_project, short
 from slipway.core.values import JsonObject

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slipway.components import formatting
+from slipway.core import formatting
 from slipway.core.errors import UserError
 from slipway.core.paths import in_project
 from slipway.pipelines.options import DEFAULT_CONFIGURATION

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
+from slipway.core.formatting import number
 from slipway.core.paths import short
 from slipway.pipelines.runs.record import RunRecord, StepRecord
 from slipway.pipelines.table import STEPS
@@ -147,7 +148,7 @@ def progress_line(event: dict[str, Any]) -> str:
     if rate := values.pop(what, None):
         parts.append(f"{rate:,.0f} {what.removesuffix('_per_second')}/s")
         parts.append(f"{max(0, event['total'] - event['done']) / rate:,.0f} s left")
-    parts += [f"{name} {value:.4g}" for name, value in values.items()]
+    parts += [f"{name} {number(value)}" for name, value in values.items()]
     return ", ".join(parts)
 
 
@@ -182,16 +183,16 @@ def outcome(step: StepRecord, *, judged: bool) -> str:
         text = f"ended after {outputs['rehearsed_steps']:,} steps"
     elif step.name == "train" and outputs.get("validation"):
         measured = sorted(outputs["validation"].items(), key=lambda figure: figure[0] != "accuracy")
-        text = "validation " + ", ".join(f"{name} {value:.4f}" for name, value in measured)
+        text = "validation " + ", ".join(f"{name} {number(value)}" for name, value in measured)
         restarts = len(outputs.get("restarts", []))
         text += f", {restarts} restart{'s' if restarts > 1 else ''}" if restarts else ""
         tuned = ", ".join(f"{name} {value}" for name, value in outputs.get("parameters", {}).items())
         text += f" of trial {outputs['trial']}: {tuned}" if tuned else ""
     elif step.name == "evaluate" and "metrics" in outputs:
         metric = outputs.get("metric", "accuracy")
-        text = f"{metric} {outputs['metrics'][metric]:.4f}"
+        text = f"{metric} {number(outputs['metrics'][metric])}"
         if (baseline := (outputs.get("baseline_metrics") or {}).get(metric)) is not None:
-            text += f" (baseline {baseline:.4f})"
+            text += f" (baseline {number(baseline)})"
         text += f": {outputs['verdict']['decision']}" if judged else ""
     elif step.name == "register_model" and "model" in outputs:
         place = "the champion" if outputs["champion"] else "not the champion: another was promoted in the meantime"

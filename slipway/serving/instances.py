@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from slipway.core import images
 from slipway.core.cores import available_cores
 from slipway.core.errors import nearest
+from slipway.core.formatting import brief
 from slipway.core.manifest import Input, SignatureName
 from slipway.core.values import JsonObject
 from slipway.serving.kinds import KINDS, Field, checked, needs_conversion, noun
@@ -122,7 +123,7 @@ def usual(stored: Input) -> str:
     """Return which values an input has in the training split, in words; "" if that is not known."""
     match stored.kind:
         case "number" if len(stored.mean) == 1:
-            words = f"mean {stored.mean[0]:.4g}, standard deviation {stored.deviation[0]:.4g}"
+            words = f"mean {brief(stored.mean[0])}, standard deviation {brief(stored.deviation[0])}"
             return f"{words}, may be missing" if stored.nullable else words
         case "integer" if stored.maximum is not None:
             return f"up to {stored.maximum:,}"

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from itertools import zip_longest
 
+from slipway.core.formatting import number
 from slipway.trainer.metrics.history import Record
 from slipway.trainer.tasks import MONITORS, in_words
 
@@ -92,4 +93,4 @@ def _chosen(ends: list[int], best_step: int | None) -> list[int]:
 
 
 def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4f}" if abs(value) < 1000 else f"{value:.6g}"
+    return "" if value is None else number(value)

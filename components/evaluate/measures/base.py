@@ -29,7 +29,7 @@ from slipway.components.evaluate.measures.significance import (
     standard_error,
 )  # fmt: skip
 from slipway.components.evaluate.settings import KNOWN, GateSettings
-from slipway.components.formatting import interval
+from slipway.core.formatting import interval
 from slipway.core.manifest import Manifest
 
 # Machine epsilon of float32; smaller probabilities are clipped to it in a loss.

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from slipway.components.evaluate.measures.base import Measures
 from slipway.components.evaluate.measures.significance import SEED, Counts, Floats
-from slipway.components.formatting import number
 from slipway.components.prepare_data.validation.outliers import outliers
+from slipway.core.formatting import brief, number
 from slipway.core.manifest import Input, Manifest
 
 SAMPLE = 2000  # examples in the plots
@@ -84,7 +84,7 @@ class RegressionMeasures(Measures[Values]):
         return np.abs(batch.residuals)
 
     def describe(self, batch: Values, index: int) -> tuple[str, str]:
-        return f"{batch.actual[index]:.6g}", f"{batch.predicted[index]:.6g}"
+        return brief(batch.actual[index]), brief(batch.predicted[index])
 
     def values(self) -> dict[str, float | None]:
         """Return the metrics in the target's unit; the loss is the squared error of the standardized target.

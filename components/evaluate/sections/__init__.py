@@ -14,7 +14,7 @@ from slipway.components.evaluate.measures.multilabel import THRESHOLD, Multilabe
 from slipway.components.evaluate.measures.regression import RegressionMeasures
 from slipway.components.evaluate.measures.scores import AREA, AVERAGE_PRECISION, Scores
 from slipway.components.evaluate.measures.significance import Counts, proportion_interval
-from slipway.components.formatting import difference, elided
+from slipway.core.formatting import difference, elided
 from slipway.core.manifest import Manifest, TaskName
 from slipway.core.values import JsonObject
 

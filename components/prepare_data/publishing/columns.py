@@ -10,11 +10,11 @@ from datetime import date, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from slipway.components.formatting import brief, interval, number
 from slipway.components.prepare_data.encoding.inputs import InputStatistics
 from slipway.components.prepare_data.encoding.messages import all_values
 from slipway.components.prepare_data.encoding.records import read_columns
 from slipway.components.prepare_data.encoding.subwords import by_frequency
+from slipway.core.formatting import brief, interval, number
 from slipway.core.manifest import Input, Manifest
 
 if TYPE_CHECKING:

@@ -21,6 +21,7 @@ from slipway.components.prepare_data.validation.duplicates import Copy
 from slipway.components.prepare_data.validation.network_input import as_network_sees
 from slipway.components.prepare_data.validation.sampling import sentence
 from slipway.components.prepare_data.validation.tally import Tally
+from slipway.core.formatting import brief
 from slipway.core.manifest import Manifest, TaskName
 
 FILE_NAME = "statistics.html"
@@ -196,7 +197,7 @@ def _seen(image: bytes, manifest: Manifest) -> bytes:
 def label_text(task: TaskName, classes: Sequence[str], label: Sequence[bytes | float | int]) -> str:
     """Return a stored label as text: the class, the labels, or the target."""
     if task == "regression":
-        return f"{float(label[0]):.6g}"
+        return brief(float(label[0]))
     if task == "multilabel":
         found = [name for name, indicator in zip(classes, label, strict=True) if indicator]
         return ", ".join(found) or "no label"
@@ -232,7 +233,7 @@ def _first_examples(folder: Path, manifest: Manifest, count: int) -> Iterator[di
 def _shown(key: str, name: str, feature: bytes) -> str:
     """Format the values of a stored feature as a short text; nested features are prefixed with their path."""
     found = values(feature)
-    texts = [readable(value) if isinstance(value, bytes) else f"{value:.6g}" for value in found[:MAX_VALUES]]
+    texts = [readable(value) if isinstance(value, bytes) else brief(value) for value in found[:MAX_VALUES]]
     text = ", ".join(texts) + (", …" if len(found) > MAX_VALUES else "")
     inner = key[len(name) + 1 :]
     text = text if len(text) <= MAX_CHARACTERS else text[: MAX_CHARACTERS - 1] + "…"

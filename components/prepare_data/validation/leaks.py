@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from slipway.components.formatting import number
 from slipway.components.prepare_data.encoding.messages import all_values
 from slipway.components.prepare_data.encoding.records import read_columns
+from slipway.core.formatting import number
 from slipway.core.manifest import Manifest
 
 # The training examples that are compared: fewer with many inputs.
@@ -51,7 +51,7 @@ def leak_notes(folder: Path, manifest: Manifest) -> list[str]:
         return []
     measure, target = ("R²", "target") if manifest.task == "regression" else ("AUC", "class")
     shown = [
-        f"{name} ({'equal to it' if name in leaks.equal else f'{measure} {reached:.4f}'})"
+        f"{name} ({'equal to it' if name in leaks.equal else f'{measure} {number(reached)}'})"
         for name, reached in leaks.reached.items()
     ]
     more = f" and {len(shown) - MAX_NAMED:,} more" if len(shown) > MAX_NAMED else ""
@@ -78,7 +78,7 @@ def near_model_notes(folder: Path, manifest: Manifest, metrics: Mapping[str, flo
         return []
     measure = "R²" if of_regression else "AUC"
     those = "one input reaches" if len(near.reached) == 1 else f"each of {len(near.reached):,} inputs reaches"
-    shown = ", ".join(f"{name} {reached:.4f}" for name, reached in list(near.reached.items())[:MAX_NAMED])
+    shown = ", ".join(f"{name} {number(reached)}" for name, reached in list(near.reached.items())[:MAX_NAMED])
     return [
         f"The model's {measure} is {number(value, 4)}, and {those} nearly as much or more alone: {shown}, in "
         f"{near.examples:,} training examples compared. {EXCLUDE}"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slipway.components.formatting import brief
 from slipway.components.prepare_data.encoding.inputs import InputStatistics
 from slipway.components.prepare_data.encoding.messages import all_values
 from slipway.components.prepare_data.encoding.records import read_columns
+from slipway.core.formatting import brief
 from slipway.core.manifest import Manifest
 
 if TYPE_CHECKING:

@@ -28,6 +28,7 @@ from slipway.components.train.trainjob.manifest import TrainJobSettings
 from slipway.components.train.tuning import SearchSettings
 from slipway.components.worker_pools import WorkerPool
 from slipway.core.errors import UserError
+from slipway.core.formatting import number
 from slipway.trainer.config import RestartSettings
 from slipway.trainer.overrides import text_of
 
@@ -174,7 +175,7 @@ class _Search:
             except UserError as lacking:
                 self._fail(ended, lacking.message)
             else:
-                self._tell(ended.trial, "COMPLETE", f"{self.search.metric} {value:.4f}", value)
+                self._tell(ended.trial, "COMPLETE", f"{self.search.metric} {number(value)}", value)
         elif isinstance(error, Stopped):
             self._tell(ended.trial, "PRUNED", "pruned")
         elif isinstance(error, UserError | WorkFailed) and not isinstance(error, DeniedError | NotInstalledError):
@@ -207,7 +208,7 @@ class _Search:
         best = self.study.best_trial
         values = studies.drawn(best.params, self.search.parameters)
         say(
-            f"best trial {best.number}: validation {self.search.metric} {best.value:.4f} with {_spoken(values)}",
+            f"best trial {best.number}: validation {self.search.metric} {number(best.value)} with {_spoken(values)}",
             self.log,
         )
         return Best(best.number, f"{self.output}/trials/trial-{best.number}", values, self.restarts)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sklearn import metrics as reference
 
 from slipway.components.evaluate.measures.regression import SAMPLE, RegressionMeasures, Values
-from slipway.components.formatting import number
+from slipway.core.formatting import number
 from slipway.core.manifest import Input
 
 TARGET = Input(kind="number", mean=(150.0,), deviation=(77.0,))
@@ -94,4 +94,4 @@ def test_the_worst_examples_have_the_largest_residuals() -> None:
     scores = measures.scores(batch)
     assert measures.worst.candidates(scores).tolist() == [0, 1, 3]
     assert measures.describe(batch, 1) == ("2", "0")
-    assert measures.describe(batch, 3) == ("4", "123457")
+    assert measures.describe(batch, 3) == ("4", "123,457")

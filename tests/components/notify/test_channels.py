@@ -45,7 +45,7 @@ def by_webhook(url: str, **endpoints: str) -> list[str]:
 def test_the_text_says_the_outcome_and_what_explains_it() -> None:
     assert DONE.text().splitlines() == [
         "✓ digits-1 succeeded on Vertex AI (l4x4*2)",
-        "test: accuracy 0.9833, loss 0.05941, macro_f1 0.98",
+        "test: accuracy 0.9833, loss 0.0594, macro_f1 0.9800",
         "verdict: promote. There is no champion yet.",
         "report: gs://b/report",
         "page: https://console/1",

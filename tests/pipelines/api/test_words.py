@@ -112,8 +112,8 @@ def test_tables_escape_what_users_wrote() -> None:
 def test_the_curve_shows_the_validation_loss_and_else_the_training_loss() -> None:
     train = [{"kind": "train", "loss": 3.0}, {"kind": "train", "loss": 1.0}]
     validation = [{"kind": "validation", "loss": 2.0}, {"kind": "validation", "loss": 0.5}]
-    assert "validation loss from 2 to 0.5" in sparkline([*train, *validation])
-    assert "train loss from 3 to 1" in sparkline(train)
+    assert "validation loss from 2.0000 to 0.5000" in sparkline([*train, *validation])
+    assert "train loss from 3.0000 to 1.0000" in sparkline(train)
     assert sparkline(train[:1]) == ""
     assert "2.0,2.0 158.0,34.0" in sparkline(train), "the first value is the highest, the last one the lowest"
 

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from slipway.components.check_drift import page as drift_page
 from slipway.components.check_drift.drift import DEVIATIONS, MISSING, SHARES, Divisions, Shift, compare, lines, too_few
 from slipway.components.check_drift.features import Sample
-from slipway.components.formatting import brief
 from slipway.components.register_model.registry import Registry
+from slipway.core.formatting import brief
 from slipway.pipelines.cli.app import app
 from tests.components.evaluate.conftest import png
 from tests.fakes.webhook import FakeWebhook

@@ -10,8 +10,8 @@ from zoneinfo import ZoneInfo
 
 from slipway.components.cloud.explanation import evaluated
 from slipway.components.cloud.known_errors.table import as_user_error
-from slipway.components.formatting import number
 from slipway.core.errors import UserError
+from slipway.core.formatting import number
 from slipway.core.values import JsonObject
 from slipway.pipelines.platforms.vertex.declared import Result, number_of
 from slipway.pipelines.platforms.vertex.schedules.difference import refused

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from slipway.components.formatting import brief, decimals, difference, elided, interval, number, size, told_apart
+from slipway.core.formatting import brief, decimals, difference, elided, interval, number, size, told_apart
 
 USUAL = st.floats(-1e12, 1e12).filter(lambda value: not value or abs(value) >= 1e-6)
 
