@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
-from slipway.components.cloud.connection import import_clients
+from slipway.components.cloud.connection import OUTAGE, import_clients
 from slipway.components.cloud.refusals import is_answer, refusal
+from slipway.core import waiting
 from slipway.core.errors import UserError, internal_error
 from slipway.pipelines.config.config import RunConfig
 from slipway.trainer.engines.installed import missing_extra
@@ -148,6 +149,7 @@ def examine_in_parallel(
     if checks:
         import_clients(*(name for check in checks for name in check.imports))
     answers: queue.Queue[tuple[int, Finding]] = queue.Queue()
+    started = time.monotonic()
 
     def make(index: int, check: Check) -> None:
         answers.put((index, _examine_remote(check, context)))
@@ -156,7 +158,7 @@ def examine_in_parallel(
         # Daemon threads, so that a hanging call does not keep the command from exiting.
         threading.Thread(target=make, args=(index, check), daemon=True).start()
     findings: dict[int, Finding] = {}
-    until = time.monotonic() + seconds
+    until = started + seconds
     while len(findings) < len(checks):
         try:
             index, finding = answers.get(timeout=max(0.0, until - time.monotonic()))
@@ -166,7 +168,7 @@ def examine_in_parallel(
         show(finding)
     for index in range(len(checks)):
         if index not in findings:
-            findings[index] = _late(checks[index], context, seconds)
+            findings[index] = _late(checks[index], context, seconds, started)
             show(findings[index])
     return [findings[index] for index in range(len(checks))]
 
@@ -193,9 +195,12 @@ def _examine_remote(check: Check, context: Context) -> Finding:
         return Finding(check.name, "fail", problem.message, problem.fix, problem)
 
 
-def _late(check: Check, context: Context, seconds: float) -> Finding:
-    error = UserError(
-        f"Google did not respond within {seconds:.0f} s.",
-        fix=f"try again; behind a proxy or in a private network, set {context.platform.name}.endpoints",
-    )
+def _late(check: Check, context: Context, seconds: float, started: float) -> Finding:
+    if failure := waiting.newest_failure(started):
+        error = UserError(f"Google kept failing for {seconds:.0f} s: {failure}.", fix=OUTAGE)
+    else:
+        error = UserError(
+            f"Google did not respond within {seconds:.0f} s.",
+            fix=f"try again; behind a proxy or in a private network, set {context.platform.name}.endpoints",
+        )
     return Finding(check.name, "fail", error.message, error.fix, error)

@@ -58,6 +58,7 @@ CREDENTIALS = "GOOGLE_APPLICATION_CREDENTIALS"
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 # gRPC's time to connect, in milliseconds, has the name of another one.
 CONNECT_OPTION = ("grpc.min_reconnect_backoff_ms", 5000)
+OUTAGE = "try again in a few minutes; https://status.cloud.google.com lists known outages"
 LOG_IN = "gcloud auth application-default login"
 # Timeout of a call that has no other; one that times out is retried.
 CALL_SECONDS = 60.0
@@ -238,7 +239,7 @@ def login_error(error: GoogleAuthError) -> UserError:
         return UserError(f"The credentials for Google Cloud were rejected: {_first_sentence(error)}.", fix=LOG_IN)
     return UserError(
         f"Could not log in to Google Cloud: {_first_sentence(error)}.",
-        fix="try again in a few minutes; https://status.cloud.google.com lists known outages",
+        fix=OUTAGE,
     )
 
 

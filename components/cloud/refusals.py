@@ -6,7 +6,7 @@ import contextlib
 import re
 from collections.abc import Iterator, Mapping
 
-from slipway.components.cloud.connection import LOG_IN, Connection, login_error
+from slipway.components.cloud.connection import LOG_IN, OUTAGE, Connection, login_error
 from slipway.components.cloud.known_errors.table import recognize, recognize_policy
 from slipway.components.cloud.policies import Resource, grant_command
 from slipway.components.cloud.retries import is_logged_out, is_transient, status_of
@@ -105,7 +105,7 @@ def refusal(
     if is_transient(error):
         return UserError(
             f"Could not {what}: Google kept returning transient errors: {text}.",
-            fix="try again in a few minutes; https://status.cloud.google.com lists known outages",
+            fix=OUTAGE,
         )
     return UserError(f"Could not {what}: {text}.", fix=f"slipway doctor --target {connection.section}")
 

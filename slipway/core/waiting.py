@@ -17,12 +17,18 @@ _calls = threading.local()
 # When the newest line was printed: calls of several threads say one line together.
 _newest = float("-inf")
 _lock = threading.Lock()
+_failure = (float("-inf"), "")
 
 
 def announce(say: Callable[[str], None] | None) -> None:
     """Print the lines of this process with `say`, which any thread may call; None: with nothing, as at first."""
     global _say
     _say = say
+
+
+def newest_failure(since: float) -> str:
+    """Return why the newest attempt failed that failed after a time (of `time.monotonic`); "" if none did."""
+    return _failure[1] if _failure[0] > since else ""
 
 
 def asked(host: str) -> None:
@@ -62,6 +68,8 @@ class Call:
 
     def failed(self, reason: str, wait: float) -> None:
         """Say, if the call takes long, that it failed and is tried again in `wait` seconds."""
+        global _failure
+        _failure = (time.monotonic(), reason)
         self._try += 1
         if self._timer is not None:
             self._start_timer(wait + SECONDS)

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from slipway.components.build_image.images import beam_version
 from slipway.components.setup_access.access import apply
+from slipway.core import waiting
 from slipway.core.errors import UserError
 from slipway.pipelines.checks import Check, Context, Finding, examine, examine_in_parallel
 from slipway.pipelines.cli.app import app
@@ -427,6 +428,21 @@ def test_an_unreachable_service_fails_only_its_check(ready, tmp_path):
     assert shown == ["credentials", "hanging"]
     assert (slow.status, quick.status) == ("fail", "pass")
     assert "did not respond within 3 s" in slow.found
+
+
+def test_a_check_that_is_late_because_of_failures_says_so(ready, tmp_path):
+    ended = threading.Event()
+
+    def fail(_: Context) -> str:
+        with waiting.Call("Google Cloud", 10) as call:
+            call.failed("503 Service Unavailable", 1.0)
+            ended.wait(60)
+        return "too late"
+
+    [late] = examine_in_parallel([Check("failing", fail, remote=True)], subject(ready, tmp_path), seconds=2)
+    ended.set()
+    assert late.found == "Google kept failing for 2 s: 503 Service Unavailable."
+    assert "status.cloud.google.com" in late.fix
 
 
 def test_a_service_error_is_one_sentence(ready, tmp_path):
