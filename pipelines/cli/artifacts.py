@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from slipway.core.errors import UserError
+from slipway.core.paths import short
 from slipway.pipelines.cli.targets import Target, show_cost, show_warnings, target_option
 from slipway.pipelines.options import (
     Configuration,
@@ -160,6 +161,14 @@ def clean(
     apply: Annotated[
         bool, typer.Option("--apply", help="Delete; without it, only list what would be deleted.")
     ] = False,
+    why: Annotated[
+        str | None,
+        typer.Option("--why", metavar="PATH", help="Delete nothing; say why what is in a folder is kept."),
+    ] = None,
+    restore: Annotated[
+        str | None,
+        typer.Option("--restore", metavar="PATH", help="Put back a run or data set that was deleted within a day."),
+    ] = None,
     overrides: Overrides = None,
     registry: Registry = Path("models"),
     store: Annotated[Path, typer.Option("--store", metavar="FOLDER", help="Folder of the prepared data sets.")] = Path(
@@ -169,7 +178,7 @@ def clean(
 ) -> None:
     """Delete old runs, data sets, images, schedules and TPUs that no model, search or other run refers to."""
     from slipway.core import formatting
-    from slipway.pipelines.runs.cleaning import Age, Unneeded
+    from slipway.pipelines.cleaning.cleaner import Age, Unneeded
 
     parsed = re.fullmatch(r"(\d{1,5})([dh])", older)
     if parsed is None:
@@ -181,8 +190,15 @@ def clean(
         raise UserError(
             f"There is no registry {registry}.", setting="--registry", value=str(registry), fix="--registry models"
         )
-    age = timedelta(days=int(parsed[1])) if parsed[2] == "d" else timedelta(hours=int(parsed[1]))
-    cleaner = platform_of(target).cleaner(Age(age, registry, store), lambda: configured(None, config, overrides))
+    least = timedelta(days=int(parsed[1])) if parsed[2] == "d" else timedelta(hours=int(parsed[1]))
+    age = Age(least, registry, store, older)
+    cleaner = platform_of(target).cleaner(age, lambda: configured(None, config, overrides))
+    if restore is not None:
+        say(f"restored {short(str(cleaner.restore(restore)))}")
+        return
+    if why is not None:
+        print_results(cleaner.kept(why), as_json=as_json)
+        return
     if not platform_of(target).trains_here:
         say(f"asking {platform_of(target).title} and its bucket what is there and what is needed")
     found, deleted = cleaner.unneeded(), list[Unneeded]()
@@ -197,9 +213,13 @@ def clean(
         size = formatting.size(sum(each.size for each in (deleted if apply else found)))
         if apply and found:
             say(f"{len(deleted):,} deleted, {size}")
+        if deleted and platform_of(target).trains_here:
+            say("in .trash for a day, until the next clean; to put one back: slipway clean --restore PATH")
     if running := cleaner.in_progress():
         say(f"no data set is deleted while a run is in progress: {', '.join(running[:3])}; see slipway status")
+    for left in cleaner.left():
+        say(f"not deleted: {left.lines()[0]}")
     if not found:
         say(f"nothing is older than {older} and not needed")
     elif not apply:
-        say(f"{len(found):,} can be deleted, {size}: add --apply")
+        say(f"{len(found):,} can be deleted, {size}: add --apply; why others are kept: slipway clean --why .")

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from slipway.components.notify.settings import NotifySettings
     from slipway.components.train.tuning import SearchSettings
     from slipway.pipelines.checks import Check, Context
+    from slipway.pipelines.cleaning.cleaner import Age, Cleaner
     from slipway.pipelines.config.config import RunConfig
     from slipway.pipelines.hardware.prices import Bill
     from slipway.pipelines.images.images import Wanted
     from slipway.pipelines.platforms.steps import PlatformSteps
-    from slipway.pipelines.runs.cleaning import Age, Cleaner
     from slipway.pipelines.runs.record import RunFolder, RunRecord, Watcher
     from slipway.pipelines.runs.running import Running
 

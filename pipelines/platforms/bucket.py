@@ -24,7 +24,7 @@ from slipway.components.register_model.model_registry import label
 from slipway.components.train.tpu.request import LEASE, RUNS
 from slipway.core import manifest
 from slipway.core.errors import UserError
-from slipway.pipelines.runs.cleaning import Age, Cleaner, Unneeded
+from slipway.pipelines.cleaning.cleaner import Age, Cleaner, Unneeded
 
 # The folder of the artifacts of pipeline jobs, and the names of the folders in it above those of one job.
 ARTIFACTS, JOB_DEPTH = "pipelines", 3
@@ -114,7 +114,7 @@ class BucketCleaner(Cleaner):
             raise UserError(
                 "The files of the last day may be in use by a machine that cannot be seen here.",
                 setting="--older-than",
-                value=f"{age.least / timedelta(hours=1):g}h",
+                value=age.typed or f"{age.least / timedelta(hours=1):g}h",
                 allowed="1d or more in a bucket",
                 fix="--older-than 1d",
             )

@@ -121,19 +121,25 @@ def output_paths(environment: Mapping[str, str]) -> OutputPaths:
     return OutputPaths(model, checkpoints, logs)
 
 
-def in_project(path: Path) -> Path:
-    """Return a relative path of the project, such as runs: from this folder or, as git does, from one above it.
+def project(start: Path | None = None) -> Path | None:
+    """Return the project's folder: the nearest of `start` and the folders above it with slipway.yaml or runs/latest.
 
-    The nearest folder above counts that contains it, and slipway.yaml or runs.
+    Args:
+        start: An absolute path; by default, the current folder.
     """
+    start = start or Path.cwd()
+    for folder in (start, *start.parents):
+        if (folder / "slipway.yaml").is_file() or (folder / "runs" / "latest").is_symlink():
+            return folder
+    return None
+
+
+def in_project(path: Path) -> Path:
+    """Return a relative path of the project, such as runs: from this folder or, as git does, from the project's."""
     if path.is_absolute() or path.exists():
         return path
-    for folder in Path.cwd().parents:
-        if (folder / path).exists() and (
-            (folder / "slipway.yaml").is_file() or (folder / "runs" / "latest").is_symlink()
-        ):
-            return folder / path
-    return path
+    root = project()
+    return root / path if root is not None and root != Path.cwd() and (root / path).exists() else path
 
 
 def short(path: str) -> str:

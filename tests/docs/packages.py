@@ -34,6 +34,7 @@ PACKAGES = {
     "components/train": "replicas as processes, TrainJobs and TPUs; restarts",
     "pipelines": "the pipeline, its steps and parameters; checks, shared options and output",
     "pipelines/api": "the Python API: runs and models as objects, code from cells",
+    "pipelines/cleaning": "`slipway clean`: what refers to runs and data sets, users of stores, the trash",
     "pipelines/cli": "the command line",
     "pipelines/comparison": "many runs: which ones, in which order, and the page that compares them",
     "pipelines/config": "run configurations",

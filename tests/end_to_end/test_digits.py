@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from slipway.pipelines.cleaning.users import Users
 from slipway.trainer.engines.quick_import import import_tensorflow
 from tests.end_to_end.workspace import QUICK_PROGRAM, FinishedRun, Workspace, steps
 
@@ -44,6 +45,9 @@ def test_the_first_run_registers_a_champion(finished):
     examples = steps(record)["prepare_data"]["outputs"]["examples"]
     seen = json.loads((version / "model.json").read_text())["files"]["seen.u64"]
     assert seen[0] == 8 * (examples["train"] + examples["validation"])
+    (user,) = Users(finished.path / "datasets", Path("/")).others()
+    assert (user.project, user.running) == (str(finished.path), set())
+    assert user.data_sets == {steps(record)["prepare_data"]["outputs"]["fingerprint"]}
     report = Path(record["report"]).read_text()
     assert f"{record['metrics']['accuracy']:.4f}"[:5] in report
     assert f"registered as <strong>{version.parent.name}/{version.name}</strong>" in report

@@ -27,8 +27,9 @@ from slipway.core.events import EVENTS_VARIABLE
 from slipway.core.forking import Streams, start_session
 from slipway.core.memory import MemoryKills
 from slipway.core.noise import is_noise
-from slipway.core.paths import REHEARSAL_VARIABLE
+from slipway.core.paths import REHEARSAL_VARIABLE, project
 from slipway.core.values import JsonObject
+from slipway.pipelines.cleaning import users
 from slipway.pipelines.config.config import RunConfig, load
 from slipway.pipelines.platforms.local import session
 from slipway.pipelines.platforms.local.containers import stop_containers
@@ -124,7 +125,8 @@ def run(folder: RunFolder, config: RunConfig, record: RunRecord, watcher: Watche
             step.status = "pending"
     folder.write(record)
     started, kills = time.monotonic(), MemoryKills()
-    with tracked(folder, config, record, follower.say):
+    root = project() or Path.cwd()
+    with users.noted(config, record, root, follower.say), tracked(folder, config, record, follower.say):
         try:
             with stop_on_signals() as stop, session.temporary_folder(folder) as temporary:
                 finished = _execute(folder, config, record, follower, stop, temporary)

@@ -10,9 +10,9 @@ from slipway.pipelines.platforms.base import Platform, Say
 
 if TYPE_CHECKING:
     from slipway.pipelines.checks import Context
+    from slipway.pipelines.cleaning.cleaner import Age, Cleaner
     from slipway.pipelines.config.config import RunConfig
     from slipway.pipelines.images.images import Wanted
-    from slipway.pipelines.runs.cleaning import Age, Cleaner
 
 
 class LocalPlatform(Platform):
@@ -55,7 +55,7 @@ class LocalPlatform(Platform):
         return {"steps": local_image(config, "cpu", log, say, builder)[0]}
 
     def cleaner(self, age: Age, configured: Callable[[], RunConfig]) -> Cleaner:  # noqa: ARG002
-        from slipway.pipelines.runs.cleaning import LocalCleaner
+        from slipway.pipelines.cleaning.local import LocalCleaner
 
         return LocalCleaner(age)
 

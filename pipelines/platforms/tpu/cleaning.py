@@ -9,10 +9,11 @@ from slipway.components.train.tpu import service
 from slipway.components.train.tpu.lease import has_lapsed
 from slipway.components.train.tpu.request import DATA, LEASE, RUNS
 from slipway.components.train.tpu.service import QueuedResource
+from slipway.pipelines.cleaning.cleaner import Age, Cleaner, Unneeded
+from slipway.pipelines.cleaning.local import kept_runs
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.platforms.bucket import BucketCleaner, References
 from slipway.pipelines.platforms.tpu.checks import settings_of
-from slipway.pipelines.runs.cleaning import Age, Cleaner, Unneeded, kept_runs
 
 
 class TpuCleaner(Cleaner):

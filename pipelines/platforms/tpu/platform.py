@@ -11,11 +11,11 @@ from slipway.pipelines.platforms.base import Platform, Say
 if TYPE_CHECKING:
     from slipway.components.cloud.connection import Connection
     from slipway.pipelines.checks import Check, Context
+    from slipway.pipelines.cleaning.cleaner import Age, Cleaner
     from slipway.pipelines.config.config import RunConfig
     from slipway.pipelines.hardware.prices import Bill
     from slipway.pipelines.images.images import Wanted
     from slipway.pipelines.platforms.steps import PlatformSteps
-    from slipway.pipelines.runs.cleaning import Age, Cleaner
     from slipway.pipelines.runs.record import RunFolder, RunRecord
 
 

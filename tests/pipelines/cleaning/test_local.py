@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -15,60 +13,11 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from slipway.core.errors import UserError
-from slipway.core.manifest import Manifest
+from slipway.pipelines.cleaning.cleaner import Unneeded
+from slipway.pipelines.cleaning.local import LocalCleaner
 from slipway.pipelines.cli.app import app
-from slipway.pipelines.runs.cleaning import Age, LocalCleaner, Unneeded
-from slipway.pipelines.runs.record import LATEST, Part, RunFolder, RunRecord, Status, StepRecord
-
-NOW = datetime.now(UTC)
-DAYS = 30
-AGE = Age(timedelta(days=DAYS))
-
-
-def run(
-    name: str, days: float, data: Path | None = None, source: str | None = None, status: Status = "succeeded",
-    study: str | None = None, model: str | None = None,
-) -> RunFolder:  # fmt: skip
-    """Write a run that ended so many days ago."""
-    folder = RunFolder(Path("runs", name))
-    folder.path.mkdir(parents=True)
-    (folder.path / "weights").write_bytes(bytes(1000))
-    outputs = {"dataset": str(data.absolute())} if data else {}
-    folder.write(
-        RunRecord(
-            run_id=name, name="digits", platform="local", hardware="cpu", status=status, study=study, model=model,
-            created=NOW - timedelta(days=days + 1), ended=None if status == "running" else NOW - timedelta(days=days),
-            part=Part(source=source, first="evaluate", last="evaluate") if source else None,
-            steps=[StepRecord(name="prepare_data", outputs=outputs)],
-        )
-    )  # fmt: skip
-    written(folder.record_file, days)
-    return folder
-
-
-def written(file: Path, days: float) -> None:
-    """Make a file so many days old."""
-    moment = (NOW - timedelta(days=days)).timestamp()
-    os.utime(file, (moment, moment))
-
-
-def data_set(fingerprint: str, days: float, name: str = "digits") -> Path:
-    folder = Path("datasets", name, fingerprint)
-    folder.mkdir(parents=True)
-    described = Manifest(
-        name=name, fingerprint=fingerprint, source="", settings={}, classes=["a"], image_size=(1, 1), channels=1,
-        resize=False, encodings=[], splits={},
-    )  # fmt: skip
-    (folder / "manifest.json").write_text(described.model_dump_json())
-    (folder / "shard").write_bytes(bytes(500))
-    written(folder / "manifest.json", days)
-    return folder
-
-
-def register(number: int, run_id: str, fingerprint: str) -> None:
-    folder = Path("models/digits", str(number))
-    folder.mkdir(parents=True)
-    (folder / "metadata.json").write_text(json.dumps({"run_id": run_id, "data_fingerprint": fingerprint}))
+from slipway.pipelines.runs.record import LATEST
+from tests.pipelines.cleaning.project import AGE, DAYS, NOW, data_set, register, run, written
 
 
 def cleaned(*options: str) -> set[str]:
@@ -100,7 +49,7 @@ def test_old_runs_and_data_sets_that_nothing_refers_to_are_deleted() -> None:
     run("recent", 29, used, source="source")
     register(1, "registered", "of-a-model")
     assert cleaned() == {"old", "failed", "unused"}
-    assert {path.name for path in Path("runs").iterdir()} == {"source", "registered", "recent", LATEST}
+    assert {path.name for path in Path("runs").iterdir()} == {"source", "registered", "recent", LATEST, ".trash"}
     assert (used / "shard").is_file()
     assert cleaned() == set()
     assert cleaned("--older-than", "12h") == {"new"}, "the newest run, its source and its data set are kept"
