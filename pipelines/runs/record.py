@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -308,7 +309,12 @@ class RunFolder:
             return dataclass_json.read(RunRecord, content)
         except (OSError, ValueError):
             formats.check_text(content, self.record_file)
-            raise UserError(f"{self.path} contains no readable run record.", fix="slipway list") from None
+            file = shlex.quote(str(self.record_file))
+            aside = f"mv {file} {file}.damaged, after which the folder is no run; its files stay"
+            raise UserError(
+                f"{self.path} contains no readable run record.",
+                fix=aside if self.record_file.exists() else "slipway list",
+            ) from None
 
     def write(self, record: RunRecord) -> None:
         """Write the record atomically; with the first one, `latest` points to the run.

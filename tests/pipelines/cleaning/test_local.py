@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -159,13 +160,22 @@ def test_what_cannot_be_read_stops_it() -> None:
     run("old", 90)
     run("newest", 0)
     Path("runs/old/run.json").write_text("{")
-    with pytest.raises(UserError, match="no readable run record"):
+    with pytest.raises(UserError, match="no readable run record") as caught:
         LocalCleaner(AGE).unneeded()
-    Path("runs/old/run.json").unlink()
+    assert CliRunner().invoke(app, ["clean"]).exit_code == 2
+    subprocess.run(str(caught.value.fix).partition(", after")[0], shell=True, check=True)
+    assert CliRunner().invoke(app, ["clean"]).exit_code == 0
+    assert LocalCleaner(AGE).unneeded()[0].kind == "data set"
     register(1, "x", "y")
     Path("models/digits/1/metadata.json").write_text("[")
     with pytest.raises(UserError, match="cannot be read"):
         LocalCleaner(AGE).unneeded()
+
+
+@pytest.mark.usefixtures("here")
+def test_an_age_is_shown_as_typed() -> None:
+    run("newest", 0)
+    assert "nothing is older than 0d and not needed" in CliRunner().invoke(app, ["clean", "--older-than", "0d"]).output
 
 
 def test_an_age_is_in_days_or_hours() -> None:

@@ -119,8 +119,9 @@ def test_what_is_said_has_sizes_and_addresses(bucket: Bucket, slipway: Slipway):
     assert "1 deleted, 1.0 kB" in done.output
     assert bucket.left() == set()
     assert "nothing is older than 30d and not needed" in slipway(*CLEAN).output
-    too_short = slipway(*CLEAN, "--older-than", "12h")
+    too_short = slipway(*CLEAN, "--older-than", "0d")
     assert (too_short.exit_code, "--older-than 1d" in too_short.output) == (2, True)
+    assert "--older-than = '0d'" in too_short.output
 
 
 def test_a_model_that_is_only_known_by_the_label_of_its_run_keeps_it(bucket: Bucket, slipway: Slipway):
