@@ -20,6 +20,7 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 from slipway.core.errors import UserError
 from slipway.core.tables.formats import FORMATS as TABLES
+from slipway.core.tables.lines import Lines
 from slipway.pipelines.prediction.parts import Chunk, Fault, Part, chunk_of, groups
 from slipway.pipelines.prediction.tables import Tables
 from slipway.pipelines.runs import copies
@@ -191,7 +192,7 @@ class Instances(Part):
 
         def each_line(file: IO[bytes]) -> Iterator[bytes]:
             nonlocal position, lines
-            for line in file:
+            for line in self._lines(file):
                 position += len(line)
                 lines += 1
                 yield line
@@ -208,7 +209,7 @@ class Instances(Part):
         from slipway.serving.tables import of_lines
 
         with self._opened() as file:
-            for group in groups(islice(self._numbered(file), self.examples), size):
+            for group in groups(islice(self._numbered(self._lines(file)), self.examples), size):
                 found = of_lines(model, [line for _, line in group], key)
                 if found is None:
                     yield chunk_of(model, [self._instance(number, line, key) for number, line in group])
@@ -223,6 +224,12 @@ class Instances(Part):
         file = self.path.open("rb")
         file.seek(self.offset)
         return file
+
+    def _lines(self, file: IO[bytes]) -> Lines:
+        def mistake(message: str, fix: str | None = None) -> UserError:
+            return UserError(message, setting="INPUT", value=str(self.paths[0]), allowed=WORDS, fix=fix)
+
+        return Lines(file, self.paths[0], mistake)
 
     def _numbered(self, lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
         """Yield the lines that are not empty, with their numbers."""

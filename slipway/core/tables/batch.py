@@ -13,6 +13,8 @@ from slipway.core.errors import UserError
 
 # What quoting, escapes in a repr, and whitespace other than spaces do not concern.
 SIMPLE = bytes(set(range(0x20, 0x7F)) - set(b"\"'\\"))
+# More take minutes and gigabytes, as each column is an input with statistics of its own.
+MAX_COLUMNS = 1 << 15
 # Returns the error with a message, and `fix`.
 Mistake = Callable[..., UserError]
 
@@ -98,6 +100,16 @@ class TableFile(ABC):
     @abstractmethod
     def divided(self, size: int) -> Iterator[Section]:
         """Yield sections of `size` rows; the last one may have fewer."""
+
+
+def check_columns(names: Sequence[str], path: object, mistake: Mistake) -> None:
+    """Raise UserError if a table has too many columns."""
+    if len(names) > MAX_COLUMNS:
+        raise mistake(
+            f"{path} has {len(names):,} columns; a table may have {MAX_COLUMNS:,}, of which the last is "
+            f"{names[MAX_COLUMNS - 1]!r:.80}.",
+            fix="write its numbers as one column of lists of the same length, in a Parquet file",
+        )
 
 
 def regrouped(batches: Iterable[Batch], size: int) -> Iterator[Batch]:

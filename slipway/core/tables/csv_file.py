@@ -25,7 +25,8 @@ import pyarrow.csv
 from numpy.typing import NDArray
 
 from slipway.core.errors import UserError
-from slipway.core.tables.batch import SIMPLE, Batch, Mistake, Section, TableFile
+from slipway.core.tables.batch import SIMPLE, Batch, Mistake, Section, TableFile, check_columns
+from slipway.core.tables.lines import MAX_LINE, Lines
 
 BATCH_BYTES = 1 << 20
 # A batch of a wide table has about this many rows.
@@ -66,19 +67,20 @@ class CsvFile(TableFile):
     item = "line"
 
     def __init__(self, file: IO[bytes], path: object, mistake: Mistake, *, keep_faults: bool = False) -> None:
-        self._file = file
+        self._file = Lines(file, path, mistake)
         self._path = path
         self._mistake = mistake
         self._line = 0
         self._keep_faults = False  # of the header
         self._separator = self._find_separator()
         self.header = f"Line {self._line + 1} of {path}"
-        rows = self._read_rows(iter(file))
+        rows = self._read_rows(self._file)
         self._line, names = next(rows, (1, []))
+        check_columns(names, path, mistake)
         self._header_line = self._line
         # As pandas names them.
         self.names = [name.strip() or f"Unnamed: {index}" for index, name in enumerate(names)]
-        self._batch_bytes = max(BATCH_BYTES, FEWEST_ROWS * sum(map(len, names)))
+        self._batch_bytes = max(BATCH_BYTES, min(FEWEST_ROWS * sum(map(len, names)), MAX_LINE))
         self._keep_faults = keep_faults
         self._first = file.tell(), self._line
 
@@ -191,12 +193,21 @@ class CsvFile(TableFile):
 
     def _read_rows(self, lines: Iterable[bytes]) -> Iterator[tuple[int, list[str]]]:
         """Yield each row of these lines with the number of its last line; skip empty lines."""
-        before = self._line
+        before, size = self._line, 0
+
+        def sized() -> Iterator[bytes]:
+            nonlocal size
+            for line in lines:
+                size += len(line)
+                self._file.check_row(size)
+                yield line
+
         reader = csv.reader(
-            self._decoded(lines, before + 1), delimiter=self._separator, skipinitialspace=True, strict=True
+            self._decoded(sized(), before + 1), delimiter=self._separator, skipinitialspace=True, strict=True
         )
         try:
             for row in reader:
+                size = 0
                 if row:
                     yield before + reader.line_num, row
         except csv.Error as error:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import itertools
+from collections.abc import Collection, Iterator, Sequence
 from typing import IO
 
 import numpy as np
@@ -10,9 +11,12 @@ import pyarrow
 import pyarrow.compute
 import pyarrow.parquet
 
-from slipway.core.tables.batch import SIMPLE, Batch, Mistake, Section, TableFile
+from slipway.core.tables.batch import SIMPLE, Batch, Mistake, Section, TableFile, check_columns
 
 BATCH_ROWS = 8192
+# Bytes of a batch in memory, of one row, and of a column of a row group that is compressed to less than a thousandth.
+MAX_BATCH_BYTES, MAX_ROW_BYTES, MAX_INFLATED, MAX_RATIO = 64 << 20, 64 << 20, 1 << 30, 1000
+NUMBER_BYTES = 8
 # Bytes of a column that are read at a time.
 BUFFER_BYTES = 1 << 20
 LISTS = (pyarrow.types.is_list, pyarrow.types.is_large_list, pyarrow.types.is_fixed_size_list)
@@ -52,7 +56,9 @@ class ParquetFile(TableFile):
             self._file = pyarrow.parquet.ParquetFile(file, buffer_size=BUFFER_BYTES, pre_buffer=False)
         except pyarrow.ArrowInvalid as error:
             raise self._damaged(error) from None
+        self._source = file
         schema = self._file.schema_arrow
+        check_columns(schema.names, path, mistake)
         self.names = [name.strip() for name in schema.names]
         indexes = (schema.pandas_metadata or {}).get("index_columns", [])
         self.indexes = [name.strip() for name in indexes if isinstance(name, str)]  # others are ranges
@@ -112,11 +118,81 @@ class ParquetFile(TableFile):
             while group < len(counts) - 1 and first + counts[group] <= row:
                 first += counts[group]
                 group += 1
-            groups = list(range(group, len(counts)))
-            self._remaining = self._file.iter_batches(BATCH_ROWS, row_groups=groups, use_threads=False)
+            self._remaining = self._from_group(group)
             self._rest, self._next = None, first
         while self._next < row:
             self._following(row - self._next)
+
+    def _from_group(self, first: int) -> Iterator[pyarrow.RecordBatch]:
+        """Yield the rows from a row group on, in batches whose texts cannot use up the memory."""
+        for is_small, groups in itertools.groupby(range(first, self._file.num_row_groups), self._is_small):
+            if is_small:
+                yield from self._file.iter_batches(BATCH_ROWS, row_groups=[*groups], use_threads=False)
+                continue
+            for group in groups:
+                yield from self._file.iter_batches(self._batch_rows(group), row_groups=[group], use_threads=False)
+
+    def _chunks(self, group: int) -> list[pyarrow.parquet.ColumnChunkMetaData]:
+        """Return the columns of a row group, without those of which every row has one number."""
+        metadata = self._file.metadata.row_group(group)
+        chunks = (metadata.column(number) for number in range(metadata.num_columns))
+        return [each for each in chunks if "BYTE_ARRAY" in each.physical_type or each.num_values != metadata.num_rows]
+
+    def _is_small(self, group: int) -> bool:
+        """Return whether no batch of a row group can be large, as no cell has more bytes than its column."""
+        return bool(sum(each.total_uncompressed_size for each in self._chunks(group)) * BATCH_ROWS <= MAX_BATCH_BYTES)
+
+    def _batch_rows(self, group: int) -> int:
+        """Return the number of rows of a row group that are read at once.
+
+        A dictionary has a long text once, which many rows can name.
+
+        Raises:
+            UserError: A row, or a compressed column, is too large.
+        """
+        rows, row_bytes = max(1, self._file.metadata.row_group(group).num_rows), 0.0
+        chunks = self._chunks(group)
+        longest = self._longest_texts(group, [each.path_in_schema for each in chunks if each.has_dictionary_page])
+        for chunk in chunks:
+            name, inflated = chunk.path_in_schema, chunk.total_uncompressed_size
+            if inflated > max(MAX_INFLATED, MAX_RATIO * chunk.total_compressed_size):
+                raise self._mistake(
+                    f"The column {name} of {self._path} has {inflated:,} bytes, compressed to "
+                    f"{chunk.total_compressed_size:,}.",
+                    fix="write the file again, with smaller row groups or without the column",
+                )
+            values = max(1, chunk.num_values)
+            cell_bytes = values / rows * max(NUMBER_BYTES, longest.get(name, 0), inflated / values)
+            if cell_bytes > MAX_ROW_BYTES:
+                raise self._mistake(
+                    f"The column {name} of {self._path} has cells of {cell_bytes:,.0f} bytes; a row may have "
+                    f"{MAX_ROW_BYTES:,}.",
+                    fix="write the file without the column, or with shorter values",
+                )
+            row_bytes += cell_bytes
+        return min(BATCH_ROWS, max(1, int(MAX_BATCH_BYTES / max(1.0, row_bytes))))
+
+    def _longest_texts(self, group: int, names: Sequence[str]) -> dict[str, int]:
+        """Return the bytes of the longest text in the dictionary of each of these columns of a row group."""
+        if not names:
+            return {}
+        file = pyarrow.parquet.ParquetFile(
+            self._source,
+            metadata=self._file.metadata,
+            read_dictionary=names,
+            buffer_size=BUFFER_BYTES,
+            pre_buffer=False,
+        )
+        longest = {}
+        for name in names:
+            batch = next(file.iter_batches(1, row_groups=[group], columns=[name], use_threads=False), None)
+            column = pyarrow.nulls(0) if batch is None else batch.column(0)
+            while any(is_kind(column.type) for is_kind in LISTS):
+                column = column.values
+            if pyarrow.types.is_dictionary(column.type) and len(column.dictionary):
+                lengths = pyarrow.compute.binary_length(column.dictionary)
+                longest[name] = pyarrow.compute.max(lengths).as_py() or 0
+        return longest
 
     def _following(self, most: int) -> pyarrow.RecordBatch:
         """Return up to `most` of the next rows."""
@@ -186,6 +262,7 @@ def _list_texts(column: pyarrow.Array) -> pyarrow.StringArray:
 
 def _is_text(kind: pyarrow.DataType) -> bool:
     inner = kind.value_type if any(is_kind(kind) for is_kind in LISTS) else kind
+    inner = inner.value_type if pyarrow.types.is_dictionary(inner) else inner
     return bool(pyarrow.types.is_string(inner) or pyarrow.types.is_large_string(inner))
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from slipway.core.errors import UserError
-from slipway.core.tables import csv_file
-from slipway.core.tables.batch import Batch, regrouped
+from slipway.core.tables import csv_file, lines
+from slipway.core.tables.batch import MAX_COLUMNS, Batch, regrouped
 from slipway.core.tables.csv_file import CsvFile
 
 PLAIN = b"a,b\n" + b"".join(b"%d,x\n" % number for number in range(10))
@@ -105,3 +107,69 @@ def test_columns_that_are_not_needed_may_be_missing(content: bytes) -> None:
     assert (batch.columns[0] is None) == batch.simple
     with pytest.raises(UserError, match="Line 3 of it has 2 columns"):
         list(CsvFile(io.BytesIO(content[:-3] + b"\n"), "it", UserError).batches(but={0, 2}))
+
+
+class Endless(io.RawIOBase):
+    """A file that begins with `start` and repeats `repeated` without an end; `end` is the last byte that was read."""
+
+    def __init__(self, start: bytes, repeated: bytes) -> None:
+        self.start, self.repeated = start, repeated
+        self.position = self.end = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self.position = offset + (self.position if whence else 0)
+        return self.position
+
+    def readinto(self, buffer: Any) -> int:
+        before = max(0, self.position - len(self.start)) % len(self.repeated)
+        many = (self.repeated * (len(buffer) // len(self.repeated) + 2))[before:]
+        buffer[:] = (self.start[self.position :] + many)[: len(buffer)]
+        self.position += len(buffer)
+        self.end = max(self.end, self.position)
+        return len(buffer)
+
+
+@pytest.mark.parametrize(
+    ("start", "repeated"),
+    [
+        (b"", b"a"),
+        (b"", b"a,"),
+        (b"a,b\n", b"1"),
+        (b"a,b\n1,", b"a "),
+        (b"a,b\n1,", b"\xc3\xa4"),
+        (b'a,b\n1,"', b'x","\n'),
+    ],
+    ids=["name", "names", "cell", "spaces", "letters", "cells of a row"],
+)
+@pytest.mark.parametrize("work", [rows, lambda table: [*table.divided(10)]], ids=["rows", "divided"])
+def test_an_endless_line_or_row_is_refused_before_it_is_whole(
+    start: bytes, repeated: bytes, work: Callable[[CsvFile], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "MAX_LINE", 1 << 20)
+    monkeypatch.setattr(csv_file, "BATCH_BYTES", 1 << 16)
+    file = Endless(start, repeated)
+    with pytest.raises(UserError, match=r"it\.csv has a line or row of more than 1 MB\.") as refused:
+        work(CsvFile(io.BufferedReader(file), "it.csv", UserError))
+    assert refused.value.fix == "check its line breaks and quotes: head -c 1000 it.csv"
+    assert file.end < 2 << 20
+
+
+def test_a_quote_that_is_never_closed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = Endless(b'a,b\n1,"', b"text\n")
+    with pytest.raises(UserError, match=r"^Line \d+ of it.csv is not CSV: field larger than field limit"):
+        rows(CsvFile(io.BufferedReader(file), "it.csv", UserError))
+    assert file.end < 3 * csv_file.MAX_CELL
+
+
+def test_too_many_columns_are_refused() -> None:
+    names = [f"g{number}" for number in range(MAX_COLUMNS + 1)]
+    assert len(opened(",".join(names[1:]).encode()).names) == MAX_COLUMNS
+    message = r"^it\.csv has 32,769 columns; a table may have 32,768, of which the last is 'g32767'\."
+    with pytest.raises(UserError, match=message):
+        opened(",".join(names).encode())

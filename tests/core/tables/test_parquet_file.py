@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from datetime import date, datetime
 from decimal import Decimal
+from typing import Any
 
 import pyarrow
 import pyarrow.parquet
@@ -44,7 +45,7 @@ COLUMNS = {
 }  # fmt: skip
 
 
-def content(columns: dict[str, pyarrow.Array], **options: int) -> bytes:
+def content(columns: dict[str, pyarrow.Array], **options: Any) -> bytes:
     file = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.table(columns), file, **options)
     return file.getvalue()
@@ -125,3 +126,68 @@ def test_damaged_files_and_zero_bytes_are_refused() -> None:
         list(opened(bytes(damaged)).batches())
     with pytest.raises(UserError, match=r"Row 2 of it.parquet contains a zero byte"):
         list(opened(content({"a": pyarrow.array(["x", "y\0"])})).batches())
+
+
+def repeated(rows: int, text: str, *, in_lists: bool) -> pyarrow.Array:
+    """Return a column that has one text in every row, and in its file once."""
+    column = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * rows, pyarrow.int32()), [text])
+    return (
+        pyarrow.ListArray.from_arrays(pyarrow.array(range(rows + 1), pyarrow.int32()), column) if in_lists else column
+    )
+
+
+@pytest.mark.parametrize("in_lists", [False, True])
+@pytest.mark.parametrize("store_schema", [False, True])  # whether it is read as a dictionary
+def test_a_dictionary_that_unfolds_is_read_in_small_batches(in_lists: bool, store_schema: bool) -> None:
+    """A batch of 8,192 rows, or one list of all, would have 8 GB."""
+    text, columns = "a" * (1 << 20), {"x": repeated(8192, "a" * (1 << 20), in_lists=in_lists)}
+    data = content({**columns, "n": pyarrow.array(range(8192))}, compression="zstd", store_schema=store_schema)
+    assert len(data) < 100_000
+    table, rows = opened(data), 0
+    for batch in table.batches(Section(0, 100, 100, 0)):
+        assert sum(column.nbytes for column in batch.columns) <= 65 << 20
+        assert batch.columns[0][0].as_py() == (str([text]) if in_lists else text)
+        assert batch.columns[1].to_pylist() == [str(line - 1) for line in batch.lines]
+        rows += len(batch)
+    assert rows == 100
+
+
+def test_the_size_of_batches_does_not_change_the_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = {name: pyarrow.concat_arrays([column] * 20) for name, (column, _) in COLUMNS.items()}
+    data = content(columns, row_group_size=70)
+
+    def cells() -> tuple[list[int], list[object]]:
+        found = [*opened(data).batches()]
+        return [len(batch) for batch in found], [row for batch in found for row in batch.rows()]
+
+    sizes, expected = cells()
+    assert sizes == [70, 70, 70, 70, 70, 50]
+    assert [len(batch) for batch in opened(content({"n": pyarrow.array(range(400))}, row_group_size=70)).batches()] == [
+        400
+    ]
+    monkeypatch.setattr(parquet_file, "MAX_BATCH_BYTES", 1000)
+    sizes, observed = cells()
+    assert (max(sizes) < 70, observed) == (True, expected)
+
+
+def test_a_cell_or_column_that_is_too_large_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = content(
+        {"n": pyarrow.array([0] * 100), "x": repeated(100, "a" * 100_000, in_lists=False)}, compression="zstd"
+    )
+    monkeypatch.setattr(parquet_file, "MAX_ROW_BYTES", 90_000)
+    with pytest.raises(
+        UserError, match=r"^The column x of it\.parquet has cells of 100,000 bytes; a row may have 90,000\."
+    ):
+        next(opened(data).batches())
+    monkeypatch.setattr(parquet_file, "MAX_INFLATED", 90_000)
+    monkeypatch.setattr(parquet_file, "MAX_RATIO", 500)
+    with pytest.raises(UserError, match=r"^The column x of it\.parquet has 100,\d\d\d bytes, compressed to \d+\."):
+        next(opened(data).batches())
+
+
+def test_too_many_columns_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipway.core.tables.batch.MAX_COLUMNS", 22)
+    with pytest.raises(
+        UserError, match=r"^it\.parquet has 23 columns; a table may have 22, of which the last is 'cities'"
+    ):
+        opened(content({name: column for name, (column, _) in COLUMNS.items()}))

@@ -231,3 +231,14 @@ def test_a_table_of_images_in_parquet(project: Path, here: None) -> None:
     assert [each["input"] for each in found] == ["inner/0.png", "missing.png"]
     assert found[0]["prediction"]["label"]
     assert found[1]["error"] == "The file cannot be read: No such file or directory"
+
+
+@pytest.mark.parametrize("name", ["long.csv", "long.jsonl"])
+def test_a_line_that_is_too_long_is_one_sentence(
+    project: Path, houses_folder: Path, here: None, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("slipway.core.tables.lines.MAX_LINE", 1 << 20)
+    Path(name).write_text(f"{HEADER}\n{'1' * (1 << 21)}\n" if name.endswith("csv") else "[" * (1 << 21))
+    result = run(str(houses_folder), name)
+    assert (result.exit_code, f"error: {name} has a line or row of more than 1 MB." in result.output) == (2, True)
+    assert f"fix:      check its line breaks and quotes: head -c 1000 {name}\n" in result.output
