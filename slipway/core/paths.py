@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,14 +65,19 @@ def is_mounted(path: Path) -> bool:
 
     A folder /gcs of the disk is no mount: what is written to it stays on this machine.
     """
-    return any(path.is_relative_to(point) and in_bucket(point) for point in _mount_points())
+    real = path.resolve()
+    return any(point != Path("/") and real.is_relative_to(point) for point in _mount_points())
 
 
 @functools.cache
 def _mount_points() -> tuple[Path, ...]:
-    import psutil
-
-    return tuple(Path(partition.mountpoint) for partition in psutil.disk_partitions(all=True))
+    """Return where file systems are mounted; where there is no such table, those at which buckets would be."""
+    try:
+        lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return tuple(Path(mount) for mount in MOUNTS.values() if os.path.ismount(mount))
+    fields = (line.split(" ")[4] for line in lines)
+    return tuple(Path(re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)) for field in fields)
 
 
 def require_mount(location: str, setting: str, fix: str, value: str | None = None) -> None:
@@ -109,7 +115,7 @@ def output_paths(environment: Mapping[str, str]) -> OutputPaths:
     """Return the output folders that the environment variables name.
 
     Raises:
-        UserError: A variable is not set.
+        UserError: A variable is not set, or names a bucket that is not mounted.
     """
     missing = [name for name in OUTPUT_VARIABLES if not environment.get(name)]
     if missing:
@@ -118,6 +124,13 @@ def output_paths(environment: Mapping[str, str]) -> OutputPaths:
             fix=f"set the job's base output directory, or export {missing[0]}=FOLDER",
         )
     model, checkpoints, logs = (local_path(environment[name]) for name in OUTPUT_VARIABLES)
+    variable = OUTPUT_VARIABLES[0]
+    require_mount(
+        environment[variable],
+        variable,
+        "on Vertex AI, run again, perhaps on another machine type, because what is written to the disk would be lost; "
+        f"elsewhere, mount the bucket, or export {variable}=FOLDER",
+    )
     return OutputPaths(model, checkpoints, logs)
 
 

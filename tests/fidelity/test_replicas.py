@@ -11,6 +11,7 @@ from typing import cast
 import pytest
 from google.cloud import aiplatform_v1 as vertex
 
+from slipway.core import paths
 from slipway.core.paths import output_paths
 from slipway.trainer.distributed.cluster import read
 from tests.fakes.containers import End
@@ -52,11 +53,12 @@ def test_only_several_replicas_get_tf_config_and_an_evaluator_is_not_in_it():
     assert "workerpool3" in json.loads(environment_of(made, replicas[0], replicas)["CLUSTER_SPEC"])["cluster"]
 
 
-def test_folders_are_named_where_there_is_an_output_directory():
+def test_folders_are_named_where_there_is_an_output_directory(monkeypatch):
     """AIP_MODEL_DIR, AIP_CHECKPOINT_DIR and AIP_TENSORBOARD_LOG_DIR need base_output_directory.
 
     Source (read): CustomJobSpec.base_output_directory in custom_job.proto.
     """
+    monkeypatch.setattr(paths, "is_mounted", lambda path: True)
     made = job(1)
     told = environment_of(made, replicas_of(made)[0], replicas_of(made))
     assert str(output_paths(told).checkpoints) == "/gcs/bucket/runs/one/checkpoints"

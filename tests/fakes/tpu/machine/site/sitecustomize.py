@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import socket
 import sys
 import time
@@ -29,6 +30,8 @@ def _mount(mounts):
 
     for scheme, folder in paths.MOUNTS.items():
         paths.MOUNTS[scheme] = mounts.get(folder, folder)
+    points = tuple(pathlib.Path(folder).resolve() for folder in mounts.values())
+    paths._mount_points = lambda: points
 
 
 def _hold(name):
