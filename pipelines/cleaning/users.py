@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slipway.core.atomic import append_line, json_lines
-from slipway.core.paths import is_mounted, local_path
+from slipway.core.paths import in_bucket, local_path
 
 if TYPE_CHECKING:
     from slipway.pipelines.config.config import RunConfig
@@ -92,7 +92,7 @@ class Users:
 
     @property
     def _is_there(self) -> bool:
-        return self._store.is_dir() and not is_mounted(self._store)
+        return self._store.is_dir() and not in_bucket(self._store)
 
     def _was_here(self, user: User) -> bool:
         """Whether a project is this one before its folder, with the store in it, was moved, copied or mounted here."""

@@ -66,7 +66,7 @@ def is_mounted(path: Path) -> bool:
     A folder /gcs of the disk is no mount: what is written to it stays on this machine.
     """
     real = path.resolve()
-    return any(point != Path("/") and real.is_relative_to(point) for point in _mount_points())
+    return in_bucket(path) and any(point != Path("/") and real.is_relative_to(point) for point in _mount_points())
 
 
 @functools.cache

@@ -28,9 +28,7 @@ def test_all_three_places_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_worker_whose_bucket_is_not_mounted_does_not_train() -> None:
     """A folder /gcs of its disk would take the model, and the run would succeed without one."""
     environment = dict.fromkeys(("AIP_MODEL_DIR", "AIP_CHECKPOINT_DIR", "AIP_TENSORBOARD_LOG_DIR"), "gs://b/run")
-    with pytest.raises(
-        UserError, match="which is not mounted on this machine as /gcs/b"
-    ) as error:
+    with pytest.raises(UserError, match="which is not mounted on this machine as /gcs/b") as error:
         output_paths(environment)
     assert error.value.setting == "AIP_MODEL_DIR"
 
@@ -38,6 +36,7 @@ def test_a_worker_whose_bucket_is_not_mounted_does_not_train() -> None:
 def test_a_link_to_a_mounted_file_system_is_a_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "gcs").symlink_to(tmp_path / "disk")
+    monkeypatch.setitem(paths.MOUNTS, "gs://", str(tmp_path / "gcs"))
     monkeypatch.setattr(paths, "_mount_points", lambda: (Path("/"), tmp_path.resolve() / "disk"))
     assert paths.is_mounted(tmp_path / "gcs" / "bucket" / "new")
-    assert not paths.is_mounted(tmp_path / "other")
+    assert not paths.is_mounted(tmp_path / "disk" / "bucket"), "no folder of buckets"
