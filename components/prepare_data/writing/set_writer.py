@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import shutil
 from collections import Counter
@@ -22,9 +21,10 @@ from slipway.components.prepare_data.encoding.inputs import (
     combine_statistics,
 )
 from slipway.components.prepare_data.encoding.messages import all_values
-from slipway.components.prepare_data.encoding.records import read_columns
+from slipway.components.prepare_data.encoding.records import Label, read_columns
 from slipway.components.prepare_data.examples import SPLITS, Problem, readable, refuse, source_error
 from slipway.components.prepare_data.listing import split as splitting
+from slipway.components.prepare_data.listing.conflicts import conflict_notes
 from slipway.components.prepare_data.listing.groups import Bundles
 from slipway.components.prepare_data.listing.index import Listing, deal, list_path, read_list
 from slipway.components.prepare_data.listing.plan import Plan, stored_settings
@@ -251,8 +251,7 @@ class SetWriter:
             for result in found
             if result.shard and result.hashes
         ]
-        text_of = functools.partial(label_text, self._source.task, self._plan.classes)
-        copies, self._skipped.conflicts = find_copies(shards, self._scratch / "hashes", text_of)
+        copies, self._skipped.conflicts = find_copies(shards, self._scratch / "hashes", self._text_of)
         return copies
 
     def _write_shards(self, name: str) -> dict[str, list[ShardResult]]:
@@ -374,6 +373,7 @@ class SetWriter:
         about = self._manifest(name, fingerprint, results, tally, statistics)
         near = self._across_splits()
         notes_on_splits = [*near_duplicate_notes(near), *leak_notes(self._set, about), *blank_notes(self._set, about)]
+        notes_on_splits += conflict_notes(self._set, about, self._source.item, self._text_of)
         if about.target:
             notes_on_splits += outlier_notes(self._set, about, statistics["train"][LABEL])
         about = about.model_copy(update={"notes": [*about.notes, *notes_on_splits]})
@@ -450,6 +450,9 @@ class SetWriter:
             skipped_reasons=dict(reasons.most_common(MAX_REASONS_LISTED)),
             damaged=[ExampleIssue(key=readable(key), reason=reason) for key, reason in self._skipped.damaged_images],
         )
+
+    def _text_of(self, label: Label) -> str:
+        return label_text(self._source.task, self._plan.classes, label)
 
     def _target(self, train: InputStatistics, everything: InputStatistics, shards: Iterable[ShardResult]) -> Input:
         """Return the description of a number that is predicted, with the statistics of its logarithm if so set.

@@ -130,10 +130,10 @@ TABLES = {
         "regression",
         "\r\n",
     ),
-    "odd texts": Table(odd, "8d7275f47b0be417", encoding="utf-8-sig"),
-    "copies": Table(copies, "2617646364a0aa57"),
-    "groups": Table(patients, "f0391e983d45237d", {"group_by": "column:patient", "inputs": ["age"]}),
-    "several labels": Table(beaches, "ac90693cf033bcb0", {}, "multilabel"),
+    "odd texts": Table(odd, "11e0424d02c0d446", encoding="utf-8-sig"),
+    "copies": Table(copies, "8f9b733959b4c76a"),
+    "groups": Table(patients, "19f58505c1e44d1c", {"group_by": "column:patient", "inputs": ["age"]}),
+    "several labels": Table(beaches, "81ab7c3627062ad8", {}, "multilabel"),
     "kinds": Table(
         kinds,
         "0516061d7f2e0156",
@@ -144,7 +144,7 @@ TABLES = {
     ),
     "some inputs": Table(
         houses,
-        "b95f71149f25573e",
+        "7d093b8817df8af7",
         {
             "label": "rooms",
             "inputs": ["area"],
