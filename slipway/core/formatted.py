@@ -10,7 +10,9 @@ from slipway.core.values import canonical
 
 # How 1234.56 is written.
 NumberFormat: TypeAlias = Literal["1234.56", "1,234.56", "1234,56", "1.234,56", "1 234,56", "1 234.56", "1'234.56"]
-_SPACES = " \u00a0\u202f"
+# Spaces and apostrophes are whatever a keyboard, a locale or an editor made of them.
+_SPACES = " \u00a0\u2007\u2009\u202f"
+_APOSTROPHES = "'`´ʹʼ‘’′＇"
 _SIGNS = "$€£¥₹%"
 
 
@@ -36,7 +38,7 @@ NUMBER_FORMATS: dict[NumberFormat, _Marks] = {
     "1.234,56": _Marks(".", ","),
     "1 234,56": _Marks(_SPACES, ","),
     "1 234.56": _Marks(_SPACES, "."),
-    "1'234.56": _Marks("'’", "."),
+    "1'234.56": _Marks(_APOSTROPHES, "."),
 }
 
 
