@@ -94,6 +94,11 @@ class TuneSettings(Settings):
     )
     trials: PositiveInt = Field(default=20, description="Number of trials.")
     hours: PositiveFloat | None = Field(default=None, description="Time after which no trial starts; null: no limit.")
+    trial_hours: PositiveFloat | None = Field(
+        default=None,
+        description="Time after which a trial on this machine is stopped and has failed, as one that hangs; null: five "
+        "times the median of the completed ones, and at least ten minutes.",
+    )
     parallel: PositiveInt = Field(default=1, description="Number of trials at once.")
     failures: NonNegativeInt = Field(default=3, description="Number of trials that may fail before the search stops.")
     pruning: Literal["none", "median", "halving"] = Field(

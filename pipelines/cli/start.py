@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import sys
 from collections.abc import Sequence
@@ -177,17 +178,19 @@ def _repeat(configuration: RunConfig, target: str, count: int, outcome: Outcome,
     has the others' metrics. Returns the record of that run.
     """
     from slipway.pipelines.api import starting
+    from slipway.pipelines.runs.deadline import deadline
 
-    quiet, others = replace(outcome, as_json=False, require_promotion=False), []
+    quiet = replace(outcome, as_json=False, require_promotion=False)
+    others: list[RunRecord] = []
     with starting.new(configuration, target, outcome.say, runner=runner.value, last="train") as ready:
-        quiet.of_local(ready)
+        first = quiet.of_local(ready)
     for number in range(1, count):
         changes = (f"train.seed={configuration.train.seed + number}", "evaluate.champion=none")
         again = starting.rerun(
             ready.folder, None, "train", changes, None, runner=runner.value, last="evaluate", checked=True
         )
         with again as repeated:
-            others.append(quiet.of_local(repeated))
+            others.append(quiet.of_local(repeated, deadline(each.seconds or 0.0 for each in (first, *others))))
     gate = configuration.evaluate.gate.of(configuration.task)
     values = [each.metrics[gate.among(each.metrics).name] for each in others]
     seeds = f"evaluate.gate.seeds={json.dumps(values)}"
@@ -200,11 +203,13 @@ def _repeat(configuration: RunConfig, target: str, count: int, outcome: Outcome,
 def _cross_validate(folds: Sequence[RunConfig], target: str, outcome: Outcome, runner: Runner) -> None:
     """Prepare, train and evaluate once for each fold, register nothing, and show the metrics over all folds."""
     from slipway.pipelines.api import starting
+    from slipway.pipelines.runs.deadline import deadline
 
-    quiet, records = replace(outcome, as_json=False), []
+    quiet = replace(outcome, as_json=False)
+    records: list[RunRecord] = []
     for configuration in folds:
         with starting.new(configuration, target, quiet.say, runner=runner.value, last="evaluate") as ready:
-            records.append(quiet.of_local(ready))
+            records.append(quiet.of_local(ready, deadline(each.seconds or 0.0 for each in records)))
     _show_all(records, f"{len(folds)} folds", outcome, as_json=outcome.as_json)
 
 
@@ -366,8 +371,8 @@ class Outcome:
             sys.stdout.write(folder.record_file.read_text())
         self.say(f"  watch: slipway status --follow {record.run_id}")
 
-    def of_local(self, ready: Ready) -> RunRecord:
-        """Run in this process, show it, and return its record; exit if it did not succeed."""
+    def of_local(self, ready: Ready, limit: float = math.inf) -> RunRecord:
+        """Run in this process for at most `limit` seconds, and show it; return its record, or exit if it failed."""
         from slipway.pipelines.cli import display
         from slipway.pipelines.platforms.local import launch
         from slipway.pipelines.runs.notification import notify
@@ -377,7 +382,8 @@ class Outcome:
         kind = "rehearsal" if record.rehearsal else "run"
         self.say(f"{kind} {folder.run_id} on {configuration.parsed_hardware}, logs in {folder.logs}")
         with RunDisplay(self.shown) as watcher:
-            record = launch.run(folder, configuration, record, watcher)
+            limit = limit if ready.platform.trains_here else math.inf  # others may wait for machines
+            record = launch.run(folder, configuration, record, watcher, limit)
         for problem in notify(configuration, record):
             self.say(f"warning: not everyone was notified: {problem}")
         if self.as_json:

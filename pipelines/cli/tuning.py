@@ -77,6 +77,13 @@ def tune(
     for values in search.extremes(settings.parameters):  # whether they are valid
         load(path, [*(overrides or ()), *search.overrides(values, configuration.train.arguments)], hardware)
     outcome = Outcome(error_console if as_json else console, as_json=as_json)
+    if target != DEFAULT and settings.trial_hours is not None:
+        raise UserError(
+            f"tune.trial_hours is for trials on this machine; on {platform_of(target).title}, it has no effect.",
+            setting="tune.trial_hours",
+            value=settings.trial_hours,
+            fix="--set tune.trial_hours=null; on Vertex AI, +timeout=2h of the hardware limits a trial",
+        )
     if target != DEFAULT:
         show_warnings(starting.check(configuration, target, submitting=True, search=settings, say=outcome.say))
         show_cost(configuration, target, outcome.say, settings.trials)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +26,7 @@ FOLDER = Path("tuning")
 # An attribute of studies, and the name of the data in it.
 MADE_WITH, DATA = "made with", "the data set"
 # Settings of the section that do not make another study; the seed is one of the training.
-FREE = {"trials", "hours", "parallel", "failures", "seed"}
+FREE = {"trials", "hours", "trial_hours", "parallel", "failures", "seed"}
 
 
 def made_with(config: RunConfig, data: str) -> dict[str, str]:
@@ -48,25 +49,27 @@ def studies_of(config: RunConfig, search: SearchSettings) -> list[optuna.Study]:
     """Return the studies of a configuration, newest first: one for each code and data with which trials were made.
 
     Raises:
-        UserError: Optuna is not installed.
+        UserError: Optuna is not installed, or the database cannot be read.
     """
     verify_extra("tune")
     import optuna
 
     first, storage = _first(config, search)
-    names = [name for name in optuna.get_all_study_names(storage) if name == first or name.startswith(f"{first}-")]
-    names.sort(key=lambda name: (len(name), name), reverse=True)
-    return [optuna.load_study(study_name=name, storage=storage) for name in names]
+    with _readable(config):
+        names = [name for name in optuna.get_all_study_names(storage) if name == first or name.startswith(f"{first}-")]
+        names.sort(key=lambda name: (len(name), name), reverse=True)
+        return [optuna.load_study(study_name=name, storage=storage) for name in names]
 
 
 def open_study(config: RunConfig, search: SearchSettings, number: int = 1) -> optuna.Study:
     """Return a study of a configuration by its number, or a new one; neither its settings nor the ranges change.
 
     Raises:
-        UserError: Optuna is not installed.
+        UserError: Optuna is not installed, or the database cannot be read.
     """
     first, storage = _first(config, search)
-    return studies.open_study(storage, f"{first}-{number}" if number > 1 else first, search)
+    with _readable(config):
+        return studies.open_study(storage, f"{first}-{number}" if number > 1 else first, search)
 
 
 def _first(config: RunConfig, search: SearchSettings) -> tuple[str, str]:
@@ -78,6 +81,23 @@ def _first(config: RunConfig, search: SearchSettings) -> tuple[str, str]:
     values["tune"] = search.model_dump(mode="json", exclude=FREE)
     fingerprint = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
     return f"{config.name}-{fingerprint}", f"sqlite:///{(folder / config.name).absolute()}.db"
+
+
+@contextlib.contextmanager
+def _readable(config: RunConfig) -> Iterator[None]:
+    """Turn an error of the database into one sentence: it is damaged, of another version, or in use elsewhere."""
+    from optuna.exceptions import StorageInternalError
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except (SQLAlchemyError, StorageInternalError, RuntimeError) as error:
+        file = shlex.quote(str(in_project(FOLDER) / f"{config.name}.db"))
+        cause = str(error.__cause__ or error).splitlines()[0]
+        raise UserError(
+            f"The database of the search, {file}, cannot be used: {cause}",
+            fix=f"mv {file} {file}.unused, after which slipway tune begins another search",
+        ) from error
 
 
 @contextlib.contextmanager

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ from slipway.pipelines.platforms.base import Say
 from slipway.pipelines.platforms.local import launch
 from slipway.pipelines.runs import following
 from slipway.pipelines.runs import record as runs
+from slipway.pipelines.runs.deadline import deadline, sentence
 from slipway.pipelines.runs.record import ErrorRecord, RunFolder, RunRecord
 from slipway.pipelines.tuning import study as tuning
 
@@ -32,17 +35,22 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.2
 # A trial whose run was killed is resumed so often.
 MAX_RESUMES = 3
-BASE, RUN, ERROR = "prepared by", "run", "error"  # attributes of studies and trials
+# How long a trial that is stopped may take to end before it is killed.
+KILL_SECONDS = 60.0
+# Attributes of studies and trials.
+BASE, RUN, ERROR, SECONDS = "prepared by", "run", "error", "seconds"
 
 
 @dataclass
 class Running:
-    """A trial whose run has not ended."""
+    """A trial whose run has not ended; `began` is when that was started, and `limit` what it exceeded, in seconds."""
 
     trial: optuna.Trial
     folder: RunFolder
     validations: studies.Validations
+    began: float
     resumes: int = 0
+    limit: float | None = None
 
 
 @dataclass(frozen=True)
@@ -200,7 +208,8 @@ class Trials:
 
     def _follow(self, trial: optuna.Trial, folder: RunFolder) -> None:
         validations = studies.Validations(trial, self._tune.metric, folder.path / "train" / "logs")
-        self._running.append(Running(trial, folder, validations))
+        waited = time.time() - (folder.read().started or time.time())  # by an earlier command
+        self._running.append(Running(trial, folder, validations, time.monotonic() - max(0.0, waited)))
 
     def _start(self, trial: optuna.Trial) -> Ended | None:
         """Start the run of a trial; return the trial only if its settings are refused."""
@@ -218,6 +227,8 @@ class Trials:
 
     def _poll(self, running: Running) -> Ended | None:
         """Report the validations of a trial's run; return the trial if it has ended."""
+        if self._is_overdue(running):
+            return self._stop(running)
         record = running.folder.read()
         if running.validations.report() and (holder := running.folder.holder()) is not None:
             following.request_stop(holder.pid)
@@ -233,6 +244,7 @@ class Trials:
                 record.status, record.error = "failed", ErrorRecord(step="train", message=lacking.message)
                 running.folder.write(record)
                 return self._tell(running.trial, "FAIL", error=lacking.message, seconds=seconds)
+            running.trial.set_user_attr(SECONDS, seconds)
             return self._tell(running.trial, "COMPLETE", value=value, seconds=seconds)
         if running.validations.pruned:
             if running.folder.holder() is not None:  # its process writes the record last, with the seconds
@@ -245,11 +257,47 @@ class Trials:
             if running.folder.holder() is not None:  # its process has to end first: it may still be tracking the run
                 return None
             running.resumes += 1
+            running.began = time.monotonic()
             with starting.resumed(running.folder, (), None, lambda _line: None) as ready:
                 launch.start(ready.folder, ready.record, self._starter)
             return None
         error = record.error.message.splitlines()[0] if record.error else record.status
         return self._tell(running.trial, "FAIL", error=f"{error} slipway explain {record.run_id}", seconds=seconds)
+
+    def _limit(self) -> float:
+        """Return the seconds that a trial may take; infinite if that is not known yet."""
+        if self._tune.trial_hours is not None:
+            return 3600 * self._tune.trial_hours
+        trials = self._study.get_trials(deepcopy=False)
+        limit = deadline(trial.user_attrs[SECONDS] for trial in trials if SECONDS in trial.user_attrs)
+        return min(limit, 3600 * self._tune.hours) if limit == math.inf and self._tune.hours else limit
+
+    def _is_overdue(self, running: Running) -> bool:
+        """Whether a trial takes too long, and has not succeeded in the end."""
+        holder = running.folder.holder()
+        if running.limit is not None:
+            return holder is not None or running.folder.read().status != "succeeded"
+        limit = self._limit()
+        if holder is None or not holder.is_here or time.monotonic() - running.began <= limit:
+            return False
+        running.limit = limit
+        following.request_stop(holder.pid)
+        return True
+
+    def _stop(self, running: Running) -> Ended | None:
+        """Return a trial that takes too long when its run has ended, which is killed if it does not end by itself."""
+        assert running.limit is not None
+        seconds, holder = time.monotonic() - running.began, running.folder.holder()
+        if holder is not None:
+            if seconds < running.limit + KILL_SECONDS:
+                return None
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(holder.pid, signal.SIGKILL)
+        error = f"{sentence(running.limit)} To allow more time: --set tune.trial_hours=HOURS"
+        record = running.folder.read()
+        record.status, record.error = "failed", ErrorRecord(step="train", message=error)
+        running.folder.write(record)
+        return self._tell(running.trial, "FAIL", error=error, seconds=seconds)
 
     def _tell(
         self, trial: optuna.Trial, state: str, *, value: float | None = None, error: str = "", seconds: float = 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -37,6 +38,7 @@ from slipway.pipelines.platforms.local.warm import warm_steps
 from slipway.pipelines.platforms.table import DEFAULT, platform_of
 from slipway.pipelines.runs import attestation, lock
 from slipway.pipelines.runs.budget import labels_of
+from slipway.pipelines.runs.deadline import sentence
 from slipway.pipelines.runs.following import EventReader, apply
 from slipway.pipelines.runs.notification import notify
 from slipway.pipelines.runs.record import ErrorRecord, RunFolder, RunRecord, StepRecord, Watcher
@@ -67,6 +69,10 @@ StartProcess = Callable[[Path, int, Streams], int]
 
 class Interrupted(Exception):
     """The run was asked to stop: Ctrl-C, SIGTERM, a closed terminal (SIGHUP) or `slipway cancel`."""
+
+
+class Overdue(Exception):
+    """The run did not end in time."""
 
 
 def new_record(
@@ -100,10 +106,13 @@ def new_record(
     )
 
 
-def run(folder: RunFolder, config: RunConfig, record: RunRecord, watcher: Watcher) -> RunRecord:
+def run(
+    folder: RunFolder, config: RunConfig, record: RunRecord, watcher: Watcher, limit: float = math.inf
+) -> RunRecord:
     """Start or resume the run in `folder`, which is held, wait until it ends, and return its record.
 
-    SIGINT, SIGTERM or SIGHUP ends every process of the run; the status is then cancelled.
+    SIGINT, SIGTERM or SIGHUP ends every process of the run; the status is then cancelled. After `limit` seconds, every
+    process is ended, too, and the run has failed.
 
     Raises:
         UserError: The run folder was deleted during the run; every process of the run has ended.
@@ -129,12 +138,19 @@ def run(folder: RunFolder, config: RunConfig, record: RunRecord, watcher: Watche
     with users.noted(config, record, root, follower.say), tracked(folder, config, record, follower.say):
         try:
             with stop_on_signals() as stop, session.temporary_folder(folder) as temporary:
+                stop.until = started + limit
                 finished = _execute(folder, config, record, follower, stop, temporary)
             follower.copy_pages()
             _conclude(folder, record, finished, kills)
             _sign(folder, config, record)
         except OSError as error:  # the file system of its folder fails
             follower.fail(error)
+        except Overdue:
+            hanging = next((step.name for step in record.steps if step.status == "running"), None)
+            record.error = ErrorRecord(
+                step=hanging, message=sentence(limit), fix=f"slipway run --resume {record.run_id}"
+            )
+            _conclude(folder, record, finished=False, kills=kills)
         except Interrupted:
             record.cancel()
         record.ended = datetime.now(UTC)
@@ -264,6 +280,8 @@ def _execute(
             if stop.requested:
                 follower.cancel(platform.stopping)
                 raise Interrupted
+            if time.monotonic() > stop.until:
+                raise Overdue
             follower.follow()
             follower.check_for_frozen(process.pid)
             time.sleep(POLL_SECONDS)
@@ -296,9 +314,13 @@ def champion_to_beat(config: RunConfig, *, rehearsal: bool) -> str:
 
 @dataclass
 class StopRequest:
-    """Whether a stop signal was received. It is polled: an exception could be raised at an unsafe point."""
+    """Whether a stop signal was received, and the monotonic time after which a run is stopped without one.
+
+    It is polled: an exception could be raised at an unsafe point.
+    """
 
     requested: bool = False
+    until: float = math.inf
 
 
 @contextlib.contextmanager

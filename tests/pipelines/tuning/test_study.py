@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -179,3 +180,14 @@ def test_two_commands_do_not_tune_at_once(tmp_path: Path, monkeypatch: pytest.Mo
         pass
     with studies.locked(config):
         pass
+
+
+def test_a_damaged_database_is_one_sentence_with_a_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tuning").mkdir()
+    Path("tuning/digits.db").write_text("no database")
+    config = configuration(RATE)
+    with pytest.raises(UserError, match=r"tuning/digits\.db, cannot be used: .*not a database") as caught:
+        studies.studies_of(config, search.settings_of(config))
+    subprocess.run(str(caught.value.fix).partition(", after")[0], shell=True, check=True)
+    assert studies.studies_of(config, search.settings_of(config)) == []

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
+import signal
+import statistics
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +25,7 @@ from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.platforms.local import launch
 from slipway.pipelines.runs import lock
 from slipway.pipelines.runs import record as runs
+from slipway.pipelines.runs.deadline import deadline
 from slipway.pipelines.runs.record import ErrorRecord, RunFolder, RunRecord, StepRecord
 from slipway.pipelines.tuning import study as studies
 from slipway.pipelines.tuning import trials
@@ -277,3 +283,53 @@ def test_unfinished_trials_are_continued_with_their_runs(execute: Any) -> None:
     ended = execute(lambda _record, _rate: None, trials=3, failures=9)
     assert sorted(each.number for each in ended) == [0, 1, 2]
     assert execute.machine.resumed == ["trial-0"]
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["by SIGTERM", "by SIGKILL"])
+def test_a_trial_that_hangs_is_stopped_and_has_failed(
+    execute: Any, monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    """Its run holds its lock in another process, which may ignore SIGTERM."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def play(record: RunRecord, _rate: float) -> None:
+        if record.run_id != "trial-1":
+            return
+        code = "import fcntl, os, signal, socket, sys, time\n"
+        code += "" if ends else "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        code += "fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)\nfcntl.flock(fd, fcntl.LOCK_EX)\n"
+        code += "os.write(fd, f'{os.getpid()} {socket.gethostname()}'.encode())\nprint(flush=True)\ntime.sleep(60)"
+        file = RunFolder(Path("runs") / record.run_id).lock_file
+        processes.append(subprocess.Popen([sys.executable, "-c", code, str(file)], stdout=subprocess.PIPE))
+        assert processes[0].stdout is not None
+        processes[0].stdout.readline()
+        record.status, record.process = "running", processes[0].pid
+
+    monkeypatch.setattr(trials, "KILL_SECONDS", 30.0 if ends else 0.5)
+    ended = execute(play, trials=3, failures=9, trial_hours=0.2 / 3600)
+    assert [each.state for each in ended] == ["COMPLETE", "FAIL", "COMPLETE"]
+    assert "did not end within" in ended[1].error
+    assert "--set tune.trial_hours=HOURS" in ended[1].error
+    assert processes[0].wait() == (-signal.SIGTERM if ends else -signal.SIGKILL)
+    record = runs.find("trial-1").read()
+    assert (record.status, record.error and record.error.message) == ("failed", ended[1].error)
+    assert execute.machine.resumed == [], "it is not continued, as a run that was stopped by the user"
+
+
+def test_the_limit_of_a_trial_is_five_times_the_median_of_the_completed_ones(execute: Any) -> None:
+    def play(record: RunRecord, _rate: float) -> None:
+        record.steps[0].seconds = 60 * float(record.run_id.removeprefix("trial-")) + 300
+
+    execute(play, trials=5, failures=9)
+    made = execute.study
+    config = configuration(RATE, trials=5)
+
+    def limit(**fields: Any) -> float:
+        tune = search.settings_of(config).model_copy(update=fields)
+        return Trials(made, RunFolder(Path("base")), config, tune)._limit()
+
+    completed = [trial.user_attrs["seconds"] for trial in made.get_trials() if trial.state.name == "COMPLETE"]
+    assert limit() == 5 * statistics.median(completed)
+    assert limit(trial_hours=2.0) == 7200
+    assert deadline([1.0]) == 600, "at least ten minutes"
+    assert deadline([]) == math.inf

@@ -20,6 +20,7 @@ import pytest
 
 from slipway.core.atomic import append_line
 from slipway.core.errors import UserError
+from slipway.core.forking import start_session
 from slipway.core.memory import MemoryKills
 from slipway.pipelines.cli.display import summary
 from slipway.pipelines.config.config import RunConfig
@@ -384,3 +385,29 @@ def test_temporary_folders_of_killed_commands_are_removed(
         assert other.exists()
     assert not Path(temporary).exists()
     assert folder.record_file.parent.exists()
+
+
+def test_a_run_that_does_not_end_in_time_is_stopped_and_has_failed(
+    folder: RunFolder, record: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the next one of --repeat or --folds: its processes have ended, also one that ignores SIGTERM."""
+    processes: list[Any] = []
+
+    def hang(_command: object, environment: Any, streams: Any, held: Any) -> Any:
+        happened(folder, "started")
+        code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+        processes.append(start_session([sys.executable, "-c", code], environment, streams, held))
+        return processes[0]
+
+    monkeypatch.setattr(launch, "start_session", hang)
+    monkeypatch.setattr(LocalPlatform, "stop_seconds", 0.5)
+    with folder.held():
+        record = launch.run(folder, CONFIG, record, Shown(), limit=0.6)
+    assert processes[0].poll() == -signal.SIGKILL
+    assert (record.status, record.step("train").status) == ("failed", "failed")
+    assert record.error is not None
+    assert (record.error.step, record.error.message) == (
+        "train",
+        "The run was stopped: it did not end within 0.01 minutes.",
+    )
+    assert f"slipway run --resume {record.run_id}" in str(record.error.fix)
