@@ -137,9 +137,10 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Read models, checkpoints and prepared data sets, and compare every file with its checksum."""
-    from slipway.pipelines.runs import dsse, verification
+    from slipway.core import dsse
+    from slipway.pipelines.runs import verification
 
-    public = None if key is None else dsse.read_key(str(key), private=False)
+    public = None if key is None else dsse.read_key(str(key), private=False, setting="--key")
     found = [each for name in names for each in verification.verify(name, registry, public)] if names else []
     found = found if names else list(verification.everything(registry, public))
     print_results(found, as_json=as_json)

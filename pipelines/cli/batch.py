@@ -10,7 +10,7 @@ import typer
 
 from slipway.core.cores import available_cores
 from slipway.core.errors import UserError
-from slipway.pipelines.cli.serving import FORMAT, MODEL, SPLIT, Module, progress_bar
+from slipway.pipelines.cli.serving import FORMAT, MODEL, SPLIT, Module, Trust, progress_bar
 from slipway.pipelines.cli.targets import target_option
 from slipway.pipelines.options import Configuration, Json, Overrides, Registry, configured
 from slipway.pipelines.platforms.base import Platform, RemotePlatform
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from slipway.pipelines.platforms.vertex.batch import Asked, Job, Prepared
     from slipway.pipelines.prediction.batch import Batch, Outcome
 
-ONLY_LOCAL = ("kind", "split", "processes", "part_size", "max_unknown", "module", "registry")
+ONLY_LOCAL = ("kind", "split", "processes", "part_size", "max_unknown", "module", "trust", "registry")
 ONLY_VERTEX = ("config", "hardware", "overrides", "dry_run", "no_wait", "cancel")
 
 
@@ -72,6 +72,7 @@ def batch(
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if any input has an error.")] = False,
     max_unknown: Limit = 1.0,
     module: Module = None,
+    trust: Trust = False,
     registry: Registry = Path("models"),
     target: Annotated[str, target_option("Where it runs: local or vertex.")] = DEFAULT,
     config: Configuration = None,
@@ -119,8 +120,10 @@ def batch(
     from slipway.pipelines.prediction import batch as batches
     from slipway.pipelines.prediction import models
 
+    chosen = models.find(model, registry, module)
+    models.say_once(chosen, registry, trust=trust)
     what = batches.Batch(
-        chosen=models.find(model, registry, module),
+        chosen=chosen,
         inputs=tuple(inputs),
         folder=Path(output),
         kind=kind,

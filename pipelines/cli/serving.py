@@ -36,6 +36,9 @@ Module = Annotated[
     str | None,
     typer.Option(metavar="MODULE:FUNCTION", help="What loads a custom program's model; see docs/serving.md."),
 ]
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Do not say that a model from outside of this project can run code.")
+]
 
 
 @user_errors
@@ -51,6 +54,7 @@ def predict(
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if any input has an error.")] = False,
     max_unknown: Limit = 1.0,
     module: Module = None,
+    trust: Trust = False,
     registry: Registry = Path("models"),
 ) -> None:
     """Predict on files with a model on this machine. Inputs that cannot be read get a line with the error."""
@@ -60,6 +64,7 @@ def predict(
     if output is not None:
         check_folder_of(output)
     chosen = models.find(model, registry, module)
+    models.say_once(chosen, registry, trust=trust)
     if kind is None:
         kind = Format.csv if output is not None and output.suffix.lower() == ".csv" else Format.jsonl
     loaded = models.ready(chosen)
@@ -119,6 +124,7 @@ def drift(
     config: Configuration = None,
     overrides: Overrides = None,
     module: Module = None,
+    trust: Trust = False,
     registry: Registry = Path("models"),
     as_json: Json = False,
 ) -> None:
@@ -141,6 +147,7 @@ def drift(
             allowed="notify.webhook or notify.topic", fix="--set notify.webhook=env:CHAT_WEBHOOK",
         )  # fmt: skip
     chosen = models.find(model, registry, module)
+    models.say_once(chosen, registry, trust=trust)
     loaded = models.ready(chosen)
     if loaded.is_custom:
         raise UserError(
@@ -206,7 +213,12 @@ def serve(
     log_share: Annotated[
         float, typer.Option(min=0.0001, max=1, metavar="SHARE", help="The share of the requests that is kept.")
     ] = 0.1,
+    key: Annotated[
+        Path | None,
+        typer.Option("--key", metavar="FILE", help="Public key (PEM) with which the model must be signed."),
+    ] = None,
     module: Module = None,
+    trust: Trust = False,
     registry: Registry = Path("models"),
 ) -> None:
     """Serve a model over HTTP on this machine, with a page to try it."""
@@ -215,6 +227,8 @@ def serve(
 
     installed.verify_extra("serving")
     chosen = models.find(model, registry, module)
+    models.say_once(chosen, registry, trust=trust or key is not None)
+    from slipway.core import dsse
     from slipway.serving import app
     from slipway.serving.sampling import RequestLog
     from slipway.serving.settings import Limits, ServerSettings
@@ -222,14 +236,16 @@ def serve(
     _check_port(host, port)
 
     def served(found: models.Chosen) -> app.Served:
-        return app.Served(str(found), found.folder, found.module)
+        return app.Served(str(found), found.folder, found.module, None if found.version is None else str(found))
 
     limits = Limits(max_batch=max_batch, max_delay=max_delay / 1000)
-    settings = ServerSettings(host, port, limits=limits, origins=tuple(map(_origin, allow_origin)))
+    public = None if key is None else dsse.read_key(str(key), private=False, setting="--key")
+    settings = ServerSettings(host, port, limits=limits, origins=tuple(map(_origin, allow_origin)), key=public)
     log = RequestLog(log_requests, log_share) if log_requests is not None else None
     server = app.Server(
         settings, lambda: served(models.find(model, registry, module) if chosen.follow else chosen), log
     )
+    server.verify(served(chosen))
     server.use(models.ready(chosen, server.warm_sizes), served(chosen))
     app.log_as_json()
     name = "localhost" if host in ("127.0.0.1", "0.0.0.0") else f"[{host}]" if ":" in host else host

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from slipway.core import manifest
+from slipway.core.dsse import read_key
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest
 from slipway.core.paths import local_path
@@ -17,7 +18,6 @@ from slipway.pipelines.hardware.memory import fits_memory
 from slipway.pipelines.hardware.placement import check_engine
 from slipway.pipelines.platforms.base import RemotePlatform
 from slipway.pipelines.runs.budget import check_month
-from slipway.pipelines.runs.dsse import read_key
 from slipway.pipelines.tracking.tracking import tracker_of
 from slipway.trainer.data.assignment import check_even_split
 from slipway.trainer.engines import builder, installed, table
@@ -251,7 +251,7 @@ def signing_key(context: Context) -> str:
     if isinstance(context.platform, RemotePlatform):
         what = f"models that are registered on {context.platform.title} are not signed"
         raise CheckWarning(what, "--set register.signing_key=null")
-    read_key(file, private=True)
+    read_key(file, private=True, setting="register.signing_key")
     return file
 
 

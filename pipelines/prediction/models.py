@@ -13,7 +13,7 @@ from slipway.components.register_model.registry import CHAMPION, METADATA, SERVE
 from slipway.core import integrity
 from slipway.core.errors import UserError, nearest
 from slipway.core.noise import without_stderr
-from slipway.core.paths import in_project, require_utf8, short
+from slipway.core.paths import in_project, project, require_utf8, short
 from slipway.pipelines.runs import copies
 from slipway.pipelines.runs import record as runs
 from slipway.pipelines.terminal import say
@@ -75,6 +75,19 @@ def find(model: str | None, registry: Path, module: str | None = None, *, lazy: 
             fix=f"--module {offered}, if you trust the model",
         )
     return chosen
+
+
+def say_once(chosen: Chosen, registry: Path, *, trust: bool) -> None:
+    """Say that a model can run code, unless it is in the registry, in the project's folder, or of one of its runs."""
+    if trust or chosen.configuration is not None:
+        return
+    own = (project() or Path.cwd(), in_project(registry))
+    if chosen.uri is None and any(chosen.folder.resolve().is_relative_to(folder.resolve()) for folder in own):
+        return
+    say(
+        f"{chosen.uri or chosen.folder} is from outside of this project, and a model can run any code: "
+        "docs/serving.md#which-models-to-trust; --trust hides this line"
+    )
 
 
 def fetch(chosen: Chosen, say: Callable[[str], None]) -> None:

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from slipway.components.register_model.registry import CHAMPION, Registry
-from slipway.core import integrity, manifest
+from slipway.core import integrity, manifest, statement
+from slipway.core.dsse import Key
 from slipway.core.errors import UserError, nearest
 from slipway.core.paths import in_project, local_path
 from slipway.core.values import JsonObject
 from slipway.pipelines.runs import attestation, copies
 from slipway.pipelines.runs import record as runs
-from slipway.pipelines.runs.dsse import Key
 from slipway.pipelines.terminal import say
 from slipway.trainer.checkpoint.best import FOLDER as BEST_FOLDER
 from slipway.trainer.checkpoint.store import Checkpoints
@@ -141,7 +141,7 @@ def _version(known: Registry, name: str, number: int, key: Key) -> Iterator[Veri
     found, data = _model(folder, checksum), None
     if key is not None:
         try:
-            data = attestation.verified_data_set(folder, key)
+            data = statement.verified_data_set(folder, key, f"{name}/{number}")
         except (UserError, OSError) as error:
             found.damages.append(_told(error, folder))
     elif (folder / integrity.STATEMENT_FILE).is_file():

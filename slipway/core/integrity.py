@@ -21,7 +21,7 @@ RECORD_FILE = "model.json"
 CHECKSUMS_FILE = ".slipway.json"
 # Of a registered version; another program's file of this name is not part of it.
 REGISTRATION_FILE = "metadata.json"
-# The signed provenance of a registered version; see `slipway.pipelines.runs.attestation`.
+# The signed provenance of a registered version; see `slipway.core.statement`.
 STATEMENT_FILE = "provenance.intoto.jsonl"
 # The signature of a registered version in the format of OpenSSF, for other programs.
 SIGNATURE_FILE = "model.sig"

@@ -28,6 +28,7 @@ from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
+from slipway.core import statement
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
 from slipway.serving import connections, instances
@@ -73,11 +74,15 @@ class _Refused(Exception):
 
 
 class Served(NamedTuple):
-    """What is to be served: a name for the log, the model's folder, and the function of a custom model."""
+    """What is to be served: a name for the log, the model's folder, and the function of a custom model.
+
+    `signed_as` is the NAME/VERSION that the signature of a registered version must have.
+    """
 
     name: str
     folder: Path
     module: str | None = None
+    signed_as: str | None = None
 
 
 class Server:
@@ -137,6 +142,11 @@ class Server:
         self._replace(model, served.name, _identity(served))
         self.failure = None
 
+    def verify(self, served: Served) -> None:
+        """Raise UserError if a model must be signed and is not."""
+        if self.settings.key is not None:
+            statement.verified_data_set(served.folder, self.settings.key, served.signed_as)
+
     def _replace(self, model: Model, name: str, identity: object) -> None:
         self.model, self.name, self.load, self._seen = model, name, uuid.uuid4().hex[:8], identity
 
@@ -195,6 +205,7 @@ class Server:
             await asyncio.sleep(delay)
 
     def _load(self, served: Served) -> Model:
+        self.verify(served)
         loaded = models.load(served.folder, served.module)
         verify_loaded()
         instances.warm_up(loaded, self.warm_sizes)

@@ -11,6 +11,8 @@ from typing import Literal
 
 from pydantic import Field
 
+from slipway.core import dsse
+from slipway.core.dsse import Key
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
 from slipway.trainer.hooks import FUNCTION_PATTERN
@@ -23,6 +25,9 @@ PREDICT_VARIABLE = "AIP_PREDICT_ROUTE"
 STORAGE_VARIABLE = "AIP_STORAGE_URI"
 # The function of a custom program's model.
 MODULE_VARIABLE = "SLIPWAY_SERVE_MODULE"
+
+# The file of the public key with which the model must be signed.
+KEY_VARIABLE = "SLIPWAY_SERVE_KEY"
 
 COMMAND = ("python", "-m", "slipway.serving")
 PORT, HEALTH_ROUTE, PREDICT_ROUTE = 8080, "/health", "/predict"
@@ -91,6 +96,7 @@ class ServerSettings:
         linger: Seconds in which a stopping server still accepts requests, so that nobody sends to a closed port.
         watch: Seconds between two checks whether the model has changed.
         retry: Seconds between two attempts to load a model that repeatedly cannot be loaded.
+        key: The public key with which a model must be signed; None: it need not be.
     """
 
     host: str = "0.0.0.0"
@@ -105,22 +111,25 @@ class ServerSettings:
     linger: float = 1.0
     watch: float = 1.0
     retry: float = 5.0
+    key: Key | None = None
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> ServerSettings:
         """Return the settings of Vertex AI's variables, which any platform may set.
 
         Raises:
-            UserError: The port is not a number, or a route does not begin with a slash.
+            UserError: The port is not a number, a route does not begin with a slash, or the key cannot be read.
         """
         port = environment.get(PORT_VARIABLE) or str(PORT)
         if not port.isdigit() or int(port) > 65535:
             fix = f"{PORT_VARIABLE}={PORT}"
             raise UserError(f"{port!r} is not a port.", setting=PORT_VARIABLE, value=port, fix=fix)
+        key = environment.get(KEY_VARIABLE)
         return cls(
             port=int(port),
             health_route=_route(environment, HEALTH_VARIABLE, HEALTH_ROUTE),
             predict_route=_route(environment, PREDICT_VARIABLE, PREDICT_ROUTE),
+            key=dsse.read_key(key, private=False, setting=KEY_VARIABLE) if key else None,
         )
 
 

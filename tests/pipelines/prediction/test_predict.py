@@ -16,11 +16,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from PIL import Image
 from typer.testing import CliRunner, Result
 
 from slipway.components.register_model.registration import register
 from slipway.components.register_model.registry import RegisterSettings, Registry
+from slipway.core import dsse
 from slipway.core.errors import UserError
 from slipway.core.tables.csv_file import MAX_CELL
 from slipway.pipelines.cli.app import app
@@ -433,3 +435,30 @@ def test_devices_links_and_fifos_are_written_through(project: Path) -> None:
     assert Path("fifo").is_fifo() and received == [expected]
     refused = run("digits", "images", "-o", "images")
     assert refused.exit_code == 2 and "images is a folder" in refused.stderr
+
+
+def test_a_model_from_outside_of_the_project_is_announced_once(
+    project: Path, houses_folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = json.dumps(HOUSE)
+    announced = f"{houses_folder} is from outside of this project, and a model can run any code"
+    shutil.copytree(houses_folder, "copy")
+    for arguments, count in (([houses_folder], 1), ([houses_folder, "--trust"], 0), (["copy"], 0)):
+        result = run(*map(str, arguments), "-", stdin=house)
+        assert (result.exit_code, " ".join(result.stderr.split()).count(announced)) == (0, count), result.stderr
+    elsewhere = tmp_path_factory.mktemp("another project") / "models"
+    shutil.copytree("models", elsewhere)
+    for registry, name, count in (
+        ("models", "digits", 0),
+        ("models", str(elsewhere / "digits"), 1),
+        (str(elsewhere), "digits/1", 0),
+    ):
+        result = run(name, "images", "--registry", registry)
+        assert (result.exit_code, result.stderr.count("can run any code")) == (0, count), result.stderr
+
+
+def test_serve_with_a_key_serves_only_signed_models(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipway.serving.app.run", lambda _: pytest.fail("it is served"))
+    Path("signing.pub").write_text(dsse.pem(Ed25519PrivateKey.generate().public_key()))
+    result = CliRunner().invoke(app, ["serve", "digits", "--key", "signing.pub"])
+    assert (result.exit_code, "cannot be trusted: it is not signed" in result.stderr) == (2, True), result.stderr

@@ -18,16 +18,17 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from typer.testing import CliRunner
 
 from slipway.components.register_model.registry import Registry
-from slipway.core import integrity
+from slipway.core import dsse, integrity
 from slipway.core.errors import UserError
 from slipway.core.manifest import Manifest, Shard, Split
+from slipway.core.statement import contents
 from slipway.pipelines.checks import CheckWarning, Context
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.config.config import RunConfig, validate
 from slipway.pipelines.doctor import configuration as checked
 from slipway.pipelines.platforms.local import launch
 from slipway.pipelines.platforms.table import PLATFORMS
-from slipway.pipelines.runs import attestation, dsse
+from slipway.pipelines.runs import attestation
 from slipway.pipelines.runs import record as runs
 from slipway.pipelines.runs.record import RunRecord
 
@@ -153,7 +154,7 @@ def forge_statement() -> None:
     forge_weights()
     envelope = json.loads(STATEMENT.read_bytes())
     statement = json.loads(base64.b64decode(envelope["payload"]))
-    digests = attestation._contents(VERSION)
+    digests = contents(VERSION)
     statement["subject"] = [{"name": name, "digest": {"sha256": digest}} for name, digest in digests.items()]
     envelope["payload"] = base64.b64encode(json.dumps(statement).encode()).decode()
     STATEMENT.write_text(json.dumps(envelope))
@@ -162,7 +163,7 @@ def forge_statement() -> None:
 def change_payload_type() -> None:
     envelope = json.loads(STATEMENT.read_bytes())
     [signature] = envelope["signatures"]
-    key = dsse.read_key("signing.key", private=True)
+    key = dsse.read_key("signing.key", private=True, setting="")
     payload = base64.b64decode(envelope["payload"])
     signature["sig"] = base64.b64encode(key.sign(payload)).decode()  # without the type
     STATEMENT.write_text(json.dumps(envelope))
@@ -189,7 +190,7 @@ def replace_by_fifo(name: str) -> None:
 
 
 def sign_another_payload(kind: str, payload: bytes) -> None:
-    key = dsse.read_key("signing.key", private=True)
+    key = dsse.read_key("signing.key", private=True, setting="")
     STATEMENT.write_text(json.dumps(dsse.envelope(payload, kind, key, "")))
 
 
@@ -275,7 +276,7 @@ def with_signatures(envelope: dict[str, Any]) -> str:
 
 def in_a_bundle(envelope: dict[str, Any]) -> str:
     """Return a file with the envelope after some of another kind, an earlier version and another key, and no JSON."""
-    key, payload = dsse.read_key("signing.key", private=True), statement_payload()
+    key, payload = dsse.read_key("signing.key", private=True, setting=""), statement_payload()
     earlier = payload.replace(b"model.pt2", b"model.pt1")
     lines = [
         dsse.envelope(b"text", "text/plain", key, ""),

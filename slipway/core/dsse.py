@@ -105,8 +105,8 @@ def is_elliptic(key: Key) -> bool:
     return getattr(getattr(key, "curve", None), "name", None) in CURVES
 
 
-def read_key(file: str, *, private: bool) -> Key:
-    """Return the private or public key in a PEM file.
+def read_key(file: str, *, private: bool, setting: str) -> Key:
+    """Return the private or public key in a PEM file, which `setting` names.
 
     Raises:
         UserError: There is no such file, or it has no key of this kind.
@@ -128,7 +128,7 @@ def read_key(file: str, *, private: bool) -> Key:
         problem = f"it contains no {kind} key that can be read"
     raise UserError(
         f"The key {file} cannot be used: {problem}.",
-        setting="register.signing_key" if private else "--key",
+        setting=setting,
         value=file,
         allowed=f"an Ed25519, P-256, P-384 or P-521 {kind} key in a PEM file, not encrypted",
         fix=NEW_KEY,
