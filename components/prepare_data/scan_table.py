@@ -7,15 +7,16 @@ import re
 import shlex
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
+from slipway.components.prepare_data.encoding.features import Kind
 from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources import open_source
 from slipway.components.prepare_data.sources.csv_batches import InferredColumn, infer_kinds
-from slipway.components.prepare_data.sources.csv_file import LABEL_COLUMNS
+from slipway.components.prepare_data.sources.csv_file import LABEL_COLUMNS, SPLIT_COLUMN
 from slipway.components.prepare_data.sources.values import SEPARATOR, is_list
 from slipway.core.errors import UserError, nearest
 from slipway.core.formatted import NumberFormat
@@ -101,10 +102,22 @@ def scan_table(path: Path, label: str | None) -> TableScan:
             allowed="a column with at least two different values",
             fix=f"--label {shlex.quote(others[-1] if others else 'COLUMN')}",
         )
+    images = {name: other for name, other in found.items() if other.kind == Kind("image") and name != label}
+    if images:
+        but = (label, SPLIT_COLUMN, *images)
+        settings["inputs"] = [name for name, other in found.items() if not other.excluded and name not in but]
+        if not settings["inputs"]:
+            raise UserError(
+                f"{path} has no column to learn from: {', '.join(images)} has paths of images.",
+                setting="--table",
+                value=str(path),
+                allowed="a table with a column of numbers, categories, dates or texts",
+            )
     missing = {"regression": column.missing, "classification": column.empty, "multilabel": 0}[task]
     if missing:
         settings["skip_corrupt"] = math.ceil(missing / column.rows * 10_000) / 10_000
-    return scan(DataSettings.model_validate(settings), task)
+    result = scan(DataSettings.model_validate(settings), task)
+    return replace(result, columns={**result.columns, **images})
 
 
 def columns_of(
@@ -119,7 +132,7 @@ def columns_of(
         with path.open("rb") as file:
             table = PlainTable(open_table(file, path, ending, mistake), formats, ())
             places = {name: index for index, name in enumerate(table.names)}
-            return infer_kinds(table, places, mistake)
+            return infer_kinds(table, places, mistake, refuse_images=False)
     except OSError as error:
         raise mistake(f"{path} cannot be read: {error.strerror}.") from None
 

@@ -79,7 +79,6 @@ class ArchiveSource(Source):
         try:
             with part.open("rb") as file:
                 found = members(file) if members else _compressed_members(file, scratch / SPOOL)
-                # Of a tar.gz, whose members are read only once, names alone decide.
                 contents = self.reader(scratch) if members else None
                 for member in found:
                     yield from self._entry(member, ignored, contents)
@@ -114,7 +113,7 @@ class ArchiveSource(Source):
         folder, _, name = key.rpartition(b"/")
         if any(part.startswith(b".") for part in key.split(b"/")):
             return
-        if is_image(name) or (contents and _has_image(contents, key, member)):
+        if is_image(name) or (_has_image(contents, key, member) if contents else member.has_image):
             yield key, _text(folder), None, member.size, member.stamp, member.offset, b""
         else:
             ignored.add(key)
@@ -135,12 +134,16 @@ def open_archive(argument: str, settings: DataSettings, column: str | None, task
 
 
 class Member(NamedTuple):
-    """A file in an archive: name, uncompressed size in bytes, stamp, and offset (or LINK, SPARSE)."""
+    """A file in an archive: name, uncompressed size in bytes, stamp, and offset (or LINK, SPARSE).
+
+    Of a tar.gz, whose members are read only once, `has_image` is whether its content is an image.
+    """
 
     name: bytes
     size: int
     stamp: int
     offset: int
+    has_image: bool = False
 
 
 def _has_image(contents: Reader, key: bytes, member: Member) -> bool:
@@ -170,11 +173,14 @@ def _compressed_members(file: BinaryIO, spool: Path) -> Iterator[Member]:
         with tarfile.open(fileobj=unpacked, mode="r|", tarinfo=_TarInfo) as archive:
             for found in _tar_infos(archive):
                 member = _member(found, offset)
-                yield member
                 has_bytes = member.offset not in WITHOUT_BYTES and member.size <= MAX_IMAGE_BYTES
-                content = archive.extractfile(found) if has_bytes and is_image(member.name) else None
-                while content and (piece := content.read(PIECE)):
+                content = archive.extractfile(found) if has_bytes else None
+                piece = content.read(FIRST_BYTES) if content else b""
+                has_image = format_of(piece) is not None
+                yield member._replace(has_image=has_image)
+                while content and piece and (has_image or is_image(member.name)):
                     offset += kept.write(piece)
+                    piece = content.read(PIECE)
         while unpacked.read(PIECE):  # read to the end, where gzip verifies the checksum
             pass
 

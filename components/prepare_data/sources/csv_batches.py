@@ -211,9 +211,11 @@ class _Cells:
             )
         return ""
 
-    def inferred(self, mistake: Mistake) -> InferredColumn:
+    def inferred(self, mistake: Mistake, *, refuse_images: bool) -> InferredColumn:
         """Return what the cells show."""
         kind, excluded = self._kind
+        if kind is None and not refuse_images:
+            kind, excluded = Kind("image"), "has paths of images"
         if kind is None:
             raise mistake(
                 f"The column {self._name} has paths of images.",
@@ -226,7 +228,12 @@ class _Cells:
 
 
 def infer_kinds(
-    table: TableFile, columns: Mapping[str, int], mistake: Mistake, *, judged: set[str] | None = None
+    table: TableFile,
+    columns: Mapping[str, int],
+    mistake: Mistake,
+    *,
+    judged: set[str] | None = None,
+    refuse_images: bool = True,
 ) -> dict[str, InferredColumn]:
     """Infer the kinds of columns from all rows.
 
@@ -239,6 +246,7 @@ def infer_kinds(
         mistake: Returns the error with a message, and `fix`.
         judged: Receives the columns of which the first rows have many different numbers. The others are then not read;
             whoever reads them raises `Misjudged` if one is not a number. If None, all rows of all columns are read.
+        refuse_images: Whether a column may not have paths of images; else these are excluded.
 
     Raises:
         UserError: A column has paths of images.
@@ -255,7 +263,7 @@ def infer_kinds(
         if len(unread) == len(table.names):
             break
     _find_repeated_keys(table, columns, cells)
-    inferred = {name: found.inferred(mistake) for name, found in cells.items()}
+    inferred = {name: found.inferred(mistake, refuse_images=refuse_images) for name, found in cells.items()}
     for name in inferred.keys() & {*table.indexes}:
         inferred[name].excluded = inferred[name].excluded or "is the index of the DataFrame that was saved"
     return inferred

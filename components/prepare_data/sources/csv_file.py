@@ -157,11 +157,17 @@ class ManifestSource(Source):
         self._layout = self._row_layout()
 
     def _forget_image(self, table: TableFile) -> None:
-        """Take a column that is called as one of images for another one, unless some of its first cells are files."""
+        """Take a column that is called as one of images for another one, unless some of its first cells are files.
+
+        So is one that data.inputs does not name, among others.
+        """
         if self._image_is_named:
             return
         names = self._columns_of.get("image", ())
         columns = [index for index, name in enumerate(table.names) if name in names]
+        if self._settings.inputs is not None and not {*names} & {*self._settings.inputs}:
+            self._columns_of.pop("image", None)
+            return
         batch = None
         with contextlib.suppress(UserError):  # which listing raises
             batch = next(iter(table.batches()), None) if columns else None

@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from slipway.pipelines.cli.app import app
@@ -77,3 +78,20 @@ def test_a_formatted_target_is_read_by_the_fixes() -> None:
     assert "target      mean 52," in said("data", "check", "plain.yaml", *task, *fix_of(refused), code=0)
     said("init", "project", "--table", "t.csv", "--label", "label", code=0)
     assert load(Path("project/slipway.yaml")).task == "regression"
+
+
+@pytest.mark.parametrize("column", ["path", "scan"])
+def test_a_column_of_images_is_no_input_of_a_table(column: str) -> None:
+    Path("photos").mkdir()
+    for number in range(ROWS):
+        Image.new("L", (4, 4), number).save(f"photos/{number}.png")
+    rows = [f"photos/{number}.png,{number % 7},{'ab'[number % 2]}" for number in range(ROWS)]
+    Path("t.csv").write_text("\n".join([f"{column},x,label", *rows]))
+    shown = said("init", "project", "--table", "t.csv", "--label", "label", code=0)
+    assert re.search(rf"columns     x +number .*\n +{column} +no input  photos/0.png", shown)
+    data = load(Path("project/slipway.yaml")).data
+    assert data is not None and data.inputs == ["x"]
+    assert "columns     x  number" in said("data", "check", "project/slipway.yaml", code=0)
+    Path("t.csv").write_text("\n".join([f"{column},label", *(re.sub(",.,", ",", row) for row in rows)]))
+    refused = said("init", "other", "--table", "t.csv", "--label", "label", code=2)
+    assert f"t.csv has no column to learn from: {column} has paths of images." in refused

@@ -16,7 +16,7 @@ from slipway.components.prepare_data.settings import DataSettings
 from slipway.core.errors import UserError
 
 
-@pytest.mark.parametrize("kind", ["folder", "zip", "tar"])
+@pytest.mark.parametrize("kind", ["folder", "zip", "tar", "gztar"])
 def test_the_content_decides_whether_a_file_is_an_image(
     make_folder: Callable[..., Path], make_settings: Callable[..., DataSettings], kind: str
 ) -> None:
