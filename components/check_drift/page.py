@@ -46,7 +46,7 @@ def _plot(name: str, before: Values, now: Values) -> str:
     known = [values[np.isfinite(values)] for values in (before, now)]
     edges = np.histogram_bin_edges(np.concatenate(known) if any(map(len, known)) else np.zeros(1), BINS)
     shares = [np.histogram(values, edges)[0] / len(sample) for values, sample in zip(known, (before, now), strict=True)]
-    panel = Panel(Axis.around(edges), Axis.around(*shares, zero=True))
+    panel = Panel(Axis.around(edges, label="value of the feature"), Axis.around(*shares, zero=True, label="share"))
     for kind, heights, color, opacity in zip(
         ("before", "now"), shares, ("var(--muted)", "var(--accent)"), (0.5, 0.6), strict=True
     ):

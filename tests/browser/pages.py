@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from slipway.components.check_drift.drift import compare
+from slipway.components.check_drift.features import Sample
+from slipway.components.check_drift.page import render as render_drift
 from slipway.components.evaluate.evaluate import Evaluation, _as_opponent
 from slipway.components.evaluate.gate import decide
 from slipway.components.evaluate.measured import Measured, MeasuredSlice, Unseen
@@ -214,6 +217,24 @@ STATISTICS: dict[str, Callable[[Path], Path]] = {
 }
 
 
+def drift(folder: Path) -> Path:
+    """The page of a comparison for drift: of numbers, one with gaps, and categories, of which some have drifted."""
+    folder.mkdir(parents=True)
+    samples = []
+    for moved in (0.0, 0.4):
+        draws = np.random.default_rng(0)
+        features = {f"measurement {index} of the patient": draws.normal(index * moved, 1, 300) for index in range(4)}
+        features["income"] = np.where(draws.random(300) < moved, np.nan, draws.lognormal(10, 1, 300))
+        features["x" * 60] = draws.choice(["Bern", "Genf", "y" * 60], 300, p=[0.6 - moved, 0.2 + moved, 0.2])
+        samples.append(Sample(features, 300, 2))
+    shifts = compare(*samples, false_alarms=0.01)
+    (folder / "drift.html").write_text(render_drift("eyes/3", shifts, *samples, false_alarms=0.01))
+    return folder / "drift.html"
+
+
+OTHERS: dict[str, Callable[[Path], Path]] = {"drift": drift}
+
+
 @pytest.fixture(scope="session")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """All pages by name."""
@@ -222,4 +243,5 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, made in REPORTS.items():
         found[name] = folder / f"{name}.html"
         found[name].write_text(render(made(folder / "reports" / name), RUN))
-    return found | {f"statistics: {name}": made(folder / "statistics" / name) for name, made in STATISTICS.items()}
+    found |= {f"statistics: {name}": made(folder / "statistics" / name) for name, made in STATISTICS.items()}
+    return found | {name: made(folder / name) for name, made in OTHERS.items()}

@@ -8,10 +8,10 @@ import pytest
 
 from tests.browser.checks import CUT, FOLDED, PALE, SAME_NAMES, UNNAMED, check_with_axe
 from tests.browser.chromium import Chromium
-from tests.browser.pages import REPORTS, STATISTICS, pages
+from tests.browser.pages import OTHERS, REPORTS, STATISTICS, pages
 
 __all__ = ["pages"]
-NAMES = [*REPORTS, *(f"statistics: {name}" for name in STATISTICS)]
+NAMES = [*REPORTS, *(f"statistics: {name}" for name in STATISTICS), *OTHERS]
 TALLEST, WIDTHS = 20_000, (320, 360, 600, 650, 800, 950, 1200)
 A4 = (718, 1047)  # pixels of 190 x 277 mm, at 96 to the inch
 HEAVY = ("two_hundred", "statistics: photographs", "statistics: sixty classes")
