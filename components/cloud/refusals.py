@@ -17,6 +17,8 @@ from slipway.core.errors import UserError, lowered
 PERMISSION = re.compile(r"(?<![\w.@/-])([a-z]+\.[a-zA-Z]+\.[a-zA-Z]+)(?![\w.@-]*\w)")
 # Refusals that say neither the permission nor anything else. Others without a permission have a reason of their own.
 UNNAMED = re.compile(r"caller does not have permission|User not authorized to perform this action")
+# APIs that commands call and no run, so that setup does not enable them.
+NOT_OF_RUNS = ("cloudbilling.googleapis.com",)
 SERVICE = re.compile(r"\b([a-z]+\.googleapis\.com)")
 
 
@@ -95,8 +97,8 @@ def refusal(
             f"Could not {what}: the API {name} is not enabled in {connection.project}.",
             setting=f"{connection.section}.project",
             value=connection.project,
-            fix=f"gcloud services enable {name} --project={connection.project}; slipway setup --apply enables all that "
-            "runs need",
+            fix=f"gcloud services enable {name} --project={connection.project}"
+            + ("" if name in NOT_OF_RUNS else "; slipway setup --apply enables all that runs need"),
         )
     if status_of(error) == 403:
         return _forbidden(text, connection, what, needs)

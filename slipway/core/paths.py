@@ -66,7 +66,8 @@ def is_mounted(path: Path) -> bool:
     A folder /gcs of the disk is no mount: what is written to it stays on this machine.
     """
     real = path.resolve()
-    return in_bucket(path) and any(point != Path("/") and real.is_relative_to(point) for point in _mount_points())
+    points = [point for point in _mount_points() if point != Path("/")]
+    return in_bucket(path) and any(path.is_relative_to(point) or real.is_relative_to(point) for point in points)
 
 
 @functools.cache

@@ -117,7 +117,9 @@ def test_a_project_without_the_api_is_told_how_to_enable_it(google: FakeGoogle, 
     google.world.projects[PROJECT].services.discard(SERVICE)
     refused = update()
     assert refused.exit_code == 2
-    assert "gcloud services enable cloudbilling.googleapis.com" in " ".join(refused.output.split())
+    assert " ".join(refused.output.split()).endswith(
+        "fix: gcloud services enable cloudbilling.googleapis.com --project=slipway-test"
+    )
     assert not Path("slipway-prices.json").exists()
 
 
