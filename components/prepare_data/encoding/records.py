@@ -10,6 +10,7 @@ records differ only in these lengths, so the bytes around image and key are cach
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -34,6 +35,8 @@ MAX_KEPT = 4096
 # A message of up to this size is copied once more, which takes less time than computing its checksum in parts.
 SMALL_BYTES = 1 << 14
 SEARCH_BYTES = 1 << 20
+# Of a sample, which is in memory several times.
+SAMPLE_BYTES = 256 << 20
 # Possible starts of a record: the 8-byte length is below 2**40.
 POSSIBLE_LENGTH = re.compile(rb"(?=.{5}\0\0\0)", re.DOTALL)
 # Tags of the length-delimited fields 1 and 2.
@@ -195,10 +198,18 @@ def read_examples(shards: Iterable[Path]) -> Iterator[dict[bytes, bytes]]:
     yield from map(features_of, itertools.chain.from_iterable(map(_messages, shards)))
 
 
-def read_columns(shards: Iterable[Path], names: Iterable[str], count: int) -> dict[str, list[bytes]]:
+def read_sample(shards: Iterable[Path], names: Iterable[str], count: int) -> dict[str, list[bytes]]:
+    """Return the same as `read_columns`, of fewer examples if these have more than SAMPLE_BYTES."""
+    return read_columns(shards, names, count, SAMPLE_BYTES)
+
+
+def read_columns(
+    shards: Iterable[Path], names: Iterable[str], count: int, most: float = math.inf
+) -> dict[str, list[bytes]]:
     """Return the Features of the first examples in these files by name, in an order that is the same for all names.
 
-    Of the examples that have the same bytes beside their Features, one is parsed.
+    Reading ends after `most` bytes. Of the examples that have the same bytes beside their Features, one
+    is parsed.
 
     Raises:
         DamagedRecord: A file is truncated or a checksum is wrong.
@@ -207,8 +218,12 @@ def read_columns(shards: Iterable[Path], names: Iterable[str], count: int) -> di
 
     found: dict[str, list[bytes]] = {name: [] for name in names}
     by_length: dict[int, list[bytes]] = {}
+    size = 0
     for message in itertools.islice(itertools.chain.from_iterable(map(_messages, shards)), count):
         by_length.setdefault(len(message), []).append(message)
+        size += len(message)
+        if size >= most:
+            break
     for length, messages in by_length.items():
         bounds, end, is_fixed = {}, length, np.ones(length, np.bool_)
         for name, feature in reversed(features_of(messages[0]).items()):

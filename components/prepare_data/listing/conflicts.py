@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from slipway.components.prepare_data.encoding.messages import values
-from slipway.components.prepare_data.encoding.records import Label, read_columns
+from slipway.components.prepare_data.encoding.records import Label, read_sample
 from slipway.components.prepare_data.examples import readable
 from slipway.components.prepare_data.listing.repeats import Repeats
 from slipway.core.formatting import brief
@@ -37,7 +37,7 @@ def conflict_notes(folder: Path, manifest: Manifest, item: str, text_of: Callabl
     total = 0
     for split in manifest.splits.values():
         shards = (folder / shard.file for shard in split.shards)
-        columns = read_columns(shards, ["label", *manifest.inputs], MAX_EXAMPLES - total)
+        columns = read_sample(shards, ["label", *manifest.inputs], MAX_EXAMPLES - total)
         for label, *inputs in zip(*columns.values(), strict=True):
             labels[tuple(inputs)][label] += 1
         total += len(columns["label"])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from slipway.components.prepare_data.encoding.inputs import InputStatistics
 from slipway.components.prepare_data.encoding.messages import all_values
-from slipway.components.prepare_data.encoding.records import read_columns
+from slipway.components.prepare_data.encoding.records import read_sample
 from slipway.components.prepare_data.encoding.subwords import by_frequency
 from slipway.core.formatting import brief, interval, number
 from slipway.core.manifest import Input, Manifest
@@ -66,8 +66,10 @@ def columns(folder: Path, manifest: Manifest, statistics: Statistics) -> tuple[l
     most = max(1, min(MAX_EXAMPLES, MAX_VALUES // (len(chosen) * len(manifest.splits))))
     import numpy as np
 
-    samples = {split: _sample(folder, manifest, split, list(chosen), most) for split in manifest.splits}
-    is_whole = most >= max(split.examples for split in manifest.splits.values())
+    counts_read, samples = dict[str, int](), dict[str, dict[str, Sample]]()
+    for split in manifest.splits:
+        counts_read[split], samples[split] = _sample(folder, manifest, split, list(chosen), most)
+    is_whole = all(count == manifest.splits[split].examples for split, count in counts_read.items())
     found = []
     for name, about in chosen.items():
         sampled = [samples[split][name] for split in manifest.splits]
@@ -81,21 +83,23 @@ def columns(folder: Path, manifest: Manifest, statistics: Statistics) -> tuple[l
         different = f", {'' if is_whole else 'at least '}{len(np.unique(np.concatenate(sampled))):,} different"
         size = f"[{','.join(map(str, about.stored_shape))}]" if about.stored_shape else ""
         found.append(Column(manifest.target_name if name == LABEL else name, about.kind + size + different, histograms))
-    return found, 0 if is_whole else most
+    return found, 0 if is_whole else max(counts_read.values())
 
 
-def _sample(folder: Path, manifest: Manifest, split: str, names: Sequence[str], most: int) -> dict[str, Sample]:
-    """Return the values of the columns in the first examples of a split, without missing numbers."""
+def _sample(
+    folder: Path, manifest: Manifest, split: str, names: Sequence[str], most: int
+) -> tuple[int, dict[str, Sample]]:
+    """Return the number of the first examples of a split that are read, and their values without missing numbers."""
     import numpy as np
 
     shards = (folder / shard.file for shard in manifest.splits[split].shards)
-    found = {}
-    for name, features in read_columns(shards, names, most).items():
-        given = all_values(features)
+    found, count = {}, 0
+    for name, features in read_sample(shards, names, most).items():
+        given, count = all_values(features), len(features)
         is_text = isinstance(given[0], bytes)
         column = np.array(given, object if is_text else np.float64)
         found[name] = column if is_text else column[np.isfinite(column)]
-    return found
+    return count, found
 
 
 def _histograms(about: Input, sampled: Sequence[Sample]) -> tuple[list[list[int]], list[str]]:

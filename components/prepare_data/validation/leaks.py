@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slipway.components.prepare_data.encoding.messages import all_values
-from slipway.components.prepare_data.encoding.records import read_columns
+from slipway.components.prepare_data.encoding.records import read_sample
 from slipway.core.formatting import number
 from slipway.core.manifest import Manifest
 
@@ -98,7 +98,7 @@ def _scores(folder: Path, manifest: Manifest, names: Sequence[str], count: int, 
     from slipway.components.prepare_data.validation.input_scores import score  # imports NumPy
 
     shards = (folder / shard.file for shard in manifest.splits["train"].shards)
-    labels, *columns = map(all_values, read_columns(shards, ["label", *names], count).values())
+    labels, *columns = map(all_values, read_sample(shards, ["label", *names], count).values())
     values = dict(zip(names, columns, strict=True))
     scores = {name: score(values[name], labels, manifest.inputs[name], manifest.task) for name in names}
     reached = sorted(((name, value) for name, value in scores.items() if value >= least), key=lambda pair: -pair[1])

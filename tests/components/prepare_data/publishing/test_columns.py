@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipway.components.prepare_data.encoding import records as records_module
 from slipway.components.prepare_data.prepare import Prepared, prepare
 from slipway.components.prepare_data.publishing import columns as module
 from slipway.components.prepare_data.publishing.columns import HEIGHT, outline
@@ -94,3 +95,15 @@ def test_histograms_of_many_examples_are_those_of_the_first_ones(
     assert "they are those of the first 20 examples of a split" in page
     assert "at least 40 different" in page
     assert sum(int(each) for each in re.findall(r": (\d+)", rows_of(page)["measure"][1][0])) == 20
+
+
+def test_histograms_of_large_examples_are_those_of_fewer(
+    make_settings: Callable[..., DataSettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands of texts of megabytes would use up the memory."""
+    monkeypatch.setattr(records_module, "SAMPLE_BYTES", 95_000)
+    table = tmp_path / "large.csv"
+    rows = (f"{index % 9} {'x' * 10_000},{index},{index % 2}\n" for index in range(100))
+    table.write_text("note,measure,label\n" + "".join(rows))
+    found = prepare(make_settings(f"csv:{table}"), 1)
+    assert "they are those of the first 10 examples of a split" in (found.folder / "statistics.html").read_text()
