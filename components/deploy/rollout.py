@@ -19,6 +19,7 @@ from slipway.components.cloud.retries import paced
 from slipway.components.deploy.probes import LONGEST_SECONDS, Prober, Tally, examples
 from slipway.components.deploy.service import (
     DRAIN_SECONDS,
+    LEFT,
     PREVIOUS,
     ROLLOUT,
     SHOW,
@@ -134,14 +135,24 @@ def roll_out(endpoints: Endpoints, deployment: Deployment, version: Version, say
     return outcome
 
 
-def roll_back(endpoints: Endpoints, endpoint_id: str, say: Say, since: datetime | None = None) -> Outcome:
-    """Return all traffic to the previous model, in one update of the endpoint.
+def roll_back(
+    endpoints: Endpoints, endpoint_id: str, say: Say, since: datetime | None = None, leaves: str | None = None
+) -> Outcome:
+    """Return all traffic from a version to the previous one, in one update of the endpoint.
 
-    The model that had the traffic stays deployed, so that a second call returns to it; but not one that was started,
-    at the time `since`, before another command changed the endpoint: both are about the same model.
+    The version that is left stays deployed. A call that is repeated, or made by two people at once, has no effect: the
+    one that is left no longer has any traffic.
+
+    Args:
+        endpoints: The endpoints of a project and region.
+        endpoint_id: The endpoint's id.
+        say: Receives the result.
+        since: When the command began: it does not undo what another one has changed since.
+        leaves: The version to leave, its number; by default, the one that has the traffic or is being rolled out,
+            unless a rollback has given it the traffic.
 
     Raises:
-        UserError: There is no previous model, or another command has just changed the endpoint.
+        UserError: There is no previous model, or no such version, or another command has just changed the endpoint.
     """
     decided: list[Traffic] = []
     again = " again"
@@ -153,33 +164,63 @@ def roll_back(endpoints: Endpoints, endpoint_id: str, say: Say, since: datetime 
         if decided and dict(endpoint.traffic_split) == decided[0].split:
             again = ""
         if not decided:
-            if since is not None and endpoint.update_time and endpoint.update_time > since:
-                split = endpoint.traffic_split.items()
-                served = ", ".join(version_text(endpoint, name) for name, percent in split if percent) or "no model"
-                raise UserError(
-                    f"Another command has just changed the endpoint {endpoint_id}: {served} has the traffic.",
-                    fix=f"{SHOW}; repeat the command only if this is the wrong model",
-                )
-            previous = endpoint.labels.get(PREVIOUS, "")
-            others = [name for name, percent in endpoint.traffic_split.items() if percent and name != previous]
-            # Of an unfinished rollout, the model that is rolled out; else the one that has the traffic.
-            leaving = endpoint.labels.get(ROLLOUT) or next(iter(others), "")
-            if model_of(endpoint, previous) is None or not leaving:
-                names = ", ".join(version_text(endpoint, one.id) for one in endpoint.deployed_models)
-                raise UserError(
-                    f"The endpoint {endpoint_id} has no previous model to return to.",
-                    allowed=f"deployed: {names}" if names else "no model is deployed",
-                    fix="slipway deploy --version VERSION",
-                )
-            decided.append(Traffic({previous: ALL}, previous=leaving))
+            decided.append(_return_of(endpoint, endpoint_id, since, leaves))
+            if decided[0].left == endpoint.labels.get(LEFT):
+                again = ""  # it was made before
         return decided[0]
 
     endpoint = endpoints.move(endpoint_id, back)
-    deployed = next(iter(endpoint.traffic_split))
+    deployed = next(name for name, percent in decided[0].split.items() if percent)
     outcome = Outcome(endpoint.name, version_text(endpoint, deployed), deployed)
-    outcome.previous = version_text(endpoint, decided[0].previous)
+    outcome.previous = version_text(endpoint, decided[0].left or decided[0].previous)
+    outcome.status = "deployed" if again else "unchanged"
     say(f"{outcome.version} has all traffic{again}; {outcome.previous} has none and stays deployed")
     return outcome
+
+
+def _return_of(endpoint: Endpoint, endpoint_id: str, since: datetime | None, leaves: str | None) -> Traffic:
+    """Return the traffic after a rollback; that of now if it has been made; see `roll_back`."""
+    previous, unfinished, left = (endpoint.labels.get(label, "") for label in (PREVIOUS, ROLLOUT, LEFT))
+    serving = [name for name, percent in endpoint.traffic_split.items() if percent]
+    versions = {one.id: version_text(endpoint, one.id) for one in endpoint.deployed_models}
+    deployed = ", ".join(versions.values())
+    chosen = [name for name, version in versions.items() if version.rpartition("@")[2] == leaves]
+    if leaves is not None and not chosen:
+        raise UserError(
+            f"Version {leaves} is not deployed to the endpoint {endpoint_id}.",
+            setting="--from",
+            value=leaves,
+            allowed=deployed or "no model is deployed",
+            fix=SHOW,
+        )
+    is_left = left and left not in serving and (leaves is None or left in chosen)
+    if is_left and len(serving) == 1:
+        return Traffic(dict(endpoint.traffic_split), unfinished, previous, left)
+    if leaves is None and since is not None and endpoint.update_time and endpoint.update_time > since:
+        served = ", ".join(versions.get(name, name) for name in serving) or "no model"
+        raise UserError(
+            f"Another command has just changed the endpoint {endpoint_id}: {served} has the traffic.",
+            fix=f"{SHOW}; repeat the command only if this is the wrong model",
+        )
+    # Of an unfinished rollout, the model that is rolled out; else the one that has the traffic.
+    candidates = [name for name in (unfinished, *serving) if name and name != previous]
+    leaving = next((name for name in candidates if leaves is None or name in chosen), "")
+    if not leaving and chosen and serving:
+        served = ", ".join(versions.get(name, name) for name in serving)
+        raise UserError(
+            f"Version {leaves} has no traffic on the endpoint {endpoint_id}: {served} has it.",
+            setting="--from",
+            value=leaves,
+            allowed=served,
+            fix=SHOW,
+        )
+    if model_of(endpoint, previous) is None or not leaving:
+        raise UserError(
+            f"The endpoint {endpoint_id} has no previous model to return to.",
+            allowed=f"deployed: {deployed}" if deployed else "no model is deployed",
+            fix="slipway deploy --version VERSION",
+        )
+    return Traffic({previous: ALL}, previous=leaving, left=leaving)
 
 
 class _Rollout:

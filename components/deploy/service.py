@@ -2,7 +2,8 @@
 
 An endpoint's labels record its rollout. They change together with the traffic in one update, so they are never out of
 step with it: ROLLOUT is the id of the deployed model that is being rolled out, PREVIOUS that of the one to which
-`slipway rollback` returns. Every write reads the endpoint first and sends its etag.
+`slipway rollback` returns, and LEFT that of the one that a rollback has left. Every write reads the endpoint first and
+sends its etag.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.types import DeployedModel, Endpoint
 
 NAME_LABEL = "slipway-endpoint"
-ROLLOUT, PREVIOUS = "slipway-rollout", "slipway-previous"
-RECORDS = (NAME_LABEL, ROLLOUT, PREVIOUS)
+ROLLOUT, PREVIOUS, LEFT = "slipway-rollout", "slipway-previous", "slipway-left"
+RECORDS = (NAME_LABEL, ROLLOUT, PREVIOUS, LEFT)
 # Fresh reads after a write that was refused because the endpoint had changed, and the first, doubling pause.
 ROUNDS, ROUND_SECONDS = 20, 1.0
 # Creating, changing and deleting an endpoint without models takes seconds.
@@ -66,6 +67,7 @@ class Traffic:
     split: Mapping[str, int]
     rollout: str = ""
     previous: str = ""
+    left: str = ""
 
 
 class Endpoints:
@@ -279,8 +281,8 @@ class Endpoints:
             split = {name: percent for name, percent in traffic.split.items() if percent}
             if split and sum(split.values()) != ALL:
                 raise ValueError(f"the traffic does not sum to {ALL}: {split}")
-            labels = {name: value for name, value in endpoint.labels.items() if name not in (ROLLOUT, PREVIOUS)}
-            record = {ROLLOUT: traffic.rollout, PREVIOUS: traffic.previous}
+            labels = {name: value for name, value in endpoint.labels.items() if name not in (ROLLOUT, PREVIOUS, LEFT)}
+            record = {ROLLOUT: traffic.rollout, PREVIOUS: traffic.previous, LEFT: traffic.left}
             labels |= {name: value for name, value in record.items() if value}
             return {"traffic_split": split, "labels": labels}
 
@@ -337,13 +339,13 @@ class Endpoints:
         client = self.connection.serving
         if self.get(endpoint_id) is None:
             return
-        endpoint = self.move(endpoint_id, lambda _: Traffic({}))
-        for deployed in endpoint.deployed_models:
-            self.undeploy(endpoint_id, deployed.id, until)
         try:
+            endpoint = self.move(endpoint_id, lambda _: Traffic({}))
+            for deployed in endpoint.deployed_models:
+                self.undeploy(endpoint_id, deployed.id, until)
             completed(client, retried(lambda: client.delete_endpoint(name=endpoint.name).operation), until)
-        except Exception as error:
-            if status_of(error) != NOT_FOUND:
+        except Exception:
+            if self.get(endpoint_id) is not None:  # otherwise another command has deleted it meanwhile
                 raise
 
     def _has(self, endpoint_id: str, deployed: str) -> bool:

@@ -235,9 +235,12 @@ def cancel(folder: RunFolder, say: Say) -> RunRecord:
     """Stop a run, wait until it has stopped, and return its record.
 
     Raises:
-        UserError: It is not running.
+        UserError: It is not running, and was not stopped before.
     """
     record = current(folder, say)
+    if record.status == "cancelled":
+        say(f"{record.run_id} was stopped before")
+        return record
     if record.status != "running":
         raise UserError(f"Run {record.run_id} is not running; its status is {record.status}.", fix="slipway list")
     return platform_of(record.platform).cancel(folder)

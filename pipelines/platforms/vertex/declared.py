@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, ClassVar, Generic, Self, TextIO, TypeVar
 
 from slipway.components.cloud.connection import Connection
-from slipway.core.errors import UserError
+from slipway.core.errors import UserError, nearest
 from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig, vertex_of
 from slipway.pipelines.config.files import ConfigurationFile, Files
@@ -243,20 +243,26 @@ class Declared(ABC, Generic[File, Outcome]):
     def remove(cls, name: str | None, say: Say, *, yes: bool) -> list[Outcome]:
         """Delete the resources of a name, with or without a file, or of all files, after confirmation; keep the files.
 
+        What does not exist any more is said, and no error: a repeated call deletes nothing.
+
         Raises:
-            UserError: There is neither a file nor a resource with that name.
+            UserError: There is neither a file nor a resource with that name, but one with a similar name.
         """
         observed = cls.observe(name if name in [path.stem for path in cls.files.paths()] else None)
         results = [one for one in observed if (one.file is not None if name is None else one.name == name)]
-        if name is not None and not results:
-            known = [result.name for result in observed]
+        known = [result.name for result in observed]
+        if name is not None and not results and nearest(name, known):
             raise UserError.unknown(cls.files.name, name, known, setting="NAME", fix=f"{cls.command} diff")
+        if name is not None and not results:
+            say(f"there is no {cls.files.name} {name}: nothing to delete")
         existing = [result for result in results if result.resource is not None]
         for line in [line for result in existing for line in result.loss()]:
             say(line)
         if existing and not yes:
             names = ", ".join(dict.fromkeys(result.name for result in existing))
             confirm_deletion(f"Delete the {cls.files.name}{'s' if ',' in names else ''} {names}?")
+        for result in results:
+            result.note = "nothing to delete"
         for result in existing:
             deleted = result.resource.name
             say(f"deleting {deleted}")

@@ -78,12 +78,23 @@ def deploy(
 
 @user_errors
 @interrupted(CHANGED)
-def rollback(endpoint: EndpointName = None, as_json: Json = False) -> None:
-    """Return an endpoint's traffic to the previous model, in one update."""
+def rollback(
+    endpoint: EndpointName = None,
+    leaves: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="VERSION",
+            help="Number of the version to leave; default: the one with the traffic, unless a rollback gave it that.",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Return an endpoint's traffic to the previous model, in one update. Repeated, it changes nothing."""
     since = datetime.now(UTC)
     from slipway.pipelines.platforms.vertex.endpoints import operations  # takes seconds
 
-    _show_outcome(operations.rollback(endpoint, say, since), as_json=as_json)
+    _show_outcome(operations.rollback(endpoint, say, since, leaves), as_json=as_json)
 
 
 def _endpoints() -> type[DeclaredEndpoints]:
@@ -184,4 +195,5 @@ def _show_outcome(outcome: Outcome, *, as_json: bool) -> None:
         return
     console.print(escape(f"{outcome.version}: {outcome.status}"))
     if outcome.previous and outcome.status in ("deployed", "unchanged"):
-        console.print(escape(f"  to return to {outcome.previous}: slipway rollback"))
+        serving = outcome.version.rpartition("@")[2]
+        console.print(escape(f"  to return to {outcome.previous}: slipway rollback --from {serving}"))

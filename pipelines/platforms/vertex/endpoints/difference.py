@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from slipway.components.deploy.service import NAME_LABEL, PREVIOUS, ROLLOUT
+from slipway.components.deploy.service import RECORDS
 from slipway.pipelines.platforms.vertex.declared import Difference
 from slipway.pipelines.platforms.vertex.endpoints.files import EndpointFile
 
@@ -18,7 +18,6 @@ ENDPOINT_FIELDS = {"labels": "labels", "request_timeout": "client_connection_con
 REPLICA_FIELDS = ("min_replicas", "max_replicas")
 MODEL_FIELDS = ("machine", "spot", "service_account")
 # Labels that are not the file's.
-OWN_LABELS = (NAME_LABEL, PREVIOUS, ROLLOUT)
 
 
 def differences(file: EndpointFile, endpoint: Endpoint) -> list[Difference]:
@@ -38,7 +37,7 @@ def serving_model(endpoint: Endpoint) -> DeployedModel | None:
 
 def _endpoint_rows(file: EndpointFile, endpoint: Endpoint) -> Iterator[tuple[str, object, object]]:
     """Yield field name, the service's value and the file's value."""
-    labels = {name: value for name, value in endpoint.labels.items() if name not in OWN_LABELS}
+    labels = {name: value for name, value in endpoint.labels.items() if name not in RECORDS}
     yield "labels", _pairs(labels), _pairs(file.deployment.labels)
     timeout = endpoint.client_connection_config.inference_timeout
     yield "request_timeout", int(timeout.total_seconds()) or None if timeout else None, file.settings.request_timeout

@@ -149,11 +149,11 @@ def deploy(name: str | None, version: str, timeout: float | None, say: Say) -> O
         return roll_out(endpoints, file.deployment, found, say)
 
 
-def rollback(name: str | None, say: Say, since: datetime | None = None) -> Outcome:
-    """Return an endpoint's traffic to the previous model; see `roll_back`."""
+def rollback(name: str | None, say: Say, since: datetime | None = None, leaves: str | None = None) -> Outcome:
+    """Return an endpoint's traffic from a version to the previous one; see `roll_back`."""
     file = FILES.read_one(name)
     with refusals(file.config, f"roll back {file.name}", f"{RIGHTS}.update"):
-        return roll_back(Endpoints(file.connection), file.key, say, since)
+        return roll_back(Endpoints(file.connection), file.key, say, since, leaves)
 
 
 def check(file: EndpointFile, say: Say, *, deploys: bool) -> None:

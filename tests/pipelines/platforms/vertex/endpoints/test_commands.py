@@ -100,7 +100,28 @@ def test_delete_asks_and_removes_everything(workspace):
     deleted = workspace.slipway("endpoints", "delete", "digits", "--yes")
     assert deleted.exit_code == 0, deleted.output
     assert workspace.endpoints.get("slipway-digits") is None
-    assert workspace.slipway("endpoints", "delete", "digits", "--yes").exit_code == 0
+    again = workspace.slipway("endpoints", "delete", "digits", "--yes")
+    assert (again.exit_code, again.stdout.split("\n")[:2]) == (0, ["digits: absent", "  nothing to delete"])
+    never = workspace.slipway("endpoints", "delete", "something-else", "--yes")
+    assert (never.exit_code, "there is no endpoint something-else: nothing to delete" in never.stderr) == (0, True)
+
+
+def test_of_two_deletions_at_once_none_fails(workspace, monkeypatch):
+    from slipway.components.deploy.service import Endpoints
+
+    workspace.register()
+    workspace.deployed()
+    move = Endpoints.move
+
+    def overtaken(self, endpoint_id, wanted):
+        monkeypatch.setattr(Endpoints, "move", move)
+        assert workspace.slipway("endpoints", "delete", "digits", "--yes").exit_code == 0
+        return move(self, endpoint_id, wanted)
+
+    monkeypatch.setattr(Endpoints, "move", overtaken)
+    second = workspace.slipway("endpoints", "delete", "digits", "--yes")
+    assert second.exit_code == 0, second.output
+    assert workspace.endpoints.get("slipway-digits") is None
 
 
 def test_what_vertex_ai_does_not_end_in_time_is_no_traceback(workspace):

@@ -103,7 +103,7 @@ def test_a_first_model_that_fails_is_withdrawn_and_nothing_serves(workspace):
     assert workspace.versions == []
 
 
-def test_rollback_is_one_update_and_goes_both_ways(workspace, monkeypatch):
+def test_rollback_is_one_update_and_repeated_it_changes_nothing(workspace, monkeypatch):
     for _ in range(2):
         workspace.register()
         workspace.deployed()
@@ -114,8 +114,17 @@ def test_rollback_is_one_update_and_goes_both_ways(workspace, monkeypatch):
     assert workspace.traffic == {"digits@1": 100}
     assert len(seen) == 1
     assert workspace.versions == ["digits@1", "digits@2"]
-    workspace.slipway("rollback")
-    assert workspace.traffic == {"digits@2": 100}
+    assert "to return to digits@2: slipway rollback --from 1" in result.stdout
+    for repeated in (("rollback",), ("rollback", "--from", "2")):
+        again = workspace.slipway(*repeated)
+        assert (again.exit_code, "digits@1: unchanged" in again.stdout) == (0, True)
+        assert workspace.traffic == {"digits@1": 100}
+    for _ in range(2):
+        assert workspace.slipway("rollback", "--from", "1").exit_code == 0
+        assert workspace.traffic == {"digits@2": 100}
+    unknown = workspace.slipway("rollback", "--from", "7")
+    assert (unknown.exit_code, "Version 7 is not deployed" in unknown.stderr) == (2, False), unknown.stderr
+    assert "version 7 is not deployed" in unknown.stderr
 
 
 def test_of_two_rollbacks_at_once_one_moves_the_traffic(workspace, monkeypatch):
@@ -126,9 +135,21 @@ def test_of_two_rollbacks_at_once_one_moves_the_traffic(workspace, monkeypatch):
     assert workspace.slipway("rollback").exit_code == 0
     from slipway.pipelines.platforms.vertex.endpoints import operations
 
-    with pytest.raises(UserError, match=r"has just changed the endpoint .*: digits@1 has the traffic"):
-        operations.rollback(None, print, since)
+    assert operations.rollback(None, print, since).status == "unchanged"
     assert workspace.traffic == {"digits@1": 100}
+
+
+def test_a_rollback_does_not_undo_what_another_command_has_just_deployed(workspace):
+    from slipway.pipelines.platforms.vertex.endpoints import operations
+
+    workspace.register()
+    workspace.deployed()
+    since = datetime.now(UTC)
+    workspace.register()
+    workspace.deployed()
+    with pytest.raises(UserError, match=r"has just changed the endpoint .*: digits@2 has the traffic"):
+        operations.rollback(None, print, since)
+    assert operations.rollback(None, print, since, "2").status == "deployed", "the version is named"
 
 
 def test_a_rollback_that_finds_its_work_done_does_not_claim_it(workspace, monkeypatch):
@@ -253,7 +274,7 @@ def test_a_rollout_does_not_take_back_what_somebody_changes_by_hand(workspace, m
     back = workspace.slipway("rollback")
     assert back.exit_code == 0, back.output
     assert "digits@1 has all traffic again; digits@2 has none" in back.stderr
-    again = workspace.slipway("rollback")
+    again = workspace.slipway("rollback", "--from", "1")
     assert "digits@2 has all traffic again; digits@1 has none" in again.stderr
 
 
