@@ -23,11 +23,12 @@ Route = Callable[["Request"], Answer]
 
 @dataclass(frozen=True)
 class Raw:
-    """A response that is not a JSON object, or has another status or headers."""
+    """A response that is not a JSON object, or has another status or headers; `cut` if it breaks off before its end."""
 
     body: bytes
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
+    cut: bool = False
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,8 @@ class HttpService:
         handler.send_response(answer.status)
         for name, value in answer.headers.items():
             handler.send_header(name, value)
-        handler.send_header("Content-Length", str(len(answer.body)))
+        handler.send_header("Content-Length", str(len(answer.body) + answer.cut))
+        handler.close_connection |= answer.cut
         handler.end_headers()
         if handler.command != "HEAD":
             handler.wfile.write(answer.body)

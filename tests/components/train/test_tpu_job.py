@@ -11,6 +11,7 @@ import shlex
 import subprocess
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from slipway.trainer.config import RestartSettings
 from tests.end_to_end.workspace import wait_for
 from tests.fakes.errors import ConnectionReset, ServiceError
 from tests.fakes.google import PROJECT, FakeGoogle
+from tests.fakes.http_service import Raw, Request
 from tests.fakes.ready import BUCKET, IMAGE, RUNNER, grant, let_use_tpus, tpu_settings
 from tests.fakes.tpu.hosts import require_curl
 
@@ -367,6 +369,24 @@ def test_an_expired_queued_request_of_a_lost_launcher_is_deleted_by_the_next_run
     runs.train()
     assert "deleting the queued resource slipway-lost-1" in runs.log.getvalue()
     wait_for(lambda: not runs.left)
+
+
+def test_a_lease_that_was_written_is_held_though_the_answer_broke_off(runs: Runs) -> None:
+    settings, writes = TpuSettings(**tpu_settings(runs.google)), itertools.count()
+    lease = Lease(settings.connection, BUCKET, "runs/run-1/lease", runs.output() / "launcher", 60)
+    lease.take()
+
+    def written(request: Request) -> Raw | None:
+        if request.method != "POST" or next(writes):
+            return None
+        return replace(runs.google.storage._pass_on(request), cut=True)
+
+    runs.google.http["storage"].gate = written
+    lease.hold(Holder("slipway-run-1-1", ZONES[0], 1))
+    assert next(writes) > 1
+    lease.check()
+    other = Lease(settings.connection, BUCKET, "runs/run-1/lease", runs.output() / "launcher", 60)
+    assert other.take() == Holder("slipway-run-1-1", ZONES[0], 1)
 
 
 def test_a_run_that_another_launcher_trains_is_refused_before_a_tpu_is_requested(runs: Runs) -> None:
