@@ -20,6 +20,7 @@ class LocalCleaner(Cleaner):
 
     def __init__(self, age: Age) -> None:
         self._project, self._before, self._known = Project.here(age), age.before, Known()
+        self._failed: list[Kept] = []
 
     def unneeded(self) -> list[Unneeded]:
         references = self._references()
@@ -32,14 +33,19 @@ class LocalCleaner(Cleaner):
         trash.empty(self._folders())
         for each in found:
             path = Path(each.path)
-            with contextlib.suppress(UserError, FileNotFoundError):  # it is in use, or was deleted meanwhile
+            try:
                 with RunFolder(path).held() if each.kind == "run" else _unpublished(path):
                     references = self._references()
                     is_there = any(item.path == path for item in (*references.runs, *references.data_sets))
                     if not is_there or path in references.kept:
                         continue
                     trash.discard(path)
-                yield each
+            except (UserError, FileNotFoundError):  # it is in use, or was deleted meanwhile
+                continue
+            except OSError as error:  # as of another user's folder, or one on which a file system is mounted
+                self._failed.append(Kept(each.kind, each.path, f"could not be moved to .trash: {error.strerror}"))
+                continue
+            yield each
 
     def in_progress(self) -> list[str]:
         return self._references().in_progress
@@ -64,7 +70,7 @@ class LocalCleaner(Cleaner):
         return found
 
     def left(self) -> list[Kept]:
-        return self._references().left
+        return [*self._references().left, *self._failed]
 
     def _references(self) -> References:
         return References(self._project, self._before, self._known)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import subprocess
@@ -239,3 +240,27 @@ def test_why_names_the_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     wrong = runner.invoke(app, ["clean", "--why", "sorce"]).output
     assert "fix:      slipway clean --why source" in wrong
     assert "why others are kept: slipway clean --why ." in runner.invoke(app, ["clean"]).output
+
+
+def test_what_cannot_be_moved_is_named_and_the_rest_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a folder of another user, which containers that ran as root have left."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("first", "of-root", "last"):
+        run(name, 90)
+    run(NEWEST, 0)
+    utime = os.utime
+
+    def refused(path: Path, *arguments: object) -> None:
+        if Path(path).name == "of-root":
+            raise PermissionError(1, "Operation not permitted")
+        utime(path, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "utime", refused)
+    result = CliRunner().invoke(app, ["clean", "--apply"])
+    assert result.exit_code == 0, result.output
+    assert "2 deleted" in result.output
+    assert "not deleted: run       runs/of-root: could not be moved to .trash: Operation not permitted" in result.output
+    assert Path("runs/of-root/weights").is_file()
+    for folder in Path("runs").glob(".trash"):
+        subprocess.run(f"rm -r {folder}", shell=True, check=True)  # as docs/scale.md says, to free the space at once
+    assert CliRunner().invoke(app, ["clean", "--apply"]).exit_code == 0
