@@ -11,6 +11,7 @@ from tests.chaos.links import Links, missing
 
 @pytest.mark.long
 @pytest.mark.timeout(900)  # two minutes on an idle machine
+@pytest.mark.root
 def test_lost_data_connections_are_noticed_and_a_freeze_of_all_is_not_a_loss(tmp_path: Path) -> None:
     if lacking := missing():
         pytest.skip(lacking)

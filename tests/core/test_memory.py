@@ -88,6 +88,7 @@ print(ended.returncode, kills.describe())
 """
 
 
+@pytest.mark.root
 def test_a_real_kill_is_told() -> None:
     """In a control group of 100 MB, where this user may make one."""
     for root, name in ((memory.GROUPS / "memory", "memory.limit_in_bytes"), (memory.GROUPS, "memory.max")):

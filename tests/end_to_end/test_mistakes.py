@@ -184,6 +184,7 @@ def test_a_damaged_champion_is_refused_before_the_run(tmp_path: Path, finished: 
     assert workspace.record()["verdict"]["decision"] == "promote"
 
 
+@pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small tmpfs needs root")
 def test_a_full_disk_leaves_no_partial_files(tmp_path: Path):
     store = tmp_path / "store"

@@ -53,7 +53,7 @@ def test_the_pytorch_program_trains_in_a_process_per_device(workspace: Workspace
 @pytest.mark.engine("jax")
 def test_the_jax_program_is_registered_and_survives_sigterm(workspace: Workspace) -> None:
     example = Example(workspace, "JAX")
-    long = ("--set", "train.arguments=[--epochs, '100']")
+    long = ("--set", "train.arguments=[--epochs, '20']")
     undisturbed = example.run(*long)
     assert undisturbed["verdict"]["decision"] == "promote"
     assert undisturbed["metrics"]["accuracy"] >= 0.95

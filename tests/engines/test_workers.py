@@ -294,7 +294,7 @@ def test_the_hosts_of_a_slice_stop_together_and_resume(bench: Bench, tmp_path: P
 
 
 @pytest.mark.engine("jax")
-@pytest.mark.parametrize("victim", [0, 1])  # host 0 coordinates
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.long)])  # host 0 coordinates
 def test_a_lost_host_of_a_slice_ends_the_others_and_all_resume(
     bench: Bench, tmp_path: Path, workers: Any, victim: int
 ) -> None:

@@ -304,6 +304,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
+@pytest.mark.root
 def test_a_disk_that_fills_up_while_shards_are_written_is_named(
     make_folder: MakeFolder, make_settings: MakeSettings, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

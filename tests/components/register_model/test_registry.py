@@ -254,6 +254,7 @@ def test_another_programs_model_is_verified_and_keeps_its_files(tmp_path: Path) 
     assert listing(registry, "forest") == {"1", "champion"}
 
 
+@pytest.mark.root
 def test_a_small_file_system_that_is_full(tmp_path: Path, model_folder: Path) -> None:
     root = tmp_path / "small"
     root.mkdir()
