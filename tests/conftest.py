@@ -45,7 +45,7 @@ inspect.stack = functools.partial(inspect.stack, 0)
 # How long an example takes says nothing here: machines are shared. What failed is printed so that it can be repeated.
 hypothesis.settings.register_profile(
     "slipway",
-    max_examples=50,
+    max_examples=25,
     deadline=None,
     print_blob=True,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],

@@ -47,11 +47,12 @@ ENGINE = os.environ.get("SLIPWAY_TEST_ENGINE", "tensorflow")
 CAN_FORK = sys.platform == "linux" and find({}).kind == "cpu"
 COMMAND_LINE = "slipway.pipelines"
 NOTEBOOK = "ipykernel_launcher"
+SERVER = "slipway.serving"
 SERVICES = "tests.fakes"
 TESTS_PROGRAMS = "tests.programs."
 # Programs that have threads when they start others.
 THREADED = {NOTEBOOK, f"{TESTS_PROGRAMS}run_pipeline"}
-PROGRAMS = (TRAINER, "slipway.trainer.launch", COMMAND_LINE, EXECUTOR, NOTEBOOK, SERVICES, *forkserver.PROGRAMS)
+PROGRAMS = (TRAINER, "slipway.trainer.launch", COMMAND_LINE, EXECUTOR, NOTEBOOK, SERVER, SERVICES, *forkserver.PROGRAMS)
 CONSOLE_SCRIPT = str(Path(sys.executable).with_name("slipway"))
 # What an interpreter, the dynamic linker and TensorFlow read once, when they start.
 READ_AT_START = re.compile(
@@ -195,7 +196,7 @@ def main() -> None:
 
     channel = socket.socket(fileno=int(sys.argv[1]))
     commands = {f"slipway.pipelines.{row.source.partition(':')[0]}" for row in COMMANDS}
-    import_all((*forkserver.PROGRAMS, *forkserver.LATER, *sorted(commands)))
+    import_all((*forkserver.PROGRAMS, *forkserver.LATER, *sorted(commands), f"{SERVER}.app"))
     import_for_training(sys.argv[2])
     for program in PROGRAMS:
         forking.announce(program)

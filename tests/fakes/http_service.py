@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import re
 import socket
@@ -78,7 +79,7 @@ class HttpService:
         self._server: ThreadingHTTPServer | None = None
 
     def route(self, method: str, path: str) -> Callable[[Route], Route]:
-        pattern = re.compile(_pattern(path))
+        pattern = _pattern(path)
 
         def add(function: Route) -> Route:
             self._routes.append((method, pattern, function))
@@ -190,12 +191,15 @@ def _send_chunks(handler: Any, answer: Stream) -> None:
         handler.wfile.flush()
 
 
-def _pattern(path: str) -> str:
-    """Return the regular expression of a route's path."""
+@functools.cache
+def _pattern(path: str) -> re.Pattern[str]:
+    """Return the regular expression of a route's path; each project of a test has all routes."""
     parts = re.split(r"(\{\w+(?:=\*\*)?\})", path)
-    return "".join(
-        (f"(?P<{part.strip('{}').partition('=')[0]}>{'.+' if '=**' in part else '[^/:]+'})")
-        if part.startswith("{")
-        else re.escape(part)
-        for part in parts
+    return re.compile(
+        "".join(
+            (f"(?P<{part.strip('{}').partition('=')[0]}>{'.+' if '=**' in part else '[^/:]+'})")
+            if part.startswith("{")
+            else re.escape(part)
+            for part in parts
+        )
     )
