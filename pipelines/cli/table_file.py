@@ -12,6 +12,7 @@ from slipway.trainer.tasks import PAIR
 
 if TYPE_CHECKING:
     from slipway.components.prepare_data.scan_table import TableScan
+    from slipway.core.manifest import Input
 
 MAX_COLUMNS = 40
 MAX_CHARACTERS = 24
@@ -42,7 +43,7 @@ def _rows(scan: TableScan) -> Iterator[tuple[str, str]]:
         yield "target", f"mean {brief(about.target.mean[0])}, standard deviation {brief(about.target.deviation[0])}"
     yield "splits", listed((split, found.examples) for split, found in about.splits.items())
     yield "skipped", about.skipped_text
-    names = list(dict.fromkeys([*about.inputs, *scan.columns]))
+    names = list(dict.fromkeys([*_inputs(scan), *scan.columns]))
     width = min(max(map(len, names), default=0), MAX_WIDTH)
     for position, name in enumerate(names[:MAX_COLUMNS]):
         yield "" if position else "columns", f"{name.ljust(width)}  {_column(name, scan)}"
@@ -56,9 +57,14 @@ def _labels(scan: TableScan) -> dict[str, int]:
     return {label: sum(split.classes[label] for split in splits) for label in scan.manifest.classes}
 
 
+def _inputs(scan: TableScan) -> dict[str, Input]:
+    """Return the inputs by the names of their columns; records have other names of a few, such as label."""
+    return {scan.manifest.sources[name]: each for name, each in scan.manifest.inputs.items()}
+
+
 def _column(name: str, scan: TableScan) -> str:
     """Return a column's kind, examples and gaps."""
-    found, used = scan.columns.get(name), scan.manifest.inputs.get(name)
+    found, used = scan.columns.get(name), _inputs(scan).get(name)
     kind = used.kind if used else "no input"
     if found is None:
         return kind
@@ -76,8 +82,8 @@ def configuration(name: str, source: str, scan: TableScan, *, is_trees: bool) ->
         scan: What the table has.
         is_trees: Whether to train the trees of program.py, which have no texts, rather than the network in model.py.
     """
-    about, labels = scan.manifest, _labels(scan)
-    used = [column for column, each in about.inputs.items() if not (is_trees and each.kind == "text")]
+    about, labels, inputs = scan.manifest, _labels(scan), _inputs(scan)
+    used = [column for column, each in inputs.items() if not (is_trees and each.kind == "text")]
     data = [("source", quoted(source), f"{scan.rows:,} rows"), ("label", quoted(scan.settings.label or "label"), "")]
     if scan.settings.skip_corrupt:
         data.append(("skip_corrupt", f"{scan.settings.skip_corrupt:.4g}", "allowed fraction of rows without a label"))
@@ -97,7 +103,7 @@ def configuration(name: str, source: str, scan: TableScan, *, is_trees: bool) ->
             "data:",
             *aligned(data),
             "  inputs:",
-            *(_input(column, scan, used) for column in dict.fromkeys([*about.inputs, *scan.columns])),
+            *(_input(column, scan, used) for column in dict.fromkeys([*inputs, *scan.columns])),
             *(_trees(rare) if is_trees else _network(scan, rare)),
             "evaluate:",
             "  gate:",

@@ -95,3 +95,14 @@ def test_a_column_of_images_is_no_input_of_a_table(column: str) -> None:
     Path("t.csv").write_text("\n".join([f"{column},label", *(re.sub(",.,", ",", row) for row in rows)]))
     refused = said("init", "other", "--table", "t.csv", "--label", "label", code=2)
     assert f"t.csv has no column to learn from: {column} has paths of images." in refused
+
+
+def test_a_column_called_label_that_is_no_label_is_an_input_by_that_name() -> None:
+    rng = random.Random(0)
+    rows = [f"{rng.random()},{'ab'[number % 2]},{number / 7}" for number in range(ROWS)]
+    Path("t.csv").write_text("\n".join(["x,label,price", *rows]))
+    shown = said("init", "project", "--table", "t.csv", "--label", "price", code=0)
+    assert "label  category  a, b" in shown and "source_label" not in shown
+    data = load(Path("project/slipway.yaml")).data
+    assert data is not None and data.inputs == ["x", "label"]
+    assert "label  category  a, b" in said("data", "check", "project/slipway.yaml", code=0)
