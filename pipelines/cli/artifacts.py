@@ -223,4 +223,5 @@ def clean(
     if not found:
         say(f"nothing is older than {older} and not needed")
     elif not apply:
-        say(f"{len(found):,} can be deleted, {size}: add --apply; why others are kept: slipway clean --why .")
+        why_kept = "; why others are kept: slipway clean --why ." if platform_of(target).trains_here else ""
+        say(f"{len(found):,} can be deleted, {size}: add --apply{why_kept}")

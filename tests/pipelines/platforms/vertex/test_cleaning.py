@@ -122,6 +122,9 @@ def test_what_is_said_has_sizes_and_addresses(bucket: Bucket, slipway: Slipway):
     too_short = slipway(*CLEAN, "--older-than", "0d")
     assert (too_short.exit_code, "--older-than 1d" in too_short.output) == (2, True)
     assert "--older-than = '0d'" in too_short.output
+    for option in ("--why", "--restore"):
+        refused = slipway(*CLEAN, option, "runs/x")
+        assert (refused.exit_code, f"fix:      slipway clean {option} runs/x, without" in refused.output) == (2, True)
 
 
 def test_a_model_that_is_only_known_by_the_label_of_its_run_keeps_it(bucket: Bucket, slipway: Slipway):
