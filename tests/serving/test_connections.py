@@ -186,8 +186,11 @@ def test_the_connections_that_are_closed_first(tmp_path: Path, monkeypatch: pyte
 
         def opened(sent: bytes, answers: bool) -> socket.socket:
             client = stack.enter_context(connect(port, sent))
-            if answers:
-                assert client.recv(4096).startswith(b"HTTP/1.1 200 ")
+            if answers:  # head and body may arrive one after the other
+                response = http.client.HTTPResponse(client)
+                response.begin()
+                assert response.status == 200
+                response.read()
             return client
 
         busy = opened(START + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY, answers=False)
