@@ -221,8 +221,8 @@ class UnseenValues:
     """Counts the categories of a split's examples, and the texts, that the inputs' vocabularies do not have."""
 
     def __init__(self, description: Manifest) -> None:
-        self._inputs = {name: each for name, each in description.inputs.items() if each.kind in ("category", "text")}
-        self._vocabularies = {name: frozenset(each.vocabulary) for name, each in self._inputs.items()}
+        self._inputs = {name: read for name, read in description.inputs.items() if read.kind in ("category", "text")}
+        self._vocabularies = {name: frozenset(read.vocabulary) for name, read in self._inputs.items()}
         self._stored = description.signature
         self._counts: dict[str, Counter[str]] = {name: Counter() for name in self._inputs}
         self._examples = dict.fromkeys(self._inputs, 0)
@@ -232,7 +232,7 @@ class UnseenValues:
         for name, vocabulary in self._vocabularies.items():
             is_text = self._inputs[name].kind == "text"
             for row in batch.features[self._stored[name]].numpy().reshape(len(batch.keys), -1).tolist():
-                texts = [each.decode(errors="replace") for each in row]
+                texts = [text.decode(errors="replace") for text in row]
                 missing = [
                     text
                     for text in texts

@@ -31,10 +31,10 @@ class LocalCleaner(Cleaner):
 
     def delete(self, found: Iterable[Unneeded]) -> Iterator[Unneeded]:
         trash.empty(self._folders())
-        for each in found:
-            path = Path(each.path)
+        for unneeded in found:
+            path = Path(unneeded.path)
             try:
-                with RunFolder(path).held() if each.kind == "run" else _unpublished(path):
+                with RunFolder(path).held() if unneeded.kind == "run" else _unpublished(path):
                     references = self._references()
                     is_there = any(item.path == path for item in (*references.runs, *references.data_sets))
                     if not is_there or path in references.kept:
@@ -43,9 +43,11 @@ class LocalCleaner(Cleaner):
             except (UserError, FileNotFoundError):  # it is in use, or was deleted meanwhile
                 continue
             except OSError as error:  # as of another user's folder, or one on which a file system is mounted
-                self._failed.append(Kept(each.kind, each.path, f"could not be moved to .trash: {error.strerror}"))
+                self._failed.append(
+                    Kept(unneeded.kind, unneeded.path, f"could not be moved to .trash: {error.strerror}")
+                )
                 continue
-            yield each
+            yield unneeded
 
     def in_progress(self) -> list[str]:
         return self._references().in_progress
@@ -60,14 +62,14 @@ class LocalCleaner(Cleaner):
         known = [Kept(item.kind, str(item.path), references.kept.get(item.path, unneeded)) for item in items]
         known += references.left
         wanted = (self._project.runs / path).resolve() if path == LATEST else Path(path).absolute()
-        found = [each for each in known if _overlap(Path(each.path), wanted) or Path(each.path).name == path]
-        if not found:
-            near = nearest(path, [name for each in known for name in (short(each.path), Path(each.path).name)])
+        matching = [item for item in known if _overlap(Path(item.path), wanted) or Path(item.path).name == path]
+        if not matching:
+            near = nearest(path, [name for item in known for name in (short(item.path), Path(item.path).name)])
             raise UserError(
                 f"There is no run or data set in {path}.", setting="--why", value=path,
                 allowed="a run's id, or a folder; . for all", nearest=near, fix=f"slipway clean --why {near or '.'}",
             )  # fmt: skip
-        return found
+        return matching
 
     def left(self) -> list[Kept]:
         return [*self._references().left, *self._failed]

@@ -136,11 +136,13 @@ class ParquetFile(TableFile):
         """Return the columns of a row group, without those of which every row has one number."""
         metadata = self._file.metadata.row_group(group)
         chunks = (metadata.column(number) for number in range(metadata.num_columns))
-        return [each for each in chunks if "BYTE_ARRAY" in each.physical_type or each.num_values != metadata.num_rows]
+        return [
+            chunk for chunk in chunks if "BYTE_ARRAY" in chunk.physical_type or chunk.num_values != metadata.num_rows
+        ]
 
     def _is_small(self, group: int) -> bool:
         """Return whether no batch of a row group can be large, as no cell has more bytes than its column."""
-        return bool(sum(each.total_uncompressed_size for each in self._chunks(group)) * BATCH_ROWS <= MAX_BATCH_BYTES)
+        return bool(sum(chunk.total_uncompressed_size for chunk in self._chunks(group)) * BATCH_ROWS <= MAX_BATCH_BYTES)
 
     def _batch_rows(self, group: int) -> int:
         """Return the number of rows of a row group that are read at once.
@@ -152,7 +154,7 @@ class ParquetFile(TableFile):
         """
         rows, row_bytes = max(1, self._file.metadata.row_group(group).num_rows), 0.0
         chunks = self._chunks(group)
-        longest = self._longest_texts(group, [each.path_in_schema for each in chunks if each.has_dictionary_page])
+        longest = self._longest_texts(group, [chunk.path_in_schema for chunk in chunks if chunk.has_dictionary_page])
         for chunk in chunks:
             name, inflated = chunk.path_in_schema, chunk.total_uncompressed_size
             if inflated > max(MAX_INFLATED, MAX_RATIO * chunk.total_compressed_size):
