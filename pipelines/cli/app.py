@@ -124,7 +124,7 @@ COMMANDS = (
     ),
     LazyCommand(
         "Use models", "rollback", "platforms.vertex.endpoints.commands:rollback",
-        "Return an endpoint's traffic to the previous model, in one update.",
+        "Return an endpoint's traffic to the previous model, in one update. Repeated, it changes nothing.",
         "slipway rollback --endpoint digits",
     ),
     LazyCommand(

@@ -53,6 +53,7 @@ def test_a_call_that_fails_says_why_and_when_it_is_tried_again(
     lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLIPWAY_RETRY_SECONDS", "0.1")
+    monkeypatch.setattr(waiting.Call, "_start_timer", lambda call, seconds: None)  # whose lines come in between
     failures = iter((Refused("unavailable"), Refused("unavailable")))
 
     def fail() -> str:

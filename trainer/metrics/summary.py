@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from slipway.core.formatting import number
+from slipway.core.formatting import decimals, number
 from slipway.trainer.metrics.history import Record
 from slipway.trainer.tasks import MONITORS, in_words
 
@@ -34,16 +34,18 @@ def table(
     ends = sorted(validations) or _epoch_ends(training)
     name = in_words(metric)
     rows = [("epoch", "step", "loss", name, "validation loss", f"validation {name}", "steps/s", "")]
-    for step in _chosen(ends, best_step):
-        trained, validated = training.get(step, {}), validations.get(step, {})
+    chosen = [(step, training.get(step, {}), validations.get(step, {})) for step in _chosen(ends, best_step)]
+    measured = [
+        (trained.get("epoch_loss"), trained.get(f"epoch_{metric}"), validated.get("loss"), validated.get(metric))
+        for _, trained, validated in chosen
+    ]
+    values = zip(*map(_numbers, zip(*measured, strict=True)), strict=True)
+    for (step, trained, validated), texts in zip(chosen, values, strict=True):
         rows.append(
             (
                 f"{(trained or validated)['epoch']:.2f}",
                 f"{step:,}",
-                _number(trained.get("epoch_loss")),
-                _number(trained.get(f"epoch_{metric}")),
-                _number(validated.get("loss")),
-                _number(validated.get(metric)),
+                *texts,
                 f"{trained['steps_per_second']:,.1f}" if trained.get("steps_per_second") else "",
                 marks.get(step, ""),
             )
@@ -92,5 +94,7 @@ def _chosen(ends: list[int], best_step: int | None) -> list[int]:
     return sorted(chosen)
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else number(value)
+def _numbers(column: Sequence[float | None]) -> list[str]:
+    """Format the values of a column with the same decimals; None is nothing."""
+    places = decimals(*column)
+    return ["" if value is None else number(value, places) for value in column]

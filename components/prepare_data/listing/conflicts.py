@@ -13,8 +13,8 @@ from slipway.components.prepare_data.listing.repeats import Repeats
 from slipway.core.formatting import brief
 from slipway.core.manifest import Manifest
 
-# The first examples of the splits that are compared.
-MAX_EXAMPLES = 10_000
+# The first examples of the splits that are compared; fewer if they have many inputs, whose values are held in memory.
+MAX_EXAMPLES, MAX_VALUES = 10_000, 2_000_000
 INPUTS_SHOWN, CHARACTERS_SHOWN = 4, 40
 
 
@@ -34,10 +34,10 @@ def conflict_notes(folder: Path, manifest: Manifest, item: str, text_of: Callabl
     import numpy as np
 
     labels: defaultdict[tuple[bytes, ...], Counter[bytes]] = defaultdict(Counter)
-    total = 0
+    total, most = 0, min(MAX_EXAMPLES, MAX_VALUES // len(manifest.inputs))
     for split in manifest.splits.values():
         shards = (folder / shard.file for shard in split.shards)
-        columns = read_sample(shards, ["label", *manifest.inputs], MAX_EXAMPLES - total)
+        columns = read_sample(shards, ["label", *manifest.inputs], most - total)
         for label, *inputs in zip(*columns.values(), strict=True):
             labels[tuple(inputs)][label] += 1
         total += len(columns["label"])

@@ -168,7 +168,7 @@ def resumed(monkeypatch: pytest.MonkeyPatch) -> list:
     """The runs that would have been started."""
     seen: list = []
 
-    def run(folder, config, record, watcher):
+    def run(folder, config, record, watcher, seconds):
         seen.append((config, copy.deepcopy(record)))
         record.status = "succeeded"
         return record
@@ -214,7 +214,7 @@ def test_a_run_that_succeeded_continues_only_with_a_change(failed: RunFolder, re
 def test_a_model_that_is_not_promoted_fails_the_command_only_where_asked(
     failed: RunFolder, monkeypatch: pytest.MonkeyPatch, decision: str, option: str | None, code: int
 ):
-    def run(folder, config, record, watcher):
+    def run(folder, config, record, watcher, seconds):
         record.status, record.verdict = "succeeded", {"decision": decision, "reasons": ["why"]}
         return record
 

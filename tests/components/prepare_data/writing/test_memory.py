@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from slipway.components.prepare_data import prepare as prepare_module
-from slipway.components.prepare_data.listing import index, table_index
+from slipway.components.prepare_data.listing import conflicts, index, table_index
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.writing import shards
 from slipway.core.tables import csv_file
@@ -118,6 +118,7 @@ def test_ten_times_the_rows_take_the_same_memory(
     monkeypatch.setattr(csv_file, "BATCH_BYTES", 1 << 15)
     monkeypatch.setattr(table_index, "BATCH_BYTES", 1 << 17)
     monkeypatch.setattr(table_index, "ROWS_READ", 1000)
+    monkeypatch.setattr(conflicts, "MAX_EXAMPLES", 1000)
     monkeypatch.setattr(table_index, "PIECE_BYTES", 1 << (30 if in_one_piece else 16))
     prepare_module.prepare(DataSettings(source=f"csv:{write_table(tmp_path, 100)}", store=str(tmp_path)), 1)  # imports
     few, many = table_peak(tmp_path, 2000), table_peak(tmp_path, 20_000)
