@@ -237,10 +237,7 @@ def login_error(error: GoogleAuthError) -> UserError:
         return UserError(f"Could not log in to Google Cloud: {lowered(unreached.message)}", fix=unreached.fix)
     if is_logged_out(error):
         return UserError(f"The credentials for Google Cloud were rejected: {_first_sentence(error)}.", fix=LOG_IN)
-    return UserError(
-        f"Could not log in to Google Cloud: {_first_sentence(error)}.",
-        fix=OUTAGE,
-    )
+    return UserError(f"Could not log in to Google Cloud: {_first_sentence(error)}.", fix=OUTAGE)
 
 
 def import_clients(*names: str) -> None:

@@ -51,6 +51,7 @@ class Call:
         self._started = time.monotonic()
         self._pause = AGAIN_SECONDS
         self._timer: threading.Timer | None = None
+        self._ended = False
         self._outer: Call | None = None
 
     def __enter__(self) -> Call:
@@ -63,8 +64,10 @@ class Call:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         _calls.innermost = self._outer
-        if self._timer is not None:
-            self._timer.cancel()
+        with _lock:
+            self._ended = True
+            if self._timer is not None:
+                self._timer.cancel()
 
     def failed(self, reason: str, wait: float) -> None:
         """Say, if the call takes long, that it failed and is tried again in `wait` seconds."""
@@ -77,11 +80,14 @@ class Call:
             self._print(f"{reason}; try {self._try} of {self._tries} in {max(1, round(wait))} s")
 
     def _start_timer(self, seconds: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = threading.Timer(seconds, self._remind)
-        self._timer.daemon = True
-        self._timer.start()
+        with _lock:
+            if self._timer is not None:
+                self._timer.cancel()
+            if self._ended:  # while its line was printed
+                return
+            self._timer = threading.Timer(seconds, self._remind)
+            self._timer.daemon = True
+            self._timer.start()
 
     def _remind(self) -> None:
         after = f"after {time.monotonic() - self._started:.0f} s"
@@ -93,7 +99,7 @@ class Call:
         global _newest
         with _lock:
             now = time.monotonic()
-            if _say is None or now - _newest < SECONDS:
+            if _say is None or self._ended or now - _newest < SECONDS:
                 return
-            _newest = now
-            _say(f"waiting for {self.service}: {text}")
+            _newest, say = now, _say
+        say(f"waiting for {self.service}: {text}")

@@ -95,6 +95,24 @@ def test_many_calls_at_once_say_one_line(lines: list[str], monkeypatch: pytest.M
     assert lines == ["waiting for Google Cloud: no answer after 0 s (try 1 of 10)"]
 
 
+def test_a_call_that_ends_while_its_line_is_printed_says_nothing_more(lines: list[str]) -> None:
+    printing, ended = threading.Event(), threading.Event()
+
+    def say(line: str) -> None:
+        lines.append(line)
+        printing.set()
+        ended.wait(60)
+
+    waiting.announce(say)
+    retried(lambda: printing.wait(60))
+    timers = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+    ended.set()
+    for timer in timers:
+        timer.join()
+    assert not [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+    assert len(lines) == 1
+
+
 def test_an_operation_is_said_by_what_it_does(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLIPWAY_RETRY_SECONDS", "0.001")
 
