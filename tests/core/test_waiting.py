@@ -115,6 +115,7 @@ def test_a_call_that_ends_while_its_line_is_printed_says_nothing_more(lines: lis
 
 def test_an_operation_is_said_by_what_it_does(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLIPWAY_RETRY_SECONDS", "0.001")
+    monkeypatch.setattr(waiting, "SECONDS", 30.0)  # what reads the operation is a call, too, which says nothing here
 
     def read(name: str) -> dict[str, object]:
         until(lines, 1)
