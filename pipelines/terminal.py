@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial, wraps
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 import click
 import typer
@@ -28,6 +28,9 @@ from slipway.core import waiting
 from slipway.core.errors import UserError, internal_error, lowered, shortened, system_error
 from slipway.core.paths import MOUNTS
 from slipway.core.values import JsonObject
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 # Control characters, with which the content of a file could command the terminal.
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -339,3 +342,18 @@ def show_help_alone(context: typer.Context) -> None:
         import_help_pages()
         typer.echo(context.get_help(), nl=False)
         raise typer.Exit
+
+
+def progress_bar() -> Progress:
+    """Return a progress bar that counts examples; only a terminal shows it."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=16),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=error_console,
+        transient=True,
+        disable=not error_console.is_interactive,
+    )

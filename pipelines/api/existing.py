@@ -390,8 +390,8 @@ class Runs:
         Args:
             settings: The settings to include by dotted name; by default those that differ between the runs.
         """
-        from slipway.pipelines.comparison.captured import described
-        from slipway.pipelines.comparison.selection import differences
+        from slipway.pipelines.selection.captured import described
+        from slipway.pipelines.selection.selection import differences
 
         runs = list(self)
         values = described([run.settings for run in runs], [run.folder.parent.parent for run in runs])

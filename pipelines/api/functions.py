@@ -21,8 +21,8 @@ from slipway.pipelines.runs import record as records
 if TYPE_CHECKING:
     from slipway.pipelines.api.models import Model
     from slipway.pipelines.checks import Finding
-    from slipway.pipelines.comparison.repeats import OverRuns
     from slipway.pipelines.config.config import RunConfig
+    from slipway.pipelines.selection.repeats import OverRuns
 
 # A run configuration's path; None is the project's slipway.yaml.
 Configuration: TypeAlias = str | os.PathLike[str] | None
@@ -89,7 +89,7 @@ class CrossValidation:
     metrics: dict[str, OverRuns]
 
     def __repr__(self) -> str:
-        from slipway.pipelines.comparison.repeats import as_text
+        from slipway.pipelines.selection.repeats import as_text
 
         return as_text(self.metrics, f"{len(self.runs)} folds")
 
@@ -120,7 +120,7 @@ def cross_validate(
         UserError: The configuration or a setting is not valid, a check failed, or the source has a test split.
         RunFailed: The run of a fold failed.
     """
-    from slipway.pipelines.comparison.repeats import over_runs
+    from slipway.pipelines.selection.repeats import over_runs
 
     path, changes = _sources(configuration, settings, model, program)
     configurations = starting.folds(path, changes, hardware, folds)
@@ -245,7 +245,8 @@ def compare(*runs: Run | str) -> Report:
     Raises:
         UserError: There is no such run, or there are none.
     """
-    from slipway.pipelines.comparison import page, selection
+    from slipway.pipelines.comparison import page
+    from slipway.pipelines.selection import selection
 
     root = in_project(records.ROOT)
     folders = [records.find(one, root) if isinstance(one, str) else one._folder for one in runs]

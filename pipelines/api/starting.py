@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from slipway.core.errors import UserError, lowered
 from slipway.pipelines.options import Runner, check_runner
 from slipway.pipelines.platforms.base import Platform, RemotePlatform, Say
+from slipway.pipelines.platforms.capabilities import WithTrainerImage
 from slipway.pipelines.platforms.table import platform_of, remote
 
 if TYPE_CHECKING:
@@ -202,7 +203,7 @@ def resumed(
         check_resumable(record, changed=bool(overrides))
         ready = Ready(folder, resumed_configuration(folder, record, overrides, hardware), record)
         if not isinstance(platform, RemotePlatform):
-            if platform.builds_trainer:  # its settings may have changed, and its machines cost money
+            if isinstance(platform, WithTrainerImage):  # its settings may have changed, and its machines cost money
                 trained = record.step("train").status == "succeeded"
                 spent = record.cost.dollars if record.cost and not trained else 0.0
                 for warning in check(ready.configuration, record.platform, spent=spent):
@@ -252,8 +253,8 @@ def _build_trainer(ready: Ready, say: Say) -> None:
     Raises:
         UserError: It cannot be built; the folder has been removed.
     """
-    folder = ready.folder
-    if not ready.platform.builds_trainer or folder.image_file.exists():
+    folder, platform = ready.folder, ready.platform
+    if not isinstance(platform, WithTrainerImage) or folder.image_file.exists():
         return
     from slipway.components.step import WorkFailed
     from slipway.core.atomic import replace_file
@@ -262,7 +263,7 @@ def _build_trainer(ready: Ready, say: Say) -> None:
 
     try:
         with (folder.logs / "build_image.log").open("w") as log:
-            image = ready.platform.build_images(ready.configuration, log, say, None)["trainer"]
+            image = platform.build_images(ready.configuration, log, say, None)["trainer"]
             replace_file(folder.image_file, image.encode())
     except BaseException as error:
         tail = launch.last_lines(folder.logs / "build_image.log")

@@ -10,18 +10,20 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slipway.core.atomic import append_line, json_lines
-from slipway.core.paths import in_bucket, local_path
+from slipway.core.paths import in_bucket, local_path, project
+from slipway.pipelines.runs.observers import Observer, Say
 
 if TYPE_CHECKING:
     from slipway.pipelines.config.config import RunConfig
-    from slipway.pipelines.runs.record import RunRecord
+    from slipway.pipelines.runs.record import RunFolder, RunRecord
 
 FOLDER = ".users"
 # Since when all projects are known.
@@ -110,8 +112,21 @@ class Users:
         append_line(self._file, json.dumps({"project": str(self._root), "store": str(self._store), **what}))
 
 
+class Noted(Observer):
+    """Notes the runs that prepare data in the stores of these."""
+
+    def executing(
+        self,
+        folder: RunFolder,  # noqa: ARG002
+        config: RunConfig,
+        record: RunRecord,
+        say: Say,
+    ) -> AbstractContextManager[None]:
+        return noted(config, record, project() or Path.cwd(), say)
+
+
 @contextlib.contextmanager
-def noted(config: RunConfig, record: RunRecord, root: Path, say: Callable[[str], None]) -> Iterator[None]:
+def noted(config: RunConfig, record: RunRecord, root: Path, say: Say) -> Iterator[None]:
     """Return a context in which a run that prepares data is noted in its store, as one of the project in `root`."""
     preparing = next((step for step in record.steps if step.name == "prepare_data"), None)
     if preparing is None or preparing.status == "succeeded" or config.prepared is None:

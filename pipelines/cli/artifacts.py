@@ -1,19 +1,16 @@
-"""Artifacts of runs, and `slipway compile`, `build`, `verify` and `clean`, which write, read and delete them."""
+"""Artifacts of runs, and `slipway compile`, `build` and `verify`, which write and read them."""
 
 from __future__ import annotations
 
 import json
-import re
 import sys
 from dataclasses import asdict
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from slipway.core.errors import UserError
-from slipway.core.paths import short
 from slipway.pipelines.cli.targets import Target, show_cost, show_warnings, target_option
 from slipway.pipelines.options import (
     Configuration,
@@ -26,14 +23,13 @@ from slipway.pipelines.options import (
     configured,
 )
 from slipway.pipelines.platforms.base import Platform
+from slipway.pipelines.platforms.capabilities import WithImages
 from slipway.pipelines.platforms.table import DEFAULT, PLATFORMS, platform_of
 from slipway.pipelines.terminal import EXIT_FAILED, console, print_results, say, user_errors
 
 if TYPE_CHECKING:
     from slipway.pipelines.config.config import RunConfig
     from slipway.pipelines.images.build import Content
-
-CLEANED = [name for name, platform in PLATFORMS.items() if platform.cleans]
 
 
 @user_errors
@@ -92,6 +88,13 @@ def build(
 
     configuration = configured(file, config, overrides, hardware)
     platform = platform_of(target) if target else _building(configuration)
+    if not isinstance(platform, WithImages):
+        raise UserError(
+            f"Slipway builds no image for {platform.title}.",
+            setting="--target",
+            value=platform.name,
+            fix="build it from containers/Dockerfile; see docs/images.md",
+        )
     if listed:
         contents = [Content.of(image) for image in platform.wanted_images(configuration, say).values()]
         text = json.dumps([asdict(content) for content in contents], indent=2) + "\n"
@@ -103,10 +106,10 @@ def build(
 
 def _building(configuration: RunConfig) -> Platform:
     """Return the platform for which images are built that has a section in the configuration, else this machine."""
-    builds = [each for each in PLATFORMS.values() if type(each).build_images is not Platform.build_images]
-    chosen = next((each for each in builds if getattr(configuration, each.name, None)), platform_of(DEFAULT))
-    say(f"for {chosen.title}")
-    return chosen
+    sections = (name for name in PLATFORMS if getattr(configuration, name, None))
+    name = next((name for name in sections if isinstance(PLATFORMS[name], WithImages)), DEFAULT)
+    say(f"for {platform_of(name).title}")
+    return platform_of(name)
 
 
 def _listed(content: Content) -> str:
@@ -148,80 +151,3 @@ def verify(
     say(f"{len(found):,} artifacts verified, {damaged:,} damaged")
     if damaged:
         raise typer.Exit(EXIT_FAILED)
-
-
-@user_errors
-def clean(
-    config: Configuration = None,
-    target: Annotated[
-        str, target_option("Where to clean: this machine, or a project of Google Cloud.", CLEANED)
-    ] = DEFAULT,
-    older: Annotated[
-        str, typer.Option("--older-than", metavar="AGE", help="Delete what ended this long ago, such as 30d or 12h.")
-    ] = "30d",
-    apply: Annotated[
-        bool, typer.Option("--apply", help="Delete; without it, only list what would be deleted.")
-    ] = False,
-    why: Annotated[
-        str | None,
-        typer.Option("--why", metavar="PATH", help="Delete nothing; say why what is in a folder is kept."),
-    ] = None,
-    restore: Annotated[
-        str | None,
-        typer.Option("--restore", metavar="PATH", help="Put back a run or data set that was deleted within a day."),
-    ] = None,
-    overrides: Overrides = None,
-    registry: Registry = Path("models"),
-    store: Annotated[Path, typer.Option("--store", metavar="FOLDER", help="Folder of the prepared data sets.")] = Path(
-        "datasets"
-    ),
-    as_json: Json = False,
-) -> None:
-    """Delete old runs, data sets, images, schedules and TPUs that no model, search or other run refers to."""
-    from slipway.core import formatting
-    from slipway.pipelines.cleaning.cleaner import Age, Unneeded
-
-    parsed = re.fullmatch(r"(\d{1,5})([dh])", older)
-    if parsed is None:
-        raise UserError(
-            f"{older} is not an age.", setting="--older-than", value=older, allowed="days or hours, such as 30d or 12h",
-            fix="--older-than 30d",
-        )  # fmt: skip
-    if registry != Path("models") and not registry.is_dir():
-        raise UserError(
-            f"There is no registry {registry}.", setting="--registry", value=str(registry), fix="--registry models"
-        )
-    least = timedelta(days=int(parsed[1])) if parsed[2] == "d" else timedelta(hours=int(parsed[1]))
-    age = Age(least, registry, store, older)
-    cleaner = platform_of(target).cleaner(age, lambda: configured(None, config, overrides))
-    if restore is not None:
-        say(f"restored {short(str(cleaner.restore(restore)))}")
-        return
-    if why is not None:
-        print_results(cleaner.kept(why), as_json=as_json)
-        return
-    if not platform_of(target).trains_here:
-        say(f"asking {platform_of(target).title} and its bucket what is there and what is needed")
-    found, deleted = cleaner.unneeded(), list[Unneeded]()
-    try:
-        for each in cleaner.delete(found) if apply else ():
-            deleted.append(each)
-            if not as_json:
-                print_results([each], as_json=False)
-    finally:
-        if as_json or not apply:
-            print_results(deleted if apply else found, as_json=as_json)
-        size = formatting.size(sum(each.size for each in (deleted if apply else found)))
-        if apply and found:
-            say(f"{len(deleted):,} deleted, {size}")
-        if deleted and platform_of(target).trains_here:
-            say("in .trash for a day, until the next clean; to put one back: slipway clean --restore PATH")
-    if running := cleaner.in_progress():
-        say(f"no data set is deleted while a run is in progress: {', '.join(running[:3])}; see slipway status")
-    for left in cleaner.left():
-        say(f"not deleted: {left.lines()[0]}")
-    if not found:
-        say(f"nothing is older than {older} and not needed")
-    elif not apply:
-        why_kept = "; why others are kept: slipway clean --why ." if platform_of(target).trains_here else ""
-        say(f"{len(found):,} can be deleted, {size}: add --apply{why_kept}")

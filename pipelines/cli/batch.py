@@ -1,4 +1,4 @@
-"""Predictions on many inputs, on this machine or on Vertex AI: `slipway batch`."""
+"""Predictions on many inputs, on this machine or as a job on a platform: `slipway batch`."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ import typer
 
 from slipway.core.cores import available_cores
 from slipway.core.errors import UserError
-from slipway.pipelines.cli.serving import FORMAT, MODEL, SPLIT, Module, Trust, progress_bar
+from slipway.core.values import spoken
+from slipway.pipelines.cli.serving import FORMAT, MODEL, SPLIT, Module, Trust
 from slipway.pipelines.cli.targets import target_option
 from slipway.pipelines.options import Configuration, Json, Overrides, Registry, configured
-from slipway.pipelines.platforms.base import Platform, RemotePlatform
+from slipway.pipelines.platforms.base import Platform
+from slipway.pipelines.platforms.capabilities import BatchJob, WithBatches
 from slipway.pipelines.platforms.table import DEFAULT, PLATFORMS, platform_of
 from slipway.pipelines.prediction.inputs import WORDS
 from slipway.pipelines.prediction.output import Format
 from slipway.pipelines.prediction.unknown import Limit
-from slipway.pipelines.terminal import EXIT_FAILED, EXIT_INTERRUPTED, print_json, say, show_error, user_errors
+from slipway.pipelines.terminal import EXIT_FAILED, EXIT_INTERRUPTED, progress_bar, say, user_errors
 
 if TYPE_CHECKING:
-    from slipway.pipelines.platforms.vertex.batch import Asked, Job, Prepared
     from slipway.pipelines.prediction.batch import Batch, Outcome
 
+BATCHING = [DEFAULT, *(name for name, platform in PLATFORMS.items() if isinstance(platform, WithBatches))]
 ONLY_LOCAL = ("kind", "split", "processes", "part_size", "max_unknown", "module", "trust", "registry")
-ONLY_VERTEX = ("config", "hardware", "overrides", "dry_run", "no_wait", "cancel")
+ONLY_JOB = ("config", "hardware", "overrides", "dry_run", "no_wait", "cancel")
 
 
 @user_errors
@@ -74,7 +76,7 @@ def batch(
     module: Module = None,
     trust: Trust = False,
     registry: Registry = Path("models"),
-    target: Annotated[str, target_option("Where it runs: local or vertex.")] = DEFAULT,
+    target: Annotated[str, target_option(f"Where it runs: {spoken(BATCHING)}.")] = DEFAULT,
     config: Configuration = None,
     overrides: Overrides = None,
     hardware: Annotated[
@@ -93,19 +95,9 @@ def batch(
     """Predict on many inputs in several processes, or as a job on Vertex AI. The same command continues a batch."""
     platform = platform_of(target)
     _check_options(context, platform)
-    if isinstance(platform, RemotePlatform):
-        from slipway.pipelines.platforms.vertex import batch as vertex
-
-        asked = vertex.Asked(
-            config=configured(None, config, overrides),
-            model=model,
-            inputs=tuple(inputs),
-            output=output,
-            hardware=hardware or vertex.DEFAULT_HARDWARE,
-            batch_size=batch_size,
-            key=key,
-        )
-        _on_vertex(asked, dry_run=dry_run, no_wait=no_wait, cancel=cancel, strict=strict, as_json=as_json)
+    if isinstance(platform, WithBatches):
+        job = BatchJob(configured(None, config, overrides), model, tuple(inputs), output, hardware, batch_size, key)
+        platform.batch(job, dry_run=dry_run, no_wait=no_wait, cancel=cancel, strict=strict, as_json=as_json)
         return
     if "-" in inputs:
         raise UserError("A batch cannot read from stdin.", setting="--input", value="-", fix="slipway predict MODEL -")
@@ -172,92 +164,18 @@ def _predict(what: Batch, processes: int | None) -> Outcome:
 
 def _check_options(context: typer.Context, platform: Platform) -> None:
     """Raise UserError for a platform without batches, and for options of the other one."""
-    if not platform.batches:
-        allowed = ", ".join(name for name, each in PLATFORMS.items() if each.batches)
+    is_job = isinstance(platform, WithBatches)
+    if not is_job and platform.name != DEFAULT:
         raise UserError(
             f"There are no batch predictions on {platform.title}.",
             setting="--target",
             value=platform.name,
-            allowed=allowed,
+            allowed=", ".join(BATCHING),
         )
-    is_job = isinstance(platform, RemotePlatform)
-    others = ONLY_LOCAL if is_job else ONLY_VERTEX
+    others = ONLY_LOCAL if is_job else ONLY_JOB
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
         if parameter.name in others and source is not None and source.name == "COMMANDLINE":
             option = parameter.opts[0]
             fix = f"remove {option}" if is_job else f"--target vertex, or remove {option}"
             raise UserError(f"{option} does not apply to a batch on {platform.name}.", setting=option, fix=fix)
-
-
-def _on_vertex(asked: Asked, *, dry_run: bool, no_wait: bool, cancel: bool, strict: bool, as_json: bool) -> None:
-    from slipway.pipelines.platforms.vertex import batch as vertex
-
-    prepared = vertex.prepare(asked)
-    if dry_run:
-        print_json(prepared.job)
-        return
-    job = vertex.find(prepared)
-    if cancel:
-        if job is None or job.state.name in vertex.ENDED:
-            raise UserError("This batch is not running.", setting="--cancel", fix="the options of the running one")
-        vertex.cancel(prepared, job)
-        say(f"{job.name} is being cancelled; predictions that it has written are kept")
-        return
-    if job is None:
-        try:
-            job = vertex.submit(prepared)
-        except KeyboardInterrupt:
-            say("  the job may have been submitted; the same command finds it; to cancel it: with --cancel")
-            raise typer.Exit(EXIT_INTERRUPTED) from None
-        say(f"batch prediction with {prepared.job['model'].rpartition('/')[2]} on {asked.hardware}, submitted")
-    else:
-        say(f"this batch was submitted before: {job.name}")
-    say(f"  console: {vertex.console_url(prepared.connection, job)}")
-    if no_wait:
-        say("  watch: the same command without --no-wait")
-        return
-    job = _watch(prepared, job)
-    if job.state.name not in vertex.SUCCEEDED:
-        show_error(vertex.failure(prepared, job), as_json=as_json)
-        raise typer.Exit(EXIT_INTERRUPTED if job.state.name == "JOB_STATE_CANCELLED" else EXIT_FAILED)
-    _report(prepared, job, strict=strict, as_json=as_json)
-
-
-def _watch(prepared: Prepared, job: Job) -> Job:
-    from slipway.pipelines.platforms.vertex import batch as vertex
-
-    seen: list[str] = []
-    with progress_bar() as progress:
-        task = progress.add_task("waiting", total=prepared.inputs.examples)
-
-        def show(state: str, done: int) -> None:
-            progress.update(task, description=state, completed=done)
-            if state not in seen:
-                seen.append(state)
-                say(f"  {state}")
-
-        try:
-            return vertex.watch(prepared, job, show)
-        except KeyboardInterrupt:
-            say("  the job continues; to watch it: the same command; to cancel it: the same command with --cancel")
-            raise typer.Exit(EXIT_INTERRUPTED) from None
-
-
-def _report(prepared: Prepared, job: Job, *, strict: bool, as_json: bool) -> None:
-    from slipway.pipelines.platforms.vertex import batch as vertex
-
-    summary, folder = vertex.results(prepared, job)
-    where = f"{folder}/errors.jsonl" if summary["listed"] else f"{folder}/prediction.errors_stats-*"
-    errors = f", {summary['failed']:,} in {where}" if summary["failed"] else ""
-    say(f"{summary['examples']:,} inputs: {summary['done']:,} predicted in {folder}{errors}")
-    difference = summary["examples"] - summary["done"] - summary["failed"]
-    if difference:
-        what = "inputs are in neither" if difference > 0 else "more predictions than inputs"
-        say(f"warning: {abs(difference):,} {what}")
-    for message, count in summary["messages"].items():
-        say(f"  {count:,}: {message[:300]}")
-    if as_json:
-        print_json(summary)
-    if summary["failed"] and (strict or not summary["done"]):
-        raise typer.Exit(EXIT_FAILED)

@@ -238,7 +238,7 @@ def _in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def differences(settings: Sequence[Mapping[str, object]]) -> list[str]:
     """Return for each configuration the settings that are not the same in all of them, such as "train.epochs=5"."""
-    from slipway.pipelines.comparison import selection
+    from slipway.pipelines.selection import selection
 
     different = [name for name in selection.differences(settings) if name != "hardware"]
     found = []

@@ -14,8 +14,7 @@ from rich.markup import escape
 
 from slipway.core import dataclass_json
 from slipway.core.errors import UserError, lowered
-from slipway.core.paths import short
-from slipway.pipelines.options import Json, Overrides, Run, Timings, complete_run
+from slipway.pipelines.options import Json, Run, Timings
 from slipway.pipelines.platforms.table import platform_of, remote
 from slipway.pipelines.terminal import (
     EXIT_FAILED,
@@ -35,11 +34,8 @@ from slipway.pipelines.terminal import (
 MAX_LISTED = 20
 
 if TYPE_CHECKING:
-    from slipway.pipelines.comparison.selection import Row
     from slipway.pipelines.runs.record import RunFolder, RunRecord
-
-# Runs that `compare` shows in the terminal.
-SHOWN = 20
+    from slipway.pipelines.selection.selection import Row
 
 
 @user_errors
@@ -123,7 +119,7 @@ def list_(
 
     folders = list(runs.folders())
     is_short = not (every or where or sort)  # then, the others need not be read
-    rows = _selected(where, sort, folders[:MAX_LISTED] if is_short else folders)
+    rows = selected(where, sort, folders[:MAX_LISTED] if is_short else folders)
     more = len(folders) - MAX_LISTED if is_short else len(rows) - MAX_LISTED
     rows = rows if every else rows[:MAX_LISTED]
     records, configurations = [row.record for row in rows], [row.settings for row in rows]
@@ -139,9 +135,9 @@ def list_(
         error_console.print(f"{more:,} more run{'s' * (more > 1)}: --all")
 
 
-def _selected(where: list[str] | None, sort: str | None, folders: Iterable[RunFolder]) -> list[Row]:
+def selected(where: list[str] | None, sort: str | None, folders: Iterable[RunFolder]) -> list[Row]:
     """Return the runs in these folders that meet the conditions, without those whose record cannot be read."""
-    from slipway.pipelines.comparison import selection
+    from slipway.pipelines.selection import selection
 
     rows = []
     for folder in folders:
@@ -153,57 +149,19 @@ def _selected(where: list[str] | None, sort: str | None, folders: Iterable[RunFo
 
 
 @user_errors
-def compare(
-    run_ids: Annotated[
-        list[str] | None, typer.Argument(metavar="[RUN]...", help="Runs; default: all.", autocompletion=complete_run)
-    ] = None,
-    where: Where = None,
-    sort: Sort = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: runs/comparison.html.")
-    ] = None,
-) -> None:
-    """Write a page that compares runs: metrics, settings that differ, learning curves, data, code and time."""
-    from slipway.pipelines.cli import display
-    from slipway.pipelines.comparison.page import write
-    from slipway.pipelines.runs import record as runs
-
-    rows = _selected(where, sort, map(runs.find, run_ids) if run_ids else runs.folders())
-    if not rows:
-        raise UserError("No run meets the conditions." if where else "There are no runs yet.", fix="slipway list")
-    page = write(rows, output)
-    for line in display.run_lines([row.record for row in rows[:SHOWN]], [row.settings for row in rows[:SHOWN]]):
-        console.print(line)
-    console.print(f"\npage: {short(str(page))}")
-
-
-@user_errors
-def open_(
-    run_id: Annotated[
-        str | None,
-        typer.Argument(metavar="[RUN]", help="A run's id, or latest; default: all runs.", autocompletion=complete_run),
-    ] = None,
-) -> None:
-    """Open the report of a run, or the comparison of all runs, in a browser."""
+def open_(run_id: Run = "latest") -> None:
+    """Open the report of a run in a browser."""
     import webbrowser
 
     from slipway.pipelines.runs import record as runs
 
-    if run_id is None:
-        from slipway.pipelines.comparison.page import write
-
-        rows = _selected(None, None, runs.folders())
-        if not rows:
-            raise UserError("There are no runs yet.", fix="slipway run")
-        page = write(rows)
-    else:
-        record = current(runs.find(run_id))
-        if record.report is None or not Path(record.report).is_file():
-            raise UserError(
-                f"Run {record.run_id} has no report on this machine; its status is {record.status}.",
-                fix=f"slipway status {record.run_id}",
-            )
-        page = Path(record.report)
+    record = current(runs.find(run_id))
+    if record.report is None or not Path(record.report).is_file():
+        raise UserError(
+            f"Run {record.run_id} has no report on this machine; its status is {record.status}.",
+            fix=f"slipway status {record.run_id}",
+        )
+    page = Path(record.report)
     opened = webbrowser.open(page.absolute().as_uri())
     console.print(f"{'opened' if opened else 'there is no browser here; open'} {page}")
 
@@ -268,35 +226,6 @@ def cancel(run_id: Run = "latest") -> None:
     console.print(f"{folder.run_id}: {starting.cancel(folder, say).status}")
 
 
-@user_errors
-def track(
-    run_id: Annotated[
-        str, typer.Argument(metavar="[RUN]", help="A run's id, latest, or a search's.", autocompletion=complete_run)
-    ] = "latest",
-    overrides: Overrides = None,
-) -> None:
-    """Send to the tracker (section track) what it does not have of a run or search, as after it was down."""
-    from slipway.pipelines.config.config import load, no_section
-    from slipway.pipelines.runs import record as runs
-    from slipway.pipelines.tracking import tracking
-
-    of_search = tracking.runs_of(run_id)
-    folder = of_search[0][0] if of_search else runs.find(run_id)
-    configuration = load(folder.configuration_file, overrides or ())
-    if configuration.track is None:
-        fix = f"slipway track {run_id} --set track.mlflow=http://localhost:5000"
-        raise no_section("track", "mlflow, experiment", fix)
-    tracker = tracking.tracker_of(configuration)
-    if of_search:
-        tracking.send_study(configuration, run_id, tracker)
-    else:
-        record = current(folder)
-        if record.rehearsal:
-            raise UserError(f"{record.run_id} is a rehearsal, which is not tracked.", fix="slipway track RUN")
-        tracker.send(tracking.of_run(folder, configuration, record))
-    console.print(tracker.page)
-
-
 def current(folder: RunFolder) -> RunRecord:
     """Return a run's record, updated from its platform if the run is remote; if that fails, warn."""
     from slipway.pipelines.api import starting
@@ -307,6 +236,7 @@ def current(folder: RunFolder) -> RunRecord:
 def watch_and_exit(folder: RunFolder, shown: Console, *, as_json: bool, require_promotion: bool) -> None:
     """Watch a run until it ends, and exit with the code for its outcome."""
     from slipway.pipelines.runs.continuing import how_to_watch_on
+    from slipway.pipelines.runs.observers import observers
     from slipway.pipelines.runs.progress import RunDisplay
 
     try:
@@ -315,10 +245,9 @@ def watch_and_exit(folder: RunFolder, shown: Console, *, as_json: bool, require_
     except KeyboardInterrupt:
         shown.print(how_to_watch_on(folder.read()))
         raise typer.Exit(EXIT_INTERRUPTED) from None
-    if remote(record.platform):  # the process that executes a run on this machine sends it
-        from slipway.pipelines.tracking.tracking import send_ended
-
-        send_ended(folder, record, say)
+    if remote(record.platform):  # the process that executes a run on this machine has observers, too
+        for observer in observers():
+            observer.ended_elsewhere(folder, record, say)
     exit_as_it_went(folder, record, shown, as_json=as_json, require_promotion=require_promotion)
 
 

@@ -1,8 +1,7 @@
-"""Commands to prepare for runs: `slipway doctor`, `setup`, `migrate` and `data`."""
+"""Commands to prepare for runs: `slipway doctor`, `setup` and `data`."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,12 +21,12 @@ from slipway.pipelines.options import (
     configuration_path,
     configured,
 )
+from slipway.pipelines.platforms.capabilities import WithSetup
 from slipway.pipelines.platforms.table import DEFAULT, PLATFORMS, platform_of
 from slipway.pipelines.terminal import (
     EXIT_FAILED,
     command_group,
     console,
-    error_console,
     interrupted,
     print_json,
     user_errors,
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
     from slipway.pipelines.checks import Finding
 
-PREPARED = [name for name, platform in PLATFORMS.items() if platform.sets_up]
+PREPARED = [name for name, platform in PLATFORMS.items() if isinstance(platform, WithSetup)]
 SetupTarget = Annotated[str, target_option(f"Where the runs will execute: {spoken(PREPARED)}.", PREPARED)]
 # Common names of data sets that TensorFlow Datasets calls something else.
 ALIASES = {"flowers": "tf_flowers"}
@@ -103,35 +102,10 @@ def setup(
     """Show or create what runs need: on Vertex AI and TPUs APIs, bucket, accounts and roles, on Kubeflow a Role."""
 
     configuration = configured(file, config, overrides, hardware)
-    if not platform_of(target).setup(configuration, apply=apply, as_json=as_json):
+    platform = platform_of(target)
+    assert isinstance(platform, WithSetup)  # one of PREPARED
+    if not platform.setup(configuration, apply=apply, as_json=as_json):
         raise typer.Exit(EXIT_FAILED)
-
-
-@user_errors
-def migrate(
-    source: Annotated[
-        list[str] | None, typer.Argument(metavar="[JOB]", help="A config.yaml, or gcloud's flags after --.")
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="The run configuration to write; stdout by default."),
-    ] = None,
-) -> None:
-    """Convert an AI Platform Training job into a run configuration."""
-    from slipway.pipelines.migrate import command
-
-    migration = command.migration_of(source or [])
-    if output is None:
-        sys.stdout.write(migration.yaml)
-        command.show(error_console, migration)
-        return
-    command.save(migration, output)
-    command.show(console, migration)
-    console.print(f"{output}: resolve the lines marked DECIDE, then run")
-    if migration.program and migration.program.archive and output.parent != Path():  # where the program is importable
-        console.print(f"  cd {output.parent}")
-        output = Path(output.name)
-    console.print(f"  slipway doctor -c {output} --target vertex")
 
 
 data = command_group("Check and download data sets.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 from urllib.parse import urlsplit
 
 import typer
@@ -18,16 +18,12 @@ from slipway.pipelines.terminal import (
     EXIT_DRIFTED,
     EXIT_FAILED,
     console,
-    error_console,
     print_json,
     printable,
+    progress_bar,
     say,
     user_errors,
 )
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
-
 
 MODEL = "NAME of a registered model (its champion), NAME/VERSION, a run's id, or a folder, also gs://BUCKET/FOLDER."
 SPLIT = "Split of a prepared data set, or all."
@@ -131,17 +127,18 @@ def drift(
     """Compare new data with those that a model was evaluated on. Exits with 4 if they have drifted."""
     from slipway.components.check_drift import drift as drifts
     from slipway.components.check_drift import features, page
+    from slipway.components.notify.settings import NotifySettings
     from slipway.core.atomic import replace_file
     from slipway.core.paths import in_project
+    from slipway.pipelines.notification import notification
     from slipway.pipelines.prediction import models, samples
-    from slipway.pipelines.runs import notification
 
     if STANDARD_INPUT in [*data, *(reference or ())]:
         raise UserError("Examples to compare are read twice, so not from stdin.", setting="DATA", value="-")
     if output is not None:
         check_folder_of(output)
     told = configured(None, config, overrides) if notify else None
-    if told is not None and told.notify is None:
+    if told is not None and told.section(NotifySettings) is None:
         raise UserError(
             "The configuration names nobody to notify.", setting="notify", value=None,
             allowed="notify.webhook or notify.topic", fix="--set notify.webhook=env:CHAT_WEBHOOK",
@@ -281,18 +278,3 @@ def _check_port(host: str, port: int) -> None:
             value=port if other else host,
             fix=f"--port {other}" if other else "--host 127.0.0.1, or 0.0.0.0 for all addresses",
         ) from None
-
-
-def progress_bar() -> Progress:
-    """Return a progress bar that counts examples; only a terminal shows it."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=16),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=error_console,
-        transient=True,
-        disable=not error_console.is_interactive,
-    )

@@ -24,7 +24,6 @@ from slipway.pipelines.options import (
     Hardware,
     Json,
     Overrides,
-    Run,
     Runner,
     StepRunner,
     Timings,
@@ -34,7 +33,6 @@ from slipway.pipelines.options import (
 )
 from slipway.pipelines.platforms.table import DEFAULT, platform_of, remote
 from slipway.pipelines.terminal import (
-    EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_REJECTED,
     console,
@@ -215,7 +213,7 @@ def _cross_validate(folds: Sequence[RunConfig], target: str, outcome: Outcome, r
 
 def _show_all(records: Sequence[RunRecord], of: str, outcome: Outcome, *, as_json: bool) -> None:
     """Show the metrics over several runs: `of` says what differs between them."""
-    from slipway.pipelines.comparison.repeats import as_text, over_runs
+    from slipway.pipelines.selection.repeats import as_text, over_runs
 
     found = over_runs([record.metrics for record in records])
     if as_json:
@@ -272,81 +270,6 @@ def rehearse(
         outcome.of_local(ready)
 
 
-@user_errors
-def reproduce(
-    run_id: Run = "latest",
-    verify: Annotated[bool, typer.Option("--verify", help="Exit with 1 unless data and weights are equal.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Prepare and train a run again from its record, and compare data, checkpoints and weights bit for bit."""
-    from slipway.pipelines.api import starting
-    from slipway.pipelines.comparison import reproduction, selection
-    from slipway.pipelines.config.config import load
-    from slipway.pipelines.runs import record as runs
-
-    original = selection.read(runs.find(run_id))
-    record, platform = original.record, platform_of(original.record.platform)
-    if not platform.trains_here or record.rehearsal or record.step("train").status != "succeeded":
-        raise UserError(
-            f"Run {record.run_id} cannot be reproduced: only runs that have trained on this machine can.",
-            setting="RUN",
-            value=f"{record.run_id} ({platform.title}, {record.status})",
-            fix="slipway list --where status=succeeded",
-        )
-    outcome = Outcome(error_console if as_json else console, as_json=False)
-    configuration = load(original.folder.configuration_file)
-    show_warnings(starting.check(configuration, record.platform))
-    with starting.new(configuration, record.platform, outcome.say, runner=record.runner, last="train") as ready:
-        outcome.of_local(ready)
-    found = reproduction.compare(original, selection.read(ready.folder))
-    if as_json:
-        print_json(found.as_dict())
-    for each in found.compared:
-        mark = {True: "[green]=[/]", False: "[red]≠[/]", None: "[dim]–[/]"}[each.equal]
-        outcome.shown.print(f"{mark} {each.name:<12} {escape(each.detail)}")
-    outcome.say(f"{found.again} is {'equal to' if found.equal else 'not equal to'} {found.original}")
-    if not found.equal:
-        outcome.say("likely cause: " + ("; ".join(found.causes) or "an operation that is not deterministic"))
-    if verify and not found.equal:
-        raise typer.Exit(EXIT_FAILED)
-
-
-@user_errors
-def diagnose(
-    run_id: Run = "latest",
-    try_it: Annotated[
-        bool, typer.Option("--try", help="Train some steps with and without the proposed change, and compare.")
-    ] = False,
-    as_json: Json = False,
-) -> None:
-    """Say where the time of a training on this machine went, and the setting that would save most."""
-    from slipway.pipelines.api import starting
-    from slipway.pipelines.comparison import diagnosis, selection
-    from slipway.pipelines.config.config import load
-    from slipway.pipelines.runs import record as runs
-
-    row = selection.read(runs.find(run_id))
-    found = diagnosis.of_run(row)
-    outcome = Outcome(error_console if as_json else console, as_json=False)
-    outcome.say(found.text)
-    tried: list[float] = []
-    if try_it:
-        if found.change is None:
-            raise UserError("No setting is known that would save time, so none is tried.", fix="slipway list")
-        few = diagnosis.shortened(load(row.folder.configuration_file))
-        first = "prepare_data" if found.change.startswith("data.") else "train"
-        for changes in ([], [found.change]):
-            with starting.rerun(row.folder, None, first, [*few, *changes], None, last="train") as ready:
-                outcome.of_local(ready)
-            tried.append(diagnosis.seconds_for(selection.read(ready.folder), diagnosis.trained_examples(row)))
-        outcome.say(
-            f"with --set {shlex.quote(found.change)}, it would take {tried[1]:.1f} s instead of {tried[0]:.1f} s, "
-            f"by at most {diagnosis.TRIED_STEPS} steps of each"
-        )
-    if as_json:
-        print_json({**found.as_dict(), "tried": tried})
-
-
 @dataclass(frozen=True)
 class Outcome:
     """Shows how a run proceeds and how it ended, and exits with the code for that."""
@@ -375,7 +298,7 @@ class Outcome:
         """Run in this process for at most `limit` seconds, and show it; return its record, or exit if it failed."""
         from slipway.pipelines.cli import display
         from slipway.pipelines.platforms.local import launch
-        from slipway.pipelines.runs.notification import notify
+        from slipway.pipelines.runs import observers
         from slipway.pipelines.runs.progress import RunDisplay
 
         folder, configuration, record = ready.folder, ready.configuration, ready.record
@@ -384,8 +307,7 @@ class Outcome:
         with RunDisplay(self.shown) as watcher:
             limit = limit if ready.platform.trains_here else math.inf  # others may wait for machines
             record = launch.run(folder, configuration, record, watcher, limit)
-        for problem in notify(configuration, record):
-            self.say(f"warning: not everyone was notified: {problem}")
+        observers.ended(folder, configuration, record, self.say)
         if self.as_json:
             sys.stdout.write(record.as_json())  # the file may be older: it could not be written on a full disk
         if self.timings:

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
-from slipway.pipelines.comparison.selection import Row
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.runs.continuing import OPTION
+from slipway.pipelines.selection.selection import Row
 from slipway.trainer import stages
 from slipway.trainer.metrics.spent import COMPILING, FILE_NAME
 

@@ -15,8 +15,8 @@ from slipway.components.evaluate.charts import History, read_history
 from slipway.components.evaluate.plot import LINE, Axis, Panel, draw
 from slipway.core.atomic import replace_file
 from slipway.core.values import JsonObject
-from slipway.pipelines.comparison.selection import Row, differences
 from slipway.pipelines.options import check_folder_of
+from slipway.pipelines.selection.selection import Row, differences
 
 TEMPLATE = Path(__file__).with_name("comparison.html")
 # More learning curves, or coordinates of more runs, could not be told apart.

@@ -18,7 +18,7 @@ from slipway.core import integrity, manifest, seen
 from slipway.core.atomic import json_lines
 from slipway.core.paths import local_path
 from slipway.core.values import JsonObject
-from slipway.pipelines.comparison.selection import Row, differences
+from slipway.pipelines.selection.selection import Row, differences
 from slipway.trainer.metrics.history import FILE_NAME as HISTORY_FILE
 from slipway.trainer.metrics.history import METRICS_FILE
 

@@ -6,28 +6,22 @@ import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import BaseModel, Field, PrivateAttr, ValidationError, create_model, model_validator
 from pydantic.config import JsonDict
 
+from slipway import extensions
 from slipway.components.build_image.settings import ContainerSettings, ContentSettings
-from slipway.components.deploy.settings import DeploySettings
 from slipway.components.evaluate.settings import EvaluateSettings
-from slipway.components.notify.settings import NotifySettings
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.register_model.registry import RegisterSettings
-from slipway.components.train.tpu.settings import TpuSettings
-from slipway.components.train.tuning import TuneSettings
 from slipway.core.errors import UserError
 from slipway.core.manifest import TaskName
 from slipway.pipelines.config.errors import explain_validation
 from slipway.pipelines.config.program import check_evaluation, check_program, check_when
-from slipway.pipelines.config.track import TrackSettings
 from slipway.pipelines.config.values import read_values
-from slipway.pipelines.platforms.kubeflow.settings import KubeflowSettings
-from slipway.pipelines.platforms.vertex.settings import VertexSettings
 from slipway.serving.settings import ServeSettings
 from slipway.trainer.config import ModelSettings, TrainSettings
 from slipway.trainer.settings import Settings
@@ -36,6 +30,7 @@ from slipway.trainer.tasks import check_settings
 if TYPE_CHECKING:
     from slipway.pipelines.hardware import Hardware
 
+Section = TypeVar("Section", bound=BaseModel)
 HARDWARE_EXAMPLES = ("cpu", "cpu*2", "t4x1", "l4x1", "l4x4*2", "a100x8+spot", "h100x8*2+flex", "tpu-v5e-2x4")
 # Case and spaces do not matter; `hardware.rules` checks which choices exist.
 HARDWARE_PATTERN = r"^\s*([cC][pP][uU]|[tT][pP][uU][\w -]*-[0-9xX ]+|[\w -]+[xX] *[0-9]+)\s*([*@+].*)?$"
@@ -57,7 +52,24 @@ def _hardware_schema(schema: JsonDict) -> None:
     }
 
 
-class RunConfig(Settings):
+def _assembled(core: type[Section]) -> type[Section]:
+    """Return the settings with the sections of all extensions."""
+    fields: Any = {
+        row.name: (extensions.load(row.settings) | None, Field(default=None, description=row.description))
+        for row in extensions.sections()
+    }
+    return create_model(
+        core.__name__,
+        __base__=core,
+        __module__=core.__module__,
+        __doc__=core.__doc__,
+        __cls_kwargs__={"defer_build": False},
+        **fields,
+    )
+
+
+@_assembled
+class RunConfig(Settings, defer_build=True):
     """One run: its data, model, training, evaluation and registration, and the hardware that trains."""
 
     _file: Path | None = PrivateAttr(default=None)
@@ -96,23 +108,6 @@ class RunConfig(Settings):
         default=RegisterSettings(), alias="register", description="Where model versions are registered."
     )
     serve: ServeSettings = Field(default=ServeSettings(), description="How the registered model is served.")
-    tune: TuneSettings | None = Field(default=None, description="What `slipway tune` searches for.")
-    deploy: DeploySettings | None = Field(
-        default=None, description="Where a promoted model is deployed after it was registered; null: nowhere."
-    )
-    notify: NotifySettings | None = Field(
-        default=None, description="Whom to notify when a run has ended; null: nobody."
-    )
-    track: TrackSettings | None = Field(
-        default=None, description="Where parameters, metrics, report and outcome of runs are sent; null: nowhere."
-    )
-    vertex: VertexSettings | None = Field(
-        default=None, description="Vertex AI; required for `--target vertex` and for schedules."
-    )
-    kubeflow: KubeflowSettings | None = Field(
-        default=None, description="A Kubeflow cluster; required for `--target kubeflow`."
-    )
-    tpu: TpuSettings | None = Field(default=None, description="Cloud TPU VMs; required for `--target tpu`.")
     when: Literal["always", "drift"] = Field(
         default="always",
         description="When the run trains: drift is only if the prepared data differ from those that the registered "
@@ -163,14 +158,15 @@ class RunConfig(Settings):
         check_when(self)
         if self.model is not None:
             check_settings(self.train, self.task)
-        if self.vertex is not None and self.vertex.experiment == self.name:
-            raise UserError(
-                "Vertex AI uses the run's name for the pipeline, so it cannot be the name of an experiment.",
-                setting="vertex.experiment",
-                value=self.name,
-                fix=f"--set vertex.experiment={self.name}-runs",
-            )
+        for row in extensions.sections():
+            if row.check and getattr(self, row.name) is not None:
+                extensions.load(row.check)(self)
         return self
+
+    def section(self, settings: type[Section]) -> Section | None:
+        """Return the extensions' section whose settings are of this class; None if the configuration has none."""
+        sections = (getattr(self, row.name) for row in extensions.sections())
+        return next((section for section in sections if isinstance(section, settings)), None)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RunConfig) and self.__dict__ == other.__dict__
@@ -216,9 +212,9 @@ class RunConfig(Settings):
         """Whether one of `hardware_choices` and of the regions was chosen; see `on`."""
         return self._choice is not None
 
-    def on(self, hardware: Hardware, vertex: VertexSettings) -> RunConfig:
-        """Return the configuration of a run on one of `hardware_choices`, with these settings of Vertex AI."""
-        chosen = self.model_copy(update={"vertex": vertex})
+    def on(self, hardware: Hardware, **sections: Settings) -> RunConfig:
+        """Return the configuration of a run on one of `hardware_choices`, with other settings in these sections."""
+        chosen = self.model_copy(update=sections)
         chosen._choice = str(hardware)
         return chosen
 
@@ -295,18 +291,6 @@ def validate(values: Mapping[str, object], where: str, overrides: Sequence[str] 
         return RunConfig.model_validate(values)
     except ValidationError as error:
         raise explain_validation(RunConfig, error, where, values, overrides) from None
-
-
-def vertex_of(config: RunConfig) -> VertexSettings:
-    """Return the section `vertex` of a configuration.
-
-    Raises:
-        UserError: The configuration has none.
-    """
-    if config.vertex is not None:
-        return config.vertex
-    fix = "--set vertex.project=PROJECT --set vertex.region=us-central1 --set vertex.bucket=gs://BUCKET"
-    raise no_section("vertex", "project, region and bucket", fix)
 
 
 def no_section(name: str, keys: str, fix: str) -> UserError:

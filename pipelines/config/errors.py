@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shlex
@@ -13,22 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from slipway.components.cloud.rules import FORMS
+from slipway import extensions
 from slipway.core.errors import UserError, nearest
-from slipway.pipelines.config import kubernetes, track
 from slipway.trainer.config import MODULE_PATTERN
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 Location = tuple[int | str, ...]
-# What a pattern demands, in words.
-WORDS = {
-    **kubernetes.WORDS,
-    **FORMS,
-    track.SERVER: track.FORM,
-    MODULE_PATTERN: "must be the name of a module, such as train or trainer.task",
-}
 # What precedes a value in the form that a setting demands, or in another one.
 SCHEMES = ("gs://", "http://")
 
@@ -63,8 +56,6 @@ ALIASES = {alias: name for name, aliases in _OTHER_NAMES.items() for alias in al
 # Suggested first setting of a missing section; otherwise its first required key.
 FIRST_SETTINGS = {"data": "data.source=digits", "train": "train.epochs=10"}
 
-# Settings, however they are misspelled, whose values no error shows: the address of a webhook is a secret.
-SECRETS = ("notify", "webhook")
 HIDDEN = "(hidden)"
 
 
@@ -84,21 +75,36 @@ def explain_validation(
         values: The values, including `overrides`.
         overrides: The overrides from `--set`, as "key=value".
     """
+    words = _words()
     # Unknown keys before missing ones: an unknown key is often a misspelling of the missing one.
     found = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
     located = [(_location(problem, values), problem) for problem in found]
     first = located[0][0]
     # A union reports a problem for each member; the deepest location is the most relevant.
     same = [each for each in located if each[0][: len(first)] == first or first[: len(each[0])] == each[0]]
-    location, problem = max(same, key=lambda each: (len(each[0]), _pattern(each[1]) in WORDS))
+    location, problem = max(same, key=lambda each: (len(each[0]), _pattern(each[1]) in words))
     override = _override(location, problem, overrides)
-    if any(nearest(str(part), SECRETS) for part in location):
+    if any(nearest(str(part), _secrets()) for part in location):
         override = override and f"{override.partition('=')[0]}={HIDDEN}"
         problem = {**problem, "input": problem["input"] and HIDDEN}
     others = len({each[0] for each in located if each not in same})
     more = f" ({others} more problem{'s' if others > 1 else ''})" if others else ""
     place = _Place(model, location, where, override, more)
     return _explain(place, problem)
+
+
+@functools.cache
+def _words() -> Mapping[str, str]:
+    """Return what patterns demand, in words."""
+    words = {MODULE_PATTERN: "must be the name of a module, such as train or trainer.task"}
+    for section in extensions.sections():
+        words |= extensions.load(section.forms) if section.forms else {}
+    return words
+
+
+def _secrets() -> list[str]:
+    """Return the settings whose values no error shows, however their names are misspelled."""
+    return [name for section in extensions.sections() if section.secrets for name in (section.name, *section.secrets)]
 
 
 class _Place:
@@ -153,14 +159,14 @@ def _explain(place: _Place, problem: ErrorDetails) -> UserError:
             fix=f"--set {place.setting}=VALUE, or add it to {place.where}",
         )
     nested = problem.get("ctx", {}).get("error")
-    words = WORDS.get(_pattern(problem), str(problem["msg"]))
-    text = str(nested) if nested is not None else words
+    words = _words()
+    text = str(nested) if nested is not None else words.get(_pattern(problem), str(problem["msg"]))
     choices, allowed = _allowed(place.field) if nested is None else ([], None)
     near = nearest(str(value), choices) if choices else _near(problem)
     if kind == "invalid-json-value":
         text = f"{value} is a {type(value).__name__}, which JSON does not support"
         allowed = "text (in quotes), numbers, true, false, null, lists and mappings"
-    elif nested is None and _pattern(problem) not in ("", *WORDS) and (about := _description(place)):
+    elif nested is None and _pattern(problem) not in ("", *words) and (about := _description(place)):
         text, allowed = f"{value!r} is not an allowed value", about  # rather than a regular expression
     elif choices:
         text = f"{value!r} is not an allowed value"
@@ -202,6 +208,14 @@ def _override(location: Location, problem: ErrorDetails, overrides: Iterable[str
 
 def _unknown_key(place: _Place, value: object) -> UserError:
     *parents, key = (str(part) for part in place.location)
+    if not parents and (folder := extensions.owner(key)) and key not in _names(place.model):
+        return UserError(
+            f"{place.source}: the section {key} belongs to an extension that is not installed{place.others}.",
+            setting=key,
+            value=value,
+            allowed=", ".join(_names(place.model)),
+            fix=f"install Slipway with {folder}, or remove {key}",
+        )
     parents_of = _models_at(place.model, place.location[:-1])
     known = sorted({name for parent in parents_of for name in _names(parent)})
     alias = ALIASES.get(key.lower().replace("-", "_"), key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from slipway import extensions
 from slipway.pipelines.checks import Check, Context, Finding, Show, examine, examine_in_parallel, refuse
 from slipway.pipelines.doctor import configuration, machine, model_builder, user_code
 from slipway.pipelines.platforms.base import Platform
@@ -31,16 +32,15 @@ GENERAL = (
     Check("compiled step", configuration.compiled_step, of_run=True, each="hardware"),
     Check("stages", configuration.stages),
     Check("image context", configuration.image_context, of_run=True),
-    Check("notification", configuration.notification, of_run=True),
     Check("signing key", configuration.signing_key, of_run=True),
-    Check("tracker", configuration.tracker, of_run=True),
     Check("champion", configuration.champion, of_run=True),
 )
 
 
 def checks_of(platform: Platform) -> tuple[Check, ...]:
     """Return the checks of a run on a platform."""
-    return (*GENERAL, *platform.checks())
+    added = [name for extension in extensions.installed() for name in extension.checks]
+    return (*GENERAL, *(check for name in added for check in extensions.load(name)), *platform.checks())
 
 
 def examine_all(context: Context, show: Show = lambda _: None) -> list[Finding]:

@@ -17,8 +17,8 @@ from slipway.pipelines.hardware import compiled, this_machine
 from slipway.pipelines.hardware.memory import fits_memory
 from slipway.pipelines.hardware.placement import check_engine
 from slipway.pipelines.platforms.base import RemotePlatform
+from slipway.pipelines.platforms.capabilities import WithImages
 from slipway.pipelines.runs.budget import check_month
-from slipway.pipelines.tracking.tracking import tracker_of
 from slipway.trainer.data.assignment import check_even_split
 from slipway.trainer.engines import builder, installed, table
 from slipway.trainer.stages import check_patterns
@@ -216,31 +216,9 @@ def _prepared(config: RunConfig) -> Iterator[tuple[Path, Manifest]]:
 
 def image_context(context: Context) -> str:
     """The run's images can be built: git tracks their files, and for local containers Docker responds."""
+    if not isinstance(context.platform, WithImages):
+        raise NotApplicableError("no image is built")
     return context.platform.image_context(context)
-
-
-def notification(context: Context) -> str:
-    """The run's platform can notify all recipients in the configuration."""
-    settings = context.config.notify
-    if settings is None:
-        raise NotApplicableError("nobody is notified")
-    context.platform.check_notification(settings, context.config)
-    used = [name for name in ("email", "webhook", "topic") if getattr(settings, name)]
-    if settings.email and not isinstance(context.platform, RemotePlatform):
-        used[0] = "no e-mail from this machine"
-    return ", ".join(used)
-
-
-def tracker(context: Context) -> str:
-    """The tracker responds; without it, a run succeeds, and is sent later."""
-    config = context.config
-    if config.track is None or context.rehearsal:
-        raise NotApplicableError("the run is not tracked")
-    try:
-        tracker_of(config).check()
-    except UserError as error:
-        raise CheckWarning(error.message, "start it, or later: slipway track RUN") from None
-    return f"MLflow at {config.track.mlflow}"
 
 
 def signing_key(context: Context) -> str:

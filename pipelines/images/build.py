@@ -12,13 +12,13 @@ from slipway.components.step import WorkFailed
 from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.images.images import Say, Wanted
-from slipway.pipelines.platforms.base import Platform
+from slipway.pipelines.platforms.capabilities import WithImages
 
 BUILDERS = get_args(BuildSettings.model_fields["builder"].annotation)
 
 
 def build_images(
-    config: RunConfig, platform: Platform, builder: str | None, *, push: bool, log: TextIO, say: Say
+    config: RunConfig, platform: WithImages, builder: str | None, *, push: bool, log: TextIO, say: Say
 ) -> dict[str, str]:
     """Build a run's images and return their URIs by role, with digests if they are pushed.
 
@@ -36,7 +36,7 @@ def build_images(
 
 
 def _on_this_machine(
-    config: RunConfig, platform: Platform, builder: str | None, log: TextIO, say: Say
+    config: RunConfig, platform: WithImages, builder: str | None, log: TextIO, say: Say
 ) -> dict[str, str]:
     """Build without pushing; the images have tags but no digests."""
     chosen = builder or platform.builder(config)

@@ -11,20 +11,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, TextIO, TypeAlias
-
-from slipway.core.errors import UserError
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 if TYPE_CHECKING:
     from slipway.components.cloud.connection import Connection
-    from slipway.components.notify.settings import NotifySettings
-    from slipway.components.train.tuning import SearchSettings
     from slipway.pipelines.checks import Check, Context
-    from slipway.pipelines.cleaning.cleaner import Age, Cleaner
     from slipway.pipelines.config.config import RunConfig
     from slipway.pipelines.hardware.prices import Bill
-    from slipway.pipelines.images.images import Wanted
-    from slipway.pipelines.platforms.steps import PlatformSteps
     from slipway.pipelines.runs.record import RunFolder, RunRecord, Watcher
     from slipway.pipelines.runs.running import Running
 
@@ -39,13 +32,8 @@ class Platform(ABC):
         name: The value of --target, and the name of its section in the configuration.
         title: What messages call it.
         trains_here: Whether its replicas are processes or containers of this machine.
-        builds_trainer: Whether the image that trains has to exist before the first step starts.
         trains_in_image: Whether the program of `train.image` runs in a container of this image.
         mounts_buckets: Whether a program finds gs://BUCKET as /gcs/BUCKET, and no file of this machine.
-        sets_up: Whether `slipway setup` prepares it.
-        batches: Whether `slipway batch` runs there.
-        searches: Whether `slipway tune` submits a run there whose training is a search.
-        cleans: Whether `slipway clean` finds there what is old and not needed.
         extra: The optional dependencies that it needs.
         stop_seconds: Time that the processes of a stopped run have until they are killed.
         stopping: What stopping a run does first, if that takes long.
@@ -54,13 +42,8 @@ class Platform(ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     trains_here: ClassVar[bool] = False
-    builds_trainer: ClassVar[bool] = False
     trains_in_image: ClassVar[bool] = False
     mounts_buckets: ClassVar[bool] = False
-    sets_up: ClassVar[bool] = False
-    batches: ClassVar[bool] = False
-    searches: ClassVar[bool] = False
-    cleans: ClassVar[bool] = False
     extra: ClassVar[str | None] = None
     stop_seconds: ClassVar[float] = 20.0
     stopping: ClassVar[str] = ""
@@ -87,85 +70,19 @@ class Platform(ABC):
         """Return what the training costs at most; None if it costs nothing, or no price is known there."""
         return None
 
-    def check_notification(self, settings: NotifySettings, config: RunConfig) -> None:  # noqa: B027
-        """Raise UserError if the platform cannot notify those whom the configuration names."""
-
     def connection(self, config: RunConfig) -> Connection:
         """Return the connection to the run's Google Cloud project, for the errors of remote checks."""
         raise NotImplementedError(f"{self.name} has no remote checks")
-
-    def setup(self, config: RunConfig, *, apply: bool, as_json: bool) -> bool:
-        """Show or create what runs need (`slipway setup`); return whether nothing is missing or wrong.
-
-        Raises:
-            UserError: The configuration has no section for the platform.
-        """
-        raise NotImplementedError(f"{self.name} needs no setup")
-
-    # Images
 
     def image(self, config: RunConfig) -> str | None:
         """Return the image that the platform's section sets in place of those that Slipway builds."""
         return None
 
-    def image_context(self, context: Context) -> str:
-        """Return the names of the images that the run builds, after checking that they can be built.
-
-        Raises:
-            UserError: They cannot be built.
-            NotApplicableError: None is built.
-        """
-        from slipway.pipelines.checks import NotApplicableError
-
-        raise NotApplicableError("no image is built")
-
-    def builder(self, config: RunConfig) -> str:
-        """Return the configured builder of the images."""
-        raise self._no_images()
-
-    def wanted_images(self, config: RunConfig, say: Say) -> dict[str, Wanted]:
-        """Return the images of a run by role, before they are built."""
-        raise self._no_images()
-
-    def build_images(self, config: RunConfig, log: TextIO, say: Say, builder: str | None) -> dict[str, str]:
-        """Build and push the images that the registry does not have; return their URIs by role, with digests.
-
-        Raises:
-            UserError: The user can fix it, such as missing permissions or files that git does not track.
-            WorkFailed: A build failed.
-        """
-        raise self._no_images()
-
-    def _no_images(self) -> UserError:
-        return UserError(
-            f"Slipway builds no image for {self.title}.",
-            setting="--target",
-            value=self.name,
-            fix="build it from containers/Dockerfile; see docs/images.md",
-        )
-
     # Runs
-
-    def tune(self, config: RunConfig, search: SearchSettings, say: Say) -> tuple[RunFolder, RunRecord]:
-        """Submit a run whose training is a search, if the platform `searches`; see `RemotePlatform.start`."""
-        raise NotImplementedError(f"{self.name} does not search")
 
     @abstractmethod
     def compile_to(self, path: Path, config: RunConfig, say: Say) -> None:
         """Write the pipeline spec of a configuration; no image is built."""
-
-    def steps(self, trainer: str) -> PlatformSteps:
-        """Return how steps are added to a pipeline that trains in the image `trainer`, which the platform builds."""
-        raise NotImplementedError(f"{self.name} builds no trainer")
-
-    def cleaner(self, age: Age, configured: Callable[[], RunConfig]) -> Cleaner:
-        """Return what finds and deletes what is old and not needed, if the platform `cleans`.
-
-        Args:
-            age: The least age, and what is on this machine.
-            configured: Returns the configuration, whose section for the platform names the project and the bucket.
-        """
-        raise NotImplementedError(f"{self.name} does not clean")
 
     def serving(self) -> Iterator[Running]:
         """Yield the models that the project's files have deployed there.

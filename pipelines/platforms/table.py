@@ -1,18 +1,15 @@
-"""The platforms: one row each."""
+"""The platforms: this machine, and those of extensions."""
 
 from __future__ import annotations
 
+from slipway import extensions
 from slipway.core.errors import UserError
 from slipway.pipelines.platforms.base import Platform, RemotePlatform
-from slipway.pipelines.platforms.kubeflow.platform import KubeflowPlatform
 from slipway.pipelines.platforms.local.platform import LocalPlatform
-from slipway.pipelines.platforms.tpu.platform import TpuPlatform
-from slipway.pipelines.platforms.vertex.platform import VertexPlatform
 
-PLATFORMS: dict[str, Platform] = {
-    platform.name: platform for platform in (LocalPlatform(), VertexPlatform(), KubeflowPlatform(), TpuPlatform())
-}
 DEFAULT = LocalPlatform.name
+_ADDED = [extensions.load(name) for extension in extensions.installed() for name in extension.platforms]
+PLATFORMS: dict[str, Platform] = {kind.name: kind() for kind in (LocalPlatform, *_ADDED)}
 
 
 def platform_of(name: str) -> Platform:

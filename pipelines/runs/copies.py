@@ -42,11 +42,12 @@ def connection_of(configuration: Path | None) -> Connection:
     Raises:
         UserError: It has no section for Google Cloud.
     """
+    from slipway.components.cloud.settings import CloudSettings
     from slipway.pipelines.config.config import load
 
     file = configuration or in_project(Path(DEFAULT_CONFIGURATION))
     config = load(file) if file.is_file() else None
-    section = config and (config.vertex or config.tpu)
+    section = config and config.section(CloudSettings)
     if not section:
         raise UserError(
             "Reading a bucket needs a project on Google Cloud, and there is no section vertex or tpu.",

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
-from slipway.pipelines.config.track import TrackSettings
+from slipway.pipelines.tracking.settings import TrackSettings
 
 Value = TypeVar("Value")
 Answer = TypeVar("Answer", bound="_Answer")

@@ -11,16 +11,20 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
+from slipway import extensions
 from slipway.core.atomic import json_lines
 from slipway.core.errors import UserError, internal_error
 from slipway.core.values import JsonObject, by_option, leaves
 from slipway.pipelines.config.config import RunConfig, load
 from slipway.pipelines.runs import provenance
 from slipway.pipelines.runs import record as runs
+from slipway.pipelines.runs.observers import Observer, Say
 from slipway.pipelines.runs.record import RunFolder, RunRecord
+from slipway.pipelines.tracking.settings import TrackSettings
 
 if TYPE_CHECKING:
     from slipway.pipelines.tracking.mlflow import Mlflow, Tracked
@@ -32,15 +36,29 @@ MAX_DELAY_SECONDS = 30.0
 # What a record of the history has beside metrics.
 NO_METRICS = ("kind", "step", "time")
 
-Say = Callable[[str], None]
+
+class Tracking(Observer):
+    """Sends runs and searches while they are executed."""
+
+    def executing(
+        self, folder: RunFolder, config: RunConfig, record: RunRecord, say: Say
+    ) -> AbstractContextManager[None]:
+        return tracked(folder, config, record, say)
+
+    def searching(self, config: RunConfig, study: str, say: Say) -> AbstractContextManager[None]:
+        return tracked_study(config, study, say)
+
+    def ended_elsewhere(self, folder: RunFolder, record: RunRecord, say: Say) -> None:
+        send_ended(folder, record, say)
 
 
 def tracker_of(config: RunConfig) -> Mlflow:
     """Return the tracker of one run, whose configuration has one."""
     from slipway.pipelines.tracking.mlflow import Mlflow  # imports requests
 
-    assert config.track is not None
-    return Mlflow(config.track, config.track.experiment or config.name)
+    settings = config.section(TrackSettings)
+    assert settings is not None
+    return Mlflow(settings, settings.experiment or config.name)
 
 
 @contextlib.contextmanager
@@ -52,7 +70,8 @@ def tracked(folder: RunFolder, config: RunConfig, record: RunRecord, say: Say) -
         record: Its record, which changes in the context.
         say: Receives a warning with what could not be sent.
     """
-    if config.track is None or record.rehearsal:
+    settings = config.section(TrackSettings)
+    if settings is None or record.rehearsal:
         yield
         return
     tracker, ended = tracker_of(config), threading.Event()
@@ -76,14 +95,14 @@ def tracked(folder: RunFolder, config: RunConfig, record: RunRecord, say: Say) -
         thread.join(MAX_DELAY_SECONDS)
         with warned(say, f"slipway track {record.run_id}"):
             if thread.is_alive():
-                raise UserError(f"{config.track.mlflow} took more than {MAX_DELAY_SECONDS:.0f} s.")
+                raise UserError(f"{settings.mlflow} took more than {MAX_DELAY_SECONDS:.0f} s.")
             tracker.send(of_run(folder, config, record), deadline)
 
 
 def send_ended(folder: RunFolder, record: RunRecord, say: Say) -> None:
     """Send a run that has ended on another platform; `say` receives a warning with what was not sent."""
     config = load(folder.configuration_file)
-    if config.track is not None:
+    if config.section(TrackSettings) is not None:
         with warned(say, f"slipway track {record.run_id}"):
             tracker_of(config).send(of_run(folder, config, record), time.monotonic() + MAX_DELAY_SECONDS)
 
@@ -94,7 +113,7 @@ def tracked_study(config: RunConfig, study: str, say: Say) -> Iterator[None]:
 
     For `say`, see `tracked`.
     """
-    if config.track is None:
+    if config.section(TrackSettings) is None:
         yield
         return
     again = f"slipway track {study}"
@@ -208,8 +227,9 @@ def _tags(folder: RunFolder, config: RunConfig, record: RunRecord) -> dict[str, 
 
 
 def _settings(config: RunConfig) -> JsonObject:
-    """Return the configuration with a program's arguments by option, and without the address of a webhook, a secret."""
-    values = config.model_dump(mode="json", by_alias=True, exclude={"notify"})
+    """Return the configuration with a program's arguments by option, and without sections that have secrets."""
+    secret = {section.name for section in extensions.sections() if section.secrets}
+    values = config.model_dump(mode="json", by_alias=True, exclude=secret)
     if config.train.arguments:
         values["train"]["arguments"] = by_option(config.train.arguments)
     return values

@@ -19,7 +19,6 @@ from slipway.components.train import study as studies
 from slipway.components.train.tuning import SearchSettings
 from slipway.core.errors import UserError
 from slipway.pipelines.api import starting
-from slipway.pipelines.config import search
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.platforms.base import Say
 from slipway.pipelines.platforms.local import launch
@@ -27,6 +26,7 @@ from slipway.pipelines.runs import following
 from slipway.pipelines.runs import record as runs
 from slipway.pipelines.runs.deadline import deadline, sentence
 from slipway.pipelines.runs.record import ErrorRecord, RunFolder, RunRecord
+from slipway.pipelines.tuning import search
 from slipway.pipelines.tuning import study as tuning
 
 if TYPE_CHECKING:

@@ -25,7 +25,8 @@ from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.core import manifest
 from slipway.pipelines.config.config import validate
-from slipway.pipelines.images.images import Wanted, wanted_images
+from slipway.pipelines.images.images import Wanted
+from slipway.pipelines.platforms.vertex.images import wanted_images
 from tests.components.prepare_data.conftest import encoded_image
 from tests.containers.conftest import PROJECT
 from tests.containers.engine import Engine

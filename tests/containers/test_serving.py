@@ -19,7 +19,7 @@ from docker.models.containers import Container
 
 from slipway.components.build_image import local
 from slipway.pipelines.config.config import validate
-from slipway.pipelines.images.images import wanted_images
+from slipway.pipelines.platforms.vertex.images import wanted_images
 from slipway.serving.settings import COMMAND
 from tests.components.evaluate.conftest import export_model, png
 from tests.containers.conftest import PROJECT

@@ -27,7 +27,7 @@ def specification(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[st
 
     def compiled(settings: dict[str, Any], hardware: str = "l4x4*2") -> dict[str, Any]:
         from slipway.pipelines.config.config import validate
-        from slipway.pipelines.images.images import Images
+        from slipway.pipelines.platforms.vertex.images import Images
         from slipway.pipelines.platforms.vertex.submission import compile_pipeline
 
         values = yaml.safe_load(Path("configs/digits.yaml").read_text())

@@ -16,13 +16,13 @@ from kfp import compiler
 
 from slipway.core.values import by_option
 from slipway.pipelines.config.config import RunConfig, validate
-from slipway.pipelines.images.images import Images
 from slipway.pipelines.parameters import SETTINGS, parameters_of, values_of
 from slipway.pipelines.platforms.kubeflow import steps as kubeflow
 from slipway.pipelines.platforms.local import steps as local
 from slipway.pipelines.platforms.table import PLATFORMS
 from slipway.pipelines.platforms.tpu.steps import TpuSteps
 from slipway.pipelines.platforms.vertex import steps as vertex
+from slipway.pipelines.platforms.vertex.images import Images
 from tests.pipelines.platforms.kubeflow.conftest import IMAGE
 from tests.pipelines.platforms.vertex.test_spec import VERTEX
 

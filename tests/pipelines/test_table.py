@@ -17,12 +17,13 @@ from slipway.components.build_image.cloud_build import CloudBuildSettings, Sourc
 from slipway.components.deploy.settings import DeploySettings
 from slipway.components.train.tpu.settings import TpuSettings
 from slipway.pipelines.config.config import RunConfig, validate
-from slipway.pipelines.images.images import Images, VerifiedBuild
+from slipway.pipelines.images.registry import VerifiedBuild
 from slipway.pipelines.platforms.kubeflow import steps as kubeflow
 from slipway.pipelines.platforms.local import steps as local
 from slipway.pipelines.platforms.table import PLATFORMS, remote
 from slipway.pipelines.platforms.tpu.steps import TpuSteps
 from slipway.pipelines.platforms.vertex import steps as vertex
+from slipway.pipelines.platforms.vertex.images import Images
 from slipway.pipelines.table import EXIT_TASKS, STEPS, Step, Task
 from tests.pipelines.platforms.kubeflow.conftest import configuration
 from tests.pipelines.platforms.vertex.test_spec import VERTEX

@@ -16,11 +16,12 @@ def settings_of(config: RunConfig) -> KubeflowSettings:
     Raises:
         UserError: The section is missing, or the hardware is not supported on Kubeflow.
     """
-    if config.kubeflow is None:
+    settings = config.section(KubeflowSettings)
+    if settings is None:
         fix = "add a section kubeflow: with these keys to the configuration"
         raise no_section("kubeflow", "host, image, and volume or pipeline_root; see docs/kubeflow.md", fix)
-    check_hardware(config.parsed_hardware, config.kubeflow)
-    return config.kubeflow
+    check_hardware(config.parsed_hardware, settings)
+    return settings
 
 
 def check_hardware(hardware: Hardware, settings: KubeflowSettings) -> None:

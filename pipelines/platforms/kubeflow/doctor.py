@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from slipway.components.build_image.reference import ImageReference
 from slipway.pipelines.checks import Check, CheckWarning, Context, NotApplicableError
-from slipway.pipelines.config.search import check_same_machines
 from slipway.pipelines.images.inspection import check_driver
 from slipway.pipelines.platforms.kubeflow.checks import check_volume, settings_of
+from slipway.pipelines.tuning.search import check_same_machines
 
 
 def server(context: Context) -> str:

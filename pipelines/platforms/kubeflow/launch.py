@@ -13,7 +13,6 @@ from slipway.components.train.tuning import SearchSettings
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
 from slipway.pipelines.config.config import RunConfig, load
-from slipway.pipelines.config.search import settings_of as search_of
 from slipway.pipelines.parameters import values_of
 from slipway.pipelines.platforms.base import Say
 from slipway.pipelines.platforms.kubeflow.access import check_before_run
@@ -31,6 +30,7 @@ from slipway.pipelines.runs.record import (
     create,
 )
 from slipway.pipelines.table import STEPS, step_of, steps_on
+from slipway.pipelines.tuning.search import settings_of as search_of
 
 if TYPE_CHECKING:
     from kfp_server_api import V2beta1PipelineTaskDetail, V2beta1Run

@@ -7,23 +7,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slipway.core.errors import UserError
+from slipway.pipelines.notification.platform import WithNotification
 from slipway.pipelines.platforms.base import RemotePlatform, Say
+from slipway.pipelines.platforms.capabilities import WithSetup
+from slipway.pipelines.tuning.platform import WithSearch
 
 if TYPE_CHECKING:
     from slipway.components.notify.settings import NotifySettings
     from slipway.components.train.tuning import SearchSettings
     from slipway.pipelines.checks import Check, Context
     from slipway.pipelines.config.config import RunConfig
+    from slipway.pipelines.platforms.kubeflow.settings import KubeflowSettings
     from slipway.pipelines.runs.record import RunFolder, RunRecord, Watcher
 
 
-class KubeflowPlatform(RemotePlatform):
+class KubeflowPlatform(RemotePlatform, WithNotification, WithSearch, WithSetup):
     """Containers of one image on the Kubernetes cluster of a Kubeflow Pipelines server."""
 
     name = "kubeflow"
     title = "Kubeflow"
-    sets_up = True
-    searches = True
 
     def checks(self) -> Sequence[Check]:
         from slipway.pipelines.platforms.kubeflow.doctor import CHECKS
@@ -53,7 +55,8 @@ class KubeflowPlatform(RemotePlatform):
                 allowed="notify.webhook or notify.topic",
                 fix="--set notify.email=[] --set notify.webhook=env:CHAT_WEBHOOK",
             )
-        if settings.variable and config.kubeflow is not None and config.kubeflow.secret is None:
+        ours = _settings(config)
+        if settings.variable and ours is not None and ours.secret is None:
             raise UserError(
                 f"The environment variable {settings.variable} does not exist on the cluster.",
                 setting="kubeflow.secret",
@@ -127,3 +130,9 @@ class KubeflowPlatform(RemotePlatform):
         from slipway.pipelines.platforms.kubeflow import launch
 
         return launch.cancel(folder)
+
+
+def _settings(config: RunConfig) -> KubeflowSettings | None:
+    from slipway.pipelines.platforms.kubeflow.settings import KubeflowSettings
+
+    return config.section(KubeflowSettings)

@@ -12,7 +12,7 @@ from kfp.dsl.pipeline_channel import PipelineArtifactChannel, PipelineParameterC
 
 from slipway import steps
 from slipway.components.notify.component import notify
-from slipway.components.notify.settings import ExitTask
+from slipway.components.notify.settings import ExitTask, NotifySettings
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.register_model.registry import RegisterSettings
 from slipway.components.train.trainjob.manifest import TrainJobSettings
@@ -83,12 +83,13 @@ class KubeflowSteps(PlatformSteps):
         return resources_of(row.name, self.settings.steps, "kubeflow") or StepResources()
 
     def exit_tasks(self, config: RunConfig, run_id: str | PipelineParameterChannel) -> list[dsl.PipelineTask]:
-        if config.notify is None:
+        notified = config.section(NotifySettings)
+        if notified is None:
             return []
-        about = ExitTask(notify=config.notify, name=config.name, hardware=str(config.parsed_hardware), where="Kubeflow")
+        about = ExitTask(notify=notified, name=config.name, hardware=str(config.parsed_hardware), where="Kubeflow")
         page = Server(self.settings).page(dsl.PIPELINE_JOB_ID_PLACEHOLDER)
         task = self.add(notify, settings=about.model_dump_json(), run=run_id, page=page)
-        if variable := config.notify.variable:
+        if variable := notified.variable:
             keys = [{"secretKey": variable, "envVar": variable}]
             self._pod(task)["secretAsEnv"] = [{"secretName": self.settings.secret, "keyToEnv": keys}]
         return [task]

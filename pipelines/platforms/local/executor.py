@@ -20,6 +20,7 @@ from pathlib import Path
 from slipway.core import forking, integrity
 from slipway.core.exit_codes import STOPPED
 from slipway.core.values import JsonObject
+from slipway.pipelines.platforms.capabilities import WithTrainerImage
 from slipway.pipelines.platforms.local.warm import Warm
 from slipway.pipelines.platforms.table import platform_of
 from slipway.pipelines.runs.record import RunFolder
@@ -50,7 +51,7 @@ def execute(folder: RunFolder, output: Path, champion: str, *, rehearsal: bool, 
     record = folder.read()
     platform, part = platform_of(record.platform), record.part
     earlier = tasks_before(part.first, record.platform) if part else []
-    if platform.builds_trainer:
+    if isinstance(platform, WithTrainerImage):
         training = pipeline(config, platform=platform.steps(folder.image_file.read_text()))
     else:
         image = folder.image_file.read_text() if containers else ""

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from slipway import extensions
 from slipway.core import forking
 from slipway.core.parent_death import dying_with_parent
 from slipway.pipelines.config.config import RunConfig
@@ -28,8 +29,8 @@ PROGRAMS = tuple(f"{PACKAGE}.{name}" for name in ("launch", "executor", "warm"))
 LATER = (
     "kfp.compiler",
     "kfp.local.subprocess_task_handler",
-    "slipway.pipelines.runs.notification",
     *(f"{PACKAGE}.{name}" for name in ("containers", "earlier", "steps")),
+    *(name.partition(":")[0] for extension in extensions.installed() for name in extension.observers),
 )
 
 

@@ -28,22 +28,19 @@ from slipway.core.events import EVENTS_VARIABLE
 from slipway.core.forking import Streams, start_session
 from slipway.core.memory import MemoryKills
 from slipway.core.noise import is_noise
-from slipway.core.paths import REHEARSAL_VARIABLE, project
+from slipway.core.paths import REHEARSAL_VARIABLE
 from slipway.core.values import JsonObject
-from slipway.pipelines.cleaning import users
 from slipway.pipelines.config.config import RunConfig, load
 from slipway.pipelines.platforms.local import session
 from slipway.pipelines.platforms.local.containers import stop_containers
 from slipway.pipelines.platforms.local.warm import warm_steps
 from slipway.pipelines.platforms.table import DEFAULT, platform_of
-from slipway.pipelines.runs import attestation, lock
+from slipway.pipelines.runs import attestation, lock, observers
 from slipway.pipelines.runs.budget import labels_of
 from slipway.pipelines.runs.deadline import sentence
 from slipway.pipelines.runs.following import EventReader, apply
-from slipway.pipelines.runs.notification import notify
 from slipway.pipelines.runs.record import ErrorRecord, RunFolder, RunRecord, StepRecord, Watcher
 from slipway.pipelines.table import steps_on
-from slipway.pipelines.tracking.tracking import tracked
 from slipway.trainer.distributed.signals import stop_signals
 
 POLL_SECONDS = 0.1
@@ -134,8 +131,7 @@ def run(
             step.status = "pending"
     folder.write(record)
     started, kills = time.monotonic(), MemoryKills()
-    root = project() or Path.cwd()
-    with users.noted(config, record, root, follower.say), tracked(folder, config, record, follower.say):
+    with observers.executing(folder, config, record, follower.say):
         try:
             with stop_on_signals() as stop, session.temporary_folder(folder) as temporary:
                 stop.until = started + limit
@@ -219,8 +215,7 @@ def main() -> None:
         sys.exit("The process that started this one was killed.")
     config, log = load(folder.configuration_file), _EventLog(folder.events_file)
     record = run(folder, config, folder.read(), log)
-    for problem in notify(config, record):
-        log.event(record, _message(record, f"warning: not everyone was notified: {problem}"))
+    observers.ended(folder, config, record, lambda line: log.event(record, _message(record, line)))
 
 
 class _EventLog:

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from slipway.pipelines.platforms.base import Platform, Say
+from slipway.pipelines.platforms.capabilities import WithImages
 
 if TYPE_CHECKING:
     from slipway.pipelines.checks import Context
-    from slipway.pipelines.cleaning.cleaner import Age, Cleaner
     from slipway.pipelines.config.config import RunConfig
     from slipway.pipelines.images.images import Wanted
 
 
-class LocalPlatform(Platform):
+class LocalPlatform(Platform, WithImages):
     """Processes or containers on this machine."""
 
     name = "local"
     title = "this machine"
     trains_here = True
-    batches = True
-    cleans = True
 
     def check_hardware(self, context: Context) -> str:
         from slipway.pipelines.hardware import this_machine
@@ -33,8 +30,10 @@ class LocalPlatform(Platform):
         return f"{hardware}: {this_machine.check(hardware)}"
 
     def image_context(self, context: Context) -> str:
+        from slipway.pipelines.checks import NotApplicableError
+
         if context.runner != "docker":
-            return super().image_context(context)
+            raise NotApplicableError("no image is built")
         from slipway.pipelines.platforms.local.containers import docker_client, has_gpus, wanted_steps
 
         with docker_client():
@@ -53,11 +52,6 @@ class LocalPlatform(Platform):
         from slipway.pipelines.platforms.local.containers import local_image
 
         return {"steps": local_image(config, "cpu", log, say, builder)[0]}
-
-    def cleaner(self, age: Age, configured: Callable[[], RunConfig]) -> Cleaner:  # noqa: ARG002
-        from slipway.pipelines.cleaning.local import LocalCleaner
-
-        return LocalCleaner(age)
 
     def compile_to(self, path: Path, config: RunConfig, say: Say) -> None:  # noqa: ARG002
         from slipway.pipelines.platforms.local.steps import compile_to

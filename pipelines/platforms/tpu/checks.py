@@ -19,8 +19,8 @@ def settings_of(config: RunConfig) -> TpuSettings:
     Raises:
         UserError: The configuration has none.
     """
-    if config.tpu is not None:
-        return config.tpu
+    if (settings := config.section(TpuSettings)) is not None:
+        return settings
     fix = "--set tpu.project=PROJECT --set tpu.zones=[us-west4-a] --set tpu.bucket=gs://BUCKET "
     fix += "--set tpu.service_account=ACCOUNT"
     raise no_section("tpu", "project, zones, bucket and service_account", fix)

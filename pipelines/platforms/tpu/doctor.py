@@ -97,7 +97,7 @@ def account_roles(context: Context) -> str:
 
 def builds(context: Context) -> str:
     """If the run builds its image: the caller may start builds, and their account may read the source and push."""
-    from slipway.pipelines.images.images import cloud_build
+    from slipway.pipelines.images.registry import cloud_build
 
     settings = _access(context)
     if not settings.builds:

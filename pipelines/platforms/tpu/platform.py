@@ -6,10 +6,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from slipway.pipelines.cleaning.platform import WithCleaning
 from slipway.pipelines.platforms.base import Platform, Say
+from slipway.pipelines.platforms.capabilities import WithSetup, WithTrainerImage
 
 if TYPE_CHECKING:
     from slipway.components.cloud.connection import Connection
+    from slipway.components.train.tpu.settings import TpuSettings
     from slipway.pipelines.checks import Check, Context
     from slipway.pipelines.cleaning.cleaner import Age, Cleaner
     from slipway.pipelines.config.config import RunConfig
@@ -19,16 +22,13 @@ if TYPE_CHECKING:
     from slipway.pipelines.runs.record import RunFolder, RunRecord
 
 
-class TpuPlatform(Platform):
+class TpuPlatform(Platform, WithCleaning, WithSetup, WithTrainerImage):
     """Processes on this machine, of which the step train requests a TPU and trains on its VMs."""
 
     name = "tpu"
     title = "Cloud TPU"
-    builds_trainer = True
     trains_in_image = True
     mounts_buckets = True
-    sets_up = True
-    cleans = True
     extra = "cloud"
     stop_seconds = 600.0  # the service needs minutes to delete a TPU
     stopping = "a TPU that was requested is deleted first, which can take minutes"
@@ -48,7 +48,7 @@ class TpuPlatform(Platform):
     def bill(self, config: RunConfig) -> Bill | None:
         from slipway.pipelines.hardware.prices import Bill
 
-        settings = config.tpu
+        settings = _settings(config)
         if settings is None:
             return None
         return Bill(
@@ -77,13 +77,16 @@ class TpuPlatform(Platform):
         return setup([access_settings(config)], apply=apply, as_json=as_json)
 
     def image(self, config: RunConfig) -> str | None:
-        return config.tpu.image if config.tpu else None
+        settings = _settings(config)
+        return settings.image if settings else None
 
     def image_context(self, context: Context) -> str:
-        settings = context.config.tpu
+        from slipway.pipelines.checks import NotApplicableError
+
+        settings = _settings(context.config)
         if settings is None or settings.image or context.config.train.image:
-            return super().image_context(context)
-        from slipway.pipelines.images.images import check_builder, wanted_trainer
+            raise NotApplicableError("no image is built")
+        from slipway.pipelines.images.registry import check_builder, wanted_trainer
 
         check_builder(settings, settings.build.builder)
         return wanted_trainer(context.config, settings, lambda _line: None, without_git=not context.builds).title
@@ -94,13 +97,13 @@ class TpuPlatform(Platform):
         return settings_of(config).build.builder
 
     def wanted_images(self, config: RunConfig, say: Say) -> dict[str, Wanted]:
-        from slipway.pipelines.images.images import wanted_trainer
+        from slipway.pipelines.images.registry import wanted_trainer
         from slipway.pipelines.platforms.tpu.checks import settings_of
 
         return {"trainer": wanted_trainer(config, settings_of(config), say)}
 
     def build_images(self, config: RunConfig, log: TextIO, say: Say, builder: str | None) -> dict[str, str]:
-        from slipway.pipelines.images.images import trainer_image
+        from slipway.pipelines.images.registry import trainer_image
         from slipway.pipelines.platforms.tpu.checks import settings_of
 
         return {"trainer": trainer_image(config, settings_of(config), log, say, builder)}
@@ -111,7 +114,7 @@ class TpuPlatform(Platform):
         return TpuCleaner(configured(), age)
 
     def compile_to(self, path: Path, config: RunConfig, say: Say) -> None:
-        from slipway.pipelines.images.images import known_trainer
+        from slipway.pipelines.images.registry import known_trainer
         from slipway.pipelines.platforms.local.steps import compile_to
         from slipway.pipelines.platforms.tpu.checks import settings_of
 
@@ -121,3 +124,9 @@ class TpuPlatform(Platform):
         from slipway.pipelines.platforms.tpu.steps import TpuSteps
 
         return TpuSteps(trainer)
+
+
+def _settings(config: RunConfig) -> TpuSettings | None:
+    from slipway.components.train.tpu.settings import TpuSettings
+
+    return config.section(TpuSettings)

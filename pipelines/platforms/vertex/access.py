@@ -11,14 +11,15 @@ from rich.table import Table
 
 from slipway.components.build_image.reference import ImageReference
 from slipway.components.cloud.policies import ACCOUNT_DOMAIN
+from slipway.components.notify.settings import NotifySettings
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.prepare_data.sources import source_kind
 from slipway.components.setup_access.difference import Line, blocking
 from slipway.components.setup_access.settings import AccessSettings
 from slipway.core.errors import UserError, lowered
 from slipway.core.values import JsonObject
-from slipway.pipelines.config.config import RunConfig, vertex_of
-from slipway.pipelines.platforms.vertex.settings import VertexSettings
+from slipway.pipelines.config.config import RunConfig
+from slipway.pipelines.platforms.vertex.settings import VertexSettings, vertex_of
 from slipway.pipelines.terminal import console, print_json
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def access_settings(config: RunConfig) -> AccessSettings:
     Raises:
         UserError: The configuration has no vertex section.
     """
-    vertex, data, notify = vertex_of(config), config.prepared, config.notify
+    vertex, data, notify = vertex_of(config), config.prepared, config.section(NotifySettings)
     options = data.beam.options if data and data.beam and uses_dataflow(data) else {}
     written = (data.store if data else "", str(options.get("temp_location", "")))
     stores = [bucket for place in written for bucket in _buckets(place, vertex.bucket)]

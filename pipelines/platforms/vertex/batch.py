@@ -21,10 +21,11 @@ from slipway.components.cloud.refusals import refusing
 from slipway.components.cloud.retries import is_transient, paced, retried
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
-from slipway.pipelines.config.config import RunConfig, vertex_of
+from slipway.pipelines.platforms.capabilities import BatchJob
 from slipway.pipelines.platforms.vertex import batch_files, batch_tables
 from slipway.pipelines.platforms.vertex.batch_files import Inputs, Results, called
 from slipway.pipelines.platforms.vertex.doctor import batch as checks
+from slipway.pipelines.platforms.vertex.settings import vertex_of
 from slipway.pipelines.platforms.vertex.submission import labels_of
 
 if TYPE_CHECKING:
@@ -49,19 +50,6 @@ ENDED = (*SUCCEEDED, "JOB_STATE_FAILED", "JOB_STATE_CANCELLED", "JOB_STATE_EXPIR
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What the command asks for; see its options."""
-
-    config: RunConfig
-    model: str
-    inputs: tuple[str, ...]
-    output: str
-    hardware: str
-    batch_size: int | None
-    key: str | None
-
-
-@dataclass(frozen=True)
 class Prepared:
     """A job that has passed the checks: its fields, the hash in its label, whether it runs on Spot VMs, its inputs."""
 
@@ -77,7 +65,7 @@ def pause() -> None:
     time.sleep(paced(POLL_SECONDS))
 
 
-def prepare(asked: Asked) -> Prepared:
+def prepare(asked: BatchJob) -> Prepared:
     """Check everything that Vertex AI would refuse later, without changing anything.
 
     Raises:
@@ -85,7 +73,7 @@ def prepare(asked: Asked) -> Prepared:
     """
     vertex = vertex_of(asked.config)
     connection = vertex.connection
-    machine, replicas = checks.machine(asked.hardware, vertex.region)
+    machine, replicas = checks.machine(asked.hardware or DEFAULT_HARDWARE, vertex.region)
     if not re.fullmatch(r"gs://[^/]+/.+", asked.output):
         raise UserError(
             f"The output {asked.output} is not a folder in a bucket.",

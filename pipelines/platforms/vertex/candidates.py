@@ -13,8 +13,9 @@ from slipway.components.cloud.refusals import refusing
 from slipway.components.cloud.retries import existing, retried
 from slipway.components.prepare_data.publishing.remembered import RUN_FILE
 from slipway.core.manifest import FILE_NAME as MANIFEST
-from slipway.pipelines.config.config import RunConfig, vertex_of
+from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.hardware.prices import vertex_bill
+from slipway.pipelines.platforms.vertex.settings import vertex_of
 
 if TYPE_CHECKING:
     from slipway.pipelines.images.images import Say
@@ -30,7 +31,7 @@ def candidates(config: RunConfig) -> tuple[RunConfig, ...]:
         return (config,)
     settings = vertex_of(config)
     regions = [settings.in_region(name) for name in (settings.region, *settings.regions)]
-    found = [config.on(hardware, region) for hardware in config.hardware_choices for region in regions]
+    found = [config.on(hardware, vertex=region) for hardware in config.hardware_choices for region in regions]
     if settings.order == "cheapest":
         found.sort(key=_price)
     return tuple(found)

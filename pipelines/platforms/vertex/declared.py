@@ -12,8 +12,9 @@ from typing import Any, ClassVar, Generic, Self, TextIO, TypeVar
 from slipway.components.cloud.connection import Connection
 from slipway.core.errors import UserError, nearest
 from slipway.core.values import JsonObject
-from slipway.pipelines.config.config import RunConfig, vertex_of
+from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.config.files import ConfigurationFile, Files
+from slipway.pipelines.platforms.vertex.settings import vertex_of
 from slipway.pipelines.platforms.vertex.submission import refusals
 from slipway.pipelines.terminal import confirm_deletion
 

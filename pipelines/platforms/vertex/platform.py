@@ -8,7 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from slipway.core.errors import UserError
+from slipway.pipelines.cleaning.platform import WithCleaning
+from slipway.pipelines.notification.platform import WithNotification
 from slipway.pipelines.platforms.base import RemotePlatform, Say
+from slipway.pipelines.platforms.capabilities import BatchJob, WithBatches, WithImages, WithSetup
+from slipway.pipelines.tuning.platform import WithSearch
 
 if TYPE_CHECKING:
     from slipway.components.cloud.connection import Connection
@@ -19,21 +23,18 @@ if TYPE_CHECKING:
     from slipway.pipelines.config.config import RunConfig
     from slipway.pipelines.hardware.prices import Bill
     from slipway.pipelines.images.images import Wanted
+    from slipway.pipelines.platforms.vertex.settings import VertexSettings
     from slipway.pipelines.runs.record import RunFolder, RunRecord, Watcher
     from slipway.pipelines.runs.running import Running
 
 
-class VertexPlatform(RemotePlatform):
+class VertexPlatform(RemotePlatform, WithBatches, WithCleaning, WithImages, WithNotification, WithSearch, WithSetup):
     """Tasks of Vertex AI Pipelines; the training is a custom job."""
 
     name = "vertex"
     title = "Vertex AI"
     trains_in_image = True
     mounts_buckets = True
-    sets_up = True
-    batches = True
-    searches = True
-    cleans = True
     extra = "cloud"
 
     def checks(self) -> Sequence[Check]:
@@ -54,7 +55,7 @@ class VertexPlatform(RemotePlatform):
     def candidates(self, config: RunConfig) -> Sequence[RunConfig]:
         from slipway.pipelines.platforms.vertex.candidates import candidates
 
-        return candidates(config) if config.vertex else (config,)
+        return candidates(config) if _settings(config) else (config,)
 
     def candidate_title(self, config: RunConfig) -> str:
         from slipway.pipelines.platforms.vertex.candidates import title_of
@@ -64,7 +65,8 @@ class VertexPlatform(RemotePlatform):
     def bill(self, config: RunConfig) -> Bill | None:
         from slipway.pipelines.hardware.prices import vertex_bill
 
-        return vertex_bill(config.parsed_hardware, config.vertex.region) if config.vertex else None
+        settings = _settings(config)
+        return vertex_bill(config.parsed_hardware, settings.region) if settings else None
 
     def check_notification(self, settings: NotifySettings, config: RunConfig) -> None:  # noqa: ARG002
         if settings.variable:
@@ -78,7 +80,7 @@ class VertexPlatform(RemotePlatform):
             )
 
     def connection(self, config: RunConfig) -> Connection:
-        from slipway.pipelines.config.config import vertex_of
+        from slipway.pipelines.platforms.vertex.settings import vertex_of
 
         return vertex_of(config).connection
 
@@ -88,41 +90,50 @@ class VertexPlatform(RemotePlatform):
         return access.setup(access.regions_settings(self.candidates(config)), apply=apply, as_json=as_json)
 
     def image(self, config: RunConfig) -> str | None:
-        return config.vertex.image if config.vertex else None
+        settings = _settings(config)
+        return settings.image if settings else None
 
     def image_context(self, context: Context) -> str:
-        settings = context.config.vertex
+        from slipway.pipelines.checks import NotApplicableError
+
+        settings = _settings(context.config)
         if settings is None or settings.image is not None:
-            return super().image_context(context)
-        from slipway.pipelines.images.images import check_builder, wanted_images
+            raise NotApplicableError("no image is built")
+        from slipway.pipelines.images.registry import check_builder
+        from slipway.pipelines.platforms.vertex.images import wanted_images
 
         check_builder(settings, settings.build.builder)
         images = wanted_images(context.config, lambda _line: None, without_git=not context.builds)
         return ", ".join(image.title for image in images.values())
 
     def builder(self, config: RunConfig) -> str:
-        from slipway.pipelines.config.config import vertex_of
+        from slipway.pipelines.platforms.vertex.settings import vertex_of
 
         return vertex_of(config).build.builder
 
     def wanted_images(self, config: RunConfig, say: Say) -> dict[str, Wanted]:
-        from slipway.pipelines.images.images import wanted_images
+        from slipway.pipelines.platforms.vertex.images import wanted_images
 
         return wanted_images(config, say)
 
     def build_images(self, config: RunConfig, log: TextIO, say: Say, builder: str | None) -> dict[str, str]:
-        from slipway.pipelines.images.images import ensure_images
+        from slipway.pipelines.platforms.vertex.images import ensure_images
 
         return ensure_images(config, log, say, builder).by_role()
 
     def compile_to(self, path: Path, config: RunConfig, say: Say) -> None:
-        from slipway.pipelines.images.images import known_images
+        from slipway.pipelines.platforms.vertex.images import known_images
         from slipway.pipelines.platforms.vertex.submission import compile_pipeline
 
         first, *others = self.candidates(config)
         if others:
             say(f"compiled for {self.candidate_title(first)}: only slipway run moves a run to another candidate")
         compile_pipeline(first, known_images(first, say), path)
+
+    def batch(self, job: BatchJob, *, dry_run: bool, no_wait: bool, cancel: bool, strict: bool, as_json: bool) -> None:
+        from slipway.pipelines.platforms.vertex import batch_command
+
+        batch_command.run(job, dry_run=dry_run, no_wait=no_wait, cancel=cancel, strict=strict, as_json=as_json)
 
     def cleaner(self, age: Age, configured: Callable[[], RunConfig]) -> Cleaner:
         from slipway.pipelines.platforms.vertex.cleaning import VertexCleaner
@@ -174,3 +185,9 @@ class VertexPlatform(RemotePlatform):
         from slipway.pipelines.platforms.vertex.run import VertexRun
 
         return VertexRun(folder).cancel()
+
+
+def _settings(config: RunConfig) -> VertexSettings | None:
+    from slipway.pipelines.platforms.vertex.settings import VertexSettings
+
+    return config.section(VertexSettings)

@@ -20,14 +20,15 @@ from slipway.components.page import completed
 from slipway.components.step import WorkFailed
 from slipway.components.train.tuning import SearchSettings
 from slipway.core.errors import UserError
-from slipway.pipelines.config.config import RunConfig, load, vertex_of
-from slipway.pipelines.config.search import settings_of
+from slipway.pipelines.config.config import RunConfig, load
 from slipway.pipelines.hardware.prices import Bill, of_machine, vertex_bill
 from slipway.pipelines.hardware.quotas import step_machine
-from slipway.pipelines.images.images import Images, Say, ensure_images
+from slipway.pipelines.images.images import Say
 from slipway.pipelines.platforms.vertex import submission
 from slipway.pipelines.platforms.vertex.access import uses_dataflow, with_dataflow
 from slipway.pipelines.platforms.vertex.candidates import bring, candidates, title_of
+from slipway.pipelines.platforms.vertex.images import Images, ensure_images
+from slipway.pipelines.platforms.vertex.settings import vertex_of
 from slipway.pipelines.platforms.vertex.tasks import RUNNING, steps_of, update
 from slipway.pipelines.runs import record as runs
 from slipway.pipelines.runs.budget import check_month, labels_of
@@ -42,6 +43,7 @@ from slipway.pipelines.runs.record import (
     Watcher,
 )
 from slipway.pipelines.table import STEPS, step_of
+from slipway.pipelines.tuning.search import settings_of
 from slipway.trainer.metrics.history import FILE_NAME as HISTORY_FILE
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
 from slipway.pipelines.checks import Context, NotApplicableError
 from slipway.pipelines.config.config import RunConfig
-from slipway.pipelines.config.search import check_same_machines
+from slipway.pipelines.tuning.search import check_same_machines
 from slipway.trainer.overrides import text_of
 
 # "Maximum number of trials in a study": https://cloud.google.com/ai-platform/optimizer/docs/quotas

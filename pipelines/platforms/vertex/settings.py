@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -11,8 +11,12 @@ from slipway.components.build_image.settings import BuildSettings
 from slipway.components.cloud.connection import SERVICES
 from slipway.components.cloud.rules import KEY, NETWORK, SUBMITTER
 from slipway.components.cloud.settings import AccountEmail, BucketUri, CloudSettings, PinnedImage
+from slipway.core.errors import UserError
 from slipway.pipelines.config.resources import VertexStepResources, check_vertex_steps
 from slipway.trainer.settings import Settings
+
+if TYPE_CHECKING:
+    from slipway.pipelines.config.config import RunConfig
 
 REGION = r"^[a-z]+-[a-z]+\d+$"
 
@@ -143,3 +147,28 @@ class VertexSettings(CloudSettings):
         own = self.regions[region]
         values = {name: value for name, value in own if value is not None}
         return self.model_copy(update={**values, "region": region, "endpoints": {**self.endpoints, **own.endpoints}})
+
+
+def vertex_of(config: RunConfig) -> VertexSettings:
+    """Return the section `vertex` of a configuration.
+
+    Raises:
+        UserError: The configuration has none.
+    """
+    if (settings := config.section(VertexSettings)) is not None:
+        return settings
+    from slipway.pipelines.config.config import no_section
+
+    fix = "--set vertex.project=PROJECT --set vertex.region=us-central1 --set vertex.bucket=gs://BUCKET"
+    raise no_section("vertex", "project, region and bucket", fix)
+
+
+def check_configuration(config: RunConfig) -> None:
+    """Raise UserError if an experiment has the name of the configuration, which is that of its pipelines."""
+    if vertex_of(config).experiment == config.name:
+        raise UserError(
+            "Vertex AI uses the run's name for the pipeline, so it cannot be the name of an experiment.",
+            setting="vertex.experiment",
+            value=config.name,
+            fix=f"--set vertex.experiment={config.name}-runs",
+        )

@@ -18,24 +18,25 @@ from kfp.dsl.pipeline_channel import PipelineArtifactChannel, PipelineParameterC
 
 from slipway import steps
 from slipway.components.build_image.component import build_image
+from slipway.components.deploy.settings import DeploySettings
 from slipway.components.notify.component import notify
-from slipway.components.notify.settings import ExitTask
+from slipway.components.notify.settings import ExitTask, NotifySettings
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.components.setup_access.component import setup_access
 from slipway.components.train.search import TRIALS
 from slipway.components.train.tuning import SearchSettings
 from slipway.core.values import JsonObject
-from slipway.pipelines.config.config import RunConfig, vertex_of
+from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.config.resources import VertexStepResources, resources_of
 from slipway.pipelines.hardware.quotas import step_machine
-from slipway.pipelines.images.images import Images
 from slipway.pipelines.parameters import Channels, with_parameters
 from slipway.pipelines.pipeline import training_steps
 from slipway.pipelines.platforms.steps import Champion, PlatformSteps
 from slipway.pipelines.platforms.vertex.access import access_settings, uses_dataflow, with_dataflow
 from slipway.pipelines.platforms.vertex.endpoints.files import FILES
+from slipway.pipelines.platforms.vertex.images import Images
 from slipway.pipelines.platforms.vertex.search import request
-from slipway.pipelines.platforms.vertex.settings import VertexSettings
+from slipway.pipelines.platforms.vertex.settings import VertexSettings, vertex_of
 from slipway.pipelines.platforms.vertex.submission import console_url, facts_of, serving_container
 from slipway.pipelines.table import STEPS, TASKS, Role, Task
 
@@ -96,7 +97,7 @@ class VertexSteps(PlatformSteps):
 
     def exit_tasks(self, config: RunConfig, run_id: str | PipelineParameterChannel) -> list[dsl.PipelineTask]:
         """Add Google's task for e-mail, and Slipway's for the other channels."""
-        settings = config.notify
+        settings = config.section(NotifySettings)
         tasks = []
         if settings and (settings.webhook or settings.topic):
             about = ExitTask(
@@ -223,9 +224,10 @@ class VertexSteps(PlatformSteps):
         )
 
     def deploy(self, config: RunConfig, registered: dsl.PipelineTask) -> dsl.PipelineTask | None:
-        if config.deploy is None:
+        settings = config.section(DeploySettings)
+        if settings is None:
             return None
-        deployment = FILES.read_one(config.deploy.endpoint).deployment
+        deployment = FILES.read_one(settings.endpoint).deployment
         artifact = registered.outputs["registered"]
         return self.add(steps.deploy_model, artifact, connection=self._connection, deployment=deployment)
 

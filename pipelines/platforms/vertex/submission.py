@@ -21,15 +21,15 @@ from slipway.components.register_model.model_registry import label
 from slipway.components.train.tuning import SearchSettings
 from slipway.core.errors import UserError
 from slipway.core.values import JsonObject
-from slipway.pipelines.config.config import RunConfig, vertex_of
+from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.hardware import validate_for
 from slipway.pipelines.hardware.placement import check_python
 from slipway.pipelines.hardware.quotas import DEFAULT_DISK_GB
 from slipway.pipelines.hardware.rules import WEEK
-from slipway.pipelines.images.images import Images
 from slipway.pipelines.parameters import values_of
 from slipway.pipelines.platforms.bucket import ARTIFACTS
-from slipway.pipelines.platforms.vertex.settings import VertexSettings
+from slipway.pipelines.platforms.vertex.images import Images
+from slipway.pipelines.platforms.vertex.settings import VertexSettings, vertex_of
 from slipway.pipelines.platforms.vertex.tasks import YAML_LOADER
 from slipway.serving.settings import container_spec
 from slipway.trainer.engines.table import ENGINES

@@ -21,7 +21,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from slipway.pipelines.cli.app import COMMANDS, LazyCommand, app
+from slipway.pipelines.cli.app import LazyCommand, LazyCommands, app
 from slipway.pipelines.cli.start import Outcome
 from slipway.pipelines.config.config import load
 from slipway.pipelines.hardware import compiled
@@ -36,6 +36,9 @@ DIGITS = Path("configs/digits.yaml").absolute()
 
 def invoke(*arguments: str, **environment: str):
     return CliRunner().invoke(app, list(arguments), prog_name="slipway", env=environment)
+
+
+COMMANDS = tuple(LazyCommands().commands.values())
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:

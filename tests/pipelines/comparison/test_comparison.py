@@ -12,10 +12,10 @@ import yaml
 
 from slipway.core.errors import UserError
 from slipway.pipelines.comparison.page import render
-from slipway.pipelines.comparison.selection import Row, differences, read, select
 from slipway.pipelines.config.config import validate
 from slipway.pipelines.runs import provenance
 from slipway.pipelines.runs.record import RunFolder, RunRecord, StepRecord
+from slipway.pipelines.selection.selection import Row, differences, read, select
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import pytest
 
 from slipway.core.errors import UserError
 from slipway.pipelines.comparison import diagnosis
-from slipway.pipelines.comparison.selection import Row
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.runs.record import RunFolder, RunRecord, StepRecord
+from slipway.pipelines.selection.selection import Row
 
 SECONDS = {"checkpoints": 6.0, "compiling": 2.0, "steps": 3.0, "other": 1.0}
 

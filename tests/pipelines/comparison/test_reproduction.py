@@ -14,9 +14,9 @@ from slipway.components.prepare_data.prepare import prepare
 from slipway.components.prepare_data.settings import DataSettings
 from slipway.core import integrity
 from slipway.pipelines.comparison.reproduction import Reproduction, compare
-from slipway.pipelines.comparison.selection import Row, read
 from slipway.pipelines.runs import provenance
 from slipway.pipelines.runs.record import RunFolder, RunRecord, StepRecord
+from slipway.pipelines.selection.selection import Row, read
 from tests.photographs import scene
 
 LOSSES = {10: 1.0, 20: 0.5, 30: 0.25}

@@ -14,6 +14,7 @@ import yaml
 from click.testing import Result
 from typer.testing import CliRunner
 
+from slipway import extensions
 from slipway.components.register_model.registry import Registry
 from slipway.core.errors import UserError, lowered
 from slipway.pipelines import doctor
@@ -229,6 +230,7 @@ def test_a_run_is_refused_by_the_first_check_that_fails_before_others_are_made(
 
     checks = (Check("one", fails, of_run=True), Check("two", lambda _: str(made.append(2)), of_run=True))
     monkeypatch.setattr(doctor, "GENERAL", checks)
+    monkeypatch.setattr(extensions, "installed", tuple)
     context = Context(validate(DIGITS, "the test"), platform_of("local"), False, tmp_path)
     with pytest.raises(UserError, match="the first"):
         doctor.refuse_on_failure(context)

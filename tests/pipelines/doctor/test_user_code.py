@@ -13,9 +13,9 @@ import pytest
 from slipway.core.errors import UserError
 from slipway.pipelines.checks import CheckWarning, Context, NotApplicableError
 from slipway.pipelines.config.config import validate
-from slipway.pipelines.config.search import settings_of
 from slipway.pipelines.doctor import user_code
 from slipway.pipelines.platforms.table import platform_of
+from slipway.pipelines.tuning.search import settings_of
 
 WRITES = "from slipway import training\ntraining.model_dir()\n"
 

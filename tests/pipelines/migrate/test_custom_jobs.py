@@ -13,8 +13,7 @@ import yaml
 
 from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig, load
-from slipway.pipelines.migrate import from_arguments, migrate
-from slipway.pipelines.migrate.migration import Migration
+from slipway.pipelines.migrate.migration import Migration, from_arguments, migrate
 
 IMAGE = "us-central1-docker.pkg.dev/my-project/r/train:1"
 POOL = {
@@ -86,7 +85,7 @@ def config_of(migration: Migration, folder: Path, *changes: str) -> RunConfig:
 @pytest.mark.slow
 @pytest.mark.parametrize("body", BODIES)
 def test_every_file_that_is_written_compiles_for_vertex_ai(body: str, tmp_path: Path) -> None:
-    from slipway.pipelines.images.images import Images
+    from slipway.pipelines.platforms.vertex.images import Images
     from slipway.pipelines.platforms.vertex.submission import compile_pipeline
 
     image = "us-docker.pkg.dev/p/r/i@sha256:" + "0" * 64

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from slipway.core.errors import UserError
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.hardware import parse, validate_for
-from slipway.pipelines.migrate import from_arguments, migrate
 from slipway.pipelines.migrate.command import show
 from slipway.pipelines.migrate.job import INPUT_KEYS, REPLICA_KEYS
+from slipway.pipelines.migrate.migration import from_arguments, migrate
 from slipway.pipelines.platforms.table import platform_of
 from slipway.pipelines.terminal import Terminal
 

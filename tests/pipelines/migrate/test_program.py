@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from slipway.core.errors import UserError
-from slipway.pipelines.migrate import from_arguments, migrate
 from slipway.pipelines.migrate.changes import changes_in
 from slipway.pipelines.migrate.command import save
 from slipway.pipelines.migrate.legacy_apis import LEGACY_APIS
+from slipway.pipelines.migrate.migration import from_arguments, migrate
 
 
 @pytest.fixture

@@ -21,11 +21,11 @@ from slipway.core.errors import UserError
 from slipway.pipelines.checks import CheckWarning, Context
 from slipway.pipelines.cli.app import app
 from slipway.pipelines.config.config import RunConfig, validate
-from slipway.pipelines.doctor import configuration as checked
 from slipway.pipelines.platforms.table import PLATFORMS
 from slipway.pipelines.runs import record as runs
 from slipway.pipelines.runs.record import Part, RunFolder, RunRecord, StepRecord
 from slipway.pipelines.tracking import mlflow, tracking
+from slipway.pipelines.tracking.checks import tracker
 from tests.fakes.http_service import Raw, Stream
 from tests.fakes.mlflow import FakeMlflow, StoredRun
 
@@ -306,10 +306,10 @@ def test_the_command_sends_no_rehearsal(folder: RunFolder, server: FakeMlflow, m
 
 def test_the_doctor_warns_of_a_server_that_does_not_respond(server: FakeMlflow) -> None:
     context = Context(configuration(server), PLATFORMS["local"])
-    assert checked.tracker(context) == f"MLflow at {server.url}"
+    assert tracker(context) == f"MLflow at {server.url}"
     server.stop()
     with pytest.raises(CheckWarning, match="could not be reached"):
-        checked.tracker(context)
+        tracker(context)
 
 
 # Answers that are not MLflow's; the last is only noticed where it is read.

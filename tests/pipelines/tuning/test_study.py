@@ -13,8 +13,8 @@ from optuna.samplers import BaseSampler
 
 from slipway.components.train.study import drawn, suggest
 from slipway.core.errors import UserError
-from slipway.pipelines.config import search
 from slipway.pipelines.config.config import RunConfig, validate
+from slipway.pipelines.tuning import search
 from slipway.pipelines.tuning import study as studies
 
 

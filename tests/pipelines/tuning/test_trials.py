@@ -20,15 +20,14 @@ import pytest
 
 from slipway.core.errors import UserError
 from slipway.pipelines.api import starting
-from slipway.pipelines.config import search
 from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.platforms.local import launch
 from slipway.pipelines.runs import lock
 from slipway.pipelines.runs import record as runs
 from slipway.pipelines.runs.deadline import deadline
 from slipway.pipelines.runs.record import ErrorRecord, RunFolder, RunRecord, StepRecord
+from slipway.pipelines.tuning import search, trials
 from slipway.pipelines.tuning import study as studies
-from slipway.pipelines.tuning import trials
 from slipway.pipelines.tuning.trials import Ended, Trials
 from slipway.trainer.config import ModelSettings
 from tests.pipelines.tuning.test_study import RATE, configuration

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from slipway.components.deploy.service import Endpoints
+from slipway.components.deploy.settings import DeploySettings
 from slipway.core.errors import UserError
 from slipway.pipelines.checks import Context, NotApplicableError
 from slipway.pipelines.platforms.vertex.doctor.project import Project
 from slipway.pipelines.platforms.vertex.doctor.quotas import PAGE, UNLIMITED
 from slipway.pipelines.platforms.vertex.endpoints.files import FILES, EndpointFile
+from slipway.pipelines.platforms.vertex.settings import VertexSettings, vertex_of
 
 
 def deployment(context: Context) -> str:
     """The endpoint file of the section `deploy` exists and is of the run's project, region and model."""
     file = _file(context)
-    ours, theirs = context.config.vertex, file.config.vertex
-    assert theirs is not None  # checked when the file was read
+    ours, theirs = context.config.section(VertexSettings), vertex_of(file.config)
     place = f"{theirs.project} in {theirs.region}"
     if ours is not None and (ours.project, ours.region) != (theirs.project, theirs.region):
         raise UserError(
@@ -81,6 +82,7 @@ def quota(context: Context, file: EndpointFile | None = None) -> str:
 
 def _file(context: Context) -> EndpointFile:
     """Return the endpoint file of the run's section `deploy`."""
-    if context.config.deploy is None:
+    settings = context.config.section(DeploySettings)
+    if settings is None:
         raise NotApplicableError("the run deploys nothing")
-    return FILES.read_one(context.config.deploy.endpoint, context.folder / FILES.folder)
+    return FILES.read_one(settings.endpoint, context.folder / FILES.folder)

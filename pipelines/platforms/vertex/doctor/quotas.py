@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING
 from slipway.components.cloud.retries import retried
 from slipway.core.errors import UserError
 from slipway.pipelines.checks import Context, NotApplicableError
-from slipway.pipelines.config.config import RunConfig, vertex_of
+from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.config.resources import resources_of
 from slipway.pipelines.hardware.catalogue import load
 from slipway.pipelines.hardware.placement import nearest_region
 from slipway.pipelines.hardware.quotas import machine_quotas, step_machine
 from slipway.pipelines.platforms.vertex.doctor.project import Project
+from slipway.pipelines.platforms.vertex.settings import vertex_of
 from slipway.pipelines.table import STEPS
 
 if TYPE_CHECKING:
     from kfp.pipeline_spec.pipeline_spec_pb2 import DagSpec
 
-    from slipway.pipelines.images.images import Images
+    from slipway.pipelines.platforms.vertex.images import Images
 
 SERVICE = "aiplatform.googleapis.com/"
 PAGE = "https://console.cloud.google.com/iam-admin/quotas?project={project}"
@@ -134,7 +135,8 @@ def _images(config: RunConfig) -> Images:
     """Return images for a pipeline that is not run, with the step build_image if the run may have it."""
     from slipway.components.build_image.build import ImageRequest
     from slipway.components.build_image.cloud_build import CloudBuildSettings, Source
-    from slipway.pipelines.images.images import Images, VerifiedBuild
+    from slipway.pipelines.images.registry import VerifiedBuild
+    from slipway.pipelines.platforms.vertex.images import Images
 
     settings = vertex_of(config)
     if settings.image is not None or settings.build.builder != "cloud-build":

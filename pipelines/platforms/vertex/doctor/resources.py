@@ -28,6 +28,7 @@ from slipway.pipelines.checks import CheckWarning, Context, NotApplicableError
 from slipway.pipelines.hardware.quotas import DEFAULT_DISK_GB
 from slipway.pipelines.images.inspection import check_boot, check_driver
 from slipway.pipelines.platforms.vertex.doctor.project import Project
+from slipway.pipelines.platforms.vertex.settings import VertexSettings
 from slipway.pipelines.platforms.vertex.submission import check_serving_image, facts_of
 
 # Vertex AI's, whose title in the console has been Agent Platform API since 2026.
@@ -42,7 +43,7 @@ MAX_OBJECTS = 10_000
 
 def serving_image(context: Context) -> str:
     """An image can serve the registered model: the configured one, or one that is built."""
-    settings = context.config.vertex
+    settings = context.config.section(VertexSettings)
     if settings is None:
         raise NotApplicableError("the section vertex is missing")
     check_serving_image(settings, context.config)

@@ -9,9 +9,10 @@ from pathlib import Path
 from slipway.components.cloud.connection import Connection
 from slipway.components.deploy.settings import Deployment, EndpointSettings
 from slipway.core.errors import UserError
-from slipway.pipelines.config.config import load, vertex_of
+from slipway.pipelines.config.config import load
 from slipway.pipelines.config.files import ConfigurationFile, Files, errors_in
 from slipway.pipelines.platforms.vertex.endpoints.machines import ServingMachine, machine_of
+from slipway.pipelines.platforms.vertex.settings import vertex_of
 
 
 @dataclass(frozen=True)

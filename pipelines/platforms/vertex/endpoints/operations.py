@@ -14,7 +14,6 @@ from slipway.components.deploy.service import NAME_LABEL, PREVIOUS, ROLLOUT, End
 from slipway.components.deploy.settings import EndpointSettings
 from slipway.core.values import JsonObject
 from slipway.pipelines.checks import Check, Context, examine_in_parallel, refuse
-from slipway.pipelines.config.config import vertex_of
 from slipway.pipelines.platforms.vertex.declared import Declared, Difference, Result, Say, number_of
 from slipway.pipelines.platforms.vertex.endpoints.difference import (
     ENDPOINT_FIELDS,
@@ -27,6 +26,7 @@ from slipway.pipelines.platforms.vertex.endpoints.difference import (
 from slipway.pipelines.platforms.vertex.endpoints.files import FILES, EndpointFile
 from slipway.pipelines.platforms.vertex.endpoints.machines import list_price
 from slipway.pipelines.platforms.vertex.platform import VertexPlatform
+from slipway.pipelines.platforms.vertex.settings import vertex_of
 from slipway.pipelines.platforms.vertex.submission import refusals
 from slipway.pipelines.runs.running import Running
 

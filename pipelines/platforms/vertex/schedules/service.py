@@ -18,11 +18,11 @@ from slipway.components.cloud.refusals import is_answer
 from slipway.components.cloud.retries import existing, retried
 from slipway.core.errors import UserError
 from slipway.pipelines.checks import Context
-from slipway.pipelines.config.config import RunConfig, vertex_of
+from slipway.pipelines.config.config import RunConfig
 from slipway.pipelines.doctor import refuse_on_failure
-from slipway.pipelines.images.images import ensure_images, known_images
 from slipway.pipelines.platforms.vertex.candidates import candidates, title_of
 from slipway.pipelines.platforms.vertex.declared import Declared, Difference, Say, number_of
+from slipway.pipelines.platforms.vertex.images import ensure_images, known_images
 from slipway.pipelines.platforms.vertex.platform import VertexPlatform
 from slipway.pipelines.platforms.vertex.schedules.difference import (
     NAME_PREFIX,
@@ -41,6 +41,7 @@ from slipway.pipelines.platforms.vertex.schedules.result import (
     ScheduleResult,
     scheduled_run,
 )
+from slipway.pipelines.platforms.vertex.settings import vertex_of
 from slipway.pipelines.platforms.vertex.submission import compile_pipeline, pipeline_job
 
 if TYPE_CHECKING:
@@ -223,7 +224,7 @@ def _check(file: ScheduleFile, say: Say) -> None:
             allowed="a time in the future, or none",
             fix=f"correct end in {file.path}, or slipway schedule delete {file.name}",
         )
-    first = file.config.on(file.config.parsed_hardware, vertex_of(file.config))
+    first = file.config.on(file.config.parsed_hardware, vertex=vertex_of(file.config))
     if len(candidates(file.config)) > 1:
         say(f"its runs are on {title_of(first)} only: without quota or capacity, none continues elsewhere")
     for warning in refuse_on_failure(Context(first, VertexPlatform()), submitting=True):

@@ -16,9 +16,9 @@ from optuna.storages.journal import JournalFileBackend
 from slipway.components.train.trainjob.search import FILE_NAME, STUDY
 from slipway.components.train.tuning import TuneSettings
 from slipway.pipelines.config.config import RunConfig
-from slipway.pipelines.config.search import settings_of
 from slipway.pipelines.platforms.kubeflow import launch
 from slipway.pipelines.runs.record import RunRecord
+from slipway.pipelines.tuning.search import settings_of
 from tests.components.train.conftest import grant, meanwhile
 from tests.fakes.kubeflow import FakeKubeflow
 from tests.fakes.kubeflow_steps import KubeflowSteps

@@ -11,9 +11,9 @@ import pytest
 from slipway.core.errors import UserError
 from slipway.pipelines.checks import Context
 from slipway.pipelines.config.config import RunConfig, validate
-from slipway.pipelines.config.search import settings_of
 from slipway.pipelines.platforms.table import platform_of
 from slipway.pipelines.platforms.vertex import search
+from slipway.pipelines.tuning.search import settings_of
 from tests.fakes.google import FakeGoogle
 from tests.pipelines.platforms.vertex.conftest import Slipway
 

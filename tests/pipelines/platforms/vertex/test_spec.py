@@ -224,7 +224,7 @@ def test_only_searches_import_the_library_of_vertex_ai() -> None:
 
 def test_dataflow_runs_in_the_runs_project_as_its_account(tmp_path):
     from slipway.pipelines.config.config import validate
-    from slipway.pipelines.images.images import Images
+    from slipway.pipelines.platforms.vertex.images import Images
     from slipway.pipelines.platforms.vertex.steps import VertexSteps
 
     vertex = {**VERTEX, "labels": {"team": "vision"}, "endpoints": {"dataflow": "dataflow.p.internal"}}

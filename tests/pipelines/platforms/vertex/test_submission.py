@@ -101,7 +101,7 @@ def test_a_run_on_a_tpu_slice(google: FakeGoogle, tmp_path: Path, monkeypatch: p
 def submit_in_process(hardware: str | None = None) -> Any:
     """Submit run.yaml without watching; return the run."""
     from slipway.pipelines.config.config import load
-    from slipway.pipelines.images.images import Images
+    from slipway.pipelines.platforms.vertex.images import Images
     from slipway.pipelines.platforms.vertex.run import VertexRun
     from slipway.pipelines.runs import record as runs
 

@@ -331,7 +331,7 @@ def test_cpus_are_counted_at_the_peak_of_the_run(ready, tmp_path, hardware, plac
 
 def test_a_run_stays_within_the_quotas_that_the_doctor_counted(ready, tmp_path):
     """The fake refuses the first job that exceeds a quota."""
-    from slipway.pipelines.images.images import Images
+    from slipway.pipelines.platforms.vertex.images import Images
     from slipway.pipelines.platforms.vertex.submission import compile_pipeline, pipeline_job, submit
 
     asked = subject(ready, tmp_path, "cpu*4", steps={"prepare_data": {"memory": "32G", "disk": "500G"}})

@@ -26,13 +26,14 @@ def update(
     as_json: Json = False,
 ) -> None:
     """Read Google Cloud's list prices, with the project of the configuration, and write the table that costs use."""
+    from slipway.components.cloud.settings import CloudSettings
     from slipway.core.atomic import replace_file
     from slipway.core.paths import in_project
-    from slipway.pipelines.hardware import billing
     from slipway.pipelines.hardware import prices as used
+    from slipway.pipelines.prices import billing
 
     configuration = configured(None, config, overrides)
-    settings = configuration.vertex or configuration.tpu
+    settings = configuration.section(CloudSettings)
     if settings is None:
         raise UserError(
             "The list prices are read with a project of Google Cloud, and the configuration names none.",

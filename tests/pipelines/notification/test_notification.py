@@ -8,7 +8,7 @@ import pytest
 
 from slipway.components.notify import channels
 from slipway.pipelines.config.config import validate
-from slipway.pipelines.runs.notification import notify
+from slipway.pipelines.notification.notification import notify
 from slipway.pipelines.runs.record import Part, RunRecord, StepRecord
 
 STEPS = ("prepare_data", "train", "evaluate", "register_model")

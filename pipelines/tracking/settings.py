@@ -8,7 +8,7 @@ from slipway.trainer.settings import Settings
 
 # Without user and password, which would be in the run's folder.
 SERVER = r"^https?://[^\s@/]+(/[^\s@]*)?$"
-FORM = "must be the address of a server, without user and password, such as http://localhost:5000"
+FORMS = {SERVER: "must be the address of a server, without user and password, such as http://localhost:5000"}
 
 
 class TrackSettings(Settings):

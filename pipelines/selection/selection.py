@@ -11,11 +11,12 @@ from typing import Any
 
 import yaml
 
+from slipway import extensions
 from slipway.core.errors import UserError, nearest
 from slipway.core.values import JsonObject, by_option, leaves, number
-from slipway.pipelines.comparison import captured
 from slipway.pipelines.runs import provenance
 from slipway.pipelines.runs.record import RunFolder, RunRecord
+from slipway.pipelines.selection import captured
 
 # Longer operators first: they begin with a shorter one.
 OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
@@ -29,8 +30,6 @@ OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
 CONDITION = re.compile(rf"\s*([\w.-]+?)\s*({'|'.join(OPERATORS)})\s*(.+?)\s*")
 # What a run is selected by beside its metrics and settings.
 FACTS = ("run", "status", "verdict", "seconds", "cost", "created", "platform", "data", "commit")
-# Sections that make no difference to what a run trains.
-NOT_COMPARED = ("tune", "track", "notify")
 
 
 @dataclass(frozen=True)
@@ -162,7 +161,8 @@ def described(rows: Sequence[Row]) -> list[Row]:
 
 def differences(settings: Sequence[Mapping[str, object]]) -> list[str]:
     """Return the names of the settings that are not the same in all runs, also of those that only some have."""
-    names = sorted({name for each in settings for name in each if name.partition(".")[0] not in NOT_COMPARED})
+    irrelevant = {section.name for section in extensions.sections() if not section.affects_training}
+    names = sorted({name for values in settings for name in values if name.partition(".")[0] not in irrelevant})
     return [name for name in names if len({repr(each.get(name)) for each in settings}) > 1]
 
 

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import socket
 
+from slipway.components.cloud.settings import CloudSettings
 from slipway.components.notify.notice import DriftNotice, Notice
+from slipway.components.notify.settings import NotifySettings
 from slipway.pipelines.config.config import RunConfig
-from slipway.pipelines.runs.record import RunRecord
+from slipway.pipelines.runs.observers import Observer, Say
+from slipway.pipelines.runs.record import RunFolder, RunRecord
 
 NO_MAIL = "E-mail is sent only for runs on Vertex AI."
+
+
+class Notification(Observer):
+    """Notifies of runs that have ended on this machine."""
+
+    def ended(self, folder: RunFolder, config: RunConfig, record: RunRecord, say: Say) -> None:  # noqa: ARG002
+        for problem in notify(config, record):
+            say(f"warning: not everyone was notified: {problem}")
 
 
 def notify(config: RunConfig, record: RunRecord) -> list[str]:
@@ -18,20 +29,20 @@ def notify(config: RunConfig, record: RunRecord) -> list[str]:
     step, such as a trial of a search, is a part of something larger.
     """
     is_part = record.part is not None and record.part.last != record.steps[-1].name
-    if config.notify is None or record.rehearsal or is_part or record.status not in ("succeeded", "failed"):
+    if record.rehearsal or is_part or record.status not in ("succeeded", "failed"):
         return []
     return notify_of(config, notice_of(record))
 
 
 def notify_of(config: RunConfig, notice: Notice | DriftNotice) -> list[str]:
     """Send a notice from this machine to those whom a configuration names; return what went wrong."""
-    if config.notify is None:
+    settings, cloud = config.section(NotifySettings), config.section(CloudSettings)
+    if settings is None:
         return []
     from slipway.components.notify.channels import send
 
-    endpoints = config.vertex.endpoints if config.vertex else {}
-    problems = [NO_MAIL] if config.notify.email else []
-    return problems + send(config.notify, notice, endpoints)
+    problems = [NO_MAIL] if settings.email else []
+    return problems + send(settings, notice, cloud.endpoints if cloud else {})
 
 
 def notice_of(record: RunRecord) -> Notice:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from slipway.pipelines.cli.app import app
-from slipway.pipelines.hardware import billing, parse, prices
+from slipway.pipelines.hardware import parse, prices
+from slipway.pipelines.prices import billing
 from tests.fakes.billing import COMPUTE, SERVICE, SKUS, sku
 from tests.fakes.google import PROJECT, FakeGoogle
 from tests.pipelines.hardware.test_prices import TABLE

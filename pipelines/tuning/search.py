@@ -24,7 +24,7 @@ def settings_of(config: RunConfig) -> SearchSettings:
     Raises:
         UserError: There is none, or the metric's direction is not known.
     """
-    tune = config.tune
+    tune = config.section(TuneSettings)
     if tune is None:
         fix = "--set 'tune.parameters={train.learning_rate: {low: 0.0001, high: 0.1, scale: log}}'"
         raise no_section("tune", ", ".join(TuneSettings.model_fields), fix)

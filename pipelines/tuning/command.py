@@ -16,12 +16,15 @@ from slipway.pipelines.cli.targets import Target, show_cost, show_warnings
 from slipway.pipelines.options import Configuration, ConfigurationFile, Hardware, Json, Overrides, configuration_path
 from slipway.pipelines.platforms.table import DEFAULT, PLATFORMS, platform_of
 from slipway.pipelines.terminal import EXIT_INTERRUPTED, console, error_console, user_errors
+from slipway.pipelines.tuning.platform import WithSearch
 
 if TYPE_CHECKING:
     import optuna
 
     from slipway.components.train.tuning import SearchSettings
     from slipway.pipelines.tuning.trials import Ended
+
+SEARCHED = [DEFAULT, *(name for name, platform in PLATFORMS.items() if isinstance(platform, WithSearch))]
 
 
 @user_errors
@@ -47,21 +50,23 @@ def tune(
     """
     from slipway.components.train.study import drawn
     from slipway.pipelines.api import starting
-    from slipway.pipelines.config import search
     from slipway.pipelines.config.config import load
     from slipway.pipelines.platforms.local.forkserver import run_starter
     from slipway.pipelines.platforms.local.launch import stop_on_signals
     from slipway.pipelines.runs import record as runs
-    from slipway.pipelines.tracking.tracking import tracked_study
+    from slipway.pipelines.runs.observers import observers
+    from slipway.pipelines.tuning import search, trials
     from slipway.pipelines.tuning import study as studies
-    from slipway.pipelines.tuning import trials
 
-    if target != DEFAULT and not platform_of(target).searches:
+    platform = platform_of(target)
+    if target != DEFAULT and not isinstance(platform, WithSearch):
         raise UserError(
-            f"slipway tune does not search on {platform_of(target).title}.",
+            f"slipway tune does not search on {platform.title}.",
             setting="--target",
             value=target,
-            allowed=spoken([DEFAULT, *(name for name, platform in PLATFORMS.items() if platform.searches)]),
+            allowed=spoken(
+                [DEFAULT, *(name for name, platform in PLATFORMS.items() if isinstance(platform, WithSearch))]
+            ),
             fix="slipway tune, on this machine",
         )
     if continued and target != DEFAULT:
@@ -79,21 +84,22 @@ def tune(
     outcome = Outcome(error_console if as_json else console, as_json=as_json)
     if target != DEFAULT and settings.trial_hours is not None:
         raise UserError(
-            f"tune.trial_hours is for trials on this machine; on {platform_of(target).title}, it has no effect.",
+            f"tune.trial_hours is for trials on this machine; on {platform.title}, it has no effect.",
             setting="tune.trial_hours",
             value=settings.trial_hours,
             fix="--set tune.trial_hours=null; on Vertex AI, +timeout=2h of the hardware limits a trial",
         )
-    if target != DEFAULT:
+    if isinstance(platform, WithSearch):
         show_warnings(starting.check(configuration, target, submitting=True, search=settings, say=outcome.say))
         show_cost(configuration, target, outcome.say, settings.trials)
-        outcome.of_remote(platform_of(target).tune(configuration, settings, outcome.say), wait=not no_wait)
+        outcome.of_remote(platform.tune(configuration, settings, outcome.say), wait=not no_wait)
         return
     show_warnings(starting.check(configuration, DEFAULT, search=settings))
     with contextlib.ExitStack() as contexts:
         contexts.enter_context(studies.locked(configuration))
         study, prepared = trials.begin(configuration, settings, outcome.say, continued=continued)
-        contexts.enter_context(tracked_study(configuration, study.study_name, outcome.say))
+        for observer in observers():
+            contexts.enter_context(observer.searching(configuration, study.study_name, outcome.say))
         forks = run_starter(configuration, platform_of(DEFAULT))
         with stop_on_signals() as stop, forks as starter:
             base = prepared or trials.prepare(configuration, study, outcome.say)

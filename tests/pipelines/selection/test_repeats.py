@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scipy import stats
 
-from slipway.pipelines.comparison.repeats import over_runs
+from slipway.pipelines.selection.repeats import over_runs
 
 
 def test_the_interval_is_students() -> None:

@@ -1,0 +1,24 @@
+"""Compare runs, and train them again to compare the results."""
+
+from slipway.extensions import Command, Extension
+
+EXTENSION = Extension(
+    "compare",
+    commands=(
+        Command(
+            "Train", "reproduce", "slipway.pipelines.comparison.commands:reproduce",
+            "Prepare and train a run again from its record, and compare data, checkpoints and weights bit for bit.",
+            ("slipway reproduce latest", "slipway reproduce RUN --verify"),
+        ),
+        Command(
+            "Follow runs", "compare", "slipway.pipelines.comparison.commands:compare",
+            "Write a page that compares runs: metrics, settings that differ, learning curves, data, code and time.",
+            ("slipway compare RUN RUN", "slipway compare --where train.engine=jax"),
+        ),
+        Command(
+            "Follow runs", "diagnose", "slipway.pipelines.comparison.commands:diagnose",
+            "Say where the time of a training on this machine went, and the setting that would save most.",
+            ("slipway diagnose", "slipway diagnose RUN --try"),
+        ),
+    ),
+)  # fmt: skip

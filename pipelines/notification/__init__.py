@@ -1,0 +1,1 @@
+"""Notify people and programs of the outcome of runs."""

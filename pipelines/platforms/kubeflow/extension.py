@@ -1,0 +1,18 @@
+"""Kubeflow: runs on a Kubernetes cluster, with TrainJobs."""
+
+from slipway.extensions import Extension, Section
+
+EXTENSION = Extension(
+    "kubeflow",
+    packages=("slipway.components.train.trainjob",),
+    requires=("google", "notify", "tune"),
+    sections=(
+        Section(
+            "kubeflow",
+            "slipway.pipelines.platforms.kubeflow.settings:KubeflowSettings",
+            "A Kubeflow cluster; required for `--target kubeflow`.",
+            forms="slipway.pipelines.config.kubernetes:WORDS",
+        ),
+    ),
+    platforms=("slipway.pipelines.platforms.kubeflow.platform:KubeflowPlatform",),
+)

@@ -1,0 +1,25 @@
+"""Cloud TPU VMs: runs on this machine that train there."""
+
+from slipway.extensions import Command, Extension, Section
+
+EXTENSION = Extension(
+    "tpu",
+    packages=("slipway.components.train.tpu",),
+    requires=("google", "vertex", "clean"),
+    sections=(
+        Section(
+            "tpu",
+            "slipway.components.train.tpu.settings:TpuSettings",
+            "Cloud TPU VMs; required for `--target tpu`.",
+            forms="slipway.components.cloud.rules:FORMS",
+        ),
+    ),
+    platforms=("slipway.pipelines.platforms.tpu.platform:TpuPlatform",),
+    commands=(
+        Command(
+            "Follow runs", "tpu", "slipway.pipelines.platforms.tpu.commands:app",
+            "List and delete the Cloud TPUs that runs with --target tpu have requested.",
+            ("slipway tpu list -c my.yaml", "slipway tpu delete slipway-digits-1-1"),
+        ),
+    ),
+)  # fmt: skip

@@ -1,0 +1,1 @@
+"""`slipway prices`: the list prices by which costs are estimated."""

@@ -1,0 +1,1 @@
+"""Runs as they are listed: selected, sorted and compared by their settings and metrics."""

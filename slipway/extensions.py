@@ -1,0 +1,144 @@
+"""Extensions: what adds settings, commands, platforms, checks, data sources or trackers to Slipway's core.
+
+An extension is a folder with everything of its own and a module `extension.py` that defines `EXTENSION`. Slipway's own
+are the rows of `MODULES`; those of other packages are their entry points in the group `slipway.extensions`, such as
+`mine = "mine.extension:EXTENSION"`. The core imports no extension: what a row refers to is imported when it is used.
+A folder that was deleted is no extension any more.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+GROUP = "slipway.extensions"
+# The modules of Slipway's extensions, and the sections of the configuration that they own.
+MODULES: Mapping[str, tuple[str, ...]] = {
+    "slipway.pipelines.tuning.extension": ("tune",),
+    "slipway.pipelines.notification.extension": ("notify",),
+    "slipway.pipelines.tracking.extension": ("track",),
+    "slipway.pipelines.comparison.extension": (),
+    "slipway.pipelines.cleaning.extension": (),
+    "slipway.pipelines.migrate.extension": (),
+    "slipway.pipelines.platforms.vertex.extension": ("deploy", "vertex"),
+    "slipway.pipelines.platforms.kubeflow.extension": ("kubeflow",),
+    "slipway.pipelines.platforms.tpu.extension": ("tpu",),
+    "slipway.pipelines.prices.extension": (),
+}
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of the configuration.
+
+    Attributes:
+        name: Its key in the file.
+        settings: Its settings class, a `slipway.trainer.settings.Settings`, as "module:Class".
+        description: What it is for, in the documentation and the JSON Schema.
+        check: A function that receives the whole configuration if it has the section, as "module:function", and raises
+            UserError for what contradicts it; "" for none.
+        forms: The patterns of its settings and what they demand, in words, as "module:MAPPING"; "" for none.
+        secrets: The names of settings whose values no error shows.
+        affects_training: Whether its settings make a difference to what a run trains.
+    """
+
+    name: str
+    settings: str
+    description: str
+    check: str = ""
+    forms: str = ""
+    secrets: tuple[str, ...] = ()
+    affects_training: bool = True
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command, or a group of commands, of `slipway`.
+
+    Attributes:
+        panel: The title above it in `slipway --help`.
+        name: Its name.
+        source: Its function, or the `typer.Typer` of a group, as "module:function".
+        help: The first paragraph of its help, which is that of the function's docstring.
+        examples: The lines below its help.
+    """
+
+    panel: str
+    name: str
+    source: str
+    help: str
+    examples: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Extension:
+    """What an extension adds. References are "module:name" and are imported when they are used.
+
+    Attributes:
+        name: Its name.
+        packages: The packages and modules that belong to it, besides its own folder.
+        requires: The names of the extensions that it imports.
+        sections: Its sections of the configuration.
+        commands: Its commands.
+        platforms: Classes of `slipway.pipelines.platforms.base.Platform`.
+        checks: Tuples of `slipway.pipelines.checks.Check`, which the doctor makes on every platform.
+        observers: Classes of `slipway.pipelines.runs.observers.Observer`, such as trackers.
+        sources: Rows of `slipway.components.prepare_data.sources.SOURCES`.
+    """
+
+    name: str
+    packages: tuple[str, ...] = ()
+    requires: tuple[str, ...] = ()
+    sections: tuple[Section, ...] = ()
+    commands: tuple[Command, ...] = ()
+    platforms: tuple[str, ...] = ()
+    checks: tuple[str, ...] = ()
+    observers: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+
+
+def load(reference: str) -> Any:
+    """Return what a reference "module:name" names."""
+    module, _, name = reference.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+@functools.cache
+def installed() -> tuple[Extension, ...]:
+    """Return the extensions: Slipway's in the order of `MODULES`, then those of other packages by name."""
+    return (*_own(), *_others())
+
+
+def _own() -> Iterator[Extension]:
+    for module in MODULES:
+        try:
+            yield importlib.import_module(module).EXTENSION
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+                raise
+
+
+def _others() -> list[Extension]:
+    """Return those of other packages; `importlib.metadata` takes longer to import than to see that there are none."""
+    files = (path for folder in sys.path for path in Path(folder).glob("*-info/entry_points.txt"))
+    if not any(f"[{GROUP}]" in path.read_text(encoding="utf-8", errors="replace") for path in files):
+        return []
+    from importlib.metadata import entry_points
+
+    return [point.load() for point in sorted(entry_points(group=GROUP), key=lambda point: point.name)]
+
+
+def sections() -> tuple[Section, ...]:
+    """Return the sections of the configuration that extensions add."""
+    return tuple(section for extension in installed() for section in extension.sections)
+
+
+def owner(section: str) -> str | None:
+    """Return the folder of Slipway's extension that owns a section of the configuration; None if none does."""
+    module = next((module for module, sections in MODULES.items() if section in sections), None)
+    return module and module.rpartition(".")[0]
